@@ -1,82 +1,51 @@
-"""Whether a hang is named. python -m benchmarks.hangs [--hosts local:3x1] [--tries 5] [--seconds 10]
+"""Is a hang named, and is a slow job let alone? On the test cluster, or on pretend hosts.
+
+    .venv/bin/python -m benchmarks.hangs --cluster --rows rows.jsonl        # 3 programs x 8 faults x 5 tries
+    .venv/bin/python -m benchmarks.hangs --cluster --rows rows.jsonl --seconds auto --tries 1
+    .venv/bin/python -m benchmarks.hangs --cluster --rows rows.jsonl --faults alone saves --lasts 300
+    .venv/bin/python -m benchmarks.hangs --rows rows.jsonl --page           # the results file and the page
 
 For each kind of program (a workload of Muster's own, a script under torchrun, a script with DeepSpeed's
-engine) and each fault: a job of three ranks trains, one of them gets the fault in the middle, and the verdict
-is held against what was done. The faults computes, alone and announced are none: jobs that are slow for
-`--lasts` seconds, where nothing may be found. Prints a table, and with --out writes it as JSON.
+engine) and each fault: a job of three hosts with a rank each trains, one of them gets the fault in the middle
+(benchmarks/hangs_inside.py), and the verdict is held against what was done. Rows are written as they come,
+and what is there already is not tried again.
+
+  host  every process of a host is stopped, the agent and ssh as well
+  cut   packets between a host and the other hosts go nowhere, while the controller still reaches all
+  pair  the same between two hosts alone
+  gone  a host is cut from everything
+
+Of a host that is stopped or cut the host is to be named, of a pair one of both, or both; else the rank, for
+certain. The healthy ones are slow for `--lasts` seconds, and nothing may be found.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import random
+import shutil
+import statistics
 import subprocess
 import sys
 import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from benchmarks.hardware import processor
+from tests.cluster.cluster import Cluster
 
-# It runs as `sitecustomize` in each process, as the site's own file might: FAULT=KIND:RANK:STEP.
-PLANTED = """
-import os, signal, sys, time
-kind, rank, at = (os.environ.get("FAULT", "") + "::").split(":")[:3]
-me = os.environ.get("RANK")
-count = 0
-
-def blocked():
-    path = "/tmp/muster-hang-%d" % os.getpid()
-    os.mkfifo(path)
-    os.open(path, os.O_RDONLY)
-
-def loop():
-    number = 0
-    while True:
-        number += 1
-
-def long():
-    end, step = time.time() + float(at.partition("/")[2] or 20), 0
-    import torch
-    while time.time() < end:
-        for width in (64, 96, 128):
-            torch.nn.functional.gelu(torch.randn(width, width)) @ torch.randn(width, width)
-
-def hook(optimizer, args, kwargs):
-    global count
-    count += 1
-    if count != int(at.partition("/")[0]):
-        return
-    import torch, torch.distributed as dist
-    mine = me == rank
-    print("fault %s" % kind, time.time(), flush=True)
-    if kind == "skip" and not mine:
-        dist.barrier()
-    if kind == "differ":
-        dist.broadcast(torch.ones(5), 0) if mine else dist.all_reduce(torch.ones(3))
-    if kind == "announced":
-        import muster
-        with muster.phase("a long step"):
-            time.sleep(float(at.partition("/")[2] or 20))
-    if kind == "computes":
-        long()
-    if mine and kind == "stop":
-        os.kill(os.getpid(), signal.SIGSTOP)
-    if mine and kind == "sleep":
-        time.sleep(10000)
-    if mine and kind == "loop":
-        loop()
-    if mine and kind == "pipe":
-        blocked()
-    if mine and kind == "alone":
-        long()
-
-if kind and me:
-    from torch.optim.optimizer import register_optimizer_step_pre_hook
-    register_optimizer_step_pre_hook(hook)
-"""
+ROOT = Path(__file__).resolve().parents[1]
+RESULTS = ROOT / "benchmarks" / "results" / "hangs.json"
+PAGE, START, END = ROOT / "docs" / "hang.md", "<!-- tries -->", "<!-- end of tries -->"
 TORCHRUN = """
 import os, time, torch, torch.distributed as dist
 dist.init_process_group("gloo")
@@ -131,117 +100,340 @@ OWN = {
     "launch": {"device": "cpu", "threads": 1},
 }  # fmt: skip
 KINDS = ("own", "torchrun", "deepspeed")
-FAULTS = ("stop", "loop", "sleep", "pipe", "skip", "differ")
-HEALTHY = ("computes", "alone", "announced")
+FAULTS = {
+    "stop": "a rank gets SIGSTOP", "host": "a whole host is stopped", "loop": "an endless loop of Python",
+    "sleep": "`time.sleep`", "pipe": "a pipe that nobody writes to", "skip": "a rank skips an all-reduce",
+    "differ": "a rank is in another collective", "cut": "a host cut from the other hosts",
+}  # fmt: skip
+FURTHER = {
+    "frozen": "a disk that takes nothing", "pair": "the link between two hosts",
+    "gone": "a host cut from everything",
+}  # fmt: skip
+HEALTHY = {
+    "computes": "all ranks compute", "alone": "one rank computes, as in an evaluation",
+    "evaluates": "one rank works in Python alone", "saves": "one rank writes to a disk that takes 8 MB/s",
+    "compiles": "a first step that compiles", "loads": "data loaders that are slow",
+    "uneven": "steps of very uneven lengths", "announced": "`muster.phase`",
+}  # fmt: skip
+OUTSIDE = ("host", "cut", "pair", "gone")
+HOSTS = ("node1", "node2", "node3")
 STEP = 25
 
 
-def one(
-    kind: str, fault: str, rank: int, hosts: str, seconds: float, folder: Path, lasts: float
-) -> dict[str, Any]:
-    """Run a job with a fault. -> what was found."""
-    (folder / "planted").mkdir(parents=True)
-    (folder / "planted" / "sitecustomize.py").write_text(PLANTED)
+@dataclass(frozen=True)
+class Try:
+    """One job. `seconds`: hang.seconds; `lasts`: seconds of a healthy slow step."""
+
+    kind: str
+    fault: str
+    number: int
+    seconds: str
+    lasts: float
+
+    @property
+    def rank(self) -> int:
+        """That gets the fault: another one each time."""
+        return random.Random(f"{self.kind} {self.fault} {self.number}").randrange(3)
+
+    @property
+    def key(self) -> tuple[object, ...]:
+        return self.kind, self.fault, self.number, self.seconds, self.lasts if self.fault in HEALTHY else 0.0
+
+
+@dataclass
+class Happened:
+    """What was done from outside, and when ranks of other hosts ended because of it."""
+
+    done: float | None = None
+    ended: float | None = None
+
+
+def one(tried: Try, hosts: str | None, folder: Path) -> dict[str, Any]:
+    """Run a job, on the test cluster where no hosts are given. -> what was found."""
+    folder.mkdir()
+    happened = Happened()
+    with contextlib.ExitStack() as stack:
+        device = stack.enter_context(disk(folder)) if tried.fault in ("saves", "frozen") else None
+        cluster = stack.enter_context(Cluster(size=3)) if hosts is None else None
+        if device:  # let loose first, since nothing ends a process that waits for it
+            stack.enter_context((slow if tried.fault == "saves" else frozen)(device))
+        argv = command(tried, hosts, cluster, folder)
+        began = time.time()
+        job = subprocess.Popen(argv, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        if cluster is not None and tried.fault in OUTSIDE:
+            stack.enter_context(watched(tried, cluster, folder, happened))
+        patience = 60 if tried.seconds == "auto" else float(tried.seconds)
+        try:
+            out, said = job.communicate(timeout=300 + 6 * patience + 3 * tried.lasts)
+        except subprocess.TimeoutExpired:
+            job.terminate()
+            out, said = job.communicate()
+        took = time.time() - began
+    result = json.loads(out) if out.strip() else {}
+    hung, failure = result.get("hang") or {}, result.get("failure") or {}
+    row = {
+        "kind": tried.kind, "fault": tried.fault, "number": tried.number, "hang_seconds": tried.seconds,
+        "lasts": tried.lasts if tried.fault in HEALTHY else None, "rank": tried.rank,
+        "named": hung.get("ranks"), "certain": hung.get("certain"), "hosts": hung.get("hosts"),
+        "host": failure.get("host"), "what": hung.get("what") or failure.get("what") or said[-400:],
+        "status": result.get("status"), "planted": planted(folder, happened), "steps": result.get("steps"),
+        "took": round(took), "load": round(os.getloadavg()[1], 1),
+    }  # fmt: skip
+    return {**row, "noticed": noticed(folder, happened, row["planted"]), "right": right(row)}
+
+
+def command(tried: Try, hosts: str | None, cluster: Cluster | None, folder: Path) -> list[str]:
+    """The command line of a job."""
+    (folder / "planted").mkdir()
+    shutil.copy(ROOT / "benchmarks" / "hangs_inside.py", folder / "planted" / "sitecustomize.py")
     (folder / "torchrun.py").write_text(TORCHRUN)
     (folder / "with_deepspeed.py").write_text(DEEPSPEED)
     (folder / "own.yaml").write_text(json.dumps(OWN))
-    steps = 2 * STEP if fault in HEALTHY else 4000
-    planted = {
-        "FAULT": f"{fault}:{rank}:{STEP}/{lasts}", "PYTHONPATH": str(folder / "planted"),
-        "DS_ACCELERATOR": "cpu", "STEPS": str(steps),
+    steps = 2 * STEP if tried.fault in HEALTHY else 100_000
+    env = {
+        "FAULT": f"{tried.fault}:{tried.rank}:{STEP}/{tried.lasts}", "PYTHONPATH": str(folder / "planted"),
+        "DS_ACCELERATOR": "cpu", "STEPS": str(steps), "PLACE": str(folder), "DISK": str(folder / "disk"),
     }  # fmt: skip
-    settings = [f"hang.seconds={seconds:g}"]
+    settings = [f"hang.seconds={tried.seconds}", "launch.device=cpu", "launch.threads=1"]
+    if cluster is not None:
+        settings += [f"launch.ssh_options=[-F, {cluster.ssh_config}]", "launch.connect_timeout=40"]
+    where = hosts or ",".join(f"{host}:1" for host in HOSTS)
     argv = [sys.executable, "-m", "muster"]
-    if kind == "own":
-        argv += ["train", str(folder / "own.yaml"), "--hosts", hosts, "--json", *settings]
-        argv += [f"train.max_steps={steps}"]
-        argv += [f"env.{name}={value}" for name, value in planted.items()]
-    else:
-        argv += ["run", hosts, "--json", *settings, "launch.device=cpu", "launch.threads=1"]
-        argv += [f"--env={name}={value}" for name, value in planted.items()]
-        argv += ["--", {"torchrun": "torchrun.py", "deepspeed": "with_deepspeed.py"}[kind]]
-    job = subprocess.Popen(argv, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    if tried.kind == "own":
+        argv += ["train", str(folder / "own.yaml"), "--hosts", where, "--json", *settings]
+        argv += [f"env.{name}={value}" for name, value in env.items()]
+        return [*argv, f"train.max_steps={steps}"]
+    argv += ["run", where, "--json", *settings]
+    argv += [f"--env={name}={value}" for name, value in env.items()]
+    return [*argv, "--", {"torchrun": "torchrun.py", "deepspeed": "with_deepspeed.py"}[tried.kind]]
+
+
+@contextlib.contextmanager
+def disk(folder: Path) -> Iterator[str]:
+    """A file system of its own at FOLDER/disk, which all hosts see. -> its device"""
+    place, image = folder / "disk", folder / "image"
+    place.mkdir()
+    with image.open("wb") as file:
+        file.truncate(4 << 30)
+    shell("mkfs.ext4", "-q", str(image))
+    device = shell("losetup", "--find", "--show", str(image))
     try:
-        out, said = job.communicate(timeout=90 + 6 * seconds + 2 * lasts)
-    except subprocess.TimeoutExpired:
-        job.terminate()
-        out, said = job.communicate()
-    result = json.loads(out) if out.strip() else {}
-    hung = result.get("hang") or {}
-    return {
-        "kind": kind,
-        "fault": fault,
-        "rank": rank,
-        "named": hung.get("ranks"),
-        "certain": hung.get("certain"),
-        "what": hung.get("what") or result.get("failure") or said[-400:],
-        "noticed_seconds": _noticed(folder),
-        "steps": result.get("steps"),
-    }
+        shell("mount", device, str(place))
+        yield device
+        shell("umount", str(place))
+    finally:
+        shell("losetup", "--detach", device)
 
 
-def _noticed(folder: Path) -> float | None:
-    """Seconds from the fault to the verdict, both by this machine's clock."""
-    planted, found = [], None
+@contextlib.contextmanager
+def slow(device: str) -> Iterator[None]:
+    """The disk takes 8 MB/s meanwhile."""
+    limit = Path("/sys/fs/cgroup/blkio/blkio.throttle.write_bps_device")
+    number = Path(device).stat().st_rdev
+    named = f"{os.major(number)}:{os.minor(number)}"
+    limit.write_text(f"{named} 8000000")
+    try:
+        yield
+    finally:
+        limit.write_text(f"{named} 0")
+
+
+@contextlib.contextmanager
+def frozen(device: str) -> Iterator[None]:
+    """What lies on the disk takes nothing meanwhile."""
+    place = shell("findmnt", "--noheadings", "--output", "TARGET", device)
+    shell("fsfreeze", "--freeze", place)
+    try:
+        yield
+    finally:
+        shell("fsfreeze", "--unfreeze", place)
+
+
+def shell(*argv: str) -> str:
+    """Run a program of the machine's. -> what it printed"""
+    return subprocess.run(argv, check=True, capture_output=True, text=True).stdout.strip()
+
+
+@contextlib.contextmanager
+def watched(tried: Try, cluster: Cluster, folder: Path, happened: Happened) -> Iterator[None]:
+    """A thread that does what comes from outside once the rank says so, and sees when the others end."""
+    over = threading.Event()
+    others = [host for rank, host in enumerate(HOSTS) if rank != tried.rank]
+
+    def watch() -> None:
+        while not over.wait(0.2 if happened.done else 0.05):
+            if happened.done is None and (folder / "now").exists():
+                happened.done = time.time()
+                befall(tried, cluster)
+            elif happened.done and not happened.ended and not any(ranks(cluster, host) for host in others):
+                happened.ended = time.time()
+
+    thread = threading.Thread(target=watch)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
+
+
+def ranks(cluster: Cluster, host: str) -> list[int]:
+    """Processes on a host that have a rank."""
+    return [each.pid for each in cluster.processes(host) if "RANK" in each.environ]
+
+
+def befall(tried: Try, cluster: Cluster) -> None:
+    """Stop the host, or cut it."""
+    host = HOSTS[tried.rank]
+    others = [each for each in HOSTS if each != host]
+    if tried.fault == "host":
+        pids = [str(each.pid) for each in cluster.processes(host) if each.pid != 1]
+        cluster.run(host, ["kill", "-STOP", *pids])
+    elif tried.fault == "gone":
+        cluster.cut(host)
+    else:
+        for other in others if tried.fault == "cut" else others[:1]:
+            cluster.part(host, other)
+
+
+def planted(folder: Path, happened: Happened) -> float | None:
+    """When the fault came, by this machine's clock."""
+    times = [happened.done] if happened.done else []
     for path in folder.glob("runs/*/logs/*"):
-        planted += [
-            float(line.split()[2]) for line in path.read_text().splitlines() if line.startswith("fault ")
-        ]
+        lines = path.read_text(errors="replace").splitlines()
+        times += [float(line.split()[2]) for line in lines if line.startswith("fault ")]
+    return happened.done or min(times, default=None)
+
+
+def noticed(folder: Path, happened: Happened, since: float | None) -> float | None:
+    """Seconds from the fault to the verdict; where a host was lost, to the end of the other hosts' ranks."""
+    found = happened.ended
     for path in folder.glob("runs/*/events.jsonl"):
         for line in path.read_text().splitlines():
             event = json.loads(line)
             found = event["time"] if event["kind"] == "hang" else found
-    return round(found - min(planted), 1) if planted and found else None
+    return round(found - since, 1) if since and found else None
 
 
-def right(found: dict[str, Any]) -> bool:
+def right(row: dict[str, Any]) -> bool:
     """Whether the verdict is what was done."""
-    if found["fault"] in HEALTHY:
-        return found["named"] is None
-    return found["named"] == [found["rank"]]
+    hosts = {row["host"], *(row["hosts"] or [])} - {None}
+    victim = HOSTS[row["rank"]]
+    if row["fault"] in HEALTHY:
+        return row["named"] is None and row["status"] == "succeeded"
+    if row["fault"] == "pair":
+        return hosts <= {victim, next(each for each in HOSTS if each != victim)} and bool(hosts)
+    if row["fault"] in OUTSIDE:
+        return hosts == {victim}
+    return bool(row["named"] == [row["rank"]] and row["certain"])
+
+
+def table(rows: list[dict[str, Any]]) -> str:
+    """Markdown: of each fault and program how often it was right, and seconds until it was noticed."""
+    lines = [f"| what happens | {' | '.join(KINDS)} | noticed, median | worst |", "| --- " * 6 + "|"]
+    for name, words in {**FAULTS, **FURTHER}.items():
+        of_all = [row for row in rows if row["fault"] == name]
+        cells = []
+        for kind in KINDS:
+            found = [row for row in of_all if row["kind"] == kind]
+            cells.append(f"{sum(row['right'] for row in found)} of {len(found)}" if found else "")
+        seconds = [row["noticed"] for row in of_all if row["noticed"] is not None]
+        if of_all:
+            times = f"{statistics.median(seconds):.1f} s | {max(seconds):.1f} s" if seconds else " | "
+            lines.append(f"| {words} | {' | '.join(cells)} | {times} |")
+    return "\n".join(lines)
+
+
+def page(rows: list[dict[str, Any]]) -> None:
+    """Write the results file and the table of docs/hang.md."""
+    document = {"hardware": f"{os.cpu_count()} cores of {processor()}", "rows": rows}
+    RESULTS.write_text(json.dumps(document, indent=1) + "\n")
+    faults = [row for row in rows if row["fault"] not in HEALTHY]
+    short = [row for row in faults if row["hang_seconds"] == "10"]
+    long = [row for row in faults if row["hang_seconds"] == "auto"]
+    slow = [row for row in rows if row["fault"] in HEALTHY]
+    said = [f"With `hang.seconds=10`, {len(short)} tries:", "", table(short), ""]
+    if long:
+        said += [f"With the defaults, {len(long)} tries:", "", table(long), ""]
+    if slow:
+        stopped = sum(not row["right"] for row in slow)
+        minutes = sum(row["took"] for row in slow) / 60
+        what = ", ".join(words for name, words in HEALTHY.items() if any(r["fault"] == name for r in slow))
+        said += [f"Healthy and slow, {len(slow)} jobs of {minutes:.0f} minutes in all ({what}): "
+                 f"{stopped or 'none'} stopped.", ""]  # fmt: skip
+    before, _, rest = PAGE.read_text().partition(START)
+    PAGE.write_text(f"{before}{START}\n\n" + "\n".join(said) + f"\n{END}{rest.partition(END)[2]}")
+
+
+def tries(asked: argparse.Namespace) -> Iterator[Try]:
+    """Those that were asked for, round by round, so that a run that is stopped has some of each."""
+    for number in range(1, asked.tries + 1):
+        for fault in asked.faults:
+            for kind in asked.kinds:
+                if (kind, fault) != ("own", "announced"):  # it announces by itself
+                    yield Try(kind, fault, number, asked.seconds, asked.lasts)
+
+
+def read(path: Path | None) -> list[dict[str, Any]]:
+    """The rows that are there."""
+    return [json.loads(line) for line in path.read_text().splitlines()] if path and path.exists() else []
 
 
 def main() -> None:
-    """Print the table."""
+    """Try what is left to try."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--hosts", default="local:3x1")
+    parser.add_argument("--cluster", action="store_true", help="hosts with names, networks and sshd")
+    parser.add_argument("--hosts", default="local:3x1", help="else")
     parser.add_argument("--kinds", nargs="*", default=KINDS, choices=KINDS)
-    parser.add_argument("--faults", nargs="*", default=FAULTS, choices=FAULTS + HEALTHY)
+    parser.add_argument("--faults", nargs="*", default=list(FAULTS), choices=[*FAULTS, *FURTHER, *HEALTHY])
     parser.add_argument("--tries", type=int, default=5)
-    parser.add_argument("--seconds", type=float, default=10)
+    parser.add_argument("--seconds", default="10", help="hang.seconds")
     parser.add_argument("--lasts", type=float, default=30, help="seconds of a healthy slow step")
-    parser.add_argument("--out", type=Path)
+    parser.add_argument("--beside", type=int, default=1, help="tries at a time")
+    parser.add_argument("--rows", type=Path, help="a file of JSON lines that rows are added to")
+    parser.add_argument("--minutes", type=float, default=1e9, help="begin no try after so many")
+    parser.add_argument("--keep", type=Path, help="a folder for what was seen of each hang")
+    parser.add_argument("--page", action="store_true", help="write results and page from the rows")
     asked = parser.parse_args()
-    rng, all_found = random.Random(1), []
-    print(f"{'program':10} {'fault':10} {'rank':>4} {'named':>8} {'seconds':>8}  what")
-    for kind in asked.kinds:
-        for fault in asked.faults:
-            for _ in range(asked.tries if (kind, fault) != ("own", "announced") else 0):
-                with tempfile.TemporaryDirectory() as place:
-                    rank = rng.randrange(3)
-                    found = one(
-                        kind, fault, rank, asked.hosts, asked.seconds, Path(place) / "job", asked.lasts
-                    )
-                all_found.append(found)
-                mark = " " if right(found) else "!"
-                print(
-                    f"{kind:10} {fault:10} {rank:4} {found['named']!s:>8} "
-                    f"{found['noticed_seconds']!s:>8} {mark} "
-                    f"{str(found['what'])[:150]}",
-                    flush=True,
-                )
-    good = sum(map(right, all_found))
-    print(f"{good} of {len(all_found)} right")
-    if asked.out:
-        about = {
-            "hardware": f"{os.cpu_count()} cores of {processor()}",
-            "seconds": asked.seconds,
-            "hosts": asked.hosts,
-            "found": all_found,
-        }
-        asked.out.write_text(json.dumps(about, indent=1) + "\n")
+    if asked.page:
+        page(read(asked.rows))
+        return
+    known = {
+        (row["kind"], row["fault"], row["number"], row["hang_seconds"], row["lasts"] or 0.0)
+        for row in read(asked.rows)
+    }
+    end = time.monotonic() + 60 * asked.minutes
+    with ThreadPoolExecutor(asked.beside) as pool:
+        work = partial(attempt, asked, end, threading.Lock())
+        found = [one for one in pool.map(work, (t for t in tries(asked) if t.key not in known)) if one]
+    print(f"{sum(row['right'] for row in found)} of {len(found)} right")
+
+
+def attempt(
+    asked: argparse.Namespace, end: float, writing: threading.Lock, tried: Try
+) -> dict[str, Any] | None:
+    """Try, and write down what was found. None: there was no time for it, or the fault never came."""
+    if time.monotonic() > end:
+        return None
+    with tempfile.TemporaryDirectory(prefix="muster-hangs-") as place:
+        row = one(tried, None if asked.cluster else asked.hosts, Path(place) / "job")
+        for path in Path(place).glob("job/runs/*/hang.json") if asked.keep else ():
+            shutil.copy(path, asked.keep / f"{tried.kind}-{tried.fault}-{tried.number}.json")
+    if tried.fault not in HEALTHY and row["planted"] is None and row["named"] is None:
+        print(f"{tried}: the fault never came: {row['what']}", flush=True)
+        return None
+    with writing:
+        if asked.rows:
+            with asked.rows.open("a") as file:
+                file.write(json.dumps(row) + "\n")
+        print(
+            f"{row['kind']:10} {row['fault']:10} {row['rank']:2} {row['named']!s:>8} {row['host']!s:>6} "
+            f"{row['noticed']!s:>6} {' ' if row['right'] else '!'} {str(row['what'])[:150]}",
+            flush=True,
+        )
+    return row
 
 
 if __name__ == "__main__":

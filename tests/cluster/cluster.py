@@ -42,6 +42,7 @@ __all__ = ["Cluster", "ClusterError", "Node", "Process", "unavailable"]
 # States of a bridge port. "Listening" passes no frame either way, and stays, for the bridge runs no spanning
 # tree; the kernel makes a disabled or blocking port forward again at once.
 DEAF, FORWARDING = "1", "3"
+NOBODY = "02:4d:55:ff:ff:ff"  # no host has this MAC
 
 
 class Cluster:
@@ -207,6 +208,12 @@ class Cluster:
         self._alive(self.node(node))
         self._set_port(self.node(node), FORWARDING)
 
+    def part(self, one: str | Node, other: str | Node) -> None:
+        """Lead every packet between two hosts to nobody; all else goes on. heal() undoes it."""
+        for here, there in ((one, other), (other, one)):
+            wrong = ["lladdr", NOBODY, "nud", "permanent", "dev", "eth0"]
+            self._inside(here, [tool("ip"), "neigh", "replace", self.node(there).address, *wrong])
+
     def shape(self, node: str | Node, rate: str = "50mbit", burst: str = "256kb") -> None:
         """Limit a host's link, in both directions each. `burst`: what goes at full speed after a pause."""
         limit = ["root", "tbf", "rate", rate, "burst", burst, "latency", "50ms"]
@@ -245,11 +252,12 @@ class Cluster:
             self.run(node, [tool("kill"), "-KILL", *(str(each.pid) for each in sessions)])
 
     def heal(self) -> None:
-        """Every host alive, every cable whole, no link shaped: for tests that share a cluster."""
+        """Every host alive, every cable whole, no link shaped or parted: for tests that share a cluster."""
         for node in self.hosts:
             if self.is_alive(node):
                 self.mend(node)
                 self.unshape(node)
+                self._inside(node, [tool("ip"), "neigh", "flush", "nud", "permanent", "dev", "eth0"])
         dead = [node for node in self.hosts if not self.is_alive(node)]
         if dead:
             self._boot(dead)

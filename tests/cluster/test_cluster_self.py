@@ -147,6 +147,19 @@ def test_cut_is_silent_and_mend_restores(whole: Cluster) -> None:
     assert ssh(whole, "node2", "hostname") == "node2\n"
 
 
+def test_hosts_that_are_parted_reach_all_others(whole: Cluster) -> None:
+    def reaches(one: str, other: str) -> bool:
+        target = f"/dev/tcp/{whole.node(other).address}/22"
+        return whole.run(one, ["timeout", "1", "bash", "-c", f"<{target}"]).returncode == 0
+
+    whole.part("node1", "node2")
+    assert not reaches("node1", "node2") and not reaches("node2", "node1")
+    assert reaches("node1", "node3") and reaches("node3", "node2")
+    assert ssh(whole, "node2", "hostname") == "node2\n"
+    whole.heal()
+    assert reaches("node1", "node2") and reaches("node2", "node1")
+
+
 def test_a_cut_outlasts_the_boot_of_another_host(whole: Cluster) -> None:
     with Session(whole, "node1") as session:
         session.say(b"before\n")

@@ -11,7 +11,7 @@ from muster.core.job import Placement
 from muster.core.launch import Hang
 from muster.fleet.messages import Looked
 from muster.runs.hang import Watch
-from tests.unit.test_standing import behind, seen
+from tests.unit.test_standing import SLEEPING, behind, linked, seen
 
 PLACES = tuple(Placement(f"node{rank}", f"node{rank}", 1, rank) for rank in range(3))
 
@@ -24,10 +24,12 @@ class Job:
         self.looks: list[float] = []
         self.stands = [seen(0), behind(1), seen(2)]
         self.ended: set[str] = set()
+        self.heard: dict[str, float] = {}  # hosts that have said nothing since
         self.watch = Watch(
             Hang.model_validate(settings),
             PLACES,
             self.look,
+            quiet=lambda host: self.time - self.heard.get(host, self.time),
             announces=announces,
             per_host=per_host,
             now=lambda: self.time,
@@ -166,6 +168,57 @@ def test_a_host_that_does_not_answer_is_told_where_nobody_is_named() -> None:
     job.stands = [seen(0), seen(2)]
     assert job.until(1000) is not None
     assert "node1" in job.watch.hung().what and not job.watch.hung().certain
+
+
+def test_a_host_of_which_nothing_is_heard() -> None:
+    """It is stopped as a whole, its agent as well: named once the time is over, and not later."""
+    job = Job(seconds=10)
+    job.until(100, steps_every=0.5)
+    job.stands, job.heard = [seen(0), seen(2)], {"node1": 100.0}
+    assert job.until(200) == pytest.approx(110, abs=1)
+    found = job.watch.hung()
+    assert (found.hosts, found.ranks, found.certain) == (["node1"], [], True)
+    assert job.watch.failure().host == "node1" and "rank 1" in found.what
+    job = Job(seconds=10)  # and by its address, which no host that answers has
+    job.until(100, steps_every=0.5)
+    job.stands, job.heard = [linked(0, 1), linked(2, 1)], {"node1": 100.0}
+    assert job.until(200) is not None and job.watch.hung().hosts == ["node1"]
+
+
+def test_a_disk_that_is_slow_and_one_that_is_dead() -> None:
+    """It finishes nothing within a look: what it has done is compared with the next one."""
+    job = Job(seconds=10)
+    job.until(100, steps_every=0.5)
+    done = {"disk": {"7": "1 2"}}
+    job.stands[1] = behind(1, states=["D"] * 5, **done)
+    assert job.until(130) == pytest.approx(110, abs=3) and len(job.looks) == 2
+    slow = Job(seconds=10)
+    slow.until(100, steps_every=0.5)
+    for end in range(101, 200):
+        slow.stands[1] = behind(1, states=["D"] * 5, disk={"7": f"{end // 5} 2"})
+        assert slow.until(end) is None
+    assert len(slow.looks) < 7
+
+
+def test_a_host_that_is_only_busy() -> None:
+    """Its agent speaks, and has not looked in time: it is asked once more before anything is said."""
+    job = Job(seconds=60)
+    job.until(100, steps_every=0.5)
+    job.stands = [seen(0), seen(2)]
+    assert job.until(200) is None
+    job.stands = [seen(0), seen(1, main=SLEEPING, io=1 << 20), seen(2)]
+    assert job.until(300) is None and len(job.looks) == 2
+    job.stands = [seen(0), seen(2)]
+    assert job.until(3000) is not None
+    assert job.watch.hung().hosts == [] and "no answer from node1" in job.watch.hung().what
+
+
+def test_a_host_of_which_nothing_is_heard_beside_a_rank_that_is_stopped() -> None:
+    job = Job(seconds=10)
+    job.until(100, steps_every=0.5)
+    job.stands, job.heard = [seen(0), behind(2, states=["T"] * 5)], {"node1": 100.0}
+    assert job.until(200) is not None
+    assert job.watch.hung().ranks == [2] and job.watch.failure().host == "node2"
 
 
 def test_a_command_per_host_has_ranks_of_its_own() -> None:

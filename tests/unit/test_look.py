@@ -110,6 +110,16 @@ def test_a_library_that_computes(ranks: Ranks) -> None:
     assert wait_until(lambda: "blas" in (ranks.look(0)[0]["library"] or ""), 60)
 
 
+def test_how_many_functions_a_loop_has(ranks: Ranks) -> None:
+    """The few looks would take one with many for an endless one."""
+    calls = "".join(f"        f{n}()\n" for n in range(6))
+    defined = "".join(f"def f{n}():\n    for _ in range(100000): pass\n" for n in range(6))
+    ranks.start(0, DOES["loops"])
+    ranks.start(1, f"{defined}def stuck():\n    ready()\n    while True:\n{calls}")
+    assert wait_until(lambda: (ranks.look(0)[0]["functions"] or 9) <= 2, 30)
+    assert wait_until(lambda: (ranks.look(1)[1]["functions"] or 0) >= 4, 30)
+
+
 def test_a_stopped_rank(ranks: Ranks) -> None:
     """Its stack is read all the same, and nothing waits for it for long."""
     stopped = ranks.start(0, DOES["sleeps"])
@@ -149,6 +159,72 @@ def test_what_a_ranks_children_compute(ranks: Ranks) -> None:
     finally:
         for each in look.children(parent.pid):
             os.kill(each, signal.SIGKILL)
+
+
+def test_what_a_ranks_children_computed_that_have_ended(ranks: Ranks) -> None:
+    """A compiler: one process after the other, of which none lives from one look to the next."""
+    runs = (
+        "import subprocess\ndef stuck():\n    ready()\n"
+        "    while True: subprocess.run([sys.executable, '-S', '-c', 'sum(range(2000000))'])"
+    )
+    ranks.start(2, runs)
+    assert wait_until(lambda: (seen := ranks.look(2)[2])["cpu"] - seen["own_cpu"] > 0.05, 30)
+
+
+def test_who_wants_a_processor(ranks: Ranks) -> None:
+    """Whether or not the machine has one for it."""
+    loops, sleeps = ranks.start(0, DOES["loops"]), ranks.start(1, DOES["sleeps"])
+    os.setpriority(os.PRIO_PROCESS, loops.pid, 19)
+    assert wait_until(lambda: ranks.look(0)[0]["wants"] > 0.5, 20)
+    assert wait_until(lambda: ranks.look(1)[1]["wants"] < 0.5, 20)
+    assert sleeps.poll() is None
+
+
+def test_what_a_rank_sent_without_an_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As Linux 6 wrote it: data that were sent again, a probe of a window that is closed, a connection of
+    another process, and one through IPv6."""
+    table = (
+        b"  sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt   uid  timeout inode\n"
+        b"   0: 0B004D0A:86CE 0C004D0A:A1A3 01 000004B8:00000000 01:000000CC 00000004     0        0 11 2 0\n"
+        b"   1: 0B004D0A:86CF 0D004D0A:A1A3 01 000004B8:00000000 04:000000CC 00000004     0        0 12 2 0\n"
+        b"   2: 0B004D0A:86D0 0E004D0A:A1A3 01 000004B8:00000000 01:000000CC 00000004     0        0 13 2 0\n"
+    )
+    wide = (
+        b"head\n   0: 0000000000000000FFFF00000B004D0A:B2 000000000000000000000000010000FE:1F 02 "
+        b"00000001:00000000 01:00000318 00000003     0        0 14 1 0\n"
+    )
+    monkeypatch.setattr(look, "opened", lambda pid: ["socket:[11]", "socket:[12]", "socket:[14]", "/x"])
+    monkeypatch.setattr(look, "read", lambda path: {"tcp": table, "tcp6": wide}[path.rpartition("/")[2]])
+    assert look.connections([7]) == [
+        ["10.77.0.11", "10.77.0.12", 4],
+        ["10.77.0.11", "10.77.0.13", 0],
+        ["10.77.0.11", "::254.0.0.1", 3],
+    ]
+
+
+def test_whom_a_host_reaches() -> None:
+    assert look.reach(["127.0.0.1"]) == {"127.0.0.1": True}
+    assert look.reach([]) == {}
+
+
+@pytest.mark.parametrize(("device", "found"), [("7:0", "1 2 3 4 5 6 7 8"), ("0:42", "11 22")])
+def test_whether_the_disk_that_a_rank_waits_for_does_something(
+    device: str, found: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A disk, and a server by NFS; of a call that names no file nobody knows."""
+    files = {
+        "/proc/9/task/11/syscall": b"74 0x5 0x1 0x0 0x0 0x0 0x0 0x7f 0x7f",
+        "/proc/9/fdinfo/5": b"pos:\t0\nflags:\t0100001\nmnt_id:\t26\n",
+        "/proc/9/mountinfo": f"25 1 8:1 / / rw\n26 1 {device} / /data rw\n".encode(),
+        "/sys/dev/block/7:0/stat": b"  1  2  3  4  5  6  7  8  9  10",
+        "/proc/9/mountstats": b"device a:/b mounted on /data with fstype nfs\n\tbytes:\t11 22\n\tx:\n",
+    }
+    monkeypatch.setattr(look, "read", files.get)
+    monkeypatch.setattr(look, "tasks", lambda pids: [(9, 10), (9, 11)])
+    monkeypatch.setattr(look, "stat", lambda pid, task: {"state": "D" if task == 11 else "S"})
+    assert {task: done.strip() for task, done in look.waited_for([9]).items()} == {"11": found}
+    files["/proc/9/task/11/syscall"] = b"running"
+    assert look.waited_for([9]) == {}
 
 
 def test_what_a_rank_began_meanwhile(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -259,4 +335,7 @@ def test_a_flight_recorders_answer() -> None:
     assert [(call["number"], call["name"], call["pending"]) for call in group["calls"]] == [
         (9, "gloo:all_reduce", True)
     ]
+    several = FLIGHT + b'\n{"entries": [], "groups": ["0", "7"]}\n'
+    known = {each["group"]: each["last"] for each in look.flight(several) or ()}
+    assert known == {"gloo 0": 9, "* 7": 0}
     assert look.flight(None) is None and look.flight(b"{") is None and look.flight(b'{"entries": 3}') is None

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from muster.fleet.messages import Look
+from muster.fleet.messages import Look, Looked
 from muster.fleet.standing import Stand, judge, line_of
 
 TORCH = "/env/lib/python3.11/site-packages/torch/distributed/distributed_c10d.py"
@@ -153,6 +153,75 @@ def test_all_wait_in_the_same_collective() -> None:
     assert verdict.hangs and not verdict.culprits and not verdict.certain
 
 
+def linked(rank: int, *silent: int, **fields: Any) -> Stand:
+    """A rank that waits, and has sent to these ranks' hosts without an answer."""
+    ends = [(f"10.0.0.{rank}", f"10.0.0.{other}") for other in silent]
+    return seen(rank, addresses=[f"10.0.0.{rank}"], silent=ends, **fields)
+
+
+def probes(**unreached: list[int]) -> dict[str, Looked]:
+    """Of each host those that it does not reach; all others it does."""
+    found = {}
+    for host, numbers in unreached.items():
+        answers = [f"10.0.0.{other}" for other in range(3) if other not in numbers]
+        told = {"m": "looked", "number": 1, "ranks": [], "xid": [], "reached": answers}
+        found[host] = Looked.model_validate({**told, "unreached": [f"10.0.0.{each}" for each in numbers]})
+    return found
+
+
+def test_a_host_that_is_cut_from_the_others() -> None:
+    """All wait, and what is sent to one host, or by it, is not answered: the host, and none of the ranks."""
+    verdict = judge([linked(0, 1), linked(1, 2), linked(2)], stepping=True)
+    assert (verdict.hosts, verdict.certain, verdict.culprits) == (("node1",), True, ())
+    assert "node1 and node0, node2" in verdict.what
+    elsewhere = judge([linked(0, 9), linked(1, 9), linked(2)], stepping=True)  # nobody there has said a word
+    assert (elsewhere.hosts, elsewhere.certain) == (("10.0.0.9",), True)
+
+
+def test_a_link_that_is_cut() -> None:
+    verdict = judge([linked(0, 1), linked(1), linked(2)], stepping=True)
+    assert (verdict.hosts, verdict.certain) == (("node0", "node1"), False)
+    several = judge([linked(0, 1), linked(1), linked(2, 3), linked(3)], stepping=True)
+    assert several.hangs and not several.hosts and "node2 and node3" in several.what
+
+
+def test_who_else_is_not_reached_tells_the_host_from_the_link() -> None:
+    """Data were on their way between two alone, since a small all-reduce does not use each link."""
+    stands = [linked(0, 1), linked(1), linked(2)]
+    cut = judge(stands, stepping=True, looks=probes(node0=[1], node1=[0, 2], node2=[1]))
+    assert (cut.hosts, cut.certain) == (("node1",), True)
+    link = judge(stands, stepping=True, looks=probes(node0=[1], node1=[0], node2=[]))
+    assert (link.hosts, link.certain) == (("node0", "node1"), False)
+    walled = judge(stands, stepping=True, looks=probes(node0=[0, 1, 2], node1=[0, 1, 2], node2=[0, 1, 2]))
+    assert walled.hosts == ("node0", "node1")
+
+
+def test_a_dead_link_and_a_rank_that_sleeps() -> None:
+    """Both would explain it: nobody for certain."""
+    asleep = behind(2, addresses=["10.0.0.2"], wchan="hrtimer_nanosleep")
+    verdict = judge([linked(0, 1), linked(1, 0), asleep], stepping=True)
+    assert verdict.hangs and not verdict.certain and "disagree" in verdict.what
+    reads = linked(1, main=[["recv", "/home/u/wire.py", 3]], wchan="sk_wait_data")
+    assert judge([linked(0, 1), reads, linked(2, 1)], stepping=True).certain
+
+
+def test_a_link_that_is_down_while_a_rank_computes() -> None:
+    busy = linked(2, main=SLEEPING, **{**LOOPING, "library": "libtorch_cpu.so"})
+    assert not judge([linked(0, 1), linked(1), busy], stepping=True).hangs
+
+
+def test_a_rank_that_skipped_a_collective_of_another_group() -> None:
+    """Others wait for it there, and it for them in the next one: of two against one, the one."""
+    both = [*calls(4, group="gloo 0"), *calls(1, 1, group="gloo 1")]
+    unused = {"group": "* 1", "last": 0, "calls": []}  # it would have been the first one there
+    other = [*calls(5, 5, group="gloo 0"), unused]
+    most = [seen(rank, before=both, after=both) for rank in (0, 2)]
+    skipped = seen(1, IN_BARRIER, before=other, after=other)
+    assert named(most[0], skipped, most[1]) == [1]
+    two = judge([most[0], skipped], stepping=True)
+    assert two.hangs and not two.culprits and not two.certain
+
+
 def test_witnesses_that_contradict_each_other_name_nobody_for_certain() -> None:
     """Rank 1 is in a collective by its stack, and the recorder misses it; rank 2 is in none by its stack, and
     the recorder says that it came."""
@@ -181,6 +250,14 @@ COMPUTING = [[["forward", f"/home/u/net{n}.py", n], ["step", "/home/u/train.py",
         {**LOOPING, "library": None},  # the same where no program reads native stacks
         {"mains": [[["forward", "/home/u/net.py", 3], *IN_FSDP]] * 5, **LOOPING, "library": None},
         {"cpu": 0.9, "own_cpu": 0.01},  # a loader's workers
+        {"states": ["R", "S", "R", "R", "R"], "own_cpu": 0.01, "wants": 0.9},  # others have the processors
+        {"wants_below": 0.9},
+        {"states": [], "mains": []},  # it could not be looked at in time
+        {"states": ["t"] * 5, "tracer": "py-spy (process 32)"},  # of an earlier look, on a busy machine
+        {**LOOPING, "functions": 7},  # of which the few looks saw two
+        {"states": ["R", "R", "S", None, None], "mains": [[]] * 5, "own_cpu": -1.7},
+        {"states": ["D"] * 5, "disk_moves": True, "wchan": "folio_wait_bit"},  # fsync
+        {"states": ["D", "S", "D", "D", "R"]},  # it is paged in
     ],
     ids=[
         "an evaluation",
@@ -190,6 +267,14 @@ COMPUTING = [[["forward", f"/home/u/net{n}.py", n], ["step", "/home/u/train.py",
         "no native stack",
         "within FSDP",
         "its children",
+        "starved",
+        "its starved children",
+        "not seen",
+        "read by Muster itself",
+        "many functions",
+        "ended meanwhile",
+        "a slow disk",
+        "memory from a disk",
     ],
 )
 def test_what_goes_on_is_no_hang(fields: dict[str, Any]) -> None:
@@ -306,6 +391,13 @@ def test_a_server_that_waits_is_no_hang() -> None:
 
 def test_a_single_rank_that_made_steps() -> None:
     assert named(behind(0, before=None, after=None)) == [0]
+
+
+def test_the_last_one_that_is_there() -> None:
+    """The others have ended, as it is usual: nobody waits for them."""
+    alone = behind(0, before=None, after=None)
+    assert named(alone, Stand(1, "node1", None), Stand(2, "node2", None)) == [0]
+    assert not judge([Stand(1, "node1", None)], stepping=True).hangs
 
 
 def test_the_line_that_is_told_is_the_users() -> None:

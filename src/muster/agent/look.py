@@ -7,14 +7,19 @@ stopped for some milliseconds, to read its native stack.
 
 from __future__ import annotations
 
+import errno
 import json
 import os
+import random
 import re
+import select
 import shutil
+import socket
 import subprocess
+import sys
 import threading
 import time
-from typing import Any, Dict, List, Optional
+from typing import Any, Dict, List, Optional, Tuple
 
 SAMPLES = 5  # of each rank
 EACH = 0.5  # seconds between two of them
@@ -25,6 +30,9 @@ NATIVE = 10.0  # seconds for one that reads a stack of C++ as well: it reads the
 PLAIN = re.compile(
     r"/(?:libpython|libc[.-]|libm[.-]|libpthread|ld-|lib-dynload/|python[\d.]*$|\[v)|/Modules/"
 )
+OPEN = ("01", "02")  # states of a connection: established, and one that waits for the first answer
+PROBED, UNUSED = 8, 1  # hosts that a host tries to reach; a port that nobody has used for decades
+AGAIN = 3  # times in a row that data are sent again: for over a second there was no answer
 DEEPEST = 40  # frames of a stack that are told
 XID = re.compile(r"NVRM: Xid .*")
 TICK = os.sysconf("SC_CLK_TCK")
@@ -36,6 +44,9 @@ def look(place: str, token: str, ranks: List[int], python: str) -> Dict[str, Any
     reader = shutil.which("py-spy") or shutil.which("py-spy", path=os.path.dirname(python))
     asking = threading.Thread(target=beside, args=(found, lambda each: each.ask()), daemon=True)
     asking.start()
+    answers = {}  # type: Dict[str, bool]
+    probing = threading.Thread(target=lambda: answers.update(reach(peers(found))), daemon=True)
+    probing.start()
     for number in range(SAMPLES):
         began = time.monotonic()
         beside(found, lambda each: each.sample(reader))
@@ -43,10 +54,17 @@ def look(place: str, token: str, ranks: List[int], python: str) -> Dict[str, Any
             time.sleep(max(0.0, EACH - (time.monotonic() - began)))
     if reader:  # it stops a process for a moment, which the samples would show
         busy = [each for each in found if each.samples and each.samples[-1]["state"] == "R"]
+        recording = threading.Thread(target=beside, args=(busy, lambda each: each.record(reader)))
+        recording.daemon = True
+        recording.start()
         beside(busy, lambda each: each.read_native(reader))
+        recording.join(PATIENCE)
     asking.join(PATIENCE)
     beside([each for each in found if each.flights and each.flights[0]], lambda each: each.ask())
-    return {"ranks": [each.told() for each in found], "xid": xids()}
+    probing.join(PATIENCE)
+    told = [each.told() for each in found]
+    reached, unreached = ([each for each in list(answers) if answers[each] is how] for how in (True, False))
+    return {"ranks": told, "xid": xids(), "reached": reached, "unreached": unreached}
 
 
 def beside(ranks: List["Rank"], work: Any) -> None:
@@ -94,6 +112,7 @@ class Rank:
         self.samples = []  # type: List[Dict[str, Any]]
         self.flights = []  # type: List[Optional[List[Dict[str, Any]]]]
         self.library = None  # type: Optional[str]  # that it computes in
+        self.functions = None  # type: Optional[int]  # stacks of them that were seen
         self.how, self.why = "", ""  # by what its stacks were read, or why not
 
     def ask(self) -> None:
@@ -122,9 +141,12 @@ class Rank:
             {
                 "at": time.monotonic(),
                 "state": about.get("state"),
-                "cpu": sum((stat(pid) or {}).get("cpu", 0.0) for pid in family),
+                "cpu": sum((stat(pid) or {}).get("all_cpu", 0.0) for pid in family),
                 "own_cpu": whole.get("cpu", 0.0),
                 "io": sum(io(pid) for pid in family),
+                "wanted": wanted(family[:1]),
+                "wanted_below": wanted(family[1:]),
+                "disk": waited_for(family),
                 "wchan": (read("/proc/%d/task/%d/wchan" % (self.pid, self.pid)) or b"").decode(),
                 "threads": self.stacks(reader),
             }
@@ -174,6 +196,20 @@ class Rank:
             if each["os_thread_id"] in (None, self.pid):
                 self.library = library_of(each["frames"]) or ""
 
+    def record(self, reader: str) -> None:
+        """How many stacks of functions the main thread shows in two seconds, looked at often."""
+        argv = [reader, "record", "--nonblocking", "--threads", "--duration", "2", "--rate", "40"]
+        argv += ["--format", "raw", "--output", "/dev/stdout", "--pid", str(self.pid)]
+        try:
+            done = subprocess.run(argv, stdin=subprocess.DEVNULL, stdout=-1, stderr=-1, timeout=NATIVE)
+        except (OSError, subprocess.TimeoutExpired):
+            return
+        # thread (7): MainThread;<module> (train.py:9);step (train.py:5) 12
+        lines = done.stdout.decode("utf-8", "replace").splitlines()
+        mine = [each for each in lines if each.startswith("thread (%d)" % self.pid)]
+        stacks = {re.sub(r":\d+\)(?=;| \d+$)", "", each).rpartition(" ")[0] for each in mine}
+        self.functions = len(stacks) or None
+
     def by_signal(self) -> Optional[List[Dict[str, Any]]]:
         """By faulthandler, where inside.py has registered it: no other process gets the signal."""
         caught = re.search(rb"SigCgt:\s*([0-9a-f]+)", read("/proc/%d/status" % self.pid) or b"")
@@ -200,6 +236,7 @@ class Rank:
         seconds = max(1e-6, last.get("at", 0.0) - first.get("at", 0.0))
         flights = [*self.flights, None, None]
         threads = last.get("threads") or []
+        ends = [each for each in connections([self.pid, *children(self.pid)]) if each[0] != each[1]]
         return {
             "rank": self.rank,
             "pid": self.pid,
@@ -207,16 +244,84 @@ class Rank:
             "cpu": (last.get("cpu", 0.0) - first.get("cpu", 0.0)) / seconds,
             "own_cpu": (last.get("own_cpu", 0.0) - first.get("own_cpu", 0.0)) / seconds,
             "io": flow([each["io"] for each in self.samples]),
+            "wants": share(first.get("wanted", {}), last.get("wanted", {}), seconds),
+            "wants_below": share(first.get("wanted_below", {}), last.get("wanted_below", {}), seconds),
+            "disk": last.get("disk", {}),
+            "disk_moves": any(map(differs, self.samples, self.samples[1:])),
             "wchan": last.get("wchan") or "",
             "tracer": tracer(self.pid),
             "library": self.library,
+            "functions": self.functions,
             "mains": [each["threads"][0]["frames"] if each["threads"] else [] for each in self.samples],
             "others": threads[1:9],
             "stopped": odd(self.pid),
+            "addresses": sorted({here for here, _, _ in ends})[:20],
+            "silent": sorted([here, there] for here, there, again in ends if again >= AGAIN)[:50],
             "before": flights[0],
             "after": flights[1],
             "unread": "" if threads else self.why or "no Python stack can be read",
         }
+
+
+def connections(family: List[int]) -> List[List[Any]]:
+    """Of these processes' TCP connections (proc(5), /proc/net/tcp): this end and the other, and how often in
+    a row the kernel has sent the same data again and had no answer."""
+    inodes = {name[8:-1] for pid in family for name in opened(pid) if name.startswith("socket:[")}
+    found = []
+    for table in ("tcp", "tcp6"):
+        for line in (read("/proc/%d/net/%s" % (family[0], table)) or b"").decode().splitlines()[1:]:
+            _, here, there, state, _, timer, again, _, _, inode = line.split()[:10]
+            if inode in inodes and state in OPEN:
+                times = int(again, 16) if timer.startswith("01:") else 0
+                found.append([address(here), address(there), times])
+    return found
+
+
+def peers(ranks: List["Rank"]) -> List[str]:
+    """Some of the hosts that these have connections with, those first that do not answer."""
+    times = {}  # type: Dict[str, int]
+    for each in ranks:
+        for here, there, again in connections([each.pid, *children(each.pid)]):
+            if here != there:
+                times[there] = max(again, times.get(there, 0))
+    return sorted(times, key=lambda there: (-times[there], random.random()))[:PROBED]
+
+
+def reach(addresses: List[str]) -> Dict[str, bool]:
+    """Which of these hosts answer anything: one that is there refuses a connection to an unused port."""
+    waits, answers = {}, {}  # type: Dict[int, Any], Dict[str, bool]
+    poll = select.poll()
+    for each in addresses:
+        one = socket.socket(socket.AF_INET6 if ":" in each else socket.AF_INET, socket.SOCK_STREAM)
+        one.setblocking(False)
+        error = one.connect_ex((each, UNUSED))
+        answers[each] = error in (0, errno.ECONNREFUSED)
+        if error == errno.EINPROGRESS:
+            waits[one.fileno()] = each, one
+            poll.register(one, select.POLLOUT)
+        else:
+            one.close()
+    limit = time.monotonic() + PATIENCE / 2
+    while waits and time.monotonic() < limit:
+        for number, _ in poll.poll(100):
+            each, one = waits.pop(number)
+            poll.unregister(one)
+            error = one.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+            answers[each] = error in (0, errno.ECONNREFUSED)
+            one.close()
+    for _, one in waits.values():
+        one.close()
+    return answers
+
+
+def address(text: str) -> str:
+    """An address out of /proc/net/tcp: words of four bytes in the machine's order, and the port."""
+    raw = bytes.fromhex(text.partition(":")[0])
+    order = -1 if sys.byteorder == "little" else 1
+    raw = b"".join(raw[at : at + 4][::order] for at in range(0, len(raw), 4))
+    if raw.startswith(bytes(10) + b"\xff\xff"):  # IPv4 in an IPv6 socket
+        raw = raw[12:]
+    return socket.inet_ntop(socket.AF_INET if len(raw) == 4 else socket.AF_INET6, raw)
 
 
 def flow(totals: List[int]) -> int:
@@ -256,11 +361,13 @@ def dumped(text: str) -> List[Dict[str, Any]]:
 
 def flight(data: Optional[bytes]) -> Optional[List[Dict[str, Any]]]:
     """Of PyTorch's flight recorders, each group's last collectives: those that have not ended, and the newest
-    one. None: no answer."""
+    one; * in place of a backend: nothing was begun in that group. None: no answer."""
     try:
-        return groups_of(
-            [each for line in (data or b"-").splitlines() for each in json.loads(line)["entries"]]
-        )
+        told = [json.loads(line) for line in (data or b"-").splitlines()]
+        known = groups_of([entry for each in told for entry in each["entries"]])
+        begun = {each["group"].partition(" ")[2] for each in known}
+        others = [name for each in told for name in each.get("groups", ()) if name not in begun]
+        return known + [{"group": "* %s" % name, "last": 0, "p2p": 0, "calls": []} for name in others]
     except (ValueError, KeyError, TypeError, AttributeError):
         return None
 
@@ -311,13 +418,71 @@ def read(path: str) -> Optional[bytes]:
 
 
 def stat(pid: int, thread: Optional[int] = None) -> Optional[Dict[str, Any]]:
-    """State, parent and processor seconds of a process, or of one thread of it (proc(5))."""
+    """State, parent and processor seconds of a process, or of one thread of it (proc(5)); `all_cpu`: with
+    those of its children that have ended."""
     path = "/proc/%d/stat" % pid if thread is None else "/proc/%d/task/%d/stat" % (pid, thread)
     fields = (read(path) or b"").rpartition(b")")[2].split()
-    if len(fields) < 13:
+    if len(fields) < 15:
         return None
-    cpu = (int(fields[11]) + int(fields[12])) / TICK
-    return {"state": fields[0].decode(), "parent": int(fields[1]), "cpu": cpu}
+    own, ended = (sum(map(int, fields[at : at + 2])) / TICK for at in (11, 13))
+    return {"state": fields[0].decode(), "parent": int(fields[1]), "cpu": own, "all_cpu": own + ended}
+
+
+def tasks(pids: List[int]) -> List[Tuple[int, int]]:
+    """All threads of these processes, each with its process."""
+    found = []
+    for pid in pids:
+        try:
+            found += [(pid, int(task)) for task in os.listdir("/proc/%d/task" % pid)]
+        except OSError:  # it has ended
+            continue
+    return found
+
+
+def wanted(pids: List[int]) -> Dict[int, float]:
+    """Thread -> seconds in which it had a processor, or waited for one: on a machine that others load, one
+    that computes is told by that from one that rests."""
+    found = {}
+    for pid, task in tasks(pids):
+        words = (read("/proc/%d/task/%d/schedstat" % (pid, task)) or b"").split()
+        found[task] = sum(map(int, words[:2])) / 1e9
+    return found
+
+
+def share(before: Dict[int, float], after: Dict[int, float], seconds: float) -> float:
+    """The same of the busiest thread, of the time that has passed."""
+    gains = [spent - before[task] for task, spent in after.items() if task in before]
+    return max(gains, default=0.0) / seconds
+
+
+def waited_for(pids: List[int]) -> Dict[str, str]:
+    """Thread that is in the kernel's hands -> what its disk has done so far, where that is known."""
+    waits = [each for each in tasks(pids) if (stat(*each) or {}).get("state") == "D"]
+    return {str(task): done for pid, task in waits for done in [disk_of(pid, task)] if done}
+
+
+def differs(one: Dict[str, Any], other: Dict[str, Any]) -> bool:
+    """Whether, from a sample to the next, a disk has done something that a thread waits for all the time."""
+    both = one["disk"].keys() & other["disk"].keys()
+    return any(one["disk"][task] != other["disk"][task] for task in both)
+
+
+def disk_of(pid: int, task: int) -> Optional[str]:
+    """What the disk has read and written so far whose file a thread's call is about, or the server has; None:
+    it is not known. Nothing here asks the file system itself, which may never answer."""
+    call = (read("/proc/%d/task/%d/syscall" % (pid, task)) or b"").split()
+    if len(call) < 2 or not call[0].isdigit():
+        return None
+    info = read("/proc/%d/fdinfo/%d" % (pid, int(call[1], 16))) or b""
+    number = re.search(rb"mnt_id:\s*(\d+)", info)
+    lines = (read("/proc/%d/mountinfo" % pid) or b"").splitlines()
+    mount = next((each.split() for each in lines if number and each.split()[0] == number[1]), None)
+    if mount is None:
+        return None
+    done = b" ".join((read("/sys/dev/block/%s/stat" % mount[2].decode()) or b"").split()[:8])
+    told = (read("/proc/%d/mountstats" % pid) or b"").partition(b" on %s with" % mount[4])[2]
+    done = done or told.partition(b"\ndevice ")[0].partition(b"bytes:")[2].partition(b"\n")[0]
+    return done.decode() or None
 
 
 def io(pid: int) -> int:

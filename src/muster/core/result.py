@@ -206,7 +206,11 @@ class Hung(Part):
     seconds: float = Field(description="without progress, when it was looked at")
     step: int | None = Field(None, description="the last one that a rank did; None: no steps are known")
     ranks: list[int] = Field(description="that keep the others; empty: it is not known which")
-    certain: bool = Field(description="whether all that was heard agrees on them")
+    hosts: list[str] = Field(
+        default_factory=list,
+        description="that say nothing any more, or that nothing arrives at: one, or both ends of a link",
+    )
+    certain: bool = Field(description="whether all that was heard agrees on these ranks, or on this one host")
     waiting: list[int] = Field(default_factory=list, description="ranks that waited for others")
     witnesses: list[str] = Field(default_factory=list, description="what speaks for it")
 

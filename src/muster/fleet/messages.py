@@ -143,11 +143,20 @@ class Look(Part):
     wchan: str
     tracer: str | None
     library: str | None = None
+    functions: int | None = None  # stacks of them that the main thread showed in two seconds of many looks
     mains: list[list[Frame]]
     others: list[Thread]
     stopped: list[HeldChild]
     before: list[GroupSeen] | None
     after: list[GroupSeen] | None
+    addresses: list[str] = Field(default_factory=list)  # its own, of its connections
+    # Its end and the other one, where data are sent again and again without an answer.
+    silent: list[tuple[str, str]] = Field(default_factory=list)
+    wants: float = 0.0  # the share of the time in which its busiest thread had a processor or waited for one
+    wants_below: float = 0.0  # the same of its children
+    # Thread of theirs in the kernel's hands -> what its disk has done so far; and whether it does more.
+    disk: dict[str, str] = Field(default_factory=dict)
+    disk_moves: bool = False
     unread: str = ""
 
 
@@ -158,6 +167,8 @@ class Looked(_Message):
     number: int
     ranks: list[Look]
     xid: list[_Words]
+    reached: list[str] = Field(default_factory=list)  # addresses that answer
+    unreached: list[str] = Field(default_factory=list)
     trouble: _Words | None = None
 
 

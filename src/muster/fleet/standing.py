@@ -1,21 +1,22 @@
 """Where the ranks stand of a job that makes no progress, and which of them the others wait for. Pure.
 
-Three witnesses are heard. The kernel: is a process stopped, in a debugger, asleep, on a disk? PyTorch's
-flight recorder: who has begun fewer collectives than others wait in, and do all mean the same one? The Python
-stacks: who is not in a collective while others are?
+Three witnesses are heard. The kernel: is a process stopped, in a debugger, asleep, on a disk, and does
+what it sends arrive? PyTorch's flight recorder: who has begun fewer collectives than others wait in, and do
+all mean the same one? The Python stacks: who is not in a collective while others are?
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Literal
 
-from muster.fleet.messages import Begun, Frame, GroupSeen, Look
+from muster.fleet.messages import Begun, Frame, GroupSeen, Look, Looked
 
 BUSY = 0.05  # of a core: less is a process that only keeps its threads alive
+WANTS = 0.5  # of the time: who wants a processor for so long computes, though others may have them all
 FLOWING = 1 << 16  # bytes within the time of a look
 FEW = 2  # Python stacks that a loop without an end may show
 # The code that ranks wait for each other in: files of it, which are innermost then (FSDP's own code, in the
@@ -34,6 +35,7 @@ _LOADER = "torch/utils/data/"
 _SLEEPS = {
     "nanosleep": "it sleeps",
     "pipe": "it waits for a pipe",
+    "wait_for_partner": "it waits for a pipe that nobody opens at its other end",
     "futex": "it waits for a lock or another thread",
     "sk_wait": "it waits for the network",
     "tcp": "it waits for the network",
@@ -128,13 +130,22 @@ class Stand:
         begun = [call.name for calls in self.pending.values() for call in calls]
         return any(name.startswith("nccl:") for name in begun) and len(set(map(tuple, look.mains))) == 1
 
+    @property
+    def on_the_network(self) -> bool:
+        """Whether it sleeps where programs wait for the network."""
+        wchan = self.look.wchan if self.look else ""
+        return self.kind == "idle" and any(each in wchan for each in ("sk_", "tcp", "inet", "poll", "select"))
+
     @cached_property
     def kind(self) -> Kind:
         """What it does."""
         look = self.look
         if look is None:
             return "absent"
-        states = {each for each in look.states if each}
+        read = look.states[-1:] == ["t"] and (look.tracer or "").startswith("py-spy")
+        if read or not look.states or None in look.states:  # an earlier look still reads it, or it ends
+            return "computing"
+        states = set(look.states)
         if states == {"T"}:
             return "stopped"
         if states == {"t"}:  # who is only watched, as by strace, runs on
@@ -142,22 +153,25 @@ class Stand:
         mains = [each for each in look.mains if each]
         if mains and all(_in_collective(each) for each in mains):
             return "waiting"
-        if look.io > FLOWING or look.cpu - look.own_cpu > BUSY:  # its children's work is work
+        children = look.cpu - look.own_cpu > BUSY or look.wants_below > WANTS
+        if look.io > FLOWING or look.disk_moves or children:  # their work is work
             return "computing"
-        resting = look.own_cpu < BUSY
+        resting = look.own_cpu < BUSY and look.wants < WANTS
         if self.pending and resting and (not mains or _for_pending(mains[-1][0])):
             return "waiting"
         if not resting and self.on_the_device:
             return "waiting"
         if states == {"D"}:
             return "disk"
+        if "D" in states:  # what it waits for there comes
+            return "computing"
         if resting:
             return "idle"
         if look.library != "":  # it is in a library, or nobody knows: to wait for a GPU looks the same
             return "computing"
         # Without a Python stack it may be at its start or its end.
-        seen = {tuple(map(_function, each)) for each in mains}
-        return "busy" if len(mains) == len(look.mains) and len(seen) <= FEW else "computing"
+        seen = max(look.functions or 0, len({tuple(map(_function, each)) for each in mains}))
+        return "busy" if len(mains) == len(look.mains) and seen <= FEW else "computing"
 
     def __str__(self) -> str:
         return f"rank {self.rank} on {self.host}"
@@ -190,11 +204,13 @@ class Stand:
 @dataclass(frozen=True)
 class Finding:
     """`hangs`: false where something goes on still, so that it is looked at again later. `culprits`: whom the
-    others wait for; `certain`: that witnesses agree on them."""
+    others wait for; `hosts`: those that it is about where no rank is to blame; `certain`: that witnesses
+    agree on them."""
 
     hangs: bool
     what: str
     culprits: tuple[Stand, ...] = ()
+    hosts: tuple[str, ...] = ()
     certain: bool = False
     waiting: tuple[int, ...] = ()
     witnesses: tuple[str, ...] = ()
@@ -213,6 +229,7 @@ class _Case:
     """The evidence, sorted."""
 
     stands: Sequence[Stand]
+    probes: Mapping[str, Looked]  # per host, whom it reaches
     missed: dict[int, str] = field(default_factory=dict)  # rank -> the collective that others wait for it in
     late: dict[int, str] = field(default_factory=dict)  # the same, where its GPU has not come to it
 
@@ -229,8 +246,12 @@ class _Case:
                 begun.setdefault(group, {}).update((call.number, call) for call in calls)
                 started.setdefault(group, set()).update(call.number for call in calls if call.started)
         for each in self.stands:
-            for group, last in (each.last or {}).items():
-                first = min((number for number in begun.get(group, ()) if number > last), default=None)
+            known = each.last or {}
+            for group in begun:
+                last = known.get(group, known.get(f"* {group.partition(' ')[2]}"))
+                if last is None:
+                    continue
+                first = min((number for number in begun[group] if number > last), default=None)
                 if first is not None:
                     told = f"{begun[group][first].name} number {first}; it has begun {last}"
                     self.missed.setdefault(each.rank, told)
@@ -239,6 +260,27 @@ class _Case:
                     if not call.started and call.number in started.get(group, ()):
                         told = f"{call.name} number {call.number}, which its GPU has not come to"
                         self.late.setdefault(each.rank, told)
+
+    def parted(self) -> list[tuple[str, str]]:
+        """Pairs of hosts, or of a host and an address that none of them has, of which one has had no answer
+        to what it sends for a while; and other pairs of these hosts of which one does not reach the other."""
+        homes: dict[str, set[str]] = {}
+        looks = [(each.host, each.look) for each in self.stands if each.look]
+        for host, look in looks:
+            for address in look.addresses:
+                homes.setdefault(address, set()).add(host)
+
+        def pair(host: str, there: str) -> tuple[str, str]:
+            known = homes.get(there, set())
+            ends = host, next(iter(known)) if len(known) == 1 else there
+            return min(ends), max(ends)
+
+        found = {pair(host, there) for host, look in looks for _, there in look.silent}
+        ends = {end for each in found for end in each}
+        if any(each.reached for each in self.probes.values()):  # else probes are let through nowhere
+            tried = {pair(host, there) for host, each in self.probes.items() for there in each.unreached}
+            found |= {each for each in tried if not ends.isdisjoint(each)}
+        return sorted(each for each in found if each[0] != each[1])
 
     def disagreement(self) -> dict[str, list[Stand]] | None:
         """Ranks that all wait in the same collective of a group, by what each takes it for, where that
@@ -259,16 +301,21 @@ class _Case:
         return None
 
 
-def judge(stands: Sequence[Stand], *, stepping: bool, xid: Collection[str] = ()) -> Finding:
+def judge(stands: Sequence[Stand], *, stepping: bool, looks: Mapping[str, Looked] | None = None) -> Finding:
     """What keeps the ranks. `stands`: all of them; `stepping`: they have done steps before, so that to
-    compute the same for so long is no beginning."""
-    case = _Case(stands)
+    compute the same for so long is no beginning; `looks`: what else their hosts have found."""
+    looks = looks or {}
+    xid = [f"{host}: {each}" for host, one in looks.items() for each in one.xid]
+    case = _Case(stands, looks)
     case.hear_the_recorder()
     if any(each.goes_on for each in stands):
         return Finding(False, "collectives go on")
     held = [each for each in stands if each.kind in ("stopped", "traced")]
     if held:
         return _named(case, held, {"the kernel": held}, xid)
+    others = [each for each in stands if each.kind != "waiting"]
+    if (parted := case.parted()) and not any(_alive(each, stepping=stepping) for each in others):
+        return _parted(parted, case, others, xid)
     if case.late and not case.missed:
         late = [each for each in stands if each.rank in case.late]
         case.missed = case.late
@@ -328,12 +375,43 @@ def _named(
     )
 
 
-def _waits(waiting: Sequence[Stand]) -> str:
+def _parted(
+    pairs: Sequence[tuple[str, str]], case: _Case, others: Sequence[Stand], xid: Iterable[str]
+) -> Finding:
+    """What the hosts send is not answered: one host where all these pairs have one in common, else links."""
+    common = set.intersection(*map(set, pairs)) if len(pairs) > 1 else set()
+    seen = [f"the kernel: between {one} and {other} data are sent again and again" for one, other in pairs]
+    named: tuple[str, ...]
+    if len(common) == 1:
+        (host,) = common
+        ends = [end for pair in pairs for end in pair if end != host]
+        said = f"nothing arrives between {host} and {', '.join(ends[:3])}{', ...' if len(ends) > 3 else ''}"
+        named = (host,)
+    else:
+        said = "nothing arrives between " + "; ".join(f"{one} and {other}" for one, other in pairs[:3])
+        named = pairs[0] if len(pairs) == 1 else ()
+    # Who waits for no network has another reason.
+    apart = [each for each in others if not each.on_the_network]
+    if apart:
+        said = f"witnesses disagree: {said}; but {'; '.join(f'{each} {each.does()}' for each in apart[:3])}"
+    return Finding(
+        True,
+        f"{said}{_waits(case.waiting, '')}",
+        hosts=named,
+        certain=len(named) == 1 and not apart,
+        waiting=tuple(each.rank for each in case.waiting),
+        witnesses=(*seen[:8], *(f"the NVIDIA driver: {each}" for each in xid)),
+        hint="the network between the hosts: `muster check HOSTS --group` measures each pair",
+    )
+
+
+def _waits(waiting: Sequence[Stand], whom: str = " for it") -> str:
     if not waiting:
         return ""
     places = Counter(each.line for each in waiting if each.line)
     at = f" at {places.most_common(1)[0][0]}" if places else ""
-    return f"; {len(waiting)} other rank{'s wait' if len(waiting) > 1 else ' waits'} for it{at}"
+    ranks = f"{'other ' if whom else ''}rank{'s wait' if len(waiting) > 1 else ' waits'}"
+    return f"; {len(waiting)} {ranks}{whom}{at}"
 
 
 def _hint(culprit: Stand) -> str | None:
@@ -369,26 +447,35 @@ def _ranks(stands: Sequence[Stand]) -> str:
 
 
 def _all_wait(case: _Case, xid: Iterable[str]) -> Finding:
-    begun = [{(group, calls[0].number) for group, calls in each.pending.items()} for each in case.waiting]
+    waiting = tuple(each.rank for each in case.waiting)
+    driver = tuple(f"the NVIDIA driver: {each}" for each in xid)
+    begun: dict[frozenset[tuple[str, int]], list[Stand]] = {}
     lines: dict[str, list[Stand]] = {}
     for each in case.waiting:
+        first = frozenset((group, calls[0].number) for group, calls in each.pending.items())
+        begun.setdefault(first, []).append(each)
         lines.setdefault(each.line or "?", []).append(each)
-    if not set.intersection(*begun) and len(lines) > 1:
+    if not frozenset.intersection(*begun) and len(lines) > 1:
         said = "; ".join(f"{_ranks(found)} at {line}" for line, found in list(lines.items())[:4])
         missed = [f"rank {rank} is missed in {where}" for rank, where in list(case.missed.items())[:8]]
+        # Of two kinds of ranks each of which misses the other: the few.
+        few, *_, many = sorted(begun.values(), key=len) if len(begun) == 2 else ([], [])
+        circle = len(few) < len(many) and all(each.rank in case.missed for each in case.waiting)
         return Finding(
             True,
             f"ranks wait for each other at different places: {said}",
-            waiting=tuple(each.rank for each in case.waiting),
-            witnesses=(*missed, *(f"the NVIDIA driver: {each}" for each in xid)),
+            tuple(few) if circle else (),
+            certain=circle,
+            waiting=waiting,
+            witnesses=(*missed, *driver),
             hint=_APART,
         )
     at = next((each.line for each in case.waiting if each.line), None)
     return Finding(
         True,
         f"all ranks wait in the same collective{f' at {at}' if at else ''}: nothing arrives between them",
-        waiting=tuple(each.rank for each in case.waiting),
-        witnesses=tuple(f"the NVIDIA driver: {each}" for each in xid),
+        waiting=waiting,
+        witnesses=driver,
         hint="the network between the hosts: `muster check HOSTS --group` measures each pair",
     )
 
@@ -396,7 +483,8 @@ def _all_wait(case: _Case, xid: Iterable[str]) -> Finding:
 def _without_others(stands: Sequence[Stand], stepping: bool) -> Finding:
     """Nobody is seen to wait for another one: each for itself."""
     stuck = [each for each in stands if each.kind in ("idle", "disk", "absent", "busy")]
-    if not stepping or len(stuck) < len(stands):
+    if not stepping or len(stuck) < len(stands) or not any(each.look for each in stands):
         return Finding(False, "nothing shows that a rank waits for another one")
-    said = "; ".join(f"{each} {each.does()}" for each in stuck[:3])
-    return Finding(True, said, tuple(stuck), certain=len(stuck) == 1, hint=_hint(stuck[0]))
+    there = [each for each in stuck if each.look]  # nobody waits for who has ended
+    said = "; ".join(f"{each} {each.does()}" for each in there[:3])
+    return Finding(True, said, tuple(there), certain=len(there) == 1, hint=_hint(there[0]))

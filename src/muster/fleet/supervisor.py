@@ -302,6 +302,10 @@ class Supervisor:
             link.tell("look", number=number, program=inspect.getsource(look))
         return [link.place.host for link in asked]
 
+    def quiet(self, host: str) -> float:
+        """Seconds since a host said anything."""
+        return time.monotonic() - next(link.heard for link in self.links if link.place.host == host)
+
     def _notice(self, outcome: Outcome) -> None:
         """Record hosts that were lost and the first one that failed."""
         for link in self.links:

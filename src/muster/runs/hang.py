@@ -12,20 +12,21 @@ from typing import Any
 from muster.core.job import Placement
 from muster.core.launch import Hang
 from muster.core.result import Failure, Hung
-from muster.fleet.messages import Looked
+from muster.fleet.messages import Look, Looked
 from muster.fleet.standing import Finding, Stand, judge
 
 SECONDS = 60.0  # without progress, by default
 STEPS = 10  # in the time of so many steps nobody is suspected either
 UPDATES = 3  # nor within so many of the times between two signs of progress
 ANSWER = 15.0  # seconds that hosts get to say where their ranks stand
+QUIET = 5.0  # seconds after which an agent is silent, which speaks once a second
 LEAD = 5.0  # seconds before the limit at which they are asked, so that they have answered by then
 PARTS = frozenset(("data", "forward", "backward", "optimizer"))  # phases that are parts of a step
 
 
 class Watch:
     """What is known of a job's progress. `look` asks all hosts where their ranks stand, and returns those
-    that were asked; `now` is the clock."""
+    that were asked; `quiet`: for how many seconds a host has said nothing at all; `now` is the clock."""
 
     def __init__(
         self,
@@ -33,11 +34,13 @@ class Watch:
         places: Sequence[Placement],
         look: Callable[[int], Sequence[str]],
         *,
+        quiet: Callable[[str], float],
         announces: bool,
         per_host: bool = False,
         now: Callable[[], float] = time.monotonic,
     ) -> None:
         self.settings, self.places, self.look, self.now = settings, places, look, now
+        self.quiet = quiet
         self.announces = announces  # phases that are no parts of a step are to be waited for
         self.per_host = per_host  # a command, once per host: which ranks it has is its own affair
         self.hosts = {rank: place.host for place in places for rank in place.ranks}
@@ -50,6 +53,8 @@ class Watch:
         self.number = 0  # of the looks
         self.asked: dict[str, Looked | None] = {}  # per host that was asked; empty: none is
         self.asked_at = 0.0
+        self.unanswered: set[str] = set()  # hosts that did not answer the last look
+        self.disks: dict[int, dict[str, str]] = {}  # what those had done that ranks waited for then
         self.verdict: Finding | None = None
         self.found: dict[str, Looked] = {}  # of the verdict
 
@@ -64,7 +69,7 @@ class Watch:
                 self.gaps.append(now - self.moved)
             self.steps = steps
         self.moved, self.patience = now, 1.0
-        self.asked = {}  # a look that is under way is for nothing
+        self.asked, self.disks = {}, {}  # a look that is under way is for nothing
 
     def pulses(self, news: Sequence[Sequence[Any]]) -> None:
         """Ranks that have done something: [rank, steps, signs of life, phase]."""
@@ -105,7 +110,8 @@ class Watch:
         now = self.now()
         limit = self.limit
         if self.asked:
-            told = all(self.asked.values()) or now - self.asked_at > ANSWER
+            missing = [host for host, found in self.asked.items() if found is None]
+            told = now - self.asked_at > ANSWER or all(map(self._silent, missing))
             return self._judge() if told and now - self.moved > limit else None
         if now - self.moved > max(limit / 2, limit - LEAD):
             self.number += 1
@@ -116,24 +122,59 @@ class Watch:
         found = {host: each for host, each in self.asked.items() if each is not None}
         silent = [host for host in self.asked if host not in found]
         self.asked = {}
-        looks = {look.rank: look for each in found.values() for look in each.ranks}
+        looks = {look.rank: self._with_disk(look) for each in found.values() for look in each.ranks}
         # A host that was not asked has ended: its ranks have no process any more.
         known = [rank for rank, host in self.hosts.items() if host not in silent]
         stands = [Stand(rank, self.hosts[rank], looks.get(rank)) for rank in known]
         if not looks:  # a command that is one process per host, say
             self.patience *= 2
             return None
-        xid = [f"{host}: {each}" for host, one in found.items() for each in one.xid]
-        verdict = judge(stands, stepping=bool(self.steps) and not self.announced, xid=xid)
+        verdict = judge(stands, stepping=bool(self.steps) and not self.announced, looks=found)
+        if silent and not (verdict.certain and set(verdict.hosts) <= set(found)):
+            verdict = self._with_silent(verdict, silent)
         held = any(each.kind in ("stopped", "traced") for each in verdict.culprits)
-        if not verdict.hangs or ((self.announced or self.per_host) and not held):
+        # A slow disk may finish nothing while it is looked at: it is looked at twice.
+        waits = [each.rank for each in verdict.culprits if each.look and each.look.disk]
+        again = any(rank not in self.disks for rank in waits)
+        self.disks = {rank: look.disk for rank, look in looks.items() if look.disk}
+        if verdict.hangs and again:
+            return None
+        # Of a host that has much to do nobody knows yet what its ranks do.
+        busy = not verdict.certain and not set(silent) <= self.unanswered
+        self.unanswered = set(silent)
+        if not verdict.hangs or busy or ((self.announced or self.per_host) and not held):
             self.patience *= 2
             return None
-        if silent and not verdict.certain:
-            said = f"no answer from {', '.join(silent[:3])}{', ...' if len(silent) > 3 else ''}"
-            verdict = replace(verdict, what=f"{verdict.what}; {said}")
         self.verdict, self.found = verdict, found
         return verdict
+
+    def _with_disk(self, look: Look) -> Look:
+        """With what a disk has done since the last look."""
+        before = self.disks.get(look.rank, {})
+        moved = any(look.disk.get(task, done) != done for task, done in before.items())
+        return look.model_copy(update={"disk_moves": look.disk_moves or moved})
+
+    def _silent(self, host: str) -> bool:
+        """Whether a host has said nothing for most of the time in which nothing was done: an agent that is
+        only busy speaks now and then."""
+        return self.quiet(host) > max(QUIET, (self.now() - self.moved) / 2)
+
+    def _with_silent(self, verdict: Finding, silent: Sequence[str]) -> Finding:
+        """Hosts that did not answer: named, where all that did answer wait, and these say nothing at all."""
+        names = f"{', '.join(silent[:3])}{', ...' if len(silent) > 3 else ''}"
+        if verdict.culprits or not verdict.waiting or not all(map(self._silent, silent)):
+            return replace(verdict, what=f"{verdict.what}; no answer from {names}")
+        ranks = [rank for rank, host in self.hosts.items() if host in silent]
+        said = f"no word from {names} for {max(map(self.quiet, silent)):.0f} s: stopped, down or cut off"
+        others = f"the others wait for rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks[:8]))}"
+        return replace(
+            verdict,
+            what=f"{said}; {others}",
+            hosts=tuple(silent),
+            certain=len(silent) == 1,
+            witnesses=(*verdict.witnesses, *(f"no word from {host}" for host in silent[:8])),
+            hint=f"look at {silent[0]}, and whether it can be reached",
+        )
 
     def hung(self) -> Hung:
         """What was found, for the result."""
@@ -143,6 +184,7 @@ class Watch:
             seconds=round(self.now() - self.moved, 1),
             step=self.steps or None,
             ranks=[each.rank for each in self.verdict.culprits],
+            hosts=list(self.verdict.hosts or {each.host: None for each in self.verdict.culprits}),
             certain=self.verdict.certain,
             waiting=list(self.verdict.waiting),
             witnesses=list(self.verdict.witnesses),
@@ -152,7 +194,7 @@ class Watch:
         """Why the job was ended."""
         assert self.verdict is not None
         named = self.verdict.culprits if self.verdict.certain else ()
-        hosts = {each.host for each in named}
+        hosts = {each.host for each in named} or set(self.verdict.hosts if self.verdict.certain else ())
         return Failure(
             what=self.verdict.of_one,
             where=f"rank {', '.join(str(each.rank) for each in named)}" if named else None,

@@ -249,6 +249,7 @@ def _run(
         inputs.recipe.hang,
         job.placements,
         supervisor.look,
+        quiet=supervisor.quiet,
         announces=command is not None,
         per_host=per_host,
     )
