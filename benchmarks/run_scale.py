@@ -167,7 +167,9 @@ def watched(job: subprocess.Popen[bytes], folder: Path, name: str, hosts: int, h
     row["peak_memory"] = peak_memory(job.pid)
     job.send_signal(signal.SIGINT)
     while there and time.monotonic() < asked + 300:
-        there = [pid for pid in there if lives(pid)] or left(name)  # a look at all costs time that they need
+        while there and not lives(there[-1]):  # a look at all costs time that they need
+            there.pop()
+        there = there or left(name)
         if job.poll() is None:
             with contextlib.suppress(OSError, TypeError):
                 row["end_cpu"] = cpu_seconds(job.pid) - used

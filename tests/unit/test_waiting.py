@@ -11,6 +11,7 @@ from rich.console import Console
 
 from muster.cli.views.progress import ProgressView
 from muster.cli.views.waiting import Waiting
+from muster.core.job import Placement
 from muster.store import events
 from tests.support import wait_until
 
@@ -64,6 +65,19 @@ def test_what_any_rank_compiles_is_waited_for() -> None:
         "preparing the ranks",
         "training",
     ]
+
+
+def test_a_command_that_does_not_say_how_many_steps_there_will_be() -> None:
+    where, shown = console(terminal=True)
+    batch = SimpleNamespace(global_=1, micro=1, accumulation=1)
+    job: Any = SimpleNamespace(
+        world_size=1, placements=(Placement("node0", "node0", 1, 0),), batch=batch, decisions=(),
+        recipe={"workload": "command"}, precision="fp32", device="cpu", resume_step=None, attempt=1,
+    )  # fmt: skip
+    with ProgressView(where) as view:
+        view.announce(job)
+        view(events.Progress(time=1.0, format="nanoGPT", step=7, loss=0.5, rate=None))
+    assert "7 steps loss 0.5" in shown.getvalue()
 
 
 def test_deepspeed_says_when_it_compiles(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,7 +6,8 @@ import time
 from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, Progress, ProgressColumn, Task, TextColumn, TimeRemainingColumn
+from rich.text import Text
 
 from muster.cli.output import err_console
 from muster.cli.views.waiting import Waiting
@@ -39,6 +40,14 @@ _PHASES = {
 }
 
 
+class _Steps(ProgressColumn):
+    """How many of how many; a command does not say how many there will be."""
+
+    def render(self, task: Task) -> Text:
+        of = "" if task.total is None else f"/{task.total:.0f}"
+        return Text(f"{task.completed:.0f}{of} steps")
+
+
 class ProgressView(Waiting):
     """Watches a job's events. A context manager."""
 
@@ -48,7 +57,7 @@ class ProgressView(Waiting):
         self.bar = Progress(
             TextColumn("[bold]{task.description}"),
             BarColumn(),
-            TextColumn("{task.completed:.0f}/{task.total:.0f} steps"),
+            _Steps(),
             TextColumn("{task.fields[figures]}"),
             TimeRemainingColumn(),
             console=console,
