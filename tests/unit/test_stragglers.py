@@ -241,7 +241,7 @@ def test_a_rank_that_computes_and_one_that_sleeps() -> None:
 def test_a_loaders_worker_is_not_the_rank_and_what_a_shell_starts_is(tmp_path: Path) -> None:
     """Both have the rank in their environment."""
     asleep = "time.sleep(600)"
-    worker = f"import os, time; os.fork(); print(os.getpid(), flush=True); {asleep}"
+    worker = f"import os, time; os.fork(); os.write(1, b'%d\\n' % os.getpid()); {asleep}"  # one write each
     line = f'"{sys.executable}" -c "{worker}"; true'  # a shell starts it, and waits
     shell = subprocess.Popen(["bash", "-c", line], env={**os.environ, "RANK": "3"}, stdout=subprocess.PIPE)
     assert shell.stdout
