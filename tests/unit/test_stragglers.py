@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import math
 import os
 import random
 import signal
@@ -11,6 +13,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +25,17 @@ from muster.core.batch import Batch
 from muster.core.inventory import Host
 from muster.core.job import Job, place
 from muster.core.result import Pace
-from muster.results.stragglers import FEWEST, Shares, Stragglers, excesses, longer, slow_hosts
+from muster.results.stragglers import (
+    FEWEST,
+    KEPT,
+    Shares,
+    Stragglers,
+    excesses,
+    link_speeds,
+    longer,
+    slow_hosts,
+    slow_link,
+)
 from muster.store import events
 
 HOSTS = ("a", "b", "c")
@@ -83,6 +96,35 @@ def test_hosts_that_differ_for_good_are_no_stragglers() -> None:
     rng = random.Random(4)
     own = {f"h{n}": 0.5 + rng.gauss(0, 0.02) for n in range(32)}
     assert not slow_hosts(moments(rng, NOISES["normal"], own, 24))
+
+
+@pytest.mark.parametrize("count", [2, 4, 8])
+def test_what_disturbs_hosts_for_a_while_accuses_nobody(count: int) -> None:
+    """Each moment is like the one before it: looked at again after each, twelve runs of 60 moments."""
+    rng = random.Random(count)
+    false = 0
+    for _ in range(12):
+        state = dict.fromkeys((f"h{n}" for n in range(count)), 0.0)
+        seen: list[Shares] = []
+        for _ in range(60):
+            state = {host: 0.6 * before + rng.gauss(0, 0.04) for host, before in state.items()}
+            seen = [*seen[-KEPT + 1 :], {host: 0.7 * (1 + now) for host, now in state.items()}]
+            if slow_hosts(seen):
+                false += 1
+                break
+    assert false <= (1 if count == 2 else 0)
+
+
+def test_a_host_that_tells_little_is_not_judged_by_that() -> None:
+    """Of twenty hosts one told of one moment only, which was a bad one."""
+    some = [{f"h{n}": 0.5 + 0.001 * n for n in range(19)} for _ in range(12)]
+    some[5]["late"] = 0.9
+    assert "late" not in {each.host for each in excesses(some)}
+
+
+def test_half_of_the_hosts_are_not_named_and_two_of_three_are() -> None:
+    assert not slow_hosts([{"a": 0.4, "b": 0.4, "c": 0.7, "d": 0.7}] * 12), "which half is slow, nobody knows"
+    assert {each.host for each in slow_hosts([{"a": 0.3, "b": 0.7, "c": 0.71}] * 12)} == {"b", "c"}
 
 
 # --- events ------------------------------------------------------------------------------------------------
@@ -155,7 +197,7 @@ def test_a_healthy_run_says_within_how_much() -> None:
     assert not told(watch, stream)
     found = watch.pace()
     assert found is not None and found.within is not None and found.within < 0.01
-    assert found.words.startswith("3 hosts, within 0.") and found.words.endswith("%: none slow")
+    assert found.words.startswith("none of 3 hosts is slow: what each does itself differs by 0.")
 
 
 def test_a_command_is_told_by_the_kernel_on_cpus_alone() -> None:
@@ -166,6 +208,58 @@ def test_a_command_is_told_by_the_kernel_on_cpus_alone() -> None:
     assert [(each.host, each.first_step) for each in found.stragglers] == [("a", 7)]
     assert not told(Stragglers(a_run("cuda")), [progress, *stream])
     assert not told(Stragglers(a_run()), stream), "before a step is known, ranks start"
+
+
+def test_a_host_for_which_the_others_sleep_whole_samples() -> None:
+    """Nobody can divide by what they do."""
+    watch = Stragglers(a_run())
+    stream = [sample(at, rank, 1.0 if rank == 2 else 0.0) for at in range(1, 9) for rank in range(3)]
+    (found,) = told(watch, [events.Progress(time=0, format="nanoGPT", step=1), *stream])
+    assert (
+        "c makes every step 1000 times as long: its own computation takes 1000 times as long as"
+        in found.words
+    )
+    assert Pace.model_validate_json(found.model_dump_json()) == found
+
+
+@pytest.mark.parametrize("silent", [0, 2])
+def test_a_host_that_samples_late_keeps_nothing_back(silent: int) -> None:
+    """The first and the last host of a job are like all others: of twenty one may say nothing."""
+    names = [f"h{n}" for n in range(20)]
+    job = replace(a_run(), placements=place([(Host(name), 1) for name in names]))
+    watch = Stragglers(job)
+    watch.add(events.Progress(time=0, format="nanoGPT", step=1))
+    stream = [
+        events.Hardware(time=at, heard=at, host=name, seconds=1.0, own={n: 0.8 if n == 5 else 0.5})
+        for at in range(1, 9)
+        for n, name in enumerate(names)
+        if n != (0 if silent == 0 else 19)
+    ]
+    assert [each.host for found in told(watch, stream) for each in found.stragglers] == ["h5"]
+
+
+def test_what_a_host_makes_up_stops_nobody() -> None:
+    """Windows of ranks that are another's or nobody's, and times that are none."""
+    watch = Stragglers(a_run())
+    assert not told(
+        watch,
+        [
+            *(window(10, 0, 0.3).model_copy(update={"rank": rank}) for rank in (1, 2, 7, None)),
+            *(
+                window(step, rank, 0.3, seconds=math.nan if rank == 1 else math.inf)
+                for step in (10, 20)
+                for rank in range(3)
+            ),
+            *(window(30, rank, math.nan) for rank in range(3)),
+        ],
+    )
+    assert watch.pace() is None
+    good = {"at": "10.0.0.1", "to": "10.0.0.2", "bytes": 5, "busy": 0.1}
+    for more in ({"seconds": -1.0}, {"own": {0: math.nan}}, {"own": {0: math.inf}},
+                 {"links": [{**good, "bytes": 10**400}]}, {"links": [{**good, "busy": math.inf}]},
+                 {"links": [good] * 100}):  # fmt: skip
+        with pytest.raises(ValueError):
+            events.Hardware.model_validate({"time": 0, **more})
 
 
 RING = {"a": "b", "b": "c", "c": "a"}
@@ -201,6 +295,30 @@ def test_a_slow_link(busy: tuple[float, ...], host: str | None, to: str | None) 
     assert [(each.host, each.to, each.kind) for each in found.stragglers] == (
         [(host, to, "link")] if host else []
     )
+
+
+def links_of(count: int, slow: Callable[[int, int], float], scale: Callable[[int, int], float]) -> list[Any]:
+    """All to all: a second each for so many bytes, times what is slow."""
+    rng = random.Random(3)
+    return [
+        {
+            (f"h{a}", f"h{b}"): (1e-8 * slow(a, b) * (1 + rng.gauss(0, 0.02)), 0.2 * scale(a, b))
+            for a, b in itertools.permutations(range(count), 2)
+        }
+        for _ in range(12)
+    ]
+
+
+def test_links_that_carry_another_load_are_not_compared() -> None:
+    """All send to the first host as well: what goes there waits for what else goes there."""
+    hub = lambda a, b: 0 in (a, b)  # noqa: E731
+    alike = links_of(4, lambda a, b: 1.5 if hub(a, b) else 1.0, lambda a, b: 1.5 if hub(a, b) else 1.0)
+    found = slow_link(link_speeds(alike))
+    assert found is not None and (found.host, found.to) == ("h0", None)
+    more = links_of(4, lambda a, b: 1.5 if hub(a, b) else 1.0, lambda a, b: 4.0 if hub(a, b) else 1.0)
+    assert slow_link(link_speeds(more)) is None
+    two_speeds = links_of(8, lambda a, b: 2.0 if max(a, b) > 3 else 1.0, lambda a, b: 1.0)
+    assert slow_link(link_speeds(two_speeds)) is None, "half of a switch is nobody's fault"
 
 
 def test_one_host_has_nothing_to_compare() -> None:

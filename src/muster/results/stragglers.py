@@ -24,13 +24,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from muster.core.job import Job
-from muster.core.result import Pace, Straggler
+from muster.core.result import LEAST, Pace, Straggler
 from muster.store import events
 
 KEPT = 24  # moments that are looked back at
 FEWEST = 5  # of them, before anybody is named
-LEAST = 0.05  # of a step: what less than this costs is named nowhere among two or three hosts,
-LEAST_OF_MANY = 0.02  # nor this among more, which show what healthy ones differ by
+LEAST_OF_MANY = 0.02  # of a step, among four hosts and more, which show what healthy ones differ by
 APART = 4.0  # deviations of what hosts differ by
 ENOUGH = 0.9  # of the hosts: a moment of which so many told counts
 OFTEN = 0.8  # of the moments in which it is slower than the others
@@ -42,6 +41,7 @@ LINK = 0.15  # longer for each byte: links differ by less
 LIKE = 1.5  # times the bytes of others: what carries more or less of them is no like, and not compared
 MOMENTS = 8  # in which a link was used, before it is named
 USED = 0.05  # of the time: a link that carries less tells nothing
+MANY = 100  # hosts: of more, links are not compared in each moment, since that takes a second
 TOLD_BYTES = 1 << 18  # of a link in a moment
 WINDOWS, KERNEL = "windows of steps", "the processes' own time"
 
@@ -261,7 +261,8 @@ class Stragglers:
         self.parts: dict[int, dict[str, Mapping[str, float]]] = {}
         self.links: dict[int, dict[tuple[str, str], tuple[float, float]]] = {}
         self.addresses: dict[str, str] = {}
-        self.sampled = 0  # the last moment of which a host told
+        self.sampled = self.looked = 0  # moments: the last that is told of; when links were compared
+        self.link: Straggler | None = None
         self.steps = 0
         self.warm = False  # a first step was done
         self.named: dict[tuple[str, str, str | None], Straggler] = {}
@@ -331,8 +332,13 @@ class Stragglers:
                 links[host, to] = (link.busy / link.bytes, min(1.0, link.busy / sample.seconds))
         while len(self.links) > KEPT + 1:
             self.links.pop(min(self.links))
-        before, self.sampled = self.sampled, max(moment, self.sampled)
-        return moment > before  # of those before it all have told that will
+        if moment <= self.sampled:
+            return False
+        self.sampled = moment  # of those before it all have told that will
+        if moment >= self.looked + 1 + len(self.names) // MANY:
+            self.looked = moment
+            self.link = slow_link(link_speeds(list(self.links.values())[:-1]))
+        return True
 
     def pace(self) -> Pace | None:
         """What is known now. None: nothing could be compared."""
@@ -367,11 +373,10 @@ class Stragglers:
                         part=self._part(each.host),
                     ),
                 )
-        link = slow_link(link_speeds(list(self.links.values())[:-1]))
         # A host that has no time to compute acknowledges late as well.
         slow = found.keys() | {host for host, kind, _ in self.named if kind == "computation"}
-        if link and not slow & {link.host, link.to}:
-            return [*found.values(), link]
+        if self.link and not slow & {self.link.host, self.link.to}:
+            return [*found.values(), self.link]
         return list(found.values())
 
     def _sources(self) -> list[str]:
