@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import io
 import itertools
 import math
 import os
 import random
 import signal
 import socket
+import struct
 import subprocess
 import sys
 import threading
@@ -18,16 +20,23 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 
+from muster.agent import pace as agents_pace
 from muster.agent.pace import Pace as Sampled
 from muster.agent.pace import connections, sockets_of, threads
+from muster.cli.views.progress import ProgressView
 from muster.core.batch import Batch
 from muster.core.inventory import Host
 from muster.core.job import Job, place
-from muster.core.result import Pace
+from muster.core.result import Pace, Straggler
+from muster.results import stragglers
+from muster.results.fold import fold
 from muster.results.stragglers import (
     FEWEST,
     KEPT,
+    WINDOWS,
+    Excess,
     Shares,
     Stragglers,
     excesses,
@@ -36,7 +45,9 @@ from muster.results.stragglers import (
     slow_hosts,
     slow_link,
 )
+from muster.runs.recorder import Recorder
 from muster.store import events
+from muster.store.runfolder import RunFolder
 
 HOSTS = ("a", "b", "c")
 Noise = Callable[[random.Random], float]
@@ -127,6 +138,15 @@ def test_half_of_the_hosts_are_not_named_and_two_of_three_are() -> None:
     assert {each.host for each in slow_hosts([{"a": 0.3, "b": 0.7, "c": 0.71}] * 12)} == {"b", "c"}
 
 
+def test_what_is_named_for_little_and_what_is_not() -> None:
+    little = {f"h{n}": 0.5 for n in range(8)} | {"h1": 0.53}
+    assert [each.host for each in slow_hosts([little] * FEWEST)] == ["h1"], "of many hosts 2 % are enough"
+    few = {host: little[host] for host in ("h0", "h1", "h2")}
+    assert not slow_hosts([few] * FEWEST), "of three it is less than 5 %"
+    now_and_then = [{"a": 0.4, "b": 0.4, "c": 0.3 if n % 3 == 0 else 0.8} for n in range(KEPT)]
+    assert not slow_hosts(now_and_then), "in a third of the moments it is the fastest"
+
+
 # --- events ------------------------------------------------------------------------------------------------
 
 
@@ -208,6 +228,49 @@ def test_a_command_is_told_by_the_kernel_on_cpus_alone() -> None:
     assert [(each.host, each.first_step) for each in found.stragglers] == [("a", 7)]
     assert not told(Stragglers(a_run("cuda")), [progress, *stream])
     assert not told(Stragglers(a_run()), stream), "before a step is known, ranks start"
+
+
+def test_profiled_windows_tell_nothing() -> None:
+    watch = Stragglers(a_run())
+    stream = [
+        window(10 * n, rank, 0.05 if rank == 1 else 0.3, profiled=True)
+        for n in range(1, 12)
+        for rank in range(3)
+    ]
+    assert not told(watch, stream) and watch.pace() is None
+
+
+def test_one_that_is_missed_now_and_then_is_not_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor does a link of it become slow in such a moment: who has no time acknowledges late."""
+    watch = Stragglers(a_run())
+    slow = Straggler(host="b", kind="computation", cost=0.1, slower=0.2, within=0.01)
+    watch.link = slow.model_copy(update={"kind": "link", "to": "c"})
+    found = [Excess("b", 0.1, 0.01, 1.0, 0.2)]
+    number = itertools.count()
+    monkeypatch.setattr(stragglers, "slow_hosts", lambda moments: found if next(number) % 6 < 2 else [])
+    watch.waits = True
+    watch.own[WINDOWS].told = {n: {"a": [0.1], "b": [0.2], "c": [0.1]} for n in range(FEWEST)}
+    (only,) = [pace for _ in range(40) if (pace := watch._changed()) is not None]
+    assert [(each.kind, each.last_step) for each in only.stragglers] == [("computation", None)]
+
+
+def test_it_is_written_down_and_shown(tmp_path: Path) -> None:
+    run, text = RunFolder(tmp_path / "run"), io.StringIO()
+    run.create()
+    progress = ProgressView(Console(file=text, width=200))
+    with Recorder(run, 1, progress, stragglers=Stragglers(a_run())) as recorder:
+        for n in range(1, 40):
+            for rank in range(3):
+                recorder.record(window(10 * n, rank, 0.05 if rank == 1 and n < 12 else 0.3))
+        recorder.last_progress()
+    kept = [event.found for event in events.read_events(run.events) if isinstance(event, events.Paced)]
+    assert [each.last_step is None for pace in kept for each in pace.stragglers] == [True, False, False]
+    shown = " ".join(text.getvalue().split())
+    assert shown.count("step 60: b makes every step 33 % longer: its own computation") == 1
+    assert shown.count("no host holds the others up any more") == 1
+    attempt = events.JobState(time=0, attempt=2, state="begin")
+    assert fold(events.read_events(run.events)).pace == kept[-1]
+    assert fold([*events.read_events(run.events), attempt]).pace is None, "another attempt, other hosts"
 
 
 def test_a_host_for_which_the_others_sleep_whole_samples() -> None:
@@ -354,6 +417,39 @@ def test_a_rank_that_computes_and_one_that_sleeps() -> None:
             each.communicate()
     assert told["own"][0] > 5 * told["own"][1]
     assert told["links"] == []
+
+
+def test_units_and_differences(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The slowest thread of a rank counts; of links what came since the sample before, to other hosts."""
+    spent = [{7: 1_000_000_000, 8: 0}, {7: 1_500_000_000, 8: 250_000_000, 9: 900_000_000}]
+    mine, other, same = ("10.0.0.1", "10.0.0.2"), ("10.0.0.1", "10.0.0.3"), ("10.0.0.1", "10.0.0.1")
+    open_ones = [
+        {1: (mine, 1000, 500_000), 2: (mine, 10, 10), 3: (same, 5, 5), 4: (other, 5, 5)},
+        {1: (mine, 4000, 750_000), 2: (mine, 1010, 250_010), 3: (same, 9, 9), 4: (other, 5, 5)},
+    ]
+    monkeypatch.setattr(agents_pace, "about", lambda pid: (2, 1, "python"))
+    number = iter((0, 1))
+    monkeypatch.setattr(agents_pace, "threads", lambda pid: spent[at])
+    monkeypatch.setattr(agents_pace, "sockets_of", lambda pid: {1, 2, 3, 4})
+    monkeypatch.setattr(agents_pace, "connections", lambda: open_ones[at])
+    sampler, at = Sampled([2]), next(number)
+    assert sampler.sample([50])["own"] == {}
+    at = next(number)
+    assert sampler.sample([50]) == {
+        "own": {2: 0.5},
+        "links": [{"at": "10.0.0.1", "to": "10.0.0.2", "bytes": 4000, "busy": 0.5}],
+    }
+
+
+def test_an_answer_of_the_kernel_about_a_connection() -> None:
+    """IPv4 within IPv6; what the receiver had no room for is not the link's."""
+    four = [socket.inet_pton(socket.AF_INET6, f"::ffff:10.0.0.{n}") for n in (1, 2)]
+    info = bytes(120) + struct.pack("=Q", 7000) + bytes(40) + struct.pack("=QQ", 900, 300)
+    told = struct.pack("=BBBB", socket.AF_INET6, 1, 0, 0) + bytes(4) + four[0] + four[1]
+    told = told.ljust(68, b"\0") + struct.pack("=I", 42) + struct.pack("=HH", 4 + len(info), 2) + info
+    found: dict[int, Any] = {}
+    assert agents_pace.read(struct.pack("=IHHII", 16 + len(told), 20, 2, 1, 0) + told, found)
+    assert found == {42: (("10.0.0.1", "10.0.0.2"), 7000, 600)}
 
 
 def test_a_loaders_worker_is_not_the_rank_and_what_a_shell_starts_is(tmp_path: Path) -> None:
