@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from muster.agent.agent import Tail
-from muster.core.result import Hung
+from muster.core.result import Hung, Pace
 from muster.store import events
 
 WHEN = {"time": 1764000000.25, "attempt": 2, "host": "node1", "rank": 3}
@@ -42,6 +42,7 @@ SAMPLES: list[events.Event] = [
     events.Phase(**WHEN, name="train"),
     events.Progress(**WHEN, format="nanoGPT", step=40, loss=2.5, rate=12.0, unit="steps", steps=30),
     events.Hanging(**WHEN, found=Hung(what="rank 1 sleeps", seconds=61, ranks=[1], certain=True)),
+    events.Paced(**WHEN, step=5, found=Pace(hosts=2, within=0.01, moments=9, source="windows of steps")),
     events.Noted(**WHEN, text="mind this"),
     events.Measured(**WHEN, what="pair", content={"source": 0, "target": 1, "seconds": [0.5], "bytes": 4}),
     events.Failed(**WHEN, what="broke", usage=True, traceback="a\nb"),

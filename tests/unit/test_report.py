@@ -226,7 +226,8 @@ def test_a_whole_run():
 def test_who_held_the_run_up():
     slow = Straggler(host="b", kind="computation", cost=0.2, slower=0.3, within=0.01, first_step=60)
     pace = Pace(hosts=2, within=0.2, moments=9, source="windows of steps", stragglers=[slow])
-    assert "b makes every step 20 % longer: its own computation takes" in check(a_run(figures=a_result(pace=pace))).words
+    page = check(a_run(figures=a_result(pace=pace)))
+    assert "b makes every step 20 % longer: its own computation takes" in page.words
 
 
 def test_hostile_text_is_only_text():

@@ -40,6 +40,7 @@ from muster.results.stragglers import (
     Shares,
     Stragglers,
     excesses,
+    lasting,
     link_speeds,
     longer,
     slow_hosts,
@@ -126,6 +127,14 @@ def test_what_disturbs_hosts_for_a_while_accuses_nobody(count: int) -> None:
     assert false <= (1 if count == 2 else 0)
 
 
+def test_errors_are_larger_of_few_moments_and_of_such_that_are_alike() -> None:
+    rng = random.Random(1)
+    free = [[rng.gauss(0, 1) for _ in range(KEPT)] for _ in range(8)]
+    slowly = [[math.sin(n / 5 + host) for n in range(KEPT)] for host in range(8)]
+    few = [each[:FEWEST] for each in free]
+    assert 1 < lasting(free) < 1.7 and lasting(few) > 2.5 and lasting(slowly) > 3
+
+
 def test_a_host_that_tells_little_is_not_judged_by_that() -> None:
     """Of twenty hosts one told of one moment only, which was a bad one."""
     some = [{f"h{n}": 0.5 + 0.001 * n for n in range(19)} for _ in range(12)]
@@ -210,6 +219,18 @@ def test_a_host_whose_batches_are_slow() -> None:
     assert found.stragglers[0].words.startswith("c makes every step 43 % longer: getting its batches")
 
 
+def test_no_part_is_blamed_for_what_none_tells_of() -> None:
+    """A host that generates answers more slowly, and whose forward passes are a little longer."""
+    watch = Stragglers(a_run())
+    stream = [
+        window(10 * n, rank, 0, parts={"forward": 0.12 if rank == 2 else 0.1, "waiting": waits})
+        for n in range(1, 9)
+        for rank, waits in enumerate((0.5, 0.5, 0.1))
+    ]
+    (found,) = told(watch, stream)
+    assert [(each.host, each.part) for each in found.stragglers] == [("c", None)]
+
+
 def test_a_healthy_run_says_within_how_much() -> None:
     watch = Stragglers(a_run())
     rng = random.Random(0)
@@ -228,6 +249,20 @@ def test_a_command_is_told_by_the_kernel_on_cpus_alone() -> None:
     assert [(each.host, each.first_step) for each in found.stragglers] == [("a", 7)]
     assert not told(Stragglers(a_run("cuda")), [progress, *stream])
     assert not told(Stragglers(a_run()), stream), "before a step is known, ranks start"
+
+
+def test_of_commands_that_tell_phases_batches_and_forward_passes_count() -> None:
+    phases = {"forward": 0.2, "backward": 0.5}
+    watch = Stragglers(a_run())
+    stream = [
+        window(10 * n, rank, 0, parts={}, phases=phases, data_seconds=0.3 if rank == 0 else 0.1)
+        for n in range(1, 9)
+        for rank in range(3)
+    ]
+    (found,) = told(watch, stream)
+    assert [(each.host, each.part, each.cost) for each in found.stragglers] == [
+        ("a", "data", pytest.approx(0.25))
+    ]
 
 
 def test_profiled_windows_tell_nothing() -> None:
@@ -417,6 +452,15 @@ def test_a_rank_that_computes_and_one_that_sleeps() -> None:
             each.communicate()
     assert told["own"][0] > 5 * told["own"][1]
     assert told["links"] == []
+
+
+def test_waiting_for_a_core_is_work_that_is_to_be_done() -> None:
+    """As of a host of which others take the cores, or whose quota is small."""
+    mine = Path(f"/proc/self/task/{os.getpid()}/schedstat")
+    if not mine.exists():
+        pytest.skip("this kernel does not count how long threads ran")
+    before, told_of = sum(map(int, mine.read_text().split()[:2])), threads(os.getpid())[os.getpid()]
+    assert before <= told_of <= sum(map(int, mine.read_text().split()[:2]))
 
 
 def test_units_and_differences(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -397,7 +397,7 @@ class Stragglers:
             over[name] = statistics.median(gaps) if gaps else 0.0
         worst = max(over, key=lambda name: over[name], default=None)
         whole = sum(max(0.0, each) for each in over.values())
-        return worst if worst is not None and over[worst] > 0.5 * whole > 0 else None
+        return worst if worst not in (None, "rest") and over[worst] > 0.5 * whole > 0 else None
 
     def _changed(self) -> Pace | None:
         now = {(each.host, each.kind, each.to): each for each in self._now()}
@@ -418,7 +418,10 @@ class Stragglers:
 def _parts(window: events.Window) -> dict[str, float]:
     data = {} if window.data_seconds is None else {"data": window.data_seconds}
     named = {name: spent for name, spent in window.phases.items() if name in ("forward", "optimizer")}
-    return {**data, **named, **window.parts}
+    found = {**data, **named, **window.parts}
+    if "waiting" in window.parts:  # and what no part tells of: generating, for example
+        found["rest"] = max(0.0, window.seconds - sum(found.values()))
+    return found
 
 
 def _own(window: events.Window, *, on_cpu: bool) -> float | None:
