@@ -18,9 +18,11 @@ from muster.core.result import (
     Failure,
     HostReport,
     Memory,
+    Pace,
     Quality,
     Result,
     Seconds,
+    Straggler,
     Throughput,
     Unscored,
 )
@@ -219,6 +221,13 @@ def test_a_whole_run():
     assert "not measured" in page.words  # no GPU
     assert "muster train 'a b'" in page.words
     assert "16 x 1 x 2 ranks = 32" in page.words
+
+
+def test_who_held_the_run_up():
+    slow = Straggler(host="b", kind="computation", cost=0.2, slower=0.3, within=0.01, first_step=60)
+    pace = Pace(hosts=2, within=0.2, moments=9, source="windows of steps", stragglers=[slow])
+    page = check(a_run(figures=a_result(pace=pace)))
+    assert "b makes every step 20 % longer: its own computation takes" in page.words
 
 
 def test_hostile_text_is_only_text():

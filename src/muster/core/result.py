@@ -215,6 +215,9 @@ class Hung(Part):
     witnesses: list[str] = Field(default_factory=list, description="what speaks for it")
 
 
+LEAST = 0.05  # of a step: of two or three hosts none is named for less
+
+
 class Straggler(Part):
     """A host that the others wait for in every step."""
 
@@ -236,14 +239,23 @@ class Straggler(Part):
     def words(self) -> str:
         """A sentence for people."""
         when = f", from step {self.first_step} to {self.last_step}" if self.last_step else ""
-        slower = f"{100 * self.slower:.0f} % longer"
         if self.kind == "link":
             which = f"the link of {self.host} to {self.to}" if self.to else f"every link of {self.host}"
-            return f"{which} takes {slower} for a byte: up to {100 * self.cost:.0f} % of a step{when}"
+            slower = _longer(self.slower, "other links")
+            return f"{which} takes {slower} for a byte: steps may be {_longer(self.cost)} because of it{when}"
         what = "getting its batches" if self.part == "data" else "its own computation"
         part = f", mostly {self.part}" if self.part not in (None, "data") else ""
-        why = f"{what} takes {slower} than the others'{part}"
-        return f"{self.host} makes every step {100 * self.cost:.0f} % longer: {why}{when}"
+        slower = _longer(self.slower, "the others'")
+        why = f"{what} takes {slower}{part}"
+        return f"{self.host} makes every step {_longer(self.cost)}: {why}{when}"
+
+
+def _longer(more: float, others: str = "") -> str:
+    """0.2: 20 % longer (than others); from three times on: 5 times as long (as others)."""
+    words, than = (
+        (f"{100 * more:.0f} % longer", "than") if more < 2 else (f"{1 + more:.0f} times as long", "as")
+    )
+    return f"{words} {than} {others}" if others else words
 
 
 class Pace(Part):
@@ -264,7 +276,9 @@ class Pace(Part):
             return "; ".join(each.words for each in self.stragglers[:NAMED])
         if self.within is None:
             return ""
-        return f"{self.hosts} hosts, within {100 * self.within:.1f} %: none slow"
+        sure = "slow" if self.within < LEAST else "surely slow"
+        differs = f"what each does itself differs by {100 * self.within:.1f} % of a step"
+        return f"none of {self.hosts} hosts is {sure}: {differs}"
 
 
 class Evidence(Part):

@@ -10,11 +10,13 @@ moments of which all hosts tell:
 
 In a moment a host is compared with the median of the other hosts. It is named where the median over the
 moments is large, and surely so: by its own scatter and by that of all hosts, each taken robustly (MAD).
+What disturbs a host lasts longer than a moment, so that moments tell less than as many independent ones.
 """
 
 from __future__ import annotations
 
 import math
+import operator
 import statistics
 from bisect import bisect_left
 from collections import Counter, defaultdict
@@ -22,21 +24,24 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from muster.core.job import Job
-from muster.core.result import Pace, Straggler
+from muster.core.result import LEAST, Pace, Straggler
 from muster.store import events
 
 KEPT = 24  # moments that are looked back at
 FEWEST = 5  # of them, before anybody is named
-LEAST = 0.05  # of a step: what less than this costs is named nowhere among two or three hosts,
-LEAST_OF_MANY = 0.02  # nor this among more, which show what healthy ones differ by
+LEAST_OF_MANY = 0.02  # of a step, among four hosts and more, which show what healthy ones differ by
 APART = 4.0  # deviations of what hosts differ by
 ENOUGH = 0.9  # of the hosts: a moment of which so many told counts
 OFTEN = 0.8  # of the moments in which it is slower than the others
 CHANCE = 0.001  # that a healthy host of a job is named, were noise normal
 GONE = 8  # moments in which it was not found, until a host is slow no more
+ALIKE = 0.5, 4  # what moments are taken to have in common with the ones before, and the moments that count so
+MOST_SHARE = 0.999  # of a step that a host can cost
 LINK = 0.15  # longer for each byte: links differ by less
+LIKE = 1.5  # times the bytes of others: what carries more or less of them is no like, and not compared
 MOMENTS = 8  # in which a link was used, before it is named
 USED = 0.05  # of the time: a link that carries less tells nothing
+MANY = 100  # hosts: of more, links are not compared in each moment, since that takes a second
 TOLD_BYTES = 1 << 18  # of a link in a moment
 WINDOWS, KERNEL = "windows of steps", "the processes' own time"
 
@@ -70,6 +75,22 @@ def spread(values: Sequence[float]) -> float:
     return 1.4826 * statistics.median(abs(each - middle) for each in values)
 
 
+def lasting(series: Iterable[Sequence[float]]) -> float:
+    """What errors are to be multiplied by: few moments tell their own scatter badly, and each is like the one
+    before it, as far as all series together show and one deviation of that."""
+    count, shown, alike = 0, 0, []
+    for each in series:
+        middle, scale = statistics.median(each), 3 * spread(each)
+        cut = [min(max(value - middle, -scale), scale) for value in each]
+        squares = math.fsum(value * value for value in cut)
+        alike.append(math.fsum(map(operator.mul, cut, cut[1:])) / squares if squares else 0.0)
+        count, shown = max(count, len(each)), shown + len(each)
+    usual, weight = ALIKE
+    found = (count * statistics.median(alike) + weight * usual) / (count + weight)
+    found = min(max(0.0, found + 1 / math.sqrt(max(count, shown - count))), 0.9)
+    return math.sqrt((1 + found) / (1 - found)) * count / max(1, count - 3)
+
+
 @dataclass(frozen=True)
 class Excess:
     """What a host's own time is above the others', as a share of the step."""
@@ -90,18 +111,19 @@ def excesses(moments: Sequence[Shares]) -> list[Excess]:
         for host, share in shares.items():
             others = _median_without(ordered, share)
             over[host].append(share - others)
-            ratio[host].append(share / others - 1 if others > 0 else 0.0)
+            ratio[host].append(share / max(others, 1 - MOST_SHARE) - 1)
     noise = statistics.median(spread(each) for each in over.values())
-    count = math.sqrt(len(moments))
+    times = 1.2533 * lasting(over.values())  # of a median of normal values
     return [
         Excess(
             host,
             statistics.median(each),
-            1.2533 * max(noise, spread(each)) / count,  # of a median of normal values
+            times * max(noise, spread(each)) / math.sqrt(len(each)),
             sum(value > 0 for value in each) / len(each),
             statistics.median(ratio[host]),
         )
         for host, each in over.items()
+        if 2 * len(each) > len(moments)  # that tells of most
     ]
 
 
@@ -131,7 +153,8 @@ def slow_hosts(moments: Sequence[Shares]) -> list[Excess]:
 
 def longer(share: float) -> float:
     """By how much a step is longer of which this share would not be."""
-    return share / (1 - share) if share < 1 else math.inf
+    share = min(share, MOST_SHARE)
+    return share / (1 - share)
 
 
 # --- links -------------------------------------------------------------------------------------------------
@@ -146,6 +169,11 @@ class LinkSpeed:
     error: float
     busy: float
 
+    @property
+    def carried(self) -> float:
+        """Its bytes, as a share of the time."""
+        return self.busy * math.exp(-self.slowness)
+
 
 def link_speeds(moments: Iterable[Mapping[tuple[str, str], tuple[float, float]]]) -> list[LinkSpeed]:
     """Of the links that carry most of a moment's bytes. `moments`: ends -> (seconds a byte, busy share)."""
@@ -153,52 +181,67 @@ def link_speeds(moments: Iterable[Mapping[tuple[str, str], tuple[float, float]]]
     for each in moments:
         for ends, told in each.items():
             values[ends].append(told)
-    found = []
-    for ends, told_of in values.items():
-        busy = statistics.median(share for _, share in told_of)
-        if len(told_of) >= MOMENTS and busy >= USED:
-            logs = [math.log(slow) for slow, _ in told_of]
-            error = 1.2533 * spread(logs) / math.sqrt(len(logs))
-            found.append(LinkSpeed(ends, statistics.median(logs), error, busy))
-    return found
+    logs = {
+        ends: [math.log(slow) for slow, _ in told]
+        for ends, told in values.items()
+        if len(told) >= MOMENTS and statistics.median(busy for _, busy in told) >= USED
+    }
+    times = 1.2533 * lasting(logs.values()) if logs else 0.0
+    return [
+        LinkSpeed(
+            ends,
+            statistics.median(each),
+            times * spread(each) / math.sqrt(len(each)),
+            statistics.median(busy for _, busy in values[ends]),
+        )
+        for ends, each in logs.items()
+    ]
 
 
 def slow_link(links: Sequence[LinkSpeed]) -> Straggler | None:
     """The host whose links are all slower than the rest, or the two hosts whose link alone is. None: nothing
-    is to be seen, or there is nothing to compare with."""
-    hosts = sorted({end for link in links for end in link.ends})
-    pairs = sorted({tuple(sorted(link.ends)) for link in links})
-    blamed: list[tuple[str, ...]] = [(host,) for host in hosts] + [tuple(pair) for pair in pairs]
-    best: Straggler | None = None
-    for ends in blamed:
-        mine = [link for link in links if set(ends) <= set(link.ends)]
-        rest = [link for link in links if not set(ends) <= set(link.ends)]
-        if not rest or (len(ends) == 1 and len({frozenset(link.ends) for link in mine}) < 2):
-            continue
-        if len(ends) == 2 and len({frozenset(link.ends) for link in rest}) < 2:
-            continue
-        fastest, slowest = (
-            min(mine, key=lambda link: link.slowness),
-            max(rest, key=lambda link: link.slowness),
-        )
-        gap = fastest.slowness - slowest.slowness
-        usual = statistics.median(link.slowness for link in rest)
-        excess = statistics.median(link.slowness for link in mine) - usual
-        scatter = slowest.slowness - min(link.slowness for link in rest)
-        error = math.hypot(fastest.error, slowest.error)
-        busiest = max(link.busy for link in mine)
-        cost = longer(busiest * (1 - math.exp(-excess)))
-        sure = gap > 4 * error and gap > math.log1p(LINK) / 2 and excess > math.log1p(LINK) + scatter
-        if sure and cost >= LEAST and (best is None or cost > best.cost):
-            best = Straggler(
-                host=ends[0],
-                to=ends[1] if len(ends) == 2 else None,
-                kind="link",
-                cost=cost,
-                slower=math.expm1(excess),
-                within=busiest * math.exp(-excess) * error,
-            )
-    return best
+    is to be seen, or there is nothing to compare with. That has the slowest link at one end, or both."""
+    if not links:
+        return None
+    slowest = sorted(max(links, key=lambda link: link.slowness).ends)
+    found = [_slower(ends, links) for ends in ([slowest[0]], [slowest[1]], slowest)]
+    return max((each for each in found if each), key=lambda each: each.cost, default=None)
+
+
+def _slower(ends: list[str], links: Sequence[LinkSpeed]) -> Straggler | None:
+    """What these ends' links cost, where all are slower than all others."""
+    mine = [link for link in links if set(ends) <= set(link.ends)]
+    rest = [link for link in links if not set(ends) <= set(link.ends)]
+    pairs, others = ({frozenset(link.ends) for link in which} for which in (mine, rest))
+    if len(pairs if len(ends) == 1 else others) < 2 or not others:
+        return None
+    carried: dict[tuple[str, ...], float] = defaultdict(float)
+    for link in links:
+        for who in [(end,) for end in link.ends] if len(ends) == 1 else [tuple(sorted(link.ends))]:
+            carried[who] += link.carried
+    own = carried.pop(tuple(ends))
+    if not 1 / LIKE < own / statistics.median(carried.values()) < LIKE:
+        return None
+    fastest = min(mine, key=lambda link: link.slowness)
+    last = max(rest, key=lambda link: link.slowness)
+    excess = statistics.median(link.slowness for link in mine) - statistics.median(
+        link.slowness for link in rest
+    )
+    scatter = last.slowness - min(link.slowness for link in rest)
+    gap, error = fastest.slowness - last.slowness, math.hypot(fastest.error, last.error)
+    busiest = max(link.busy for link in mine)
+    cost = longer(busiest * -math.expm1(-excess)) if excess > 0 else 0.0
+    sure = gap > 4 * error and gap > math.log1p(LINK) / 2 and excess > math.log1p(LINK) + scatter
+    if not sure or cost < LEAST:
+        return None
+    return Straggler(
+        host=ends[0],
+        to=ends[1] if len(ends) == 2 else None,
+        kind="link",
+        cost=cost,
+        slower=math.expm1(excess),
+        within=busiest * math.exp(-excess) * error,
+    )
 
 
 # --- as it runs --------------------------------------------------------------------------------------------
@@ -218,6 +261,8 @@ class Stragglers:
         self.parts: dict[int, dict[str, Mapping[str, float]]] = {}
         self.links: dict[int, dict[tuple[str, str], tuple[float, float]]] = {}
         self.addresses: dict[str, str] = {}
+        self.sampled = self.looked = 0  # moments: the last that is told of; when links were compared
+        self.link: Straggler | None = None
         self.steps = 0
         self.warm = False  # a first step was done
         self.named: dict[tuple[str, str, str | None], Straggler] = {}
@@ -243,6 +288,8 @@ class Stragglers:
     def _window(self, window: events.Window) -> bool:
         """Whether a moment is complete with it."""
         rank = window.rank if window.rank is not None else -1
+        if self.hosts.get(rank, "") != window.host or not math.isfinite(window.seconds):
+            return False
         ranks = self.windows.setdefault(window.step, {})
         ranks[rank] = window
         self.steps = max(self.steps, window.step)
@@ -260,7 +307,7 @@ class Stragglers:
         told = self.parts.setdefault(window.step, {})
         for rank, each in ranks.items():
             own = _own(each, on_cpu=self.on_cpu)
-            if own is None:
+            if own is None or not math.isfinite(own):
                 return False
             host = self.hosts[rank]
             self.waits = self.waits or "waiting" in each.parts
@@ -285,7 +332,13 @@ class Stragglers:
                 links[host, to] = (link.busy / link.bytes, min(1.0, link.busy / sample.seconds))
         while len(self.links) > KEPT + 1:
             self.links.pop(min(self.links))
-        return host == self.names[-1]  # the others told about as long ago
+        if moment <= self.sampled:
+            return False
+        self.sampled = moment  # of those before it all have told that will
+        if moment >= self.looked + 1 + len(self.names) // MANY:
+            self.looked = moment
+            self.link = slow_link(link_speeds(list(self.links.values())[:-1]))
+        return True
 
     def pace(self) -> Pace | None:
         """What is known now. None: nothing could be compared."""
@@ -320,10 +373,10 @@ class Stragglers:
                         part=self._part(each.host),
                     ),
                 )
-        link = slow_link(link_speeds(list(self.links.values())[:-1]))
         # A host that has no time to compute acknowledges late as well.
-        if link and not found.keys() & {link.host, link.to}:
-            return [*found.values(), link]
+        slow = found.keys() | {host for host, kind, _ in self.named if kind == "computation"}
+        if self.link and not slow & {self.link.host, self.link.to}:
+            return [*found.values(), self.link]
         return list(found.values())
 
     def _sources(self) -> list[str]:
@@ -344,7 +397,7 @@ class Stragglers:
             over[name] = statistics.median(gaps) if gaps else 0.0
         worst = max(over, key=lambda name: over[name], default=None)
         whole = sum(max(0.0, each) for each in over.values())
-        return worst if worst is not None and over[worst] > 0.5 * whole > 0 else None
+        return worst if worst not in (None, "rest") and over[worst] > 0.5 * whole > 0 else None
 
     def _changed(self) -> Pace | None:
         now = {(each.host, each.kind, each.to): each for each in self._now()}
@@ -365,7 +418,10 @@ class Stragglers:
 def _parts(window: events.Window) -> dict[str, float]:
     data = {} if window.data_seconds is None else {"data": window.data_seconds}
     named = {name: spent for name, spent in window.phases.items() if name in ("forward", "optimizer")}
-    return {**data, **named, **window.parts}
+    found = {**data, **named, **window.parts}
+    if "waiting" in window.parts:  # and what no part tells of: generating, for example
+        found["rest"] = max(0.0, window.seconds - sum(found.values()))
+    return found
 
 
 def _own(window: events.Window, *, on_cpu: bool) -> float | None:

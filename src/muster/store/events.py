@@ -19,6 +19,8 @@ from muster.core.result import Hung, Pace
 from muster.core.section import Part
 
 VERSION = 1
+MOST_LINKS = 16  # that a sample tells of: agent/pace.py
+_Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 _NOT_UTF8 = re.compile("[\ud800-\udfff]")  # how Python holds the bytes of a file name that is not UTF-8
 
 
@@ -52,8 +54,8 @@ class Link(Part):
     model_config = ConfigDict(extra="ignore")
     at: str = Field(description="this host's address")
     to: str = Field(description="the other one's")
-    bytes: int = Field(description="that it has acknowledged")
-    busy: float = Field(description="seconds in which some were on their way or waited to be sent")
+    bytes: int = Field(ge=0, lt=1 << 63, description="that it has acknowledged")
+    busy: _Seconds = Field(description="seconds in which some were on their way or waited to be sent")
 
 
 class Hardware(_Event):
@@ -69,13 +71,15 @@ class Hardware(_Event):
     memory_used: int | None = None
     memory_total: int | None = None
     gpus: list[dict[str, float | int | None]] = Field(default_factory=list)
-    seconds: float | None = Field(None, description="since the sample before; None: it is the first one")
-    own: dict[int, float] = Field(
+    seconds: _Seconds | None = Field(None, description="since the sample before; None: it is the first one")
+    own: dict[int, _Seconds] = Field(
         default_factory=dict,
         description="of each rank, seconds since then in which it computed or wanted to; the rest it slept",
     )
     links: list[Link] = Field(
-        default_factory=list, description="TCP connections of the ranks to other hosts, by their end"
+        default_factory=list,
+        max_length=MOST_LINKS,
+        description="TCP connections of the ranks to other hosts, by their end",
     )
 
 
