@@ -207,6 +207,21 @@ def test_windows_name_the_host_that_waits_least_and_say_when_it_is_over() -> Non
     assert last is not None and last.within == pytest.approx(0.0)
 
 
+def test_a_host_that_is_less_slow_than_it_was_stays_named() -> None:
+    """What is not sure enough to be named anew is not taken back."""
+    watch = Stragglers(a_run())
+    shares = [0.05] * 8 + [0.26] * 40  # of waiting; the others wait 0.3
+    stream = [
+        window(10 * n, rank, share if rank == 1 else 0.3)
+        for n, share in enumerate(shares, 1)
+        for rank in range(3)
+    ]
+    (found,) = told(watch, stream)
+    last = watch.pace()
+    assert last is not None
+    assert [(each.host, each.last_step) for each in (*found.stragglers, *last.stragglers)] == [("b", None)] * 2
+
+
 def test_a_host_whose_batches_are_slow() -> None:
     watch = Stragglers(a_run())
     parts = {"forward": 0.2, "backward": 0.4}

@@ -379,6 +379,17 @@ class Stragglers:
             return [*found.values(), self.link]
         return list(found.values())
 
+    def _above(self, least: float) -> set[str]:
+        """The hosts that make a step longer by so much, surely or not."""
+        heard = [self.own[source].complete() for source in self._sources()]
+        return {
+            each.host
+            for moments in heard
+            if moments
+            for each in excesses(moments)
+            if longer(each.share) >= least
+        }
+
     def _sources(self) -> list[str]:
         """What is heard. Windows that say what was waited for need no other witness, once they are enough."""
         told = len(self.own[WINDOWS].complete()) >= FEWEST
@@ -403,7 +414,11 @@ class Stragglers:
         now = {(each.host, each.kind, each.to): each for each in self._now()}
         step = self.steps or None
         changed = not now.keys() <= self.named.keys()
-        for key in self.named.keys() - now.keys():
+        missing = self.named.keys() - now.keys()
+        held = self._above(LEAST / 2) if missing else set()
+        for key in missing:
+            if key[1] == "computation" and key[0] in held:
+                continue  # less sure than it was, and no better
             self.missed[key] += 1
             if self.missed[key] >= GONE:
                 self.over.append(self.named.pop(key).model_copy(update={"last_step": step}))
