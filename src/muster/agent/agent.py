@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 TICK = 0.1  # seconds between two looks at what ranks write, where there is more to be read
 GATHER = 0.6  # where there is not: a ping comes between two of them, so that both wake the agent once
 MANY = 1 << 16  # bytes of a look after which there is more
-BEAT = 1.0  # seconds between signs of life, which pings ask for
+BEAT = 1.0  # seconds between signs of life, which messages ask for
 GRACE = 1.5  # seconds between SIGTERM and SIGKILL
 # Bytes waiting to be sent above which files are not read further: they keep what is unsent.
 OUT_LIMIT = 1 << 20
@@ -1528,10 +1528,10 @@ class Agent:
 
     def turn(self) -> None:
         """One look at everything."""
-        soon = max(0.0, min(self.due, self.beaten + 1.5 * BEAT) - time.monotonic())
+        soon = max(0.0, min(self.due, self.beaten + 1.2 * BEAT) - time.monotonic())
         for message in self.listen(soon):
             op = message.get("op")
-            self.asked = self.asked or op == "ping"
+            self.asked = True
             if op == "spec":
                 self.say("beat")  # reached: a driver that is slow to load is another matter
                 self.flush()
@@ -1552,7 +1552,7 @@ class Agent:
                 self.why = self.why or "stopped"
                 self.keep = bool(message.get("keep"))
         now = time.monotonic()
-        if now - self.beaten >= (BEAT / 2 if self.asked else 1.5 * BEAT):
+        if now - self.beaten >= (BEAT / 2 if self.asked else 1.2 * BEAT):
             self.beaten, self.asked = now, False
             news = self.pulses()
             self.say("beat", **({"pulses": news} if news else {}))
