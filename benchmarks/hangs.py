@@ -38,6 +38,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from textwrap import fill
 from typing import Any
 
 from benchmarks.hardware import processor
@@ -359,8 +360,11 @@ def page(rows: list[dict[str, Any]]) -> None:
         stopped = sum(not row["right"] for row in slow)
         minutes = sum(row["took"] for row in slow) / 60
         what = ", ".join(words for name, words in HEALTHY.items() if any(r["fault"] == name for r in slow))
-        said += [f"Healthy and slow, {len(slow)} jobs of {minutes:.0f} minutes in all ({what}): "
-                 f"{stopped or 'none'} stopped.", ""]  # fmt: skip
+        told = (
+            f"Healthy and slow, {len(slow)} jobs, {minutes:.0f} minutes in all: {stopped or 'none'} stopped"
+        )
+        said += [f"{told} ({what}).", ""]
+    said = [line if line.startswith("|") else fill(line, 118) for line in said]
     before, _, rest = PAGE.read_text().partition(START)
     PAGE.write_text(f"{before}{START}\n\n" + "\n".join(said) + f"\n{END}{rest.partition(END)[2]}")
 

@@ -110,6 +110,25 @@ def test_a_library_that_computes(ranks: Ranks) -> None:
     assert wait_until(lambda: "blas" in (ranks.look(0)[0]["library"] or ""), 60)
 
 
+@pytest.mark.parametrize(
+    ("tracer", "state"), [("py-spy (process 7)", None), ("gdb (process 7)", "t"), (None, "S")]
+)
+def test_a_rank_that_an_earlier_look_still_reads(
+    tracer: str | None, state: str | None, ranks: Ranks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a busy machine py-spy takes long: it is no debugger. It may end while it is asked after."""
+    states = iter(["t", "S", "S"])
+    known = look.stat
+    monkeypatch.setattr(look, "tracer", lambda pid: tracer)
+    monkeypatch.setattr(
+        look, "stat", lambda pid, task=None: {"state": next(states), "cpu": 0.0} if task else known(pid)
+    )
+    monkeypatch.setattr(look, "waited_for", lambda pids: {})
+    rank = look.Rank(0, ranks.start(0, DOES["sleeps"]).pid, str(ranks.place))
+    rank.sample(None)
+    assert rank.samples[0]["state"] == state
+
+
 def test_how_many_functions_a_loop_has(ranks: Ranks) -> None:
     """The few looks would take one with many for an endless one."""
     calls = "".join(f"        f{n}()\n" for n in range(6))

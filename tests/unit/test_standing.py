@@ -253,7 +253,6 @@ COMPUTING = [[["forward", f"/home/u/net{n}.py", n], ["step", "/home/u/train.py",
         {"states": ["R", "S", "R", "R", "R"], "own_cpu": 0.01, "wants": 0.9},  # others have the processors
         {"wants_below": 0.9},
         {"states": [], "mains": []},  # it could not be looked at in time
-        {"states": ["t"] * 5, "tracer": "py-spy (process 32)"},  # of an earlier look, on a busy machine
         {**LOOPING, "functions": 7},  # of which the few looks saw two
         {"states": ["R", "R", "S", None, None], "mains": [[]] * 5, "own_cpu": -1.7},
         {"states": ["D"] * 5, "disk_moves": True, "wchan": "folio_wait_bit"},  # fsync
@@ -270,7 +269,6 @@ COMPUTING = [[["forward", f"/home/u/net{n}.py", n], ["step", "/home/u/train.py",
         "starved",
         "its starved children",
         "not seen",
-        "read by Muster itself",
         "many functions",
         "ended meanwhile",
         "a slow disk",

@@ -137,10 +137,18 @@ class Rank:
         about = stat(self.pid, self.pid) or {}
         whole = stat(self.pid) or {}
         family = [self.pid, *children(self.pid)]
+        state, held_by = about.get("state"), tracer(self.pid)
+        if state == "t" and held_by is None:  # it may have been let go since, or be held from outside
+            state = (stat(self.pid, self.pid) or {}).get("state")
+        if held_by and held_by.startswith(
+            "py-spy"
+        ):  # an earlier look still reads it: what it does is not known
+            state = None
         self.samples.append(
             {
                 "at": time.monotonic(),
-                "state": about.get("state"),
+                "state": state,
+                "tracer": held_by,
                 "cpu": sum((stat(pid) or {}).get("all_cpu", 0.0) for pid in family),
                 "own_cpu": whole.get("cpu", 0.0),
                 "io": sum(io(pid) for pid in family),
@@ -249,7 +257,7 @@ class Rank:
             "disk": last.get("disk", {}),
             "disk_moves": any(map(differs, self.samples, self.samples[1:])),
             "wchan": last.get("wchan") or "",
-            "tracer": tracer(self.pid),
+            "tracer": last.get("tracer"),
             "library": self.library,
             "functions": self.functions,
             "mains": [each["threads"][0]["frames"] if each["threads"] else [] for each in self.samples],

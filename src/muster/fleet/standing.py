@@ -142,8 +142,7 @@ class Stand:
         look = self.look
         if look is None:
             return "absent"
-        read = look.states[-1:] == ["t"] and (look.tracer or "").startswith("py-spy")
-        if read or not look.states or None in look.states:  # an earlier look still reads it, or it ends
+        if not look.states or None in look.states:  # it ends, or an earlier look still reads it
             return "computing"
         states = set(look.states)
         if states == {"T"}:
