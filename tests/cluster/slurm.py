@@ -149,10 +149,16 @@ class Slurm:
 
     def heal(self, timeout: float = 60) -> None:
         """Cancel every job and have all hosts that live idle again. Raises ClusterError."""
+        deadline, begun = time.monotonic() + timeout, []
         for node in self.cluster.hosts:
             if self.cluster.is_alive(node) and not has_slurmd(self.cluster, node):
                 self._start_slurmd(node)
+                begun.append(node.name)
         self._await_idle(timeout)
+        for name in begun:  # slurmctld may call it idle from before, while nobody listens there yet
+            while self.run(["srun", f"--nodelist={name}", "true"]).returncode and time.monotonic() < deadline:
+                time.sleep(0.2)
+                self._await_idle(timeout)
 
     # How it comes about.
 
