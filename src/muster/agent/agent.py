@@ -979,7 +979,6 @@ class Agent:
         self.redirected = ""  # where torchrun puts what its ranks print
         self.looked = 0.0  # when new files there were looked for
         self.due = 0.0  # when files of ranks are looked at again
-        self.spoke = False  # a rank, of itself: it may go on, and is not to wait
         self.asked = False  # for a sign of life
         self.wakes = []  # type: List[int]  # a pipe: a child that ended, a signal, or a thread writes to it
         self.ended = {}  # type: Dict[int, int]  # ranks that have ended by themselves: their exit codes
@@ -1457,7 +1456,7 @@ class Agent:
             if tail.kind == "event":
                 lines = tail.read(final)
                 if lines:
-                    more = self.spoke = True
+                    more = True
                     self.say(tail.kind, rank=tail.rank, lines=lines)
         for _ in range(len(self.logs)):
             if self.out_bytes > OUT_LIMIT:
@@ -1564,10 +1563,11 @@ class Agent:
             while self.sampler.samples:
                 self.say("hardware", sample=self.sampler.samples.popleft())
         if now > self.due - GATHER / 2:
-            before, self.spoke = self.out_bytes, False
+            before = self.out_bytes
             self.read_tails()
-            much = self.spoke or self.out_bytes > min(before + MANY, OUT_LIMIT)
-            self.due = now + (TICK if much else GATHER)
+            much = self.out_bytes > min(before + MANY, OUT_LIMIT)
+            # Muster's own ranks tell of each step: that is not to wait. Of a command lines gather.
+            self.due = now + (GATHER if "each" in self.spec and not much else TICK)
         self.flush()
         if self.signalled is not None:
             self.why = self.why or "signal %d" % self.signalled
