@@ -729,7 +729,7 @@ def end_all(find: Callable[[], Set[int]], wait: Callable[[float], object] = time
     """End all processes that `find` finds: ask each, wait, force, and look again. -> whether all are gone.
     `wait` may return before its time, which grows, for a machine where a thousand end is busy."""
     limit = time.monotonic() + 2 * GRACE + 10
-    pause = 0.05
+    short = pause = 0.05
     asked = {}  # type: Dict[int, float]
     while True:
         pids, now = find(), time.monotonic()
@@ -739,7 +739,8 @@ def end_all(find: Callable[[], Set[int]], wait: Callable[[float], object] = time
         send_signal({pid for pid in pids if now > asked.setdefault(pid, now) + GRACE}, signal.SIGKILL)
         if now > limit:
             return False  # unkillable: in the kernel, on a dead device
-        wait(pause)
+        force = min(asked[pid] for pid in pids) + GRACE - now  # seconds until some are to be forced
+        wait(min(pause, force + short) if force > 0 else short)
         pause = min(2 * pause, 0.4)
 
 
