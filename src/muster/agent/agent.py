@@ -735,13 +735,14 @@ def end_all(find: Callable[[], Set[int]], wait: Callable[[float], object] = time
         pids, now = find(), time.monotonic()
         if not pids:
             return True
-        send_signal(pids - set(asked), signal.SIGTERM)
+        new = pids - set(asked)
+        send_signal(new, signal.SIGTERM)
         send_signal({pid for pid in pids if now > asked.setdefault(pid, now) + GRACE}, signal.SIGKILL)
         if now > limit:
             return False  # unkillable: in the kernel, on a dead device
+        pause = short if new else min(2 * pause, 0.4)
         force = min(asked[pid] for pid in pids) + GRACE - now  # seconds until some are to be forced
         wait(min(pause, force + short) if force > 0 else short)
-        pause = min(2 * pause, 0.4)
 
 
 def send_signal(pids: Set[int], number: int) -> None:
