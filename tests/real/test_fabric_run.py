@@ -200,6 +200,7 @@ def test_a_rank_that_hangs_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert (run.fabric / "matmul.csv").exists() and not (run.fabric / "sweep.csv").exists()
 
 
+@pytest.mark.real_start  # a fork would go on until it is forced to end, and measure more meanwhile
 def test_stopped_early(tmp_path: Path) -> None:
     """What was measured until then is in the result, in the files and on the page."""
     folder = RunFolder(tmp_path / "run")
