@@ -1448,8 +1448,8 @@ class Agent:
                     rank = self.spec["ranks"][0] + int(local)
                     self.logs.append(Tail(path, "log", rank if rank in self.spec["ranks"] else None))
 
-    def read_tails(self, final: bool = False) -> bool:
-        """Forward what the ranks wrote. False when everything was read."""
+    def read_tails(self, final: bool = False, logs: bool = True) -> bool:
+        """Forward what the ranks wrote, or of it their events alone. False when everything was read."""
         more = False
         if self.redirected and (final or time.monotonic() - self.looked > BEAT):
             self.looked = time.monotonic()
@@ -1460,7 +1460,7 @@ class Agent:
                 if lines:
                     more = True
                     self.say(tail.kind, rank=tail.rank, lines=lines)
-        for _ in range(len(self.logs)):
+        for _ in range(len(self.logs) if logs else 0):
             if self.out_bytes > OUT_LIMIT:
                 return True
             tail = self.logs[0]
@@ -1530,8 +1530,10 @@ class Agent:
 
     def turn(self) -> None:
         """One look at everything."""
+        # Muster's own ranks tell of each step, which is not to wait until lines of logs have gathered.
+        tells = self.ranks and "each" not in self.spec
         soon = max(0.0, min(self.due, self.beaten + 1.2 * BEAT) - time.monotonic())
-        for message in self.listen(soon):
+        for message in self.listen(min(soon, TICK) if tells else soon):
             op = message.get("op")
             self.asked = True
             if op == "spec":
@@ -1567,9 +1569,9 @@ class Agent:
         if now > self.due - GATHER / 2:
             before = self.out_bytes
             self.read_tails()
-            much = self.out_bytes > min(before + MANY, OUT_LIMIT)
-            # Muster's own ranks tell of each step: that is not to wait. Of a command lines gather.
-            self.due = now + (GATHER if "each" in self.spec and not much else TICK)
+            self.due = now + (TICK if self.out_bytes > min(before + MANY, OUT_LIMIT) else GATHER)
+        elif tells:
+            self.read_tails(logs=False)
         self.flush()
         if self.signalled is not None:
             self.why = self.why or "signal %d" % self.signalled
