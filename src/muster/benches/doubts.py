@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import statistics
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -12,8 +11,8 @@ from muster.benches.commands import Speed
 from muster.benches.document import JobRecord
 from muster.core.fabric.result import Spread, Sweep
 from muster.core.result import HostReport
+from muster.core.robust import deviation
 from muster.core.units import counted
-from muster.judging.baseline import MAD
 
 UNSTEADY = 0.15  # a figure that varies more than that is no measurement
 OTHERS = 0.1  # share of the cores that other processes may use, unless
@@ -93,7 +92,7 @@ def varied(time: Spread) -> float:
     no time."""
     if not time.seconds or not all(0 < each < math.inf for each in (time.median, *time.seconds)):
         return math.inf
-    return MAD * statistics.median(abs(seconds - time.median) for seconds in time.seconds) / time.median
+    return deviation(time.seconds, time.median) / time.median
 
 
 def _exchanges(record: JobRecord) -> Iterable[str]:

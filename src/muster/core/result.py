@@ -344,7 +344,7 @@ class HostReport(Part):
     parts: dict[str, float] = Field(
         default_factory=dict,
         description="of the steps' time, what the rank that waits least spent on data, forward, backward, "
-        "optimizer and waiting for others",
+        "optimizer, waiting for others, and the rest",
     )
 
 

@@ -22,9 +22,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
+from muster.core.robust import MAD
+
 FEWEST = 4  # times, and hosts; from fewer, no baseline is made
 KEPT = 3.0  # deviations; with 3.5 two clusters five deviations apart are joined two to four times as often
-MAD = 1.4826  # of a normal distribution: its standard deviation over its MAD
 TYPICAL = 0.005  # relative deviation assumed where nothing is known (64 healthy 8-GPU hosts: 0.0018)
 FLOOR = 0.001  # no scale is believed to be smaller: clocks and steps are not that exact
 ONE_FASTER = 64  # of so many values (and of fewer), one may be faster than all that are kept

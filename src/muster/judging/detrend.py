@@ -17,7 +17,8 @@ import statistics
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from muster.judging.baseline import FEWEST, FLOOR, MAD, TYPICAL, robust
+from muster.core.robust import deviation
+from muster.judging.baseline import FEWEST, FLOOR, TYPICAL, robust
 from muster.judging.observation import Observation
 
 _Kind = tuple[str, int]  # work, and number of hosts
@@ -141,5 +142,5 @@ def _middle(values: Sequence[float]) -> tuple[float, float]:
         middle, scale, count = robust(ordered)
     else:
         middle, count = statistics.median(ordered), len(ordered)
-        scale = max(TYPICAL, MAD * statistics.median([abs(each - middle) for each in ordered]))
+        scale = max(TYPICAL, deviation(ordered, middle))
     return middle, 1.6 * max(scale, FLOOR) ** 2 / count

@@ -36,6 +36,7 @@ from muster.core.secrets import masked_words
 from muster.core.units import counted
 from muster.engines.base import spec_of
 from muster.results.speed import flops, throughput
+from muster.results.stragglers import parts_of
 from muster.store import events
 from muster.store.windows import measured
 
@@ -203,8 +204,7 @@ def _parts(windows: Sequence[Sequence[events.Window]]) -> dict[int, dict[str, fl
     for window in (each for ranks in windows for each in ranks):
         if window.rank is not None and window.parts and whole > 0:
             own = found.setdefault(window.rank, {})
-            data = {} if window.data_seconds is None else {"data": window.data_seconds}
-            for name, spent in {**data, **window.parts}.items():
+            for name, spent in parts_of(window).items():
                 own[name] = own.get(name, 0.0) + spent / whole
     return found
 

@@ -25,6 +25,7 @@ from dataclasses import dataclass, field
 
 from muster.core.job import Job
 from muster.core.result import LEAST, Pace, Straggler
+from muster.core.robust import deviation
 from muster.store import events
 
 KEPT = 24  # moments that are looked back at
@@ -69,18 +70,12 @@ class _Moments:
         ][-KEPT:]
 
 
-def spread(values: Sequence[float]) -> float:
-    """A standard deviation that a few outliers do not move: the MAD of normal values, scaled."""
-    middle = statistics.median(values)
-    return 1.4826 * statistics.median(abs(each - middle) for each in values)
-
-
 def lasting(series: Iterable[Sequence[float]]) -> float:
     """What errors are to be multiplied by: few moments tell their own scatter badly, and each is like the one
     before it, as far as all series together show and one deviation of that."""
     count, shown, alike = 0, 0, []
     for each in series:
-        middle, scale = statistics.median(each), 3 * spread(each)
+        middle, scale = statistics.median(each), 3 * deviation(each)
         cut = [min(max(value - middle, -scale), scale) for value in each]
         squares = math.fsum(value * value for value in cut)
         alike.append(math.fsum(map(operator.mul, cut, cut[1:])) / squares if squares else 0.0)
@@ -112,13 +107,13 @@ def excesses(moments: Sequence[Shares]) -> list[Excess]:
             others = _median_without(ordered, share)
             over[host].append(share - others)
             ratio[host].append(share / max(others, 1 - MOST_SHARE) - 1)
-    noise = statistics.median(spread(each) for each in over.values())
+    noise = statistics.median(deviation(each) for each in over.values())
     times = 1.2533 * lasting(over.values())  # of a median of normal values
     return [
         Excess(
             host,
             statistics.median(each),
-            times * max(noise, spread(each)) / math.sqrt(len(each)),
+            times * max(noise, deviation(each)) / math.sqrt(len(each)),
             sum(value > 0 for value in each) / len(each),
             statistics.median(ratio[host]),
         )
@@ -140,7 +135,7 @@ def slow_hosts(moments: Sequence[Shares]) -> list[Excess]:
         return []
     found = excesses(moments)
     many = len(found) > 3
-    usual = spread([each.share for each in found]) if many else 0.0
+    usual = deviation([each.share for each in found]) if many else 0.0
     least = max(LEAST_OF_MANY if many else LEAST, APART * usual)
     sure = statistics.NormalDist().inv_cdf(1 - CHANCE / len(found))
     slow = [
@@ -191,7 +186,7 @@ def link_speeds(moments: Iterable[Mapping[tuple[str, str], tuple[float, float]]]
         LinkSpeed(
             ends,
             statistics.median(each),
-            times * spread(each) / math.sqrt(len(each)),
+            times * deviation(each) / math.sqrt(len(each)),
             statistics.median(busy for _, busy in values[ends]),
         )
         for ends, each in logs.items()
@@ -312,7 +307,7 @@ class Stragglers:
             host = self.hosts[rank]
             self.waits = self.waits or "waiting" in each.parts
             self.own[WINDOWS].add(window.step, host, own / whole)
-            told[host] = {name: spent / whole for name, spent in _parts(each).items()}
+            told[host] = {name: spent / whole for name, spent in parts_of(each).items()}
         while len(self.parts) > KEPT:
             self.parts.pop(min(self.parts))
         return True
@@ -430,7 +425,9 @@ class Stragglers:
         return self.pace() if changed else None
 
 
-def _parts(window: events.Window) -> dict[str, float]:
+def parts_of(window: events.Window) -> dict[str, float]:
+    """Seconds of its steps by what the rank did: data, forward, backward, optimizer, waiting for others, and
+    the rest; of some windows less is known."""
     data = {} if window.data_seconds is None else {"data": window.data_seconds}
     named = {name: spent for name, spent in window.phases.items() if name in ("forward", "optimizer")}
     found = {**data, **named, **window.parts}
@@ -444,6 +441,6 @@ def _own(window: events.Window, *, on_cpu: bool) -> float | None:
     a program does while its GPU computes delays nobody: of a GPU its own time counts."""
     if "waiting" in window.parts:
         return max(0.0, window.seconds - window.parts["waiting"])
-    parts = _parts(window) if on_cpu else window.parts
+    parts = parts_of(window) if on_cpu else window.parts
     told = [parts[name] for name in ("data", "forward") if name in parts]
     return sum(told) if told else None
