@@ -32,7 +32,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from hardware import processor, stolen, ticks  # noqa: E402
+from hardware import into_page, processor, stolen, ticks  # noqa: E402
 from tests.cluster.cluster import Cluster  # noqa: E402
 from tests.cluster.slow import slowed  # noqa: E402
 
@@ -45,7 +45,7 @@ from muster.core.recipes import dump_yaml  # noqa: E402
 from muster.judging.document import Gate  # noqa: E402
 
 RESULTS = ROOT / "benchmarks" / "results" / "bench_cluster.json"
-PAGE, START, END = ROOT / "docs" / "bench.md", "<!-- tries -->", "<!-- end of tries -->"
+PAGE = ROOT / "docs" / "bench.md"
 ALL = "healthy,processor:80,processor:50,processor:25,link:80,link:50,link:20,link:5"
 CORES = 1.2  # of all hosts together: so few that three of four find room on one of the machine's two cores
 MOST = 0.3  # of a core for each
@@ -158,13 +158,6 @@ def table(rows: list[dict[str, Any]]) -> str:
     return "\n".join(lines)
 
 
-def write_page(rows: list[dict[str, Any]]) -> None:
-    """The table in docs/bench.md."""
-    text = PAGE.read_text(encoding="utf-8")
-    before, rest = text.split(START)
-    PAGE.write_text(f"{before}{START}\n{table(rows)}\n{END}{rest.split(END)[1]}", encoding="utf-8")
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -197,7 +190,7 @@ def main() -> None:
         options.output.write_text(json.dumps(document, indent=1) + "\n")
     print(table(rows))
     if options.output == RESULTS:
-        write_page(rows)
+        into_page(PAGE, "tries", table(rows))
 
 
 if __name__ == "__main__":

@@ -22,37 +22,30 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from benchmarks.hardware import processor, stolen, ticks
+from benchmarks.hangs import OWN as SMALL
+from benchmarks.hardware import into_page, processor, stolen, ticks
 from tests.cluster.cluster import Cluster
 from tests.cluster.slow import slowed
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results" / "blame.json"
-PAGE, START, END = ROOT / "docs" / "stragglers.md", "<!-- tries -->", "<!-- end of tries -->"
+PAGE = ROOT / "docs" / "stragglers.md"
 WHAT = ("healthy", "processor", "link")
 KINDS = ("own", "torchrun", "deepspeed")
 LEFT, CORES, RATE, PERIOD = 0.8, 0.35, 100, 10_000  # share, cores of a host, Mbit/s, microseconds
 WITHIN, STEPS = 100, 120  # steps to name it in, and of a run
 WEIGHT = 50.0  # of a host beside what else runs on the machine, which takes from one more than from another
-OWN = {
-    "workload": "causal-lm",
-    "engine": {"name": "ddp"},
-    "data": {"synthetic": {}, "sequence": 128},
-    "model": {
-        "init": "random",
-        "config": {
-            "model_type": "opt", "hidden_size": 192, "ffn_dim": 768, "num_hidden_layers": 2,
-            "num_attention_heads": 4, "word_embed_proj_dim": 192, "vocab_size": 1000,
-            "max_position_embeddings": 128,
-        },
-    },
-    "batch": {"micro": 4},
-    "measure": {"window": 5},
-    "train": {"max_steps": STEPS},
-    "evaluate": {"after": False},
-    "checkpoint": {"model": False},
-    "precision": "fp32",
+WIDER = {
+    "hidden_size": 192, "ffn_dim": 768, "num_attention_heads": 4, "word_embed_proj_dim": 192,
+    "max_position_embeddings": 128,
 }  # fmt: skip
+OWN: dict[str, Any] = {
+    **SMALL,
+    "data": {"synthetic": {}, "sequence": 128},
+    "model": {"init": "random", "config": {**SMALL["model"]["config"], **WIDER}},
+    "train": {"max_steps": STEPS},
+    "measure": {"window": 5},
+}
 SCRIPT = """
 import os, time, torch, torch.distributed as dist
 kind = os.environ["KIND"]
@@ -155,13 +148,6 @@ def page(rows: list[dict[str, Any]]) -> str:
     return "\n".join(lines)
 
 
-def write_page(found: dict[str, Any]) -> None:
-    """The table into docs."""
-    text = PAGE.read_text()
-    before, rest = text.split(START)[0], text.split(END)[1]
-    PAGE.write_text(f"{before}{START}\n{page(found['rows'])}\n{END}{rest}")
-
-
 def main() -> None:
     """Try, write, print."""
     parser = argparse.ArgumentParser(
@@ -185,7 +171,7 @@ def main() -> None:
                 found["rows"].append(row)
                 RESULTS.write_text(json.dumps(found, indent=1) + "\n")
     print(page(found["rows"]))
-    write_page(found)
+    into_page(PAGE, "tries", page(found["rows"]))
 
 
 if __name__ == "__main__":

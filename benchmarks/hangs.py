@@ -41,12 +41,12 @@ from pathlib import Path
 from textwrap import fill
 from typing import Any
 
-from benchmarks.hardware import processor
+from benchmarks.hardware import into_page, processor
 from tests.cluster.cluster import Cluster
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results" / "hangs.json"
-PAGE, START, END = ROOT / "docs" / "hang.md", "<!-- tries -->", "<!-- end of tries -->"
+PAGE = ROOT / "docs" / "hang.md"
 TORCHRUN = """
 import os, time, torch, torch.distributed as dist
 dist.init_process_group("gloo")
@@ -81,7 +81,7 @@ for step in range(int(os.environ["STEPS"])):
         spent = 1000 * (time.time() - began)
         print(f"iter {step}: loss {loss.item():.4f}, time {spent:.2f}ms, mfu 1.00%", flush=True)
 """
-OWN = {
+OWN: dict[str, Any] = {
     "workload": "causal-lm",
     "engine": {"name": "ddp"},
     "data": {"synthetic": {}, "sequence": 32},
@@ -365,8 +365,7 @@ def page(rows: list[dict[str, Any]]) -> None:
         )
         said += [f"{told} ({what}).", ""]
     said = [line if line.startswith("|") else fill(line, 118) for line in said]
-    before, _, rest = PAGE.read_text().partition(START)
-    PAGE.write_text(f"{before}{START}\n\n" + "\n".join(said) + f"\n{END}{rest.partition(END)[2]}")
+    into_page(PAGE, "tries", "\n".join(["", *said]))
 
 
 def tries(asked: argparse.Namespace) -> Iterator[Try]:
@@ -399,10 +398,10 @@ def main() -> None:
     parser.add_argument("--rows", type=Path, help="a file of JSON lines that rows are added to")
     parser.add_argument("--minutes", type=float, default=1e9, help="begin no try after so many")
     parser.add_argument("--keep", type=Path, help="a folder for what was seen of each hang")
-    parser.add_argument("--page", action="store_true", help="write results and page from the rows")
+    parser.add_argument("--page", action="store_true", help="write results and page from the rows, or the page from the results")
     asked = parser.parse_args()
     if asked.page:
-        page(read(asked.rows))
+        page(read(asked.rows) or json.loads(RESULTS.read_text())["rows"])
         return
     known = {
         (row["kind"], row["fault"], row["number"], row["hang_seconds"], row["lasts"] or 0.0)

@@ -1,9 +1,11 @@
-"""What a benchmark ran on."""
+"""What benchmarks share: what they ran on, and their place in a page of docs/."""
 
 from __future__ import annotations
 
+import os
 import platform
 from pathlib import Path
+from typing import Any
 
 
 def processor() -> str:
@@ -12,6 +14,18 @@ def processor() -> str:
         if line.startswith("model name"):
             return line.partition(":")[2].strip()
     return platform.processor()
+
+
+def machine() -> dict[str, Any]:
+    """For a document of results."""
+    return {"processor": processor(), "cores": os.cpu_count(), "python": platform.python_version()}
+
+
+def into_page(page: Path, name: str, text: str) -> None:
+    """Put a text between the marks <!-- NAME --> and <!-- end of NAME --> of a page."""
+    start, end = f"<!-- {name} -->", f"<!-- end of {name} -->"
+    before, _, rest = page.read_text(encoding="utf-8").partition(start)
+    page.write_text(f"{before}{start}\n{text}\n{end}{rest.partition(end)[2]}", encoding="utf-8")
 
 
 def ticks() -> tuple[int, int]:

@@ -18,7 +18,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import platform
 import signal
 import subprocess
 import sys
@@ -32,7 +31,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from hardware import processor  # noqa: E402
+from hardware import into_page, machine  # noqa: E402
 from tests.cluster.cluster import Cluster  # noqa: E402
 from tests.cluster.namespaces import Process  # noqa: E402
 from tests.cluster.scenarios import HOSTS, over_ssh  # noqa: E402
@@ -40,7 +39,7 @@ from tests.cluster.scenarios import HOSTS, over_ssh  # noqa: E402
 from muster.store.runfolder import RunFolder  # noqa: E402
 
 RESULTS = ROOT / "benchmarks" / "results" / "run_endings.json"
-PAGE, START, END = ROOT / "docs" / "run.md", "<!-- endings -->", "<!-- end of endings -->"
+PAGE, NAME = ROOT / "docs" / "run.md", "endings"
 ENDS = {
     "controller": "controller -9",
     "rank": "rank -9",
@@ -308,18 +307,10 @@ def main() -> None:
                     rows = [
                         each for each in known["rows"] if (each["program"], each["end"]) != (program, end)
                     ]
-                    about = {
-                        "processor": processor(),
-                        "cores": os.cpu_count(),
-                        "python": platform.python_version(),
-                    }
-                    known = {**about, "rows": [*rows, row]}
+                    known = {**machine(), "rows": [*rows, row]}
                     RESULTS.write_text(json.dumps(known, indent=1) + "\n")
                     cluster.heal()
-    page = PAGE.read_text()
-    if START in page:
-        before, _, rest = page.partition(START)
-        PAGE.write_text(f"{before}{START}\n{table(known['rows'])}\n{END}{rest.partition(END)[2]}")
+    into_page(PAGE, NAME, table(known["rows"]))
 
 
 if __name__ == "__main__":

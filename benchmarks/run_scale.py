@@ -21,7 +21,6 @@ import argparse
 import contextlib
 import json
 import os
-import platform
 import re
 import signal
 import subprocess
@@ -32,11 +31,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from hardware import processor
+from hardware import into_page, machine
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results" / "run_scale.json"
-PAGE, START, END = ROOT / "docs" / "run.md", "<!-- scale -->", "<!-- end of scale -->"
+PAGE, NAME = ROOT / "docs" / "run.md", "scale"
 BYTES_A_HOST = 10 << 20  # of memory, an agent with its command
 MOST_MINUTES = 15  # until all have started
 TICKS = os.sysconf("SC_CLK_TCK")
@@ -220,13 +219,9 @@ def main() -> None:
                 flush=True,
             )
             rows = [each for each in known["rows"] if (each["hosts"], each["what"]) != (hosts, what)]
-            about = {"processor": processor(), "cores": os.cpu_count(), "python": platform.python_version()}
-            known = {**about, "rows": [*rows, row]}
+            known = {**machine(), "rows": [*rows, row]}
             RESULTS.write_text(json.dumps(known, indent=1) + "\n")
-    page = PAGE.read_text()
-    if START in page:
-        before, _, rest = page.partition(START)
-        PAGE.write_text(f"{before}{START}\n{table(known['rows'])}\n{END}{rest.partition(END)[2]}")
+    into_page(PAGE, NAME, table(known["rows"]))
 
 
 if __name__ == "__main__":
