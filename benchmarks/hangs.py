@@ -398,7 +398,7 @@ def main() -> None:
     parser.add_argument("--rows", type=Path, help="a file of JSON lines that rows are added to")
     parser.add_argument("--minutes", type=float, default=1e9, help="begin no try after so many")
     parser.add_argument("--keep", type=Path, help="a folder for what was seen of each hang")
-    parser.add_argument("--page", action="store_true", help="write results and page from the rows, or the page from the results")
+    parser.add_argument("--page", action="store_true", help="write results and page from the rows there are")
     asked = parser.parse_args()
     if asked.page:
         page(read(asked.rows) or json.loads(RESULTS.read_text())["rows"])

@@ -170,7 +170,7 @@ def window(step: int, rank: int, waiting: float, **more: Any) -> events.Window:
     told = {"forward": 0.3 * (1 - waiting), "backward": 0.7 * (1 - waiting), "waiting": waiting}
     return events.Window.model_validate(
         {
-            "time": step, "rank": rank, "host": HOSTS[rank], "step": step, "steps": 10, "seconds": 1.0,
+            "time": step, "rank": rank, "host": HOSTS[rank % 3], "step": step, "steps": 10, "seconds": 1.0,
             "samples": 1, "tokens": 1, "padded_tokens": 1, "step_seconds": [0.1] * 10, "parts": told, **more,
         }
     )  # fmt: skip
@@ -233,6 +233,20 @@ def test_a_host_whose_batches_are_slow() -> None:
     ]
     (found,) = told(watch, stream)
     assert found.stragglers[0].words.startswith("c makes every step 43 % longer: getting its batches")
+
+
+def test_of_several_ranks_the_one_that_all_wait_for_tells_why() -> None:
+    places = place([(Host("a"), 2), (Host("b"), 2)])
+    watch = Stragglers(Job("r", "ssh", places, Batch(1, 1, 4), "fp32", "cpu", {}))
+    slow = {"data_seconds": 0.4, "parts": {"forward": 0.2, "backward": 0.4, "waiting": 0.0}}
+    well = {"data_seconds": 0.1, "parts": {"forward": 0.2, "backward": 0.4, "waiting": 0.3}}
+    stream = [
+        window(10 * n, rank, 0, host="ab"[rank // 2], **(slow if rank == 0 else well))
+        for n in range(1, 9)
+        for rank in range(4)
+    ]
+    (found,) = told(watch, stream)
+    assert [(each.host, each.part) for each in found.stragglers] == [("a", "data")]
 
 
 def test_no_part_is_blamed_for_what_none_tells_of() -> None:
@@ -529,6 +543,24 @@ def test_a_loaders_worker_is_not_the_rank_and_what_a_shell_starts_is(tmp_path: P
         for pid in (child, grandchild):
             os.kill(pid, signal.SIGKILL)
         shell.communicate()
+
+
+def test_a_process_that_becomes_a_rank_after_it_was_seen() -> None:
+    """As a launcher's child that was looked at before its exec."""
+    line = f'read; RANK=3 exec "{sys.executable}" -c "print(1, flush=True); input()"'
+    pipe = subprocess.PIPE
+    with subprocess.Popen(["bash", "-c", line], stdin=pipe, stdout=pipe) as process:
+        assert process.stdin and process.stdout
+        sampler = Sampled([3])
+        sampler.sample([process.pid])
+        assert not sampler.threads
+        process.stdin.write(b"go\n")
+        process.stdin.flush()
+        process.stdout.readline()
+        sampler.sample([process.pid])
+        seen = {pid for pid, _ in sampler.threads}
+        process.kill()
+    assert seen == ({process.pid} if threads(os.getpid()) else set())
 
 
 def test_the_kernels_counts_of_a_connection() -> None:

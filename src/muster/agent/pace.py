@@ -32,20 +32,18 @@ class Pace:
 
     def __init__(self, ranks: List[int]) -> None:
         self.ranks = set(ranks)
-        self.seen = {}  # type: Dict[int, Tuple[int, int, str]]  # process -> its rank (-1: none), parent, program
         self.threads = {}  # type: Dict[Tuple[int, int], int]  # (process, thread) -> nanoseconds
         self.sockets = {}  # type: Counters
 
     def sample(self, pids: Iterable[int]) -> Dict[str, Any]:
         """What was done since the last call. `pids`: the job's processes."""
-        pids = set(pids)
-        self.seen = {pid: self.seen[pid] if pid in self.seen else about(pid) for pid in pids}
-        mine = {pid: each[0] for pid, each in self.seen.items() if each[0] in self.ranks}
+        seen = {pid: about(pid) for pid in pids}  # each time: a process becomes another one by exec
+        mine = {pid: rank for pid, (rank, _, _) in seen.items() if rank in self.ranks}
         # A child with the same rank and program is a loader's worker; below a shell it is the rank itself.
         workers = {
             pid
-            for pid, (rank, parent, program) in self.seen.items()
-            if (rank, program) == self.seen.get(parent, (None, 0, None))[::2]
+            for pid, (rank, parent, program) in seen.items()
+            if (rank, program) == seen.get(parent, (None, 0, None))[::2]
         }
         tops = {pid: rank for pid, rank in mine.items() if pid not in workers}
         return {"own": self.own(tops), "links": self.links(set(mine))}

@@ -300,6 +300,7 @@ class Stragglers:
         if whole <= 0 or any(each.profiled for each in ranks.values()):
             return False
         told = self.parts.setdefault(window.step, {})
+        most: dict[str, float] = {}
         for rank, each in ranks.items():
             own = _own(each, on_cpu=self.on_cpu)
             if own is None or not math.isfinite(own):
@@ -307,7 +308,9 @@ class Stragglers:
             host = self.hosts[rank]
             self.waits = self.waits or "waiting" in each.parts
             self.own[WINDOWS].add(window.step, host, own / whole)
-            told[host] = {name: spent / whole for name, spent in parts_of(each).items()}
+            if own > most.get(host, -1.0):  # of a host, the rank that the others wait for
+                most[host] = own
+                told[host] = {name: spent / whole for name, spent in parts_of(each).items()}
         while len(self.parts) > KEPT:
             self.parts.pop(min(self.parts))
         return True
