@@ -147,11 +147,18 @@ class Tail:
         self.path, self.kind, self.rank = path, kind, rank
         self.offset = 0
 
+    def left(self) -> int:
+        """Bytes that were not read yet; a file that is not there has none."""
+        try:
+            return max(0, os.stat(self.path).st_size - self.offset)
+        except OSError:
+            return 0
+
     def read(self, final: bool = False, limit: int = 256 * 1024) -> List[str]:
         """New lines since the last call; `final` takes an unfinished last line too."""
+        if not self.left():
+            return []
         try:
-            if os.stat(self.path).st_size <= self.offset:
-                return []
             with open(self.path, "rb") as file:
                 file.seek(self.offset)
                 data = file.read(limit)
@@ -1655,8 +1662,7 @@ class Agent:
         limit = time.monotonic() + 30
         while self.read_tails(final=True) and not self.mute:
             if time.monotonic() > limit:
-                sizes = [os.stat(tail.path).st_size - tail.offset for tail in self.logs if tail.offset]
-                left = sum(sizes)
+                left = sum(tail.left() for tail in self.logs)
                 words = "muster: the rest of the logs, %d bytes, is in %s" % (left, self.place)
                 self.say("log", rank=None, lines=[words])
                 return
