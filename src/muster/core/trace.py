@@ -67,9 +67,12 @@ class Pass:
     and `copies`; `growing_peak`: the same in the backward pass with the gradients as they come, where there
     are none before it;
     `forward_flops`, `flops`: operations of matrix products in the forward pass, and in both, with what
-    gradient checkpointing computes again;
-    `moved`: bytes that all operations read and write, views excluded, none fused; `operations`: how many
-    these are, about as many as kernels;
+    gradient checkpointing computes again; of `flops`: `attention`, in fused kernels; `masked`, of these above
+    a causal mask's diagonal, which kernels skip; `thin`, in products with a side that is neither the rows of
+    the batch nor as long as THIN, which are bound by the bytes that they move;
+    `moved`: bytes that operations other than products read and write, views excluded, none fused;
+    `thin_moved`: those of the thin products; `operations`: how many operations there are, about as many as
+    kernels;
     `peaks`: for each part of the two passes the most bytes at once, without and with the gradients: which
     part is the highest depends on the samples, and each one's peak grows in proportion.
     """
@@ -85,10 +88,18 @@ class Pass:
     moved: int
     growing_peak: int = 0
     operations: int = 0
+    attention: int = 0
+    masked: int = 0
+    thin: int = 0
+    thin_moved: int = 0
     peaks: dict[str, tuple[int, int]] = field(default_factory=dict)
 
 
-FIGURES = ("saved", "logits", "copies", "forward_flops", "flops", "moved", "operations")
+FIGURES = (
+    "saved", "logits", "copies", "forward_flops", "flops", "attention", "masked", "thin", "moved", "thin_moved",
+    "operations",
+)  # fmt: skip
+THIN = 256  # of a matrix: shorter sides leave fewer operations a byte than GPUs can do meanwhile
 
 
 @dataclass(frozen=True)

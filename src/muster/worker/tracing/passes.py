@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any
@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
 from muster.core import loss_parts
-from muster.core.trace import AFTER_BLOCKS, BACKWARD, FORWARD, Pass, TraceRequest, with_peaks
+from muster.core.trace import AFTER_BLOCKS, BACKWARD, FORWARD, THIN, Pass, TraceRequest, with_peaks
 from muster.worker.loss import TokenLoss
 from muster.worker.tracing.cuda import cuda_kernels
 from muster.worker.tracing.tasks import Inputs, task_of
@@ -48,6 +48,26 @@ for _name in _FORWARD:
         )
 
 
+def _causal(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+    """Whether a fused attention was asked to mask what comes later."""
+    places = {each.name: index for index, each in enumerate(func._schema.arguments)}
+    place = places.get("is_causal")
+    if place is None:
+        return False
+    return bool(args[place] if place < len(args) else kwargs.get("is_causal", False))
+
+
+def _is_thin(given: Sequence[torch.Tensor], rows: Collection[int]) -> bool:
+    """Whether the product of the last two matrices has a side shorter than THIN; the rows of a batch do not
+    count, since they grow with it."""
+    matrices = [each for each in given if each.ndim in (2, 3)][-2:]
+    if len(matrices) < 2:
+        return False
+    left, right = matrices
+    sides = {int(left.shape[-2]), int(left.shape[-1]), int(right.shape[-1])} - set(rows)
+    return min(sides, default=THIN) < THIN
+
+
 class _Storage:
     """An allocation."""
 
@@ -60,7 +80,8 @@ class _Storage:
 
 
 class Ledger(TorchDispatchMode):  # type: ignore[misc]
-    """The account. `outside`: tensors that are there anyway; `classes`: the last dimension of logits.
+    """The account. `outside`: tensors that are there anyway; `classes`: the last dimension of logits; `rows`:
+    of the batch, as products of its matrices see them.
 
     `answer`: what a model hears where it asks yes or no of masks or positions without data; where numbers are
     compared (is a layer to be left out by chance?), it hears no. None: the truth.
@@ -72,15 +93,18 @@ class Ledger(TorchDispatchMode):  # type: ignore[misc]
         others: Iterable[torch.Tensor],
         *,
         classes: int,
+        rows: Collection[int] = (),
         answer: bool | None = None,
     ) -> None:
         super().__init__()
+        self.rows = rows
         self.weights = {each.untyped_storage()._cdata for each in weights}
         self.outside = self.weights | {each.untyped_storage()._cdata for each in others}
         self.classes = classes
         self.answer = answer
         self.returning = False  # the backward pass has begun
-        self.flops = self.moved = self.operations = 0
+        self.flops = self.attention = self.masked = self.thin = 0
+        self.moved = self.thin_moved = self.operations = 0
         self._alive: dict[int, tuple[int, weakref.ref[Any]]] = {}  # by the storage's address
         self._compared: set[int] = set()  # addresses of what is said of numbers
         self._storages: list[_Storage] = []
@@ -140,11 +164,18 @@ class Ledger(TorchDispatchMode):  # type: ignore[misc]
 
     def _note(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
         packet = func._overloadpacket
-        if packet in _ATTENTION:
-            self.flops += _ATTENTION[packet](*args, **kwargs)
-        elif packet in flop_registry:
-            self.flops += int(flop_registry[packet](*args, **kwargs, out_val=out))
         given, made = list(_tensors((*args, *kwargs.values()))), list(_tensors((out,)))
+        product, thin = False, False
+        if packet in _ATTENTION:
+            product, done = True, _ATTENTION[packet](*args, **kwargs)
+            self.attention += done
+            self.masked += done // 2 if _causal(func, args, kwargs) else 0
+            self.flops += done
+        elif packet in flop_registry:
+            product, done = True, int(flop_registry[packet](*args, **kwargs, out_val=out))
+            thin = _is_thin(given, self.rows)
+            self.thin += done if thin else 0
+            self.flops += done
         before = {each.untyped_storage()._cdata for each in given}
         weight = packet is aten._to_copy and args[0].untyped_storage()._cdata in self.weights
         fresh = False
@@ -159,7 +190,10 @@ class Ledger(TorchDispatchMode):  # type: ignore[misc]
         if fresh or func._schema.is_mutable:
             written = sum(map(_touched, made)) if packet not in _NOT_WRITTEN else 0
             read = sum(map(_touched, given)) if written else 0
-            self.moved += written + read
+            if thin:
+                self.thin_moved += written + read
+            elif not product:
+                self.moved += written + read
             self.operations += bool(written)
 
     def _add(self, storage: Any, tensor: torch.Tensor, weight: bool) -> None:
@@ -212,7 +246,8 @@ def run(
     """A pass over `inputs`. `in_parts`: the loss works through the logits in parts; `answer`: see Ledger."""
     inputs = dict(inputs)
     outside = [*inputs.values(), *model.buffers()]
-    ledger = Ledger(model.parameters(), outside, classes=classes, answer=answer)
+    rows = {each.shape[0] * each.shape[1] for each in inputs.values() if each.ndim == 2}
+    ledger = Ledger(model.parameters(), outside, classes=classes, rows=rows, answer=answer)
     with ExitStack() as stack:
         stack.enter_context(task_of(request).within(model, request, in_parts))
         stack.enter_context(_loss_in_parts(in_parts))
@@ -236,7 +271,11 @@ def run(
         "copies": ledger.bytes(copies),
         "forward_flops": forward_flops,
         "flops": ledger.flops,
+        "attention": ledger.attention,
+        "masked": ledger.masked,
+        "thin": ledger.thin,
         "moved": ledger.moved,
+        "thin_moved": ledger.thin_moved,
         "operations": ledger.operations,
     }
     plain, growing = ledger.peaks(copies | gradients), ledger.peaks(copies)
