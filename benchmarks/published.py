@@ -89,7 +89,9 @@ def main() -> None:
             results.append({"row": row, "plan": plan})
             measured = step_of(row, plan)
             step = plan.get("step")
-            t = f"{measured:8.3f} {step:8.3f} {step / measured - 1:+6.1%}" if measured and step else f"{measured or math.nan:8.3f} {step or math.nan:8.3f}       "
+            low, high = plan["time"]["step_range"] if step else (0, 0)
+            within = "in" if measured and low <= measured <= high else "  "
+            t = f"{measured:8.3f} {step:8.3f} {step / measured - 1:+6.1%} {low:7.2f} {high:7.2f} {within}" if measured and step else f"{measured or math.nan:8.3f} {step or math.nan:8.3f}       "
             m = row["published_memory_bytes"]
             b = plan.get("bytes")
             mem = f"{m / 1e9:6.1f} {b / 1e9:6.1f} {b / m - 1:+6.1%} {row['memory_kind']:7s}" if m and b else " " * 28

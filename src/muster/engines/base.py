@@ -191,6 +191,11 @@ class EngineSpec:
         """Seconds per micro-step that its own Python takes for these tensors, beyond PyTorch's."""
         return 0.0
 
+    def in_turn(self, stage: int) -> float:
+        """What share of a micro-step's computation on a GPU waits for this engine's Python, rather than run
+        beside it."""
+        return 0.0
+
     def crossings(self, spread: ModelSpread) -> int:
         """How often gradients and new weights of an optimizer step cross the bus to an optimizer in host
         memory: down and up."""

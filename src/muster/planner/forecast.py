@@ -27,6 +27,7 @@ from muster.planner.time.steptime import (
     Step,
     StepCase,
     StepWork,
+    between,
     case_key,
     evaluation,
     link_key,
@@ -113,7 +114,8 @@ def _work(setting: Setting) -> StepWork | None:
     """Of all models of a step, but for drawing answers. By the trace; else by the family's formula, without
     what moves through memory."""
     if setting.trace is not None and setting.trace.checkpointing == setting.checkpointing:
-        return _with_others(setting, work_of(setting.trace.at(setting.micro)))
+        again = setting.checkpointing
+        return _with_others(setting, work_of(setting.trace.at(setting.micro), checkpointing=again))
     products = families.products(setting.config, _shape(setting))
     if products is None:
         return None
@@ -140,10 +142,7 @@ def _with_others(setting: Setting, work: StepWork) -> StepWork:
         else:
             done = training(products, checkpointing=setting.checkpointing)
             more += done.hardware if each.trained else done.forward
-    times = 1 + more / work.flops if work.flops else 1.0
-    return replace(
-        work, flops=work.flops + more, moved=times * work.moved, operations=times * work.operations
-    )
+    return replace(work.times(1 + more / work.flops), forward=work.forward) if work.flops else work
 
 
 def memory_plan(setting: Setting, room: Room, found: Need) -> MemoryPlan:
@@ -308,6 +307,7 @@ def _time_plan(now: Point, outlook: Outlook, *, known: bool, assumed: list[str])
     return TimePlan(
         **parts,
         step=step.seconds,
+        step_range=between(now.case, outlook.calibration),
         samples_per_second=step.samples_per_second,
         steps=round(now.total / step.seconds) if known else None,
         epoch=None if per_epoch is None else per_epoch * step.seconds,

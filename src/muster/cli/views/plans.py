@@ -114,12 +114,14 @@ def _time(console: Console, time: TimePlan) -> None:
         f"{name} {format_seconds(value)}" for name, value in parts.items() if value > SMALL * time.step
     )
     basis = "; ".join([*(["calibrated"] if time.calibrated else []), *time.assumed]) or "from stated figures"
-    console.print(f"\n  [bold]Step[/bold]  {format_seconds(time.step)}: {words}  ({basis})")
+    low, high = map(format_seconds, time.step_range)
+    console.print(f"\n  [bold]Step[/bold]  {format_seconds(time.step)} ({low} to {high}): {words}  ({basis})")
     console.print(f"        {format_number(time.samples_per_second)} samples/s")
     if time.total is not None:
         cost = f", cost {time.cost:,.2f}" if time.cost is not None else ""
         steps = f"{time.steps:,} steps, " if time.steps else ""
-        console.print(f"        {steps}{format_seconds(time.total)} in all{cost}")
+        low, high = (format_seconds(time.total * each / time.step) for each in time.step_range)
+        console.print(f"        {steps}{format_seconds(time.total)} ({low} to {high}) in all{cost}")
     if time.epoch is not None:
         console.print(f"        {format_seconds(time.epoch)} per epoch")
 

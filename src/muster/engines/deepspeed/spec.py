@@ -19,8 +19,11 @@ from muster.engines.states import Parts, States, added, elements, largest, up
 from muster.engines.traffic import Call, Passes, Segment, Traffic, counting, reducing
 
 # Seconds per tensor and micro-step that its hooks take beyond PyTorch's own, by stage: DeepSpeed 0.19 on a
-# core of an EPYC, slopes between 100 and 400 tensors.
-HOOKS = (20e-6, 40e-6, 45e-6, 300e-6)
+# core of an EPYC, slopes between 100 and 400 tensors. Stage 3 of matrices that fill a bucket each, as they do
+# in Transformers' sizes: 1.1 to 1.4 ms there over gloo (benchmarks/launches.py), 0.85 ms on an A100 as Qwen
+# was published with 256 tokens.
+HOOKS = (20e-6, 40e-6, 45e-6, 850e-6)
+IN_TURN = 0.5  # of stage 3: it waits for what it fetched two modules before (partitioned_param_coordinator.py)
 
 
 class DeepSpeedSpec(EngineSpec):
@@ -154,6 +157,9 @@ class DeepSpeedSpec(EngineSpec):
 
     def handling(self, parameters: Sequence[Parameter], stage: int) -> float:
         return HOOKS[stage] * sum(p.trained or stage == 3 for p in parameters)
+
+    def in_turn(self, stage: int) -> float:
+        return IN_TURN if stage == 3 else 0.0
 
     def crossings(self, spread: ModelSpread) -> int:
         """Stages 1 and 2: gradients down (stage 2: of every micro-step), weights up (`stage_1_and_2.py`).

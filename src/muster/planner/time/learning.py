@@ -292,10 +292,7 @@ def as_counted(case: StepCase, result: Result) -> StepCase | None:
     times = a_sample * work.samples / work.flops
     if abs(times - 1) > EXACT:
         return None
-    return replace(
-        case,
-        work=replace(work, forward=times * work.forward, flops=times * work.flops, moved=times * work.moved),
-    )
+    return replace(case, work=replace(work.times(times), operations=work.operations, launches=work.launches))
 
 
 # ----------------------------------------------------------------------------------------------------

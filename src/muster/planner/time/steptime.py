@@ -1,16 +1,18 @@
 """How long an optimizer step takes, in parts: computation, what ranks wait for each other, the optimizer.
 Pure.
 
-Computation: a micro-step's operations over the device's stated peak, and the bytes that it moves over the
-device's stated memory bandwidth, one after the other, over an efficiency. One after the other, since matrix
-products are bound by arithmetic and all else by memory, and eager PyTorch runs them in turn (the roofline of
-Williams et al. 2009, summed over kinds of operations instead of its maximum). The efficiency is learned from
-a measured run (learning.py); until then EFFICIENCY is assumed. Each operation costs a little beside
-what it does (KERNEL), and on a GPU none starts before Python has asked for it (LAUNCH): small models wait for
-that.
+Computation: products of matrices and fused attention at a share of the device's stated peak, all else at a
+share of its stated memory bandwidth, one after the other: eager PyTorch runs them in turn (the roofline of
+Williams et al. 2009, summed over kinds of operations instead of its maximum). The shares are those of
+reached.py, until a measured run shows how fast the device is (learning.py). Each operation costs a little
+beside what it does (KERNEL), and on a GPU none starts before Python has asked for it (LAUNCH): small models
+wait for that.
 
 Communication: the engine's calls, each a latency per hop and bytes over the slowest link
-(collective.py), less what the engine hides behind the computation.
+(collective.py), less what the engine hides behind the computation, which it slows (CONTENDED). All wait for
+the slowest rank of each step (STRAGGLING).
+
+Range: the same with shares and costs that are as good and as bad as they may be.
 
 Optimizer: update.py.
 """
@@ -19,18 +21,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import partial
+from statistics import NormalDist
 
 from muster.core.errors import UsageError
 from muster.core.hardware.devices import plain_name
-from muster.core.hardware.links import Link, LinkFigures, calibrated
+from muster.core.hardware.links import Link, LinkFigures, SharedLink, calibrated
 from muster.core.hardware.machines import Machines
 from muster.core.trace import Parameter, Pass
 from muster.engines.base import spec_of
 from muster.engines.spread import ModelSpread
 from muster.engines.traffic import Call, Passes, Segment, Traffic
 from muster.planner.time.collective import library_of, seconds
+from muster.planner.time.reached import Reached, reached
 from muster.planner.time.update import update
 
 # ----------------------------------------------------------------------------------------------------
@@ -171,11 +175,18 @@ def lump(count: int, trained: int | None = None, layers: int = 12) -> tuple[Para
 # ----------------------------------------------------------------------------------------------------
 # A step, in parts.
 
-EFFICIENCY = 0.6  # of the stated figures, where nothing was measured: amid docs/steptime.md's published runs
 # Seconds that an operation takes beside its work: on a GPU between two kernels, on a CPU for PyTorch to find
-# and call it; and on a GPU, until Python has launched it. Usual figures; CPU: measured on a core of an EPYC.
+# and call it. Usual figures; CPU: measured on a core of an EPYC.
 KERNEL = {"cuda": 3e-6, "cpu": 5e-6}
-LAUNCH = 8e-6
+# Seconds until Python has launched an operation, modules and autograd included, and times as many where
+# layers are computed again (torch.utils.checkpoint handles each tensor that is kept): benchmarks/launches.py.
+LAUNCH, AGAIN = 14e-6, 1.4
+# Of compiled code: pointwise operations are fused, and Python launches a graph (docs/steptime.md).
+FUSED_MOVED, FUSED_OPERATIONS, FUSED_LAUNCHES = 0.5, 0.3, 0.1
+CONTENDED = 0.8  # of a GPU's speed while NCCL's kernels run beside, where it was not measured
+# Standard deviation of a rank's step, of which all wait for the slowest: one H100 to 512 keep 97.2 % where
+# ranks exchange little (docs/steptime.md).
+STRAGGLING = 0.009
 STEPPING = 15e-6  # seconds per tensor that the optimizer takes per step, on a core of an EPYC
 SEVERAL = ", several ranks"  # in an engine's key
 ALONE = ", operations alone"  # in the key of a computation of which nobody knows what it moves
@@ -184,14 +195,25 @@ ALONE = ", operations alone"  # in the key of a computation of which nobody know
 @dataclass(frozen=True)
 class StepWork:
     """A rank's micro-step over `samples`: floating-point operations of the forward pass and of both passes
-    (with what checkpointing computes again), bytes that both move and how many operations they are (0: not
-    known)."""
+    (with what checkpointing computes again), and of both those in fused attention, those of them that are
+    masked and skipped, and those of thin products (core/trace.py); bytes that thin products move, and all
+    else; how many operations there are (0: not known), and what Python takes for them, in operations."""
 
     samples: int
     forward: float
     flops: float
     moved: float = 0.0
     operations: float = 0.0
+    attention: float = 0.0
+    masked: float = 0.0
+    thin: float = 0.0
+    thin_moved: float = 0.0
+    launches: float = 0.0
+
+    def times(self, share: float) -> StepWork:
+        """So many times the work, over the same samples."""
+        parts = {each.name: getattr(self, each.name) for each in fields(self) if each.name != "samples"}
+        return replace(self, **{name: share * value for name, value in parts.items()})
 
 
 @dataclass(frozen=True)
@@ -228,8 +250,8 @@ class StepCase:
 
 @dataclass(frozen=True)
 class Calibration:
-    """What was measured. `efficiency`, `fixed`: by `case_key`, the share of the stated figures that a
-    computation reaches, and seconds per micro-step beside it; `engines`: by `engine_key`, what an engine's
+    """What was measured. `efficiency`, `fixed`: by `case_key`, the share of the stated peak that products
+    reach (all else in proportion), and seconds per micro-step beside it; `engines`: by `engine_key`, what an engine's
     own work takes beyond what is foretold, in seconds per micro-step and per optimizer step, on one rank and
     among several (it packs and cuts what they exchange; DeepSpeed gathers nothing on one); `links`: by name;
     `hosts`: by their devices' name, bytes/s of a host's memory under an offloaded optimizer."""
@@ -296,14 +318,28 @@ def own_work(case: StepCase, known: Calibration) -> float:
     return case.spread.micro_steps * per_micro + per_step
 
 
-def work_of(passes: Pass) -> StepWork:
+def work_of(passes: Pass, *, checkpointing: bool = False, compiled: bool = False) -> StepWork:
     """A traced pass as work."""
-    return StepWork(passes.samples, passes.forward_flops, passes.flops, passes.moved, passes.operations)
+    fewer = (FUSED_MOVED, FUSED_OPERATIONS, FUSED_LAUNCHES) if compiled else (1.0, 1.0, 1.0)
+    return StepWork(
+        passes.samples,
+        passes.forward_flops,
+        passes.flops,
+        moved=fewer[0] * passes.moved,
+        operations=fewer[1] * passes.operations,
+        attention=passes.attention,
+        masked=passes.masked,
+        thin=passes.thin,
+        thin_moved=passes.thin_moved,
+        launches=fewer[2] * (AGAIN if checkpointing else 1.0) * passes.operations,
+    )
 
 
-def ideal(case: StepCase) -> float:
-    """Seconds of a micro-step's computation at the stated figures. Raises UsageError where there are none."""
-    device = case.machines.device
+def ideal(case: StepCase, shares: Reached | None = None) -> float:
+    """Seconds of a micro-step's computation if products reached the stated peak, and all else as much more
+    than usual. `shares`: what is usual; None: of this device. Raises UsageError where nothing is stated."""
+    device, work = case.machines.device, case.work
+    usual = shares or reached(device, case.precision)
     peak = device.peak(case.precision)
     if peak is None:
         can = ", ".join(device.peaks) or "nothing"
@@ -312,33 +348,73 @@ def ideal(case: StepCase) -> float:
             where="precision",
             hint=f"it has one in {can}; or by hand: {plain_name(device.name)}{{{case.precision}=TFLOPS}}",
         )
-    return case.work.flops / peak + (case.work.moved / device.bandwidth if device.bandwidth else 0.0)
+    rest, thin = 0.0, work.thin / peak
+    if device.bandwidth:
+        moving = usual.products / usual.memory / device.bandwidth
+        rest, thin = work.moved * moving, max(thin, work.thin_moved * moving)
+    attention = (work.attention - work.masked) / peak * usual.products / usual.attention
+    wide = max(0.0, work.flops - work.attention - work.thin) / peak
+    return wide + attention + thin + rest
 
 
-def computing(case: StepCase, known: Calibration) -> float:
+@dataclass(frozen=True)
+class Outcome:
+    """How well things go, beside what is usual: times the shares that devices reach, times what Python takes,
+    a GPU's speed beside an exchange, and what of the links' bandwidth is there."""
+
+    reached: float = 1.0
+    launching: float = 1.0
+    contended: float = CONTENDED
+    links: float = 1.0
+
+
+USUAL = Outcome()
+SURE = 0.04  # what runs of the same job differ by, where the device was measured
+LINKS_OFF = 0.15  # by what share links are better or worse than stated
+
+
+def computing(case: StepCase, known: Calibration, outcome: Outcome = USUAL) -> float:
     """Seconds of a micro-step's computation."""
     name, kind = case_key(case), case.machines.device.kind
-    done = ideal(case) / known.efficiency.get(name, EFFICIENCY) + KERNEL[kind] * case.work.operations
+    usual = reached(case.machines.device, case.precision)
+    share = outcome.reached * known.efficiency.get(name, usual.products)
+    done = ideal(case, usual) / share + KERNEL[kind] * case.work.operations
     if kind == "cuda":
-        done = max(done, LAUNCH * case.work.operations + _per_tensor(case))
+        engine = spec_of(case.spread.engine)
+        asked = outcome.launching * (LAUNCH * case.work.launches + _per_tensor(case))
+        done = max(done, asked + engine.in_turn(case.spread.stage) * done)
     return done + known.fixed.get(name, 0.0)
 
 
-def predict(case: StepCase, calibration: Calibration | None = None, *, micro: float | None = None) -> Step:
+def waiting_for_slowest(ranks: int) -> float:
+    """Standard deviations by which the slowest of so many alike ranks is expected to be slower than the mean:
+    Blom's approximation (1958) of the largest of so many normal values."""
+    return NormalDist().inv_cdf((ranks - 0.375) / (ranks + 0.25)) if ranks > 1 else 0.0
+
+
+def predict(
+    case: StepCase,
+    calibration: Calibration | None = None,
+    *,
+    micro: float | None = None,
+    outcome: Outcome = USUAL,
+) -> Step:
     """An optimizer step. `micro`: seconds that a micro-step computes, where they are known otherwise.
 
     Raises UsageError where a figure that it rests on is neither stated nor measured.
     """
     known = calibration or Calibration()
-    machines = measured_links(case.machines, known)
+    machines = measured_links(case.machines, known, outcome.links)
     traffic, library = traffic_of(case.parameters, case.placed), library_of(machines.device.kind)
     assumed: list[str] = []
     if micro is None and case_key(case) not in known.efficiency:
         other = key(machines.device.name, case.precision) in known.efficiency
         but = ", not calibrated for operations alone" if other else ""
-        assumed.append(f"{EFFICIENCY:.0%} of {machines.device.name}'s stated peaks{but}")
+        share = reached(machines.device, case.precision).products
+        assumed.append(f"products reach {share:.0%} of {machines.device.name}'s stated peak{but}")
     if micro is None:
-        micro = computing(case, known)
+        micro = computing(case, known, outcome)
+    straggling = STRAGGLING * waiting_for_slowest(machines.ranks) if library == "nccl" else 0.0
     costs: dict[Call, float] = {}
 
     def cost(call: Call) -> float:
@@ -352,7 +428,7 @@ def predict(case: StepCase, calibration: Calibration | None = None, *, micro: fl
     compute = case.spread.micro_steps * micro
     return Step(
         compute=compute,
-        communication=_waited(case, traffic, micro, cost, _pace(machines)),
+        communication=_waited(case, traffic, micro, cost, _pace(machines, outcome)) + straggling * compute,
         optimizer=optimizer,
         transfer=transfer,
         overhead=_hooks(case) + own_work(case, known),
@@ -360,6 +436,18 @@ def predict(case: StepCase, calibration: Calibration | None = None, *, micro: fl
         samples=case.batch,
         assumed=tuple(assumed),
     )
+
+
+def between(case: StepCase, calibration: Calibration | None = None) -> tuple[float, float]:
+    """The shortest and the longest seconds that a step may take, in 9 of 10 cases: as the device's shares,
+    Python's costs and links may differ from what is usual, less so where they were measured."""
+    known = calibration or Calibration()
+    measured = case_key(case) in known.efficiency
+    off = SURE if measured else reached(case.machines.device, case.precision).off
+    linked = 0.0 if case.machines.ranks == 1 else LINKS_OFF
+    good = Outcome(1 + off, 1 / (1 + 2 * off), (1 + CONTENDED) / 2, 1 + linked)
+    bad = Outcome(1 / (1 + off), 1 + 2 * off, CONTENDED**2, 1 / (1 + linked))
+    return predict(case, known, outcome=good).seconds, predict(case, known, outcome=bad).seconds
 
 
 def evaluation(case: StepCase, samples: int, calibration: Calibration | None = None) -> float:
@@ -386,12 +474,14 @@ def link_key(link: Link, device: str) -> str:
     return f"{link.name} gloo" if device == "cpu" else link.name
 
 
-def measured_links(machines: Machines, known: Calibration) -> Machines:
-    """The machines with what was measured of their links."""
+def measured_links(machines: Machines, known: Calibration, times: float = 1.0) -> Machines:
+    """The machines with what was measured of their links. `times`: the bandwidth of those that were not."""
 
     def as_measured(link: Link | None) -> Link | None:
         name = link_key(link, machines.device.kind) if link is not None else ""
-        return calibrated(link, known.links[name]) if link is not None and name in known.links else link
+        if link is None or name in known.links:
+            return link if link is None else calibrated(link, known.links[name])
+        return replace(link, bandwidth=times * link.bandwidth)
 
     return replace(machines, link=as_measured(machines.link), inner=as_measured(machines.inner))
 
@@ -409,14 +499,15 @@ def _hooks(case: StepCase) -> float:
     return case.spread.micro_steps * _per_tensor(case) + stepping
 
 
-def _pace(machines: Machines) -> OverlapPace:
+def _pace(machines: Machines, outcome: Outcome = USUAL) -> OverlapPace:
     """What computation and exchange lose to each other on the link that sets the pace."""
     link = machines.link if machines.hosts > 1 else machines.inner
-    return (
-        OverlapPace()
-        if link is None
-        else OverlapPace(link.beside.computing, link.beside.exchanging, link.beside.meeting)
-    )
+    if link is None:
+        return OverlapPace()
+    beside = link.beside
+    if beside == SharedLink() and machines.device.kind == "cuda":  # not measured
+        return OverlapPace(computing=outcome.contended)
+    return OverlapPace(beside.computing, beside.exchanging, beside.meeting)
 
 
 def _waited(case: StepCase, traffic: Traffic, micro: float, cost: Cost, pace: OverlapPace) -> float:
