@@ -24,9 +24,9 @@ from muster.planner import calibrate as stage
 from muster.planner.calibrate import calibrate, measured_of
 from muster.planner.outlook import Ground, load_calibration
 from muster.planner.time.learning import EXACT, at_mean_lengths
+from muster.planner.time.reached import reached
 from muster.planner.time.steptime import (
     ALONE,
-    EFFICIENCY,
     Calibration,
     StepCase,
     StepWork,
@@ -245,6 +245,6 @@ def test_a_device_by_hand_is_not_the_one_that_was_measured() -> None:
         case = StepCase(
             machines, "fp32", StepWork(1, 1e12, 3e12, 1e9), lump(10**6), ModelSpread("ddp", ranks=1)
         )
-        share = known.efficiency[key] if key else EFFICIENCY
+        share = known.efficiency[key] if key else reached(case.machines.device, "fp32").products
         assert computing(case, known) == pytest.approx(ideal(case) / share), text
         assert (predict(case, known).assumed == ()) is (key is not None)

@@ -307,8 +307,9 @@ def test_what_was_learned_is_kept(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "text",
     [
-        "{", '"x"', '{"links": {"a": [1]}}', '{"efficiency": []}', '{"efficiency": {"h200 bf16": 0}}',
-        '{"hosts": {"h200": 0}}', '{"more": 1}',
+        "{", '"x"', '{"links": {"a": [1]}}', '{"version": 2, "efficiency": []}',
+        '{"version": 2, "efficiency": {"h200 bf16": 0}}', '{"hosts": {"h200": 0}}',
+        '{"version": 2, "more": 1}',
     ],
 )  # fmt: skip
 def test_a_damaged_calibration_is_said(text: str) -> None:
@@ -318,10 +319,14 @@ def test_a_damaged_calibration_is_said(text: str) -> None:
         plan("h200:8", "model.name=opt-125m")
 
 
-def test_a_calibration_of_an_earlier_version_is_read() -> None:
-    """It had two figures more that nothing learned, and CPUs without their model."""
+def test_of_an_earlier_version_links_are_read() -> None:
+    """What devices reach meant something else in it."""
     file = save_calibration(Calibration())
-    file.write_text('{"efficiency": {"cpu fp32": 0.3}, "overhead": 0.001, "host_bandwidth": 5e10}')
+    file.write_text(
+        '{"efficiency": {"cpu fp32": 0.3}, "overhead": 0.001, "links": {"10Gbit": {"bandwidth": 1e9}}}'
+    )
+    assert load_calibration() == Calibration(links={"10Gbit": LinkFigures(1e9)})
+    save_calibration(Calibration(efficiency={"cpu fp32": 0.3}))
     assert load_calibration() == Calibration(efficiency={"cpu fp32": 0.3})
 
 
@@ -332,11 +337,13 @@ def test_what_is_assumed_is_said_beside_what_is_learned(capsys: pytest.CaptureFi
     def said() -> str:
         return " ".join(run(capsys, *argv)[1].split())
 
-    assert f"(60% of h200's stated peaks; {bare})" in said()
+    assert f"(products reach 54% of h200's stated peak; {bare})" in said()
     save_calibration(Calibration(efficiency={KEY: 0.5}))
     assert f"(calibrated; {bare})" in said()
     save_calibration(Calibration(efficiency={"h200 bf16": 0.5}))  # of operations and bytes
-    assert f"(60% of h200's stated peaks, not calibrated for operations alone; {bare})" in said()
+    assert (
+        f"(products reach 54% of h200's stated peak, not calibrated for operations alone; {bare})" in said()
+    )
 
 
 def test_a_plan_without_tracing_says_that_it_is_coarse(capsys: pytest.CaptureFixture[str]) -> None:
@@ -367,7 +374,7 @@ def test_figures_by_hand_are_neither_calibrated_nor_a_hosts_name() -> None:
     save_calibration(Calibration())
     without = plan(machines, "model.name=opt-1.3b", told=UserFigures(samples=1000))
     assert made.time is not None and without.time is not None and not made.time.calibrated
-    assert "60% of h200{bf16=700}'s stated peaks" in made.time.assumed
+    assert "products reach 54% of h200{bf16=700}'s stated peak" in made.time.assumed
     assert made.time.step == without.time.step
     assert "10Gbit{usable=0.5} network" in (made.sentence or "")
     inventory, *_ = hypothetical(parse_parts(machines), "--on", None)

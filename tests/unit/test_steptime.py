@@ -11,20 +11,24 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from muster.core.errors import UsageError
-from muster.core.hardware.links import LinkFigures, between_hosts, find_link
+from muster.core.hardware.devices import find_device
+from muster.core.hardware.links import LinkFigures, SharedLink, between_hosts, find_link
 from muster.core.trace import Pass
 from muster.engines.deepspeed.spec import HOOKS
 from muster.engines.spread import ModelSpread, NvmeOffload
 from muster.planner.forecast import CaseOn, Length, curve, fastest, point, say
 from muster.planner.time.learning import MeasuredRun, errors, learn
+from muster.planner.time.reached import FP32, reached
 from muster.planner.time.steptime import (
+    AGAIN,
     ALONE,
-    EFFICIENCY,
     KERNEL,
     LAUNCH,
+    STRAGGLING,
     Calibration,
     StepCase,
     StepWork,
+    between,
     case_key,
     computing,
     engine_key,
@@ -35,6 +39,7 @@ from muster.planner.time.steptime import (
     own_work,
     predict,
     traffic_of,
+    waiting_for_slowest,
     work_of,
 )
 from muster.planner.time.update import HOST_BANDWIDTH, MEMORY, UPDATE, update
@@ -60,11 +65,50 @@ def on_hosts(case: StepCase) -> CaseOn:
 
 def test_a_step_on_one_device_by_hand() -> None:
     found = predict(case("a100-40gb"))
-    assert found.compute == pytest.approx((12e11 / 19.5e12 + 30e9 / 1555e9) / EFFICIENCY)
+    assert found.compute == pytest.approx(12e11 / 19.5e12 / FP32.products + 30e9 / 1555e9 / FP32.memory)
     assert found.optimizer == pytest.approx(UPDATE * PSI / (MEMORY * 1555e9))
     assert (found.communication, found.transfer, found.overhead) == (0, 0, 0)
     assert found.samples_per_second == pytest.approx(32 / found.seconds)
-    assert found.assumed == ("60% of a100-sxm4-40gb's stated peaks",)
+    assert found.assumed == ("products reach 75% of a100-sxm4-40gb's stated peak",)
+
+
+def test_attention_and_thin_products_by_hand() -> None:
+    """Of attention what a causal mask leaves, at its own share; of thin products the slower of arithmetic and
+    memory. Python has each operation to launch, and 1.4 times as long where layers are computed again."""
+    peak, bandwidth, at = 312e12, 1555e9, reached(find_device("a100-40gb"), "bf16")
+    work = StepWork(1, 1e12, 3e12, 2e9, attention=1e12, masked=4e11, thin=5e11, thin_moved=9e9)
+    took = predict(case("a100-40gb", engine="ddp", precision="bf16", work=work)).compute
+    wide, attention = 1.5e12 / peak / at.products, 6e11 / peak / at.attention
+    assert took == pytest.approx(wide + attention + (9e9 + 2e9) / bandwidth / at.memory)
+    busy = replace(work, thin_moved=0.0)
+    assert predict(case("a100-40gb", engine="ddp", precision="bf16", work=busy)).compute == pytest.approx(
+        wide + attention + 5e11 / peak / at.products + 2e9 / bandwidth / at.memory
+    )
+
+
+def test_the_slowest_of_many_ranks() -> None:
+    """Expected maxima of 2, 10 and 100 normal values are 0.564, 1.539 and 2.508 (Harter 1961)."""
+    found = [waiting_for_slowest(ranks) for ranks in (1, 2, 10, 100)]
+    assert found == pytest.approx([0, 0.564, 1.539, 2.508], abs=0.03)
+    on = [predict(case(f"a100-40gb:1x{n},400Gbit", engine="ddp")).communication for n in (2, 64, 512)]
+    assert on == sorted(on) and on[2] > 2 * STRAGGLING * predict(case("a100-40gb")).compute
+
+
+def test_a_range_shrinks_with_what_was_measured() -> None:
+    low, high = between(case())
+    assert low < predict(case()).seconds < high
+    surely = between(case(), learn(runs(truth(), case("a100-40gb"), case())))
+    assert surely[1] / surely[0] < 0.5 * (high / low - 1) + 1
+
+
+def test_work_beside_nccl_slows_the_computation() -> None:
+    alone = predict(case("a100-40gb:1x2,400Gbit", engine="ddp"))
+    link = parse_machines("a100-40gb:1x2,400Gbit").link
+    assert link is not None
+    measured = replace(link, beside=SharedLink(computing=0.999))
+    freely = case("a100-40gb:1x2,400Gbit", engine="ddp")
+    freely = freely.over(freely.machines.over(measured))
+    assert alone.communication > predict(freely).communication
 
 
 def test_many_small_operations_wait_for_python() -> None:
@@ -73,9 +117,13 @@ def test_many_small_operations_wait_for_python() -> None:
     many = replace(WORK, operations=2000.0)
     plain, counted = predict(case("a100-40gb")), predict(case("a100-40gb", work=many))
     assert counted.compute == pytest.approx(plain.compute + 2000 * KERNEL["cuda"])
-    tiny = StepWork(samples=1, forward=1e6, flops=3e6, moved=1e6, operations=2000.0)
+    tiny = StepWork(samples=1, forward=1e6, flops=3e6, moved=1e6, operations=2000.0, launches=2000.0)
     bound = predict(case("a100-40gb", engine="ddp", work=tiny))
     assert bound.compute == pytest.approx(2000 * LAUNCH)
+    again = replace(tiny, launches=AGAIN * 2000)
+    assert predict(case("a100-40gb", engine="ddp", work=again)).compute == pytest.approx(
+        2000 * AGAIN * LAUNCH
+    )
     assert predict(case("a100-40gb", stage=3, work=tiny)).compute > bound.compute
     on_cpu = [predict(case("cpu{tflops=0.1}", stage=n, micro_steps=2)).overhead for n in range(4)]
     assert on_cpu == sorted(on_cpu) and on_cpu[3] > 12 * 2 * HOOKS[3]
@@ -86,8 +134,11 @@ def test_zero_1_over_10_gbit_by_hand() -> None:
     """Two thirds of three times the gradients over 94 % of 1.25 GB/s."""
     found = predict(case())
     expected = 2 / 3 * 3 * 4 * PSI / (0.9415 * 1.25e9)
-    assert found.communication == pytest.approx(expected, rel=2e-3)
-    assert found.exchange == pytest.approx(found.communication)  # nothing is hidden without overlap_comm
+    assert found.exchange == pytest.approx(expected, rel=2e-3)
+    slowest = STRAGGLING * waiting_for_slowest(3) * found.compute
+    assert found.communication == pytest.approx(
+        found.exchange + slowest
+    )  # nothing hides without overlap_comm
     assert found.samples == 96
 
 
@@ -98,7 +149,7 @@ def test_what_is_hidden_is_not_waited_for() -> None:
     backward = slow.compute * 2 / 3
     assert slow.exchange - backward <= slow.communication < slow.exchange
     plain, beside = (predict(case(stage=2, overlap=overlap)) for overlap in (False, True))
-    assert plain.communication == pytest.approx(plain.exchange)
+    assert plain.communication == pytest.approx(plain.exchange, rel=0.01)
     small = predict(case(stage=2, overlap=True, bucket=5_000_000))
     assert small.communication < beside.communication <= plain.communication
     on_cpus = "cpu{tflops=0.1,bandwidth=10e9}:1x2,1Gbit"
@@ -150,7 +201,9 @@ def test_what_cannot_be_predicted_says_what_to_give() -> None:
 def test_a_traced_pass_is_work() -> None:
     found = Pass(samples=8, saved=1, logits=1, copies=0, forward_peak=1, backward_peak=1,
                  forward_flops=100, flops=300, moved=50, operations=7)  # fmt: skip
-    assert work_of(found) == StepWork(8, 100, 300, 50, 7)
+    assert work_of(found) == StepWork(8, 100, 300, 50, 7, launches=7)
+    compiled = work_of(found, checkpointing=True, compiled=True)
+    assert compiled.flops == 300 and compiled.moved == 25 and compiled.launches < 7
 
 
 def test_evaluation_is_forward_passes() -> None:
@@ -295,9 +348,9 @@ def test_operations_alone_are_learned_and_used_alone() -> None:
     assert list(of_whole.efficiency) == [case_key(whole)] and list(of_bare.efficiency) == [case_key(bare)]
     assert of_bare.efficiency[case_key(bare)] < 0.9 * of_whole.efficiency[case_key(whole)]
     for each, known in ((bare, of_whole), (whole, of_bare)):
-        assert computing(each, known) == pytest.approx(ideal(each) / EFFICIENCY)
+        assert computing(each, known) == pytest.approx(ideal(each) / FP32.products)
     [said] = predict(bare, of_whole).assumed
-    assert said == "60% of a100-sxm4-40gb's stated peaks, not calibrated for operations alone"
+    assert said.startswith("products reach 75%") and said.endswith("not calibrated for operations alone")
     assert predict(bare, of_bare).assumed == predict(whole, of_whole).assumed == ()
     on_cpu = case("cpu{tflops=0.1}", work=replace(WORK, moved=0.0))  # no bandwidth: never anything else
     assert ALONE not in case_key(on_cpu)
@@ -382,7 +435,8 @@ def test_parts_add_up_and_are_never_negative(each: StepCase) -> None:
     parts = [getattr(found, name) for name in PARTS]
     assert all(part >= 0 for part in parts)
     assert sum(parts) == pytest.approx(found.seconds)
-    assert found.communication <= found.exchange * (1 + 1e-9)
+    straggling = STRAGGLING * waiting_for_slowest(each.machines.ranks) * found.compute
+    assert found.communication <= found.exchange * (1 + 1e-9) + straggling
 
 
 @settings(max_examples=60)
@@ -397,7 +451,7 @@ def test_faster_links_and_devices_never_take_longer(each: StepCase, times: float
         better = replace(each.machines, inner=replace(inner, bandwidth=times * inner.bandwidth))
         assert predict(each.over(better)).seconds <= now * (1 + 1e-9)
     name = key(each.machines.device.name, each.precision)
-    assert predict(each, Calibration(efficiency={name: EFFICIENCY * times})).seconds <= now * (1 + 1e-9)
+    assert predict(each, Calibration(efficiency={name: 0.75 * times})).seconds <= now * (1 + 1e-9)
     assert ideal(each) <= predict(each, Calibration(efficiency={name: 1.0})).compute * (1 + 1e-9)
 
 

@@ -96,8 +96,8 @@ class Pass:
 
 
 FIGURES = (
-    "saved", "logits", "copies", "forward_flops", "flops", "attention", "masked", "thin", "moved", "thin_moved",
-    "operations",
+    "saved", "logits", "copies", "forward_flops", "flops", "attention", "masked", "thin", "moved",
+    "thin_moved", "operations",
 )  # fmt: skip
 THIN = 256  # of a matrix: shorter sides leave fewer operations a byte than GPUs can do meanwhile
 

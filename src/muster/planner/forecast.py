@@ -22,6 +22,7 @@ from muster.engines.base import spec_of
 from muster.planner.document import MemoryPlan, Plan, ScalingPoint, TimePlan
 from muster.planner.memory.fit import MARGIN, Need, Room, Setting, fits, lacking, largest_micro, need
 from muster.planner.placing import gpus_of
+from muster.planner.time.reached import speed
 from muster.planner.time.steptime import (
     Calibration,
     Step,
@@ -37,9 +38,8 @@ from muster.planner.time.steptime import (
 
 MOST_POINTS = 12  # of a scaling curve
 UNTRACED = (
-    "samples/s is too high: memory traffic is not counted where the model is not traced. Traced plans for "
-    "H200s have 1.2 to 1.4 times fewer for models of about 1 G parameters, 3 times for 0.1 G, and 9 to 14 "
-    "times for 1 M"
+    "samples/s is too high: memory traffic is not counted where the model is not traced. Steps of published "
+    "runs take 0.9 to 1.4 times as long from about 1 G parameters on, several times as long for 0.1 G and less"
 )
 
 
@@ -77,7 +77,7 @@ def machines_from(
         devices.append(found)
     if not devices:
         return None
-    slowest = min(devices, key=lambda each: each.peak(precision) or 0.0)
+    slowest = min(devices, key=lambda each: speed(each, precision))
     link = slowest_link([facts[host.label] for host in hosts], env)
     if link is None and len(hosts) > 1:
         return None

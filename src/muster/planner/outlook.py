@@ -6,7 +6,7 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
@@ -26,6 +26,7 @@ from muster.planner.forecast import case_of, link_of, machines_from, slowest_lin
 from muster.planner.hosts import by_speed
 from muster.planner.memory.fit import Setting
 from muster.planner.time.mixed import MixedHost
+from muster.planner.time.reached import speed
 from muster.planner.time.steptime import Calibration, Step, key, predict
 from muster.store.atomic import write_json
 
@@ -68,7 +69,7 @@ class Ground:
         known. CPUs are known where a calibration has their model."""
         if self.machines is not None:
             parts = [self.machines[host.label] for host in self.hosts]
-            slowest = min(parts, key=lambda each: each.device.peak(precision) or 0.0)
+            slowest = min(parts, key=lambda each: speed(each.device, precision))
             return slowest.on(len(parts)).with_slots(slots) if slowest.device.kind == device else None
         if device == CPU:
             cpus = self._cpus(slots)
@@ -197,10 +198,14 @@ def calibration_file() -> Path:
     return folder / "muster" / "calibration.json"
 
 
-class _Kept(Part):
-    """The file: figures are positive, or what they say would be nonsense. `overhead` and `host_bandwidth` of
-    earlier versions were never learned."""
+KEPT_VERSION = 2  # since products, attention and memory traffic are told apart
 
+
+class _Kept(Part):
+    """The file: figures are positive, or what they say would be nonsense. Of a version before, what was
+    learned of devices means something else now and is left out; links and hosts' memory stay."""
+
+    version: int = KEPT_VERSION
     efficiency: dict[str, PositiveFloat] = Field(default_factory=dict)
     fixed: dict[str, NonNegativeFloat] = Field(default_factory=dict)
     engines: dict[str, tuple[NonNegativeFloat, NonNegativeFloat]] = Field(default_factory=dict)
@@ -209,10 +214,10 @@ class _Kept(Part):
 
     @model_validator(mode="before")
     @classmethod
-    def _without_what_was_never_learned(cls, found: Any) -> Any:
-        if not isinstance(found, dict):
+    def _without_what_changed(cls, found: Any) -> Any:
+        if not isinstance(found, dict) or found.get("version") == KEPT_VERSION:
             return found
-        return {name: value for name, value in found.items() if name not in ("overhead", "host_bandwidth")}
+        return {name: value for name, value in found.items() if name in ("links", "hosts")}
 
 
 def load_calibration(file: Path | None = None) -> Calibration:
@@ -227,7 +232,7 @@ def load_calibration(file: Path | None = None) -> Calibration:
         raise UsageError(
             f"cannot be read: {reason}", where=str(file), hint="remove it, and calibrate again"
         ) from None
-    return Calibration(**{name: getattr(kept, name) for name in _Kept.model_fields})
+    return Calibration(**{each.name: getattr(kept, each.name) for each in fields(Calibration)})
 
 
 def save_calibration(learned: Calibration, file: Path | None = None) -> Path:
@@ -235,7 +240,7 @@ def save_calibration(learned: Calibration, file: Path | None = None) -> Path:
     file = file or calibration_file()
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
-        write_json(file, asdict(learned))
+        write_json(file, {"version": KEPT_VERSION, **asdict(learned)})
     except OSError as error:
         raise UsageError(f"cannot be written: {error.strerror}", where=str(file)) from None
     return file

@@ -23,7 +23,9 @@ from muster.engines.traffic import Call, Passes, Segment, Traffic, counting, red
 # in Transformers' sizes: 1.1 to 1.4 ms there over gloo (benchmarks/launches.py), 0.85 ms on an A100 as Qwen
 # was published with 256 tokens.
 HOOKS = (20e-6, 40e-6, 45e-6, 850e-6)
-IN_TURN = 0.5  # of stage 3: it waits for what it fetched two modules before (partitioned_param_coordinator.py)
+IN_TURN = (
+    0.5  # of stage 3: it waits for what it fetched two modules before (partitioned_param_coordinator.py)
+)
 
 
 class DeepSpeedSpec(EngineSpec):

@@ -1,0 +1,64 @@
+"""What share of their stated figures devices reach, where no run of one's own has shown it. Pure.
+
+Products of large matrices, fused attention, and what moves through memory are told apart: a GPU reaches
+unlike shares in them, and models have unlike parts of them. The figures of A100 and H100 in half precision
+are least squares over published runs of MPT, Llama and Qwen (docs/steptime.md#shares-that-devices-reach);
+all others are usual ones, and their range says so.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from muster.core.hardware.devices import CPU, WIDE, Device
+
+
+@dataclass(frozen=True)
+class Reached:
+    """Shares of the stated peak (`products`, `attention`) and of the stated bandwidth (`memory`). `off`: by
+    what share all of them may be higher or lower in 9 of 10 cases."""
+
+    products: float
+    attention: float
+    memory: float
+    off: float
+
+
+NOMINAL = Reached(0.6, 0.6, 0.6, 0.5)  # of CPUs, whose peak is none, and of devices given by hand
+AMPERE = Reached(0.66, 0.60, 0.75, 0.15)  # A100
+HOPPER = Reached(0.54, 0.33, 0.60, 0.15)  # H100, H200
+# By compute capability, in half precision.
+HALF = {
+    (7, 0): Reached(0.55, 0.40, 0.75, 0.3),
+    (8, 0): AMPERE,
+    (9, 0): HOPPER,
+    (10, 0): Reached(0.50, 0.30, 0.70, 0.3),
+}
+OTHER_HALF = Reached(0.60, 0.45, 0.75, 0.3)
+AMD_HALF = Reached(0.42, 0.25, 0.65, 0.3)
+TF32 = Reached(0.55, 0.40, 0.75, 0.25)
+FP32 = Reached(0.75, 0.50, 0.75, 0.25)  # without tensor cores
+# Where half of the stated units compute integers as well (NVIDIA's GA102 white paper): RTX 30 and later.
+FP32_SHARED = Reached(0.55, 0.40, 0.75, 0.3)
+CAPPED = 0.6  # times as much, at a power limit of 150 W or less
+
+
+def reached(device: Device, precision: str) -> Reached:
+    """What a device is taken to reach in a precision."""
+    if device.kind == CPU or device.capability is None:
+        return NOMINAL
+    if precision in WIDE:
+        plain = FP32_SHARED if device.capability in ((8, 6), (8, 9), (12, 0)) else FP32
+        found = TF32 if precision == "tf32" else plain
+    elif device.name.startswith("mi"):
+        found = AMD_HALF
+    else:
+        found = HALF.get(device.capability, OTHER_HALF)
+    if not device.power_capped:
+        return found
+    return Reached(CAPPED * found.products, CAPPED * found.attention, found.memory, 0.4)
+
+
+def speed(device: Device, precision: str) -> float:
+    """Operations per second that products reach; 0: not stated."""
+    return (device.peak(precision) or 0.0) * reached(device, precision).products
