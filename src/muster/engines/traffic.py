@@ -57,12 +57,15 @@ class Traffic:
 
     def calls(self) -> Iterator[Call]:
         """Every call of an optimizer step."""
+        for call, times in self.counted():
+            yield from [call] * times
+
+    def counted(self) -> Iterator[tuple[Call, int]]:
+        """The calls of an optimizer step, and how often each is made."""
         for passes, times in ((self.early, self.micro_steps - 1), (self.last, 1)):
-            for _ in range(times):
-                for segment in (*passes.forward, *passes.backward):
-                    yield from segment.gathers
-                    yield from segment.reduces
-        yield from self.step
+            for segment in (*passes.forward, *passes.backward) if times else ():
+                yield from ((call, times) for call in (*segment.gathers, *segment.reduces))
+        yield from ((call, 1) for call in self.step)
 
 
 def counting(spread: ModelSpread) -> list[Call]:

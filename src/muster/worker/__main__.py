@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import gc
 import json
 import os
 import signal
@@ -25,8 +26,10 @@ def main() -> int:
     """Prepare the process, then train."""
     die_with_parent()
     spec = json.loads(Path(os.environ["MUSTER_SPEC"]).read_text(encoding="utf-8"))
+    gc.disable()  # or all that is imported is searched for garbage again and again: a fifth of the time
     from muster.worker.main import run
 
+    gc.enable()
     code = run(spec)
     if code == 0:  # all is said and on disk; threads of a library that end in the wrong order undo none of it
         sys.stdout.flush()

@@ -433,7 +433,7 @@ def predict(
         optimizer=optimizer,
         transfer=transfer,
         overhead=_hooks(case) + own_work(case, known),
-        exchange=sum(cost(call) for call in traffic.calls()),
+        exchange=sum(times * cost(call) for call, times in traffic.counted()),
         samples=case.batch,
         assumed=tuple(assumed),
     )

@@ -21,6 +21,7 @@ CALM = {
 
 def main() -> int:
     """One request on standard input, one document on standard output."""
+    gc.disable()  # searching all that is imported for garbage again and again costs a third of the time
     out = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)  # libraries that print must not disturb the document
     os.environ.update(CALM)
@@ -52,8 +53,6 @@ def _answer(request: TraceRequest) -> dict[str, Any]:
 
     from muster.worker.tracing.tracing import trace
 
-    gc.freeze()  # searching all that was imported for garbage again and again costs a third of the time
-    gc.disable()
     try:
         return to_json(trace(request))
     except MusterError:
