@@ -114,8 +114,8 @@ def _work(setting: Setting) -> StepWork | None:
     """Of all models of a step, but for drawing answers. By the trace; else by the family's formula, without
     what moves through memory."""
     if setting.trace is not None and setting.trace.checkpointing == setting.checkpointing:
-        again = setting.checkpointing
-        return _with_others(setting, work_of(setting.trace.at(setting.micro), checkpointing=again))
+        passes, again = setting.trace.at(setting.micro), setting.checkpointing
+        return _with_others(setting, work_of(passes, checkpointing=again, compiled=setting.compiled))
     products = families.products(setting.config, _shape(setting))
     if products is None:
         return None

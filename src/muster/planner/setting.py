@@ -72,6 +72,7 @@ def setting_of(
         create="sharded" if recipe.model.create == "sharded" else "whole",
         saves=recipe.checkpoint.model,
         fused_loss=recipe.train.fused_loss,
+        compiled=recipe.train.compile is True and device == "cuda",
         output=recipe.output,
         others=tuple(replace(each, config=config_of(each.source)) for each in recipe.held_models()),
         drawing=recipe.drawing(),

@@ -35,6 +35,7 @@ class Kept:
     mixed: bool = False
     fused: bool = True
     mask: int = 1  # bytes of a dropout mask's element: 1 on CUDA, a whole value on a CPU
+    compiled: bool = False  # torch.compile computes pointwise values again
 
 
 @dataclass(frozen=True)
@@ -171,11 +172,13 @@ def layer_bytes(stack: Stack, kept: Kept) -> int:
 
     Per token: norms; queries, keys, values and output of each attention; the feed-forward; dropout's masks
     and outputs. Where attention is not fused: its probabilities, heads x tokens x tokens, in fp32 as well
-    where the softmax runs in it.
+    where the softmax runs in it. Compiled: what products take and give; the rest is computed again (PyTorch's
+    min_cut_rematerialization_partition, which may keep less).
     """
     element, half = kept.element, kept.element == 2
     norms = 1 + len(stack.attentions)
-    norm = stack.norm_bytes if half else 4 * stack.norm
+    norm = 2 * element if kept.compiled else stack.norm_bytes if half else 4 * stack.norm
+    inner = min(stack.per_inner, 3 if stack.gated else 2) if kept.compiled else stack.per_inner
     total = stack.tokens * norms * norm * stack.width
     # Autocast: norms and residuals in fp32, and a cast copy of the input for each projection.
     total += stack.tokens * (norms * 4 * stack.width if kept.mixed else 0)
@@ -185,7 +188,9 @@ def layer_bytes(stack: Stack, kept: Kept) -> int:
             probabilities = element + (4 if half and (stack.upcast or kept.mixed) else 0)
             dropped = element + kept.mask if stack.attention_dropout else 0
             total += stack.heads * stack.tokens * seen * (probabilities + dropped)
-    total += element * stack.tokens * stack.per_inner * stack.inner
+    total += element * stack.tokens * inner * stack.inner
+    if kept.compiled:
+        return int(total)
     if stack.dropout:
         total += stack.tokens * norms * stack.width * kept.mask
     if stack.inner_dropout:

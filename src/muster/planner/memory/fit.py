@@ -77,6 +77,7 @@ class Setting:
     share: float = 1.0  # of micro, samples of a rank on average: below 1 where batch.split differs
     saves: bool = True  # the first rank gathers the trained model
     fused_loss: bool | str = False  # as the recipe has it
+    compiled: bool = False
     output: Output = "logits"
     others: tuple[HeldModel, ...] = ()  # of a step, beside the trained one
     drawing: Drawing | None = None
@@ -101,7 +102,8 @@ class Setting:
         cpu = self.device == "cpu"
         fused = family is not t5 and not (cpu and any(each.attention_dropout for each in found))
         mask = self.element if cpu else 1
-        return Kept(self.element, mixed=self.arithmetic == "autocast", fused=fused, mask=mask)
+        mixed = self.arithmetic == "autocast"
+        return Kept(self.element, mixed=mixed, fused=fused, mask=mask, compiled=self.compiled)
 
     @property
     def tensors(self) -> Tensors:
@@ -233,7 +235,7 @@ def _own_passing(setting: Setting) -> Passing | None:
     trace = setting.trace
     asked = (setting.arithmetic, setting.device, setting.checkpointing)
     if trace is not None and asked == (trace.arithmetic, trace.device, trace.checkpointing):
-        return traced(trace.at(setting.micro))
+        return traced(trace.at(setting.micro), _compiled_share(setting))
     config, lengths, kept = setting.config, setting.lengths, setting.kept
     each = activation_bytes(config, lengths, kept, checkpointing=setting.checkpointing)
     if each is None:
@@ -251,6 +253,19 @@ def _own_passing(setting: Setting) -> Passing | None:
         logits = sequences * logit_bytes(config, lengths, kept)
     parts = {"activations": sequences * each, "logits and loss": logits}
     return closed(parts, setting.element * elements(setting.tensors) if kept.mixed else 0)
+
+
+def _compiled_share(setting: Setting) -> float:
+    """Of the activations that were traced, what compiled code keeps, by the closed form; 1 where there is
+    none, or nothing is compiled."""
+    if not setting.compiled:
+        return 1.0
+    both = (
+        activation_bytes(setting.config, setting.lengths, kept, checkpointing=setting.checkpointing)
+        for kept in (setting.kept, replace(setting.kept, compiled=False))
+    )
+    compiled, plain = both
+    return compiled / plain if compiled and plain else 1.0
 
 
 def _with_overhead(
@@ -350,10 +365,11 @@ class Passing:
     output: int = 0
 
 
-def traced(at: Pass) -> Passing:
-    """Between the last block and the loss the peak is the loss's, before there is any gradient. When the
+def traced(at: Pass, share: float = 1.0) -> Passing:
+    """`share`: of the activations that are really kept. Between the last block and the loss the peak is the loss's, before there is any gradient. When the
     first ones come there, about as much is left as is kept for the backward pass."""
-    kept = {"activations": max(0, at.saved - at.logits), "logits and loss": min(at.logits, at.saved)}
+    activations = round(share * max(0, at.saved - at.logits))
+    kept = {"activations": activations, "logits and loss": min(at.logits, at.saved)}
     peak = max(at.saved, at.forward_peak, at.backward_peak)
     later, growing, output = peak, max(peak, at.growing_peak), 0
     if AFTER_BLOCKS in at.peaks:
