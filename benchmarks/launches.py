@@ -61,6 +61,11 @@ def timed(once: Callable[[], None]) -> tuple[float, float]:
     return min(took[WARM:]), statistics.median(took[WARM:])
 
 
+def pass_of(model: Any, ids: torch.Tensor) -> Callable[[], None]:
+    """A forward and a backward pass."""
+    return lambda: model(input_ids=ids, labels=ids).loss.backward()
+
+
 def plain() -> None:
     """Microseconds per operation."""
     ids = torch.randint(0, 512, (1, TOKENS))
@@ -68,18 +73,17 @@ def plain() -> None:
         for lora in (False, True):
             for again in (False, True):
                 model = made(kind, lora=lora, again=again)
-                fastest, middle = timed(lambda: model(input_ids=ids, labels=ids).loss.backward())
-                found = trace(
-                    TraceRequest(
-                        "causal-lm",
-                        CONFIGS[kind],
-                        tokens=TOKENS,
-                        arithmetic="half",
-                        checkpointing=again,
-                        lora=ADAPTERS if lora else None,
-                        fused_loss=False,
-                    )  # fmt: skip
+                fastest, middle = timed(pass_of(model, ids))
+                asked = TraceRequest(
+                    "causal-lm",
+                    CONFIGS[kind],
+                    tokens=TOKENS,
+                    arithmetic="half",
+                    checkpointing=again,
+                    lora=ADAPTERS if lora else None,
+                    fused_loss=False,
                 )
+                found = trace(asked)
                 assert found is not None
                 count = found.at(1).operations
                 words = f"{kind}{', LoRA' if lora else ''}{', checkpointed' if again else ''}"
@@ -97,7 +101,7 @@ def staged() -> None:
     ids = torch.randint(0, 512, (1, TOKENS))
     for again in (False, True):
         model = made("llama", lora=False, again=again)
-        base, _ = timed(lambda: model(input_ids=ids, labels=ids).loss.backward())
+        base, _ = timed(pass_of(model, ids))
         for stage in (0, 1, 2, 3):
             model = made("llama", lora=False, again=again)
             zero = {

@@ -1,9 +1,10 @@
 """Every table of docs/planner.md: planned, measured, error.
 
-    .venv/bin/python benchmarks/planner.py [--only published memory states activations exchange]
+    .venv/bin/python benchmarks/planner.py [--only runs published memory states activations exchange]
 
-`published`: others' runs. `memory`: others' peaks. `states`: the tensors that ranks of every engine hold,
-real ones and those of faked worlds. `activations`: what autograd holds of real passes. `exchange`: what two
+`runs`: many runs that others published, uncalibrated (benchmarks/published.py, whose data is not here).
+`published`: three systems' runs, learned from some. `memory`: others' peaks. `states`: the tensors that ranks
+of every engine hold, real ones and those of faked worlds. `activations`: what autograd holds of real passes. `exchange`: what two
 real ranks hand to each other. A few minutes on two cores. What runs on the test cluster
 (benchmarks/planner_cluster.py) and on a GPU (benchmarks/gpu) wants what is not everywhere:
 their last results are shown with these, where there are any. Writes benchmarks/results/planner.json and the
@@ -27,6 +28,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 import planner_page  # noqa: E402
+import published as runs_of_others  # noqa: E402
 import pytest  # noqa: E402
 from hardware import processor  # noqa: E402
 from tests.real import test_fit, test_states, test_traffic, traced  # noqa: E402
@@ -45,6 +47,15 @@ RESULTS = Path(__file__).parent / "results"
 def row(name: str, planned: float, measured: float, **more: Any) -> Row:
     """`error`: of what was measured."""
     return {"name": name, "planned": planned, "measured": measured, "error": planned / measured - 1, **more}
+
+
+def runs() -> list[Row]:
+    """Planned beside published, without the plans' details; none where the data is not here."""
+    if not runs_of_others.RUNS.exists():
+        return []
+    rows = [{key: value for key, value in each.items() if key != "details"} for each in runs_of_others.run()]
+    timed = {row["id"]: row.get("time_error") for row in rows}
+    return [{**row, "error": timed[row["id"]] or 0.0, "apart": timed[row["id"]] is None} for row in rows]
 
 
 def published() -> list[Row]:
@@ -153,7 +164,7 @@ def exchange() -> list[Row]:
 
 
 TABLES: Mapping[str, Callable[[], list[Row]]] = {
-    "published": published, "memory": memory, "states": states, "activations": activations,
+    "runs": runs, "published": published, "memory": memory, "states": states, "activations": activations,
     "exchange": exchange,
 }  # fmt: skip
 
@@ -168,6 +179,9 @@ def main() -> None:
     document: dict[str, Any] = json.loads(file.read_text()) if file.exists() else {"tables": {}}
     for name in options.only:
         rows = TABLES[name]()
+        if not rows:
+            print(f"{name}: no data here; the page keeps its last rows")
+            continue
         errors = [abs(each["error"]) for each in rows if not (each.get("learned") or each.get("apart"))]
         document["tables"][name] = {
             "rows": rows, "median": statistics.median(errors), "worst": max(errors),

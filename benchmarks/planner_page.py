@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -104,7 +105,53 @@ def of_cluster(document: Mapping[str, Any]) -> list[str]:
     return lines
 
 
+def of_runs(rows: Iterable[Row]) -> list[str]:
+    """One line a run, then the errors of each source, and what other estimators miss by."""
+    rows = list(rows)
+    lines = [
+        "| run | on | s per step | planned (range) | error | GB | planned | error | EleutherAI |"
+        " accelerate |",
+        "| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |",
+    ]
+    for row in rows:
+        time = ["", "", ""]
+        if "step" in row:
+            low, high = (figure(each) for each in row["range"])
+            time = [
+                figure(row["step"]),
+                f"{figure(row['planned_step'])} ({low} to {high})",
+                off(row["time_error"]),
+            ]
+        memory, planned = row["memory"], row["planned_memory"]
+        known = "" if memory is None else f"{memory / 1e9:.1f}" if row["kind"] != "fits" else "fits"
+        error = off(row["memory_error"]) if "memory_error" in row else ""
+        if row["refused"]:
+            error = "refused" if known == "fits" else f"{error}, refused"
+        others = [
+            "" if value is None else f"{value / 1e9:.0f}"
+            for value in ((row["others"] or {}).get(name) for name in ("EleutherAI", "accelerate"))
+        ]
+        held = "" if planned is None else f"{planned / 1e9:.1f}"
+        name = f"{row['id']}: {row['model']}, {row['what']}"
+        cells = [name, row["on"].partition("{")[0], *time, known, held, error, *others]
+        lines.append(f"| {' | '.join(cells)} |")
+    lines += ["", "| source | rows | time: median, worst | memory: median, lowest, highest | in the range |"]
+    lines += ["| --- | --- | --- | --- | --- |"]
+    for source in [*dict.fromkeys(row["source"] for row in rows), "all"]:
+        some = [row for row in rows if source in (row["source"], "all")]
+        time, memory = (sorted(r[k] for r in some if k in r) for k in ("time_error", "memory_error"))
+        inside = [row["inside"] for row in some if "inside" in row]
+        cells = [source, str(len(some)), "", "", f"{sum(inside)} of {len(inside)}" if inside else ""]
+        if time:
+            cells[2] = f"{median(map(abs, time)):.1%}, {max(map(abs, time)):.1%}"
+        if memory:
+            cells[3] = f"{median(map(abs, memory)):.1%}, {off(memory[0])}, {off(memory[-1])}"
+        lines.append(f"| {' | '.join(cells)} |")
+    return lines
+
+
 WORDS = {
+    "runs": ("Runs that others published, uncalibrated", of_runs),
     "published": ("Others' runs", plain),
     "memory": ("Others' memory", plain),
     "states": ("What ranks hold", of_states),

@@ -2,13 +2,13 @@
 
     .venv/bin/python benchmarks/published.py [--runs FILE] [--only ID ...] [--quick] [--parts]
 
-The runs are not part of this repository. `--runs`: a JSON file with `rows` (`on`, `over` and `recipe` describe
-a plan, `published_*` what was measured) and `recipes` (the text of each recipe's file), by default
+The runs are not part of this repository. `--runs`: a JSON file with `rows` (`on`, `over` and `recipe`
+describe a plan, `published_*` what was measured) and `recipes` (the text of each recipe's file), by default
 shared/data/published_runs.json beside the checkout. Nothing is calibrated: every figure comes from stated
 figures and the shares of planner/time/reached.py.
 
-What a published program does otherwise than Muster, and is known to, is planned as it does it (OWN): its loss,
-its optimizer. Kinds of memory: `alloc` is the allocator's peak, without what CUDA and NCCL take; `device` the
+What a published program does otherwise than Muster, and is known to, is planned as it does it (OWN): its
+loss, its optimizer. Kinds of memory: `alloc` is the allocator's peak, without what CUDA and NCCL take; `device` the
 driver's figure; `max` the largest batch that fitted; `fits` says only that it ran.
 
 Others: EleutherAI's calculator (cookbook/calc/calc_transformer_mem.py, its formula with the row's numbers; it
