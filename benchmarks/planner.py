@@ -4,8 +4,8 @@
 
 `runs`: many runs that others published, uncalibrated (benchmarks/published.py, whose data is not here).
 `published`: three systems' runs, learned from some. `memory`: others' peaks. `states`: the tensors that ranks
-of every engine hold, real ones and those of faked worlds. `activations`: what autograd holds of real passes. `exchange`: what two
-real ranks hand to each other. A few minutes on two cores. What runs on the test cluster
+of every engine hold, real ones and those of faked worlds. `activations`: what autograd holds of real passes.
+`exchange`: what two real ranks hand to each other. A few minutes on two cores. What runs on the test cluster
 (benchmarks/planner_cluster.py) and on a GPU (benchmarks/gpu) wants what is not everywhere:
 their last results are shown with these, where there are any. Writes benchmarks/results/planner.json and the
 tables between the marks in docs/planner.md.

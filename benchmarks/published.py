@@ -8,11 +8,12 @@ shared/data/published_runs.json beside the checkout. Nothing is calibrated: ever
 figures and the shares of planner/time/reached.py.
 
 What a published program does otherwise than Muster, and is known to, is planned as it does it (OWN): its
-loss, its optimizer. Kinds of memory: `alloc` is the allocator's peak, without what CUDA and NCCL take; `device` the
-driver's figure; `max` the largest batch that fitted; `fits` says only that it ran.
+loss, its optimizer. Kinds of memory: `alloc` is the allocator's peak, without what CUDA and NCCL take;
+`device` the driver's figure; `max` the largest batch that fitted; `fits` says only that it ran.
 
-Others: EleutherAI's calculator (cookbook/calc/calc_transformer_mem.py, its formula with the row's numbers; it
-knows neither LoRA nor encoder-decoders) and accelerate's estimate_training_usage (no activations, one device).
+Others: EleutherAI's calculator (cookbook/calc/calc_transformer_mem.py, its formula with the row's numbers;
+it knows neither LoRA nor encoder-decoders) and accelerate's estimate_training_usage (no activations, one
+device).
 """
 
 from __future__ import annotations
@@ -250,9 +251,8 @@ def main() -> None:
         print(" ".join(words))
         if told.parts:
             for name in ("device", "time"):
-                print(
-                    f"          {name}: { {k: float(f'{v:.3g}') for k, v in row['details'].get(name, {}).items()} }"
-                )
+                parts = row["details"].get(name, {}).items()
+                print(f"          {name}:", ", ".join(f"{part} {value:.3g}" for part, value in parts))
     print(json.dumps(summary(rows), indent=1))
 
 
