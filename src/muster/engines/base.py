@@ -52,6 +52,8 @@ class EngineSpec:
     # device's.
     plain: ClassVar[bool] = False
     made_by_first: ClassVar[bool] = False  # model.create=sharded: the first rank makes it and hands out parts
+    # Ranks hold whole gradients of a step's earlier micro-batches, but for engine.sync_each_batch.
+    defers_reduction: ClassVar[bool] = False
     relief: ClassVar[bool] = False  # offered where another engine's ranks hold the whole model, and too much
     one_disk: ClassVar[bool] = False  # the first host alone writes checkpoints
     pickles: ClassVar[bool] = True  # loading a checkpoint may run what its files say
@@ -104,7 +106,18 @@ class EngineSpec:
                 where="engine.offload",
                 hint=", or ".join(ways),
             )
+        self.check_sync(engine)
         return recipe
+
+    def check_sync(self, engine: Engine) -> None:
+        """Raise RecipeError where gradients shall be reduced in every micro-step, and that spares nothing."""
+        if engine.sync_each_batch is True and not self.defers_reduction:
+            able = [f"engine.name={each.name}" for each in own_specs() if each.defers_reduction]
+            raise RecipeError(
+                f"is for ranks that hold whole gradients only while micro-batches accumulate, unlike {self.called}'s",
+                where="engine.sync_each_batch",
+                hint=f"leave it out, or {' or '.join(able)}",
+            )
 
     def given(self, recipe: Recipe) -> Fixed:
         """What the user's own configuration for the engine fixes. Raises RecipeError."""

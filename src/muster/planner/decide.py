@@ -35,6 +35,7 @@ from muster.planner.sizing import Sized, Where, said_of, size
 from muster.planner.time.steptime import Step
 
 FIELD = "launch.hosts"
+SYNC = "engine.sync_each_batch"
 NOWHERE = Room(None, None)
 LONG = 500  # steps in which compiling is won back: about a minute, at a tenth of a step of some 0.1 to 1 s
 Tracer = Callable[[Recipe, str, str, int], "Trace | None"]  # recipe, precision, device, ranks
@@ -157,7 +158,7 @@ def _choose(
     refused: RecipeError | None = None
     for way, made in _ways(recipe):
         try:
-            tried.append(_try(way, made, config, where, tracer, timer))
+            tried += _tries(way, made, config, where, tracer, timer)
         except RecipeError as error:  # what the recipe wants does not go this way (model.create=sharded)
             refused = error
     if not tried:
@@ -204,6 +205,33 @@ def _ways(recipe: Recipe) -> list[tuple[dict[str, str], Recipe]]:
         way |= {"train.gradient_checkpointing": str(checkpointing).lower()} if again == "auto" else {}
         found.append((way, recipe.choosing(zero=stage, checkpointing=checkpointing)))
     return found
+
+
+def _tries(
+    way: dict[str, str],
+    recipe: Recipe,
+    config: Mapping[str, Any] | None,
+    where: Where,
+    tracer: Tracer | None,
+    timer: Timer | None,
+) -> list[_Tried]:
+    """A way; where it accumulates and the recipe leaves open when gradients are reduced, both of them, the
+    one with less communication first. Raises RecipeError where it cannot be gone."""
+    one = _try(way, recipe, config, where, tracer, timer)
+    defers = spec_of(recipe.engine.name).defers_reduction and sum(where.slots) > 1
+    if recipe.engine.sync_each_batch != "auto" or not defers or one.sized.batch.accumulation == 1:
+        return [one]
+    return [
+        _try(
+            {**way, SYNC: str(each).lower()},
+            recipe.choosing(sync_each_batch=each),
+            config,
+            where,
+            tracer,
+            timer,
+        )
+        for each in (False, True)
+    ]
 
 
 def _try(

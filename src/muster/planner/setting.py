@@ -68,6 +68,7 @@ def setting_of(
         ranks_per_host=max(slots),
         accumulation=recipe.batch.accumulation or 1,
         offload=recipe.engine.offload,
+        sync_each_batch=recipe.engine.sync_each_batch is True,
         checkpointing=recipe.train.checkpointing,
         create="sharded" if recipe.model.create == "sharded" else "whole",
         saves=recipe.checkpoint.model,

@@ -44,6 +44,7 @@ class DeepSpeedSpec(EngineSpec):
     def checked(self, recipe: Recipe) -> Recipe:
         """With the stage of the user's own configuration."""
         engine = recipe.engine
+        self.check_sync(engine)
         if engine.config:
             if engine.zero == "auto":
                 raise RecipeError(

@@ -28,6 +28,7 @@ class FsdpSpec(EngineSpec):
     title: ClassVar[str] = "FSDP"
     offloads: ClassVar[tuple[str, ...]] = ("none", "optimizer+param")
     made_by_first: ClassVar[bool] = True
+    defers_reduction: ClassVar[bool] = True
     one_disk: ClassVar[bool] = True
     pickles: ClassVar[bool] = False
 
@@ -50,7 +51,7 @@ class FsdpSpec(EngineSpec):
     def traffic(self, parameters: Sequence[Parameter], spread: ModelSpread) -> Traffic:
         """Each transformer block is a unit, gathered in the forward pass and again in the backward pass,
         but for the root, which stays; gradients are reduced and scattered in the last micro-step alone
-        (set_requires_gradient_sync). Each tensor is padded along its first dimension. On CPUs every call
+        (set_requires_gradient_sync), or in every one (sync_each_batch). Each tensor is padded along its first dimension. On CPUs every call
         blocks."""
         units: dict[str, list[Parameter]] = {}
         for parameter in parameters:
@@ -67,7 +68,7 @@ class FsdpSpec(EngineSpec):
             reduced = (Call("reduce-scatter", size),) if size else ()
             again = () if name == "" else gathered
             forward.append(Segment(share, gathered))
-            early.insert(0, Segment(share, again))
+            early.insert(0, Segment(share, again, () if spread.sums_whole else reduced))
             last.insert(0, Segment(share, again, reduced))
         norms = 4 * sum(p.trained for p in parameters)  # of every tensor, together
         step = [*counting(spread), *([Call("all-reduce", norms)] if spread.clips else [])]
@@ -76,6 +77,11 @@ class FsdpSpec(EngineSpec):
             Passes(tuple(forward), tuple(early)), Passes(tuple(forward), tuple(last)),
             tuple(step), spread.micro_steps, gathers_hide=hides, reduces_hide=hides,
         )  # fmt: skip
+
+    def crossings(self, spread: ModelSpread) -> int:
+        """Gradients go down as they are reduced (foreach_reduce)."""
+        reduced = spread.micro_steps if spread.sync_each_batch else 1
+        return reduced + 1 if spread.moves_optimizer else 1
 
     def cannot_resume(
         self, recipe: Recipe, before: Job, places: Sequence[Placement], facts: Facts
@@ -108,7 +114,8 @@ def _sharded(spread: ModelSpread, tensors: Tensors, rank: int) -> States:
     gloo makes one more). At the end of the backward pass the root's, of which those tied to the output have
     two, when no other module is gathered; or those of input embeddings that are a module by themselves.
     Micro-batches before the last one of a step leave whole gradients on every rank (accelerate's no_sync:
-    set_requires_gradient_sync(False)), whose place shards take in the last one's backward pass.
+    set_requires_gradient_sync(False)), whose place shards take in the last one's backward pass. With
+    sync_each_batch they leave shards, to which each new one is added (foreach_reduce).
     """
     own, e = trained(tensors), spread.element
     shards = sum(_rows(each, spread.ranks) for each in tensors)
@@ -118,7 +125,7 @@ def _sharded(spread: ModelSpread, tensors: Tensors, rank: int) -> States:
     passes = {"gathered layers": e * root.whole}
     loss = {"gathered layers": e * output.whole}
     gradients = {"gradients": kept}
-    if spread.accumulates:
+    if spread.sums_whole:
         passes["accumulated gradients"] = e * elements(own)
         gradients = {"gradients": max(0, kept - e * elements(own))}
     backward: Parts = {"gathered layers": e * 2 * module.whole}

@@ -74,6 +74,7 @@ class Setting:
     sub_group: int = GB  # and updates at once
     pins: bool = True  # what is offloaded lies in page-locked memory
     together: bool = False  # DeepSpeed makes the optimizer
+    sync_each_batch: bool = False  # gradients are reduced in every micro-step
     share: float = 1.0  # of micro, samples of a rank on average: below 1 where batch.split differs
     saves: bool = True  # the first rank gathers the trained model
     fused_loss: bool | str = False  # as the recipe has it
