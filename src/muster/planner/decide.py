@@ -29,13 +29,12 @@ from muster.inputs.read import Inputs
 from muster.planner.document import Candidate, Plan
 from muster.planner.memory.fit import Room, Setting, Shortage, lacking, need
 from muster.planner.placing import device_and_slots, gpu_numbers, gpus_of
-from muster.planner.remedies import refusal
+from muster.planner.remedies import SYNC, refusal
 from muster.planner.setting import room_of
 from muster.planner.sizing import Sized, Where, said_of, size
 from muster.planner.time.steptime import Step
 
 FIELD = "launch.hosts"
-SYNC = "engine.sync_each_batch"
 NOWHERE = Room(None, None)
 LONG = 500  # steps in which compiling is won back: about a minute, at a tenth of a step of some 0.1 to 1 s
 Tracer = Callable[[Recipe, str, str, int], "Trace | None"]  # recipe, precision, device, ranks

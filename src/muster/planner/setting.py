@@ -72,6 +72,7 @@ def setting_of(
         checkpointing=recipe.train.checkpointing,
         create="sharded" if recipe.model.create == "sharded" else "whole",
         saves=recipe.checkpoint.model,
+        checkpoints=recipe.checkpoint.every is not None,
         fused_loss=recipe.train.fused_loss,
         output=recipe.output,
         others=tuple(replace(each, config=config_of(each.source)) for each in recipe.held_models()),

@@ -31,6 +31,7 @@ class DeepSpeedSpec(EngineSpec):
     stages: ClassVar[tuple[int, ...]] = (0, 1, 2, 3)
     offloads: ClassVar[tuple[str, ...]] = ("none", "optimizer", "optimizer+param")  # stages: in config.py
     relief: ClassVar[bool] = True
+    cutting: ClassVar[dict[str, str] | None] = {"engine.zero": "3"}
     gathers_tensors: ClassVar[bool] = True
     copies: ClassVar[int] = 6
 

@@ -29,7 +29,9 @@ class FsdpSpec(EngineSpec):
     offloads: ClassVar[tuple[str, ...]] = ("none", "optimizer+param")
     made_by_first: ClassVar[bool] = True
     defers_reduction: ClassVar[bool] = True
+    cutting: ClassVar[dict[str, str] | None] = {"engine.zero": "0"}
     one_disk: ClassVar[bool] = True
+    gathers_optimizer: ClassVar[bool] = True
     pickles: ClassVar[bool] = False
 
     def lighter(self, stage: int, offload: str) -> Iterator[dict[str, str]]:
@@ -51,8 +53,8 @@ class FsdpSpec(EngineSpec):
     def traffic(self, parameters: Sequence[Parameter], spread: ModelSpread) -> Traffic:
         """Each transformer block is a unit, gathered in the forward pass and again in the backward pass,
         but for the root, which stays; gradients are reduced and scattered in the last micro-step alone
-        (set_requires_gradient_sync), or in every one (sync_each_batch). Each tensor is padded along its first dimension. On CPUs every call
-        blocks."""
+        (set_requires_gradient_sync), or in every one (sync_each_batch). Each tensor is padded along its first
+        dimension. On CPUs every call blocks."""
         units: dict[str, list[Parameter]] = {}
         for parameter in parameters:
             units.setdefault(parameter.unit, []).append(parameter)
@@ -134,8 +136,10 @@ def _sharded(spread: ModelSpread, tensors: Tensors, rank: int) -> States:
     first = copies * output.trained - module.whole
     last = 2 * root.trained - 2 * module.whole
     backward["gradients in flight"] = e * max(2 * module.trained, first, last)
-    # The input embeddings' are the last ones: all shards are there but theirs, which the result becomes.
-    alone = copies * e * inputs.trained - (4 - e) * inputs.trained // spread.ranks
+    # The input embeddings' are the last ones: all shards are there but theirs, which the result becomes, or
+    # to which it is added.
+    there = spread.accumulates and not spread.sums_whole
+    alone = copies * e * inputs.trained + (e if there else e - 4) * inputs.trained // spread.ranks
     ending = {
         "gathered layers": e * 2 * module.whole,
         "gradients in flight": e * max(2 * module.trained, last),
