@@ -73,7 +73,7 @@ def remedies(setting: Setting, room: Room, model: str, said: OpenChoices = NOTHI
     found = [here] if here else []
     if here and "engine.offload" in here[0]:
         found += itertools.islice((each for each in fitting if "engine.offload" not in each[0]), 1)
-    ways = [_words(_with_large_micro(*each, setting, room, said)) for each in found]
+    ways = [_words(_enlarged(*each, setting, room, said)) for each in found]
     if "ranks" not in said.fixed:
         shards = "engine" not in said.fixed and (here is None or "engine.offload" in here[0])
         more = _more_ranks(setting, room, said, shards=shards)
@@ -86,12 +86,14 @@ def remedies(setting: Setting, room: Room, model: str, said: OpenChoices = NOTHI
     return [*ways, *(each for each in (shorter, larger) if each)]
 
 
-def _with_large_micro(
+def _enlarged(
     way: dict[str, str], fitting: Setting, before: Setting, room: Room, said: OpenChoices
 ) -> dict[str, str]:
-    """Where the micro-batch has to shrink: not to the smallest, but to the largest that fits."""
+    """Where the batch has to shrink: not to the smallest, but to the largest that fits."""
     if "batch.micro" not in way:
-        return way
+        powers = (1 << bit for bit in reversed(range((before.accumulation - 1).bit_length())))
+        steps = (each for each in powers if _fits(replace(fitting, accumulation=each), room))
+        return {**way, "batch.accumulation": str(next(steps))} if "batch.accumulation" in way else way
     others = {key: value for key, value in way.items() if not key.startswith("batch.")}
     found = _largest(replace(fitting, micro=before.micro), room, said)
     return {**others, **found[0]} if found else way
