@@ -201,6 +201,7 @@ def test_fsdp_reduces_in_each_micro_step_where_memory_needs_it(timed: bool) -> N
     decided = sharded_on("h100:8x4,400Gbit-ib", timed=timed)
     assert decided.refused is None
     assert decided.recipe.engine.sync_each_batch is True
+    assert decided.job.recipe["engine"]["sync_each_batch"] is True  # which ranks get
     assert decided.setting is not None and decided.setting.sync_each_batch
     told = [each for each in decided.job.decisions if each.field == "engine.sync_each_batch"]
     assert [each.value for each in told] == [True]

@@ -220,17 +220,8 @@ def _tries(
     defers = spec_of(recipe.engine.name).defers_reduction and sum(where.slots) > 1
     if recipe.engine.sync_each_batch != "auto" or not defers or one.sized.batch.accumulation == 1:
         return [one]
-    return [
-        _try(
-            {**way, SYNC: str(each).lower()},
-            recipe.choosing(sync_each_batch=each),
-            config,
-            where,
-            tracer,
-            timer,
-        )
-        for each in (False, True)
-    ]
+    both = [(str(each).lower(), recipe.choosing(sync_each_batch=each)) for each in (False, True)]
+    return [_try({**way, SYNC: word}, made, config, where, tracer, timer) for word, made in both]
 
 
 def _try(

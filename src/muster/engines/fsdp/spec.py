@@ -138,7 +138,7 @@ def _sharded(spread: ModelSpread, tensors: Tensors, rank: int) -> States:
     backward["gradients in flight"] = e * max(2 * module.trained, first, last)
     # The input embeddings' are the last ones: all shards are there but theirs, which the result becomes, or
     # to which it is added.
-    there = spread.accumulates and not spread.sums_whole
+    there = spread.accumulates and spread.sync_each_batch
     alone = copies * e * inputs.trained + (e if there else e - 4) * inputs.trained // spread.ranks
     ending = {
         "gathered layers": e * 2 * module.whole,
