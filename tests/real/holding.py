@@ -97,7 +97,7 @@ def watched(trainer: Any, told: dict[str, Any]) -> Any:
         def on_substep_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
             if state.global_step:
                 gc.collect()
-                told["between"] = sum(storages(every_tensor()).values())
+                least("between", sum(storages(every_tensor()).values()))
 
         def look(self, step: Any) -> Any:
             def looking(*args: Any, **kwargs: Any) -> Any:

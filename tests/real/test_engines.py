@@ -16,6 +16,8 @@ ENGINES = {
     "ddp": ["engine.name=ddp", "engine.zero=0"],
     "fsdp": ["engine.name=fsdp", "engine.zero=0"],
     "fsdp-alone": ["engine.name=fsdp", "engine.zero=0", "env.MUSTER_GROUP_OF_ONE=1"],
+    "fsdp-accumulating": ["engine.name=fsdp", "engine.zero=0", "engine.sync_each_batch=false"],
+    "fsdp-each-batch": ["engine.name=fsdp", "engine.zero=0", "engine.sync_each_batch=true"],
     "fsdp-sharded": ["engine.name=fsdp", "engine.zero=0", "model.create=sharded"],
     "zero0": ["engine.name=deepspeed", "engine.zero=0"],
     "zero1": ["engine.name=deepspeed", "engine.zero=1"],
@@ -51,6 +53,8 @@ def test_two_ranks_follow_one_process(engine: str, reference: RunFolder, tmp_pat
     overrides = [*STEPS, *ENGINES[engine], "batch.micro=4", "batch.accumulation=2"]
     if engine in ("ddp", "fsdp", "fsdp-sharded"):
         overrides += ["batch.micro=8", "batch.accumulation=1"]
+    if engine in ("fsdp-accumulating", "fsdp-each-batch"):
+        overrides += ["batch.micro=2", "batch.accumulation=4"]
     overrides.append(f"train.fused_loss={'true' if engine in FUSED else 'false'}")
     if engine == "fsdp-alone":  # what sharding runs, on one device
         overrides += ["batch.micro=16", "batch.accumulation=1"]

@@ -44,6 +44,7 @@ LORA = {"rank": 8, "targets": "all-linear"}
 ENGINES: dict[str, dict[str, Any]] = {
     "ddp": {"name": "ddp"},
     "fsdp": {"name": "fsdp"},
+    "fsdpsync": {"name": "fsdp", "sync_each_batch": True},
     "zero0": {"name": "deepspeed", "zero": 0},
     "zero1": {"name": "deepspeed", "zero": 1, "options": BUCKET},
     "zero2": {"name": "deepspeed", "zero": 2, "options": BUCKET},
@@ -58,7 +59,7 @@ ENGINES: dict[str, dict[str, Any]] = {
     "offload3": {"name": "deepspeed", "zero": 3, "offload": "optimizer+param"},
 }
 ONCE = ("offload2", "offload3")  # in bf16
-PLAIN = [engine for engine in ENGINES if engine != "zero3few"]
+PLAIN = [engine for engine in ENGINES if engine not in ("zero3few", "fsdpsync")]
 TWO = [(engine, "bf16", 2) for engine in PLAIN]
 TWO += [(engine, "fp32", 2) for engine in PLAIN if engine not in ONCE]
 THREE = [
@@ -106,12 +107,13 @@ def whole(
 ) -> Any:
     """A case whose passes are traced, with samples long enough to count. Real ranks have several steps, whose
     least peak counts."""
-    steps = 4 if engine in ("ddp", "fsdp") else 2
+    real = engine in ("ddp", "fsdp", "fsdpsync")
+    steps = 4 if real else 2
     recipe = {
         "batch": {"micro": micro, "accumulation": accumulation}, "train": {"max_steps": steps, **train},
         "data": {"synthetic": {}, "sequence": 60},
     }  # fmt: skip
-    alone = {} if engine in ("ddp", "fsdp") else {"rank": 0}
+    alone = {} if real else {"rank": 0}
     more = f"-traced{micro}x{accumulation}{'' if config is CONFIG else '-untied'}"
     return case(engine, precision, ranks, more, config=config, recipe=recipe, traced=True, **alone)
 
@@ -120,6 +122,8 @@ TRACED = [
     whole("ddp", "bf16", 2, 8), whole("zero0", "bf16", 4, 1), whole("zero1", "bf16", 4, 1, accumulation=2),
     whole("fsdp", "bf16", 2, 1, accumulation=2), whole("fsdp", "fp32", 2, 8), whole("zero2", "bf16", 4, 8),
     *(whole("fsdp", precision, 2, micro, config=UNTIED) for precision, micro in (("bf16", 1), ("fp32", 8))),
+    whole("fsdpsync", "bf16", 2, 1, accumulation=2), whole("fsdpsync", "fp32", 3, 8, accumulation=2),
+    whole("fsdpsync", "bf16", 2, 1, accumulation=2, config=UNTIED),
     whole("zero3few", "fp32", 4, 8), whole("zero3", "fp32", 4, 1, gradient_checkpointing=True),
 ]  # fmt: skip
 CASES = [
@@ -241,10 +245,23 @@ def test_the_peak_of_a_whole_step(asked: dict[str, Any], told: Told) -> None:
 
 
 def test_fsdp_keeps_whole_gradients_while_micro_batches_accumulate(told: Told) -> None:
-    asked = next(each for each in TRACED if each["name"].startswith("fsdp") and each["name"].endswith("x2"))
+    asked = next(each for each in TRACED if each["name"].startswith("fsdp-") and each["name"].endswith("x2"))
     for rank, said in told[asked["name"]].items():
         found = predicted(asked, rank, said)
         held = sum(found.held.values()) + found.passes["accumulated gradients"]
+        assert held == pytest.approx(said["between"] - said["buffers"], rel=0.01), rank
+
+
+@pytest.mark.parametrize(
+    "asked", [each for each in TRACED if "fsdpsync" in each["name"]], ids=lambda asked: asked["name"]
+)
+def test_fsdp_keeps_shards_alone_where_it_reduces_in_every_micro_step(
+    asked: dict[str, Any], told: Told
+) -> None:
+    for rank, said in told[asked["name"]].items():
+        found = predicted(asked, rank, said)
+        assert "accumulated gradients" not in found.passes
+        held = sum(found.held.values()) + found.gradients["gradients"]
         assert held == pytest.approx(said["between"] - said["buffers"], rel=0.01), rank
 
 

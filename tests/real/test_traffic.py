@@ -40,6 +40,7 @@ def case(
 ) -> dict[str, Any]:
     """A tiny GPT-2 over random tokens."""
     options, offload = more.pop("options", {}), more.pop("offload", "none")
+    sync = more.pop("sync_each_batch", "auto")
     recipe = {
         "workload": "causal-lm",
         "model": {
@@ -51,7 +52,9 @@ def case(
             },
         },
         "data": {"synthetic": {"samples": 64}, "sequence": 32},
-        "engine": {"name": engine, "zero": zero, "options": options, "offload": offload},
+        "engine": {
+            "name": engine, "zero": zero, "options": options, "offload": offload, "sync_each_batch": sync,
+        },
         "train": {"max_steps": 4},
         "evaluate": {"after": False},
         **more,
@@ -77,6 +80,7 @@ CASES = {
     "zero 3, gathered twice": case("deepspeed", 3, options=FAR, tied=False),
     "fsdp": case("fsdp"),
     "fsdp, accumulation 3": case("fsdp", accumulation=3),
+    "fsdp, accumulation 3, reduced each": case("fsdp", accumulation=3, sync_each_batch=True),
     "fsdp, bf16": case("fsdp", precision="bf16"),
     "fsdp, untied": case("fsdp", tied=False),
 }

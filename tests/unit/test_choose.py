@@ -176,6 +176,73 @@ def test_a_way_that_cannot_do_what_the_recipe_wants_is_left_out() -> None:
     assert {each.changes["engine.zero"] for each in decided.candidates} == {"3"}
 
 
+LLAMA_70B = {
+    "model_type": "llama", "hidden_size": 8192, "intermediate_size": 28_672, "num_hidden_layers": 80,
+    "num_attention_heads": 64, "num_key_value_heads": 8, "vocab_size": 32_000,
+}  # fmt: skip
+
+
+def sharded_on(machines: str, *, timed: bool = True, config: Any = LLAMA_70B, **engine: Any) -> Decided:
+    """FSDP with four micro-batches of two sequences a step."""
+    recipe = recipe_from({
+        "workload": "causal-lm", "model": {"config": config, "init": "random"},
+        "data": {"synthetic": {}, "sequence": 2048}, "engine": {"name": "fsdp", **engine},
+        "train": {"gradient_checkpointing": True}, "batch": {"micro": 2, "accumulation": 4},
+    })  # fmt: skip
+    found = parse_machines(machines)
+    inventory, facts, by_host = hypothetical([found], machines, None)
+    ground = Ground(facts, inventory.hosts, Calibration(), by_host)
+    return on_hosts(recipe, inventory, facts, clock=ground.clock if timed else None)
+
+
+@pytest.mark.parametrize("timed", [True, False])
+def test_fsdp_reduces_in_each_micro_step_where_memory_needs_it(timed: bool) -> None:
+    """70 B parameters with accumulation on 32 H100s: whole gradients would be 138 GB."""
+    decided = sharded_on("h100:8x4,400Gbit-ib", timed=timed)
+    assert decided.refused is None
+    assert decided.recipe.engine.sync_each_batch is True
+    assert decided.job.recipe["engine"]["sync_each_batch"] is True  # which ranks get
+    assert decided.setting is not None and decided.setting.sync_each_batch
+    told = [each for each in decided.job.decisions if each.field == "engine.sync_each_batch"]
+    assert [each.value for each in told] == [True]
+    assert "settings that fit (of 2)" in told[0].why
+    lost = next(each for each in decided.candidates if not each.chosen)
+    assert lost.why.startswith("does not fit: ")
+    with pytest.raises(UsageError) as refused:
+        sharded_on("h100:8x4,400Gbit-ib", sync_each_batch=False)
+    assert (refused.value.hint or "").startswith("would fit: engine.sync_each_batch=true; ")
+
+
+@pytest.mark.parametrize("timed", [True, False])
+def test_where_whole_gradients_fit_they_are_reduced_once(timed: bool) -> None:
+    small = {**LLAMA_70B, "hidden_size": 2048, "intermediate_size": 8192, "num_hidden_layers": 16}
+    decided = sharded_on("h100:8x2,100Gbit", timed=timed, config=small)
+    assert decided.recipe.engine.sync_each_batch is False
+    assert [each.changes["engine.sync_each_batch"] for each in decided.candidates] == ["false", "true"]
+    if timed:  # sends more
+        slower = decided.candidates[1]
+        assert (slower.samples_per_second or 0) < (decided.candidates[0].samples_per_second or 0)
+
+
+@pytest.mark.parametrize(
+    ("machines", "engine"),
+    [("h100:1", {}), ("h100:8", {"name": "deepspeed", "zero": 3}), ("h100:8", {"name": "ddp"})],
+)
+def test_what_does_not_matter_is_not_decided(machines: str, engine: dict[str, Any]) -> None:
+    small = {**LLAMA_70B, "hidden_size": 1024, "intermediate_size": 4096, "num_hidden_layers": 4}
+    decided = sharded_on(machines, config=small, **engine)
+    assert decided.recipe.engine.sync_each_batch == "auto"
+    assert len(decided.candidates) == 1
+
+
+@pytest.mark.parametrize("engine", [{"name": "ddp"}, {"name": "deepspeed", "zero": 3}])
+def test_reducing_in_each_micro_step_is_for_fsdp(engine: dict[str, Any]) -> None:
+    recipe = recipe_from({"workload": "causal-lm", "engine": {**engine, "sync_each_batch": True}})
+    with pytest.raises(RecipeError, match="hold no less with it") as refused:
+        check(recipe, parse_hosts("node1"))
+    assert refused.value.hint == "leave it out, or engine.name=fsdp"
+
+
 def test_the_largest_of_unequal_shares_counts() -> None:
     about: dict[str, Any] = {"cores": 8, "gpus": [], "memory_total": 64 * 10**9}
     hosts = {"node1": about, "node2": about}

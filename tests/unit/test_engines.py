@@ -7,7 +7,7 @@ import json
 import re
 import subprocess
 import sys
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 
 import pytest
@@ -190,3 +190,9 @@ def test_an_engine_of_one_module_has_the_usual_answers(from_outside: Path) -> No
     with pytest.raises(BrokenPluginError, match="RuntimeError: a rank imports it"):
         runtime_of("bare")
     assert own_specs() == [spec_of(name) for name in OWN]
+
+
+def test_fsdp_moves_gradients_to_the_host_as_often_as_it_reduces_them() -> None:
+    spread = ModelSpread("fsdp", 4, micro_steps=3, offload="optimizer+param")
+    each = replace(spread, sync_each_batch=True)
+    assert [spec_of("fsdp").crossings(x) for x in (spread, each, replace(each, offload="none"))] == [2, 4, 1]

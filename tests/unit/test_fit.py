@@ -11,6 +11,7 @@ import pytest
 from muster.core import families
 from muster.core.batch import resolve_batch
 from muster.core.errors import UsageError
+from muster.core.workload import Drawing, HeldModel
 from muster.planner.forecast import memory_plan
 from muster.planner.memory.activations import (
     Kept,
@@ -172,6 +173,7 @@ def test_zero_2_in_bf16() -> None:
         ({"engine": "ddp"}, {"parameters": 4000, "copies in half precision": 2000}),
         ({"engine": "fsdp"}, {"parameters": 1008, "gradients": 1008, "optimizer": 2016}),  # rows are padded
         ({"engine": "fsdp", "accumulation": 2}, {"accumulated gradients": 2000}),
+        ({"engine": "fsdp", "accumulation": 2, "sync_each_batch": True}, {"gradients": 1008}),
     ],
 )  # fmt: skip
 def test_states_of_the_engines(fields: dict[str, Any], states: dict[str, int]) -> None:
@@ -210,6 +212,23 @@ def test_a_model_that_is_made_in_shards_needs_no_room_for_the_whole() -> None:
     assert shards.host["the model while it is made"] == 4 * 128
     assert needed(tiny(engine="fsdp", create="sharded")).first_host == 4000  # its first rank makes it
     assert needed(tiny(stage=3, saves=True)).first_host == 2000  # gathered to be saved
+
+
+@pytest.mark.parametrize(
+    ("fields", "first"),
+    [
+        ({"stage": 3}, 0),
+        ({"stage": 3, "checkpoints": True}, 2000),  # which have the whole model as well
+        ({"stage": 2, "checkpoints": True}, 0),
+        ({"engine": "fsdp"}, 0),
+        ({"engine": "fsdp", "saves": True}, 4000),
+        ({"engine": "fsdp", "checkpoints": True}, 8000),  # Adam's states, whole
+        ({"engine": "fsdp", "checkpoints": True, "trainable": 40}, 4000),
+        ({"engine": "fsdp", "checkpoints": True, "ranks": 1}, 0),
+    ],
+)
+def test_what_the_first_rank_gathers_to_save(fields: dict[str, Any], first: int) -> None:
+    assert needed(tiny(**fields)).first_host == first
 
 
 @pytest.mark.parametrize("engine", ["fsdp", "deepspeed"])
@@ -379,6 +398,83 @@ def test_every_change_that_is_offered_was_tried() -> None:
     assert remedies(setting, room, "opt-66b")[0] == " ".join(f"{k}={v}" for k, v in fitting[0][0].items())
     assert all(len(way) >= len(fitting[0][0]) for way, _ in fitting)
     assert all(not fits(each, room) for way, each in changes(setting) if len(way) < len(fitting[0][0]))
+
+
+def between(*settings: Setting) -> Room:
+    """Room for the last setting and for none of the others."""
+    *more, least = (sum(needed(each).device.values()) for each in settings)
+    assert min(more) > least
+    return Room(int((min(more) + least) / 2 / (1 - MARGIN)), ROOMY, "a GPU of a", "a")
+
+
+def fsdp(**fields: Any) -> Setting:
+    return big("opt-30b", engine="fsdp", stage=0, bucket=0, **fields)
+
+
+def test_fsdp_that_accumulates_is_offered_shards_first() -> None:
+    setting = fsdp(accumulation=4)
+    room = between(setting, replace(setting, sync_each_batch=True))
+    assert remedies(setting, room, "opt-30b")[0] == "engine.sync_each_batch=true"
+    assert not any("sync" in key for way, _ in changes(replace(setting, accumulation=1)) for key in way)
+    assert not any("sync" in key for way, _ in changes(big("opt-30b", accumulation=4)) for key in way)
+
+
+@pytest.mark.parametrize(
+    ("said", "offered"),
+    [
+        (OpenChoices(accumulation=8), True),
+        (OpenChoices(accumulation=8, global_=256), False),
+        (OpenChoices(accumulation=8, samples=256), False),
+        (OpenChoices(accumulation=8, fixed=frozenset({"accumulation"})), False),
+    ],
+)
+def test_fewer_micro_batches_are_offered_where_the_step_may_be_smaller(
+    said: OpenChoices, offered: bool
+) -> None:
+    """grpo draws the answers of a step at once: of eight micro-batches they are too many."""
+    drawing = Drawing(prompt=1024, answer=1024, at_once=True)
+    setting = big("opt-1.3b", accumulation=8, micro=4, drawing=drawing)
+    room = between(setting, replace(setting, accumulation=4))
+    said = replace(said, fixed=said.fixed | {"micro", "engine"})
+    found = remedies(setting, room, "opt-1.3b", said)
+    assert ("batch.accumulation=4" in found) is offered
+
+
+def test_another_engine_that_cuts_weights_is_offered_both_ways() -> None:
+    """ZeRO 3 gathers by modules and keeps what comes again, FSDP gathers blocks; ZeRO 3 takes a checkpoint in
+    parts, FSDP's first rank has all of the optimizer."""
+    zero3 = big("opt-1.3b", stage=3, bucket=2048**2)
+    room = between(zero3, apply(zero3, {"engine.name": "fsdp", "engine.zero": "0"}))
+    assert remedies(zero3, room, "opt-1.3b")[:2] == [
+        "engine.offload=optimizer",
+        "engine.name=fsdp engine.zero=0",
+    ]
+    large = fsdp(checkpoints=True, create="sharded")
+    short = lacking(large, Room(80 * 10**9, 25 * 10**9))
+    assert short is not None and short.place == "host"
+    first = remedies(large, Room(80 * 10**9, 25 * 10**9), "opt-30b")[0]
+    assert first == "engine.name=deepspeed engine.zero=3"
+
+
+def test_what_is_offloaded_stays_so_under_another_engine() -> None:
+    def ways(setting: Setting) -> list[dict[str, str]]:
+        found = (way for way, _ in changes(setting) if "engine.name" in way)
+        return [way for way in found if len(way) == 2 + ("engine.offload" in way)]
+
+    to = {"engine.name": "fsdp", "engine.zero": "0"}
+    assert ways(big("opt-30b", stage=3)) == [to, {**to, "engine.offload": "optimizer+param"}]
+    offloads = [{**to, "engine.offload": "optimizer+param"}]
+    assert ways(big("opt-30b", stage=3, offload="optimizer")) == offloads
+    assert ways(big("opt-30b", stage=3, offload="optimizer+param")) == [to]
+    back = {"engine.name": "deepspeed", "engine.zero": "3"}
+    assert ways(fsdp(offload="optimizer+param")) == [back]
+
+
+def test_two_models_that_are_trained_as_one_are_not_cut_block_by_block() -> None:
+    critic = (HeldModel("critic", output="numbers", trained=True),)
+    assert not any(
+        way.get("engine.name") == "fsdp" for way, _ in changes(big("opt-1.3b", stage=3, others=critic))
+    )
 
 
 def overridden(way: str, setting: Setting) -> tuple[dict[str, str], int]:

@@ -98,6 +98,12 @@ class Engine(Section):
     offload: Literal["none", "optimizer", "optimizer+param"] = Field(
         "none", description="What DeepSpeed keeps in host memory instead of GPU memory."
     )
+    sync_each_batch: bool | Literal["auto"] = Field(
+        "auto",
+        description="FSDP alone: reduce and scatter gradients after every micro-batch of a step, so that no "
+        "rank holds whole ones of earlier micro-batches: less memory, more communication. auto: where "
+        "micro-batches accumulate, and it is faster (a larger micro-batch) or nothing else fits.",
+    )
     config: str | None = Field(
         None, description="Path of your own DeepSpeed JSON file. Muster fills in its auto values."
     )
@@ -345,10 +351,12 @@ class Recipe(Workload, Section):
         checkpointing: bool | None = None,
         hosts: int | None = None,
         compiled: bool | None = None,
+        sync_each_batch: bool | None = None,
     ) -> Recipe:
-        """With ZeRO's stage, gradient checkpointing, the number of hosts and compiling decided; None: as it
-        is."""
-        engine = {} if zero is None else {"zero": zero}
+        """With ZeRO's stage, gradient checkpointing, the number of hosts, compiling and when gradients are
+        reduced decided; None: as it is."""
+        spread = {"zero": zero, "sync_each_batch": sync_each_batch}
+        engine = {name: value for name, value in spread.items() if value is not None}
         given = {"gradient_checkpointing": checkpointing, "compile": compiled}
         train = {name: value for name, value in given.items() if value is not None}
         launch = {} if hosts is None else {"hosts": hosts}

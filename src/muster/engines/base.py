@@ -52,8 +52,14 @@ class EngineSpec:
     # device's.
     plain: ClassVar[bool] = False
     made_by_first: ClassVar[bool] = False  # model.create=sharded: the first rank makes it and hands out parts
+    # Ranks hold whole gradients of a step's earlier micro-batches, but for engine.sync_each_batch.
+    defers_reduction: ClassVar[bool] = False
     relief: ClassVar[bool] = False  # offered where another engine's ranks hold the whole model, and too much
+    # Overrides beside its name with which ranks hold a part of the weights, offered where another engine that
+    # does so needs too much; None: never.
+    cutting: ClassVar[dict[str, str] | None] = None
     one_disk: ClassVar[bool] = False  # the first host alone writes checkpoints
+    gathers_optimizer: ClassVar[bool] = False  # checkpoints have it whole, by way of the first rank
     pickles: ClassVar[bool] = True  # loading a checkpoint may run what its files say
     whole_checkpoints: ClassVar[bool] = False  # that any number of ranks reads
     gathers_tensors: ClassVar[bool] = False  # that it cuts one by one, not a module in one block
@@ -104,7 +110,18 @@ class EngineSpec:
                 where="engine.offload",
                 hint=", or ".join(ways),
             )
+        self.check_sync(engine)
         return recipe
+
+    def check_sync(self, engine: Engine) -> None:
+        """Raise RecipeError where gradients shall be reduced in every micro-step, and that spares nothing."""
+        if engine.sync_each_batch is True and not self.defers_reduction:
+            able = [f"engine.name={each.name}" for each in own_specs() if each.defers_reduction]
+            raise RecipeError(
+                f"is true, and ranks under {self.called} hold no less with it",
+                where="engine.sync_each_batch",
+                hint=f"leave it out, or {' or '.join(able)}",
+            )
 
     def given(self, recipe: Recipe) -> Fixed:
         """What the user's own configuration for the engine fixes. Raises RecipeError."""

@@ -49,7 +49,8 @@ class ModelSpread:
     `element`: bytes of a value in the chosen precision; `micro_steps`: of an optimizer step; `offload`: none,
     optimizer, param or optimizer+param, and `disk`: what of it goes further than the host; `device`: cpu or
     cuda; `together`: DeepSpeed makes the optimizer, with one group of parameters, not the Trainer with two;
-    `bucket`, `prefetch`, `persistence`, `live`, `reuse`, `sub_group`: DeepSpeed's keys, in elements
+    `sync_each_batch`: gradients are reduced in every micro-step, where the engine would wait for the last
+    one; `bucket`, `prefetch`, `persistence`, `live`, `reuse`, `sub_group`: DeepSpeed's keys, in elements
     (`reuse`: max_reuse_distance); `overlap`: overlap_comm; `pins`: host memory is page-locked; `clips`: the
     gradients' norm; `counts`: the ranks agree on the number of tokens of a step.
     """
@@ -63,6 +64,7 @@ class ModelSpread:
     disk: NvmeOffload = NO_DISK
     device: str = "cuda"
     together: bool = False
+    sync_each_batch: bool = False
     bucket: int = 500_000_000
     overlap: bool = False
     prefetch: int = 50_000_000
@@ -78,6 +80,11 @@ class ModelSpread:
     def accumulates(self) -> bool:
         """Whether a step has more than one micro-batch."""
         return self.micro_steps > 1
+
+    @property
+    def sums_whole(self) -> bool:
+        """Whether an engine that can reduce gradients in the last micro-step alone does."""
+        return self.accumulates and not self.sync_each_batch
 
     @property
     def buckets(self) -> int:

@@ -29,7 +29,7 @@ from muster.inputs.read import Inputs
 from muster.planner.document import Candidate, Plan
 from muster.planner.memory.fit import Room, Setting, Shortage, lacking, need
 from muster.planner.placing import device_and_slots, gpu_numbers, gpus_of
-from muster.planner.remedies import refusal
+from muster.planner.remedies import SYNC, refusal
 from muster.planner.setting import room_of
 from muster.planner.sizing import Sized, Where, said_of, size
 from muster.planner.time.steptime import Step
@@ -157,7 +157,7 @@ def _choose(
     refused: RecipeError | None = None
     for way, made in _ways(recipe):
         try:
-            tried.append(_try(way, made, config, where, tracer, timer))
+            tried += _tries(way, made, config, where, tracer, timer)
         except RecipeError as error:  # what the recipe wants does not go this way (model.create=sharded)
             refused = error
     if not tried:
@@ -204,6 +204,24 @@ def _ways(recipe: Recipe) -> list[tuple[dict[str, str], Recipe]]:
         way |= {"train.gradient_checkpointing": str(checkpointing).lower()} if again == "auto" else {}
         found.append((way, recipe.choosing(zero=stage, checkpointing=checkpointing)))
     return found
+
+
+def _tries(
+    way: dict[str, str],
+    recipe: Recipe,
+    config: Mapping[str, Any] | None,
+    where: Where,
+    tracer: Tracer | None,
+    timer: Timer | None,
+) -> list[_Tried]:
+    """A way; where it accumulates and the recipe leaves open when gradients are reduced, both of them, the
+    one with less communication first. Raises RecipeError where it cannot be gone."""
+    one = _try(way, recipe, config, where, tracer, timer)
+    defers = spec_of(recipe.engine.name).defers_reduction and sum(where.slots) > 1
+    if recipe.engine.sync_each_batch != "auto" or not defers or one.sized.batch.accumulation == 1:
+        return [one]
+    both = [(str(each).lower(), recipe.choosing(sync_each_batch=each)) for each in (False, True)]
+    return [_try({**way, SYNC: word}, made, config, where, tracer, timer) for word, made in both]
 
 
 def _try(

@@ -12,10 +12,11 @@ from muster.core.batch import resolve_batch
 from muster.core.errors import RecipeError, UsageError
 from muster.core.hardware.devices import find_device, names
 from muster.core.units import counted, format_bytes
-from muster.engines.base import own_specs, spec_of
+from muster.engines.base import EngineSpec, own_specs, spec_of
 from muster.planner.memory.fit import Room, Setting, fits, lacking, need
 
 MOST_RANKS = 65536
+SYNC = "engine.sync_each_batch"
 Change = tuple[dict[str, str], Setting]  # overrides of the recipe, and what they come to
 
 
@@ -56,18 +57,23 @@ def refusal(setting: Setting, room: Room, model: str, said: OpenChoices = NOTHIN
 def engine_words(setting: Setting) -> str:
     """The engine and what belongs to it, for people."""
     words = spec_of(setting.engine).words(setting.stage)
+    if setting.sync_each_batch and setting.accumulation > 1:
+        words += " and sync_each_batch"
     if setting.offload != "none":
         words += f" and offload of {setting.offload.replace('+', ' and ')}"
     return words + (" and gradient checkpointing" if setting.checkpointing else "")
 
 
 def remedies(setting: Setting, room: Room, model: str, said: OpenChoices = NOTHING_SAID) -> list[str]:
-    """What would fit: the fewest overrides on these hosts, then on more ranks, then another size; where not
-    even one sample fits so, shorter ones. Where these GPUs hold nothing of it, larger ones as well."""
-    ways = []
-    here = next((each for each in changes(setting, said) if _fits(each[1], room)), None)
-    if here:
-        ways.append(_words(_with_large_micro(*here, setting, room, said)))
+    """What would fit: the fewest overrides on these hosts, and where those offload, the fewest that do not;
+    then on more ranks, then another size; where not even one sample fits so, shorter ones. Where these GPUs
+    hold nothing of it, larger ones as well."""
+    fitting = (each for each in changes(setting, said) if _fits(each[1], room))
+    here = next(fitting, None)
+    found = [here] if here else []
+    if here and "engine.offload" in here[0]:
+        found += itertools.islice((each for each in fitting if "engine.offload" not in each[0]), 1)
+    ways = [_words(_enlarged(*each, setting, room, said)) for each in found]
     if "ranks" not in said.fixed:
         shards = "engine" not in said.fixed and (here is None or "engine.offload" in here[0])
         more = _more_ranks(setting, room, said, shards=shards)
@@ -80,12 +86,14 @@ def remedies(setting: Setting, room: Room, model: str, said: OpenChoices = NOTHI
     return [*ways, *(each for each in (shorter, larger) if each)]
 
 
-def _with_large_micro(
+def _enlarged(
     way: dict[str, str], fitting: Setting, before: Setting, room: Room, said: OpenChoices
 ) -> dict[str, str]:
-    """Where the micro-batch has to shrink: not to the smallest, but to the largest that fits."""
+    """Where the batch has to shrink: not to the smallest, but to the largest that fits."""
     if "batch.micro" not in way:
-        return way
+        powers = (1 << bit for bit in reversed(range((before.accumulation - 1).bit_length())))
+        steps = (each for each in powers if _fits(replace(fitting, accumulation=each), room))
+        return {**way, "batch.accumulation": str(next(steps))} if "batch.accumulation" in way else way
     others = {key: value for key, value in way.items() if not key.startswith("batch.")}
     found = _largest(replace(fitting, micro=before.micro), room, said)
     return {**others, **found[0]} if found else way
@@ -93,21 +101,26 @@ def _with_large_micro(
 
 def changes(setting: Setting, said: OpenChoices = NOTHING_SAID) -> Iterator[Change]:
     """Every other way to train the same model on the same ranks, those with fewest and mildest changes
-    first: the smallest micro-batch, checkpointing, a higher ZeRO stage, offload."""
-    smallest = next(iter(_batches(setting, list(reversed(_below(setting, said))), said)), None)
-    micro = [{}, smallest[0]] if smallest else [{}]
+    first: the smallest micro-batch, checkpointing, what `_spreads` has; of as many, those that make smaller
+    steps of fewer micro-batches last."""
+    smallest = itertools.islice(_batches(setting, list(reversed(_below(setting, said))), said), 1)
+    batches = [(0, False, {}, setting), *((1, False, *each) for each in smallest)]
+    if setting.accumulation > 1 and _open_steps(said):
+        one = {"batch.accumulation": "1"}
+        batches += [(n + 1, True, {**way, **one}, replace(at, accumulation=1)) for n, _, way, at in batches]
     checkpointing = [{}] if setting.checkpointing else [{}, {"train.gradient_checkpointing": "true"}]
     spread = [{}] if "engine" in said.fixed else list(_spreads(setting))
-    every = itertools.product(micro, checkpointing, spread)
-    ways = [{**a, **b, **c} for a, b, c in every if a or b or c]
-
-    def cost(way: dict[str, str]) -> tuple[int, int, bool]:
-        number = len(way) - ("batch.accumulation" in way)  # the batch is one change
-        return number, spread.index(_spread_of(way)), "train.gradient_checkpointing" in way
-
-    for way in sorted(ways, key=cost):
-        base = smallest[1] if smallest and "batch.micro" in way else setting
+    ways = []
+    for (number, fewer, way, base), again, engine in itertools.product(batches, checkpointing, spread):
+        cost = (number + len(again) + len(engine), fewer, spread.index(engine), len(again))
+        ways.append((cost, {**way, **again, **engine}, base))
+    for _, way, base in sorted(ways, key=lambda each: each[0])[1:]:  # without that of no change
         yield way, apply(base, way)
+
+
+def _open_steps(said: OpenChoices) -> bool:
+    """Whether a step may have fewer samples, by fewer micro-batches."""
+    return said.global_ is None and said.samples is None and "accumulation" not in said.fixed
 
 
 def _fits(setting: Setting, room: Room) -> bool:
@@ -157,34 +170,53 @@ def _largest(setting: Setting, room: Room, said: OpenChoices) -> Change | None:
 
 
 def _spreads(setting: Setting) -> Iterator[dict[str, str]]:
-    """Nothing; then other ways of the engine; where it holds the whole model, then other engines."""
-    yield {}
+    """Nothing; then other ways of the engine, and other engines: where it can cut weights, those that do so
+    as well. What offloads comes last."""
     engine = spec_of(setting.engine)
-    yield from engine.lighter(setting.stage, setting.offload)
-    others = [] if engine.shards_weights(setting.stage) else own_specs()
-    for other in others:
-        if other.relief and other.name != engine.name:
-            for way in other.lighter(0, setting.offload):
-                yield {"engine.name": other.name, **way}
+    ways = [{}, *engine.lighter(setting.stage, setting.offload)]
+    if engine.defers_reduction and setting.ranks > 1 and setting.spread.sums_whole:
+        ways = [{**way, **more} for more in ({}, {SYNC: "true"}) for way in ways]
+    for other in own_specs():
+        if other.name != engine.name and engine.cutting is not None:
+            ways += _cutting(setting, other)
+        elif other.name != engine.name and other.relief:
+            ways += [{"engine.name": other.name, **way} for way in other.lighter(0, setting.offload)]
+    yield from sorted(ways, key=lambda way: "engine.offload" in way)
 
 
-def _spread_of(way: dict[str, str]) -> dict[str, str]:
-    return {key: value for key, value in way.items() if key.startswith("engine.")}
+def _cutting(setting: Setting, other: EngineSpec) -> Iterator[dict[str, str]]:
+    """Another engine that cuts weights, offloading at least as much. One that cuts module by module is not
+    for two models that are trained as one."""
+    if other.cutting is None or (other.shards_weights(0) and any(each.trained for each in setting.others)):
+        return
+    for offload in other.offloads:
+        if _moved(offload) >= _moved(setting.offload):
+            more = {} if offload == setting.offload else {"engine.offload": offload}
+            yield {"engine.name": other.name, **other.cutting, **more}
+
+
+def _moved(offload: str) -> set[str]:
+    return set(offload.split("+")) - {"none"}
 
 
 def apply(setting: Setting, way: dict[str, str]) -> Setting:
     """The setting with overrides laid over it."""
     engine = way.get("engine.name", setting.engine)
+    same = engine == setting.engine
     stage = int(way.get("engine.zero", setting.stage))
     shards = spec_of(engine).shards_weights(stage)
     changed = replace(
         setting,
         micro=int(way.get("batch.micro", setting.micro)),
+        accumulation=int(way.get("batch.accumulation", setting.accumulation)),
         checkpointing=setting.checkpointing or "train.gradient_checkpointing" in way,
         engine=engine,
         stage=stage,
         offload=way.get("engine.offload", setting.offload),
-        create="sharded" if shards else setting.create,  # what auto would come to
+        # What auto would come to.
+        sync_each_batch=SYNC in way
+        or (setting.sync_each_batch if same else spec_of(engine).defers_reduction),
+        create="sharded" if shards else setting.create,
     )
     return with_buckets(changed) if "engine.zero" in way else changed
 

@@ -428,6 +428,7 @@ def freeze(run: RunFolder, inputs: Inputs, decided: Decided) -> None:
         recipe["measure"]["peaks"] = str(run.peaks)
     # What the plan chose stays chosen: a resumed run has to find its checkpoints' shards as they were cut.
     recipe["engine"]["zero"] = job.recipe["engine"]["zero"]
+    recipe["engine"]["sync_each_batch"] = job.recipe["engine"]["sync_each_batch"]
     recipe["train"]["gradient_checkpointing"] = job.recipe["train"]["gradient_checkpointing"]
     key = inputs.recipe.env_kept if run.recipe.exists() else None  # a resumed run's own, or a new one
     write_text(run.recipe, recipe_file(recipe, key))

@@ -16,6 +16,7 @@ from muster.planner.document import MemoryPlan, Plan, TimePlan
 
 SHORT = {
     "engine.zero": "zero",
+    "engine.sync_each_batch": "sync",
     "train.gradient_checkpointing": "checkpointing",
     "batch.micro": "micro",
     "launch.hosts": "hosts",

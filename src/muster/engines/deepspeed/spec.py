@@ -36,6 +36,7 @@ class DeepSpeedSpec(EngineSpec):
     stages: ClassVar[tuple[int, ...]] = (0, 1, 2, 3)
     offloads: ClassVar[tuple[str, ...]] = ("none", "optimizer", "optimizer+param")  # stages: in config.py
     relief: ClassVar[bool] = True
+    cutting: ClassVar[dict[str, str] | None] = {"engine.zero": "3"}
     gathers_tensors: ClassVar[bool] = True
     copies: ClassVar[int] = 6
 
@@ -49,6 +50,7 @@ class DeepSpeedSpec(EngineSpec):
     def checked(self, recipe: Recipe) -> Recipe:
         """With the stage of the user's own configuration."""
         engine = recipe.engine
+        self.check_sync(engine)
         if engine.config:
             if engine.zero == "auto":
                 raise RecipeError(

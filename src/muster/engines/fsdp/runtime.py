@@ -33,12 +33,16 @@ def arguments(context: Context) -> dict[str, Any]:
         "cpu_ram_efficient_loading": context.recipe.model.create == "sharded",
         "activation_checkpointing": context.recipe.train.checkpointing,
     }
-    return {
+    arguments: dict[str, Any] = {
         "fsdp": True,
         "fsdp_config": config,
         "ddp_backend": backend(context),
         "gradient_checkpointing": False,  # FSDP's own, above
     }
+    if engine.sync_each_batch is True:  # open: micro-batches do not accumulate
+        each = {"gradient_accumulation_kwargs": {"sync_each_batch": True}}
+        arguments["accelerator_config"] = each
+    return arguments
 
 
 def before_trainer() -> None:

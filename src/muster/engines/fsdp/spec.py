@@ -28,7 +28,10 @@ class FsdpSpec(EngineSpec):
     title: ClassVar[str] = "FSDP"
     offloads: ClassVar[tuple[str, ...]] = ("none", "optimizer+param")
     made_by_first: ClassVar[bool] = True
+    defers_reduction: ClassVar[bool] = True
+    cutting: ClassVar[dict[str, str] | None] = {"engine.zero": "0"}
     one_disk: ClassVar[bool] = True
+    gathers_optimizer: ClassVar[bool] = True
     pickles: ClassVar[bool] = False
 
     def lighter(self, stage: int, offload: str) -> Iterator[dict[str, str]]:
@@ -50,8 +53,8 @@ class FsdpSpec(EngineSpec):
     def traffic(self, parameters: Sequence[Parameter], spread: ModelSpread) -> Traffic:
         """Each transformer block is a unit, gathered in the forward pass and again in the backward pass,
         but for the root, which stays; gradients are reduced and scattered in the last micro-step alone
-        (set_requires_gradient_sync). Each tensor is padded along its first dimension. On CPUs every call
-        blocks."""
+        (set_requires_gradient_sync), or in every one (sync_each_batch). Each tensor is padded along its first
+        dimension. On CPUs every call blocks."""
         units: dict[str, list[Parameter]] = {}
         for parameter in parameters:
             units.setdefault(parameter.unit, []).append(parameter)
@@ -67,7 +70,7 @@ class FsdpSpec(EngineSpec):
             reduced = (Call("reduce-scatter", size),) if size else ()
             again = () if name == "" else gathered
             forward.append(Segment(share, gathered))
-            early.insert(0, Segment(share, again))
+            early.insert(0, Segment(share, again, () if spread.sums_whole else reduced))
             last.insert(0, Segment(share, again, reduced))
         norms = 4 * sum(p.trained for p in parameters)  # of every tensor, together
         step = [*counting(spread), *([Call("all-reduce", norms)] if spread.clips else [])]
@@ -76,6 +79,11 @@ class FsdpSpec(EngineSpec):
             Passes(tuple(forward), tuple(early)), Passes(tuple(forward), tuple(last)),
             tuple(step), spread.micro_steps, gathers_hide=hides, reduces_hide=hides,
         )  # fmt: skip
+
+    def crossings(self, spread: ModelSpread) -> int:
+        """Gradients go down as they are reduced (foreach_reduce)."""
+        reduced = spread.micro_steps if spread.sync_each_batch else 1
+        return reduced + 1 if spread.moves_optimizer else 1
 
     def cannot_resume(
         self, recipe: Recipe, before: Job, places: Sequence[Placement], facts: Facts
@@ -108,7 +116,8 @@ def _sharded(spread: ModelSpread, tensors: Tensors, rank: int) -> States:
     gloo makes one more). At the end of the backward pass the root's, of which those tied to the output have
     two, when no other module is gathered; or those of input embeddings that are a module by themselves.
     Micro-batches before the last one of a step leave whole gradients on every rank (accelerate's no_sync:
-    set_requires_gradient_sync(False)), whose place shards take in the last one's backward pass.
+    set_requires_gradient_sync(False)), whose place shards take in the last one's backward pass. With
+    sync_each_batch they leave shards, to which each new one is added (foreach_reduce).
     """
     own, e = trained(tensors), spread.element
     shards = sum(_rows(each, spread.ranks) for each in tensors)
@@ -118,7 +127,7 @@ def _sharded(spread: ModelSpread, tensors: Tensors, rank: int) -> States:
     passes = {"gathered layers": e * root.whole}
     loss = {"gathered layers": e * output.whole}
     gradients = {"gradients": kept}
-    if spread.accumulates:
+    if spread.sums_whole:
         passes["accumulated gradients"] = e * elements(own)
         gradients = {"gradients": max(0, kept - e * elements(own))}
     backward: Parts = {"gathered layers": e * 2 * module.whole}
@@ -127,8 +136,10 @@ def _sharded(spread: ModelSpread, tensors: Tensors, rank: int) -> States:
     first = copies * output.trained - module.whole
     last = 2 * root.trained - 2 * module.whole
     backward["gradients in flight"] = e * max(2 * module.trained, first, last)
-    # The input embeddings' are the last ones: all shards are there but theirs, which the result becomes.
-    alone = copies * e * inputs.trained - (4 - e) * inputs.trained // spread.ranks
+    # The input embeddings' are the last ones: all shards are there but theirs, which the result becomes, or
+    # to which it is added.
+    there = spread.accumulates and spread.sync_each_batch
+    alone = copies * e * inputs.trained + (e if there else e - 4) * inputs.trained // spread.ranks
     ending = {
         "gathered layers": e * 2 * module.whole,
         "gradients in flight": e * max(2 * module.trained, last),

@@ -17,8 +17,8 @@ from muster.core.hardware.devices import WIDE
 from muster.core.trace import AFTER_BLOCKS, BACKWARD, Arithmetic, Pass, Trace
 from muster.core.units import format_bytes
 from muster.core.workload import Drawing, HeldModel, Lengths, Output
-from muster.engines.base import spec_of
-from muster.engines.spread import NO_DISK, ModelSpread, NvmeOffload, Tensors
+from muster.engines.base import EngineSpec, spec_of
+from muster.engines.spread import NO_DISK, ModelSpread, NvmeOffload, Tensors, trained
 from muster.engines.states import Parts, States, added, elements, largest
 from muster.planner.memory.activations import (
     Kept,
@@ -76,8 +76,10 @@ class Setting:
     sub_group: int = GB  # and updates at once
     pins: bool = True  # what is offloaded lies in page-locked memory
     together: bool = False  # DeepSpeed makes the optimizer
+    sync_each_batch: bool = False  # gradients are reduced in every micro-step
     share: float = 1.0  # of micro, samples of a rank on average: below 1 where batch.split differs
     saves: bool = True  # the first rank gathers the trained model
+    checkpoints: bool = False  # or does so for each checkpoint
     fused_loss: bool | str = False  # as the recipe has it
     compiled: bool = False
     output: Output = "logits"
@@ -276,12 +278,8 @@ def _with_overhead(
     """What a process needs besides, and the model while it is made. `holes`: in a CPU's heap."""
     count = elements(tensors)
     making = 4 * (setting.elements if setting.create == "whole" else largest(tensors))
-    first: Parts = {}  # one after the other: the larger counts
     engine = spec_of(setting.engine)
-    if setting.create == "sharded" and engine.made_by_first:
-        first["the whole model, made by the first rank"] = 4 * count
-    elif setting.saves and engine.shards_weights(setting.stage) and setting.ranks > 1:
-        first["the whole model, saved by the first rank"] = engine.weight_bytes(setting.element) * count
+    first = _of_the_first_rank(setting, engine, tensors, count)
     if setting.device == "cpu":
         everything = added(device, host)
         slack = holes + int(HEAP * sum(everything.values()))
@@ -297,6 +295,25 @@ def _with_overhead(
         device["NCCL"] = COMMUNICATOR
     parts = host if sum(host.values()) >= making else {"the model while it is made": making}
     return Need(device, {**added(parts), "process": PROCESS}, first, basis, moment)
+
+
+def _of_the_first_rank(setting: Setting, engine: EngineSpec, tensors: Tensors, count: int) -> Parts:
+    """What it makes or gathers in its host's memory, one after the other: the largest counts.
+
+    A checkpoint has the whole model too (transformers 5.23, trainer.py, save_model), and FSDP's the whole
+    optimizer (accelerate 1.15, utils/fsdp_utils.py, save_fsdp_optimizer).
+    """
+    found: Parts = {}
+    if setting.create == "sharded" and engine.made_by_first:
+        found["the whole model, made by the first rank"] = 4 * count
+    if engine.shards_weights(setting.stage, setting.ranks) and setting.ranks > 1:
+        if setting.saves or setting.checkpoints:
+            found["the whole model, saved by the first rank"] = engine.weight_bytes(setting.element) * count
+        if setting.checkpoints and engine.gathers_optimizer:
+            states = 8 * elements(trained(tensors))
+            found["the whole optimizer, saved by the first rank"] = states
+    largest = max(found, key=lambda name: found[name], default="")
+    return {largest: found[largest]} if found else {}
 
 
 def fits(setting: Setting, room: Room) -> bool:
