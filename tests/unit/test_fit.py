@@ -36,6 +36,7 @@ from muster.planner.memory.fit import (
     fits,
     lacking,
     largest_micro,
+    may_run,
     need,
 )
 from muster.planner.plan import _hopeless
@@ -260,8 +261,22 @@ def test_which_memory_is_too_small_and_by_how_much(device: str, room: Room, shor
     setting = tiny(device=device)
     assert lacking(setting, room, needs) == short
     told = memory_plan(setting, room, needs)
-    assert told.lacking == (short.place if short else None)
+    assert told.lacking == (short.place if short and short.refused else None)
     assert (told.device_bytes, told.host_bytes) == ((75, 10) if device == "cpu" else (50, 35))
+
+
+def test_what_is_asked_for_may_be_tight() -> None:
+    """A GPU may do without the margin, which a plan's own choices keep; a host may not, nor a CPU."""
+    assert not Shortage("device", 50, 50).refused
+    assert Shortage("device", 51, 50).refused
+    assert Shortage("host", 49, 50).refused
+    assert Shortage("device", 49, 50, cpu=True).refused
+    setting = big("opt-1.3b", micro=4)
+    found = need(setting)
+    assert found is not None
+    needed = sum(found.device.values())
+    for room, run, chosen in ((needed, True, False), (needed - 1, False, False), (2 * needed, True, True)):
+        assert (may_run(setting, Room(room, None)), fits(setting, Room(room, None))) == (run, chosen)
 
 
 def test_what_the_first_host_needs_besides_is_shared_by_its_own_ranks_alone() -> None:
@@ -450,9 +465,9 @@ def test_another_engine_that_cuts_weights_is_offered_both_ways() -> None:
         "engine.name=fsdp engine.zero=0",
     ]
     large = fsdp(checkpoints=True, create="sharded")
-    short = lacking(large, Room(80 * 10**9, 25 * 10**9))
+    short = lacking(large, Room(88 * 10**9, 25 * 10**9))
     assert short is not None and short.place == "host"
-    first = remedies(large, Room(80 * 10**9, 25 * 10**9), "opt-30b")[0]
+    first = remedies(large, Room(88 * 10**9, 25 * 10**9), "opt-30b")[0]
     assert first == "engine.name=deepspeed engine.zero=3"
 
 

@@ -167,7 +167,9 @@ def _choose(
     chosen = tried[best]
     decisions.extend(chosen.decisions)
     too_much = None
-    if chosen.setting is not None and chosen.lacks is not None and where.room.device is not None:
+    if chosen.lacks is not None and not chosen.lacks.refused:
+        decisions.append(Decision("memory of a rank", "tight", f"{chosen.lacks}: it may not fit"))
+    elif chosen.setting is not None and chosen.lacks is not None and where.room.device is not None:
         name, said = recipe.model.name or "the model", said_of(chosen.sized.recipe, config)
         too_much = refusal(chosen.setting, where.room, name, said)
         decisions.append(Decision("force", True, f"although {too_much.what}"))

@@ -20,7 +20,7 @@ from muster.core.recipe import Recipe
 from muster.core.units import format_seconds
 from muster.engines.base import spec_of
 from muster.planner.document import MemoryPlan, Plan, ScalingPoint, TimePlan
-from muster.planner.memory.fit import MARGIN, Need, Room, Setting, fits, lacking, largest_micro, need
+from muster.planner.memory.fit import MARGIN, Need, Room, Setting, lacking, largest_micro, may_run, need
 from muster.planner.placing import gpus_of
 from muster.planner.time.reached import speed
 from muster.planner.time.steptime import (
@@ -162,7 +162,7 @@ def memory_plan(setting: Setting, room: Room, found: Need) -> MemoryPlan:
         margin=MARGIN,
         basis=found.basis,
         moment=found.moment,
-        lacking=short.place if short else None,
+        lacking=short.place if short is not None and short.refused else None,
     )
 
 
@@ -273,7 +273,7 @@ def on_fitting(
             except RecipeError:
                 return None
             there = replace(there, micro=batch.micro, accumulation=batch.accumulation)
-        return case_of(there, those) if fits(there, room) else None
+        return case_of(there, those) if may_run(there, room) else None
 
     return case_on
 

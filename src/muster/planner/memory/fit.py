@@ -39,7 +39,7 @@ SLACK, SCATTERED_SLACK = 0.04, 0.10
 # weights that are gathered one by one and released between activations. Measured (docs/memory.md).
 HEAP, HOLES = 0.12, 2
 GB = 1_000_000_000
-CONTEXT = GB  # a CUDA context with its libraries and their kernels: 0.4 to 1.2 GB
+CONTEXT = GB * 8 // 10  # a CUDA context with its libraries: 0.3 to 1 GB
 COMMUNICATOR = GB // 2  # of NCCL
 # Of cuBLAS, in the main and in the backward thread, on Hopper; 8 MiB each before it
 # (aten/src/ATen/cuda/CublasHandlePool.cpp, getChosenWorkspaceSize).
@@ -317,8 +317,15 @@ def _of_the_first_rank(setting: Setting, engine: EngineSpec, tensors: Tensors, c
 
 
 def fits(setting: Setting, room: Room) -> bool:
-    """Whether a rank's need is within its room, less the margin. What is not known is taken to fit."""
+    """Whether a rank's need is within its room, less the margin: what a plan chooses by itself does. What is
+    not known is taken to fit."""
     return lacking(setting, room) is None
+
+
+def may_run(setting: Setting, room: Room) -> bool:
+    """Whether a rank's need is within its room, if not less the margin: what is asked for may be so tight."""
+    short = lacking(setting, room)
+    return short is None or not short.refused
 
 
 @dataclass(frozen=True)
@@ -330,6 +337,12 @@ class Shortage:
     needed: int
     has: int
     cpu: bool = False
+
+    @property
+    def refused(self) -> bool:
+        """Whether it cannot run. A host has other processes as well, which the margin is for; a GPU that is
+        tight may do."""
+        return self.cpu or self.place == "host" or self.needed > self.has
 
     def __str__(self) -> str:
         kind = "memory" if self.cpu else f"{self.place} memory"
