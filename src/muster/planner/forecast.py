@@ -38,8 +38,8 @@ from muster.planner.time.steptime import (
 
 MOST_POINTS = 12  # of a scaling curve
 UNTRACED = (
-    "samples/s is too high: memory traffic is not counted where the model is not traced. Steps of published "
-    "runs take 0.9 to 1.4 times as long from about 1 G parameters on, several times as long for 0.1 G and less"
+    "samples/s is too high: memory traffic is not counted where the model is not traced. Published runs take "
+    "0.9 to 1.4 times as long from about 1 G parameters on, and several times as long with 0.1 G and less"
 )
 
 

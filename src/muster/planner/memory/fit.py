@@ -32,8 +32,8 @@ from muster.planner.memory.activations import (
 from muster.planner.memory.states import frozen_states, held_tensors, likely_tensors, states
 
 MARGIN = 0.06  # of a device's or a host's memory, left free
-# Of all tensors: what torch's allocator reserves and cannot hand out; where tensors of many sizes are gathered
-# and released one by one, as under ZeRO-3, more: published runs took 1 to 13 % more than 4 % would have it.
+# Of all tensors: what torch's allocator reserves and cannot hand out; more where tensors of many sizes are
+# gathered and released one by one, as under ZeRO-3: published runs took up to 13 % more than 4 % has it.
 SLACK, SCATTERED_SLACK = 0.04, 0.10
 # On CPUs, of the C library, whose heap keeps what is freed between tensors that stay: of all tensors, and of
 # weights that are gathered one by one and released between activations. Measured (docs/memory.md).
@@ -399,8 +399,11 @@ class Passing:
 
 
 def traced(at: Pass, share: float = 1.0) -> Passing:
-    """`share`: of the activations that are really kept. Between the last block and the loss the peak is the loss's, before there is any gradient. When the
-    first ones come there, about as much is left as is kept for the backward pass."""
+    """`share`: of the activations that are really kept.
+
+    Between the last block and the loss the peak is the loss's, before there is any gradient. When the first
+    ones come there, about as much is left as is kept for the backward pass.
+    """
     activations = round(share * max(0, at.saved - at.logits))
     kept = {"activations": activations, "logits and loss": min(at.logits, at.saved)}
     peak = max(at.saved, at.forward_peak, at.backward_peak)

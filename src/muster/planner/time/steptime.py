@@ -183,7 +183,7 @@ KERNEL = {"cuda": 3e-6, "cpu": 5e-6}
 LAUNCH, AGAIN = 14e-6, 1.4
 # Of compiled code: pointwise operations are fused, and Python launches a graph (docs/steptime.md).
 FUSED_MOVED, FUSED_OPERATIONS, FUSED_LAUNCHES = 0.5, 0.3, 0.1
-CONTENDED = 0.8  # of a GPU's speed while NCCL's kernels run beside, where it was not measured
+CONTENDED = 0.75  # of a GPU's speed while NCCL's kernels run beside, where it was not measured
 # Standard deviation of a rank's step, of which all wait for the slowest: 512 H100 keep 97.2 % of one's speed
 # on OPT-350m, and the exchange takes a third of what is lost (docs/steptime.md).
 STRAGGLING = 0.006
