@@ -192,8 +192,8 @@ def test_json_has_no_number_that_is_none(capsys: pytest.CaptureFixture[str]) -> 
 
 
 # About 32 billion parameters, of a family without closed forms.
-QWEN = (
-    "model.config={model_type: qwen2, hidden_size: 5120, intermediate_size: 27648, num_hidden_layers: 64, "
+OLMO = (
+    "model.config={model_type: olmo2, hidden_size: 5120, intermediate_size: 27648, num_hidden_layers: 64, "
     "num_attention_heads: 40, num_key_value_heads: 8, vocab_size: 152064}"
 )
 A10 = {"name": "NVIDIA A10", "capability": [8, 6], "memory_total": 24 * 10**9}
@@ -212,7 +212,7 @@ def big_trace(recipe: Recipe, precision: str, device: str, ranks: int) -> Trace:
 def test_train_traces_and_refuses_a_model_without_closed_forms(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("muster.planner.plan.tracer", big_trace)
     about = {"w": {"cores": 8, "memory_total": 64 * 10**9, "gpus": [A10], "network": {}}}
-    words = [QWEN, "model.init=random", "data={synthetic: {}, sequence: 512}", "engine.name=ddp"]
+    words = [OLMO, "model.init=random", "data={synthetic: {}, sequence: 512}", "engine.name=ddp"]
     inputs = check(recipe_of("causal-lm", words), parse_hosts("w:1"))
     with pytest.raises(UsageError, match="needs about") as refused:
         plan_first(inputs, about)
@@ -236,7 +236,7 @@ def test_hosts_are_chosen_by_a_trace_where_there_are_no_closed_forms(monkeypatch
 
     about = {name: {"cores": 8, "memory_total": 512 * 10**9, "gpus": [A10], "network": {}} for name in "vw"}
     monkeypatch.setattr("muster.planner.plan.tracer", tracer)
-    words = [QWEN, "model.init=random", "data={synthetic: {}, sequence: 512}", "launch.hosts=auto"]
+    words = [OLMO, "model.init=random", "data={synthetic: {}, sequence: 512}", "launch.hosts=auto"]
     inputs = check(recipe_of("causal-lm", words), parse_hosts("v:1,w:1"))
     hosts_first(inputs, lambda asked: about)
     assert asked

@@ -32,7 +32,7 @@ from muster.planner.orders import greeting
 from muster.planner.outlook import Ground, UserFigures, ground_of, hypothetical, load_calibration
 from muster.planner.placing import ranks_of
 from muster.planner.remedies import remedies
-from muster.planner.setting import assumed_shapes, why_unknown
+from muster.planner.setting import assumed_length, assumed_shapes, why_unknown
 from muster.planner.sizing import said_of
 from muster.planner.time.steptime import Calibration
 from muster.planner.tracing import once, tracer
@@ -336,7 +336,7 @@ def _notes(decided: Decided) -> list[str]:
         )
     config = whole_config(decided.recipe)
     notes += decided.recipe.assumed(config) if config is not None else []
-    notes += assumed_shapes(decided.recipe)
+    notes += assumed_shapes(decided.recipe) + assumed_length(decided.recipe, config)
     if decided.recipe.train.compiled:
         notes.append(
             "compiling changes nothing in this plan: memory and time are those without torch.compile"
