@@ -63,13 +63,15 @@ def plan(
     overrides: Words = (),
     samples: int | None = None,
     price: float | None = None,
+    tokens: int | None = None,
     traced: bool = True,
 ) -> Plan:
     """What fits, how fast it trains and what to choose: on `hosts`, which are asked what they are, or on
     machines that are described (`on="h200:8x4,10Gbit"`).
 
-    `samples`: of the training set; `price`: of a host for an hour, in any currency; `traced`: trace the real
-    model, which takes seconds and needs torch. Raises RecipeError, InventoryError, UsageError and JobError.
+    `samples`: of the training set; `tokens`: to be trained in all, in its place; `price`: of a host for an
+    hour, in any currency; `traced`: trace the real model, which takes seconds and needs torch. Raises
+    RecipeError, InventoryError, UsageError and JobError.
     """
     from muster.core.errors import UsageError
     from muster.inputs.read import read_inputs
@@ -78,7 +80,7 @@ def plan(
 
     if bool(hosts) == bool(on):
         raise UsageError("either hosts or on is needed", hint='on="h200:8x4,10Gbit", or hosts="node[1-4]"')
-    told = UserFigures(samples, price)
+    told = UserFigures(samples, price, tokens=tokens)
     if on:
         made = plan_on(recipe_of(recipe, _words(overrides)), on, told, traced=traced).plan
     else:

@@ -227,7 +227,7 @@ def test_a_misspelt_size_is_refused_before_hosts_are_asked(
     code, _, error, hint = run(capsys, "train", "causal-lm", "--hosts", "local:1", f"model.name={name}")
     assert code == 2 and error == f"error: model.name: there is no model named {name}"
     assert hint == f"hint: did you mean model.name={meant}?"
-    for other in ("distilgpt2", "t5-11b", "bert-base-uncased", "someone/opt-124m", "openai-gpt"):
+    for other in ("distilgpt2", "pythia-12b", "bert-base-uncased", "someone/opt-124m", "openai-gpt"):
         check_model(recipe_from({"workload": "causal-lm", "model": {"name": other}}))
 
 

@@ -126,8 +126,8 @@ def test_gradient_checkpointing_alone_can_be_open() -> None:
     assert [each.changes["train.gradient_checkpointing"] for each in decided.candidates] == ["false", "true"]
 
 
-QWEN = {
-    "model_type": "qwen2", "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2,
+OLMO = {
+    "model_type": "olmo2", "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2,
     "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 100,
 }  # fmt: skip
 
@@ -143,7 +143,7 @@ def of_no_known_family(memory: int, *, traces: bool) -> Decided:
         return Trace(tensors, passes, 0, "fp32", "cpu", False, (2,), {}, 0.0)
 
     recipe = recipe_from({
-        "workload": "causal-lm", "model": {"config": QWEN, "init": "random"},
+        "workload": "causal-lm", "model": {"config": OLMO, "init": "random"},
         "data": {"synthetic": {}, "sequence": 8}, "train": {"gradient_checkpointing": "auto"},
     })  # fmt: skip
     about = {"node1": {"cores": 8, "gpus": [], "memory_total": memory}}

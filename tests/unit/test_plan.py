@@ -176,7 +176,7 @@ def test_what_would_fit_is_accepted_and_fits(batch: list[str]) -> None:
 def test_a_price_without_samples_says_why_there_is_no_cost() -> None:
     made = plan("a100-40gb:1x3,10Gbit", recipe="text2sql-wikisql", told=UserFigures(price=2.0))
     assert made.time is not None and made.time.cost is None
-    assert any(note.startswith("no cost: the number of samples per epoch") for note in made.notes)
+    assert any(note.startswith("no cost: how much is trained is unknown") for note in made.notes)
     slow = ("v100-32gb:8x2,10Gbit", "precision=bf16", "force=true", "model.name=opt-125m")
     untimed = plan(*slow, told=UserFigures(price=2.0))
     assert untimed.time is None
@@ -192,8 +192,8 @@ def test_json_has_no_number_that_is_none(capsys: pytest.CaptureFixture[str]) -> 
 
 
 # About 32 billion parameters, of a family without closed forms.
-QWEN = (
-    "model.config={model_type: qwen2, hidden_size: 5120, intermediate_size: 27648, num_hidden_layers: 64, "
+OLMO = (
+    "model.config={model_type: olmo2, hidden_size: 5120, intermediate_size: 27648, num_hidden_layers: 64, "
     "num_attention_heads: 40, num_key_value_heads: 8, vocab_size: 152064}"
 )
 A10 = {"name": "NVIDIA A10", "capability": [8, 6], "memory_total": 24 * 10**9}
@@ -212,7 +212,7 @@ def big_trace(recipe: Recipe, precision: str, device: str, ranks: int) -> Trace:
 def test_train_traces_and_refuses_a_model_without_closed_forms(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("muster.planner.plan.tracer", big_trace)
     about = {"w": {"cores": 8, "memory_total": 64 * 10**9, "gpus": [A10], "network": {}}}
-    words = [QWEN, "model.init=random", "data={synthetic: {}, sequence: 512}", "engine.name=ddp"]
+    words = [OLMO, "model.init=random", "data={synthetic: {}, sequence: 512}", "engine.name=ddp"]
     inputs = check(recipe_of("causal-lm", words), parse_hosts("w:1"))
     with pytest.raises(UsageError, match="needs about") as refused:
         plan_first(inputs, about)
@@ -236,7 +236,7 @@ def test_hosts_are_chosen_by_a_trace_where_there_are_no_closed_forms(monkeypatch
 
     about = {name: {"cores": 8, "memory_total": 512 * 10**9, "gpus": [A10], "network": {}} for name in "vw"}
     monkeypatch.setattr("muster.planner.plan.tracer", tracer)
-    words = [QWEN, "model.init=random", "data={synthetic: {}, sequence: 512}", "launch.hosts=auto"]
+    words = [OLMO, "model.init=random", "data={synthetic: {}, sequence: 512}", "launch.hosts=auto"]
     inputs = check(recipe_of("causal-lm", words), parse_hosts("v:1,w:1"))
     hosts_first(inputs, lambda asked: about)
     assert asked
@@ -501,3 +501,51 @@ def test_what_cannot_fit_by_far_is_refused_without_a_trace(monkeypatch: pytest.M
         with pytest.raises(UsageError, match="needs about"):
             plan_first(check(recipe_of("opt-benchmark", words), parse_hosts("w:1")), about)
         assert bool(asked) is traced
+
+
+def test_tokens_say_how_much_is_trained(capsys: pytest.CaptureFixture[str]) -> None:
+    """In place of steps, epochs and minutes; speed in tokens, MFU, and what the devices draw at most."""
+    words = ["model.name=opt-1.3b", "train.max_minutes=1"]
+    made = plan("a100-80gb:8", *words, told=UserFigures(price=2.0, tokens=10**9))
+    time = made.time
+    assert time is not None and time.steps is not None and time.total is not None
+    batch = made.batch["global"] * 2048
+    assert time.steps == -(-(10**9) // batch) and time.epoch is None
+    assert time.tokens_per_second == pytest.approx(2048 * time.samples_per_second)
+    assert time.tokens_per_device == pytest.approx(time.tokens_per_second / 8)
+    assert time.total == pytest.approx(time.steps * time.step)
+    assert time.kwh == pytest.approx(8 * 0.4 * time.total / 3600)
+    # 6 operations a parameter and token, and attention's: over 312e12 of each of 8.
+    assert time.mfu == pytest.approx(6 * 1.42e9 * time.tokens_per_device / 312e12, rel=0.1)
+    again = f"train.max_steps={time.steps} train.max_minutes=null makes it so"
+    assert any(again in note for note in made.notes)
+    with_steps = plan("a100-80gb:8", words[0], f"train.max_steps={time.steps}").time
+    assert with_steps is not None and with_steps.total == pytest.approx(time.total)
+    argv = ["opt-benchmark", words[0], "--on", "a100-80gb:8", "--quick", "--tokens", "20B"]
+    code, out, _ = run(capsys, *argv)
+    said = " ".join(out.split())
+    assert code == 0 and "tokens/s (" in said and "per device), MFU" in said and "kWh (devices alone)" in said
+
+
+def test_mfu_leaves_out_what_is_computed_again() -> None:
+    plain, again = (
+        plan("a100-80gb:8", "model.name=opt-1.3b", "batch.micro=1", f"train.gradient_checkpointing={on}").time
+        for on in ("false", "true")
+    )
+    assert plain is not None and again is not None and plain.mfu and again.mfu
+    assert again.compute > 1.2 * plain.compute
+    assert again.mfu * again.step == pytest.approx(plain.mfu * plain.step)
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["opt-benchmark", "--tokens", "many"], "is not a number of tokens"),
+        (["opt-benchmark", "--tokens", "0"], "is not a number of tokens"),
+        (["opt-benchmark", "--tokens", "1B", "--samples", "5"], "beside --samples"),
+        (["digits", "--tokens", "1B"], "has no tokens"),
+    ],
+)
+def test_bad_numbers_of_tokens(words: list[str], says: str, capsys: pytest.CaptureFixture[str]) -> None:
+    code, _, err = run(capsys, *words, "--on", "h100:8", "--quick")
+    assert code == 2 and says in err

@@ -15,6 +15,7 @@ from muster.core.units import (
     format_flops,
     format_seconds,
     parse_bytes,
+    parse_count,
 )
 
 
@@ -119,3 +120,14 @@ def test_a_size_as_people_write_it(text: str, size: int | None) -> None:
 )
 def test_operations_per_second(value: float, text: str) -> None:
     assert format_flops(value) == text
+
+
+@pytest.mark.parametrize(
+    ("text", "count"),
+    [
+        ("20B", 20 * 10**9), ("1.5t", 15 * 10**11), ("300 M", 3 * 10**8), ("2e9", 2 * 10**9), ("7", 7),
+        ("1,000k", 10**6), ("0", None), ("-3", None), ("many", None), ("3G", None), ("1e999", None), ("", None),
+    ],
+)  # fmt: skip
+def test_numbers_as_people_write_them(text: str, count: int | None) -> None:
+    assert parse_count(text) == count

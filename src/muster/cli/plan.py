@@ -9,7 +9,7 @@ from muster.cli.options import Hosts, Json, Recipe, Root, Words, split_words
 from muster.cli.output import err_console, print_json, say
 from muster.cli.parameters import Option
 from muster.core.errors import UsageError
-from muster.core.units import parse_bytes
+from muster.core.units import parse_bytes, parse_count
 
 if TYPE_CHECKING:
     from muster.planner.outlook import UserFigures
@@ -21,6 +21,8 @@ EXAMPLES = """Examples:
   muster plan my.yaml --hosts node[1-4] engine.name=deepspeed engine.zero=auto --write chosen.yaml
 
   muster plan my.yaml --on h200:8x8,10Gbit launch.hosts=auto batch.micro=auto
+
+  muster plan causal-lm model.name=Qwen/Qwen2.5-7B data.sequence=4096 --on h100:8x4,400Gbit-ib --tokens 20B
 
   muster plan --calibrate last
 
@@ -36,6 +38,9 @@ def plan(
         Option("--on", help="Plan for machines you do not have: DEVICE:PER_HOSTxHOSTS[,DEVICE:...],LINK."),
     ] = "",
     samples: Annotated[int | None, Option("--samples", min=1, help="Training samples per epoch.")] = None,
+    tokens: Annotated[
+        str, Option("--tokens", help="Tokens to be trained in all, such as 20B; in place of --samples.")
+    ] = "",
     price: Annotated[
         float | None, Option("--price", min=0, help="Price of a host per hour, in any currency.")
     ] = None,
@@ -80,7 +85,7 @@ def plan(
         raise UsageError("is part of --on", where="--link", hint=f"--on {on},{link}")
     if hosts and host_memory:
         raise UsageError("is reported by the hosts themselves", where="--host-memory", hint="leave it out")
-    told = _told(samples, price, link, host_memory)
+    told = _told(samples, tokens, price, link, host_memory)
     if file := find_pipeline(recipe):
         if write is not None:
             raise UsageError("writes one recipe, and this is a pipeline", where="--write")
@@ -125,7 +130,7 @@ def _plan_steps(
     return 1 if any(plan.memory is not None and plan.memory.lacking for plan in plans.values()) else 0
 
 
-def _told(samples: int | None, price: float | None, link: str, host_memory: str) -> UserFigures:
+def _told(samples: int | None, tokens: str, price: float | None, link: str, host_memory: str) -> UserFigures:
     import math
 
     from muster.planner.outlook import UserFigures
@@ -135,7 +140,14 @@ def _told(samples: int | None, price: float | None, link: str, host_memory: str)
     memory = parse_bytes(host_memory) if host_memory else None
     if host_memory and not memory:
         raise UsageError(f"{host_memory!r} is not a size", where="--host-memory", hint="such as 512GB")
-    return UserFigures(samples, price, link or None, memory)
+    count = parse_count(tokens) if tokens else None
+    if tokens and count is None:
+        raise UsageError(
+            f"{tokens!r} is not a number of tokens", where="--tokens", hint="such as 20B or 300M"
+        )
+    if tokens and samples is not None:
+        raise UsageError("is given beside --samples", where="--tokens", hint="one of them")
+    return UserFigures(samples, price, link or None, memory, count)
 
 
 def _calibrate(names: list[str], root: Path, link: str | None, *, as_json: bool) -> None:

@@ -9,6 +9,7 @@ from muster.core.errors import UsageError
 
 _BYTES = ("B", "kB", "MB", "GB", "TB", "PB")
 _SIZE = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*(?:([KMGTP])(i)?)?B?", re.IGNORECASE)
+_COUNT = re.compile(r"([0-9]+(?:\.[0-9]+)?(?:e[0-9]+)?)\s*([KMBT])?", re.IGNORECASE)
 
 _RATE = re.compile(
     r"([0-9][0-9,]*(?:\.[0-9]+)?)\s*([kKM])?\s*(samples|tokens)/s(?:ec)?(?:ond)?(?:/(host|rank|slot))?"
@@ -52,6 +53,15 @@ def parse_bytes(text: str) -> int | None:
         return None
     power = "BKMGTP".index(match[2].upper()) if match[2] else 0
     return int(float(match[1]) * (1024 if match[3] else 1000) ** power)
+
+
+def parse_count(text: str) -> int | None:
+    """A number of things as people write it: '20B', '1.5T', '300M', '20e9' -> how many. None: it is none."""
+    match = _COUNT.fullmatch(text.strip().replace(",", ""))
+    if match is None:
+        return None
+    count = float(match[1]) * 1000 ** " KMBT".index(match[2].upper() if match[2] else " ")
+    return round(count) if 1 <= count < math.inf else None
 
 
 def parse_rate(text: str, where: str) -> tuple[float, str, str]:

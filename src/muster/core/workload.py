@@ -33,6 +33,11 @@ class Lengths:
     target: int = 0
     sequences: int = 1
 
+    @property
+    def all(self) -> int:
+        """Tokens of a sample in all."""
+        return self.sequences * (self.tokens + self.target)
+
 
 # What becomes of the last layer's output in a training step. logits: all at once, or in Muster's parts;
 # all logits: at once; log-probs: those of the tokens that are there, by TRL in tiles; numbers: one of each

@@ -44,6 +44,16 @@ class TimePlan(Part):
     epoch: float | None = Field(description="seconds; None: nobody says how many samples it has")
     total: float | None = Field(description="seconds of all steps, without evaluation and saving")
     cost: float | None = Field(description="in the currency of the price")
+    tokens_per_second: float | None = Field(
+        None, description="of all ranks, as samples are padded; None: samples have no tokens"
+    )
+    tokens_per_device: float | None = Field(None, description="tokens_per_second of one rank")
+    mfu: float | None = Field(
+        None, description="what the gradient needs of operations, as a share of the devices' stated peaks"
+    )
+    kwh: float | None = Field(
+        None, description="at most: the devices' power limits over the total, and nothing else of the hosts"
+    )
     assumed: list[str] = Field(description="what was neither measured nor stated by a maker")
     calibrated: bool = Field(description="the device's efficiency was learned from measured runs")
 

@@ -12,7 +12,7 @@ from muster.core import families
 from muster.core.batch import resolve_batch
 from muster.core.errors import RecipeError, UsageError
 from muster.core.flops import Shape, training
-from muster.core.hardware.devices import driver_device
+from muster.core.hardware.devices import CPU, driver_device
 from muster.core.hardware.links import Link, between_hosts, ethernet, infiniband
 from muster.core.hardware.machines import Machines, machines_of
 from muster.core.inventory import Host
@@ -47,7 +47,7 @@ UNTRACED = (
 class Outlook:
     """What a plan's time rests on. `machines`: None where the devices' speed is not known; `reach`: how many
     such hosts there are, None: no more than the job uses; `fewer`: the machines of so many hosts, where they
-    differ."""
+    differ; `once`: `samples` are all that is to be trained."""
 
     machines: Machines | None
     calibration: Calibration
@@ -55,6 +55,7 @@ class Outlook:
     price: float | None = None  # of a host for an hour
     reach: int | None = None
     fewer: Callable[[int], Machines | None] | None = None
+    once: bool = False
 
 
 def machines_from(
@@ -192,9 +193,12 @@ def _with_time(recipe: Recipe, setting: Setting, room: Room, outlook: Outlook, m
     if case is None:
         return made
     samples, epochs = outlook.samples, recipe.train.epochs
-    if recipe.train.max_steps is not None:  # the same samples on any number of hosts
+    if outlook.once:
+        epochs = 1.0
+    elif recipe.train.max_steps is not None:  # the same samples on any number of hosts
         samples, epochs = recipe.train.max_steps * case.batch, 1.0
-    most = None if recipe.train.max_minutes is None else 60 * recipe.train.max_minutes
+    minutes = None if outlook.once else recipe.train.max_minutes
+    most = None if minutes is None else 60 * minutes
     length = Length(samples or case.batch, epochs, price=outlook.price, most=most)
     now = point(case, length, outlook.calibration)
     on = on_fitting(recipe, setting, case.machines, room, outlook.fewer)
@@ -207,18 +211,25 @@ def _with_time(recipe: Recipe, setting: Setting, room: Room, outlook: Outlook, m
     known = samples is not None
     notes = list(made.notes)
     if known and now.whole > now.total:
-        limit = f"train.max_minutes={recipe.train.max_minutes:g}"
+        limit = f"train.max_minutes={minutes:g}"
         notes.append(f"{limit} ends the training after {now.total / now.whole:.0%} of its steps")
     assumed = [] if case.work.moved else ["operations only: memory traffic is not counted"]
     if not case.work.moved and case.machines.device.bandwidth:
         notes.append(UNTRACED)
     if setting.drawing is not None:
         notes.append(_undrawn(setting, case))
+    if outlook.once:
+        steps, unlimited = round(now.whole / now.step.seconds), recipe.train.max_minutes is None
+        if not unlimited or recipe.train.max_steps != steps:
+            ways = f"train.max_steps={steps}{'' if unlimited else ' train.max_minutes=null'}"
+            notes.append(f"--tokens in place of what the recipe trains: {ways} makes it so")
     if recipe.padding_varies:
         assumed.append("steps are for the longest samples; with dynamic padding they are shorter")
     return made.model_copy(
         update={
-            "time": _time_plan(now, outlook, known=known, assumed=assumed),
+            "time": _time_plan(now, outlook, known=known, assumed=assumed).model_copy(
+                update=_as_tokens(recipe, setting, now)
+            ),
             "scaling": [_scaling(each, alone, known=known) for each in points],
             "fastest_hosts": fastest(points).hosts if points else None,
             "sentence": _sentence(on, compared, length, outlook) if known else None,
@@ -300,10 +311,41 @@ def host_counts(hosts: int) -> list[int]:
     return [*powers, *([hosts] if powers[-1] != hosts else [])]
 
 
+def _as_tokens(recipe: Recipe, setting: Setting, now: Point) -> dict[str, float | None]:
+    """Tokens a second and MFU. No maker states a CPU's peak."""
+    device, step = now.case.machines.device, now.step
+    tokens = step.samples_per_second * setting.lengths.all if recipe.tokenized else None
+    flops, peak = _needed(setting), device.peak(setting.precision)
+    rate = now.case.share * now.case.spread.micro_steps * flops / step.seconds if flops else None
+    return {
+        "tokens_per_second": tokens,
+        "tokens_per_device": None if tokens is None else tokens / now.case.machines.ranks,
+        "mfu": rate / peak if rate and peak and device.kind != CPU else None,
+    }
+
+
+def _needed(setting: Setting) -> float | None:
+    """Operations of a micro-batch that the gradient needs: none are computed twice. By the family's formula,
+    else by the trace, where what is computed again is about a forward pass."""
+    products = families.products(setting.config, _shape(setting))
+    if products is not None:
+        frozen = setting.trainable < setting.parameters
+        own: float = training(products, frozen=frozen).model
+    elif setting.trace is not None:
+        passes = setting.trace.at(setting.micro)
+        own = passes.flops - (passes.forward_flops if setting.trace.checkpointing else 0)
+    else:
+        return None
+    return _with_others(setting, StepWork(setting.micro, own / 3, own)).flops
+
+
 def _time_plan(now: Point, outlook: Outlook, *, known: bool, assumed: list[str]) -> TimePlan:
-    step = now.step
+    step, machines = now.step, now.case.machines
+    watts = machines.device.watts if known and outlook.fewer is None else None  # unlike ones have others
     parts = {name: value for name, value in asdict(step).items() if name in _PARTS}
-    per_epoch = None if outlook.samples is None else math.ceil(outlook.samples / now.case.batch)
+    per_epoch = (
+        None if outlook.samples is None or outlook.once else math.ceil(outlook.samples / now.case.batch)
+    )
     return TimePlan(
         **parts,
         step=step.seconds,
@@ -313,6 +355,7 @@ def _time_plan(now: Point, outlook: Outlook, *, known: bool, assumed: list[str])
         epoch=None if per_epoch is None else per_epoch * step.seconds,
         total=now.total if known else None,
         cost=now.cost if known else None,
+        kwh=machines.ranks * watts * now.total / 3.6e6 if watts else None,
         assumed=[*step.assumed, *assumed],
         calibrated=case_key(now.case) in outlook.calibration.efficiency,
     )

@@ -35,12 +35,14 @@ CPU_PEAK = 1e11  # operations/s of a thread, nominal: a calibration says which s
 
 @dataclass(frozen=True)
 class UserFigures:
-    """What a user says beside the recipe. `host_memory`: bytes; `link`: between hosts, in place of theirs."""
+    """What a user says beside the recipe. `host_memory`: bytes; `link`: between hosts, in place of theirs;
+    `tokens`: to be trained in all, in place of the recipe's steps and epochs."""
 
     samples: int | None = None
     price: float | None = None
     link: str | None = None
     host_memory: int | None = None
+    tokens: int | None = None
 
 
 @dataclass(frozen=True)

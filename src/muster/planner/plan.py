@@ -32,7 +32,7 @@ from muster.planner.orders import greeting
 from muster.planner.outlook import Ground, UserFigures, ground_of, hypothetical, load_calibration
 from muster.planner.placing import ranks_of
 from muster.planner.remedies import remedies
-from muster.planner.setting import assumed_shapes, why_unknown
+from muster.planner.setting import assumed_length, assumed_shapes, why_unknown
 from muster.planner.sizing import said_of
 from muster.planner.time.steptime import Calibration
 from muster.planner.tracing import once, tracer
@@ -52,7 +52,7 @@ def plan_on(
 ) -> Decided:
     """A recipe on machines that are not there. `say`: what is done that takes seconds. Raises UsageError for
     what is not understood."""
-    check_plannable(recipe)
+    check_plannable(recipe, told)
     inventory, facts, machines = hypothetical(parse_parts(on), f"--on {on}", told.host_memory)
     inputs, chosen = first_hosts(check(recipe, inventory))
     if not traced:
@@ -70,7 +70,7 @@ def plan_hosts(
     say: Say | None = None,
 ) -> Decided:
     """A recipe on hosts, which are asked what they are. `say`: as in plan_on. Raises UsageError."""
-    check_plannable(inputs.recipe)
+    check_plannable(inputs.recipe, told)
     if not traced:
         check_closed_form(inputs.recipe)
     inputs, chosen = first_hosts(inputs)
@@ -83,13 +83,17 @@ def plan_hosts(
     return _attempt(inputs, ground, told, partial(tracer, say=say) if traced else None, chosen)
 
 
-def check_plannable(recipe: Recipe) -> None:
-    """Raise RecipeError where nothing is trained, or nobody here knows the model."""
+def check_plannable(recipe: Recipe, told: UserFigures) -> None:
+    """Raise UsageError where nothing is trained, nobody knows the model, or tokens are told of images."""
     if not recipe.trains:
         raise RecipeError(
             f"{recipe.workload} trains nothing, so there is nothing to plan",
             where="workload",
             hint="a recipe that trains, such as opt-benchmark",
+        )
+    if told.tokens is not None and not recipe.tokenized:
+        raise UsageError(
+            f"{recipe.workload} has no tokens", where="--tokens", hint="--samples N, of an epoch"
         )
     if whole_config(recipe) is not None:
         return
@@ -209,6 +213,8 @@ def _attempt(
     job, chosen, machines = decided.job, decided.chosen, decided.machines
     # Counting them may mean reading the data, which only a time is worth.
     samples = told.samples or (decided.recipe.epoch_samples() if machines is not None else None)
+    if told.tokens is not None and decided.setting is not None:
+        samples = -(-told.tokens // decided.setting.lengths.all)
     if chosen is None or not chosen.timed:  # else slower hosts were left out already
         decided = decided.saying(*job.decisions, *_advice(decided, ground, samples))
     start = _begun(inputs, decided, words or inputs.inventory.source)
@@ -216,7 +222,8 @@ def _attempt(
     fewer = None if alike else ground.fewer(decided.slots, job.device, job.precision)
     if fewer is not None:
         start.notes.append("hosts differ: the slowest sets the pace, and fewer hosts are the fastest of them")
-    outlook = Outlook(machines, ground.known, samples, told.price, decided.reach, fewer)
+    once = told.tokens is not None
+    outlook = Outlook(machines, ground.known, samples, told.price, decided.reach, fewer, once)
     if job.device == "cpu" and any(about.get("gpus") for about in ground.facts.values()):
         start.notes.append("the hosts' GPUs are not used: the recipe says launch.device=cpu")
     made = plan_of(decided.recipe, decided.setting, decided.room, outlook, start)
@@ -246,7 +253,7 @@ def _with_cost_note(decided: Decided, told: UserFigures) -> Decided:
         return decided
     why = "that needs a time, which is unknown"
     if time is not None:
-        why = "the number of samples per epoch is unknown; give it with --samples N"
+        why = "how much is trained is unknown; give it with --samples N, of an epoch, or --tokens N"
     return _noted(decided, f"no cost: {why}")
 
 
@@ -336,7 +343,7 @@ def _notes(decided: Decided) -> list[str]:
         )
     config = whole_config(decided.recipe)
     notes += decided.recipe.assumed(config) if config is not None else []
-    notes += assumed_shapes(decided.recipe)
+    notes += assumed_shapes(decided.recipe) + assumed_length(decided.recipe, config)
     if decided.recipe.train.compiled:
         notes.append(
             "torch.compile: fused code is taken to move half as many bytes, and to keep fewer activations. "

@@ -18,6 +18,8 @@ from muster.planner.memory.states import shape_of
 from muster.planner.placing import gpus_of
 from muster.planner.remedies import hidden_size
 
+LONG = 16384  # tokens: longer sequences than most people train on
+
 
 def room_of(facts: Facts, hosts: Sequence[Host], slots: Sequence[int], device: str, *, shared: bool) -> Room:
     """What a rank may use at the smallest device that the job uses and the smallest host. `shared`: pretend
@@ -90,6 +92,14 @@ def assumed_shapes(recipe: Recipe) -> list[str]:
         f"the {each.role} is taken to be as large as the model: {each.source} has no configuration here"
         for each in unknown
     ]
+
+
+def assumed_length(recipe: Recipe, config: Mapping[str, Any] | None) -> list[str]:
+    """That sequences are as long as the model allows, where the recipe leaves it open and that is much."""
+    tokens = sequence_of(recipe, config)
+    if tokens is None or tokens < LONG or getattr(recipe.data, "sequence", None):
+        return []
+    return [f"a sequence has {tokens:,} tokens, as many as the model has positions; data.sequence=N sets it"]
 
 
 def sequence_of(recipe: Recipe, config: Mapping[str, Any] | None) -> int | None:

@@ -118,14 +118,26 @@ def _time(console: Console, time: TimePlan) -> None:
     basis = "; ".join([*(["calibrated"] if time.calibrated else []), *time.assumed]) or "from stated figures"
     low, high = map(format_seconds, time.step_range)
     console.print(f"\n  [bold]Step[/bold]  {format_seconds(time.step)} ({low} to {high}): {words}  ({basis})")
-    console.print(f"        {format_number(time.samples_per_second)} samples/s")
+    console.print(f"        {format_number(time.samples_per_second)} samples/s{_tokens(time)}")
     if time.total is not None:
         cost = f", cost {time.cost:,.2f}" if time.cost is not None else ""
+        cost += (
+            f", at most {format_number(time.kwh)} kWh (devices alone)" if time.kwh and time.kwh > 0.01 else ""
+        )
         steps = f"{time.steps:,} steps, " if time.steps else ""
         low, high = (format_seconds(time.total * each / time.step) for each in time.step_range)
         console.print(f"        {steps}{format_seconds(time.total)} ({low} to {high}) in all{cost}")
     if time.epoch is not None:
         console.print(f"        {format_seconds(time.epoch)} per epoch")
+
+
+def _tokens(time: TimePlan) -> str:
+    """Tokens/s of all ranks and of one, and MFU, where they are known."""
+    words = ""
+    if time.tokens_per_second is not None:
+        words = f", {format_number(time.tokens_per_second)} tokens/s"
+        words += f" ({format_number(time.tokens_per_device)} per device)"
+    return words + (f", MFU {time.mfu:.1%}" if time.mfu is not None else "")
 
 
 def _candidates(console: Console, plan: Plan) -> None:

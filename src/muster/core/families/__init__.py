@@ -6,7 +6,8 @@ MODEL_TYPES                  Transformers' names for it
 FIELDS                       what decides sizes and operations, with usual values (families/fields.py)
 USUAL (where types differ)   model type -> usual values in place of those
 DIVISIONS                    which numbers have to divide which
-SIZES: name -> fields        configurations of known sizes, with `model_type`
+SIZES: name -> fields        configurations of known sizes, with `model_type` (families/checkpoints.py: the
+                             hub's, also of families without closed forms)
 parameters(config) -> int    trainable parameters, of a filled configuration
 products(config, shape)      multiply-accumulates of a forward pass over a batch of some shape
 positions(config) -> int     tokens of a sequence at most; where there is such a limit
@@ -23,6 +24,7 @@ from types import ModuleType
 from typing import Any
 
 from muster.core.families import fields, gpt2, llama, opt, t5, vit
+from muster.core.families.checkpoints import TRACED
 from muster.core.families.published import PublishedTraining
 from muster.core.flops import Products, Shape
 
@@ -34,8 +36,8 @@ OWNERS = ("google-t5", "openai-community", "facebook", "google", "meta-llama")
 def size(name: str | None) -> dict[str, Any] | None:
     """The configuration of a known size by its name, as it is or with a hub owner's before it."""
     owner, _, bare = (name or "").rpartition("/")
-    for family in FAMILIES:
-        found = family.SIZES.get(name) or (family.SIZES.get(bare) if owner in OWNERS else None)
+    for known in (*(family.SIZES for family in FAMILIES), TRACED):
+        found = known.get(name) or (known.get(bare) if owner in OWNERS else None)
         if found:
             return dict(found)
     return None
@@ -54,7 +56,7 @@ def sizes(*model_types: str) -> list[str]:
     """Names of the known sizes of some families; of all, where none is named."""
     wanted = set(model_types)
     chosen = [family for family in FAMILIES if not wanted or wanted & set(family.MODEL_TYPES)]
-    return [name for family in chosen for name in family.SIZES]
+    return [*(name for family in chosen for name in family.SIZES), *(() if wanted else TRACED)]
 
 
 def family_of(config: Mapping[str, Any]) -> ModuleType | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from muster.core.families.checkpoints import T5
 from muster.core.families.fields import Field, depth, share, whole
 from muster.core.flops import Products, Shape
 
@@ -24,7 +25,7 @@ FIELDS = (
 _MULTILINGUAL = {"num_layers": 8, "num_heads": 6, "d_ff": 1024, "feed_forward_proj": "gated-gelu"}
 USUAL = {"mt5": {**_MULTILINGUAL, "vocab_size": 250_112}, "umt5": {**_MULTILINGUAL, "vocab_size": 250_112}}
 DIVISIONS = ()  # d_kv is a head's width of its own
-# Raffel et al. 2020, table in section 3.7; vocabulary and layout as in the checkpoints t5-small ... t5-3b.
+# Raffel et al. 2020, table in section 3.7; vocabulary and layout as in the checkpoints t5-small ... t5-11b.
 _COMMON = {
     "model_type": "t5",
     "vocab_size": 32128,
@@ -37,6 +38,8 @@ SIZES: dict[str, dict[str, Any]] = {
     "t5-base": {**_COMMON, "d_model": 768, "d_kv": 64, "d_ff": 3072, "num_layers": 12, "num_heads": 12},
     "t5-large": {**_COMMON, "d_model": 1024, "d_kv": 64, "d_ff": 4096, "num_layers": 24, "num_heads": 16},
     "t5-3b": {**_COMMON, "d_model": 1024, "d_kv": 128, "d_ff": 16384, "num_layers": 24, "num_heads": 32},
+    "t5-11b": {**_COMMON, "d_model": 1024, "d_kv": 128, "d_ff": 65536, "num_layers": 24, "num_heads": 128},
+    **T5,
 }
 
 

@@ -29,7 +29,7 @@ LEAST = {"tf32": (8, 0), "bf16": (8, 0), "fp16": (7, 0)}
 CPU = "cpu"  # with a model or figures after it: a rank's part of a host's processors
 BY_HAND = "given by hand"
 _EXAMPLE = "mydev{tflops=100,memory=48GB,bandwidth=900e9}"
-_KEYS = ("tflops", *PRECISIONS, "memory", "bandwidth", "capability")
+_KEYS = ("tflops", *PRECISIONS, "memory", "bandwidth", "capability", "watts")
 _NEVER = {"MIG", "LAPTOP", "MAX", "MOBILE"}  # a part of a device, or another clock under the same name
 # A virtual GPU's profile, as in GRID A100-10C, A10-24Q, P40-2B4 or A100-4-20CME: a share of the device.
 _SLICE = re.compile(r"[0-9]+(?:A|B[0-9]?|C(?:ME)?|Q)")
@@ -40,10 +40,10 @@ _MAKERS = re.compile(r"^(?:nvidia|tesla|geforce|amd|instinct)+")
 
 @dataclass(frozen=True)
 class Device:
-    """One device. `peaks`: operations per second by precision, dense; `memory`: bytes; `bandwidth`: bytes/s
-    of its memory; `inner`, `bus`: names of the links (links.json) to the others of its host and to the
-    host's memory; `capability`: CUDA's compute capability. None: not stated. The sources: the documents that
-    state it.
+    """One device. `peaks`: operations per second by precision, dense; `memory`: bytes that its driver tells;
+    `bandwidth`: bytes/s of its memory; `inner`, `bus`: names of the links (links.json) to the others of its
+    host and to the host's memory; `capability`: CUDA's compute capability; `watts`: its power limit. None:
+    not stated. The sources: the documents that state it.
 
     `power_capped`: its power limit (at most 150 W) lets a sound device sustain far less.
     """
@@ -59,6 +59,7 @@ class Device:
     memory_source: str = BY_HAND
     capability: tuple[int, int] | None = None
     capability_source: str = BY_HAND
+    watts: float | None = None
 
     @property
     def able(self) -> tuple[int, int]:
@@ -110,8 +111,8 @@ def names() -> list[str]:
 
 def largest_memory() -> tuple[str, int]:
     """The device of the table with most memory, and its bytes."""
-    most = max(entries(), key=lambda entry: float(entry["memory_gb"]))
-    return str(most["name"]), int(most["memory_gb"] * 10**9)
+    most = max(entries(), key=_memory)
+    return str(most["name"]), _memory(most)
 
 
 def named(text: str) -> Device | None:
@@ -145,11 +146,16 @@ def entries() -> list[dict[str, Any]]:
     return list(json.loads(text)["devices"])
 
 
+def _memory(entry: Mapping[str, Any]) -> int:
+    """As its driver tells it, else as its maker does."""
+    return int(entry["total_mib"] * 2**20 if "total_mib" in entry else entry["memory_gb"] * 10**9)
+
+
 def _device(entry: Mapping[str, Any]) -> Device:
     return Device(
         name=entry["name"],
         peaks={precision: tflops * 1e12 for precision, tflops in entry["tflops"].items()},
-        memory=int(entry["memory_gb"] * 10**9),
+        memory=_memory(entry),
         bandwidth=entry["gb_s"] * 1e9,
         inner=f"nvlink{entry['nvlink']}" if "nvlink" in entry else None,
         bus=f"pcie{entry['pcie']}",
@@ -158,6 +164,7 @@ def _device(entry: Mapping[str, Any]) -> Device:
         memory_source=entry.get("memory_source", entry["source"]),
         capability=(entry["capability"][0], entry["capability"][1]),
         capability_source=entry["capability_source"],
+        watts=entry["watts"],
     )
 
 
@@ -197,6 +204,7 @@ def _by_hand(name: str, rest: str, text: str) -> Device:
         else base.memory_source,
         capability=_capability(given["capability"]) if "capability" in given else able,
         capability_source=BY_HAND if base is None or "capability" in given else base.capability_source,
+        watts=given.get("watts", base.watts if base else None),
     )
 
 

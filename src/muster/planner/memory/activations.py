@@ -55,6 +55,7 @@ class Stack:
     norm_bytes: int  # and bytes in half precision
     upcast: bool  # the softmax runs in fp32 where attention is not fused
     gated: bool = False  # the feed-forward has three matrices
+    normed: bool = False  # queries and keys have norms of their own
     dropout: float = 0.0
     attention_dropout: float = 0.0
     inner_dropout: float = 0.0
@@ -122,6 +123,7 @@ def _llama(config: Mapping[str, Any], lengths: Lengths) -> list[Stack]:
         norm_bytes=8,  # an RMS norm computes in fp32: its input there, the normed values, the output
         upcast=True,
         gated=True,
+        normed=config["model_type"] == "qwen3",
         attention_dropout=float(config["attention_dropout"]),
     )
     return [stack]
@@ -184,6 +186,7 @@ def layer_bytes(stack: Stack, kept: Kept) -> int:
     total += stack.tokens * (norms * 4 * stack.width if kept.mixed else 0)
     for seen in stack.attentions:
         total += element * (2 * stack.tokens * stack.query + 2 * seen * stack.keys)
+        total += norm * (stack.tokens * stack.query + seen * stack.keys) if stack.normed else 0
         if not kept.fused:
             probabilities = element + (4 if half and (stack.upcast or kept.mixed) else 0)
             dropped = element + kept.mask if stack.attention_dropout else 0
