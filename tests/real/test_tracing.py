@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from muster.core.trace import Trace
+from muster.core.trace import Trace, TraceRequest
 from tests.real.traced import TINY, TOKENS, VOCABULARY, Real, asked, traced
 from tests.support import needs_torch
 
@@ -172,3 +172,31 @@ def test_the_fused_loss_holds_no_logits(kind: str, arithmetic: Any, monkeypatch:
     always = traced(asked(kind, arithmetic=arithmetic, fused_loss=True))
     assert (always.most, always.at(1).logits) == (None, 0)
     assert always.at(9).saved == found.at(9).saved
+
+
+def test_products_by_kind() -> None:
+    """By hand. A causal Llama in halves: attention, half of it masked; of LoRA's products those with a side
+    as short as its rank are thin. Of a mixture of experts, each token's two of four experts count."""
+    needs_torch()
+    from muster.worker.tracing.tracing import trace
+
+    config = {
+        "model_type": "llama", "hidden_size": 512, "num_hidden_layers": 2, "num_attention_heads": 4,
+        "num_key_value_heads": 4, "intermediate_size": 1024, "vocab_size": 1024,
+    }  # fmt: skip
+    tokens, width, layers = 384, 512, 2
+    how: Any = {"tokens": tokens, "arithmetic": "half", "device": "cuda", "fused_loss": False}
+    plain = trace(TraceRequest("causal-lm", config, **how)).at(2)
+    assert plain.attention == 3 * layers * 2 * 4 * tokens**2 * width  # forward, and twice backward
+    assert plain.masked == plain.attention // 2
+    assert plain.thin == 0
+    adapters = {"rank": 8, "alpha": 16, "dropout": 0.0, "targets": ["q_proj"]}
+    lora = trace(TraceRequest("causal-lm", config, lora=adapters, **how)).at(2)
+    through = 2 * 2 * tokens * 2 * width * 8 * layers  # to the rank and from it, of 2 samples
+    # Forward and two gradients, but for the first layer's input, which nothing before it asks for.
+    assert 0.8 * 3 * through <= lora.thin <= 3 * through
+    experts = {**config, "model_type": "mixtral", "num_local_experts": 4, "num_experts_per_tok": 2}
+    mixed = trace(TraceRequest("causal-lm", experts, **how)).at(2)
+    router = 3 * 2 * 2 * tokens * width * 4 * layers
+    one_more = 3 * 2 * 2 * tokens * 3 * width * 1024 * layers  # a second feed-forward for each token
+    assert mixed.flops - plain.flops == pytest.approx(router + one_more, rel=0.01)

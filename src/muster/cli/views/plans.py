@@ -92,8 +92,10 @@ def _memory(console: Console, memory: MemoryPlan, device: str) -> None:
     for place, parts, total, room in places:
         for name, value in _large(parts, total):
             made.add_row("", name, f"[default]{format_bytes(value)}")
-        free = "tight" if room and total > (1 - memory.margin) * room else f"{memory.margin:.0%} kept free"
-        has = f" of {format_bytes(room)}, {free}" if room else ""
+        free = f", {memory.margin:.0%} kept free"
+        if room and total > (1 - memory.margin) * room:
+            free = ", tight" if total <= room else ""
+        has = f" of {format_bytes(room)}{free}" if room else ""
         made.add_row(place, "[bold]all", f"[bold]{format_bytes(total)}[/bold]{has}")
     console.print(made)
 

@@ -14,9 +14,20 @@ from typing import Any
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils.flop_counter import FlopCounterMode
+from torch.utils.flop_counter import FlopCounterMode, flop_registry
 
 from muster.core.flops import MatmulWork
+
+
+def _grouped(left: torch.Tensor, right: torch.Tensor, *args: Any, **kwargs: Any) -> int:
+    """Operations of products of rows with the matrix of their group, as a mixture of experts has them: every
+    row with one matrix, or, for the matrices' gradients, every row once."""
+    groups = left.shape[0] if left.ndim == right.ndim == 3 else 1
+    return int(2 * groups * left.shape[-2] * left.shape[-1] * right.shape[-1])
+
+
+if hasattr(torch.ops.aten, "_grouped_mm"):  # PyTorch 2.13's counter has no formula for it
+    flop_registry.setdefault(torch.ops.aten._grouped_mm, _grouped)
 
 
 def double(model: Any) -> Any:
