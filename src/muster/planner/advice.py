@@ -20,10 +20,9 @@ from muster.engines.base import spec_of
 from muster.engines.spread import ModelSpread
 from muster.planner.forecast import link_of
 from muster.planner.time.mixed import Forecast, Load, MixedHost
+from muster.planner.time.reached import reached
 from muster.planner.time.steptime import Calibration, StepCase, StepWork, case_key, lump
 
-# Shares of the stated peak: the lowest, a middle one, and the highest of the published runs (docs/mixed.md).
-PUBLISHED = (0.12, 0.35, 0.56)
 NAMED = 8  # hosts that a text names one by one
 ROUND = 10_000  # samples, where nobody here knows how many an epoch has
 
@@ -41,9 +40,9 @@ def advise(
     hosts. `case`: the job on all of them; `batch`: of a step, where it is the same on any number of hosts."""
     if len(members) < 2 or isinstance(recipe.batch.split, list):  # shares are given rank by rank
         return []
-    middle = PUBLISHED[1]
     calibrated = all(case_key(case.over(each.machines)) in known.efficiency for each in members)
-    times = (1.0,) if calibrated else tuple(middle / share for share in PUBLISHED)
+    off = max(reached(each.machines.device, case.precision).off for each in members)
+    times = (1.0,) if calibrated else (1 + off, 1.0, 1 / (1 + off))
     loads = [Load(case, samples or ROUND, batch, known, each) for each in times]
     basis = "by this plan's step times"
     if not calibrated:
