@@ -67,7 +67,7 @@ def test_nonsense_is_refused() -> None:
         ("NVIDIA GeForce RTX 4090", "bf16", 165.2),
         ("NVIDIA L40S", "fp32", 91.6),
         ("Tesla V100-SXM2-16GB", "bf16", None),  # it has none
-        ("NVIDIA A10G", "bf16", None),  # not an A10
+        ("NVIDIA A10G", "bf16", 70.0),  # not an A10
         ("GRID A100-10C", "bf16", None),  # a share of one, as the next
         ("NVIDIA A10-24Q", "bf16", None),
         ("GRID A100-4-20CME", "bf16", None),
@@ -75,7 +75,7 @@ def test_nonsense_is_refused() -> None:
         ("GRID T4-16A", "fp16", None),
         ("Tesla P4", "fp32", 5.5),
         ("NVIDIA GeForce GTX 1070", "fp32", 6.5),
-        ("NVIDIA GeForce GTX 1070 Ti", "fp32", None),
+        ("NVIDIA GeForce GTX 1070 Ti", "fp32", 8.2),
         ("NVIDIA GeForce RTX 3070", "fp32", 20.3),
         ("NVIDIA GeForce RTX 4090 Laptop GPU", "bf16", None),
         ("NVIDIA GeForce RTX 4090 D", "bf16", None),

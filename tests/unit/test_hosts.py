@@ -177,7 +177,7 @@ def test_a_fast_network_uses_them_all() -> None:
     )
     assert (made.hosts, made.idle) == (4, [])
     rows = [row.samples_per_second or 0 for row in made.candidates]
-    assert rows == sorted(rows)
+    assert rows[-1] == max(rows)
 
 
 @pytest.mark.parametrize("link", ["1Gbit", "10Gbit", "25Gbit", "100Gbit", "400Gbit-ib"])

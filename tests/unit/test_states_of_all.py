@@ -16,6 +16,7 @@ from muster.planner.memory.fit import (
     CONTEXT,
     HEAP,
     PROCESS,
+    SCATTERED_SLACK,
     SLACK,
     WORKSPACES,
     Need,
@@ -130,7 +131,9 @@ def test_parts_are_positive_whole_numbers_of_bytes_that_add_up(setting: Setting)
     if found.moment == "making the model":
         assert found.device == {"the model while it is made": tensors, "process": PROCESS}
     else:
-        share, slack = (HEAP if setting.device == "cpu" else SLACK), found.device["allocator slack"]
+        scattered = setting.engine == "deepspeed" and setting.stage == 3
+        on_gpus = SCATTERED_SLACK if scattered else SLACK
+        share, slack = (HEAP if setting.device == "cpu" else on_gpus), found.device["allocator slack"]
         assert slack == int(share * tensors) or (setting.device == "cpu" and slack > share * tensors)  # holes
     if setting.device == "cpu":
         assert found.host == {}
