@@ -74,6 +74,8 @@ def setting_of(
         create="sharded" if recipe.model.create == "sharded" else "whole",
         saves=recipe.checkpoint.model,
         fused_loss=recipe.train.fused_loss,
+        quantized=recipe.model.quantized,
+        small_moments=recipe.train.optimizer == "adamw-8bit",
         output=recipe.output,
         others=tuple(replace(each, config=config_of(each.source)) for each in recipe.held_models()),
         drawing=recipe.drawing(),
