@@ -157,3 +157,30 @@ def test_cpus_and_hosts_without_the_package_are_refused_before_anything_starts()
         check_hosts({"w": {"versions": versions, "python": "python"}}, inputs.recipe)
     assert "pip install bitsandbytes there" in (refused.value.hint or "")
     assert bits.PACKAGE not in needed(recipe_of("causal-lm", []))
+
+
+@pytest.mark.parametrize(
+    "precision", ["fp8", "FP8", "fp8_e4m3", "e4m3", "e5m2", "mxfp8", "nvfp4", "int8", "float8"]
+)
+def test_fewer_bits_of_computation_name_the_nearest_and_who_has_them(precision: str) -> None:
+    with pytest.raises(RecipeError, match="does not compute in") as refused:
+        recipe_of("causal-lm", [f"precision={precision}"])
+    assert "precision=bf16" in str(refused.value) and "TransformerEngine" in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        "tensor_parallel",
+        "tensor_model_parallel_size",
+        "pipeline_parallel",
+        "context_parallel_size",
+        "tp",
+        "pp",
+    ],
+)
+def test_ways_to_split_that_muster_lacks_are_told(key: str) -> None:
+    with pytest.raises(RecipeError, match="Megatron-LM, NeMo and torchtitan"):
+        recipe_of("causal-lm", [f"engine.{key}=2"])
+    with pytest.raises(RecipeError, match="unknown key"):
+        recipe_of("causal-lm", ["engine.types=2"])

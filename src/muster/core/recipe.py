@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from contextlib import suppress
 from typing import Annotated, Any, ClassVar, Literal, get_args
@@ -22,6 +23,11 @@ WORKLOAD = "What the ranks do: text2sql, causal-lm, fabric and so on, or a plug-
 DATA = "Where the samples come from. At most one source is given; without one, the built-in data is used."
 # Names of model.attention -> Transformers'.
 ATTENTION = {"sdpa": "sdpa", "flash": "flash_attention_2", "eager": "eager"}
+
+
+# What other programs have, and where people look for it (docs/planner.md).
+_FEW_BITS = re.compile(r"(?:mx|nv)?(?:fp|float)[-_]?[468](?:_.*)?|e[45]m[23]|int[48]", re.IGNORECASE)
+_SPLIT = re.compile(r"(?:tensor|pipeline|context|sequence|expert)(?:_model)?_parallel.*|[tpce]p(?:_size)?")
 
 
 class Model(Section):
@@ -132,6 +138,17 @@ class Engine(Section):
         default_factory=dict,
         description="DeepSpeed JSON keys, nested as in the file; they override the keys that Muster writes.",
     )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _splits(cls, given: Any) -> Any:
+        for key in given if isinstance(given, Mapping) else ():
+            if _SPLIT.fullmatch(str(key)):
+                raise ValueError(
+                    f"Muster has no {key}: engine.name=fsdp, or deepspeed with engine.zero=3, cuts the model "
+                    "otherwise; Megatron-LM, NeMo and torchtitan split layers and sequences"
+                )
+        return given
 
     @property
     def stage(self) -> int:
@@ -360,6 +377,16 @@ class Recipe(Workload, Section):
         False,
         description="Start although Muster would refuse: T5 in fp16, too little disk or memory.",
     )
+
+    @field_validator("precision", mode="before")
+    @classmethod
+    def _computes(cls, value: Any) -> Any:
+        if isinstance(value, str) and _FEW_BITS.fullmatch(value):
+            raise ValueError(
+                f"Muster does not compute in {value}: precision=bf16 is the nearest; TransformerEngine (in "
+                "NeMo and Megatron-LM) and torchtitan do"
+            )
+        return value
 
     @property
     def bits(self) -> tuple[str, str] | None:
