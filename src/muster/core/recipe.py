@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from contextlib import suppress
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, get_args
 
 from pydantic import Field, field_validator, model_validator
 
+from muster.core import bits
 from muster.core.checkpoints import check_pairs
 from muster.core.data import Data
 from muster.core.errors import BrokenPluginError, UsageError
@@ -21,6 +23,11 @@ WORKLOAD = "What the ranks do: text2sql, causal-lm, fabric and so on, or a plug-
 DATA = "Where the samples come from. At most one source is given; without one, the built-in data is used."
 # Names of model.attention -> Transformers'.
 ATTENTION = {"sdpa": "sdpa", "flash": "flash_attention_2", "eager": "eager"}
+
+
+# What other programs have, and where people look for it (docs/planner.md).
+_FEW_BITS = re.compile(r"(?:mx|nv)?(?:fp|float)[-_]?[468](?:_.*)?|e[45]m[23]|int[48]", re.IGNORECASE)
+_SPLIT = re.compile(r"(?:tensor|pipeline|context|sequence|expert)(?:_model)?_parallel.*|[tpce]p(?:_size)?")
 
 
 class Model(Section):
@@ -49,6 +56,12 @@ class Model(Section):
         "the fastest kernel that the device and the mask allow. flash: the flash-attn package, which must be "
         "installed. eager: plain matrix products. auto: Transformers' choice, sdpa for most models. It is "
         "config.attn_implementation by another name.",
+    )
+    quantized: bits.Bits | None = Field(
+        None,
+        description="With lora, keep the frozen weights of linear layers in 4 or 8 bits (bitsandbytes, on "
+        "GPUs). nf4, fp4: half a byte each; -double: their scales are quantised as well. int8: a byte each. "
+        "config.quantization_config of bitsandbytes is another name for it. Null: whole numbers.",
     )
     create: Literal["auto", "whole", "sharded"] = Field(
         "auto",
@@ -81,6 +94,26 @@ class Model(Section):
             return given
         return {**given, "config": {**(config or {}), "attn_implementation": kind}}
 
+    @model_validator(mode="before")
+    @classmethod
+    def _quantizes(cls, given: Any) -> Any:
+        """Transformers' field means weights that a checkpoint has, which the recipe's own has not."""
+        config = given.get("config") if isinstance(given, Mapping) else None
+        own = config.get("quantization_config") if isinstance(config, Mapping) else None
+        if config is None or own is None:
+            return given
+        hint = f"model.quantized={'|'.join(get_args(bits.Bits))}, for {bits.PACKAGE}"
+        if not isinstance(own, Mapping):
+            raise ValueError(f"config.quantization_config is no mapping; {hint}")
+        try:
+            asked = bits.read(own)
+        except ValueError as error:
+            raise ValueError(f"config.quantization_config: {error}; {hint}") from None
+        if given.get("quantized") not in (None, asked):
+            raise ValueError(f"config.quantization_config says {asked}, and quantized {given['quantized']}")
+        config = {name: value for name, value in config.items() if name != "quantization_config"}
+        return {**given, "config": config or None, "quantized": asked}
+
 
 class Engine(Section):
     """How the model is spread over the ranks."""
@@ -111,6 +144,17 @@ class Engine(Section):
         default_factory=dict,
         description="DeepSpeed JSON keys, nested as in the file; they override the keys that Muster writes.",
     )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _splits(cls, given: Any) -> Any:
+        for key in given if isinstance(given, Mapping) else ():
+            if _SPLIT.fullmatch(str(key)):
+                raise ValueError(
+                    f"Muster has no {key}: engine.name=fsdp, or deepspeed with engine.zero=3, cuts the model "
+                    "otherwise; Megatron-LM, NeMo and torchtitan split layers and sequences"
+                )
+        return given
 
     @property
     def stage(self) -> int:
@@ -175,6 +219,11 @@ class Train(Section):
     )
     warmup: Annotated[float, Field(ge=0)] = Field(
         0, description="Warm-up steps of the learning rate; a number below 1 is a fraction of all steps."
+    )
+    optimizer: Literal["adamw", "adamw-8bit"] = Field(
+        "adamw",
+        description="adamw-8bit: its moments take a byte each in place of four (bitsandbytes, on GPUs, with "
+        "engine ddp).",
     )
     weight_decay: Annotated[float, Field(ge=0)] = Field(0.0, description="AdamW's weight decay.")
     beta1: Fraction = Field(0.9, description="AdamW's beta1.")
@@ -334,6 +383,23 @@ class Recipe(Workload, Section):
         False,
         description="Start although Muster would refuse: T5 in fp16, too little disk or memory.",
     )
+
+    @field_validator("precision", mode="before")
+    @classmethod
+    def _computes(cls, value: Any) -> Any:
+        if isinstance(value, str) and _FEW_BITS.fullmatch(value):
+            raise ValueError(
+                f"Muster does not compute in {value}: precision=bf16 is the nearest; TransformerEngine (in "
+                "NeMo and Megatron-LM) and torchtitan do"
+            )
+        return value
+
+    @property
+    def bits(self) -> tuple[str, str] | None:
+        """What of it bitsandbytes has to do, as a key and a value; None: nothing."""
+        if self.model.quantized is not None:
+            return "model.quantized", self.model.quantized
+        return ("train.optimizer", self.train.optimizer) if self.train.optimizer != "adamw" else None
 
     @classmethod
     def own_sections(cls) -> tuple[str, ...]:

@@ -107,6 +107,9 @@ class Workload:
     tokenized: ClassVar[bool] = True  # samples become tokens: the model has a vocabulary
     packed: ClassVar[bool] = False  # each sample is one full sequence of tokens
     traced: ClassVar[bool] = False  # its model.py says how (TRACED)
+    quantizes: ClassVar[bool] = (
+        False  # weights may be in 4 or 8 bits: its model is made by worker/decoders.py
+    )
     packages: ClassVar[tuple[str, ...]] = ()  # that its ranks import beside those of any workload
     output: ClassVar[Output] = "logits"  # of the trained model
     # (section, key) of further models that a recipe names: anchored and looked up as model.name is.

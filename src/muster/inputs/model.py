@@ -93,6 +93,7 @@ def check_model(recipe: Recipe) -> None:
     """Raise RecipeError where the configuration is known here and makes no model for the workload: what is
     wrong, where, and the nearest that works."""
     config = _typed_config(recipe) if recipe.trains else None
+    _check_bits(recipe, config or {})
     if config is None:
         _check_name(recipe.model.name or "")
         return
@@ -103,6 +104,47 @@ def check_model(recipe: Recipe) -> None:
     _check_output(recipe, config)
     config |= {name: decided[name] for name in elsewhere}
     check_config(config, FieldSource(own, str(base) if base else None, elsewhere))
+
+
+def _check_bits(recipe: Recipe, config: Mapping[str, Any]) -> None:
+    """Raise RecipeError for weights or moments in few bits where they do not go."""
+    if "quantization_config" in config:  # of the checkpoint
+        raise RecipeError(
+            f"{recipe.model.name} has weights that are quantised already, which Muster does not train on",
+            where="model.name",
+            hint="its original checkpoint, with model.quantized=nf4-double and lora.rank=64",
+        )
+    if recipe.bits is None:
+        return
+    key, value = recipe.bits
+    if recipe.model.quantized is not None:
+        if not recipe.quantizes:
+            raise RecipeError(f"{recipe.workload} has no quantised weights", where=key, hint=f"{key}=null")
+        if recipe.lora is None:
+            raise RecipeError(
+                f"is {value}, and weights in so few bits cannot be trained",
+                where=key,
+                hint="lora.rank=64 lora.targets=all-linear trains adapters beside them",
+            )
+        if recipe.model.init != "pretrained" or recipe.model.name is None:
+            raise RecipeError(
+                f"is {value}, and the weights are drawn anew", where=key, hint="model.init=pretrained"
+            )
+    if recipe.engine.name != "ddp":
+        raise RecipeError(
+            f"is {value}, which Muster does with the engine ddp alone, not {recipe.engine.name}",
+            where=key,
+            hint="engine.name=ddp",
+        )
+    if recipe.launch.device == "cpu":
+        raise no_gpu(recipe)
+
+
+def no_gpu(recipe: Recipe) -> RecipeError:
+    """The error for few bits on CPUs."""
+    assert recipe.bits is not None
+    key, value = recipe.bits
+    return RecipeError(f"is {value}, which needs GPUs", where=key, hint=f"leave {key} out on CPUs")
 
 
 def _check_family(recipe: Recipe, config: Mapping[str, Any], where: str) -> None:

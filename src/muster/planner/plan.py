@@ -20,7 +20,7 @@ from muster.core.result import Planned as Promise
 from muster.engines.base import spec_of
 from muster.fleet.shell import Shell
 from muster.fleet.supervisor import Supervisor
-from muster.inputs.model import check_closed_form, whole_config
+from muster.inputs.model import check_closed_form, no_gpu, whole_config
 from muster.inputs.read import Inputs, check, read_recipe
 from muster.planner.advice import advise
 from muster.planner.decide import Chosen, Decided, Tracer, decide
@@ -211,6 +211,8 @@ def _attempt(
     decided = settle(inputs, ground, tracer)
     decided = _with_hosts(decided, decided.chosen or chosen)
     job, chosen, machines = decided.job, decided.chosen, decided.machines
+    if decided.recipe.bits is not None and job.device != "cuda":
+        raise no_gpu(decided.recipe)
     # Counting them may mean reading the data, which only a time is worth.
     samples = told.samples or (decided.recipe.epoch_samples() if machines is not None else None)
     if told.tokens is not None and decided.setting is not None:
@@ -343,6 +345,8 @@ def _notes(decided: Decided) -> list[str]:
         )
     config = whole_config(decided.recipe)
     notes += decided.recipe.assumed(config) if config is not None else []
+    if decided.recipe.model.quantized is not None:
+        notes.append("each pass makes whole numbers of the quantised weights, which the time leaves out")
     notes += assumed_shapes(decided.recipe) + assumed_length(decided.recipe, config)
     if decided.recipe.train.compiled:
         notes.append(

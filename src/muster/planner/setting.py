@@ -77,6 +77,8 @@ def setting_of(
         checkpoints=recipe.checkpoint.every is not None,
         fused_loss=recipe.train.fused_loss,
         compiled=recipe.train.compile is True and device == "cuda",
+        quantized=recipe.model.quantized,
+        small_moments=recipe.train.optimizer == "adamw-8bit",
         output=recipe.output,
         others=tuple(replace(each, config=config_of(each.source)) for each in recipe.held_models()),
         drawing=recipe.drawing(),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from muster.core.bits import PACKAGE
 from muster.core.checkpoints import bytes_needed
 from muster.core.errors import RecipeError, UsageError
 from muster.core.job import Facts
@@ -20,8 +21,9 @@ def needed(recipe: Recipe) -> list[str]:
     """The packages that the recipe's ranks import."""
     if not recipe.trains:
         return ["torch", "pydantic"]
-    profiler = [PROFILER] if recipe.measure.profile == "flops" else []
-    return list(dict.fromkeys([*NEEDED, *spec_of(recipe.engine.name).packages, *recipe.packages, *profiler]))
+    more = [PROFILER] if recipe.measure.profile == "flops" else []
+    more += [PACKAGE] if recipe.bits else []
+    return list(dict.fromkeys([*NEEDED, *spec_of(recipe.engine.name).packages, *recipe.packages, *more]))
 
 
 def check_hosts(facts: Facts, recipe: Recipe) -> None:
@@ -30,10 +32,11 @@ def check_hosts(facts: Facts, recipe: Recipe) -> None:
     for host, about in facts.items():
         missing = [name for name in wanted if not about["versions"].get(name)]
         if missing:
+            train = "'passmuster[train]'" if missing != [PACKAGE] else PACKAGE
             raise UsageError(
                 f"{', '.join(missing)} not installed for {about['python']}",
                 host=host,
-                hint="pip install 'passmuster[train]' there, or launch.python=PATH of one that has it",
+                hint=f"pip install {train} there, or launch.python=PATH of one that has it",
                 failure="remote_module_missing",
             )
         for tracker in recipe.measure.report_to:

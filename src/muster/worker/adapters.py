@@ -24,9 +24,24 @@ def save_merged(trainer: Any, folder: Path, *, main: bool) -> None:
     weights = trainer.accelerator.get_state_dict(trainer.model_wrapped)
     if not main:
         return
-    write_merged(trainer.model, weights, folder)
+    if getattr(trainer.model, "is_quantized", False):
+        _merge_anew(trainer.model, folder)
+    else:
+        write_merged(trainer.model, weights, folder)
     if trainer.processing_class is not None:
         trainer.processing_class.save_pretrained(str(folder))
+
+
+def _merge_anew(model: Any, folder: Path) -> None:
+    """Adapters beside weights in few bits, merged into the checkpoint's own weights: in few bits a part of
+    what was learned would be lost."""
+    import torch
+    from peft import PeftModel
+
+    base = model.get_base_model()
+    whole = type(base).from_pretrained(base.config._name_or_path, dtype=torch.bfloat16)
+    merged = PeftModel.from_pretrained(whole, str(folder / "adapter")).merge_and_unload()
+    merged.save_pretrained(str(folder))
 
 
 def write_merged(model: Any, weights: Mapping[str, Any], folder: Path) -> None:

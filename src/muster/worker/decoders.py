@@ -11,7 +11,16 @@ from muster.core import families
 from muster.core.errors import RecipeError
 from muster.core.recipe import Recipe
 from muster.worker.context import Context
-from muster.worker.models import add_lora, config_for, create, fit_vocabulary, load, load_from, without_cache
+from muster.worker.models import (
+    add_lora,
+    config_for,
+    create,
+    fit_vocabulary,
+    load,
+    load_from,
+    load_quantized,
+    without_cache,
+)
 
 
 def make_config(recipe: Recipe, tokenizer: Any) -> Any:
@@ -54,7 +63,9 @@ def check_kind(config: Any) -> None:
 def make_model(context: Context, config: Any, tokenizer: Any) -> Any:
     """The network, in fp32: pretrained, or drawn anew; with adapters where the recipe says so."""
     recipe = context.recipe
-    if recipe.model.init == "pretrained" and recipe.model.name:
+    if recipe.model.quantized is not None:
+        model = load_quantized(context, AutoModelForCausalLM, config)
+    elif recipe.model.init == "pretrained" and recipe.model.name:
         model = load(context, AutoModelForCausalLM, recipe.model.name, config=config)
     else:
         model = create(context, lambda: AutoModelForCausalLM.from_config(config, dtype=torch.float32))

@@ -168,6 +168,7 @@ def training_arguments(context: Context) -> dict[str, Any]:
         "learning_rate": train.rate,
         "lr_scheduler_type": train.schedule,
         "warmup_steps": train.warmup if train.warmup < 1 else int(train.warmup),
+        **({"optim": "adamw_bnb_8bit"} if train.optimizer == "adamw-8bit" else {}),
         "weight_decay": train.weight_decay,
         "adam_beta1": train.beta1,
         "adam_beta2": train.beta2,

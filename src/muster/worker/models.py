@@ -11,6 +11,7 @@ the same numbers.
 from __future__ import annotations
 
 import ctypes
+import importlib.util
 import re
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -19,7 +20,7 @@ from typing import Any
 
 import torch
 
-from muster.core import families
+from muster.core import bits, families
 from muster.core.errors import MusterError, RecipeError
 from muster.core.near import did_you_mean
 from muster.worker.context import Context
@@ -102,6 +103,35 @@ def load(context: Context, kind: Any, name: str, **fields: Any) -> Any:
     return model
 
 
+def load_quantized(context: Context, kind: Any, config: Any) -> Any:
+    """A pretrained model whose linear layers are in few bits and frozen, all else in fp32, as PEFT has it.
+    Raises RecipeError."""
+    from peft import prepare_model_for_kbit_training
+    from transformers import BitsAndBytesConfig
+
+    spec = context.recipe.model
+    assert spec.quantized is not None
+    if importlib.util.find_spec(bits.PACKAGE) is None:
+        raise RecipeError(
+            f"is {spec.quantized}, and {bits.PACKAGE} is not installed",
+            where="model.quantized",
+            hint=f"pip install {bits.PACKAGE}",
+        )
+    computing = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(context.precision, torch.float32)
+    model = load_from(
+        kind.from_pretrained,
+        spec.name or "",
+        "model.name",
+        config=config,
+        dtype=torch.float32,
+        quantization_config=BitsAndBytesConfig(
+            **bits.fields_of(spec.quantized), bnb_4bit_compute_dtype=computing
+        ),
+        device_map={"": context.local_rank if context.device == "cuda" else "cpu"},
+    )
+    return prepare_model_for_kbit_training(model, use_gradient_checkpointing=False)
+
+
 def _cuts(context: Context) -> bool:
     """Whether modules are cut as soon as they are made."""
     return context.recipe.model.create == "sharded" and hasattr(context.engine, "sharded")
@@ -149,6 +179,12 @@ def gathered(context: Context, parameter: Any) -> AbstractContextManager[bool]:
 def fit_vocabulary(context: Context, model: Any, tokenizer: Any) -> None:
     """Give the model an embedding for every token."""
     if len(tokenizer) > model.get_input_embeddings().num_embeddings:
+        if context.recipe.model.quantized is not None:  # adapters are merged into the checkpoint at the end
+            raise RecipeError(
+                f"has {len(tokenizer):,} tokens, more than the quantised model",
+                where="model.tokenizer",
+                hint="model.tokenizer=auto, or model.quantized=null",
+            )
         with sharded(context):
             model.resize_token_embeddings(len(tokenizer))
 

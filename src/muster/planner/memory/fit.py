@@ -7,14 +7,16 @@ where there is one for this arithmetic, else closed forms (activations.py), whic
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 from muster.core import families
+from muster.core.bits import Bits, moment_bytes, weight_bytes
 from muster.core.families import t5
 from muster.core.hardware.devices import WIDE
-from muster.core.trace import AFTER_BLOCKS, BACKWARD, Arithmetic, Pass, Trace
+from muster.core.trace import AFTER_BLOCKS, BACKWARD, EMBEDDINGS, Arithmetic, Pass, Trace
 from muster.core.units import format_bytes
 from muster.core.workload import Drawing, HeldModel, Lengths, Output
 from muster.engines.base import EngineSpec, spec_of
@@ -45,6 +47,8 @@ COMMUNICATOR = GB // 2  # of NCCL
 # (aten/src/ATen/cuda/CublasHandlePool.cpp, getChosenWorkspaceSize).
 WORKSPACES = 2 * 32 * 2**20
 PROCESS = GB * 7 // 10  # a rank's host memory before there is a model: interpreter, torch, DeepSpeed
+# Whose moments the Trainer leaves in fp32 (transformers/trainer.py, create_optimizer).
+_EMBEDDING = re.compile(r"embed|(?:^|\.)(?:wte|wpe|shared)\.weight$")
 
 
 @dataclass(frozen=True)
@@ -82,6 +86,8 @@ class Setting:
     checkpoints: bool = False  # or does so for each checkpoint
     fused_loss: bool | str = False  # as the recipe has it
     compiled: bool = False
+    quantized: Bits | None = None  # the frozen weights of linear layers
+    small_moments: bool = False  # Adam's, in 8 bits
     output: Output = "logits"
     others: tuple[HeldModel, ...] = ()  # of a step, beside the trained one
     drawing: Drawing | None = None
@@ -132,6 +138,14 @@ class Setting:
     def frozen(self) -> list[HeldModel]:
         """Further models that take memory and are not trained."""
         return [each for each in self.others if not (each.trained or each.shared)]
+
+    @property
+    def in_bits(self) -> Tensors:
+        """Frozen weights in few bits: matrices of blocks, so neither embeddings nor the output layer."""
+        if self.quantized is None:
+            return ()
+        inside = (each for each in self.own_tensors if each.unit not in ("", EMBEDDINGS))
+        return tuple(each for each in inside if not each.trained and len(each.shape) == 2)
 
     @property
     def drawn(self) -> int:
@@ -191,6 +205,7 @@ def need(setting: Setting) -> Need | None:
     found = states(setting.spread, tensors)
     if found is None:
         return None
+    found, passing = _in_bits(setting, found, passing)
     frozen = [frozen_states(setting.spread, each, setting.tensors_of(each)) for each in setting.frozen]
     moments = moments_of(found, passing, accumulates=setting.accumulation > 1)
     gathered = added(*(each.passes for each in frozen if each))
@@ -208,6 +223,33 @@ def need(setting: Setting) -> Need | None:
     scattered = spec_of(setting.engine).gathers_tensors
     holes = HOLES * sum(size for name, size in passes.items() if scattered and name.startswith("gathered"))
     return _with_overhead(setting, tensors, device, host, passing.basis, moment, holes)
+
+
+def _in_bits(setting: Setting, found: States, passing: Passing) -> tuple[States, Passing]:
+    """With weights and moments in few bits, of an engine whose ranks hold all in fp32. A matrix is made
+    of whole numbers for its product alone: autocast has no copy of it that stays."""
+    small, held = setting.in_bits, dict(found.held)
+    if setting.small_moments:
+        held["optimizer"] = sum(
+            8 * each.numel if _EMBEDDING.search(each.name) else moment_bytes(each.numel)
+            for each in trained(setting.tensors)
+        )
+    if setting.quantized is None or not small:
+        return replace(found, held=held), passing
+    kept = sum(weight_bytes(setting.quantized, each.shape) for each in small)
+    held["parameters"] -= 4 * elements(small)
+    copies, gone = sum(passing.copies.values()), setting.element * elements(small)
+    return (
+        replace(found, held=added(held, {"quantised weights": kept})),
+        replace(
+            passing,
+            copies={
+                # With gradient checkpointing, those of blocks do not stay anyway.
+                "copies in half precision": copies - gone if copies >= gone else copies,
+                "a layer as whole numbers": setting.element * largest(small),
+            },
+        ),
+    )
 
 
 def _drawing(setting: Setting, tensors: Tensors, found: States, passing: Passing) -> Parts:
@@ -277,7 +319,8 @@ def _with_overhead(
 ) -> Need:
     """What a process needs besides, and the model while it is made. `holes`: in a CPU's heap."""
     count = elements(tensors)
-    making = 4 * (setting.elements if setting.create == "whole" else largest(tensors))
+    whole = setting.create == "whole" and setting.quantized is None  # else read and cut tensor by tensor
+    making = 4 * (setting.elements if whole else largest(tensors))
     engine = spec_of(setting.engine)
     first = _of_the_first_rank(setting, engine, tensors, count)
     if setting.device == "cpu":

@@ -37,6 +37,10 @@ def double(model: Any) -> Any:
     the model.
     """
     made = copy.deepcopy(model, {id(tensor): _shape_of(tensor) for _, _, tensor in held_tensors(model)})
+    for module in list(made.modules()):
+        for name, layer in module.named_children():
+            if _in_bits(layer):
+                setattr(module, name, _plain(layer))
     made.train()
     config: Any = getattr(made, "config", None)
     if getattr(config, "use_cache", None):
@@ -44,6 +48,19 @@ def double(model: Any) -> Any:
     if hasattr(made, "set_attn_implementation"):
         made.set_attn_implementation("eager")
     return made
+
+
+def _in_bits(layer: Any) -> bool:
+    """Whether it is a linear layer whose weights are packed into bytes (bitsandbytes)."""
+    weight = layer._parameters.get("weight")  # not that of a layer with adapters, which has it from its base
+    return weight is not None and weight.dtype in (torch.uint8, torch.int8) and hasattr(layer, "in_features")
+
+
+def _plain(layer: Any) -> torch.nn.Linear:
+    """The layer as it computes, frozen."""
+    bias = layer.bias is not None
+    made = torch.nn.Linear(layer.in_features, layer.out_features, bias, device="meta")
+    return made.requires_grad_(False)
 
 
 def held_tensors(model: Any) -> Iterator[tuple[dict[str, Any], str, torch.Tensor]]:

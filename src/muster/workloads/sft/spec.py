@@ -32,6 +32,7 @@ class SftData(DialogueData):
 class SftRecipe(DialogueRecipe):
     """A decoder learns the answers to prompts."""
 
+    quantizes: ClassVar[bool] = True
     metric: ClassVar[str] = "exact match"
 
     workload: str = Field("sft", description=WORKLOAD)
