@@ -171,8 +171,8 @@ def test_machines_that_differ_before_anybody_asked_them() -> None:
 
 def test_the_weakest_memory_of_machines_that_differ_counts() -> None:
     made = on("rtx-3070:1x1,p100:1x1,10Gbit")
-    assert made.memory is not None and made.memory.device_room == 8 * 10**9
-    assert on("p100:1x2,10Gbit").memory.device_room == 16 * 10**9  # type: ignore[union-attr]
+    assert made.memory is not None and made.memory.device_room == 7842 * 2**20
+    assert on("p100:1x2,10Gbit").memory.device_room == 16280 * 2**20  # type: ignore[union-attr]
 
 
 def test_the_plan_leaves_the_slow_one_out_where_it_may_choose() -> None:
