@@ -18,6 +18,7 @@ from muster.core.families.checking import (
     closed_form_missing,
 )
 from muster.core.recipe import Recipe
+from muster.engines.base import own_specs, spec_of
 
 NUMBERS = "ForSequenceClassification"  # Transformers' names of models that give numbers for a text end so
 
@@ -130,11 +131,12 @@ def _check_bits(recipe: Recipe, config: Mapping[str, Any]) -> None:
             raise RecipeError(
                 f"is {value}, and the weights are drawn anew", where=key, hint="model.init=pretrained"
             )
-    if recipe.engine.name != "ddp":
+    if not spec_of(recipe.engine.name).plain:
+        able = next(each.name for each in own_specs() if each.plain)
         raise RecipeError(
-            f"is {value}, which Muster does with the engine ddp alone, not {recipe.engine.name}",
+            f"is {value}, which Muster does with the engine {able} alone, not {recipe.engine.name}",
             where=key,
-            hint="engine.name=ddp",
+            hint=f"engine.name={able}",
         )
     if recipe.launch.device == "cpu":
         raise no_gpu(recipe)
