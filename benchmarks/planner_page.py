@@ -99,7 +99,7 @@ def of_cluster(document: Mapping[str, Any]) -> list[str]:
     lines += [
         "",
         f"Median error {document['median_error']:.1%}, worst {document['worst_error']:.1%}. Whether one host"
-        f" more is faster was answered right {sum(asked)} of {len(asked)} times where it makes over 10 %."
+        f" more is faster was answered right {sum(asked)}\nof {len(asked)} times where it makes over 10 %."
         f" {machine['cores']} cores of {machine['cpu']}, {document['cores_of_a_host']} for each host.",
     ]
     return lines
