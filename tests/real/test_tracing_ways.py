@@ -14,7 +14,7 @@ import pytest
 from muster.core import families
 from muster.core.errors import RecipeError, UsageError
 from muster.core.flops import Shape, training
-from muster.core.trace import TraceRequest
+from muster.core.trace import FIGURES, TraceRequest
 from muster.planner.tracing import trace as trace_here
 from tests.real.traced import HEADS, TOKENS, WIDTH, asked, traced
 from tests.support import needs_torch
@@ -41,7 +41,7 @@ def test_few_layers_stand_for_all(
 ) -> None:
     request = asked(kind, config=layers, **others)
     found = traced(request)
-    assert max(found.layers) == 4
+    assert max(found.layers) == (4 if kind == "t5" else 3)
     from muster.worker.tracing import tracing as depth
 
     monkeypatch.setattr(depth, "MORE", 99)
@@ -50,7 +50,7 @@ def test_few_layers_stand_for_all(
     assert whole.parameters == found.parameters
     for samples in (1, 2, 4, 9, 2000):
         part, all_ = asdict(found.at(samples)), asdict(whole.at(samples))
-        for name in ("saved", "logits", "copies", "forward_flops", "flops", "moved", "operations"):
+        for name in FIGURES:
             assert part[name] == pytest.approx(all_[name], rel=0.001), name
         for name in ("forward_peak", "backward_peak", "growing_peak"):
             assert part[name] == pytest.approx(all_[name], rel=0.01), name
@@ -63,7 +63,8 @@ def test_samples_that_were_not_traced(kind: str) -> None:
     few, many = traced(request), traced(replace(request, samples=(16, 32)))
     for samples in (16, 24, 32):
         low, high = asdict(few.at(samples)), asdict(many.at(samples))
-        for name in set(low) - {"peaks"}:
+        # Rows of a batch that are as many as the width of such a small model hide that it is thin.
+        for name in set(low) - {"peaks", "thin", "thin_moved"}:
             assert low[name] == pytest.approx(high[name], rel=0.002), name
 
 

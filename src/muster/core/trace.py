@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
+from functools import cached_property
 from typing import Any, ClassVar, Literal
 
 from pydantic import ConfigDict, TypeAdapter
@@ -47,7 +48,7 @@ class Parameter:
     trained: bool
     unit: str
 
-    @property
+    @cached_property
     def numel(self) -> int:
         """Number of elements."""
         count = 1

@@ -25,7 +25,7 @@ from muster.worker.tracing.tasks import logits_of, loss_of, make, replace_tensor
 # ----------------------------------------------------------------------------------------------------
 # Few layers stand for many that are alike: every figure is a constant and a multiple of the layers.
 
-FEW, MORE = 3, 4  # layers of a stack that are traced in place of all: a first, a last, and others
+MORE = 4  # layers of a stack that are traced in place of all, and one fewer: a first, a last, and others
 Group = tuple[int, bool]  # samples, and whether the loss works through their logits in parts
 _ONE = ("num_hidden_layers",)
 _KEYS = {t5: ("num_layers", "num_decoder_layers"), gpt2: ("n_layer",), opt: _ONE, llama: _ONE, vit: _ONE}
@@ -73,12 +73,13 @@ def extrapolated(
     deep = depth.deep
     if not deep:
         return list(traced(depth.whole, [*groups, *beyond]))
-    few = {**depth.whole, **dict.fromkeys(deep, FEW)}
+    more = MORE if len(depth.whole) > 1 else MORE - 1  # where stacks meet, their ends differ more
+    few = {**depth.whole, **dict.fromkeys(deep, more - 1)}
     together = len({depth.whole[key] for key in deep}) == 1
     stacks = [deep] if together else [(key,) for key in deep]
     base = traced(few, [*groups, *beyond])
-    deeper = [traced({**few, **dict.fromkeys(stack, MORE)}, groups) for stack in stacks]
-    shares = [(depth.whole[stack[0]] - FEW) / (MORE - FEW) for stack in stacks]
+    deeper = [traced({**few, **dict.fromkeys(stack, more)}, groups) for stack in stacks]
+    shares = [float(depth.whole[stack[0]] - more + 1) for stack in stacks]
     found = [
         _combined(
             base[index],
