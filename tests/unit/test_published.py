@@ -134,6 +134,8 @@ def test_offloading_is_slower_than_zero_1_only_by_what_nobody_published(known: C
     found = predict(ROWS[row], known)
     held_out = WIKISQL.epochs * evaluation(ROWS[row], HELD_OUT, known) / PUBLISHED[row][1]
     assert 0.68 < (found.seconds + held_out) / measured(row) < 0.8
+    low, high = between(ROWS[row], known)
+    assert low < found.seconds < measured(row) - held_out < high
     waiting = found.seconds - found.communication + found.exchange
     assert waiting + held_out == pytest.approx(measured(row), rel=1 / 8)
 

@@ -35,7 +35,7 @@ from muster.engines.spread import ModelSpread
 from muster.engines.traffic import Call, Passes, Segment, Traffic
 from muster.planner.time.collective import library_of, seconds
 from muster.planner.time.reached import Reached, reached
-from muster.planner.time.update import update
+from muster.planner.time.update import HOST_BANDWIDTH, update
 
 # ----------------------------------------------------------------------------------------------------
 # How much of what ranks exchange they wait for: a pass played through, computation beside communication.
@@ -360,17 +360,23 @@ def ideal(case: StepCase, shares: Reached | None = None) -> float:
 @dataclass(frozen=True)
 class Outcome:
     """How well things go, beside what is usual: times the shares that devices reach, times what Python takes,
-    a GPU's speed beside an exchange, and what of the links' bandwidth is there."""
+    a GPU's speed beside an exchange, times the links' and a host's memory's bandwidth; `hides`: what can hide
+    behind the computation does."""
 
     reached: float = 1.0
     launching: float = 1.0
     contended: float = CONTENDED
     links: float = 1.0
+    host: float = 1.0
+    hides: bool = True
 
 
 USUAL = Outcome()
 SURE = 0.04  # what runs of the same job differ by, where the device was measured
 UNCOUNTED = 0.9  # by what share more a step takes, where nobody knows what moves through memory
+# By what share more an optimizer in a host's memory takes, where that was not measured: DeepSpeed's CPU Adam
+# moves 8.7 GB/s on a core of an EPYC, so that a host of few cores is this slow.
+HOST_OFF = 4.0
 LINKS_OFF = 0.15  # by what share links are better or worse than stated
 
 
@@ -423,9 +429,13 @@ def predict(
             costs[call] = seconds(call, machines, library)
         return costs[call]
 
+    if not outcome.hides:
+        traffic = replace(traffic, gathers_hide=False, reduces_hide=False)
     trained = sum(p.numel for p in case.parameters if p.trained)
     learned = known.hosts.get(machines.device.name)
-    optimizer, transfer = update(case.placed, machines, trained, traffic, learned, assumed)
+    optimizer, transfer = update(
+        case.placed, machines, trained, traffic, learned, assumed, usual=outcome.host * HOST_BANDWIDTH
+    )
     compute = case.spread.micro_steps * micro
     return Step(
         compute=compute,
@@ -441,14 +451,16 @@ def predict(
 
 def between(case: StepCase, calibration: Calibration | None = None) -> tuple[float, float]:
     """The shortest and the longest seconds that a step may take, in 9 of 10 cases: as the device's shares,
-    Python's costs and links may differ from what is usual, less so where they were measured."""
+    Python's costs and links may differ from what is usual, less so where they were measured. What gathers
+    offloaded parameters may hide nothing, and a host's processors may be slow."""
     known = calibration or Calibration()
     measured = case_key(case) in known.efficiency
     off = SURE if measured else reached(case.machines.device, case.precision).off
     linked = 0.0 if case.machines.ranks == 1 else LINKS_OFF
     more = off if case_key(case) == key(case.machines.device.name, case.precision) else UNCOUNTED
     good = Outcome(1 + off, 1 / (1 + 2 * off), (1 + CONTENDED) / 2, 1 + linked)
-    bad = Outcome(1 / (1 + more), 1 + 2 * off, CONTENDED**2, 1 / (1 + linked))
+    hides = not case.spread.moves_parameters
+    bad = Outcome(1 / (1 + more), 1 + 2 * off, CONTENDED**2, 1 / (1 + linked), 1 / (1 + HOST_OFF), hides)
     return predict(case, known, outcome=good).seconds, predict(case, known, outcome=bad).seconds
 
 

@@ -25,11 +25,15 @@ def update(
     traffic: Traffic,
     learned: float | None,
     assumed: list[str],
+    usual: float = HOST_BANDWIDTH,
 ) -> tuple[float, float]:
     """Seconds of the optimizer, and of what crosses the bus to the host's memory. `trained`: parameters;
-    `learned`: bytes/s of a host's memory, all its ranks together; what is assumed is added to `assumed`.
-    Raises UsageError where it offloads over a bus that is not known, or to a disk."""
-    host_bandwidth = HOST_BANDWIDTH if learned is None else learned
+    `learned`: bytes/s of a host's memory, all its ranks together, `usual` where it was not learned; what is
+    assumed is added to `assumed`.
+
+    Raises UsageError where it offloads over a bus that is not known, or to a disk.
+    """
+    host_bandwidth = usual if learned is None else learned
     engine = spec_of(spread.engine)
     exchanged = engine.exchanged(spread.element)
     part = trained / (spread.ranks if engine.shards_optimizer(spread.stage) else 1)
