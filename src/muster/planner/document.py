@@ -38,7 +38,9 @@ class TimePlan(Part):
     transfer: float = Field(description="over the bus to the host's memory")
     overhead: float = Field(description="what an engine does for each tensor, and else of its own")
     step: float = Field(description="the sum")
-    step_range: tuple[float, float] = Field(description="what a step may take instead, in 9 of 10 cases")
+    step_range: tuple[float, float] | None = Field(
+        None, description="what a step may take instead, in 9 of 10 cases; None: an earlier version's plan"
+    )
     samples_per_second: float
     steps: int | None = Field(description="optimizer steps of the whole training")
     epoch: float | None = Field(description="seconds; None: nobody says how many samples it has")

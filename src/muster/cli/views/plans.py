@@ -118,8 +118,8 @@ def _time(console: Console, time: TimePlan) -> None:
         f"{name} {format_seconds(value)}" for name, value in parts.items() if value > SMALL * time.step
     )
     basis = "; ".join([*(["calibrated"] if time.calibrated else []), *time.assumed]) or "from stated figures"
-    low, high = map(format_seconds, time.step_range)
-    console.print(f"\n  [bold]Step[/bold]  {format_seconds(time.step)} ({low} to {high}): {words}  ({basis})")
+    ranged = _ranged(time, time.step)
+    console.print(f"\n  [bold]Step[/bold]  {format_seconds(time.step)}{ranged}: {words}  ({basis})")
     console.print(f"        {format_number(time.samples_per_second)} samples/s{_tokens(time)}")
     if time.total is not None:
         cost = f", cost {time.cost:,.2f}" if time.cost is not None else ""
@@ -127,10 +127,17 @@ def _time(console: Console, time: TimePlan) -> None:
             f", at most {format_number(time.kwh)} kWh (devices alone)" if time.kwh and time.kwh > 0.01 else ""
         )
         steps = f"{time.steps:,} steps, " if time.steps else ""
-        low, high = (format_seconds(time.total * each / time.step) for each in time.step_range)
-        console.print(f"        {steps}{format_seconds(time.total)} ({low} to {high}) in all{cost}")
+        console.print(f"        {steps}{format_seconds(time.total)}{_ranged(time, time.total)} in all{cost}")
     if time.epoch is not None:
         console.print(f"        {format_seconds(time.epoch)} per epoch")
+
+
+def _ranged(time: TimePlan, seconds: float) -> str:
+    """The range of so many seconds of steps."""
+    if time.step_range is None:
+        return ""
+    low, high = (format_seconds(seconds * each / time.step) for each in time.step_range)
+    return f" ({low} to {high})"
 
 
 def _tokens(time: TimePlan) -> str:
