@@ -527,6 +527,17 @@ def test_tokens_say_how_much_is_trained(capsys: pytest.CaptureFixture[str]) -> N
     assert code == 0 and "tokens/s (" in said and "per device), MFU" in said and "kWh (devices alone)" in said
 
 
+def test_mfu_counts_every_micro_step() -> None:
+    """The same work in four micro-batches: as many operations in a step."""
+    found = []
+    for batch in (("batch.micro=8", "batch.accumulation=1"), ("batch.micro=2", "batch.accumulation=4")):
+        recipe = recipe_of("opt-benchmark", ["model.name=opt-1.3b", "batch.tokens=null", *batch])
+        made = plan_on(recipe, "a100-80gb:8", UserFigures(), traced=False).plan
+        assert made is not None and made.time is not None and made.time.mfu is not None
+        found.append(made.time.mfu * made.time.step)
+    assert found[0] == pytest.approx(found[1])
+
+
 def test_mfu_leaves_out_what_is_computed_again() -> None:
     plain, again = (
         plan("a100-80gb:8", "model.name=opt-1.3b", "batch.micro=1", f"train.gradient_checkpointing={on}").time

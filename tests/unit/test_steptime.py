@@ -14,7 +14,7 @@ from muster.core.errors import UsageError
 from muster.core.hardware.devices import find_device
 from muster.core.hardware.links import LinkFigures, SharedLink, between_hosts, find_link
 from muster.core.trace import Pass
-from muster.engines.deepspeed.spec import HOOKS
+from muster.engines.deepspeed.spec import HOOKS, IN_TURN
 from muster.engines.spread import ModelSpread, NvmeOffload
 from muster.planner.forecast import CaseOn, Length, curve, fastest, point, say
 from muster.planner.time.learning import MeasuredRun, errors, learn
@@ -92,6 +92,33 @@ def test_the_slowest_of_many_ranks() -> None:
     assert found == pytest.approx([0, 0.564, 1.539, 2.508], abs=0.03)
     on = [predict(case(f"a100-40gb:1x{n},400Gbit", engine="ddp")).communication for n in (2, 64, 512)]
     assert on == sorted(on) and on[2] > 2 * STRAGGLING * predict(case("a100-40gb")).compute
+
+
+def test_zero_3_waits_for_its_hooks_and_half_of_the_gpu() -> None:
+    """Python's part and half of the computation one after the other, where that is longer."""
+    work = replace(WORK, launches=50_000.0)
+    plain = predict(case("a100-40gb", engine="ddp", work=WORK)).compute
+    asked = LAUNCH * 50_000 + HOOKS[3] * len(lump(PSI))
+    assert predict(case("a100-40gb", stage=3, work=work)).compute == pytest.approx(asked + IN_TURN * plain)
+    assert predict(case("a100-40gb", stage=2, work=work)).compute == pytest.approx(
+        LAUNCH * 50_000 + HOOKS[2] * len(lump(PSI))
+    )
+
+
+def test_a_range_has_what_python_takes_and_the_links() -> None:
+    """A step that waits for Python alone: between 1 / (1 + 2 off) and 1 + 2 off of it. Links: 15 %."""
+    tiny = StepWork(samples=1, forward=1e6, flops=3e6, moved=1e6, operations=20.0, launches=2000.0)
+    off = reached(find_device("a100-40gb"), "fp32").off
+    low, high = between(case("a100-40gb", engine="ddp", work=tiny))
+    usual = predict(case("a100-40gb", engine="ddp", work=tiny))
+    rest = usual.seconds - usual.compute
+    assert low - rest == pytest.approx(usual.compute / (1 + 2 * off))
+    assert high - rest == pytest.approx(usual.compute * (1 + 2 * off))
+    slow = case("a100-40gb:1x3,1Gbit", engine="ddp", work=tiny)
+    exchange = predict(slow).exchange
+    assert between(slow)[1] - between(slow)[0] == pytest.approx(exchange * (1.15 - 1 / 1.15), rel=0.15)
+    few_bits = between(replace(case("a100-40gb"), uncounted=True))
+    assert few_bits[1] > 1.3 * between(case("a100-40gb"))[1]
 
 
 def test_a_range_shrinks_with_what_was_measured() -> None:
@@ -407,6 +434,8 @@ def test_the_sentence() -> None:
     assert point(there.over(there.machines.over(find_link(slow.link))), length).total < alone
     assert point(there.accumulating(slow.micro_steps), length).total < alone
     assert point(there.accumulating(slow.micro_steps // 2), length).total >= alone
+    thrice = say(on_hosts(case("a100-40gb:1x3,1Gbit", micro_steps=3)), 3, length)
+    assert thrice.micro_steps is not None and thrice.micro_steps % 3 == 0 and thrice.micro_steps > 3
     slower = [link for link in between_hosts() if link.stated < find_link(slow.link).stated]
     assert all(point(there.over(there.machines.over(link)), length).total >= alone for link in slower)
     fast = say(on_hosts(case("a100-40gb:1x3,400Gbit")), 3, length)

@@ -193,10 +193,14 @@ def test_seconds_of_a_call() -> None:
     small, large = Call("all-reduce", 8), Call("all-reduce", 10**9)
     assert seconds(large, parse_machines("h100"), "nccl") == 0
     # A ring of 32 ranks has 6 hops between hosts, a tree 2 x log2(4): small messages go by the tree.
-    assert tree(small, 8, 4).outer == 4
+    assert [tree(small, 8, hosts).outer for hosts in (1, 2, 4, 5, 512)] == [0, 2, 4, 6, 18]
     assert seconds(small, machines, "nccl") == pytest.approx(4e-3, rel=0.02)
     assert seconds(small, machines, "gloo") == pytest.approx(6e-3 + CALL["gloo"], rel=0.05)
     assert seconds(large, machines, "nccl") == pytest.approx(2 * 31 / 32 + 6e-3, rel=0.01)
+    narrow = parse_machines("h100:8x4,{bandwidth=1e12},pcie3{usable=0.1}")  # what is slowest within a host
+    assert narrow.inner is not None
+    took = seconds(large, narrow, "nccl")
+    assert took == pytest.approx(2 * 31 / 32 * 1e9 / narrow.inner.bandwidth, rel=0.01)
     one = parse_machines("h100:8")
     assert seconds(large, one, "nccl") == pytest.approx(2 * 7 / 8 * 1e9 / 342e9, rel=0.03)
     gathered = seconds(Call("all-gather", 10**9), machines, "gloo")

@@ -55,13 +55,16 @@ def parse_bytes(text: str) -> int | None:
     return int(float(match[1]) * (1024 if match[3] else 1000) ** power)
 
 
+MOST_COUNTED = 1e18  # more tokens than there are
+
+
 def parse_count(text: str) -> int | None:
     """A number of things as people write it: '20B', '1.5T', '300M', '20e9' -> how many. None: it is none."""
     match = _COUNT.fullmatch(text.strip().replace(",", ""))
     if match is None:
         return None
     count = float(match[1]) * 1000 ** " KMBT".index(match[2].upper() if match[2] else " ")
-    return round(count) if 1 <= count < math.inf else None
+    return round(count) if 1 <= count <= MOST_COUNTED else None
 
 
 def parse_rate(text: str, where: str) -> tuple[float, str, str]:

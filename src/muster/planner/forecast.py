@@ -108,7 +108,10 @@ def case_of(setting: Setting, machines: Machines) -> StepCase | None:
     if work is None:
         return None
     spread = setting.spread
-    return StepCase(machines, setting.precision, work, setting.tensors, spread, share=setting.share)
+    few_bits = setting.quantized is not None
+    return StepCase(
+        machines, setting.precision, work, setting.tensors, spread, share=setting.share, uncounted=few_bits
+    )
 
 
 def _work(setting: Setting) -> StepWork | None:

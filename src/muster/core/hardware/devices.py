@@ -28,6 +28,7 @@ WIDE = ("fp32", "tf32")  # numbers of four bytes: tf32 is shorter within product
 LEAST = {"tf32": (8, 0), "bf16": (8, 0), "fp16": (7, 0)}
 CPU = "cpu"  # with a model or figures after it: a rank's part of a host's processors
 BY_HAND = "given by hand"
+LEAST_MEMORY = 1e8  # bytes: less is a slip of the unit
 _EXAMPLE = "mydev{tflops=100,memory=48GB,bandwidth=900e9}"
 _KEYS = ("tflops", *PRECISIONS, "memory", "bandwidth", "capability", "watts")
 _NEVER = {"MIG", "LAPTOP", "MAX", "MOBILE"}  # a part of a device, or another clock under the same name
@@ -157,7 +158,7 @@ def _device(entry: Mapping[str, Any]) -> Device:
         peaks={precision: tflops * 1e12 for precision, tflops in entry["tflops"].items()},
         memory=_memory(entry),
         bandwidth=entry["gb_s"] * 1e9,
-        inner=f"nvlink{entry['nvlink']}" if "nvlink" in entry else None,
+        inner=entry.get("inner") or (f"nvlink{entry['nvlink']}" if "nvlink" in entry else None),
         bus=f"pcie{entry['pcie']}",
         power_capped=bool(entry.get("power_capped")),
         source=entry["source"],
@@ -188,6 +189,10 @@ def _by_hand(name: str, rest: str, text: str) -> Device:
             "its computing speed is not given",
             where=f"device {name}",
             hint=f"tflops=NUMBER, as in {_EXAMPLE}",
+        )
+    if 0 < given.get("memory", math.inf) < LEAST_MEMORY:
+        raise UsageError(
+            f"a device of {given['memory']:g} bytes of memory", where=f"device {name}", hint="memory=48GB"
         )
     able = base.capability if base else None
     return Device(

@@ -4,8 +4,8 @@
 
 Hosts of several kinds are given one kind after the other, each with its numbers. DEVICE: a name of
 devices.json, or figures by hand in braces. LINK joins hosts, and is a speed or a name of
-links.json. INNER (nvlink..., pcie..., loopback) joins the devices of a host; without it, the device's
-usual.
+links.json. INNER (nvlink..., xgmi..., pcie..., loopback) joins the devices of a host; without it, the
+device's usual.
 """
 
 from __future__ import annotations
@@ -23,7 +23,9 @@ from muster.core.hostlist import split_outside
 MOST = 100_000  # hosts, and devices of a host
 MOST_RANKS = 1_000_000
 _EXAMPLE = "h200:8x4,10Gbit: 8 devices per host, 4 hosts, 10 Gbit/s between them"
-_INNER = re.compile(r"(?:nvlink[0-9]*|pcie[0-9]*|loopback)(?:\{.*\})?")  # with figures by hand, or without
+_INNER = re.compile(
+    r"(?:nvlink[0-9]*|xgmi[0-9]*|pcie[0-9]*|loopback)(?:\{.*\})?"
+)  # with figures by hand, or without
 _COUNTS = re.compile(r"([0-9]{1,6})(?:x([0-9]{1,6}))?")
 
 

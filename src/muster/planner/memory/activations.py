@@ -217,7 +217,8 @@ def activation_bytes(
     for stack in found:
         layer = layer_bytes(stack, kept)
         # The gradients that flow through one layer: of its widest values, twice.
-        flow = 2 * kept.element * stack.tokens * max(stack.inner, 3 * stack.query)
+        scores = 0 if kept.fused else stack.heads * max(stack.attentions)
+        flow = 2 * kept.element * stack.tokens * max(stack.inner, 3 * stack.query, scores)
         largest = max(largest, flow + (layer if checkpointing else 0))
         inputs = residual * stack.tokens * stack.width
         total += inputs + (stack.layers * inputs if checkpointing else stack.layers * layer)

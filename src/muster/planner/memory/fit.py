@@ -106,11 +106,12 @@ class Setting:
     @property
     def kept(self) -> Kept:
         """How activations are kept. T5 adds its position biases to the scores: never fused here. CPUs have
-        no fused attention with dropout."""
+        no fused attention with dropout, and GPUs none of grouped keys in fp32."""
         found = stacks(self.config, self.lengths) or []
         family = families.family_of(self.config)
         cpu = self.device == "cpu"
         fused = family is not t5 and not (cpu and any(each.attention_dropout for each in found))
+        fused = fused and (self.element == 2 or cpu or all(each.keys == each.query for each in found))
         mask = self.element if cpu else 1
         mixed = self.arithmetic == "autocast"
         return Kept(self.element, mixed=mixed, fused=fused, mask=mask, compiled=self.compiled)

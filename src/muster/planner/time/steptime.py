@@ -220,7 +220,7 @@ class StepWork:
 class StepCase:
     """A job whose step is to be predicted. `parameters`: of the model, in its order; `spread.ranks` is what
     `machines` say. `share`: samples of a rank on average over those of the rank that has most, which `work`
-    is of."""
+    is of; `uncounted`: it computes more than `work` has, as where weights are kept in few bits."""
 
     machines: Machines
     precision: str
@@ -228,6 +228,7 @@ class StepCase:
     parameters: tuple[Parameter, ...] = field(repr=False)
     spread: ModelSpread
     share: float = 1.0
+    uncounted: bool = False
 
     @property
     def placed(self) -> ModelSpread:
@@ -457,7 +458,8 @@ def between(case: StepCase, calibration: Calibration | None = None) -> tuple[flo
     measured = case_key(case) in known.efficiency
     off = SURE if measured else reached(case.machines.device, case.precision).off
     linked = 0.0 if case.machines.ranks == 1 else LINKS_OFF
-    more = off if case_key(case) == key(case.machines.device.name, case.precision) else UNCOUNTED
+    counted = not case.uncounted and case_key(case) == key(case.machines.device.name, case.precision)
+    more = off if counted else UNCOUNTED
     good = Outcome(1 + off, 1 / (1 + 2 * off), (1 + CONTENDED) / 2, 1 + linked)
     hides = not case.spread.moves_parameters
     bad = Outcome(1 / (1 + more), 1 + 2 * off, CONTENDED**2, 1 / (1 + linked), 1 / (1 + HOST_OFF), hides)
