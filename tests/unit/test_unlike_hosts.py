@@ -208,3 +208,9 @@ def test_what_is_not_understood_is_named(text: str, says: str) -> None:
     with pytest.raises(UsageError) as caught:
         on(text)
     assert says in f"{caught.value.what} {caught.value.where}"
+
+
+def test_the_faster_ranks_are_those_whose_products_are() -> None:
+    """An L4's power limit keeps it below an RTX 4080, whose stated peak is lower: that host stays idle."""
+    made = on("l4:1x1,rtx-4080:1x1,1Gbit", "launch.hosts=auto", "precision=bf16")
+    assert made.hosts == 1 and made.idle == ["l4-1"]

@@ -13,7 +13,7 @@ from typing import Any
 
 from muster.core.batch import resolve_batch
 from muster.core.errors import RecipeError
-from muster.core.hardware.devices import driver_device
+from muster.core.hardware.devices import Device, driver_device
 from muster.core.hostlist import fold_hosts
 from muster.core.inventory import Host
 from muster.core.job import Facts
@@ -25,6 +25,7 @@ from muster.planner.document import Candidate
 from muster.planner.forecast import link_of
 from muster.planner.memory.fit import lacking
 from muster.planner.placing import ranks_of
+from muster.planner.time import reached
 
 HARDLY = 0.02  # of speed: fewer hosts are taken where more would gain less
 AUTO = "auto"
@@ -104,19 +105,20 @@ def by_speed(
         link = link_of(about.get("network") or {}, env)
         speed, memory = (about.get("cores") or 0) // ranks, (about.get("memory_total") or 0) // ranks
         if gpus:
-            speed = min(_peak(gpu, precision) for gpu in gpus)
+            speed = min(_reaches(gpu, precision) for gpu in gpus)
             memory = min(gpu.get("memory_total") or 0 for gpu in gpus)
         return -speed, -(link.bandwidth if link else 0.0), -memory
 
     return sorted(hosts, key=key)
 
 
-def _peak(gpu: Mapping[str, Any], precision: str) -> float:
-    """Its stated one, the highest where precision is still open; 0: not known. A GPU that is not there has
-    its peaks with it."""
-    found = driver_device(str(gpu.get("name") or ""))
-    peaks: Mapping[str, float] = gpu.get("peaks") or (found.peaks if found else {})
-    return max(peaks.values(), default=0.0) if precision == "auto" else peaks.get(precision, 0.0)
+def _reaches(gpu: Mapping[str, Any], precision: str) -> float:
+    """Operations per second of its products, the most where precision is still open; 0: not known. A GPU that
+    is not there has its peaks with it."""
+    found = driver_device(str(gpu.get("name") or "")) or Device("a GPU", {})
+    device = replace(found, peaks=gpu.get("peaks") or found.peaks)
+    wanted = device.peaks if precision == "auto" else (precision,)
+    return max((reached.speed(device, each) for each in wanted), default=0.0)
 
 
 def numbers(recipe: Recipe, ranks: Sequence[int]) -> list[int]:
