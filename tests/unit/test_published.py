@@ -224,7 +224,8 @@ def test_vit_on_one_to_three_machines() -> None:
 
 
 def test_what_is_assumed_without_a_measurement_holds_for_the_published_runs() -> None:
-    """The shares that devices are taken to reach come from other runs, but for the RTX 3070's."""
+    """Of the shares that devices are taken to reach, two were chosen with these runs in view: an H100's of
+    memory, and an RTX 3070's in fp32. The others come from other runs."""
     alone = {
         "a100": (ROWS["t5-small, 1 GPU"], measured("t5-small, 1 GPU")),
         "h100": (opt("facebook/opt-350m", 1), 24 / 119),

@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 from muster.core.batch import Batch
@@ -157,7 +158,7 @@ def _choose(
     refused: RecipeError | None = None
     for way, made in _ways(recipe):
         try:
-            tried += _tries(way, made, config, where, tracer, timer)
+            tried += _tries(way, made, where, partial(_try, config, where, tracer, timer))
         except RecipeError as error:  # what the recipe wants does not go this way (model.create=sharded)
             refused = error
     if not tried:
@@ -209,30 +210,25 @@ def _ways(recipe: Recipe) -> list[tuple[dict[str, str], Recipe]]:
 
 
 def _tries(
-    way: dict[str, str],
-    recipe: Recipe,
-    config: Mapping[str, Any] | None,
-    where: Where,
-    tracer: Tracer | None,
-    timer: Timer | None,
+    way: dict[str, str], recipe: Recipe, where: Where, attempt: Callable[[dict[str, str], Recipe], _Tried]
 ) -> list[_Tried]:
     """A way; where it accumulates and the recipe leaves open when gradients are reduced, both of them, the
     one with less communication first. Raises RecipeError where it cannot be gone."""
-    one = _try(way, recipe, config, where, tracer, timer)
+    one = attempt(way, recipe)
     defers = spec_of(recipe.engine.name).defers_reduction and sum(where.slots) > 1
     if recipe.engine.sync_each_batch != "auto" or not defers or one.sized.batch.accumulation == 1:
         return [one]
     both = [(str(each).lower(), recipe.choosing(sync_each_batch=each)) for each in (False, True)]
-    return [_try({**way, SYNC: word}, made, config, where, tracer, timer) for word, made in both]
+    return [attempt({**way, SYNC: word}, made) for word, made in both]
 
 
 def _try(
-    way: dict[str, str],
-    recipe: Recipe,
     config: Mapping[str, Any] | None,
     where: Where,
     tracer: Tracer | None,
     timer: Timer | None,
+    way: dict[str, str],
+    recipe: Recipe,
 ) -> _Tried:
     """A way as it would be, whether it fits or not. Raises RecipeError where it cannot be gone."""
     decisions = list[Decision]()

@@ -28,6 +28,11 @@ class MemoryPlan(Part):
     moment: str = Field(description="when the peak is")
     lacking: str | None = Field(description="device or host, where there is too little; None: it fits")
 
+    @property
+    def tight(self) -> bool:
+        """Whether the device has less than the margin left."""
+        return self.device_room is not None and self.device_bytes > (1 - self.margin) * self.device_room
+
 
 class TimePlan(Part):
     """Seconds of an optimizer step in parts that add up, and what follows from them."""

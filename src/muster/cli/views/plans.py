@@ -79,8 +79,7 @@ def _hosts(plan: Plan) -> list[str]:
 
 def _memory(console: Console, memory: MemoryPlan, device: str) -> None:
     kind = f"{memory.lacking} memory" if device == "cuda" else "memory"
-    tight = memory.device_room and memory.device_bytes > (1 - memory.margin) * memory.device_room
-    fits = "[yellow]tight, may not fit[/yellow]" if tight else "[green]fits[/green]"
+    fits = "[yellow]tight, may not fit[/yellow]" if memory.tight else "[green]fits[/green]"
     verdict = fits if memory.lacking is None else f"[red]too little {kind}[/red]"
     console.print(
         f"\n  [bold]Memory of a rank[/bold]  {verdict}  (activations: {memory.basis}; peak: {memory.moment})"
@@ -94,9 +93,7 @@ def _memory(console: Console, memory: MemoryPlan, device: str) -> None:
     for place, parts, total, room in places:
         for name, value in _large(parts, total):
             made.add_row("", name, f"[default]{format_bytes(value)}")
-        free = f", {memory.margin:.0%} kept free"
-        if room and total > (1 - memory.margin) * room:
-            free = ""
+        free = f", {memory.margin:.0%} kept free" if room and total <= (1 - memory.margin) * room else ""
         has = f" of {format_bytes(room)}{free}" if room else ""
         made.add_row(place, "[bold]all", f"[bold]{format_bytes(total)}[/bold]{has}")
     console.print(made)

@@ -20,12 +20,12 @@ from muster.engines.traffic import Call, Passes, Segment, Traffic, counting, red
 
 # Seconds per tensor and micro-step that its hooks take beyond PyTorch's own, by stage: DeepSpeed 0.19 on a
 # core of an EPYC, slopes between 100 and 400 tensors. Stage 3 of matrices that fill a bucket each, as they do
-# in Transformers' sizes: 1.1 to 1.4 ms there over gloo (benchmarks/launches.py), 0.85 ms on an A100 as Qwen
+# in Transformers' sizes: 1.3 to 1.5 ms there over gloo (benchmarks/launches.py), 0.85 ms on an A100 as Qwen
 # was published with 256 tokens.
 HOOKS = (20e-6, 40e-6, 45e-6, 850e-6)
-IN_TURN = (
-    0.5  # of stage 3: it waits for what it fetched two modules before (partitioned_param_coordinator.py)
-)
+# Of stage 3's computation: it waits for what it fetched two modules before
+# (partitioned_param_coordinator.py).
+IN_TURN = 0.5
 
 
 class DeepSpeedSpec(EngineSpec):

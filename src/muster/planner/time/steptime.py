@@ -34,7 +34,7 @@ from muster.engines.base import spec_of
 from muster.engines.spread import ModelSpread
 from muster.engines.traffic import Call, Passes, Segment, Traffic
 from muster.planner.time.collective import library_of, seconds
-from muster.planner.time.reached import Reached, reached
+from muster.planner.time.reached import reached
 from muster.planner.time.update import HOST_BANDWIDTH, update
 
 # ----------------------------------------------------------------------------------------------------
@@ -336,11 +336,11 @@ def work_of(passes: Pass, *, checkpointing: bool = False, compiled: bool = False
     )
 
 
-def ideal(case: StepCase, shares: Reached | None = None) -> float:
+def ideal(case: StepCase) -> float:
     """Seconds of a micro-step's computation if products reached the stated peak, and all else as much more
-    than usual. `shares`: what is usual; None: of this device. Raises UsageError where nothing is stated."""
+    than usual. Raises UsageError where nothing is stated."""
     device, work = case.machines.device, case.work
-    usual = shares or reached(device, case.precision)
+    usual = reached(device, case.precision)
     peak = device.peak(case.precision)
     if peak is None:
         can = ", ".join(device.peaks) or "nothing"
@@ -384,9 +384,9 @@ LINKS_OFF = 0.15  # by what share links are better or worse than stated
 def computing(case: StepCase, known: Calibration, outcome: Outcome = USUAL) -> float:
     """Seconds of a micro-step's computation."""
     name, kind = case_key(case), case.machines.device.kind
-    usual = reached(case.machines.device, case.precision)
-    share = outcome.reached * known.efficiency.get(name, usual.products)
-    done = ideal(case, usual) / share + KERNEL[kind] * case.work.operations
+    usual = reached(case.machines.device, case.precision).products
+    share = outcome.reached * known.efficiency.get(name, usual)
+    done = ideal(case) / share + KERNEL[kind] * case.work.operations
     if kind == "cuda":
         engine = spec_of(case.spread.engine)
         asked = outcome.launching * (LAUNCH * case.work.launches + _per_tensor(case))
