@@ -156,7 +156,7 @@ def exchange() -> list[Row]:
     with tempfile.TemporaryDirectory() as folder:
         counted = test_traffic.count(Path(folder))
     rows = []
-    for name in test_traffic.CASES:
+    for name in test_traffic.ALL:
         planned, really, _ = test_traffic.both(name, counted)
         sums = [sum(size for _, size in calls) for calls in (planned, really)]
         rows.append(row(name, *sums, unit="bytes", calls=[len(planned), len(really)]))

@@ -19,10 +19,12 @@ ENGINES = {
     "fsdp-accumulating": ["engine.name=fsdp", "engine.zero=0", "engine.sync_each_batch=false"],
     "fsdp-each-batch": ["engine.name=fsdp", "engine.zero=0", "engine.sync_each_batch=true"],
     "fsdp-sharded": ["engine.name=fsdp", "engine.zero=0", "model.create=sharded"],
+    "fsdp-groups": ["engine.name=fsdp", "engine.zero=0", "engine.group=2"],
     "zero0": ["engine.name=deepspeed", "engine.zero=0"],
     "zero1": ["engine.name=deepspeed", "engine.zero=1"],
     "zero2": ["engine.name=deepspeed", "engine.zero=2"],
     "zero3": ["engine.name=deepspeed", "engine.zero=3", "model.create=sharded"],
+    "zero3-groups": ["engine.name=deepspeed", "engine.zero=3", "engine.group=2"],
     "zero3-offload": ["engine.name=deepspeed", "engine.zero=3", "engine.offload=optimizer+param"],
 }
 # DeepSpeed tells the norm that ZeRO's optimizers keep (engine.py, get_global_grad_norm): 1, 2 and 3 have it.
@@ -58,7 +60,10 @@ def test_two_ranks_follow_one_process(engine: str, reference: RunFolder, tmp_pat
     overrides.append(f"train.fused_loss={'true' if engine in FUSED else 'false'}")
     if engine == "fsdp-alone":  # what sharding runs, on one device
         overrides += ["batch.micro=16", "batch.accumulation=1"]
-    done, result = run(tmp_path / "run", "local:1" if engine == "fsdp-alone" else "local:2x1", *overrides)
+    hosts = {"fsdp-alone": "local:1", "fsdp-groups": "local:2x2", "zero3-groups": "local:2x2"}
+    if engine.endswith("-groups"):  # four ranks, two and two
+        overrides += ["batch.micro=2", "batch.accumulation=2"]
+    done, result = run(tmp_path / "run", hosts.get(engine, "local:2x1"), *overrides)
     assert result.status == "succeeded", result.failure
     assert result.samples == 20 * 16
     norms = [] if engine in UNTOLD else gradient_norms(reference)

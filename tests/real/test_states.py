@@ -45,6 +45,8 @@ ENGINES: dict[str, dict[str, Any]] = {
     "ddp": {"name": "ddp"},
     "fsdp": {"name": "fsdp"},
     "fsdpsync": {"name": "fsdp", "sync_each_batch": True},
+    "fsdpgroup": {"name": "fsdp", "group": 2},
+    "zero3group": {"name": "deepspeed", "zero": 3, "group": 2},
     "zero0": {"name": "deepspeed", "zero": 0},
     "zero1": {"name": "deepspeed", "zero": 1, "options": BUCKET},
     "zero2": {"name": "deepspeed", "zero": 2, "options": BUCKET},
@@ -59,7 +61,7 @@ ENGINES: dict[str, dict[str, Any]] = {
     "offload3": {"name": "deepspeed", "zero": 3, "offload": "optimizer+param"},
 }
 ONCE = ("offload2", "offload3")  # in bf16
-PLAIN = [engine for engine in ENGINES if engine not in ("zero3few", "fsdpsync")]
+PLAIN = [engine for engine in ENGINES if engine not in ("zero3few", "fsdpsync", "fsdpgroup", "zero3group")]
 TWO = [(engine, "bf16", 2) for engine in PLAIN]
 TWO += [(engine, "fp32", 2) for engine in PLAIN if engine not in ONCE]
 THREE = [
@@ -69,8 +71,9 @@ THREE = [
     ("zero2", "fp32", 3),
     ("zero3", "bf16", 3),
 ]
+FOUR = [("fsdpgroup", "bf16", 4), ("zero3group", "bf16", 4)]
 ALONE = [("zero1", "bf16", 1), ("zero3", "fp32", 1)]
-REAL = [*TWO, *THREE, *ALONE]
+REAL = [*TWO, *THREE, *FOUR, *ALONE]
 WORLDS = [
     (engine, precision, ranks)
     for ranks in (4, 8, 16, 64)
@@ -124,6 +127,7 @@ TRACED = [
     *(whole("fsdp", precision, 2, micro, config=UNTIED) for precision, micro in (("bf16", 1), ("fp32", 8))),
     whole("fsdpsync", "bf16", 2, 1, accumulation=2), whole("fsdpsync", "fp32", 3, 8, accumulation=2),
     whole("fsdpsync", "bf16", 2, 1, accumulation=2, config=UNTIED),
+    *(whole(engine, "bf16", 2, 4, optimizer="adamw-bf16") for engine in ("ddp", "fsdp")),
     whole("zero3few", "fp32", 4, 8), whole("zero3", "fp32", 4, 1, gradient_checkpointing=True),
 ]  # fmt: skip
 CASES = [

@@ -2,7 +2,7 @@
 `python -m tests.ranks 2 tests.real.traffic_ranks FOLDER`.
 
 FOLDER/asked.json: per case its recipe, accumulation and precision. Each rank writes FOLDER/rankN.json: per
-case the collectives of one optimizer step (operation, bytes of the whole array), from torch's flight
+case the collectives of one optimizer step (operation, bytes of the whole array, ranks), from torch's flight
 recorder, which sees C++ callers (DDP's reducer) too; and the parameters of the first case's model.
 """
 
@@ -42,12 +42,20 @@ def size(entry: dict[str, Any], side: str) -> int:
     )
 
 
-def calls(entries: list[dict[str, Any]]) -> list[tuple[str, int]]:
-    found = []
+def members() -> dict[str, int]:
+    """Ranks of each process group, by its name."""
+    from torch.distributed import distributed_c10d as c10d
+
+    return {name: c10d.get_world_size(group) for group, name in c10d._world.pg_names.items()}
+
+
+def calls(entries: list[dict[str, Any]]) -> list[tuple[str, int, int]]:
+    """Operation, bytes, ranks."""
+    found, ranks = [], members()
     for entry in entries:
         operation = entry["profiling_name"].partition(":")[2]
         side = "output" if operation == "all_gather" else "input"
-        found.append((operation.replace("_", "-"), size(entry, side)))
+        found.append((operation.replace("_", "-"), size(entry, side), ranks[entry["process_group"][0]]))
     return found
 
 

@@ -23,10 +23,11 @@ from muster.inputs.model import whole_config
 from muster.planner import calibrate as stage
 from muster.planner.calibrate import calibrate, measured_of
 from muster.planner.outlook import Ground, load_calibration
-from muster.planner.time.learning import EXACT, at_mean_lengths
+from muster.planner.time.learning import EXACT, at_mean_lengths, spread_of
 from muster.planner.time.reached import reached
 from muster.planner.time.steptime import (
     ALONE,
+    STRAGGLING,
     Calibration,
     StepCase,
     StepWork,
@@ -35,6 +36,7 @@ from muster.planner.time.steptime import (
     lump,
     measured_links,
     predict,
+    waiting_for_slowest,
 )
 from muster.store.runfolder import RunFolder
 from tests.support import parse_machines
@@ -248,3 +250,37 @@ def test_a_device_by_hand_is_not_the_one_that_was_measured() -> None:
         share = known.efficiency[key] if key else reached(case.machines.device, "fp32").products
         assert computing(case, known) == pytest.approx(ideal(case) / share), text
         assert (predict(case, known).assumed == ()) is (key is not None)
+
+
+# What hosts differ by:
+
+
+def test_a_fleet_of_four_tells_what_its_hosts_differ_by() -> None:
+    """MAD of 1.0, 1.02, 1.04, 1.06: the middle is 1.03, the distances 0.03, 0.01, 0.01, 0.03."""
+    names = ["a", "b", "c", "d"]
+
+    def result(*forward: float | None) -> Result:
+        hosts = [
+            HostReport(host=name, ranks=[rank], forward_seconds=seconds)
+            for rank, (name, seconds) in enumerate(zip(names, forward, strict=False))
+        ]
+        return made(names[: len(forward)]).model_copy(update={"hosts": hosts})
+
+    assert spread_of(result(1.0, 1.02, 1.04, 1.06)) == pytest.approx(1.4826 * 0.02 / 1.03, rel=1e-3)
+    assert spread_of(result(1.0, 1.0, 1.0, 1.0)) == 0
+    assert spread_of(result(1.0, 1.02, 1.04)) is None
+    assert spread_of(result(1.0, 1.02, 1.04, None)) is None
+
+
+def test_what_hosts_differ_by_makes_many_of_them_slower() -> None:
+    work = StepWork(8, 1e13, 3e13, moved=1e10, operations=1000, launches=1000)
+    machines = parse_machines("h100:1x64,400Gbit-ib")
+    case = StepCase(machines, "bf16", work, lump(10_000_000), ModelSpread("ddp", 64, 2))
+    plain = predict(case, Calibration())
+    name = machines.device.name
+    wide = predict(case, Calibration(spreads={name: 0.02}))
+    other = predict(case, Calibration(spreads={f"another {name}": 0.02}))
+    narrow = predict(case, Calibration(spreads={name: 0.0001}))
+    assert other.seconds == plain.seconds == narrow.seconds  # never less than fleets usually differ by
+    more = (0.02 - STRAGGLING) * waiting_for_slowest(64) * plain.compute
+    assert wide.seconds - plain.seconds == pytest.approx(more, rel=1e-6)

@@ -45,7 +45,7 @@ def spreads(spec: EngineSpec) -> list[ModelSpread]:
     made = []
     for stage, offload, element in itertools.product(spec.stages or (0,), spec.offloads, (2, 4)):
         if not ("param" in offload and not spec.shards_weights(stage)) and not (
-            offload != "none" and not spec.shards_optimizer(stage)
+            offload != "none" and spec.optimizer_parts(ModelSpread(spec.name, 4, stage=stage)) == 1
         ):
             sizes = spec.sizes(stage, 64)
             made.append(ModelSpread(spec.name, 4, element, stage=stage, offload=offload, **sizes))
@@ -98,9 +98,7 @@ def test_a_rank_holds_its_part(spec: EngineSpec) -> None:
         everything = [found.held, found.host, found.passes, found.gradients, found.backward]
         assert all(size >= 0 for parts in (*everything, *found.after.values()) for size in parts.values())
         states = found.held.get("optimizer", 0) + found.host.get("optimizer", 0)
-        assert states == pytest.approx(
-            8 * count / (4 if spec.shards_optimizer(spread.stage) else 1), rel=1e-3
-        )
+        assert states == pytest.approx(8 * count / spec.optimizer_parts(spread), rel=1e-3)
         assert ("optimizer" in found.host) == spread.moves_optimizer
 
 
@@ -110,9 +108,9 @@ def test_several_ranks_average_every_gradient(spec: EngineSpec) -> None:
     for spread in spreads(spec):
         calls = list(traffic_of(TENSORS, spread).calls())
         reduced = sum(call.size for call in calls if call.operation in ("all-reduce", "reduce-scatter"))
-        assert reduced >= spec.exchanged(spread.element) * count
+        assert reduced >= spec.exchanged(spread) * count
         gathered = sum(call.size for call in calls if call.operation == "all-gather")
-        assert (gathered > count) == spec.shards_optimizer(spread.stage)
+        assert (gathered > count) == (spec.optimizer_parts(spread) > 1)
         assert spec.handling(TENSORS, spread.stage) >= 0
         assert spec.crossings(spread) >= 1
 
@@ -196,3 +194,60 @@ def test_fsdp_moves_gradients_to_the_host_as_often_as_it_reduces_them() -> None:
     spread = ModelSpread("fsdp", 4, micro_steps=3, offload="optimizer+param")
     each = replace(spread, sync_each_batch=True)
     assert [spec_of("fsdp").crossings(x) for x in (spread, each, replace(each, offload="none"))] == [2, 4, 1]
+
+
+# --- groups of ranks -------------------------------------------------------------------------------------
+
+
+def test_an_engine_without_groups_refuses_them(spec: EngineSpec) -> None:
+    able = bool(spec.groups)
+    zero: dict[str, object] = {"zero": 3} if spec.stages else {}
+    if able:
+        spec.checked(recipe(spec, group=4, **zero))
+        return
+    with pytest.raises(RecipeError, match="cuts no weights") as caught:
+        spec.checked(recipe(spec, group=4, **zero))
+    assert caught.value.where == "engine.group" and "engine.name=fsdp" in str(caught.value.hint)
+
+
+def test_a_group_of_zero_needs_stage_3(tmp_path: Path) -> None:
+    engine = spec_of("deepspeed")
+    with pytest.raises(RecipeError, match="ZeRO-2 cuts no weights"):
+        engine.checked(recipe(engine, zero=2, group=4))
+    assert engine.open_stages(recipe(engine, zero="auto", group=4)) == [3]
+    (tmp_path / "own.json").write_text('{"zero_optimization": {"stage": 3}}')
+    with pytest.raises(RecipeError, match="says how ZeRO-3 cuts") as caught:
+        engine.checked(recipe(engine, config=str(tmp_path / "own.json"), group=4))
+    assert "zero_hpz_partition_size" in str(caught.value.hint)
+
+
+def test_a_group_holds_the_model_among_itself() -> None:
+    """8 ranks in groups of 4. FSDP: in fourths. ZeRO-3: in eighths, and the weights once more in fourths."""
+    count = sum(each.numel for each in TENSORS)
+    alike = {"element": 2, "persistence": 0, "bucket": 1000}
+    whole, grouped = (ModelSpread("fsdp", 8, 2, group=group) for group in (0, 4))
+    eighth, fourth = (spec_of("fsdp").states(each, TENSORS) for each in (whole, grouped))
+    assert eighth is not None and fourth is not None
+    assert fourth.held["optimizer"] == pytest.approx(8 * count / 4, rel=1e-3)
+    assert fourth.held["parameters"] == pytest.approx(2 * eighth.held["parameters"], rel=1e-3)
+    plain, copied = (
+        spec_of("deepspeed").states(ModelSpread("deepspeed", 8, stage=3, group=group, **alike), TENSORS)
+        for group in (0, 4)
+    )
+    assert plain is not None and copied is not None
+    assert copied.held == plain.held
+    assert copied.passes["second copies"] == pytest.approx(2 * count / 4, rel=1e-3)
+    assert ModelSpread("fsdp", 4, group=4) == replace(ModelSpread("fsdp", 4), group=4)
+    assert spec_of("fsdp").states(ModelSpread("fsdp", 4, group=4), TENSORS) == spec_of("fsdp").states(
+        ModelSpread("fsdp", 4), TENSORS
+    )
+
+
+def test_half_kept_alone_is_half_of_everything() -> None:
+    for name in (each.name for each in own_specs() if each.keeps_half):
+        usual, half = (
+            spec_of(name).states(ModelSpread(name, 4, 2, keeps_half=kept), TENSORS) for kept in (False, True)
+        )
+        assert usual is not None and half is not None
+        assert all(2 * half.held[part] == usual.held[part] for part in ("parameters", "optimizer"))
+        assert 2 * half.after["optimizer step"]["gradients"] == usual.after["optimizer step"]["gradients"]

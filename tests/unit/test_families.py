@@ -70,6 +70,8 @@ def test_usual_values_and_general_names_are_transformers_own(given: dict[str, An
 
 # As safetensors on the hub count them; of T5 v1.1 and FLAN less the output layer, which Transformers ties.
 PUBLISHED = {
+    "huggyllama/llama-7b": 6_738_415_616, "huggyllama/llama-30b": 32_528_943_616,
+    "huggyllama/llama-65b": 65_285_660_672,
     "meta-llama/Llama-2-7b-hf": 6_738_415_616, "meta-llama/Llama-2-13b-chat-hf": 13_015_864_320,
     "meta-llama/Llama-2-70b-hf": 68_976_648_192, "meta-llama/Meta-Llama-3-8B": 8_030_261_248,
     "meta-llama/Llama-3.1-8B-Instruct": 8_030_261_248, "meta-llama/Llama-3.3-70B-Instruct": 70_553_706_496,

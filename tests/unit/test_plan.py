@@ -10,7 +10,7 @@ import pytest
 
 from muster.cli import main
 from muster.cli.output import print_json
-from muster.core.errors import UsageError
+from muster.core.errors import RecipeError, UsageError
 from muster.core.hardware.links import LinkFigures
 from muster.core.hardware.machines import parse_parts
 from muster.core.inventory import parse_hosts
@@ -125,6 +125,48 @@ def test_a_slow_network_is_named_with_what_would_help() -> None:
     assert made.time.total is not None
     assert made.time.cost == pytest.approx(2.0 * 3 * made.time.total / 3600)
     assert made.scaling[0].cost == pytest.approx(2.0 * (made.scaling[0].total or 0) / 3600)
+
+
+GATHERED = [
+    "batch.tokens=null",
+    "model.name=opt-6.7b",
+    "batch.micro=1",
+    "batch.accumulation=1",
+    "train.gradient_checkpointing=true",
+]
+
+
+@pytest.mark.parametrize(
+    ("machines", "engine", "said"),
+    [
+        ("a100-80gb:8x4,10Gbit", ["engine.name=fsdp", "engine.zero=0"], True),
+        ("a100-80gb:8x4,10Gbit", ["engine.zero=3"], True),
+        ("a100-80gb:8x4,3200Gbit-ib", ["engine.name=fsdp", "engine.zero=0"], False),  # nothing to gain
+        ("a100-80gb:8x1", ["engine.name=fsdp", "engine.zero=0"], False),
+        ("a100-80gb:1x8,10Gbit", ["engine.name=fsdp", "engine.zero=0"], False),
+        ("a100-80gb:8x4,10Gbit", ["engine.zero=2"], False),  # gathers no weights for its passes
+    ],
+)
+def test_groups_are_spoken_of_where_they_would_be_faster(
+    machines: str, engine: list[str], said: bool
+) -> None:
+    made = plan(machines, *GATHERED, *engine)
+    notes = [note for note in made.notes if note.startswith("engine.group=8 is predicted")]
+    assert bool(notes) is said
+    if said:
+        grouped = plan(machines, *GATHERED, *engine, "engine.group=8")
+        assert made.time and grouped.time and grouped.memory and made.memory
+        times = made.time.step / grouped.time.step
+        assert f" {times:.1f} times as fast" in notes[0] and times > 1.1
+        assert grouped.memory.device_bytes > made.memory.device_bytes
+        assert not any("engine.group" in note for note in grouped.notes)
+
+
+def test_ranks_have_to_make_whole_groups() -> None:
+    with pytest.raises(RecipeError, match="24 ranks do not make whole groups"):
+        plan("a100-80gb:8x3,10Gbit", *GATHERED, "engine.zero=3", "engine.group=16")
+    one = plan("a100-80gb:8x1", *GATHERED, "engine.zero=3", "engine.group=16")  # all of them are one
+    assert one.memory == plan("a100-80gb:8x1", *GATHERED, "engine.zero=3").memory
 
 
 def test_what_does_not_fit_has_the_smallest_changes_with_which_it_would(

@@ -184,7 +184,7 @@ def test_hosts_that_do_not_tell_their_memory_refuse_nothing() -> None:
 def test_what_cannot_fit_is_refused_with_what_would() -> None:
     with pytest.raises(UsageError) as caught:
         benchmark({"a": gpus(8)}, "model.name=opt-175b")
-    assert "opt-175b needs about 819.7 GB of memory per rank with ZeRO-2" in caught.value.what
+    assert "opt-175b needs about 819.9 GB of memory per rank with ZeRO-2" in caught.value.what
     assert "A100 of a has 85.9 GB" in caught.value.what
     assert "engine.zero=3 on 64 such ranks; or model.name=opt-13b" in (caught.value.hint or "")
     forced = benchmark({"a": gpus(8)}, "model.name=opt-175b", "force=true")

@@ -303,3 +303,52 @@ def test_hiding_never_costs_and_never_saves_more_than_there_is(
         for reduces_hide in (False, True):
             found = waited(segments, computing, cost, gathers_hide=gathers_hide, reduces_hide=reduces_hide)
             assert max(0.0, total - computing) - 1e-9 <= found <= total + 1e-9
+
+
+def test_calls_of_a_group_by_hand() -> None:
+    """Four hosts of eight, 1 GB/s in and out of each: a group's gather stays inside; between groups a rank
+    reduces its eighth with three others while the seven beside it do the same."""
+    machines = parse_machines("h100:8x4,8Gbit{usable=1,latency=1e-9},nvlink4{usable=1,latency=1e-9}")
+    assert machines.link is not None and machines.inner is not None
+    assert machines.link.bandwidth == 1e9
+    inner = machines.inner.bandwidth
+    whole = Call("all-gather", 8 * 10**9, 8)
+    assert seconds(whole, machines, "nccl") == pytest.approx(7 / 8 * 8e9 / inner, rel=0.01)
+    across = Call("all-reduce", 10**9, 8, across=True)
+    assert seconds(across, machines, "nccl") == pytest.approx(8 * 2 * 3 / 4 * 1e9 / 1e9, rel=0.01)
+    # Groups of two hosts gather over their link; of the two groups each host has eight ranks that reduce.
+    wide = Call("all-gather", 16 * 10**9, 16)
+    assert seconds(wide, machines, "nccl") == pytest.approx(15 / 16 * 16e9 / 1e9, rel=0.01)
+    across = Call("all-reduce", 10**9, 16, across=True)
+    assert seconds(across, machines, "nccl") == pytest.approx(8 * 2 * 1 / 2 * 1e9 / 1e9, rel=0.01)
+    # Groups of four: two of each host's ranks are neighbours in a ring of eight, and four rings share a card.
+    across = Call("all-reduce", 10**9, 4, across=True)
+    assert seconds(across, machines, "nccl") == pytest.approx(4 * 2 * 7 / 8 * 1e9 / 1e9, rel=0.01)
+    # On one host nothing leaves it.
+    one = parse_machines("h100:8")
+    assert seconds(Call("all-reduce", 10**9, 4, across=True), one, "nccl") == pytest.approx(
+        1e9 / 342e9, rel=0.05
+    )
+
+
+def test_groups_keep_gathers_off_the_slow_link() -> None:
+    """Per step, bytes: FSDP gathers in the group alone; ZeRO-3 gathers trained weights from all once."""
+    tensors = lump(1_000_000)
+    for micro_steps in (1, 3):
+        fsdp = ModelSpread("fsdp", 16, 2, micro_steps, group=8, counts=False, clips=False)
+        calls = list(traffic_of(tensors, fsdp).calls())
+        assert {call.group for call in calls} == {8}
+        across = [call for call in calls if call.across]
+        assert {call.operation for call in across} == {"all-reduce"}
+        assert sum(call.size for call in across) == pytest.approx(2 * 1e6 / 8, rel=0.01)
+        zero = ModelSpread(
+            "deepspeed", 16, 2, micro_steps, 3, group=8, persistence=0, reuse=0, prefetch=0, clips=False
+        )
+        gathers = [call for call in traffic_of(tensors, zero).calls() if call.operation == "all-gather"]
+        far = sum(call.size for call in gathers if not call.group and call.size > 1000)
+        near = sum(call.size for call in gathers if call.group)
+        assert far == pytest.approx(2e6, rel=0.01)
+        assert near == pytest.approx((2 * micro_steps - 1) * 2e6, rel=0.01)
+        frozen = tuple(replace(each, trained=False) for each in tensors)
+        gathers = [call for call in traffic_of(frozen, zero).calls() if call.operation == "all-gather"]
+        assert {call.group for call in gathers if call.size > 1000} == {8}

@@ -22,6 +22,7 @@ from muster.core.pipeline import check_models, model_before
 from muster.core.recipe import Recipe, recipe_from
 from muster.core.recipes import dump_yaml, load_recipe, read_yaml, validate
 from muster.core.secrets import masked_override, masked_words, shared_section
+from muster.core.shares import check_groups
 from muster.inputs.read import absolute, check
 from muster.judging import Topology
 from muster.store.values import recipe_file
@@ -113,13 +114,15 @@ def _shown(overrides: Iterable[str], recipes: Mapping[str, Recipe]) -> tuple[str
 
 
 def _indivisible(entry: str, recipe: Recipe, slots: Sequence[int | None]) -> str | None:
-    """Why the batch cannot be divided among the ranks, as far as slots are known."""
+    """Why the ranks make no whole groups, or cannot share the batch, as far as slots are known."""
     batch = recipe.batch
-    if not (recipe.trains and batch.global_) or None in slots:
+    if not recipe.trains or None in slots:
         return None
     try:
         ranks = sum(count or 0 for count in slots)
-        resolve_batch(batch.micro, batch.accumulation, batch.global_, world_size=ranks)
+        check_groups(recipe.engine.group or 0, ranks)
+        if batch.global_:
+            resolve_batch(batch.micro, batch.accumulation, batch.global_, world_size=ranks)
     except RecipeError as error:
         return f"{entry}, {len(slots)} hosts: {error.what}; {error.hint}"
     return None

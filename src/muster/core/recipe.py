@@ -137,6 +137,13 @@ class Engine(Section):
         "rank holds whole ones of earlier micro-batches: less memory, more communication. auto: where "
         "micro-batches accumulate, and it is faster (a larger micro-batch) or nothing else fits.",
     )
+    group: Annotated[int, Field(ge=2)] | None = Field(
+        None,
+        description="FSDP and ZeRO-3: so many neighbouring ranks, as a rule a host's, hold all weights "
+        "among themselves, so that none are gathered over the links between groups; ranks hold more. FSDP: "
+        "hybrid sharding (HSDP), gradients and optimizer states are sharded in the group as well. ZeRO-3: a "
+        "second copy of the weights (hpZ). Null: all ranks are one group.",
+    )
     config: str | None = Field(
         None, description="Path of your own DeepSpeed JSON file. Muster fills in its auto values."
     )
@@ -220,10 +227,11 @@ class Train(Section):
     warmup: Annotated[float, Field(ge=0)] = Field(
         0, description="Warm-up steps of the learning rate; a number below 1 is a fraction of all steps."
     )
-    optimizer: Literal["adamw", "adamw-8bit"] = Field(
+    optimizer: Literal["adamw", "adamw-8bit", "adamw-bf16"] = Field(
         "adamw",
         description="adamw-8bit: its moments take a byte each in place of four (bitsandbytes, on GPUs, with "
-        "engine ddp).",
+        "engine ddp). adamw-bf16: weights, gradients and moments are kept in bf16 alone, half of the memory; "
+        "updates that are small beside a weight are lost (engines ddp and fsdp, models of text).",
     )
     weight_decay: Annotated[float, Field(ge=0)] = Field(0.0, description="AdamW's weight decay.")
     beta1: Fraction = Field(0.9, description="AdamW's beta1.")
@@ -399,7 +407,13 @@ class Recipe(Workload, Section):
         """What of it bitsandbytes has to do, as a key and a value; None: nothing."""
         if self.model.quantized is not None:
             return "model.quantized", self.model.quantized
-        return ("train.optimizer", self.train.optimizer) if self.train.optimizer != "adamw" else None
+        few = self.train.optimizer == "adamw-8bit"
+        return ("train.optimizer", self.train.optimizer) if few else None
+
+    @property
+    def keeps_half(self) -> bool:
+        """Whether weights, gradients and moments are kept in bf16 alone."""
+        return self.train.optimizer == "adamw-bf16"
 
     @classmethod
     def own_sections(cls) -> tuple[str, ...]:

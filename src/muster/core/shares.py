@@ -54,3 +54,13 @@ def check_given_shares(shares: Sequence[int], *, world_size: int, micro: int) ->
             where="batch.split",
             hint="shares that sum to it, or another batch.micro or batch.global",
         )
+
+
+def check_groups(group: int, world_size: int) -> None:
+    """Raise RecipeError where ranks do not make whole groups. `group`: ranks of each, 0: there are none."""
+    if 0 < group < world_size and world_size % group:
+        raise RecipeError(
+            f"is {group}, and {world_size} ranks do not make whole groups of it",
+            where="engine.group",
+            hint="the ranks of a host, or another divisor of the number of ranks",
+        )

@@ -54,6 +54,8 @@ class EngineSpec:
     made_by_first: ClassVar[bool] = False  # model.create=sharded: the first rank makes it and hands out parts
     # Ranks hold whole gradients of a step's earlier micro-batches, but for engine.sync_each_batch.
     defers_reduction: ClassVar[bool] = False
+    keeps_half: ClassVar[bool] = False  # trains with weights, gradients and moments in bf16 alone
+    groups: ClassVar[str] = ""  # what engine.group has it do, in a word; empty: it has no groups
     relief: ClassVar[bool] = False  # offered where another engine's ranks hold the whole model, and too much
     # Overrides beside its name with which ranks hold a part of the weights, offered where another engine that
     # does so needs too much; None: never.
@@ -82,7 +84,8 @@ class EngineSpec:
 
     def described(self, engine: Engine) -> str:
         """A recipe's section, for a column."""
-        return self.label(engine.zero) + (" + offload" if engine.offload != "none" else "")
+        grouped = f" in groups of {engine.group}" if engine.group else ""
+        return self.label(engine.zero) + grouped + (" + offload" if engine.offload != "none" else "")
 
     # --- the recipe, and a configuration of the engine's own ---------------------------------------------
 
@@ -111,6 +114,7 @@ class EngineSpec:
                 hint=", or ".join(ways),
             )
         self.check_sync(engine)
+        self.check_group(engine)
         return recipe
 
     def check_sync(self, engine: Engine) -> None:
@@ -120,6 +124,16 @@ class EngineSpec:
             raise RecipeError(
                 f"is true, and ranks under {self.called} hold no less with it",
                 where="engine.sync_each_batch",
+                hint=f"leave it out, or {' or '.join(able)}",
+            )
+
+    def check_group(self, engine: Engine) -> None:
+        """Raise RecipeError where ranks shall hold weights in groups, and the engine cuts none."""
+        if engine.group and not self.groups:
+            able = [f"engine.name={each.name} ({each.groups})" for each in own_specs() if each.groups]
+            raise RecipeError(
+                f"is {engine.group}, and {self.called} cuts no weights",
+                where="engine.group",
                 hint=f"leave it out, or {' or '.join(able)}",
             )
 
@@ -170,27 +184,27 @@ class EngineSpec:
         in fp32 and autocast makes copies."""
         return False
 
-    def arithmetic(self, precision: str, ranks: int) -> Arithmetic:
-        """What the passes compute in."""
+    def arithmetic(self, precision: str, ranks: int, *, keeps_half: bool = False) -> Arithmetic:
+        """What the passes compute in. `keeps_half`: weights are in nothing else."""
         if precision in WIDE:
             return "fp32"
-        return "half" if self.casts_model(ranks) else "autocast"
+        return "half" if keeps_half or self.casts_model(ranks) else "autocast"
 
-    def exchanged(self, element: int) -> int:
-        """Bytes of a value as it is exchanged. `element`: in the chosen precision."""
-        return element if self.casts_model() else 4
+    def exchanged(self, spread: ModelSpread) -> int:
+        """Bytes of a value as it is exchanged."""
+        return spread.element if self.casts_model() else spread.kept
 
-    def weight_bytes(self, element: int) -> int:
+    def weight_bytes(self, spread: ModelSpread) -> int:
         """Bytes of a weight as a rank keeps it."""
-        return 4
+        return spread.kept
 
     def shards_weights(self, stage: int, ranks: int = 2) -> bool:
         """Whether a rank holds a part of the weights."""
         return False
 
-    def shards_optimizer(self, stage: int) -> bool:
-        """Whether a rank holds a part of the optimizer's states."""
-        return False
+    def optimizer_parts(self, spread: ModelSpread) -> int:
+        """Ranks that the optimizer's states are cut over; 1: each holds all."""
+        return 1
 
     def states(self, spread: ModelSpread, tensors: Tensors, rank: int | None = None) -> States | None:
         """What a rank holds; rank None: the one that holds most. None: not known."""

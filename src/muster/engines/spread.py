@@ -49,6 +49,8 @@ class ModelSpread:
     `element`: bytes of a value in the chosen precision; `micro_steps`: of an optimizer step; `offload`: none,
     optimizer, param or optimizer+param, and `disk`: what of it goes further than the host; `device`: cpu or
     cuda; `together`: DeepSpeed makes the optimizer, with one group of parameters, not the Trainer with two;
+    `keeps_half`: weights, gradients and moments are in that precision alone, where the engine would keep them
+    in fp32; `group`: so many neighbouring ranks hold all weights among themselves, 0: all ranks do;
     `sync_each_batch`: gradients are reduced in every micro-step, where the engine would wait for the last
     one; `bucket`, `prefetch`, `persistence`, `live`, `reuse`, `sub_group`: DeepSpeed's keys, in elements
     (`reuse`: max_reuse_distance); `overlap`: overlap_comm; `pins`: host memory is page-locked; `clips`: the
@@ -65,6 +67,8 @@ class ModelSpread:
     device: str = "cuda"
     together: bool = False
     sync_each_batch: bool = False
+    keeps_half: bool = False
+    group: int = 0
     bucket: int = 500_000_000
     overlap: bool = False
     prefetch: int = 50_000_000
@@ -85,6 +89,16 @@ class ModelSpread:
     def sums_whole(self) -> bool:
         """Whether an engine that can reduce gradients in the last micro-step alone does."""
         return self.accumulates and not self.sync_each_batch
+
+    @property
+    def kept(self) -> int:
+        """Bytes of a weight, a gradient and each of Adam's moments, where PyTorch keeps them."""
+        return self.element if self.keeps_half else 4
+
+    @property
+    def grouped(self) -> bool:
+        """Whether there are several groups."""
+        return 0 < self.group < self.ranks
 
     @property
     def buckets(self) -> int:

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from muster.core.trace import Parameter
-from muster.engines.spread import Tensors, trained
+from muster.engines.spread import ModelSpread, Tensors, trained
 
 Parts = dict[str, int]  # what for -> bytes
 
@@ -62,14 +62,14 @@ def up(number: int, multiple: int) -> int:
     return -(-number // multiple) * multiple
 
 
-def unspread(tensors: Tensors) -> States:
-    """Of a rank that trains the whole model by itself in fp32, with PyTorch alone. In half precision autocast
-    keeps copies of the weights, which are the passes'."""
-    own = elements(trained(tensors))
-    gradients = {"gradients": 4 * own}
-    backward = {"gradients in flight": 4 * largest(trained(tensors))}  # one more, before it is added
+def unspread(spread: ModelSpread, tensors: Tensors) -> States:
+    """Of a rank that trains the whole model by itself, with PyTorch alone. In half precision autocast keeps
+    copies of the weights, which are the passes'; not where they are in nothing else."""
+    own, kept = elements(trained(tensors)), spread.kept
+    gradients = {"gradients": kept * own}
+    backward = {"gradients in flight": kept * largest(trained(tensors))}  # one more, before it is added
     return States(
-        {"parameters": 4 * elements(tensors), "optimizer": 8 * own},
+        {"parameters": kept * elements(tensors), "optimizer": 2 * kept * own},
         gradients=gradients,
         backward=backward,
         after={"optimizer step": dict(gradients)},

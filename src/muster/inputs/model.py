@@ -109,6 +109,8 @@ def check_model(recipe: Recipe) -> None:
 
 def _check_bits(recipe: Recipe, config: Mapping[str, Any]) -> None:
     """Raise RecipeError for weights or moments in few bits where they do not go."""
+    if recipe.keeps_half:
+        _check_half(recipe)
     if "quantization_config" in config:  # of the checkpoint
         raise RecipeError(
             f"{recipe.model.name} has weights that are quantised already, which Muster does not train on",
@@ -140,6 +142,24 @@ def _check_bits(recipe: Recipe, config: Mapping[str, Any]) -> None:
         )
     if recipe.launch.device == "cpu":
         raise no_gpu(recipe)
+
+
+def _check_half(recipe: Recipe) -> None:
+    """Raise RecipeError where not all of the training can be in bf16 alone."""
+    where, value = "train.optimizer", recipe.train.optimizer
+    if not spec_of(recipe.engine.name).keeps_half:
+        able = " or ".join(f"engine.name={each.name}" for each in own_specs() if each.keeps_half)
+        raise RecipeError(f"is {value}, which {recipe.engine.name} does not do", where=where, hint=able)
+    if recipe.precision not in ("auto", "bf16"):
+        raise RecipeError(
+            f"is {value}, and precision is {recipe.precision}", where=where, hint="precision=bf16"
+        )
+    if not recipe.tokenized or recipe.held_models() or recipe.drawing():
+        raise RecipeError(
+            f"is {value}, and {recipe.workload} has more than one model of text to compute",
+            where=where,
+            hint="train.optimizer=adamw",
+        )
 
 
 def no_gpu(recipe: Recipe) -> RecipeError:

@@ -27,6 +27,7 @@ from muster.planner.time.learning import (
     link_figures,
     on_host,
     shows_device,
+    spread_of,
 )
 from muster.planner.time.steptime import Calibration, StepCase, case_key, link_key
 from muster.planner.tracing import tracer
@@ -61,6 +62,11 @@ def calibrate(runs: Sequence[RunFolder], link: str | None = None, file: Path | N
                 measured_now = figures.after(known.links.get(name, LinkFigures()))
                 known = replace(known, links={**known.links, name: measured_now})
     measured = [measured_of(run, link) for run in trained]
+    for run, each in zip(trained, measured, strict=True):
+        result = run.read_result()
+        spread = spread_of(result) if result else None
+        if spread is not None:
+            known = replace(known, spreads={**known.spreads, each.case.machines.device.name: spread})
     cases = {run.id: each.case for run, each in zip(trained, measured, strict=True)}
     _check_shown(cases, known)
     learned = learn(measured, known)

@@ -21,7 +21,7 @@ from muster.core.inventory import Host
 from muster.core.job import Decision, Facts, Job, place
 from muster.core.recipe import Recipe
 from muster.core.secrets import shareable
-from muster.core.shares import check_given_shares
+from muster.core.shares import check_given_shares, check_groups
 from muster.core.trace import Trace
 from muster.core.units import format_number
 from muster.engines.base import spec_of
@@ -120,6 +120,7 @@ def decide(
         sized, candidates, refused = _choose(recipe, where, decisions, tracer, timer)
         if isinstance(recipe.batch.split, list):
             check_given_shares(recipe.batch.split, world_size=world_size, micro=sized.batch.micro)
+        check_groups(sized.setting.group if sized.setting else recipe.engine.group or 0, world_size)
     recipe = sized.recipe
     decisions.extend(spec_of(recipe.engine.name).decisions(recipe))
     sharing = world_size if one_machine else None
@@ -336,6 +337,9 @@ def decide_precision(recipe: Recipe, device: str, gpus: Gpus, decisions: list[De
         )
     wanted = fixed or wanted  # type: ignore[assignment]
     weakest, capability = _weakest(gpus) if device == "cuda" else (None, None)
+    if wanted == "auto" and recipe.keeps_half:
+        wanted = "bf16"
+        decisions.append(Decision("precision", wanted, f"{recipe.train.optimizer} computes in it"))
     if wanted == "auto":
         chosen, why = _auto_precision(recipe, device, weakest, capability)
         if chosen != "fp32" and (silent := _silent(gpus)):

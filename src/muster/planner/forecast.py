@@ -276,6 +276,8 @@ def on_fitting(
             return None
         ranks = those.ranks
         there = replace(setting, ranks=ranks)
+        if there.spread.grouped and ranks % setting.group:
+            return None
         if setting.share < 1 and ranks != setting.ranks:  # shares are given rank by rank
             return None
         if given and ranks != setting.ranks:

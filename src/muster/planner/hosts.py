@@ -18,6 +18,7 @@ from muster.core.hostlist import fold_hosts
 from muster.core.inventory import Host
 from muster.core.job import Facts
 from muster.core.recipe import Recipe
+from muster.core.shares import check_groups
 from muster.core.units import counted, format_number
 from muster.inputs.read import Inputs
 from muster.planner.decide import FIELD, Chosen, Decided
@@ -146,6 +147,7 @@ def _works_out(recipe: Recipe, ranks: int) -> bool:
     if isinstance(batch.split, list) and len(batch.split) != ranks:
         return False
     try:
+        check_groups(recipe.engine.group or 0, ranks)
         resolve_batch(batch.micro, batch.accumulation, batch.global_, world_size=ranks)
     except RecipeError:
         return False

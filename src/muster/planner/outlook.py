@@ -213,6 +213,7 @@ class _Kept(Part):
     engines: dict[str, tuple[NonNegativeFloat, NonNegativeFloat]] = Field(default_factory=dict)
     links: dict[str, LinkFigures] = Field(default_factory=dict)
     hosts: dict[str, PositiveFloat] = Field(default_factory=dict)
+    spreads: dict[str, NonNegativeFloat] = Field(default_factory=dict)
 
     @model_validator(mode="before")
     @classmethod

@@ -22,7 +22,7 @@ from muster.fleet.shell import Shell
 from muster.fleet.supervisor import Supervisor
 from muster.inputs.model import check_closed_form, no_gpu, whole_config
 from muster.inputs.read import Inputs, check, read_recipe
-from muster.planner.advice import advise
+from muster.planner.advice import advise, grouping
 from muster.planner.decide import Chosen, Decided, Tracer, decide
 from muster.planner.document import Plan
 from muster.planner.forecast import Outlook, case_of, global_given, plan_of
@@ -228,6 +228,9 @@ def _attempt(
     outlook = Outlook(machines, ground.known, samples, told.price, decided.reach, fewer, once)
     if job.device == "cpu" and any(about.get("gpus") for about in ground.facts.values()):
         start.notes.append("the hosts' GPUs are not used: the recipe says launch.device=cpu")
+    if decided.setting is not None and machines is not None:
+        faster = grouping(decided.recipe, decided.setting, machines, decided.room, ground.known)
+        start.notes.extend([faster] if faster else [])
     made = plan_of(decided.recipe, decided.setting, decided.room, outlook, start)
     return _with_cost_note(replace(decided, plan=made), told)
 

@@ -17,6 +17,7 @@ from muster.planner.memory.fit import Room, Setting, fits, lacking, need
 
 MOST_RANKS = 65536
 SYNC = "engine.sync_each_batch"
+GROUP = "engine.group"
 Change = tuple[dict[str, str], Setting]  # overrides of the recipe, and what they come to
 
 
@@ -59,6 +60,8 @@ def engine_words(setting: Setting) -> str:
     words = spec_of(setting.engine).words(setting.stage)
     if setting.sync_each_batch and setting.accumulation > 1:
         words += " and sync_each_batch"
+    if setting.spread.grouped:
+        words += f" in groups of {setting.group}"
     if setting.offload != "none":
         words += f" and offload of {setting.offload.replace('+', ' and ')}"
     return words + (" and gradient checkpointing" if setting.checkpointing else "")
@@ -176,6 +179,8 @@ def _spreads(setting: Setting) -> Iterator[dict[str, str]]:
     ways = [{}, *engine.lighter(setting.stage, setting.offload)]
     if engine.defers_reduction and setting.ranks > 1 and setting.spread.sums_whole:
         ways = [{**way, **more} for more in ({}, {SYNC: "true"}) for way in ways]
+    if setting.group:  # all ranks together hold less, and another way has other groups
+        ways = [{}, *({**way, GROUP: "null"} for way in ways)]
     for other in own_specs():
         if other.name != engine.name and engine.cutting is not None:
             ways += _cutting(setting, other)
@@ -213,6 +218,7 @@ def apply(setting: Setting, way: dict[str, str]) -> Setting:
         engine=engine,
         stage=stage,
         offload=way.get("engine.offload", setting.offload),
+        group=setting.group if same and GROUP not in way else 0,
         # What auto would come to.
         sync_each_batch=SYNC in way
         or (setting.sync_each_batch if same else spec_of(engine).defers_reduction),

@@ -78,6 +78,7 @@ def setting_of(
         fused_loss=recipe.train.fused_loss,
         compiled=recipe.train.compile is True and device == "cuda",
         quantized=recipe.model.quantized,
+        keeps_half=recipe.keeps_half,
         small_moments=recipe.train.optimizer == "adamw-8bit",
         output=recipe.output,
         others=tuple(replace(each, config=config_of(each.source)) for each in recipe.held_models()),

@@ -58,7 +58,7 @@ def request_of(
         config={"model_type": recipe.usual_type(), **decided_config(recipe, config)},
         tokens=tokens if recipe.tokenized else 0,  # else they follow from the configuration
         target=target,
-        arithmetic=spec_of(recipe.engine.name).arithmetic(precision, ranks),
+        arithmetic=spec_of(recipe.engine.name).arithmetic(precision, ranks, keeps_half=recipe.keeps_half),
         device="cuda" if device == "cuda" else "cpu",
         checkpointing=recipe.train.checkpointing,
         lora=recipe.lora.model_dump(mode="json") if recipe.lora else None,

@@ -11,6 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import torch
 import transformers
 from torch.utils.data import DataLoader, Sampler
 from transformers.trainer_utils import IntervalStrategy, seed_worker
@@ -158,6 +159,8 @@ def wired(
     recipe, tally = context.recipe, Tally()
     if hasattr(context.engine, "before_trainer"):
         context.engine.before_trainer()
+    if recipe.keeps_half:
+        model.to(torch.bfloat16)
     unit = arguments.per_device_eval_batch_size * context.world_size
     if not own_loss:
         more["compute_loss_func"] = TokenLoss(

@@ -65,6 +65,12 @@ def _llama() -> dict[str, dict[str, Any]]:
     }
     for name, fields in llama.items():
         add(fields, f"{meta}Llama-2-{name}-hf", f"{meta}Llama-2-{name}-chat-hf")
+    one: dict[str, Any] = {"positions": 2048, "vocab": 32000, "rms_norm_eps": 1e-6}
+    for name, (layers, width, heads, inner) in {
+        "7b": (32, 4096, 32, 11008), "13b": (40, 5120, 40, 13824), "30b": (60, 6656, 52, 17920),
+        "65b": (80, 8192, 64, 22016),
+    }.items():  # fmt: skip
+        add(decoder(layers, width, heads, heads, inner, **one), f"huggyllama/llama-{name}")
     shapes = {"8B": (32, 4096, 32), "70B": (80, 8192, 64), "405B": (126, 16384, 128)}
     for name, shape in shapes.items():
         inner = {"8B": 14336, "70B": 28672, "405B": 53248}[name]

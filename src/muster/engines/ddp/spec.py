@@ -24,6 +24,7 @@ class DdpSpec(EngineSpec):
 
     title: ClassVar[str] = "DDP"
     plain: ClassVar[bool] = True
+    keeps_half: ClassVar[bool] = True
     pickles: ClassVar[bool] = False
     whole_checkpoints: ClassVar[bool] = True
     bucket: ClassVar[int] = 25 * 2**20  # bytes, at least
@@ -31,7 +32,7 @@ class DdpSpec(EngineSpec):
     def states(self, spread: ModelSpread, tensors: Tensors, rank: int | None = None) -> States:
         """With several ranks the reducer keeps the gradients once more, in buckets (gradient_as_bucket_view
         is off)."""
-        found = unspread(tensors)
+        found = unspread(spread, tensors)
         if spread.ranks == 1:
             return found
         return replace(found, held={**found.held, "buckets": found.gradients["gradients"]})
@@ -40,10 +41,10 @@ class DdpSpec(EngineSpec):
         """Gradients in buckets, the first one of at least 1 MiB, in the order in which they are ready; only
         the last micro-step of an optimizer step exchanges (accelerate's no_sync)."""
         segments: list[Segment] = []
-        filled, most = 0, FIRST_BUCKET
-        whole = 4 * sum(p.numel for p in parameters if p.trained) or 1
+        filled, most, kept = 0, FIRST_BUCKET, spread.kept
+        whole = kept * sum(p.numel for p in parameters if p.trained) or 1
         for parameter in reversed([p for p in parameters if p.trained]):
-            filled += 4 * parameter.numel
+            filled += kept * parameter.numel
             if filled >= most:
                 segments.append(reducing(filled, whole))
                 filled, most = 0, self.bucket

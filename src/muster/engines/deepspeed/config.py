@@ -37,6 +37,7 @@ _SCHEDULERS: dict[str, tuple[str, tuple[str, ...]]] = {
     "WarmupCosineLR": ("then cosine", ("warmup_num_steps", "total_num_steps")),
 }
 REDUCE_BUCKET = 500_000_000  # elements, of stages 1 and 2
+GROUP = "zero_hpz_partition_size"
 _BUCKET = "reduce_bucket_size"
 _GATHER = "stage3_gather_16bit_weights_on_model_save"
 
@@ -297,6 +298,8 @@ def open_stages(recipe: Recipe) -> list[int]:
             where="engine.zero",
             hint="leave one of them out",
         )
+    if engine.group:
+        return [3]
     return {"none": [0, 1, 2, 3], "optimizer": [1, 2, 3], "optimizer+param": [3]}[engine.offload]
 
 
@@ -315,6 +318,14 @@ def _own_config(recipe: Recipe) -> dict[str, Any]:
     zero: dict[str, Any] = {"stage": engine.stage}
     if engine.stage in (1, 2):
         zero |= {_BUCKET: REDUCE_BUCKET, "contiguous_gradients": True}
+    if engine.group and engine.stage != 3:
+        raise RecipeError(
+            f"is {engine.group}, and ZeRO-{engine.stage} cuts no weights",
+            where="engine.group",
+            hint="engine.zero=3, or leave it out",
+        )
+    if engine.group:
+        zero[GROUP] = engine.group
     if engine.stage == 3:
         zero |= {**dict.fromkeys(by_width(0), "auto"), _GATHER: True}
     config: dict[str, Any] = {"zero_optimization": zero, "zero_allow_untested_optimizer": True}

@@ -35,6 +35,7 @@ class DeepSpeedSpec(EngineSpec):
     packages: ClassVar[tuple[str, ...]] = ("deepspeed",)
     stages: ClassVar[tuple[int, ...]] = (0, 1, 2, 3)
     offloads: ClassVar[tuple[str, ...]] = ("none", "optimizer", "optimizer+param")  # stages: in config.py
+    groups: ClassVar[str] = "engine.zero=3: hpZ"
     relief: ClassVar[bool] = True
     cutting: ClassVar[dict[str, str] | None] = {"engine.zero": "3"}
     gathers_tensors: ClassVar[bool] = True
@@ -45,13 +46,21 @@ class DeepSpeedSpec(EngineSpec):
     def described(self, engine: Engine) -> str:
         if engine.config:
             return f"{self.name} with {engine.config}"
-        return self.label(engine.zero) + (f" + offload {engine.offload}" if engine.offload != "none" else "")
+        whole = super().described(engine)
+        return whole + (f" {engine.offload}" if engine.offload != "none" else "")
 
     def checked(self, recipe: Recipe) -> Recipe:
         """With the stage of the user's own configuration."""
         engine = recipe.engine
         self.check_sync(engine)
+        self.check_group(engine)
         if engine.config:
+            if engine.group:
+                raise RecipeError(
+                    f"is {engine.group}, but {engine.config} says how ZeRO-3 cuts weights",
+                    where="engine.group",
+                    hint=f"zero_optimization.{_GROUP} in that file or in engine.options",
+                )
             if engine.zero == "auto":
                 raise RecipeError(
                     f"is auto, but {engine.config} gives a stage",
@@ -113,6 +122,7 @@ class DeepSpeedSpec(EngineSpec):
         found["pins"] = all(each.get("pin_memory", True) for each in offloads.values())
         found["overlap"] = bool(zero.get("overlap_comm", stage == 3))
         found["together"] = "optimizer" in whole
+        found["group"] = _number(zero, _GROUP, 1) if stage == 3 and _number(zero, _GROUP, 1) > 1 else 0
         return found
 
     def sizes(self, stage: int, width: int) -> dict[str, Any]:
@@ -136,16 +146,16 @@ class DeepSpeedSpec(EngineSpec):
     def casts_model(self, ranks: int = 2) -> bool:
         return True
 
-    def weight_bytes(self, element: int) -> int:
+    def weight_bytes(self, spread: ModelSpread) -> int:
         """The copy in fp32 is the optimizer's."""
-        return element
+        return spread.element
 
     def shards_weights(self, stage: int, ranks: int = 2) -> bool:
         """On one rank, one part."""
         return stage == 3
 
-    def shards_optimizer(self, stage: int) -> bool:
-        return stage > 0
+    def optimizer_parts(self, spread: ModelSpread) -> int:
+        return spread.ranks if spread.stage > 0 else 1
 
     def states(self, spread: ModelSpread, tensors: Tensors, rank: int | None = None) -> States:
         if spread.stage == 0:
@@ -249,7 +259,8 @@ def _number(config: Mapping[str, Any], key: str, default: int) -> int:
     return int(value) if isinstance(value, int | float) else default
 
 
-_SPREAD = {"stage", "offload_optimizer", "offload_param"}  # keys of zero_optimization
+_GROUP = configuration.GROUP
+_SPREAD = {"stage", "offload_optimizer", "offload_param", _GROUP}  # keys of zero_optimization
 # Its keys -> fields of ModelSpread, and its own defaults (zero/config.py). "auto" leaves what `sizes` said.
 _SIZES = {
     "reduce_bucket_size": ("bucket", configuration.REDUCE_BUCKET),
@@ -416,6 +427,11 @@ def _held_3(spread: ModelSpread, tensors: Tensors) -> States:
         small = (up(each.numel, n) for each in tensors if each.numel <= spread.persistence)
         held["persistent parameters"] = e * sum(small)
     passes = {"gathered parameters": e * _gathered(spread, tensors) if travels else 0}
+    second: Parts = {}
+    if spread.grouped:  # from its first use after an update to the end of the step (_partition_param_sec)
+        again = (up(each.numel, n) // spread.group for each in tensors if each.numel > spread.persistence)
+        second = {"second copies": e * sum(again)}
+    passes |= second
     copied = max(min(spread.bucket, elements(own)), up(biggest, n) if biggest % n else 0)
     backward = {"gradients in flight": e * (biggest + copied)}
     subs = [size for group in groups for size in _sub_groups(group, spread.sub_group)]
@@ -424,7 +440,8 @@ def _held_3(spread: ModelSpread, tensors: Tensors) -> States:
         held |= {"fp32 master": 4 * part, "optimizer": 8 * part, "gradients": e * part}
         step = {"fp32 gradients": (6 if e == 2 else 4) * max(subs, default=0)}
         norm = {"gradients in flight": NORM * -(-biggest // n)}
-        return States(held, host, passes, {}, backward, {"optimizer step": step, "gradient norm": norm})
+        after = {"optimizer step": {**second, **step}, "gradient norm": {**second, **norm}}
+        return States(held, host, passes, {}, backward, after)
     backward["gradients in flight"] += (e + 4 + NORM) * -(-biggest // n)  # a shard's, on its way to the host
     if spread.disk.optimizer:  # all of a bucket's wait in fp32 (partition_grads)
         backward["gradients in flight"] += 4 * -(-min(spread.bucket, elements(own)) // n)
@@ -594,26 +611,38 @@ def _exchanged_0_to_2(parameters: Sequence[Parameter], spread: ModelSpread) -> T
 
 
 def _exchanged_3(parameters: Sequence[Parameter], spread: ModelSpread) -> Traffic:
-    """From its third step on, when it knows the order of modules."""
+    """From its third step on, when it knows the order of modules. In groups (hpZ) trained weights are
+    gathered from all ranks in the first forward pass after an update, and from the group's second copy
+    afterwards; frozen ones always so (invalidate_secondary_tensor). The first micro-step is `last` here."""
     stays = [p for p in parameters if p.numel <= spread.persistence]
     modules = [list(group) for _, group in groupby(parameters, key=lambda p: p.name.rpartition(".")[0])]
-    forward = _fetched(modules, spread, set(stays))
     again = _regathered(modules, spread.reuse) - set(stays)
-    backward = _fetched(modules[::-1], spread, set(parameters) - again)
+    for module in modules:  # no gradient goes further back than to what is trained
+        if any(p.trained for p in module):
+            break
+        again -= set(module)
     own = [p for p in reversed(parameters) if p.trained]
+    backward = _fetched(modules[::-1], spread, set(parameters) - again)
     backward = _with_reduces(backward, modules[::-1], own, spread)
-    passes = Passes(tuple(forward), tuple(backward))
+    forward, updated = (_fetched(modules, spread, set(stays), updated=new) for new in (False, True))
     kept = tuple(_gather([p], spread) for p in stays)
     return Traffic(
-        passes, passes, (*_step(parameters, spread), *kept), spread.micro_steps,
+        early=Passes(tuple(forward), tuple(backward)), last=Passes(tuple(updated), tuple(backward)),
+        step=(*_step(parameters, spread), *kept), micro_steps=spread.micro_steps,
         gathers_hide=True, reduces_hide=spread.overlap and spread.device == "cuda",
     )  # fmt: skip
 
 
-def _gather(parameters: Sequence[Parameter], spread: ModelSpread) -> Call:
+def _gather(parameters: Sequence[Parameter], spread: ModelSpread, group: int = 0) -> Call:
     """Each tensor is padded so that every rank has the same number of its elements."""
-    n = spread.ranks
-    return Call("all-gather", spread.element * sum(-(-p.numel // n) * n for p in parameters))
+    return Call("all-gather", spread.element * sum(up(p.numel, spread.ranks) for p in parameters), group)
+
+
+def _gathers(parameters: Sequence[Parameter], spread: ModelSpread, *, updated: bool) -> list[Call]:
+    """From all ranks, and from the group what it has. `updated`: it has none that is trained."""
+    near = [p for p in parameters if spread.grouped and not (updated and p.trained)]
+    far = [p for p in parameters if p not in near] if near else parameters
+    return [_gather(part, spread, group) for part, group in ((far, 0), (near, spread.group)) if part]
 
 
 def buckets(sizes: Sequence[int], most: int) -> list[int]:
@@ -628,7 +657,11 @@ def buckets(sizes: Sequence[int], most: int) -> list[int]:
 
 
 def _fetched(
-    modules: Sequence[Sequence[Parameter]], spread: ModelSpread, there: set[Parameter]
+    modules: Sequence[Sequence[Parameter]],
+    spread: ModelSpread,
+    there: set[Parameter],
+    *,
+    updated: bool = False,
 ) -> list[Segment]:
     """A pass through the modules: what each waits for, and what it fetches for those after it."""
     whole = sum(p.numel for module in modules for p in module) or 1
@@ -639,7 +672,7 @@ def _fetched(
     for index, module in enumerate(modules):
         missing = [p for p in module if p not in held]
         if missing:
-            gathers[index].append(_gather(missing, spread))
+            gathers[index] += _gathers(missing, spread, updated=updated)
             held |= set(missing)
         chosen: list[Parameter] = []
         while position < len(queue) and sum(p.numel for p in chosen) < spread.prefetch:
@@ -648,7 +681,8 @@ def _fetched(
                 held.add(queue[position])
             position += 1
         if chosen:
-            gathers[max(index + 1, place[chosen[0]])].append(_gather(chosen, spread))
+            later = max(index + 1, place[chosen[0]])
+            gathers[later] += _gathers(chosen, spread, updated=updated)
     return [
         Segment(sum(p.numel for p in module) / whole, tuple(calls))
         for module, calls in zip(modules, gathers, strict=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from accelerate.parallelism_config import ParallelismConfig
 from accelerate.state import AcceleratorState, DistributedType, PartialState
 from torch import nn
 
@@ -39,6 +40,11 @@ def arguments(context: Context) -> dict[str, Any]:
         "ddp_backend": backend(context),
         "gradient_checkpointing": False,  # FSDP's own, above
     }
+    if engine.group and engine.group < context.world_size:
+        apart = context.world_size // engine.group
+        arguments["parallelism_config"] = ParallelismConfig(
+            dp_replicate_size=apart, dp_shard_size=engine.group
+        )
     if engine.sync_each_batch is True:  # open: micro-batches do not accumulate
         each = {"gradient_accumulation_kwargs": {"sync_each_batch": True}}
         arguments["accelerator_config"] = each

@@ -9,8 +9,8 @@ which works in place.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import ClassVar
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
 
 from muster.core.job import Facts, Job, Placement
 from muster.core.recipe import Recipe
@@ -29,6 +29,8 @@ class FsdpSpec(EngineSpec):
     offloads: ClassVar[tuple[str, ...]] = ("none", "optimizer+param")
     made_by_first: ClassVar[bool] = True
     defers_reduction: ClassVar[bool] = True
+    groups: ClassVar[str] = "HSDP"
+    keeps_half: ClassVar[bool] = True
     cutting: ClassVar[dict[str, str] | None] = {"engine.zero": "0"}
     one_disk: ClassVar[bool] = True
     gathers_optimizer: ClassVar[bool] = True
@@ -44,17 +46,29 @@ class FsdpSpec(EngineSpec):
     def shards_weights(self, stage: int, ranks: int = 2) -> bool:
         return ranks > 1
 
-    def shards_optimizer(self, stage: int) -> bool:
-        return True
+    def spread_of(self, recipe: Recipe, precision: str, width: int) -> dict[str, Any]:
+        return {"group": recipe.engine.group or 0}
+
+    def optimizer_parts(self, spread: ModelSpread) -> int:
+        return _sharing(spread)
 
     def states(self, spread: ModelSpread, tensors: Tensors, rank: int | None = None) -> States:
-        return _sharded(spread, tensors, rank or 0) if spread.ranks > 1 else unspread(tensors)
+        if spread.ranks == 1:
+            return unspread(spread, tensors)
+        sharing = _sharing(spread)
+        return _sharded(replace(spread, ranks=sharing), tensors, (rank or 0) % sharing)
 
     def traffic(self, parameters: Sequence[Parameter], spread: ModelSpread) -> Traffic:
         """Each transformer block is a unit, gathered in the forward pass and again in the backward pass,
         but for the root, which stays; gradients are reduced and scattered in the last micro-step alone
         (set_requires_gradient_sync), or in every one (sync_each_batch). Each tensor is padded along its first
-        dimension. On CPUs every call blocks."""
+        dimension. On CPUs every call blocks.
+
+        In groups, gathers and scatters are a group's; then each rank reduces its part with those of the same
+        place in the other groups (foreach_reduce, HSDP).
+        """
+        sharing = _sharing(spread)
+        group = sharing if spread.grouped else 0
         units: dict[str, list[Parameter]] = {}
         for parameter in parameters:
             units.setdefault(parameter.unit, []).append(parameter)
@@ -65,15 +79,17 @@ class FsdpSpec(EngineSpec):
         last: list[Segment] = []
         for name in names:
             share = sum(p.numel for p in units[name]) / whole
-            gathered = (Call("all-gather", spread.element * _padded(units[name], spread.ranks)),)
-            size = spread.element * _padded([p for p in units[name] if p.trained], spread.ranks)
-            reduced = (Call("reduce-scatter", size),) if size else ()
+            gathered = (Call("all-gather", spread.element * _padded(units[name], sharing), group),)
+            size = spread.element * _padded([p for p in units[name] if p.trained], sharing)
+            reduced: tuple[Call, ...] = (Call("reduce-scatter", size, group),) if size else ()
+            if reduced and group:
+                reduced += (Call("all-reduce", size // group, group, across=True),)
             again = () if name == "" else gathered
             forward.append(Segment(share, gathered))
             early.insert(0, Segment(share, again, () if spread.sums_whole else reduced))
             last.insert(0, Segment(share, again, reduced))
-        norms = 4 * sum(p.trained for p in parameters)  # of every tensor, together
-        step = [*counting(spread), *([Call("all-reduce", norms)] if spread.clips else [])]
+        norms = spread.kept * sum(p.trained for p in parameters)  # of every tensor, together
+        step = [*counting(spread), *([Call("all-reduce", norms, group)] if spread.clips else [])]
         hides = spread.device == "cuda"
         return Traffic(
             Passes(tuple(forward), tuple(early)), Passes(tuple(forward), tuple(last)),
@@ -101,14 +117,19 @@ class FsdpSpec(EngineSpec):
 SPEC = FsdpSpec
 
 
+def _sharing(spread: ModelSpread) -> int:
+    """Ranks that the model is cut over."""
+    return spread.group if spread.grouped else spread.ranks
+
+
 def _padded(parameters: Sequence[Parameter], ranks: int) -> int:
     """Elements of all, each padded along its first dimension so that every rank has the same."""
     return ranks * sum(_rows(each, ranks) for each in parameters)
 
 
 def _sharded(spread: ModelSpread, tensors: Tensors, rank: int) -> States:
-    """fp32 shards of every tensor's first dimension, each with as many rows as the first rank's; a module at
-    once is gathered in the chosen precision.
+    """Shards of every tensor's first dimension, each with as many rows as the first rank's, usually in fp32;
+    a module at once is gathered in the chosen precision.
 
     Gathered: the root's own tensors from their first use to the end of the backward pass; the output's, with
     the last norm, until its gradients are there; of the others the one that computes, and the flat buffer
@@ -119,10 +140,13 @@ def _sharded(spread: ModelSpread, tensors: Tensors, rank: int) -> States:
     set_requires_gradient_sync(False)), whose place shards take in the last one's backward pass. With
     sync_each_batch they leave shards, to which each new one is added (foreach_reduce).
     """
-    own, e = trained(tensors), spread.element
+    own, e, w = trained(tensors), spread.element, spread.kept
     shards = sum(_rows(each, spread.ranks) for each in tensors)
-    held = {"parameters": 4 * shards, "optimizer": 8 * sum(_rows(each, spread.ranks, rank) for each in own)}
-    kept = 4 * sum(_rows(each, spread.ranks) for each in own)
+    held = {
+        "parameters": w * shards,
+        "optimizer": 2 * w * sum(_rows(each, spread.ranks, rank) for each in own),
+    }
+    kept = w * sum(_rows(each, spread.ranks) for each in own)
     root, output, inputs, module = _units(spread, tensors)
     passes = {"gathered layers": e * root.whole}
     loss = {"gathered layers": e * output.whole}
@@ -139,7 +163,7 @@ def _sharded(spread: ModelSpread, tensors: Tensors, rank: int) -> States:
     # The input embeddings' are the last ones: all shards are there but theirs, which the result becomes, or
     # to which it is added.
     there = spread.accumulates and spread.sync_each_batch
-    alone = copies * e * inputs.trained + (e if there else e - 4) * inputs.trained // spread.ranks
+    alone = copies * e * inputs.trained + (e if there else e - w) * inputs.trained // spread.ranks
     ending = {
         "gathered layers": e * 2 * module.whole,
         "gradients in flight": e * max(2 * module.trained, last),
@@ -150,8 +174,8 @@ def _sharded(spread: ModelSpread, tensors: Tensors, rank: int) -> States:
         after = {"optimizer step": {"gradients": kept}}
         return States(held, {}, passes, gradients, backward, after, loss=loss, ending=ending)
     host = {
-        "parameters": sum(spread.pinned(4 * _rows(each, spread.ranks)) for each in tensors),
-        "gradients": sum(spread.pinned(4 * _rows(each, spread.ranks)) for each in own),
+        "parameters": sum(spread.pinned(w * _rows(each, spread.ranks)) for each in tensors),
+        "gradients": sum(spread.pinned(w * _rows(each, spread.ranks)) for each in own),
         "optimizer": held["optimizer"],
     }
     return States({}, host, passes, {}, backward, loss=loss, ending=ending)

@@ -35,13 +35,13 @@ from muster.planner.memory.states import frozen_states, held_tensors, likely_ten
 
 MARGIN = 0.06  # of a device's or a host's memory, left free
 # Of all tensors: what torch's allocator reserves and cannot hand out; more where tensors of many sizes are
-# gathered and released one by one, as under ZeRO-3: published runs took up to 13 % more than 4 % has it.
-SLACK, SCATTERED_SLACK = 0.04, 0.10
+# gathered and released one by one, as under ZeRO-3: published runs took 4 to 20 % more than all tensors.
+SLACK, SCATTERED_SLACK = 0.04, 0.14
 # On CPUs, of the C library, whose heap keeps what is freed between tensors that stay: of all tensors, and of
 # weights that are gathered one by one and released between activations. Measured (docs/memory.md).
 HEAP, HOLES = 0.12, 2
 GB = 1_000_000_000
-CONTEXT = GB * 8 // 10  # a CUDA context with its libraries: 0.3 to 1 GB
+CONTEXT = GB  # a CUDA context with its libraries: 0.3 to 1 GB
 COMMUNICATOR = GB // 2  # of NCCL
 # Of cuBLAS, in the main and in the backward thread, on Hopper; 8 MiB each before it
 # (aten/src/ATen/cuda/CublasHandlePool.cpp, getChosenWorkspaceSize).
@@ -81,6 +81,8 @@ class Setting:
     pins: bool = True  # what is offloaded lies in page-locked memory
     together: bool = False  # DeepSpeed makes the optimizer
     sync_each_batch: bool = False  # gradients are reduced in every micro-step
+    keeps_half: bool = False  # weights, gradients and moments are in half precision alone
+    group: int = 0  # ranks that hold all weights among themselves, fewer than all
     share: float = 1.0  # of micro, samples of a rank on average: below 1 where batch.split differs
     saves: bool = True  # the first rank gathers the trained model
     checkpoints: bool = False  # or does so for each checkpoint
@@ -101,7 +103,7 @@ class Setting:
     @property
     def arithmetic(self) -> Arithmetic:
         """fp32; half: the whole model as it computes; autocast: weights in fp32, copies for the products."""
-        return spec_of(self.engine).arithmetic(self.precision, self.ranks)
+        return spec_of(self.engine).arithmetic(self.precision, self.ranks, keeps_half=self.keeps_half)
 
     @property
     def kept(self) -> Kept:
@@ -352,9 +354,9 @@ def _of_the_first_rank(setting: Setting, engine: EngineSpec, tensors: Tensors, c
         found["the whole model, made by the first rank"] = 4 * count
     if engine.shards_weights(setting.stage, setting.ranks) and setting.ranks > 1:
         if setting.saves or setting.checkpoints:
-            found["the whole model, saved by the first rank"] = engine.weight_bytes(setting.element) * count
+            found["the whole model, saved by the first rank"] = engine.weight_bytes(setting.spread) * count
         if setting.checkpoints and engine.gathers_optimizer:
-            states = 8 * elements(trained(tensors))
+            states = 2 * setting.spread.kept * elements(trained(tensors))
             found["the whole optimizer, saved by the first rank"] = states
     largest = max(found, key=lambda name: found[name], default="")
     return {largest: found[largest]} if found else {}

@@ -14,7 +14,7 @@ all-reduce of the whole, of which each rank keeps its part: twice the bytes of a
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from muster.core.errors import UsageError
 from muster.core.hardware.machines import Machines
@@ -72,6 +72,7 @@ def seconds(call: Call, machines: Machines, library: str) -> float:
 
     Raises UsageError where a link that it crosses is not known.
     """
+    machines = _those_of(call, machines)
     if machines.ranks == 1:
         return 0.0
     ways = [ring(call, machines.ranks, machines.hosts, library)]
@@ -79,6 +80,22 @@ def seconds(call: Call, machines: Machines, library: str) -> float:
         ways.append(tree(call, machines.per_host, machines.hosts))
     share = _share(call, machines, library)
     return CALL[library] + min(_over(w, machines, share) for w in ways)
+
+
+def _those_of(call: Call, machines: Machines) -> Machines:
+    """The machines of a call's ranks, where those are not all: a group's hosts, or one rank of each group,
+    which share their hosts' cards with the other ranks of those groups."""
+    if not call.group:
+        return machines
+    group, per_host = call.group, machines.per_host
+    if call.across:
+        inside = max(1, per_host // group)
+        link, beside = machines.link, min(group, per_host)
+        shared = link and replace(link, bandwidth=link.bandwidth / beside)
+        hosts = max(1, machines.ranks // group // inside)
+        return replace(machines, per_host=inside, hosts=hosts, link=shared, slots=())
+    hosts = 1 if per_host % group == 0 else max(2, -(-group // per_host))
+    return replace(machines, per_host=-(-group // hosts), hosts=hosts, slots=())
 
 
 def _share(call: Call, machines: Machines, library: str) -> float:

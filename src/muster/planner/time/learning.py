@@ -25,6 +25,7 @@ from muster.core.hardware.devices import CPU
 from muster.core.hardware.links import LinkFigures, SharedLink
 from muster.core.recipe import Recipe
 from muster.core.result import Result
+from muster.core.robust import deviation
 from muster.engines.base import spec_of
 from muster.planner.time.collective import CALL, RINGS
 from muster.planner.time.steptime import Calibration, StepCase, case_key, engine_key, ideal, link_key, predict
@@ -35,6 +36,7 @@ SPAN = 1.2  # work of the largest over that of the smallest run, from where on a
 BESIDE = 0.1  # of a step: runs that exchange for no longer tell of the device as well
 CLOSE = 0.005  # of a step: what differs by less is not told apart
 WORTH = 0.02  # of a step: a link, or a host's memory, that matters less teaches nothing about itself
+FLEET = 4  # hosts that show how much a fleet's hosts differ
 HOST_LEAST, HOST_MOST = 5e8, 2e12  # bytes/s: beyond these something else than its memory was slow or fast
 
 
@@ -79,6 +81,15 @@ def learn(runs: Sequence[MeasuredRun], known: Calibration | None = None) -> Cali
             if name:
                 found = _learn_link(name, [run for run in chosen if _link(run, which) == name], found)
     return found
+
+
+def spread_of(result: Result) -> float | None:
+    """Standard deviation of hosts' own time for a step, as a share of it, by the forward passes of a run's
+    hosts, in which none waits for others; None: too few hosts told."""
+    told = [report.forward_seconds for report in result.hosts if report.forward_seconds]
+    if len(told) < FLEET or len(told) < len(result.hosts):
+        return None
+    return deviation(told) / statistics.median(told)
 
 
 def errors(runs: Sequence[MeasuredRun], known: Calibration) -> list[float]:

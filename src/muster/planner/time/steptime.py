@@ -255,13 +255,15 @@ class Calibration:
     reach (all else in proportion), and seconds per micro-step beside it; `engines`: by `engine_key`, what an
     engine's own work takes beyond what is foretold, in seconds per micro-step and per optimizer step, on one
     rank and among several (it packs and cuts what they exchange; DeepSpeed gathers nothing on one); `links`:
-    by name; `hosts`: by their devices' name, bytes/s of a host's memory under an offloaded optimizer."""
+    by name; `hosts`: by their devices' name, bytes/s of a host's memory under an offloaded optimizer;
+    `spreads`: likewise, the standard deviation of hosts' own time for a step, as a share of it."""
 
     efficiency: Mapping[str, float] = field(default_factory=dict)
     fixed: Mapping[str, float] = field(default_factory=dict)
     engines: Mapping[str, tuple[float, float]] = field(default_factory=dict)
     links: Mapping[str, LinkFigures] = field(default_factory=dict)
     hosts: Mapping[str, float] = field(default_factory=dict)
+    spreads: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -423,6 +425,8 @@ def predict(
     if micro is None:
         micro = computing(case, known, outcome)
     straggling = STRAGGLING * waiting_for_slowest(machines.ranks) if library == "nccl" else 0.0
+    spread = known.spreads.get(machines.device.name, 0.0)  # of hosts, each as slow as its slowest rank
+    straggling = max(straggling, spread * waiting_for_slowest(machines.hosts))
     costs: dict[Call, float] = {}
 
     def cost(call: Call) -> float:

@@ -35,8 +35,9 @@ def update(
     """
     host_bandwidth = usual if learned is None else learned
     engine = spec_of(spread.engine)
-    exchanged = engine.exchanged(spread.element)
-    part = trained / (spread.ranks if engine.shards_optimizer(spread.stage) else 1)
+    exchanged = engine.exchanged(spread)
+    part = trained / engine.optimizer_parts(spread)
+    changed = UPDATE * part * (spread.kept / 4)
     device = machines.device
     rate = MEMORY * device.bandwidth if device.bandwidth else None
     copies = engine.copies * exchanged * trained if spread.ranks > 1 else 0.0
@@ -50,13 +51,13 @@ def update(
         rate = host_bandwidth / machines.per_host
     if rate is None:
         assumed.append(f"no time for traffic through {device.name}'s memory: its bandwidth is not known")
-    done = (UPDATE * part + copies) / rate if rate else 0.0
+    done = (changed + copies) / rate if rate else 0.0
     if spread.offload == "none" or device.kind == "cpu":
         return done, 0.0
     if spread.moves_optimizer:
         if learned is None:
             assumed.append(f"a host's memory moves {HOST_BANDWIDTH / 1e9:.0f} GB/s")
-        done = (copies / rate if rate else 0.0) + UPDATE * part * machines.per_host / host_bandwidth
+        done = (copies / rate if rate else 0.0) + changed * machines.per_host / host_bandwidth
     if machines.bus is None:
         raise UsageError(
             "offloads, and how the device reaches its host's memory is not known",
@@ -65,7 +66,9 @@ def update(
         )
     crossing = exchanged * part * engine.crossings(spread)
     if spread.moves_parameters:
-        crossing += (
-            sum(call.size for call in traffic.calls() if call.operation == "all-gather") / spread.ranks
+        crossing += sum(
+            call.size / (call.group or spread.ranks)
+            for call in traffic.calls()
+            if call.operation == "all-gather"
         )
     return done, crossing / machines.bus.bandwidth
