@@ -257,11 +257,11 @@ def test_a_device_by_hand_is_not_the_one_that_was_measured() -> None:
 
 def test_a_fleet_of_four_tells_what_its_hosts_differ_by() -> None:
     """MAD of 1.0, 1.02, 1.04, 1.06: the middle is 1.03, the distances 0.03, 0.01, 0.01, 0.03."""
-    names = ["a", "b", "c", "d"]
+    names = ["a", "b", "c", "d", "e"]
 
-    def result(*forward: float | None) -> Result:
+    def result(*forward: float | None, **facts: Any) -> Result:
         hosts = [
-            HostReport(host=name, ranks=[rank], forward_seconds=seconds)
+            HostReport(host=name, ranks=[rank], forward_seconds=seconds, facts=facts.get(name, {}))
             for rank, (name, seconds) in enumerate(zip(names, forward, strict=False))
         ]
         return made(names[: len(forward)]).model_copy(update={"hosts": hosts})
@@ -270,6 +270,8 @@ def test_a_fleet_of_four_tells_what_its_hosts_differ_by() -> None:
     assert spread_of(result(1.0, 1.0, 1.0, 1.0)) == 0
     assert spread_of(result(1.0, 1.02, 1.04)) is None
     assert spread_of(result(1.0, 1.02, 1.04, None)) is None
+    assert spread_of(result(1.0, 1.02, 1.04, 1.06, None)) is None
+    assert spread_of(result(1.0, 1.02, 1.04, 1.06, d={"gpus": [{"name": "another"}]})) is None
 
 
 def test_what_hosts_differ_by_makes_many_of_them_slower() -> None:
@@ -284,3 +286,7 @@ def test_what_hosts_differ_by_makes_many_of_them_slower() -> None:
     assert other.seconds == plain.seconds == narrow.seconds  # never less than fleets usually differ by
     more = (0.02 - STRAGGLING) * waiting_for_slowest(64) * plain.compute
     assert wide.seconds - plain.seconds == pytest.approx(more, rel=1e-6)
+    eight = StepCase(parse_machines("h100:8x8,400Gbit-ib"), "bf16", work, case.parameters, case.spread)
+    plain, wide = predict(eight, Calibration()), predict(eight, Calibration(spreads={name: 0.02}))
+    more = 0.02 * waiting_for_slowest(8) - STRAGGLING * waiting_for_slowest(64)  # of hosts, not of ranks
+    assert wide.seconds - plain.seconds == pytest.approx(more * plain.compute, rel=1e-6)

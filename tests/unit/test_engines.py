@@ -9,6 +9,7 @@ import subprocess
 import sys
 from dataclasses import fields, replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -18,6 +19,7 @@ from muster.core.errors import BrokenPluginError, MusterError, RecipeError, Usag
 from muster.core.job import Job, Placement
 from muster.core.recipe import Engine, Recipe, recipe_from
 from muster.core.registry import ENGINES, own_plugins
+from muster.core.trace import Parameter
 from muster.engines.base import EngineSpec, own_specs, runtime_of, spec_of
 from muster.engines.spread import ModelSpread
 from muster.planner.document import Plan
@@ -237,7 +239,9 @@ def test_a_group_holds_the_model_among_itself() -> None:
     assert plain is not None and copied is not None
     assert copied.held == plain.held
     assert copied.passes["second copies"] == pytest.approx(2 * count / 4, rel=1e-3)
-    assert ModelSpread("fsdp", 4, group=4) == replace(ModelSpread("fsdp", 4), group=4)
+    assert copied.after["gradient norm"]["second copies"] == copied.passes["second copies"]
+    assert copied.after["optimizer step"]["second copies"] == copied.passes["second copies"]
+    assert not ModelSpread("fsdp", 4, group=4).grouped
     assert spec_of("fsdp").states(ModelSpread("fsdp", 4, group=4), TENSORS) == spec_of("fsdp").states(
         ModelSpread("fsdp", 4), TENSORS
     )
@@ -251,3 +255,47 @@ def test_half_kept_alone_is_half_of_everything() -> None:
         assert usual is not None and half is not None
         assert all(2 * half.held[part] == usual.held[part] for part in ("parameters", "optimizer"))
         assert 2 * half.after["optimizer step"]["gradients"] == usual.after["optimizer step"]["gradients"]
+
+
+def test_second_copies_are_where_parameters_are() -> None:
+    """All ranks as one group have them too, by a file of one's own: DeepSpeed makes them all the same."""
+    alike = {"element": 2, "stage": 3, "persistence": 0, "bucket": 1000, "device": "cpu"}
+    engine, count = spec_of("deepspeed"), sum(each.numel for each in TENSORS)
+    away = engine.states(ModelSpread("deepspeed", 8, group=4, offload="optimizer+param", **alike), TENSORS)
+    assert away is not None and "second copies" not in away.passes
+    assert away.host["second copies"] == pytest.approx(2 * count / 4, rel=1e-3)
+    one = engine.states(ModelSpread("deepspeed", 8, group=16, **alike), TENSORS)
+    assert one is not None and one.passes["second copies"] == pytest.approx(2 * count / 8, rel=1e-3)
+    alone = engine.states(ModelSpread("deepspeed", 1, group=16, **alike), TENSORS)
+    assert alone is not None and "second copies" not in alone.passes
+
+
+def test_each_group_is_cut_like_the_first_one() -> None:
+    tensors = (Parameter("odd", (7, 10), True, "unit"),)
+    spread = ModelSpread("fsdp", 8, group=4)
+    held = [spec_of("fsdp").states(spread, tensors, rank) for rank in (0, 3, 4, 7)]
+    sizes = [each.held["optimizer"] for each in held if each]
+    assert sizes == [8 * 20, 8 * 10, 8 * 20, 8 * 10]  # two rows for each of three ranks, one for the last
+
+
+def test_deepspeed_is_told_of_groups() -> None:
+    engine, key = spec_of("deepspeed"), "zero_hpz_partition_size"
+    for group in (None, 4):
+        config = engine.config(recipe(engine, zero=3, group=group), BATCH, "bf16")
+        assert config is not None and config["zero_optimization"].get(key) == group
+    options = {"zero_optimization": {key: 8}}
+    assert engine.spread_of(recipe(engine, zero=3, options=options), "bf16", 64)["group"] == 8
+    with pytest.raises(RecipeError, match="gives zero_hpz_partition_size") as caught:
+        engine.checked(recipe(engine, zero=3, group=4, options=options))
+    assert caught.value.where == "engine.group"
+
+
+def test_pytorch_is_told_of_groups() -> None:
+    """Six ranks in groups of two are cut in two and kept three times."""
+    runtime = runtime_of("fsdp")
+    for size, group, made in ((6, 2, (3, 2)), (6, 6, None), (6, None, None)):
+        asked = recipe(spec_of("fsdp"), group=group)
+        context = SimpleNamespace(grouped=True, device="cpu", recipe=asked, world_size=size)
+        mesh = runtime.arguments(context).get("parallelism_config")
+        found = mesh and (mesh.dp_replicate_size, mesh.dp_shard_size)
+        assert found == made

@@ -144,22 +144,29 @@ GATHERED = [
         ("a100-80gb:8x4,3200Gbit-ib", ["engine.name=fsdp", "engine.zero=0"], False),  # nothing to gain
         ("a100-80gb:8x1", ["engine.name=fsdp", "engine.zero=0"], False),
         ("a100-80gb:1x8,10Gbit", ["engine.name=fsdp", "engine.zero=0"], False),
+        ("a100-80gb:1x8,10Gbit", ["engine.name=fsdp", "engine.zero=0", "model.name=opt-1.3b"], False),
         ("a100-80gb:8x4,10Gbit", ["engine.zero=2"], False),  # gathers no weights for its passes
+        (
+            "a100-40gb:8x4,10Gbit",
+            ["engine.name=fsdp", "engine.zero=0", "model.name=opt-30b"],
+            False,
+        ),  # too much
     ],
 )
 def test_groups_are_spoken_of_where_they_would_be_faster(
     machines: str, engine: list[str], said: bool
 ) -> None:
     made = plan(machines, *GATHERED, *engine)
-    notes = [note for note in made.notes if note.startswith("engine.group=8 is predicted")]
+    notes = [note for note in made.notes if note.startswith("engine.group=")]
     assert bool(notes) is said
     if said:
         grouped = plan(machines, *GATHERED, *engine, "engine.group=8")
         assert made.time and grouped.time and grouped.memory and made.memory
         times = made.time.step / grouped.time.step
-        assert f" {times:.1f} times as fast" in notes[0] and times > 1.1
+        assert notes[0].startswith(f"engine.group=8 is predicted to be {times:.1f} times") and times > 1.1
         assert grouped.memory.device_bytes > made.memory.device_bytes
         assert not any("engine.group" in note for note in grouped.notes)
+        assert grouped.engine == f"{made.engine} in groups of 8"
 
 
 def test_ranks_have_to_make_whole_groups() -> None:
@@ -167,6 +174,12 @@ def test_ranks_have_to_make_whole_groups() -> None:
         plan("a100-80gb:8x3,10Gbit", *GATHERED, "engine.zero=3", "engine.group=16")
     one = plan("a100-80gb:8x1", *GATHERED, "engine.zero=3", "engine.group=16")  # all of them are one
     assert one.memory == plan("a100-80gb:8x1", *GATHERED, "engine.zero=3").memory
+    assert "all 8 ranks are one group" in str(one.decisions)
+    # Numbers of hosts that make no whole groups are left out, and others tried.
+    chosen = plan("a100-80gb:8x4,10Gbit", *GATHERED, "engine.zero=3", "engine.group=16", "launch.hosts=auto")
+    assert chosen.hosts in (1, 2, 4)
+    tried = {each.changes["launch.hosts"]: each.why for each in chosen.candidates}
+    assert "whole groups" in tried["3"]
 
 
 def test_what_does_not_fit_has_the_smallest_changes_with_which_it_would(
@@ -602,3 +615,34 @@ def test_mfu_leaves_out_what_is_computed_again() -> None:
 def test_bad_numbers_of_tokens(words: list[str], says: str, capsys: pytest.CaptureFixture[str]) -> None:
     code, _, err = run(capsys, *words, "--on", "h100:8", "--quick")
     assert code == 2 and says in err
+
+
+@pytest.mark.parametrize(
+    ("recipe", "overrides", "says"),
+    [
+        ("grpo", [], "other models"),
+        ("dpo", [], "other models"),
+        ("vit-cifar10", [], "no model of text"),
+        ("opt-benchmark", ["engine.zero=1"], "deepspeed does not do"),
+        ("opt-benchmark", ["engine.name=ddp", "engine.zero=0", "precision=fp32"], "precision is fp32"),
+    ],
+)
+def test_what_cannot_train_in_bf16_alone(recipe: str, overrides: list[str], says: str) -> None:
+    settings = ["train.optimizer=adamw-bf16", *overrides]
+    if recipe != "opt-benchmark":
+        settings += ["engine.name=ddp", "engine.zero=0"]
+    with pytest.raises(RecipeError, match=says) as caught:
+        plan("a100-80gb:8", *settings, recipe=recipe)
+    assert caught.value.where == "train.optimizer" and caught.value.hint
+
+
+def test_bf16_alone_takes_half_of_the_states_and_needs_devices_that_can() -> None:
+    asked = ["engine.name=ddp", "engine.zero=0", "model.name=opt-1.3b", "precision=auto"]
+    made = plan("a100-80gb:8", *asked, "train.optimizer=adamw-bf16")
+    usual = plan("a100-80gb:8", *asked)
+    assert made.precision == usual.precision == "bf16" and made.memory and usual.memory
+    assert 2 * made.memory.device["optimizer"] == usual.memory.device["optimizer"]
+    assert made.time and usual.time and 1.7 < usual.time.optimizer / made.time.optimizer < 2.3
+    with pytest.raises(RecipeError, match="compute capability 8") as caught:
+        plan("v100-32gb:8", *asked, "train.optimizer=adamw-bf16")
+    assert caught.value.where == "train.optimizer" and caught.value.hint == "train.optimizer=adamw"

@@ -324,6 +324,13 @@ def test_calls_of_a_group_by_hand() -> None:
     # Groups of four: two of each host's ranks are neighbours in a ring of eight, and four rings share a card.
     across = Call("all-reduce", 10**9, 4, across=True)
     assert seconds(across, machines, "nccl") == pytest.approx(4 * 2 * 7 / 8 * 1e9 / 1e9, rel=0.01)
+    # Groups of six go over two hosts, though eight ranks are on each.
+    crooked = Call("all-gather", 6 * 10**9, 6)
+    three = parse_machines("h100:8x3,8Gbit{usable=1,latency=1e-9}")
+    assert seconds(crooked, three, "nccl") == pytest.approx(5 / 6 * 6e9 / 1e9, rel=0.01)
+    # Where some hosts have four, a group of eight goes over two of them, and all wait for it.
+    unlike = machines.with_slots([8, 8, 4, 4])
+    assert seconds(whole, unlike, "nccl") == pytest.approx(7 / 8 * 8e9 / 1e9, rel=0.01)
     # On one host nothing leaves it.
     one = parse_machines("h100:8")
     assert seconds(Call("all-reduce", 10**9, 4, across=True), one, "nccl") == pytest.approx(
@@ -338,6 +345,8 @@ def test_groups_keep_gathers_off_the_slow_link() -> None:
         fsdp = ModelSpread("fsdp", 16, 2, micro_steps, group=8, counts=False, clips=False)
         calls = list(traffic_of(tensors, fsdp).calls())
         assert {call.group for call in calls} == {8}
+        clipped = traffic_of(tensors, replace(fsdp, clips=True)).step
+        assert clipped == (Call("all-reduce", 4 * len(tensors), 8),)  # the norm of a group's parts
         across = [call for call in calls if call.across]
         assert {call.operation for call in across} == {"all-reduce"}
         assert sum(call.size for call in across) == pytest.approx(2 * 1e6 / 8, rel=0.01)

@@ -178,6 +178,8 @@ def _calibrate(names: list[str], root: Path, link: str | None, *, as_json: bool)
             console.print(f"learned     {name}: {figures.bandwidth / 1e6:,.1f} MB/s")
     for name, moved in found.hosts.items():
         console.print(f"learned     memory of a {name}'s host: {moved / 1e9:,.1f} GB/s")
+    for name, spread in found.spreads.items():
+        console.print(f"learned     hosts of {name} differ by {spread:.1%} of a step (standard deviation)")
     for run, error in zip(learned.runs, learned.errors, strict=True):
         console.print(f"            {run}: predicted {error:+.1%} of what was measured")
     console.print(f"kept in     {learned.file}")

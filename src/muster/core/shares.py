@@ -60,7 +60,8 @@ def check_groups(group: int, world_size: int) -> None:
     """Raise RecipeError where ranks do not make whole groups. `group`: ranks of each, 0: there are none."""
     if 0 < group < world_size and world_size % group:
         raise RecipeError(
-            f"is {group}, and {world_size} ranks do not make whole groups of it",
+            f"{world_size} ranks do not make whole groups of {group}",
             where="engine.group",
-            hint="the ranks of a host, or another divisor of the number of ranks",
+            hint="the ranks of a host, or another divisor of the number of ranks; DeepSpeed's own key is "
+            "zero_hpz_partition_size",
         )

@@ -150,15 +150,15 @@ def _check_half(recipe: Recipe) -> None:
     if not spec_of(recipe.engine.name).keeps_half:
         able = " or ".join(f"engine.name={each.name}" for each in own_specs() if each.keeps_half)
         raise RecipeError(f"is {value}, which {recipe.engine.name} does not do", where=where, hint=able)
+    others = "has other models beside it" if recipe.held_models() or recipe.drawing() else ""
+    why = others or ("" if recipe.tokenized else "trains no model of text")
+    if why:
+        raise RecipeError(
+            f"is {value}, and {recipe.workload} {why}", where=where, hint="train.optimizer=adamw"
+        )
     if recipe.precision not in ("auto", "bf16"):
         raise RecipeError(
             f"is {value}, and precision is {recipe.precision}", where=where, hint="precision=bf16"
-        )
-    if not recipe.tokenized or recipe.held_models() or recipe.drawing():
-        raise RecipeError(
-            f"is {value}, and {recipe.workload} has more than one model of text to compute",
-            where=where,
-            hint="train.optimizer=adamw",
         )
 
 

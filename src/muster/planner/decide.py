@@ -114,6 +114,9 @@ def decide(
         gpus = gpus_of(facts, hosts, slots, shared=one_machine)
         precision = decide_precision(recipe, device, gpus, decisions)
         recipe = decide_compiling(recipe, device, decisions)
+        if recipe.engine.group and recipe.engine.group >= world_size:
+            recipe = recipe.choosing(group=0)
+            decisions.append(Decision("engine.group", None, f"all {world_size} ranks are one group"))
         room = room_of(facts, hosts, slots, device, shared=one_machine)
         where = Where(precision, device, slots, room)
         timer = clock(slots, device) if clock else None
@@ -347,6 +350,9 @@ def decide_precision(recipe: Recipe, device: str, gpus: Gpus, decisions: list[De
         decisions.append(Decision("precision", chosen, why))
         return chosen
     refusal = _refusal(recipe, wanted, device, weakest, capability)
+    if refusal and recipe.keeps_half:
+        what = f"is {recipe.train.optimizer}, and {refusal.what}"
+        refusal = RecipeError(what, where="train.optimizer", hint="train.optimizer=adamw")
     if refusal and not recipe.force:
         raise refusal
     if refusal:

@@ -27,11 +27,11 @@ from muster.planner.decide import Chosen, Decided, Tracer, decide
 from muster.planner.document import Plan
 from muster.planner.forecast import Outlook, case_of, global_given, plan_of
 from muster.planner.hosts import AUTO, HostTrial, by_speed, first_hosts, numbers, on_hosts, pick
-from muster.planner.memory.fit import lacking, need
+from muster.planner.memory.fit import Setting, lacking, need
 from muster.planner.orders import greeting
 from muster.planner.outlook import Ground, UserFigures, ground_of, hypothetical, load_calibration
 from muster.planner.placing import ranks_of
-from muster.planner.remedies import remedies
+from muster.planner.remedies import GROUP, remedies
 from muster.planner.setting import assumed_length, assumed_shapes, why_unknown
 from muster.planner.sizing import said_of
 from muster.planner.time.steptime import Calibration
@@ -166,7 +166,7 @@ def settle(inputs: Inputs, ground: Ground, tracer: Tracer | None) -> Decided:
             decided = decide(on_hosts(inputs, some), there.facts, tracer=tracer, clock=there.clock)
             trials.append(HostTrial(some, decided))
         except RecipeError as error:
-            if not (error.where or "").startswith("batch."):  # what no number of hosts would change
+            if not (error.where or "").startswith(("batch.", GROUP)):  # what no number of hosts would change
                 raise
             trials.append(HostTrial(some, None, error))
     decided, chosen = pick(trials, given)
@@ -320,7 +320,7 @@ def _begun(inputs: Inputs, decided: Decided, words: str) -> Plan:
     compared = chosen.candidates if chosen and chosen.candidates else decided.candidates
     return Plan(
         model=recipe.model.name,
-        engine=spec_of(recipe.engine.name).label(setting.stage) if setting else recipe.engine.name,
+        engine=_engine(recipe, setting),
         precision=job.precision,
         device=job.device,
         machines=words,
@@ -333,6 +333,14 @@ def _begun(inputs: Inputs, decided: Decided, words: str) -> Plan:
         would_fit=ways,
         notes=_notes(decided),
     )
+
+
+def _engine(recipe: Recipe, setting: Setting | None) -> str:
+    """For a column, with its groups of ranks."""
+    if setting is None:
+        return recipe.engine.name
+    grouped = f" in groups of {setting.group}" if setting.spread.grouped else ""
+    return spec_of(recipe.engine.name).label(setting.stage) + grouped
 
 
 def _notes(decided: Decided) -> list[str]:

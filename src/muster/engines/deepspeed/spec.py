@@ -68,6 +68,12 @@ class DeepSpeedSpec(EngineSpec):
                     hint="leave engine.zero out, or engine.config",
                 )
             return recipe.choosing(zero=configuration.given_stage(recipe) or 0)
+        if engine.group and _GROUP in configuration.section(engine.options, "zero_optimization"):
+            raise RecipeError(
+                f"is {engine.group}, but engine.options gives {_GROUP}",
+                where="engine.group",
+                hint="leave one of them out",
+            )
         mildest = recipe.choosing(zero=configuration.open_stages(recipe)[-1])
         configuration.deepspeed_config(mildest, Batch(1, 1, 1), "fp32")
         stage = configuration.given_stage(recipe)
@@ -428,14 +434,20 @@ def _held_3(spread: ModelSpread, tensors: Tensors) -> States:
         held["persistent parameters"] = e * sum(small)
     passes = {"gathered parameters": e * _gathered(spread, tensors) if travels else 0}
     second: Parts = {}
-    if spread.grouped:  # from its first use after an update to the end of the step (_partition_param_sec)
-        again = (up(each.numel, n) // spread.group for each in tensors if each.numel > spread.persistence)
-        second = {"second copies": e * sum(again)}
+    beside: Parts = {}
+    if spread.group and n > 1:  # from its first use after an update to the step's end (_partition_param_sec)
+        sharing = min(spread.group, n)  # groups.py, _create_zero_param_parallel_group
+        again = [up(each.numel, n) // sharing for each in tensors if each.numel > spread.persistence]
+        if spread.moves_parameters:  # where parameters lie
+            beside = {"second copies": sum(spread.pinned(e * size) for size in again)}
+        else:
+            second = {"second copies": e * sum(again)}
     passes |= second
     copied = max(min(spread.bucket, elements(own)), up(biggest, n) if biggest % n else 0)
     backward = {"gradients in flight": e * (biggest + copied)}
     subs = [size for group in groups for size in _sub_groups(group, spread.sub_group)]
     host = _parameters_on_host(spread, tensors, groups, subs) if spread.moves_parameters else {}
+    host = added(host, beside)
     if not spread.moves_optimizer:
         held |= {"fp32 master": 4 * part, "optimizer": 8 * part, "gradients": e * part}
         step = {"fp32 gradients": (6 if e == 2 else 4) * max(subs, default=0)}

@@ -84,10 +84,11 @@ def seconds(call: Call, machines: Machines, library: str) -> float:
 
 def _those_of(call: Call, machines: Machines) -> Machines:
     """The machines of a call's ranks, where those are not all: a group's hosts, or one rank of each group,
-    which share their hosts' cards with the other ranks of those groups."""
+    which share their hosts' cards with the other ranks of those groups. Where hosts have unlike numbers of
+    ranks, those with fewest: all wait for the group that goes over most links."""
     if not call.group:
         return machines
-    group, per_host = call.group, machines.per_host
+    group, per_host = call.group, min(machines.slots[: machines.hosts], default=machines.per_host)
     if call.across:
         inside = max(1, per_host // group)
         link, beside = machines.link, min(group, per_host)

@@ -85,9 +85,10 @@ def learn(runs: Sequence[MeasuredRun], known: Calibration | None = None) -> Cali
 
 def spread_of(result: Result) -> float | None:
     """Standard deviation of hosts' own time for a step, as a share of it, by the forward passes of a run's
-    hosts, in which none waits for others; None: too few hosts told."""
+    hosts, in which none waits for others; None: too few hosts told, or their GPUs differ."""
     told = [report.forward_seconds for report in result.hosts if report.forward_seconds]
-    if len(told) < FLEET or len(told) < len(result.hosts):
+    kinds = {str([gpu.get("name") for gpu in each.facts.get("gpus") or ()]) for each in result.hosts}
+    if len(told) < FLEET or len(told) < len(result.hosts) or len(kinds) > 1:
         return None
     return deviation(told) / statistics.median(told)
 
