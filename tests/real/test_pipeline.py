@@ -54,7 +54,8 @@ def test_killed_in_its_second_step(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert result.status == "succeeded", result.failure
     one, two = (each.result for each in result.pipeline)
     assert one is not None and two is not None
-    assert (one.attempt, two.attempt, one.steps, two.steps) == (1, 2, 6, 400)
+    assert (one.attempt, one.steps, two.steps) == (1, 6, 400)
+    assert two.attempt in (2, 3)  # the dying rank may have saved once more, and removed what was chosen
     assert begin.result.read_bytes() == first
     assert more.read_json(more.job)["resume_step"] in range(20, 400, 20)
     assert two.model == str(begin.model) and two.parameters == one.parameters
