@@ -165,7 +165,6 @@ def test_an_echo_is_no_cause(tmp_path: Path) -> None:
     assert "ChildFailedError" not in result["failure"]["what"]
 
 
-@pytest.mark.alone  # on a busy machine torchrun tells of it after the job was stopped (dev/PLAN.md, L)
 @pytest.mark.parametrize("start", ["torchrun", "rank"])
 def test_a_killed_rank_is_named(tmp_path: Path, start: str) -> None:
     """SIGKILL of one rank: neither the words of the rank that misses it, nor a guess that memory ran out."""

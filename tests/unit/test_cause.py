@@ -89,6 +89,44 @@ def test_an_agent_that_was_ended_from_outside() -> None:
     assert (status, failure.what) == ("failed", "the agent of that host was ended by signal 15")
 
 
+def test_torchrun_tells_of_a_killed_rank_after_its_host_was_stopped() -> None:
+    """node0's rank missed the killed one, and its torchrun was quicker: lines of torch 2.13."""
+    account = [
+        "  time      : 2026-11-25_22:17:44",
+        "  host      : localhost",
+        "  rank      : {rank} (local_rank: 0)",
+    ]
+    missed = ["RuntimeError: [third_party/gloo/gloo/transport/tcp/pair.cc:537] Read error [127.0.0.1]:7575: "
+              "Connection reset by peer"]  # fmt: skip
+    says = {
+        ("node0", 0): missed,
+        ("node0", None): [*(line.format(rank=0) for line in account), "  exitcode  : 1 (pid: 29784)"],
+        ("node1", 1): ["ready"],
+        ("node1", None): [
+            *(line.format(rank=1) for line in account),
+            "  exitcode  : -9 (pid: 29785)  (SIGKILL)",
+        ],
+    }
+
+    def judged(
+        second: tuple[int | None, str | None], words: dict[tuple[str, int | None], list[str]]
+    ) -> Failure:
+        outcome = Outcome({"node0": (1, None), "node1": second}, first_failed="node0")
+        failure = judge_command(outcome, lambda host, rank: [words[host, rank]], TWO)[1]
+        assert failure is not None
+        return failure
+
+    for second in (STOPPED, (1, None)):
+        found = judged(second, says)
+        assert (found.host, found.where) == ("node1", "rank 1") and "SIGKILL" in found.what
+    # A host that tells of no rank, and a reason that another one gives, stay what they are.
+    assert judged(STOPPED, {**says, ("node1", None): ["Killed"]}).host == "node0"
+    reason = judged(
+        STOPPED, {**says, ("node0", 0): ["Traceback (most recent call last):", "ValueError: of node0"]}
+    )
+    assert reason.host == "node0" and "ValueError" in reason.what
+
+
 @pytest.mark.parametrize(("done", "what"), [((0,), "rank 1 left"), ((), "rank 0, 1 left")])
 def test_a_rank_that_did_not_say_done_did_not_succeed(done: tuple[int, ...], what: str) -> None:
     failure = cause(exits={"node0": CLEAN, "node1": CLEAN}, done=done)

@@ -17,6 +17,8 @@ from muster.readers._frame import uncoloured
 from muster.readers._why import sign_of
 from muster.store import events
 
+_ACCOUNT = re.compile(r"exitcode +: (-?\d+)")  # torchrun's, of a rank
+
 if TYPE_CHECKING:
     from muster.fleet.supervisor import Outcome
 
@@ -131,6 +133,8 @@ def judge_command(
             sign = sign_of(words(host, rank))
             if sign and not _is_echo(sign) and (told is None or order(sign.weight) < order(told[0].weight)):
                 told = sign, host, rank
+    if told is None or told[0].weight == "exit":  # nobody said why
+        told = _killed_before(outcome, words) or told
     if told is None and killed:
         return status, failure
     if told is None:
@@ -138,7 +142,7 @@ def judge_command(
     sign, host, rank = told
     rank = sign.rank if rank is None else rank
     if sign.weight == "exit":  # torchrun's account, or the like: nobody said why
-        code = re.search(r"exitcode +: (-?\d+)", sign.text)
+        code = _ACCOUNT.search(sign.text)
         if code and rank is not None:
             left = _Death(rank, -int(code[1]), 0)
             ended = f"rank {rank} ended with exit code {code[1]}"
@@ -161,6 +165,19 @@ def judge_command(
         hint=known.remedy.replace("{host}", host) if known else failure.hint,
         id=sign.failure,
     )
+
+
+def _killed_before(
+    outcome: Outcome, words: Callable[[str, int | None], Iterable[Sequence[str]]]
+) -> tuple[Sign, str, int | None] | None:
+    """What torchrun says of a killed rank on a host that was stopped. It takes its time: the host of a
+    rank that only misses the killed one may have failed first. What stops a host ends torchrun with its
+    ranks: then there is no such account."""
+    for host, (_, reason) in outcome.exits.items():
+        sign = sign_of(words(host, None)) if reason == "stopped" else None
+        if sign and sign.weight == "killed" and _ACCOUNT.search(sign.text):
+            return sign, host, None
+    return None
 
 
 def _is_echo(sign: Sign) -> bool:
