@@ -78,14 +78,15 @@ class EngineSpec:
         """For a sentence: DDP, ZeRO-3."""
         return f"ZeRO-{stage}" if self.stages else self.called
 
-    def label(self, stage: int | str) -> str:
-        """For a column: ddp, deepspeed ZeRO-3."""
-        return f"{self.name} ZeRO-{stage}" if self.stages else self.name
+    def label(self, stage: int | str, group: int = 0) -> str:
+        """For a column: ddp, deepspeed ZeRO-3, fsdp in groups of 8."""
+        grouped = f" in groups of {group}" if group else ""
+        return (f"{self.name} ZeRO-{stage}" if self.stages else self.name) + grouped
 
     def described(self, engine: Engine) -> str:
         """A recipe's section, for a column."""
-        grouped = f" in groups of {engine.group}" if engine.group else ""
-        return self.label(engine.zero) + grouped + (" + offload" if engine.offload != "none" else "")
+        named = self.label(engine.zero, engine.group or 0)
+        return named + (" + offload" if engine.offload != "none" else "")
 
     # --- the recipe, and a configuration of the engine's own ---------------------------------------------
 

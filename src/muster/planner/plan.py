@@ -27,7 +27,7 @@ from muster.planner.decide import Chosen, Decided, Tracer, decide
 from muster.planner.document import Plan
 from muster.planner.forecast import Outlook, case_of, global_given, plan_of
 from muster.planner.hosts import AUTO, HostTrial, by_speed, first_hosts, numbers, on_hosts, pick
-from muster.planner.memory.fit import Setting, lacking, need
+from muster.planner.memory.fit import lacking, need
 from muster.planner.orders import greeting
 from muster.planner.outlook import Ground, UserFigures, ground_of, hypothetical, load_calibration
 from muster.planner.placing import ranks_of
@@ -318,9 +318,13 @@ def _begun(inputs: Inputs, decided: Decided, words: str) -> Plan:
     if decided.refused and setting:
         ways = remedies(setting, decided.room, name, said_of(recipe, whole_config(recipe)))
     compared = chosen.candidates if chosen and chosen.candidates else decided.candidates
+    engine = recipe.engine.name
+    if setting:
+        group = setting.group if setting.spread.grouped else 0
+        engine = spec_of(engine).label(setting.stage, group)
     return Plan(
         model=recipe.model.name,
-        engine=_engine(recipe, setting),
+        engine=engine,
         precision=job.precision,
         device=job.device,
         machines=words,
@@ -333,14 +337,6 @@ def _begun(inputs: Inputs, decided: Decided, words: str) -> Plan:
         would_fit=ways,
         notes=_notes(decided),
     )
-
-
-def _engine(recipe: Recipe, setting: Setting | None) -> str:
-    """For a column, with its groups of ranks."""
-    if setting is None:
-        return recipe.engine.name
-    grouped = f" in groups of {setting.group}" if setting.spread.grouped else ""
-    return spec_of(recipe.engine.name).label(setting.stage) + grouped
 
 
 def _notes(decided: Decided) -> list[str]:

@@ -128,7 +128,8 @@ class DeepSpeedSpec(EngineSpec):
         found["pins"] = all(each.get("pin_memory", True) for each in offloads.values())
         found["overlap"] = bool(zero.get("overlap_comm", stage == 3))
         found["together"] = "optimizer" in whole
-        found["group"] = _number(zero, _GROUP, 1) if stage == 3 and _number(zero, _GROUP, 1) > 1 else 0
+        group = _number(zero, _GROUP, 1) if stage == 3 else 1
+        found["group"] = group if group > 1 else 0
         return found
 
     def sizes(self, stage: int, width: int) -> dict[str, Any]:
@@ -433,32 +434,40 @@ def _held_3(spread: ModelSpread, tensors: Tensors) -> States:
         small = (up(each.numel, n) for each in tensors if each.numel <= spread.persistence)
         held["persistent parameters"] = e * sum(small)
     passes = {"gathered parameters": e * _gathered(spread, tensors) if travels else 0}
-    second: Parts = {}
-    beside: Parts = {}
-    if spread.group and n > 1:  # from its first use after an update to the step's end (_partition_param_sec)
-        sharing = min(spread.group, n)  # groups.py, _create_zero_param_parallel_group
-        again = [up(each.numel, n) // sharing for each in tensors if each.numel > spread.persistence]
-        if spread.moves_parameters:  # where parameters lie
-            beside = {"second copies": sum(spread.pinned(e * size) for size in again)}
-        else:
-            second = {"second copies": e * sum(again)}
-    passes |= second
+    second = _second_copies(spread, tensors)
+    if not spread.moves_parameters:
+        passes |= second
     copied = max(min(spread.bucket, elements(own)), up(biggest, n) if biggest % n else 0)
     backward = {"gradients in flight": e * (biggest + copied)}
     subs = [size for group in groups for size in _sub_groups(group, spread.sub_group)]
-    host = _parameters_on_host(spread, tensors, groups, subs) if spread.moves_parameters else {}
-    host = added(host, beside)
+    host: Parts = {}
+    if spread.moves_parameters:
+        host = added(_parameters_on_host(spread, tensors, groups, subs), second)
     if not spread.moves_optimizer:
         held |= {"fp32 master": 4 * part, "optimizer": 8 * part, "gradients": e * part}
         step = {"fp32 gradients": (6 if e == 2 else 4) * max(subs, default=0)}
         norm = {"gradients in flight": NORM * -(-biggest // n)}
-        after = {"optimizer step": {**second, **step}, "gradient norm": {**second, **norm}}
+        there = {} if spread.moves_parameters else second
+        after = {"optimizer step": {**there, **step}, "gradient norm": {**there, **norm}}
         return States(held, host, passes, {}, backward, after)
     backward["gradients in flight"] += (e + 4 + NORM) * -(-biggest // n)  # a shard's, on its way to the host
     if spread.disk.optimizer:  # all of a bucket's wait in fp32 (partition_grads)
         backward["gradients in flight"] += 4 * -(-min(spread.bucket, elements(own)) // n)
     host = added(host, _optimizer_on_host(spread, part, subs))
     return States(held, host, passes, {}, backward)
+
+
+def _second_copies(spread: ModelSpread, tensors: Tensors) -> Parts:
+    """hpZ's, where the parameters lie, from their first use after an update to the step's end
+    (_partition_param_sec; groups.py, _create_zero_param_parallel_group). Nothing without groups."""
+    n = spread.ranks
+    if not spread.group or n == 1:
+        return {}
+    sharing = min(spread.group, n)
+    sizes = [
+        spread.element * (up(each.numel, n) // sharing) for each in tensors if each.numel > spread.persistence
+    ]
+    return {"second copies": sum(map(spread.pinned, sizes) if spread.moves_parameters else sizes)}
 
 
 def _optimizer_on_host(spread: ModelSpread, part: int, subs: list[int]) -> Parts:
@@ -652,8 +661,9 @@ def _gather(parameters: Sequence[Parameter], spread: ModelSpread, group: int = 0
 
 def _gathers(parameters: Sequence[Parameter], spread: ModelSpread, *, updated: bool) -> list[Call]:
     """From all ranks, and from the group what it has. `updated`: it has none that is trained."""
-    near = [p for p in parameters if spread.grouped and not (updated and p.trained)]
-    far = [p for p in parameters if p not in near] if near else parameters
+    far, near = list[Parameter](), list[Parameter]()
+    for p in parameters:
+        (near if spread.grouped and not (updated and p.trained) else far).append(p)
     return [_gather(part, spread, group) for part, group in ((far, 0), (near, spread.group)) if part]
 
 
