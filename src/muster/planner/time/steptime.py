@@ -22,7 +22,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from functools import partial
+from functools import lru_cache, partial
 from statistics import NormalDist
 
 from muster.core.errors import UsageError
@@ -157,10 +157,16 @@ def traffic_of(parameters: Sequence[Parameter], spread: ModelSpread) -> Traffic:
     engine = spec_of(spread.engine)
     if spread.ranks == 1:
         return Traffic(Passes(), Passes(), (), spread.micro_steps)
-    found = engine.traffic(parameters, spread)
+    found = _exchanged(tuple(parameters), spread)
     if found is None:
         raise UsageError(f"what ranks exchange under {engine.name} is unknown")
     return found
+
+
+@lru_cache(maxsize=64)
+def _exchanged(parameters: tuple[Parameter, ...], spread: ModelSpread) -> Traffic | None:
+    """As the engine says. Kept, since a plan asks several times: usual, better, worse, in groups."""
+    return spec_of(spread.engine).traffic(parameters, spread)
 
 
 def lump(count: int, trained: int | None = None, layers: int = 12) -> tuple[Parameter, ...]:
