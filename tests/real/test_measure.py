@@ -280,6 +280,7 @@ def test_skipped_steps_are_in_no_second(monkeypatch: pytest.MonkeyPatch, fused: 
 def test_what_getting_batches_takes(monkeypatch: pytest.MonkeyPatch) -> None:
     """All of it and nothing else, by a clock that moves a second for a batch and three for a micro-step."""
     needs_torch()
+    from muster.worker.feed import Feed
     from muster.worker.instruments import clock
     from muster.worker.instruments import meter as instrument
     from muster.worker.workloads.base import Counts
@@ -302,11 +303,13 @@ def test_what_getting_batches_takes(monkeypatch: pytest.MonkeyPatch) -> None:
         passed[0] += 3
 
     trainer = SimpleNamespace(
-        training_step=training_step, get_batch_samples=get_batch_samples,
+        training_step=training_step, get_batch_samples=get_batch_samples, get_train_dataloader=None,
         accelerator=SimpleNamespace(scaler=None), add_callback=lambda callback: None, model=None,
     )  # fmt: skip
+    feed = Feed("cpu")
+    feed.attach(trainer)
     meter = instrument.Meter(
-        lambda kind, **fields: told.append(fields), lambda inputs: Counts(8, 8, 8), 2, "cpu"
+        lambda kind, **fields: told.append(fields), lambda inputs: Counts(8, 8, 8), 2, "cpu", feed=feed
     )
     meter.attach(trainer)
     meter.on_train_begin(None, None, None)

@@ -114,16 +114,23 @@ def test_a_cast_of_what_the_model_returns_changes_nothing(dtype: Any) -> None:
     assert torch.equal(found[0][1], found[1][1])
 
 
-@pytest.mark.parametrize("kind", MODELS)
-def test_a_models_gradients_are_the_same(kind: str) -> None:
-    """Tied weights too; in evaluation the tally is."""
+def model_of(kind: str) -> Any:
     from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM
 
     torch.manual_seed(0)
     config = AutoConfig.for_model(kind, **MODELS[kind], vocab_size=CLASSES)
-    model = (AutoModelForSeq2SeqLM if kind == "t5" else AutoModelForCausalLM).from_config(config).eval()
+    return (AutoModelForSeq2SeqLM if kind == "t5" else AutoModelForCausalLM).from_config(config).eval()
+
+
+def batch_of(kind: str) -> tuple[dict[str, Any], Any]:
     tokens, labels = torch.randint(0, CLASSES, (3, 12)), labels_of(36).view(3, 12)
-    inputs = {"input_ids": tokens, **({"decoder_input_ids": tokens} if kind == "t5" else {})}
+    return {"input_ids": tokens, **({"decoder_input_ids": tokens} if kind == "t5" else {})}, labels
+
+
+@pytest.mark.parametrize("kind", MODELS)
+def test_a_models_gradients_are_the_same(kind: str) -> None:
+    """Tied weights too; in evaluation the tally is."""
+    model, (inputs, labels) = model_of(kind), batch_of(kind)
     found = []
     for head in (None, fused_head(model)):
         tally = Tally()
@@ -232,3 +239,37 @@ def test_a_fused_loss_that_cannot_be_is_noted(asked: Any, head: Any, told: int) 
 
     context: Any = SimpleNamespace(recipe=SimpleNamespace(train=SimpleNamespace(fused_loss=asked)))
     assert len(_unused(context, SimpleNamespace(compute_loss_func=TokenLoss(head=head)))) == told
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+@pytest.mark.parametrize("kind", MODELS)
+def test_a_compiled_graph_has_the_loss(kind: str, smoothing: float) -> None:
+    """One graph, which returns one number; loss and gradients are those of the logits, also in evaluation."""
+    from torch._dynamo.testing import CompileCounterWithBackend
+
+    model = model_of(kind)
+    found = []
+    for inside in (False, True):
+        torch._dynamo.reset()
+        own, counter = copy.deepcopy(model), CompileCounterWithBackend("aot_eager")
+        head = fused_head(own, wanted=False, inside=True) if inside else None
+        called = torch.compile(own, backend=counter) if inside else own
+        loss, tally = TokenLoss(lambda: smoothing, moved=kind != "t5", tally=Tally(), head=head), []
+        for step in range(3):
+            torch.manual_seed(step)
+            batch, labels = batch_of(kind)
+            with loss.expecting(labels):
+                outputs = called(**batch)
+            assert (outputs["logits"].ndim == 0) is inside
+            loss(outputs, labels, num_items_in_batch=torch.tensor(23)).backward()
+            with torch.no_grad(), loss.expecting(labels):
+                assert loss.tally is not None
+                loss.tally.reset()
+                loss(called(**batch), labels)
+                tally.append((float(loss.tally.loss), int(loss.tally.count)))
+        assert not inside or counter.frame_count <= 2  # with gradients, and without
+        found.append((tally, {name: each.grad for name, each in own.named_parameters()}))
+    (plain, gradients), (whole, others) = found
+    assert whole == [(pytest.approx(sum_, rel=1e-6), count) for sum_, count in plain]
+    for name, gradient in gradients.items():
+        torch.testing.assert_close(others[name], gradient, rtol=1e-4, atol=1e-6)

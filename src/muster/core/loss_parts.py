@@ -5,19 +5,31 @@ A row is the logits of one prediction, of a token or an image.
 
 from __future__ import annotations
 
-SMALL = 1 << 24  # logits up to which memory is no matter; larger ones are worked through in parts of this
-SMALL_ON_CPU = 1 << 28  # there memory is cheap
+SMALL = 1 << 24  # logits of a part on a CPU, where small parts stay in its caches
+SMALL_ON_CPU = 1 << 28  # logits up to which a CPU takes all at once: memory is cheap there
+# Logits of a part on a GPU: each part reads and writes the gradient of the output layer's weight, and small
+# products do not fill the device.
+SMALL_ON_GPU = 1 << 27
+# Of a device's memory that the logits of a compiled graph and their gradient may take.
+WHOLE_SHARE = 0.25
 # Model types whose logits are what their output layer gives, unchanged: the layer may compute the loss as
 # well. Others scale or cap them afterwards.
 PLAIN_OUTPUT = frozenset({"t5", "gpt2", "opt", "llama", "mistral", "qwen2", "qwen3"})
 
 
-def part_rows(classes: int, width: int = 0) -> int:
+def part_rows(device: str, classes: int, width: int = 0) -> int:
     """Rows whose logits lie in memory at once, where they are worked through in parts. At least half of the
     output layer's `width`: each part reads and writes the whole gradient of its weight."""
-    return max(1, SMALL // classes, width // 2)
+    part = SMALL if device == "cpu" else SMALL_ON_GPU
+    return max(1, part // classes, width // 2)
 
 
 def most_rows(device: str, classes: int, width: int = 0) -> int:
     """Rows up to which all logits lie in memory."""
-    return SMALL_ON_CPU // classes if device == "cpu" else part_rows(classes, width)
+    return SMALL_ON_CPU // classes if device == "cpu" else part_rows(device, classes, width)
+
+
+def fits_whole(rows: int, classes: int, element: int, memory: int) -> bool:
+    """Whether a compiled graph has room for all logits and their gradient, of `element` bytes each, on a
+    device of `memory` bytes."""
+    return 2 * rows * classes * element <= WHOLE_SHARE * memory

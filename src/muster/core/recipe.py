@@ -431,16 +431,17 @@ class Recipe(Workload, Section):
         checkpointing: bool | None = None,
         hosts: int | None = None,
         compiled: bool | None = None,
+        fused_loss: bool | None = None,
         sync_each_batch: bool | None = None,
         group: int | None = None,
     ) -> Recipe:
-        """With ZeRO's stage, gradient checkpointing, the number of hosts, compiling, when gradients are
-        reduced and groups of ranks (0: none) decided; None: as it is."""
+        """With ZeRO's stage, gradient checkpointing, the number of hosts, compiling, how the loss is
+        computed, when gradients are reduced and groups of ranks (0: none) decided; None: as it is."""
         spread = {"zero": zero, "sync_each_batch": sync_each_batch}
         engine: dict[str, Any] = {name: value for name, value in spread.items() if value is not None}
         if group is not None:
             engine["group"] = group or None
-        given = {"gradient_checkpointing": checkpointing, "compile": compiled}
+        given = {"gradient_checkpointing": checkpointing, "compile": compiled, "fused_loss": fused_loss}
         train = {name: value for name, value in given.items() if value is not None}
         launch = {} if hosts is None else {"hosts": hosts}
         return self.model_copy(

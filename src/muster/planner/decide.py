@@ -14,16 +14,17 @@ from typing import Any
 
 from muster.core.batch import Batch
 from muster.core.errors import RecipeError, UsageError
-from muster.core.hardware.devices import LEAST, driver_device
+from muster.core.hardware.devices import LEAST, WIDE, driver_device
 from muster.core.hardware.machines import Machines
 from muster.core.hostlist import fold_hosts
 from muster.core.inventory import Host
 from muster.core.job import Decision, Facts, Job, place
+from muster.core.loss_parts import PLAIN_OUTPUT, fits_whole
 from muster.core.recipe import Recipe
 from muster.core.secrets import shareable
 from muster.core.shares import check_given_shares, check_groups
 from muster.core.trace import Trace
-from muster.core.units import format_number
+from muster.core.units import format_bytes, format_number
 from muster.engines.base import spec_of
 from muster.inputs.model import is_t5, whole_config
 from muster.inputs.read import Inputs
@@ -118,6 +119,7 @@ def decide(
             recipe = recipe.choosing(group=0)
             decisions.append(Decision("engine.group", None, f"all {world_size} ranks are one group"))
         room = room_of(facts, hosts, slots, device, shared=one_machine)
+        recipe = decide_loss(recipe, precision, room, world_size, decisions)
         where = Where(precision, device, slots, room)
         timer = clock(slots, device) if clock else None
         sized, candidates, refused = _choose(recipe, where, decisions, tracer, timer)
@@ -321,6 +323,32 @@ def decide_compiling(recipe: Recipe, device: str, decisions: list[Decision]) -> 
     why = next((reason for holds, reason in against if holds), None)
     decisions.append(Decision("train.compile", why is None, why or "all batches have one shape"))
     return recipe.choosing(compiled=why is None)
+
+
+def decide_loss(recipe: Recipe, precision: str, room: Room, ranks: int, decisions: list[Decision]) -> Recipe:
+    """The recipe with `train.fused_loss` decided where the model is compiled: off where the device has room
+    for all logits, so that the compiler fuses the loss with the model; else as it is, and it is worked
+    through in parts."""
+    engine, train, micro = recipe.engine, recipe.train, recipe.batch.micro
+    config = whole_config(recipe)
+    lengths = recipe.lengths(config)
+    if train.compile is not True or train.fused_loss != "auto" or recipe.output != "logits":
+        return recipe
+    if engine.zero == "auto" or spec_of(engine.name).shards_weights(engine.zero, ranks):
+        return recipe
+    if config is None or lengths is None or room.device is None or not isinstance(micro, int):
+        return recipe
+    rows = micro * lengths.sequences * (lengths.target or lengths.tokens)
+    classes, element = int(config.get("vocab_size") or 0), 4 if precision in WIDE else 2
+    if config.get("model_type") not in PLAIN_OUTPUT or not classes:
+        return recipe
+    if not fits_whole(rows, classes, element, room.device):
+        return recipe
+    logits = format_bytes(rows * classes * element)
+    decisions.append(
+        Decision("train.fused_loss", False, f"the compiled graph has it, with {logits} of logits")
+    )
+    return recipe.choosing(fused_loss=False)
 
 
 def decide_precision(recipe: Recipe, device: str, gpus: Gpus, decisions: list[Decision]) -> str:

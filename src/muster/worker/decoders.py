@@ -10,6 +10,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from muster.core import families
 from muster.core.errors import RecipeError
 from muster.core.recipe import Recipe
+from muster.worker.attention import unmask
 from muster.worker.context import Context
 from muster.worker.models import (
     add_lora,
@@ -60,8 +61,12 @@ def check_kind(config: Any) -> None:
         )
 
 
-def make_model(context: Context, config: Any, tokenizer: Any) -> Any:
-    """The network, in fp32: pretrained, or drawn anew; with adapters where the recipe says so."""
+def make_model(context: Context, config: Any, tokenizer: Any, *, longest: int | None = None) -> Any:
+    """The network, in fp32: pretrained, or drawn anew; with adapters where the recipe says so.
+
+    `longest`: tokens of the longest row, where rows are neither packed nor padded at their begin: attention
+    is then causal without a mask, where the model allows (worker/attention.py).
+    """
     recipe = context.recipe
     if recipe.model.quantized is not None:
         model = load_quantized(context, AutoModelForCausalLM, config)
@@ -72,6 +77,8 @@ def make_model(context: Context, config: Any, tokenizer: Any) -> Any:
     if tokenizer is not None:
         fit_vocabulary(context, model, tokenizer)
     without_cache(model)
+    if longest is not None:
+        unmask(model, longest)
     if recipe.lora:
         model = add_lora(context, model, "CAUSAL_LM")
     return model

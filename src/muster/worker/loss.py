@@ -56,7 +56,7 @@ class TokenLoss:
         if self.head is None or labels is None:
             yield
             return
-        self.head.wanted = (self._placed(labels).reshape(-1), self.smoothing())
+        self.head.wanted, self.head.found = (self._placed(labels).reshape(-1), self.smoothing()), None
         try:
             yield
         finally:
@@ -67,7 +67,8 @@ class TokenLoss:
         logits = outputs["logits"] if isinstance(outputs, dict) else outputs[0]
         labels = self._placed(labels)
         if self.head is not None and logits.ndim == 0:
-            summed = _Exactly.apply(logits, self.head.found)
+            found = self.head.found
+            summed = logits if found is None else _Exactly.apply(logits, found)
         else:
             rows = logits.view(-1, logits.size(-1))
             summed = summed_cross_entropy(rows, labels.reshape(-1), self.smoothing())
@@ -86,50 +87,59 @@ class TokenLoss:
 
 
 class FusedHead(torch.nn.Linear):  # type: ignore[misc]
-    """A model's output layer, which computes the loss as well where the logits would be many.
+    """A model's output layer, which computes the loss as well, and then returns its sum in place of logits.
 
-    Some rows at a time: their logits, the loss, and the gradients of the layer's input and weight, so that
-    the logits never lie in memory together. The forward pass then returns the summed loss in the place of
-    logits. `always`: also where logits are few; `wanted`: labels, (rows), and smoothing, while a loss is;
-    `found`: the last sum.
+    Where the logits would be many: some rows at a time, with the gradients of the layer's input and weight,
+    so that the logits never lie in memory together. `always`: also where they are few; `inside`: all at once
+    in plain operations, which a compiler fuses with the model's; `wanted`: labels, (rows), and smoothing,
+    while a loss is; `found`: the sum of parts.
     """
 
     always: bool
+    inside: bool
     wanted: tuple[torch.Tensor, float] | None
-    found: _Sum
+    found: _Sum | None
 
-    @torch.compiler.disable  # type: ignore[untyped-decorator]
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
         """(..., classes) logits, or the sum of the losses of all rows, in fp32."""
-        rows, width = hidden.numel() // hidden.size(-1), hidden.size(-1)
-        few = rows <= most_rows(hidden.device.type, self.weight.size(0), width) and not self.always
-        if self.wanted is None or few:
+        width, classes = hidden.size(-1), self.weight.size(0)
+        rows = hidden.numel() // width
+        few = rows <= most_rows(hidden.device.type, classes, width) and not self.always
+        if self.wanted is None or (few and not self.inside):
             return super().forward(hidden)
+        if not self.inside:
+            return self._in_parts(hidden.reshape(-1, width), *self.wanted)
+        labels, smoothing = self.wanted
+        return plain_cross_entropy(super().forward(hidden).reshape(-1, classes), labels, smoothing)
+
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    def _in_parts(self, hidden: torch.Tensor, labels: torch.Tensor, smoothing: float) -> torch.Tensor:
         self.found = _Sum()
-        given = hidden.reshape(-1, width), self.weight, self.bias, *self.wanted
+        given = hidden, self.weight, self.bias, labels, smoothing
         summed: torch.Tensor = _InParts.apply(*given, torch.is_grad_enabled(), self.found)
         return summed
 
 
-def fused(layer: Any, *, always: bool = False) -> FusedHead:
+def fused(layer: Any, *, always: bool = False, inside: bool = False) -> FusedHead:
     """The layer itself, which keeps its weight and its hooks, as a FusedHead."""
     layer.__class__ = FusedHead
-    layer.always, layer.wanted = always, None
+    layer.always, layer.inside, layer.wanted, layer.found = always, inside, None, None
     made: FusedHead = layer
     return made
 
 
-def fused_head(model: Any, *, wanted: bool | str = "auto") -> FusedHead | None:
-    """Let the model's output layer compute the loss. None, and nothing changed, where it is not `wanted`, or
-    where the layer or what follows it is not known to allow that."""
+def fused_head(model: Any, *, wanted: bool | str = "auto", inside: bool = False) -> FusedHead | None:
+    """Let the model's output layer compute the loss, `inside`: as part of a compiled graph. None, and nothing
+    changed, where it is not `wanted`, or where the layer or what follows it is not known to allow that."""
     config = getattr(model, "config", None)
     find = getattr(model, "get_output_embeddings", None)
-    if wanted is False or find is None or getattr(config, "model_type", None) not in PLAIN_OUTPUT:
+    unwanted = wanted is False and not inside
+    if unwanted or find is None or getattr(config, "model_type", None) not in PLAIN_OUTPUT:
         return None
     layer = find()
     if type(layer) not in (torch.nn.Linear, FusedHead):  # none, or PEFT's
         return None
-    return fused(layer, always=wanted is True)
+    return fused(layer, always=wanted is True, inside=inside)
 
 
 class _Sum:
@@ -190,7 +200,7 @@ class _InParts(torch.autograd.Function):  # type: ignore[misc]
         of_given = torch.empty_like(given) if wants[0] else None
         of_weight = torch.zeros_like(weight, dtype=torch.float32) if wants[1] else None
         of_bias = torch.zeros_like(bias, dtype=torch.float32) if wants[2] else None
-        rows_at_once = part_rows(classes, 0 if weight is None else width)
+        rows_at_once = part_rows(kind, classes, 0 if weight is None else width)
         with torch.autocast(kind, enabled=False):
             matrix = None if weight is None else weight.to(dtype)
             for start in range(0, len(given), rows_at_once):
@@ -253,6 +263,11 @@ def summed_cross_entropy(logits: torch.Tensor, labels: torch.Tensor, smoothing: 
     """
     if len(logits) > most_rows(logits.device.type, logits.size(-1)):
         return _InParts.apply(logits, None, None, labels, smoothing, torch.is_grad_enabled(), None)
+    return plain_cross_entropy(logits, labels, smoothing)
+
+
+def plain_cross_entropy(logits: torch.Tensor, labels: torch.Tensor, smoothing: float) -> torch.Tensor:
+    """The same by PyTorch's own operations, with all rows at once."""
     return functional.cross_entropy(
         logits.float(), labels, ignore_index=IGNORED, label_smoothing=smoothing, reduction="sum"
     )

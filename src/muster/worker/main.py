@@ -18,7 +18,6 @@ from transformers import TrainerCallback
 from transformers.utils import is_torch_tf32_available
 
 from muster.core.errors import MusterError, UsageError, WorkerError
-from muster.core.hardware.devices import WIDE
 from muster.core.registry import WORKLOADS, load_plugin
 from muster.core.schedule import learning_rate
 from muster.core.versions import versions_of
@@ -37,6 +36,8 @@ PACKAGES = ("torch", "transformers", "accelerate", *packages(), "datasets", "pef
 
 
 def started(context: Context, built: Any) -> None:
+    from muster.worker.arithmetic import arithmetic_of
+
     parameters = [
         (int(getattr(p, "ds_numel", p.numel())), p.requires_grad) for p in built.trainer.model.parameters()
     ]
@@ -45,7 +46,7 @@ def started(context: Context, built: Any) -> None:
         device=_device_name(context),
         parameters=sum(count for count, _ in parameters),
         trainable=sum(count for count, trained in parameters if trained),
-        arithmetic=_arithmetic(context),
+        arithmetic=arithmetic_of(context),
         total_steps=_total_steps(context, built.train_samples),
         versions={"python": platform.python_version(), **versions_of(PACKAGES)},
         notes=[*built.notes, *_unused(context, built.trainer)],
@@ -90,25 +91,6 @@ def _device_name(context: Context) -> str:
 
         return str(torch.cuda.get_device_name())
     return "cpu"
-
-
-def _arithmetic(context: Context) -> str:
-    """What matrix products compute in. NVIDIA's libraries let a variable have the last word on tf32."""
-    if context.precision not in WIDE or context.device != "cuda":
-        return context.precision
-    forced = {"0": "fp32", "1": "tf32"}.get(os.environ.get("NVIDIA_TF32_OVERRIDE", ""))
-    return forced or ("tf32" if tf32_is_on() else "fp32")
-
-
-def tf32_is_on() -> bool:
-    """Whether products of fp32 matrices are computed in tf32. PyTorch 2.9 and later refuse the older question
-    once somebody has used the newer setting, as Transformers does."""
-    import torch
-
-    told = getattr(torch.backends.cuda.matmul, "fp32_precision", None)
-    if told is None:
-        return bool(torch.get_float32_matmul_precision() != "highest")
-    return bool((getattr(torch.backends, "fp32_precision", "none") if told == "none" else told) == "tf32")
 
 
 # ----------------------------------------------------------------------------------------------------
@@ -177,7 +159,8 @@ def training_arguments(context: Context) -> dict[str, Any]:
         "seed": train.seed,
         "bf16": context.precision == "bf16" and not recipe.keeps_half,  # else there is nothing to cast
         "fp16": context.precision == "fp16",
-        # Said on every GPU that can: Transformers switches it on by itself where a model is compiled.
+        # Said on every GPU that can: Transformers switches it on by itself where a model is compiled, and so
+        # does Accelerate, later (worker/arithmetic.py).
         "tf32": context.precision != "fp32"
         if context.device == "cuda" and is_torch_tf32_available()
         else None,
@@ -186,6 +169,7 @@ def training_arguments(context: Context) -> dict[str, Any]:
         "use_cpu": context.device == "cpu",
         "dataloader_num_workers": train.workers,
         "dataloader_pin_memory": context.device == "cuda",
+        "accelerator_config": {"non_blocking": context.device == "cuda"},  # of copies from that memory
         "logging_strategy": "steps",
         "logging_steps": recipe.measure.window,
         "logging_nan_inf_filter": False,  # a loss that is nan is to be seen
@@ -280,13 +264,15 @@ class _Trained:
 
 
 def _train(context: Context, workload: ModuleType) -> _Trained:
+    from muster.worker.arithmetic import hold_arithmetic
     from muster.worker.uneven import settle_shares
 
     engine = context.engine
-    built = workload.build(context, {**training_arguments(context), **engine.arguments(context)})
+    built = workload.build(context, _with_engine(training_arguments(context), engine.arguments(context)))
     if hasattr(engine, "adapt") and context.grouped:
         engine.adapt(built.trainer.model)
     set_loss_scale(context, built.trainer)
+    hold_arithmetic(context)
     settle_shares(context, built.trainer)  # before the instruments: what it tries out is nobody's figure
     trainer, meter = _instrument(context, built)
     started(context, built)
@@ -309,6 +295,12 @@ def _train(context: Context, workload: ModuleType) -> _Trained:
         "saving": meter.saving_seconds + saving,
     }
     return _Trained(int(trainer.state.global_step), meter.total_skipped, seconds, built.held_out)
+
+
+def _with_engine(arguments: dict[str, Any], own: dict[str, Any]) -> dict[str, Any]:
+    """Training arguments with an engine's own on top; of Accelerate's settings each by itself."""
+    name = "accelerator_config"
+    return {**arguments, **own, name: {**arguments[name], **own.get(name, {})}}
 
 
 def evaluated_last(state: Any) -> bool:
@@ -340,6 +332,7 @@ def set_loss_scale(context: Context, trainer: Any) -> None:
 
 
 def _instrument(context: Context, built: Any) -> tuple[Any, Any]:
+    from muster.worker.feed import Feed
     from muster.worker.instruments.attention import AttentionMonitor
     from muster.worker.instruments.checkpoint_callback import Keeper
     from muster.worker.instruments.computing import Computing
@@ -362,8 +355,19 @@ def _instrument(context: Context, built: Any) -> tuple[Any, Any]:
     skipped = getattr(context.engine, "skipped_steps", None)
     window, profiled = measure.window, measure.profiled
     count = built.count
+    feed = Feed(context.device)
+    feed.attach(trainer)
     meter = Meter(
-        context.emit, count, window, context.device, flops, profiled, own, skipped, after=built.after
+        context.emit,
+        count,
+        window,
+        context.device,
+        flops,
+        profiled,
+        own,
+        skipped,
+        feed=feed,
+        after=built.after,
     )
     trainer.add_callback(Keeper(context))
     trainer.add_callback(ScheduleWatch(context))

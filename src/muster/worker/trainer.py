@@ -162,12 +162,18 @@ def wired(
     if recipe.keeps_half:
         model.to(torch.bfloat16)
     unit = arguments.per_device_eval_batch_size * context.world_size
+    spread = context.spec.shards_weights(recipe.engine.stage, context.world_size)
     if not own_loss:
         more["compute_loss_func"] = TokenLoss(
             lambda: recipe.train.label_smoothing if model.training else 0.0,
             moved=moved,
             tally=tally,
-            head=fused_head(model, wanted=recipe.train.fused_loss),
+            head=fused_head(
+                model,
+                wanted=recipe.train.fused_loss,
+                # FSDP casts what a model returns, and a sum of losses has no room in half precision.
+                inside=recipe.train.compiled and recipe.train.fused_loss is False and not spread,
+            ),
         )
     trainer = kind(
         model=model,
@@ -180,7 +186,7 @@ def wired(
     )
     if not own_loss:
         trainer.tally = tally
-    trainer.in_shards = context.spec.shards_weights(recipe.engine.stage, context.world_size)
+    trainer.in_shards = spread
     # Models that take **kwargs (T5) average their own loss over a micro-batch: with the loss above, which is
     # the whole of it, the trainer must not hand them a token count as well.
     trainer.model_accepts_loss_kwargs = False

@@ -239,7 +239,7 @@ def fused_bytes(
     width = int(next((config[key] for key in WIDTHS if config.get(key)), 0))
     if not classes or (wanted == "auto" and rows <= most_rows(device, classes, width)):
         return None
-    part = min(rows, part_rows(classes, width))
+    part = min(rows, part_rows(device, classes, width))
     return part * classes * (2 * kept.element + 4) + rows * width * kept.element + 4 * classes * width
 
 

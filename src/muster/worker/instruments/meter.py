@@ -12,7 +12,7 @@ import functools
 import itertools
 import resource
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -20,6 +20,7 @@ from transformers import TrainerCallback
 
 from muster.store import events
 from muster.worker.context import Emitter
+from muster.worker.feed import Feed
 from muster.worker.instruments.clock import DeviceClock
 from muster.worker.instruments.computing import Computing
 from muster.worker.instruments.flops import FlopsCounter
@@ -52,24 +53,6 @@ class StepClock(DeviceClock):
         return [self.seconds(*pair) for pair in pairs]
 
 
-class TimedBatches:
-    """Goes through batches; `seconds` grows by what getting each takes."""
-
-    def __init__(self, batches: Iterator[Any]) -> None:
-        self.batches = batches
-        self.seconds = 0.0
-
-    def __iter__(self) -> TimedBatches:
-        return self
-
-    def __next__(self) -> Any:
-        began = time.perf_counter()
-        try:
-            return next(self.batches)
-        finally:
-            self.seconds += time.perf_counter() - began
-
-
 class Meter(TrainerCallback):  # type: ignore[misc]
     """Counts what each optimizer step used and emits a Window event for every `window` steps."""
 
@@ -84,6 +67,7 @@ class Meter(TrainerCallback):  # type: ignore[misc]
         computing: Computing | None = None,
         skipped_by: Callable[[Any], int | None] | None = None,
         *,
+        feed: Feed | None = None,
         after: bool = False,
     ) -> None:
         self.emit = emit
@@ -93,6 +77,7 @@ class Meter(TrainerCallback):  # type: ignore[misc]
         self.flops = flops
         self.profiled = profiled  # steps that get a window of their own
         self.computing = computing
+        self.feed = feed
         self.after = after  # a batch is counted when its step is done
         self.skipped_by = skipped_by  # how many steps a trainer's engine has skipped, if it counts them
         self.trainer: Any = None
@@ -106,7 +91,6 @@ class Meter(TrainerCallback):  # type: ignore[misc]
         self.total_skipped = 0
         self.counted = 0  # skipped steps, as the engine counts them
         self.scale: float | torch.Tensor | None = None  # of the loss; None: it is not scaled here
-        self.getting = 0.0  # seconds of this window that went into getting batches
         self.paused = 0.0
         self.training_seconds = 0.0
         self.saving_seconds = 0.0
@@ -117,7 +101,6 @@ class Meter(TrainerCallback):  # type: ignore[misc]
         """Count the batches of any Transformers trainer, where they are trained on."""
         self.trainer = trainer
         original = trainer.training_step
-        fetch = trainer.get_batch_samples
 
         def training_step(model: Any, inputs: Any, *rest: Any, **named: Any) -> Any:
             if not self.after:  # the loss takes labels out of the inputs
@@ -129,15 +112,7 @@ class Meter(TrainerCallback):  # type: ignore[misc]
                 self.in_step = _plus(self.in_step, self.count(inputs))
             return loss
 
-        def get_batch_samples(batches: Iterator[Any], *rest: Any, **named: Any) -> Any:
-            timed = TimedBatches(batches)
-            try:
-                return fetch(timed, *rest, **named)
-            finally:
-                self.getting += timed.seconds
-
         trainer.training_step = training_step
-        trainer.get_batch_samples = get_batch_samples
         trainer.add_callback(self)
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
@@ -207,7 +182,7 @@ class Meter(TrainerCallback):  # type: ignore[misc]
         if not self.clock.stretches[-1]:
             self.clock.mark()
         self.in_window.clear()
-        self.getting = self.paused = 0.0
+        self.paused = 0.0
 
     def _close(self, step: int) -> None:
         now = self.clock.wait()
@@ -236,7 +211,7 @@ class Meter(TrainerCallback):  # type: ignore[misc]
             profiled=step in self.profiled,
             forward_seconds=forward,
             parts=parts,
-            data_seconds=self.getting,
+            data_seconds=self.feed.take() if self.feed else None,
             phases=self._phases(seconds),
             **memory_peaks(self.device),
             **(self.flops.close(skips) if self.flops else {}),

@@ -57,7 +57,7 @@ def build(context: Context, arguments: dict[str, Any]) -> Built:
     tokenizer = tokens.tokenizer if tokens else None
     config = make_config(recipe, tokenizer)
     sequence = sequence_of(data, config)
-    model = make_model(context, config, tokenizer)
+    model = make_model(context, config, tokenizer, longest=sequence)
     if tokens:
         train, held_out = _packed(recipe, tokens, sequence)
     else:

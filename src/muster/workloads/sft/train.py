@@ -9,6 +9,7 @@ from transformers import TrainingArguments
 from muster.dialogues.answer import Answerer, executed, questions
 from muster.dialogues.load import Encoding
 from muster.dialogues.tokens import LearnedCollator, count_learned, learned, packed
+from muster.worker.attention import is_unmasked
 from muster.worker.context import Context
 from muster.worker.decoders import make_config, make_model
 from muster.worker.trainer import Trainer, wired
@@ -19,9 +20,20 @@ __all__ = ["Answerer", "build", "questions"]
 
 
 class _Trainer(Trainer):
-    """Muster's trainer; the loss is one per token."""
+    """Muster's trainer; the loss is one per token.
+
+    `whole`: rows are padded at their end alone, and padding is not learned: causal attention needs no mask.
+    """
 
     per_token = True
+    whole = False
+
+    def compute_loss(self, model: Any, inputs: dict[str, Any], *rest: Any, **named: Any) -> Any:
+        """As the trainer's, without a mask where none is needed: whether one masks anything is a question to
+        the data, which the host would wait for in every pass."""
+        if self.whole:
+            inputs = {name: value for name, value in inputs.items() if name != "attention_mask"}
+        return super().compute_loss(model, inputs, *rest, **named)
 
 
 def build(context: Context, arguments: dict[str, Any]) -> Built:
@@ -42,7 +54,8 @@ def build(context: Context, arguments: dict[str, Any]) -> Built:
         told = f"{len(train):,} samples"
         train, held = (packed(part, encoding.sequence) for part in (train, held))
         notes.append(f"{told} are packed into {len(train):,} sequences of {encoding.sequence:,} tokens")
-    model = make_model(context, config, tokenizer)
+    whole = not data.packing and data.learn != "padding"
+    model = make_model(context, config, tokenizer, longest=encoding.sequence if whole else None)
     trainer = wired(
         _Trainer,
         context,
@@ -61,5 +74,6 @@ def build(context: Context, arguments: dict[str, Any]) -> Built:
         grouped=data.padding == "dynamic",
         moved=True,
     )
+    trainer.whole = whole and is_unmasked(model)
     answered = executed(samples.held_out)
     return Built(trainer, count_learned, len(train), answered, train.cut, encoding.skipped, len(held), notes)

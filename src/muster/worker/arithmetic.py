@@ -1,0 +1,63 @@
+"""What matrix products compute in: set as the recipe says, after every library has set it too."""
+
+from __future__ import annotations
+
+import os
+
+import torch
+
+from muster.core.errors import WorkerError
+from muster.core.hardware.devices import WIDE
+from muster.worker.context import Context
+
+FORCED = "NVIDIA_TF32_OVERRIDE"  # has the last word in NVIDIA's libraries
+
+
+def hold_arithmetic(context: Context) -> None:
+    """Set tf32 as the recipe says, when the trainer is made. Raises WorkerError where products compute in
+    something else nevertheless.
+
+    Transformers sets it with its arguments. Accelerate 1.15 (state.py: AcceleratorState) switches it on
+    afterwards where a model is compiled in fp32, by another setting than Transformers', which takes no second
+    call (enable_tf32 is cached).
+    """
+    if context.device != "cuda":
+        return
+    set_tf32(context.precision != "fp32")
+    computed = arithmetic_of(context)
+    if computed != context.precision:
+        forced = os.environ.get(FORCED)
+        raise WorkerError(
+            f"matrix products compute in {computed}, and the recipe says {context.precision}",
+            where="precision",
+            hint=f"unset {FORCED}, which is {forced}" if forced else f"precision={computed}",
+        )
+
+
+def set_tf32(on: bool) -> None:
+    """Let products and convolutions of fp32 compute in tf32, or not, by PyTorch's newer settings (2.9 and
+    later) where it has them: it refuses to be asked by the older ones once somebody has used the newer."""
+    backends = torch.backends
+    if not hasattr(backends.cuda.matmul, "fp32_precision"):
+        backends.cuda.matmul.allow_tf32 = backends.cudnn.allow_tf32 = on
+        return
+    mode = "tf32" if on else "ieee"
+    for place in (backends, backends.cuda.matmul, backends.cudnn.conv, backends.cudnn.rnn):
+        place.fp32_precision = mode
+
+
+def arithmetic_of(context: Context) -> str:
+    """What matrix products compute in: fp32, tf32, bf16 or fp16."""
+    if context.precision not in WIDE or context.device != "cuda":
+        return context.precision
+    forced = {"0": "fp32", "1": "tf32"}.get(os.environ.get(FORCED, ""))
+    return forced or ("tf32" if tf32_is_on() else "fp32")
+
+
+def tf32_is_on() -> bool:
+    """Whether products of fp32 matrices compute in tf32."""
+    backends = torch.backends
+    precision = getattr(backends.cuda.matmul, "fp32_precision", None)
+    if precision is None:
+        return bool(torch.get_float32_matmul_precision() != "highest")
+    return bool((backends.fp32_precision if precision == "none" else precision) == "tf32")

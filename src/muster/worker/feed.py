@@ -1,0 +1,78 @@
+"""Batches on their way to the device: copied on a stream of their own, and timed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from accelerate.utils import send_to_device
+
+from muster.worker.instruments.clock import DeviceClock
+
+
+class Feed:
+    """Hands a trainer its training batches on the device; the host never waits for a copy.
+
+    Accelerate's loader is one batch ahead of the step: a batch is copied while the device still computes the
+    step before. The copies run on a stream of their own; the device's work waits for them, the host does not.
+    `waits`: two moments for each batch, of which the device's clock tells how long it had nothing to do for
+    want of it. What the device was still told before does not count, and a CPU waits for all of it.
+    """
+
+    def __init__(self, device: str) -> None:
+        self.clock = DeviceClock(device)
+        self.stream = torch.cuda.Stream() if self.clock.cuda else None
+        self.waits: list[tuple[Any, Any]] = []
+
+    def attach(self, trainer: Any) -> None:
+        """Stand between any Transformers trainer and its loader."""
+        fetch, loader_of = trainer.get_batch_samples, trainer.get_train_dataloader
+
+        def get_batch_samples(batches: Iterator[Any], *rest: Any, **named: Any) -> Any:
+            return fetch(self.over(batches), *rest, **named)
+
+        def get_train_dataloader() -> Any:
+            loader = loader_of()
+            if self.stream is not None and hasattr(loader, "device"):
+                loader.device = None  # Accelerate copies to the stream that computes
+            return loader
+
+        trainer.get_batch_samples, trainer.get_train_dataloader = get_batch_samples, get_train_dataloader
+
+    def over(self, batches: Iterator[Any]) -> Iterator[Any]:
+        """The same batches on the device."""
+        while True:
+            begin = self.clock.now()
+            try:
+                batch = self._moved(next(batches))
+            except StopIteration:
+                return
+            self.waits.append((begin, self.clock.now()))
+            yield batch
+
+    def take(self) -> float:
+        """Seconds of waiting since it was asked last. Call it when the device was waited for."""
+        seconds = sum(self.clock.seconds(*pair) for pair in self.waits)
+        self.waits.clear()
+        return seconds
+
+    def _moved(self, batch: Any) -> Any:
+        if self.stream is None:
+            return batch
+        computing = torch.cuda.current_stream()
+        with torch.cuda.stream(self.stream):
+            moved = send_to_device(batch, computing.device, non_blocking=True)
+        computing.wait_stream(self.stream)
+        for tensor in tensors_of(moved):
+            tensor.record_stream(computing)  # its memory is not given away before the step has used it
+        return moved
+
+
+def tensors_of(batch: Any) -> Iterator[torch.Tensor]:
+    """All tensors of a batch of dictionaries and lists."""
+    if isinstance(batch, torch.Tensor):
+        yield batch
+    elif isinstance(batch, dict | list | tuple):
+        for each in batch.values() if isinstance(batch, dict) else batch:
+            yield from tensors_of(each)

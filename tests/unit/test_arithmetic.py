@@ -1,0 +1,64 @@
+"""What products compute in is what the recipe says, whatever libraries have set before."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from muster.core.errors import WorkerError  # noqa: E402
+from muster.worker.arithmetic import FORCED, arithmetic_of, hold_arithmetic, set_tf32, tf32_is_on  # noqa: E402
+
+
+@pytest.fixture(autouse=True)
+def as_before() -> Iterator[None]:
+    places = [torch.backends, torch.backends.cuda.matmul, torch.backends.cudnn.conv, torch.backends.cudnn.rnn]
+    before = [place.fp32_precision for place in places]
+    yield
+    for place, precision in zip(places, before, strict=True):
+        place.fp32_precision = precision
+
+
+def rank(precision: str, device: str = "cuda") -> Any:
+    return SimpleNamespace(precision=precision, device=device)
+
+
+def test_what_accelerate_switches_on_is_switched_off() -> None:
+    """Its AcceleratorState does so for a compiled model in fp32, after TrainingArguments(tf32=False)."""
+    from transformers.utils.import_utils import enable_tf32
+
+    enable_tf32(False)
+    torch.backends.cuda.matmul.allow_tf32 = True
+    assert arithmetic_of(rank("fp32")) == "tf32"
+    hold_arithmetic(rank("fp32"))
+    assert arithmetic_of(rank("fp32")) == "fp32" and not tf32_is_on()
+    assert torch.backends.cudnn.conv.fp32_precision == "ieee"
+
+
+def test_tf32_is_on_where_the_recipe_says_so() -> None:
+    set_tf32(False)
+    hold_arithmetic(rank("tf32"))
+    assert arithmetic_of(rank("tf32")) == "tf32" and torch.backends.cudnn.conv.fp32_precision == "tf32"
+    set_tf32(False)
+    hold_arithmetic(rank("bf16"))  # of what autocast leaves in fp32
+    assert tf32_is_on() and arithmetic_of(rank("bf16")) == "bf16"
+
+
+@pytest.mark.parametrize(("precision", "forced"), [("fp32", "1"), ("tf32", "0")])
+def test_a_rank_that_cannot_compute_so_does_not_start(
+    precision: str, forced: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(FORCED, forced)
+    with pytest.raises(WorkerError) as error:
+        hold_arithmetic(rank(precision))
+    assert error.value.where == "precision" and FORCED in (error.value.hint or "")
+
+
+def test_a_cpu_is_left_alone() -> None:
+    set_tf32(True)
+    hold_arithmetic(rank("fp32", "cpu"))
+    assert tf32_is_on() and arithmetic_of(rank("fp32", "cpu")) == "fp32"

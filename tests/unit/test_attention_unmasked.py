@@ -1,0 +1,119 @@
+"""Causal attention without a mask: the same numbers, and what lets PyTorch choose its flash kernels."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from muster.worker.attention import CAUSAL, UNMASKED, is_unmasked, unmask  # noqa: E402
+
+LENGTH, CLASSES = 12, 60
+GENERAL: dict[str, Any] = {
+    "vocab_size": CLASSES, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,
+    "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 64, "pad_token_id": 0,
+    "bos_token_id": 1, "eos_token_id": 2, "use_cache": False,
+}  # fmt: skip
+OWN: dict[str, dict[str, Any]] = {
+    "gpt2": {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 64},
+    "opt": {"ffn_dim": 48, "word_embed_proj_dim": 32},
+    "mistral": {"sliding_window": None},
+    "gemma": {"head_dim": 8},
+}
+
+
+def model_of(kind: str, **more: Any) -> Any:
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    torch.manual_seed(0)
+    config = AutoConfig.for_model(kind, **{**GENERAL, **OWN.get(kind, {}), **more})
+    return AutoModelForCausalLM.from_config(config).eval()
+
+
+def attentions(model: Any, inputs: Any) -> list[tuple[Any, Any]]:
+    """(mask, is_causal) of each attention in the graph that torch.compile makes."""
+    seen = []
+
+    def backend(graph: Any, example: Any) -> Any:
+        for node in graph.graph.nodes:
+            if "scaled_dot_product_attention" in str(node.target):
+                seen.append((node.kwargs.get("attn_mask"), node.kwargs.get("is_causal")))
+        return graph.forward
+
+    torch._dynamo.reset()
+    torch.compile(model, backend=backend)(input_ids=inputs)
+    return seen
+
+
+@pytest.mark.parametrize("kind", sorted(CAUSAL))
+def test_a_compiled_model_attends_causally_without_a_mask(kind: str) -> None:
+    tokens = torch.randint(3, CLASSES, (3, LENGTH))
+    model = model_of(kind)
+    with torch.no_grad():
+        masked = model(input_ids=tokens).logits
+        assert unmask(model, LENGTH)
+        torch.testing.assert_close(model(input_ids=tokens).logits, masked, rtol=1e-5, atol=1e-6)
+        changed = tokens.clone()
+        changed[:, 7:] = 3  # what comes later changes nothing before it
+        torch.testing.assert_close(
+            model(input_ids=changed).logits[:, :7], masked[:, :7], rtol=1e-5, atol=1e-6
+        )
+        assert attentions(model, tokens) == [(None, True)] * 2
+
+
+@pytest.mark.parametrize("kind", sorted(CAUSAL))
+def test_padding_at_the_end_needs_no_mask(kind: str) -> None:
+    """Logits and gradients of rows of unlike lengths are those of the mask, where there is a token."""
+    tokens = torch.randint(3, CLASSES, (3, LENGTH))
+    there = torch.ones_like(tokens)
+    there[0, 5:] = there[1, 9:] = 0
+    tokens = tokens * there
+    found = []
+    for unmasked in (False, True):
+        model = model_of(kind)
+        if unmasked:
+            unmask(model, LENGTH)
+        logits = model(input_ids=tokens, attention_mask=None if unmasked else there).logits[there.bool()]
+        logits.logsumexp(-1).sum().backward()
+        found.append((logits.detach(), model.get_input_embeddings().weight.grad))
+    for masked, other in zip(*found, strict=True):
+        torch.testing.assert_close(other, masked, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("kind", "more", "longest"),
+    [
+        ("mistral", {"sliding_window": 8}, 8),
+        ("qwen2", {"layer_types": ["full_attention", "sliding_attention"], "sliding_window": 8,
+                   "use_sliding_window": True}, 20),
+        ("llama", {"attn_implementation": "eager"}, 12),
+        ("gpt_neo", {"attention_types": [[["global", "local"], 1]], "num_layers": 2, "num_heads": 4}, 12),
+    ],
+)  # fmt: skip
+def test_models_that_need_their_mask_keep_it(kind: str, more: dict[str, Any], longest: int) -> None:
+    model = model_of(kind, **more)
+    before = model.config._attn_implementation
+    assert not unmask(model, longest) and not is_unmasked(model)
+    assert model.config._attn_implementation == before
+
+
+def test_a_window_that_no_row_fills_is_none() -> None:
+    model = model_of("mistral", sliding_window=LENGTH + 1)
+    tokens = torch.randint(3, CLASSES, (2, LENGTH))
+    with torch.no_grad():
+        masked = model(input_ids=tokens).logits
+        assert unmask(model, LENGTH)
+        torch.testing.assert_close(model(input_ids=tokens).logits, masked, rtol=1e-5, atol=1e-6)
+
+
+def test_what_is_saved_says_nothing_of_it(tmp_path: Path) -> None:
+    from transformers import AutoModelForCausalLM
+
+    model = model_of("llama")
+    assert unmask(model, LENGTH)
+    model.save_pretrained(tmp_path)
+    assert UNMASKED not in (tmp_path / "config.json").read_text()
+    assert AutoModelForCausalLM.from_pretrained(tmp_path).config._attn_implementation == "sdpa"
