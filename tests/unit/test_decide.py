@@ -346,3 +346,62 @@ def test_the_disk_that_a_run_needs(checkpoint: dict[str, int], need: int) -> Non
     assert (caught.value.host, caught.value.where) == ("b", "/y")
     assert "checkpoint.keep" in (caught.value.hint or "")
     check_disk(recipe.model_copy(update={"force": True}), about)
+
+
+def with_memory(gigabytes: float) -> dict[str, dict[str, Any]]:
+    """A host with an H100 of this memory."""
+    gpu = {"name": "GPU", "capability": list(H100), "memory_total": int(gigabytes * 1e9)}
+    return {"a": {"cores": 16, "gpus": [gpu], "memory_total": 256 * 10**9}}
+
+
+LOGITS = {
+    "workload": "causal-lm",
+    "model": {"name": "gpt2", "config": {"vocab_size": 50304}},
+    "data": {"synthetic": {"samples": 4000}, "sequence": 1024},
+    "batch": {"micro": 32},
+}
+
+
+@pytest.mark.parametrize(
+    ("gigabytes", "recipe", "loss"),
+    [
+        (80, {}, False),
+        (24, {}, "auto"),  # 3.3 GB of logits and as much of their gradient
+        (24, {"batch": {"micro": 16}}, False),
+        (80, {"precision": "fp32"}, False),
+        (40, {"precision": "fp32"}, "auto"),
+        (80, {"train": {"compile": False}}, "auto"),
+        (80, {"train": {"compile": True, "fused_loss": True}}, True),
+        (80, {"engine": {"name": "deepspeed", "zero": 2}}, False),
+        (80, {"engine": {"name": "deepspeed", "zero": 3}}, "auto"),
+        (80, {"batch": {"micro": "auto"}}, "auto"),
+    ],
+)
+def test_a_compiled_graph_has_the_loss_where_there_is_room(
+    gigabytes: float, recipe: dict[str, Any], loss: Any
+) -> None:
+    decided = on(with_memory(gigabytes), **{"train": {"compile": True}, **LOGITS, **recipe})
+    assert decided.recipe.train.fused_loss == loss
+    assert decided.job.recipe["train"]["fused_loss"] == loss
+    named = [each for each in decided.job.decisions if each.field == "train.fused_loss"]
+    assert len(named) == (loss is False)
+
+
+@pytest.mark.parametrize(
+    ("recipe", "why"),
+    [
+        ({"batch": {"micro": 4, "accumulation": 2}}, "accumulate"),
+        ({"engine": {"name": "deepspeed", "zero": 1}}, "deepspeed"),
+        ({"workload": "text2sql", "model": {}, "data": {}}, "length"),
+        ({}, None),
+        ({"batch": {"micro": 4, "accumulation": 2}, "train": {"compile": True}}, None),
+    ],
+)
+def test_where_cuda_graphs_would_break_they_are_refused(recipe: dict[str, Any], why: str | None) -> None:
+    given = {"train": {"compile": "cuda-graphs"}, **LOGITS, **recipe}
+    if why is None:
+        assert on(with_memory(80), **given).recipe.train.compiled
+        return
+    with pytest.raises(RecipeError) as error:
+        on(with_memory(80), **given)
+    assert error.value.where == "train.compile" and why in error.value.what

@@ -72,7 +72,7 @@ def test_held_out_rows_are_filled_up_with_rows_that_do_not_count(count: int, uni
 
 def test_held_out_rows_are_whole_batches_for_every_rank() -> None:
     """Else accelerate deals some of them twice, and the held-out loss depends on the number of ranks."""
-    train = SimpleNamespace(label_smoothing=0.0, fused_loss=False, seed=0)
+    train = SimpleNamespace(label_smoothing=0.0, fused_loss=False, compiled=False, seed=0)
     context: Any = SimpleNamespace(
         recipe=SimpleNamespace(train=train, engine=SimpleNamespace(stage=0), keeps_half=False),
         engine=object(),

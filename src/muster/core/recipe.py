@@ -249,11 +249,12 @@ class Train(Section):
         description="Recompute activations in the backward pass instead of keeping them: less memory, more "
         "time. auto: used where it is faster, or where nothing else fits.",
     )
-    compile: bool | Literal["auto"] = Field(
+    compile: bool | Literal["auto", "cuda-graphs"] = Field(
         False,
         description="Compile the model with torch.compile. auto: on GPUs, where all batches have one shape, "
         "the run is long enough to win back the time that compiling takes, and nothing has to look into the "
-        "model's layers.",
+        "model's layers. cuda-graphs: its kernels are launched as CUDA graphs as well (mode "
+        "reduce-overhead), with engine ddp, batches of one shape and no accumulation.",
     )
     fused_loss: bool | Literal["auto"] = Field(
         "auto",
@@ -284,7 +285,12 @@ class Train(Section):
         """Whether the model is compiled in a job, whose plan has decided what was auto."""
         if self.compile == "auto":
             raise ValueError("whether the model is compiled is not decided yet")
-        return self.compile
+        return bool(self.compile)
+
+    @property
+    def cuda_graphs(self) -> bool:
+        """Whether a compiled model's kernels are launched as CUDA graphs."""
+        return self.compile == "cuda-graphs"
 
     @model_validator(mode="after")
     def _warms_up(self) -> Train:

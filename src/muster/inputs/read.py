@@ -97,7 +97,7 @@ def check(recipe: Recipe, inventory: Inventory) -> Inputs:
     check_model(recipe)
     engine = spec_of(recipe.engine.name)
     recipe = engine.checked(recipe)
-    if recipe.measure.attention and recipe.train.compile is True:
+    if recipe.measure.attention and recipe.train.compile in (True, "cuda-graphs"):
         raise RecipeError(
             "torch.compile leaves no attention function to measure",
             where="measure.attention",

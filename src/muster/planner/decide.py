@@ -123,6 +123,7 @@ def decide(
         where = Where(precision, device, slots, room)
         timer = clock(slots, device) if clock else None
         sized, candidates, refused = _choose(recipe, where, decisions, tracer, timer)
+        check_cuda_graphs(sized.recipe, sized.batch)
         if isinstance(recipe.batch.split, list):
             check_given_shares(recipe.batch.split, world_size=world_size, micro=sized.batch.micro)
         check_groups(sized.setting.group if sized.setting else recipe.engine.group or 0, world_size)
@@ -325,6 +326,19 @@ def decide_compiling(recipe: Recipe, device: str, decisions: list[Decision]) -> 
     return recipe.choosing(compiled=why is None)
 
 
+def check_cuda_graphs(recipe: Recipe, batch: Batch) -> None:
+    """Raise RecipeError where CUDA graphs would be recorded again and again, or overwrite what is needed."""
+    against = [
+        (not spec_of(recipe.engine.name).plain, f"{recipe.engine.name} moves weights and gradients itself"),
+        (batch.accumulation > 1, "gradients that accumulate lie in memory that the next micro-step writes"),
+        (recipe.padding_varies, "batches differ in length, and each length would be recorded anew"),
+    ]
+    why = next((reason for holds, reason in against if holds), None)
+    if recipe.train.cuda_graphs and why:
+        hint = "train.compile=true compiles without them"
+        raise RecipeError(f"is cuda-graphs, and {why}", where="train.compile", hint=hint)
+
+
 def decide_loss(recipe: Recipe, precision: str, room: Room, ranks: int, decisions: list[Decision]) -> Recipe:
     """The recipe with `train.fused_loss` decided where the model is compiled: off where the device has room
     for all logits, so that the compiler fuses the loss with the model; else as it is, and it is worked
@@ -332,7 +346,7 @@ def decide_loss(recipe: Recipe, precision: str, room: Room, ranks: int, decision
     engine, train, micro = recipe.engine, recipe.train, recipe.batch.micro
     config = whole_config(recipe)
     lengths = recipe.lengths(config)
-    if train.compile is not True or train.fused_loss != "auto" or recipe.output != "logits":
+    if train.compile in (False, "auto") or train.fused_loss != "auto" or recipe.output != "logits":
         return recipe
     if engine.zero == "auto" or spec_of(engine.name).shards_weights(engine.zero, ranks):
         return recipe

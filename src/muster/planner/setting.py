@@ -76,7 +76,7 @@ def setting_of(
         saves=recipe.checkpoint.model,
         checkpoints=recipe.checkpoint.every is not None,
         fused_loss=recipe.train.fused_loss,
-        compiled=recipe.train.compile is True and device == "cuda",
+        compiled=recipe.train.compile in (True, "cuda-graphs") and device == "cuda",
         quantized=recipe.model.quantized,
         keeps_half=recipe.keeps_half,
         small_moments=recipe.train.optimizer == "adamw-8bit",

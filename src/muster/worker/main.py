@@ -166,6 +166,7 @@ def training_arguments(context: Context) -> dict[str, Any]:
         else None,
         "gradient_checkpointing": train.checkpointing,
         "torch_compile": train.compiled,
+        **({"torch_compile_mode": "reduce-overhead"} if train.cuda_graphs else {}),
         "use_cpu": context.device == "cpu",
         "dataloader_num_workers": train.workers,
         "dataloader_pin_memory": context.device == "cuda",
