@@ -326,40 +326,6 @@ def test_padding_is_learned_where_that_is_asked_for(tokenizer: Any) -> None:
     assert (plain["labels"][1][rows.lengths[1] :] == -100).all()
 
 
-def test_packed_samples_do_not_see_each_other(tokenizer: Any) -> None:
-    """The loss of packed samples is that of the same samples apart, with a real model."""
-    import torch
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    from muster.dialogues.tokens import LearnedCollator, count_learned, packed
-    from muster.worker.loss import TokenLoss
-
-    rows = _learned(tokenizer, "answers")
-    together = packed(rows, sum(rows.lengths) + 3)
-    assert len(together) == 1 and sorted(together[0]["sizes"]) == sorted(rows.lengths)
-    torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=len(tokenizer), hidden_size=16, intermediate_size=16, num_hidden_layers=2,
-        num_attention_heads=2, num_key_value_heads=2, max_position_embeddings=128,
-    )  # fmt: skip
-    model = LlamaForCausalLM(config).eval()
-    collate = LearnedCollator(tokenizer.pad_token_id, fixed=sum(rows.lengths) + 3)
-    apart = LearnedCollator(tokenizer.pad_token_id)
-    loss = TokenLoss(moved=True)
-    losses = []
-    for batch in (collate([together[0]]), apart([rows[0], rows[1]])):
-        labels = batch.pop("labels")
-        losses.append(loss(model(**batch), labels).item())
-    assert losses[0] == pytest.approx(losses[1], rel=1e-5)
-    batch = collate([together[0]])
-    counts = count_learned(batch)
-    assert (counts.samples, int(counts.tokens), counts.padded_tokens) == (
-        1,
-        sum(rows.lengths),
-        sum(rows.lengths) + 3,
-    )
-
-
 def test_packing_keeps_every_sample_once(tokenizer: Any) -> None:
     from muster.dialogues.tokens import Rows, packed
 

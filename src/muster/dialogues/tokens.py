@@ -315,8 +315,7 @@ def packed(rows: Rows, sequence: int) -> Rows:
 class LearnedCollator:
     """Rows -> a padded batch. `pads`: padding is learned as well, as DeepSpeed-Chat's first step does.
 
-    Packed rows get (batch, 1, length, length) masks in which no token sees another sample, and positions that
-    begin anew in each.
+    Packed rows get positions that begin anew in each sample, by which models keep samples apart.
     """
 
     pad: int
@@ -339,33 +338,29 @@ class LearnedCollator:
                 labels[index, size:] = self.pad
         made = {"input_ids": inputs, "labels": labels, "attention_mask": mask}
         if "sizes" in rows[0]:
-            made |= apart([row["sizes"] for row in rows], length)
+            made["position_ids"] = positions_of([row["sizes"] for row in rows], length)
         return made
 
 
-def apart(sizes: Sequence[Sequence[int]], length: int) -> dict[str, torch.Tensor]:
-    """(batch, 1, length, length) attention_mask, true where a token may look, and (batch, length)
-    position_ids, for rows of samples of these sizes. Padding sees itself alone, at position 1."""
-    samples = torch.full((len(sizes), length), -1)
-    positions = torch.ones((len(sizes), length), dtype=torch.long)
-    for row, members in enumerate(sizes):
-        start = 0
-        for number, size in enumerate(members):
-            samples[row, start : start + size] = number
-            positions[row, start : start + size] = torch.arange(size)
-            start += size
-    same = (samples[:, :, None] == samples[:, None, :]) & (samples >= 0)[:, :, None]
-    causal = torch.ones(length, length, dtype=torch.bool).tril()
-    itself = torch.eye(length, dtype=torch.bool)
-    return {"attention_mask": ((same & causal) | itself)[:, None], "position_ids": positions}
+def positions_of(sizes: Sequence[Sequence[int]], length: int) -> torch.Tensor:
+    """(batch, length) positions in rows of samples of these sizes: they begin anew in each, and in what pads
+    the row."""
+    return torch.stack(
+        [torch.cat([torch.arange(size) for size in (*row, length - sum(row))]) for row in sizes]
+    )
+
+
+def apart(positions: torch.Tensor) -> torch.Tensor:
+    """(batch, 1, length, length) masks of packed rows, true where a token may look: at its own sample, up to
+    itself."""
+    samples = (positions == 0).cumsum(1)
+    return (samples[:, :, None] == samples[:, None, :]).tril()[:, None]
 
 
 def count_learned(inputs: Mapping[str, Any]) -> Counts:
     """A row is a sample, also where several are packed in it."""
-    mask, rows = inputs["attention_mask"], inputs["input_ids"]
-    if mask.ndim > 2:  # packed: a token at position p sees p + 1, and padding, at position 1, itself alone
-        mask = mask.sum(-1)[:, 0] == inputs["position_ids"] + 1
-    return Counts(int(rows.shape[0]), mask.sum(), rows.numel())
+    mask = inputs["attention_mask"]
+    return Counts(int(mask.shape[0]), mask.sum(), mask.numel())
 
 
 def texts_of(samples: Sequence[Dialogue]) -> Iterator[str]:

@@ -12,6 +12,29 @@ from muster.core.errors import RecipeError
 from muster.core.recipe import DATA, WORKLOAD
 from muster.dialogues.spec import DialogueData, DialogueRecipe
 
+# Model types that keep packed samples apart by their positions (tests/unit/test_packing.py).
+BY_POSITIONS = frozenset(
+    {
+        "codegen", "cohere", "gemma", "gemma2", "gemma3_text", "gpt2", "gpt_neo", "gpt_neox", "gptj",
+        "granite", "llama", "mistral", "mixtral", "olmo", "olmo2", "phi", "phi3", "qwen2", "qwen2_moe",
+        "qwen3", "smollm3", "stablelm", "starcoder2",
+    }
+)  # fmt: skip
+BY_MASK = frozenset({"opt"})  # by a mask of two samples' tokens, which SDPA alone reads as it is meant
+
+
+def check_packing(kind: str, attention: str | None) -> None:
+    """Raise RecipeError for a model that would let packed samples see each other. `kind`: its type;
+    `attention`: Transformers' name of its attention; None: the model's usual one."""
+    if kind in BY_POSITIONS or (kind in BY_MASK and attention in (None, "sdpa")):
+        return
+    what = f"{kind} keeps packed samples apart with model.attention=sdpa alone"
+    raise RecipeError(
+        f"is true, and {what if kind in BY_MASK else f'{kind} is not known to keep packed samples apart'}",
+        where="data.packing",
+        hint="data.packing=false",
+    )
+
 
 class SftData(DialogueData):
     """Prompts and the answers to learn."""
@@ -46,6 +69,8 @@ class SftRecipe(DialogueRecipe):
                 where="data.packing",
                 hint="data.learn=answers, or data.packing=false",
             )
+        if self.data.packing and "model_type" in config:
+            check_packing(str(config["model_type"]), config.get("attn_implementation"))
         super().check_data(path, config)
 
     @property

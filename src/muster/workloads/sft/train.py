@@ -8,13 +8,13 @@ from transformers import TrainingArguments
 
 from muster.dialogues.answer import Answerer, executed, questions
 from muster.dialogues.load import Encoding
-from muster.dialogues.tokens import LearnedCollator, count_learned, learned, packed
+from muster.dialogues.tokens import LearnedCollator, apart, count_learned, learned, packed
 from muster.worker.attention import is_unmasked
 from muster.worker.context import Context
 from muster.worker.decoders import make_config, make_model
 from muster.worker.trainer import Trainer, wired
 from muster.worker.workloads.base import Built
-from muster.workloads.sft.spec import SftData
+from muster.workloads.sft.spec import BY_MASK, SftData, check_packing
 
 __all__ = ["Answerer", "build", "questions"]
 
@@ -22,17 +22,20 @@ __all__ = ["Answerer", "build", "questions"]
 class _Trainer(Trainer):
     """Muster's trainer; the loss is one per token.
 
-    `whole`: rows are padded at their end alone, and padding is not learned: causal attention needs no mask.
+    `unmasked`: rows are padded at their end alone, and padding is not learned, so that causal attention needs
+    no mask; or they are packed, and positions tell where a sample begins. `parted`: packed rows need a mask.
     """
 
     per_token = True
-    whole = False
+    unmasked = parted = False
 
     def compute_loss(self, model: Any, inputs: dict[str, Any], *rest: Any, **named: Any) -> Any:
-        """As the trainer's, without a mask where none is needed: whether one masks anything is a question to
+        """As the trainer's, with the mask that the model needs: whether one masks anything is a question to
         the data, which the host would wait for in every pass."""
-        if self.whole:
+        if self.unmasked:
             inputs = {name: value for name, value in inputs.items() if name != "attention_mask"}
+        if self.parted:
+            inputs = {**inputs, "attention_mask": apart(inputs["position_ids"])}
         return super().compute_loss(model, inputs, *rest, **named)
 
 
@@ -56,6 +59,8 @@ def build(context: Context, arguments: dict[str, Any]) -> Built:
         notes.append(f"{told} are packed into {len(train):,} sequences of {encoding.sequence:,} tokens")
     whole = not data.packing and data.learn != "padding"
     model = make_model(context, config, tokenizer, longest=encoding.sequence if whole else None)
+    if data.packing:
+        check_packing(config.model_type, model.config._attn_implementation)
     trainer = wired(
         _Trainer,
         context,
@@ -74,6 +79,7 @@ def build(context: Context, arguments: dict[str, Any]) -> Built:
         grouped=data.padding == "dynamic",
         moved=True,
     )
-    trainer.whole = whole and is_unmasked(model)
+    trainer.parted = data.packing and config.model_type in BY_MASK
+    trainer.unmasked = (data.packing and not trainer.parted) or is_unmasked(model)
     answered = executed(samples.held_out)
     return Built(trainer, count_learned, len(train), answered, train.cut, encoding.skipped, len(held), notes)
