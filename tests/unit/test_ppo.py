@@ -184,13 +184,13 @@ def test_the_critic_has_a_learning_rate_of_its_own() -> None:
 
 
 def test_a_step_on_the_same_answers_repeats_a_global_batch() -> None:
+    from muster.dialogues.rollouts import Repeated
     from muster.worker.data.sampler import GroupedSampler
-    from muster.workloads.ppo.train import Passes
 
     order = GroupedSampler([1] * 4, global_batch=2, seed=0, grouped=False)
-    once, twice = list(order), list(Passes(order, 2))
+    once, twice = list(order), list(Repeated(order, 2))
     assert twice == [*once[:2], *once[:2], *once[2:], *once[2:]]
-    assert len(Passes(order, 2)) == 8
+    assert len(Repeated(order, 2)) == 8
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from muster.core.errors import RecipeError
 from muster.dialogues.answer import executed
 from muster.dialogues.load import Encoding
 from muster.dialogues.rl import Group, RolloutRecipe
-from muster.dialogues.rollouts import Prompts, Rollouts
+from muster.dialogues.rollouts import Prompts, Repeated, Rollouts
 from muster.dialogues.scoring import Scorer
 from muster.dialogues.trl import ByTrl
 from muster.worker.context import Context
@@ -19,10 +19,16 @@ from muster.worker.workloads.base import Built, Counts
 
 
 class Grouped(Rollouts, ByTrl):
-    """Goes before TRL's GRPOTrainer and RLOOTrainer among the base classes. TRL's own order of samples is
-    kept: it deals the answers to one prompt to all ranks. Set `prompts` as well."""
+    """Goes before TRL's GRPOTrainer and RLOOTrainer among the base classes. Set `prompts` as well."""
 
     prompts: Prompts
+
+    def _get_train_sampler(self, dataset: Any = None) -> Repeated:
+        """Muster's order of prompts, dealt as TRL's is: the answers to one prompt go to all ranks. TRL's own
+        leaves out the last prompts of an epoch where they do not fill a batch."""
+        trainer: Any = self
+        passes = trainer.num_iterations * trainer.args.steps_per_generation
+        return Repeated(trainer.sampler, passes, trainer.num_generations)
 
     def _tokenize_prompts(self, numbers: list[str]) -> tuple[list[list[int]], None, dict[str, Any]]:
         """As every workload of dialogues makes tokens."""
@@ -79,7 +85,12 @@ def build(
             generation_kwargs={"use_cache": True},  # else as the model's configuration says, which has it off
             beta=group.beta,
             epsilon=group.clip,
+            epsilon_high=None,  # the same
             num_iterations=group.epochs,
+            disable_dropout=True,  # else a token's probability differs from when it was drawn
+            repetition_penalty=1.0,
+            mask_truncated_completions=False,
+            sync_ref_model=False,
             **own,
         ),
         train=train,
@@ -90,6 +101,7 @@ def build(
         own_loss=True,
         reward_funcs=functions,
     )
+    trainer.sampler.global_batch = context.batch.global_ // group.answers  # in prompts
     trainer.encoding, trainer.generation, trainer.prompts = encoding, generation, train
     trainer.scorer = Scorer(context, recipe, tokenizer)
     functions[0].function = trainer.rewarded

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch.utils.data import Dataset
+from torch.utils.data import Dataset, Sampler
 from transformers import GenerationConfig
 from transformers.trainer_utils import EvalLoopOutput
 from trl.distributed import DistributedBackend
@@ -20,6 +20,7 @@ from muster.dialogues.rl import Generation
 from muster.dialogues.rows import Dialogue
 from muster.dialogues.scoring import Scorer
 from muster.dialogues.tokens import padded
+from muster.worker.data.sampler import GroupedSampler
 from muster.worker.together import gather
 
 BATCH = 64  # held-out prompts that are answered at once
@@ -53,6 +54,23 @@ class Prompts(Dataset[dict[str, Any]]):  # type: ignore[misc]
 
     def __getitem__(self, index: int) -> dict[str, Any]:
         return {"prompt": str(range(len(self))[index])}
+
+
+class Repeated(Sampler[int]):  # type: ignore[misc]
+    """Every global batch of an order of prompts `passes` times, and in it each prompt `answers` times in a
+    row. An epoch has every prompt, since the order fills up its last batch."""
+
+    def __init__(self, order: GroupedSampler, passes: int, answers: int = 1) -> None:
+        self.order, self.passes, self.answers = order, passes, answers
+
+    def __len__(self) -> int:
+        return len(self.order) * self.passes * self.answers
+
+    def __iter__(self) -> Iterator[int]:
+        indices, size = list(self.order), self.order.global_batch
+        for start in range(0, len(indices), size):
+            batch = indices[start : start + size]
+            yield from [index for index in batch for _ in range(self.answers)] * self.passes
 
 
 def generation_config(generation: Generation, tokenizer: Any, *, sampled: bool) -> GenerationConfig:

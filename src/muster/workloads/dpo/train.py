@@ -60,7 +60,15 @@ def build(context: Context, arguments: dict[str, Any]) -> Built:
         DPOConfig(
             **{**arguments, "per_device_eval_batch_size": context.batch.micro},
             beta=recipe.dpo.beta,
+            # TRL's sigmoid reads no label_smoothing. Robust DPO (Chowdhury et al. 2024) has it as the
+            # probability of a flipped pair, and is the sigmoid's loss where that is 0.
+            loss_type=["robust"],
             label_smoothing=recipe.dpo.label_smoothing,
+            f_divergence_type="reverse_kl",
+            disable_dropout=True,
+            sync_ref_model=False,
+            use_weighting=False,
+            ld_alpha=None,
         ),
         train=train,
         held_out=held,

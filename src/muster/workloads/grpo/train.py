@@ -19,7 +19,6 @@ __all__ = ["Answerer", "build", "questions"]
 class _Trainer(Grouped, GRPOTrainer):  # type: ignore[misc]
     """TRL's, with Muster's prompts and rewards."""
 
-    _get_train_sampler = GRPOTrainer._get_train_sampler
     get_train_dataloader = GRPOTrainer.get_train_dataloader
 
 
@@ -27,5 +26,13 @@ def build(context: Context, arguments: dict[str, Any]) -> Built:
     """The trainer for the recipe. Raises DataError and RecipeError."""
     recipe = context.recipe
     assert isinstance(recipe, GrpoRecipe)
-    own = {"loss_type": recipe.grpo.loss, "scale_rewards": recipe.grpo.scale}
+    own = {
+        "loss_type": recipe.grpo.loss,
+        "scale_rewards": recipe.grpo.scale,
+        "importance_sampling_level": "token",
+        "use_bias_correction_kl": False,  # the estimator of Shao et al., equation 4; TRL's own is another's
+        "top_entropy_quantile": 1.0,
+        "entropy_coef": 0.0,
+        "delta": None,
+    }
     return build_grouped(context, arguments, recipe.grpo, _Trainer, GRPOConfig, **own)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,17 +10,15 @@ from typing import Any
 
 import torch
 from accelerate.utils import DummyOptim, set_seed
-from torch.utils.data import Sampler
 from transformers import TrainingArguments
 from trl.models.utils import prepare_deepspeed
 
 from muster.dialogues.answer import Answerer, executed, questions
 from muster.dialogues.load import Encoding
-from muster.dialogues.rollouts import Prompts, Rollouts, generate, generation_config
+from muster.dialogues.rollouts import Prompts, Repeated, Rollouts, generate, generation_config
 from muster.dialogues.scoring import Scorer
 from muster.worker.adapters import write_merged
 from muster.worker.context import Context
-from muster.worker.data.sampler import GroupedSampler
 from muster.worker.decoders import make_config, make_model
 from muster.worker.trainer import Trainer, wired
 from muster.worker.workloads.base import Built, Counts
@@ -40,21 +38,6 @@ class Experience:
     values: torch.Tensor
     advantages: torch.Tensor
     returns: torch.Tensor
-
-
-class Passes(Sampler[int]):  # type: ignore[misc]
-    """Every global batch of an order several times."""
-
-    def __init__(self, order: GroupedSampler, count: int) -> None:
-        self.order, self.count = order, count
-
-    def __len__(self) -> int:
-        return len(self.order) * self.count
-
-    def __iter__(self) -> Iterator[int]:
-        indices, size = list(self.order), self.order.global_batch
-        for start in range(0, len(indices), size):
-            yield from indices[start : start + size] * self.count
 
 
 class _Trainer(Rollouts, Trainer):
@@ -269,7 +252,7 @@ def build(context: Context, arguments: dict[str, Any]) -> Built:
     )
     trainer.encoding, trainer.generation, trainer.scorer = encoding, generation, scorer
     trainer.prompts, trainer.ppo = train, recipe.ppo
-    trainer.sampler = Passes(trainer.sampler, recipe.ppo.epochs)
+    trainer.sampler = Repeated(trainer.sampler, recipe.ppo.epochs)
     if reference is not None:
         trainer.reference = _frozen(trainer, reference)
     set_seed(recipe.train.seed, device_specific=True)  # ranks draw different answers to the same prompt

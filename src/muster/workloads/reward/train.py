@@ -50,7 +50,11 @@ def build(context: Context, arguments: dict[str, Any]) -> Built:
         _Trainer,
         context,
         model,
-        RewardConfig(**{**arguments, "per_device_eval_batch_size": context.batch.micro}),
+        RewardConfig(
+            **{**arguments, "per_device_eval_batch_size": context.batch.micro},
+            center_rewards_coefficient=None,
+            disable_dropout=True,
+        ),
         train=train,
         held_out=held,
         lengths=train.lengths,

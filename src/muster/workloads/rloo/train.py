@@ -19,7 +19,6 @@ __all__ = ["Answerer", "build", "questions"]
 class _Trainer(Grouped, RLOOTrainer):  # type: ignore[misc]
     """TRL's, with Muster's prompts and rewards."""
 
-    _get_train_sampler = RLOOTrainer._get_train_sampler
     get_train_dataloader = RLOOTrainer.get_train_dataloader
 
 
@@ -27,5 +26,5 @@ def build(context: Context, arguments: dict[str, Any]) -> Built:
     """The trainer for the recipe. Raises DataError and RecipeError."""
     recipe = context.recipe
     assert isinstance(recipe, RlooRecipe)
-    own = {"normalize_advantages": recipe.rloo.normalize}
+    own = {"normalize_advantages": recipe.rloo.normalize, "reward_clip_range": None}
     return build_grouped(context, arguments, recipe.rloo, _Trainer, RLOOConfig, **own)
