@@ -113,7 +113,8 @@ def test_grpo(loss: str, start: Path, tmp_path: Path, monkeypatch: pytest.Monkey
     own = {"answers": 4, "beta": beta, "clip": clip, "loss": loss, "epochs": 2}
     data = data_of(
         "grpo", model={"name": str(start), "init": "pretrained", "config": None, "tokenizer": "auto"},
-        grpo=own, generation={"prompt": 128, "answer": 8}, reward=rewards_of(tmp_path), train={"max_steps": 8},
+        grpo=own, generation={"prompt": 128, "answer": 8}, reward=rewards_of(tmp_path),
+        train={"max_steps": 8},
     )  # fmt: skip
     train_here(tmp_path, data, micro=8)
     held.check()

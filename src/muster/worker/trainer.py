@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 import transformers
+from accelerate.utils import DummyOptim
 from torch.utils.data import DataLoader, Sampler
 from transformers.trainer_utils import IntervalStrategy, seed_worker
 
@@ -106,6 +107,24 @@ class Common(ConvertedWeights, ExactHeldOut, OrderedSamples):
         loss = getattr(self, "compute_loss_func", None)
         with loss.expecting(inputs.get("labels")) if isinstance(loss, TokenLoss) else nullcontext():
             return super().compute_loss(model, inputs, *args, **named)  # type: ignore[misc]
+
+    def create_optimizer(self, model: Any = None) -> Any:
+        """Transformers' own. An optimizer that DeepSpeed makes later, of its file, gets the same groups:
+        Transformers 5.23 gives it all parameters in one (integrations/deepspeed.py: deepspeed_optim_sched),
+        so that norms and biases would decay as well."""
+        optimizer = super().create_optimizer(model)  # type: ignore[misc]
+        if isinstance(optimizer, DummyOptim):
+            trained = [pair for pair in self.model.named_parameters() if pair[1].requires_grad]  # type: ignore[attr-defined]
+            decayed = set(self.get_decay_parameter_names(self.model))  # type: ignore[attr-defined]
+            groups = [
+                {
+                    "params": [each for name, each in trained if (name in decayed) is decays],
+                    "weight_decay": decay,
+                }
+                for decays, decay in ((True, self.args.weight_decay), (False, 0.0))  # type: ignore[attr-defined]
+            ]
+            optimizer.params = [group for group in groups if group["params"]]
+        return optimizer
 
     def floating_point_ops(self, inputs: Any) -> int:
         """Nothing: Transformers' estimate walks through all modules in every step, and nobody

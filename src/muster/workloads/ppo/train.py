@@ -71,7 +71,7 @@ class _Trainer(Rollouts, Trainer):
         if rate is None:
             return optimizer
         later = isinstance(optimizer, DummyOptim)
-        groups = [{"params": optimizer.params}] if later else optimizer.param_groups
+        groups = optimizer.params if later else optimizer.param_groups
         split = parted(groups, self.model.critic, rate)
         if later:
             optimizer.params = split
