@@ -196,6 +196,64 @@ def test_a_file_that_is_no_configuration(tmp_path: Path, content: str | bytes, w
         read_user_config(str(path))
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"zero_optimization": {"stage": 2,}, "gradient_clipping": 1.0,}',
+        '{\n  // stage two\n  "zero_optimization": {"stage": 2}, # old\n  "gradient_clipping": 1.0\n}',
+        '{"_comment": "old", "zero_optimization": {"_why": "fits", "stage": 2}, "gradient_clipping": 1.0}',
+    ],
+)
+def test_what_deepspeed_reads_is_read(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "ds.json"
+    path.write_text(text)
+    assert read_user_config(str(path)) == {"zero_optimization": {"stage": 2}, "gradient_clipping": 1.0}
+
+
+@pytest.mark.parametrize(
+    ("text", "what"),
+    [
+        ("", "is empty"),
+        ('{"zero_optimization": {"stage": 2, "stage": 3}}', "'stage' is given 2 times"),
+        ('{"bf16": {"enabled": true}, "bf16": {"enabled": false}}', "'bf16' is given 2 times"),
+        ('{"zero_optimization": {"stage": 2,}, "bf16": {}, "bf16": {},}', "'bf16' is given 2 times"),
+        ('{"zero_optimization": true}', "zero_optimization is true"),
+        ('{"zero_optimization": 2}', "zero_optimization is 2"),
+        ('{"zero_optimization": {"stage": "2"}}', 'stage is "2"'),
+        ('{"zero_optimization": {"stage": null}}', "stage is null"),
+        ('{"zero_optimization": {"stage": [2]}}', "stage is \\[2\\]"),
+        ('{"zero_optimization": {"stage": true}}', "stage is true"),
+        ('{"fp16": true}', "fp16 is true"),
+        ('{"optimizer": "AdamW"}', 'optimizer is "AdamW"'),
+        ('{"tensorboard": true}', "tensorboard is true"),
+        ('{"tensor_parallel": {"autotp_size": 2}}', "tensor_parallel.autotp_size is 2"),
+        ('{"pipeline": {"stages": 2}}', "pipeline.stages is 2"),
+        ('{"sequence_parallel_size": 4}', "sequence_parallel_size is 4"),
+        ('{"amp": {"enabled": true, "opt_level": "O1"}}', "amp is Apex's"),
+        ('{"curriculum_learning": {"enabled": true}}', "curriculum_learning needs"),
+        ('{"progressive_layer_drop": {"enabled": true}}', "progressive_layer_drop needs"),
+        ('{"elasticity": {"enabled": true}}', "elasticity changes"),
+        ('{"compression_training": {"weight_quantization": {}}}', "compression_training changes"),
+        ('{"optimizer": {"type": "OneBitAdam", "params": {"lr": 0.001}}}', "OneBitAdam needs"),
+    ],
+)
+def test_what_would_be_trained_otherwise_is_refused(tmp_path: Path, text: str, what: str) -> None:
+    path = tmp_path / "ds.json"
+    path.write_text(text)
+    with pytest.raises(RecipeError, match=what) as caught:
+        read_user_config(str(path))
+    assert caught.value.where == str(path)
+
+
+def test_what_is_switched_off_is_no_matter(tmp_path: Path) -> None:
+    text = (
+        '{"curriculum_learning": {"enabled": false}, "tensor_parallel": {"autotp_size": 1}, '
+        '"pipeline": {"stages": "auto"}}'
+    )
+    (tmp_path / "ds.json").write_text(text)
+    assert "pipeline" in read_user_config(str(tmp_path / "ds.json"))
+
+
 def test_no_file(tmp_path: Path) -> None:
     with pytest.raises(RecipeError, match="no such DeepSpeed configuration"):
         read_user_config(str(tmp_path / "none.json"))

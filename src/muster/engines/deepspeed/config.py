@@ -11,11 +11,14 @@ from __future__ import annotations
 import copy
 import json
 import math
+from collections import Counter
 from collections.abc import Mapping
 from functools import cache
 from importlib import resources
 from pathlib import Path
 from typing import Any
+
+import hjson
 
 from muster.core.batch import Batch
 from muster.core.errors import RecipeError
@@ -36,6 +39,39 @@ _SCHEDULERS: dict[str, tuple[str, tuple[str, ...]]] = {
     "WarmupDecayLR": ("then linear to 0", ("warmup_num_steps", "total_num_steps", *_RATES)),
     "WarmupCosineLR": ("then cosine", ("warmup_num_steps", "total_num_steps")),
 }
+# What would make a rank something else than one of many with samples of their own -> a hint.
+_OTHER_RANKS = {
+    "tensor_parallel.autotp_size": "leave it out; stage 3 shards the model",
+    "pipeline.stages": "leave it out; stage 3 shards the model",
+    "sequence_parallel_size": "leave it out; train.gradient_checkpointing=true makes room for long sequences",
+}
+# What needs a training loop, a model or a package that Muster does not bring.
+_NOT_TRAINED_WITH = {
+    "amp": "is Apex's: bf16 or fp16 has its place",
+    "compression_training": "changes the model, and needs calls in the training loop",
+    "curriculum_learning": "needs a training loop that asks it for each step's length",
+    "data_efficiency": "needs a training loop that takes its samples",
+    "eigenvalue": "needs a training loop that asks it for each step",
+    "elasticity": "changes the batch with the number of ranks: muster resume goes on with other hosts",
+    "expert_parallel": "spreads experts over ranks",
+    "hybrid_engine": "needs DeepSpeed-Chat's training loop",
+    "progressive_layer_drop": "needs a model that takes it",
+    "sparse_attention": "needs a model that takes it",
+    "weight_quantization": "changes the model, and needs calls in the training loop",
+}
+_COMPRESSED = ("OneBitAdam", "OneBitLamb", "ZeroOneAdam")
+# Sections without a list of keys.
+_SECTIONS = frozenset(
+    {
+        *_NOT_TRAINED_WITH, "tensor_parallel", "pipeline", "tensorboard", "wandb", "comet", "csv_monitor",
+        "flops_profiler", "comms_logger", "checkpoint", "aio", "autotuning", "data_types", "nebula", "timers",
+    }
+)  # fmt: skip
+_EXAMPLES = {
+    "zero_optimization": '"zero_optimization": {"stage": 1}',
+    "fp16": '"fp16": {"enabled": true}',
+    "bf16": '"bf16": {"enabled": true}',
+}
 REDUCE_BUCKET = 500_000_000  # elements, of stages 1 and 2
 GROUP = "zero_hpz_partition_size"
 _BUCKET = "reduce_bucket_size"
@@ -51,9 +87,23 @@ def known_keys() -> dict[str, Any]:
 
 
 def read_user_config(path: str) -> dict[str, Any]:
-    """A user's DeepSpeed JSON, every key known. Raises RecipeError naming the nearest real key."""
+    """A user's DeepSpeed JSON, every key known; comments and trailing commas are read as DeepSpeed reads them
+    (hjson), and keys that begin with _ are comments. Raises RecipeError naming the nearest real key."""
+
+    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        for key, count in Counter(key for key, _ in pairs).items():
+            if count > 1:
+                raise RecipeError(f"{key!r} is given {count} times in one section", where=path)
+        return {key: value for key, value in pairs if not key.startswith("_")}
+
     try:
-        config = json.loads(Path(path).expanduser().read_text(encoding="utf-8"))
+        text = Path(path).expanduser().read_text(encoding="utf-8")
+        if not text.strip():
+            raise RecipeError("is empty", where=path)
+        try:
+            config = json.loads(text, object_pairs_hook=unique)
+        except ValueError:
+            config = hjson.loads(text, object_pairs_hook=unique)
     except FileNotFoundError:
         raise RecipeError("no such DeepSpeed configuration", where=path) from None
     except (OSError, ValueError) as error:
@@ -65,8 +115,30 @@ def read_user_config(path: str) -> dict[str, Any]:
 
 
 def check_keys(config: Mapping[str, Any], *, where: str) -> None:
-    """Raise RecipeError at the first key that DeepSpeed would silently ignore."""
+    """Raise RecipeError at the first key that DeepSpeed would silently ignore, that has a value of the wrong
+    kind, or that asks for what Muster does not train with."""
     _check(config, known_keys(), "", where)
+    stage = section(config, "zero_optimization").get("stage", 0)
+    if isinstance(stage, bool) or stage not in (0, 1, 2, 3):
+        what = f"zero_optimization.stage is {json.dumps(stage)}, and must be 0, 1, 2 or 3"
+        raise RecipeError(what, where=where)
+    for path, hint in _OTHER_RANKS.items():
+        key, _, name = path.partition(".")
+        size = section(config, key).get(name, 1) if name else config.get(key, 1)
+        if size not in (0, 1, "auto"):
+            what = f"{path} is {json.dumps(size)}, and each rank has whole layers and samples of its own"
+            raise RecipeError(what, where=where, hint=hint)
+    for key, why in _NOT_TRAINED_WITH.items():
+        asked = section(config, key)
+        if asked.get("enabled", bool(asked)):
+            raise RecipeError(f"{key} {why}", where=where, hint=f"leave {key} out")
+    kind = section(config, "optimizer").get("type")
+    if kind in _COMPRESSED:
+        raise RecipeError(
+            f"optimizer.type {kind} needs a communication of its own, which Muster does not set up",
+            where=where,
+            hint="AdamW, or no optimizer: the recipe's AdamW",
+        )
 
 
 def user_batch(config: Mapping[str, Any]) -> dict[str, int]:
@@ -350,7 +422,15 @@ def _check(config: Mapping[str, Any], known: Mapping[str, Any], prefix: str, whe
                 where=where,
                 hint=did_you_mean(key, known) or did_you_mean(key, everywhere),
             )
-        if isinstance(known[key], dict) and isinstance(value, dict):
+        if (isinstance(known[key], dict) or (key in _SECTIONS and not prefix)) and not isinstance(
+            value, dict
+        ):
+            raise RecipeError(
+                f"{prefix}{key} is {json.dumps(value)}, and must be a section",
+                where=where,
+                hint=_EXAMPLES.get(key),
+            )
+        if isinstance(known[key], dict):
             _check(value, known[key], f"{prefix}{key}.", where)
 
 
