@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -22,7 +23,7 @@ SHARE = 0.85  # of the device's memory that they may take
 def room_of(machine: Mapping[str, Any], tiny: bool) -> Room:
     """What pieces may use together."""
     if tiny:
-        return Room(min(4, machine["cores"]), 0.0, timed=False)
+        return Room(min(4, machine["cores"]), math.inf, timed=False)
     return Room(max(1, round(machine["cores"] * TOGETHER)), SHARE * machine.get("memory", 0) / 1e9)
 
 

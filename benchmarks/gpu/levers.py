@@ -234,7 +234,7 @@ class Loop:
             "samples_per_second": self.shape.batch / seconds,
             "mfu": rate / peak if peak else None,
             "first_step_seconds": first,
-            "loss": float(loss),
+            "loss": float(loss.detach()),
             "allocator_peak": torch.cuda.max_memory_allocated() if self.cuda else None,
             **(self.profiled() if self.cuda else {}),
         }

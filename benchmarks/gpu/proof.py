@@ -109,8 +109,8 @@ def anonymous(xml: str) -> str:
 
 def check(machine: Machine) -> Figures:
     """`muster check local:1` sees the device, and ends with an answer."""
-    words = ["--expect-gpus", "1"] if machine.device == "cuda" else []
-    found = json.loads(muster("check", "local:1", "--json", *words, okay=(0, 1)))
+    expected = "1" if machine.device == "cuda" else "none"
+    found = json.loads(muster("check", "local:1", "--json", "--expect-gpus", expected, okay=(0, 1)))
     host = found["hosts"][0]
     if machine.device == "cuda" and not host["slots"]:
         raise Failed(f"muster check found no GPU:\n{json.dumps(found, indent=1)}")
