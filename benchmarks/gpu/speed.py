@@ -24,6 +24,7 @@ from benchmarks.gpu.jobs import PLAIN, peer, train
 from benchmarks.gpu.kit import Figures, Machine, NotApplicable, Piece
 
 LEAST, MOST = 2, 3  # rounds
+WAITING = 0.01  # of a step, for its batch, at most
 HELD = 1000  # pairs
 DDP = ("engine.name=ddp", "engine.zero=0")
 LM = (*DDP, "train.compile=true", "train.gradient_checkpointing=false", "batch.tokens=null", "precision=auto")
@@ -96,7 +97,7 @@ def rows() -> list[Row]:
             "gpt2-124m", 240, 190, "opt-benchmark", LM, Side(32, 6e-4), 32 * 60, "gpt2-small",
             ("gpt2-micro", {"n_embd": 64, "vocab_size": 1000, "resid_pdrop": 0.0}),
             {"vocab_size": 50304, "resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}, 1024,
-            peer="compiled", published="a plain compiled bf16 loop (llm.c: MFU 41 %)", ratio=0.98, mfu=0.45,
+            peer="compiled", published="a plain compiled bf16 loop (llm.c: MFU 41 %)", ratio=1.2, mfu=0.45,
         ),
         Row(
             "opt-350m-sft", 240, 165, "s1-opt-350m", LM, Side(24, 1e-10), 24 * 60, "facebook/opt-350m",
@@ -319,6 +320,9 @@ def compared(row: Row, rounds: list[list[Figures]], settings: Sequence[Any]) -> 
     figures["mfu"] = spread([one["mfu"] for one in ours if one["mfu"] is not None])
     if row.mfu is not None:
         bars["mfu"] = bar(figures["mfu"] and figures["mfu"]["median"], row.mfu)
+    if waited := [one["data_share"] for one in ours if one.get("data_share") is not None]:
+        most = max(waited)
+        bars["data_share"] = {"bar": WAITING, "found": most, "met": most <= WAITING}
     if row.peer == "pairs":
         losses = [statistics.median([one["held_out_loss"] for one in side]) for side in (ours, theirs)]
         figures["held_out_loss"] = {"muster": losses[0], "peer": losses[1]}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 import subprocess
 import sys
@@ -258,14 +259,43 @@ def test_the_page_tells_what_was_measured_and_what_failed(tmp_path: Path) -> Non
     assert "Nothing was measured" in page.page(results)
     rate = {"best": 8e14, "median": 7.5e14, "spread": 0.05}
     figures = {"flops_per_second": {"8192": rate}}
-    results.add(
-        Piece("ceiling", "matmul-bf16", 60, lambda _: {}), MACHINE, {"status": "passed", "figures": figures}
-    )
-    results.add(piece("ddp-fp32"), MACHINE, {"status": "failed", "error": "a traceback\nNCCL is not there"})
-    told = page.page(results)
-    assert "a GPU" in told and "| bf16 | 8192 | 800.0 | 750.0 | 5.0% |" in told
-    assert "ddp-fp32: failed: NCCL is not there" in told and "a traceback" not in told
-    assert "Memory" not in told
+    passed = {"status": "passed", "figures": figures, "commit": "abc"}
+    results.add(Piece("ceiling", "matmul-bf16", 60, lambda _: {}), MACHINE, passed)
+    failed = {"status": "failed", "error": "a traceback\nNCCL is not there", "note": "A driver was missing."}
+    results.add(piece("ddp-fp32"), MACHINE, failed)
+    results.add(piece("smi"), MACHINE, {"status": "cut short", "error": "ended after 9 s"})
+    text = page.page(results)
+    assert "a GPU" in text and "| bf16 | 8192 | 800.0 | 750.0 | 5.0% |" in text and "Code: abc" in text
+    missed, lacking = section(text, "Missed"), section(text, "Not measured")
+    assert "| proof/ddp-fp32 | NCCL is not there. A driver was missing | passes |" in missed
+    assert "a traceback" not in text and "matmul-bf16" not in missed + lacking
+    assert "smi" in lacking and "matmul-fp16" in lacking and "ddp-fp32," not in lacking
+    assert "Memory" not in text
+
+
+def section(text: str, name: str) -> str:
+    return text.partition(f"\n## {name}\n")[2].partition("\n## ")[0]
+
+
+def test_the_committed_page_is_what_the_kit_makes_of_the_committed_results() -> None:
+    made = page.page(Results(kit.MEASURED))
+    assert (kit.ROOT / "docs" / "gpu.md").read_text() == made
+    assert sum(file.stat().st_size for file in kit.MEASURED.glob("*.json")) < 150_000
+    for group in page.GROUPS:
+        for name, entry in Results(kit.MEASURED).read(group)["pieces"].items():
+            for bar in (entry.get("figures") or {}).get("bars", {}).values():
+                assert bar["met"] or f"| {group}/{name} |" in section(made, "Missed")
+
+
+def test_of_a_piece_that_shared_the_gpu_no_time_is_kept() -> None:
+    """And no figure of the whole device: others used it, too."""
+    for group in page.GROUPS:
+        for name, entry in Results(kit.MEASURED).read(group)["pieces"].items():
+            if entry["at_a_time"] > 1 and name not in ("check", "command"):
+                text = json.dumps(entry.get("figures"))
+                known = json.loads(text) or {}
+                assert "samples_per_second" not in text and "step_seconds" not in known, (group, name)
+                assert not known.get("measured_bytes") and "device_peak" not in text, (group, name)
 
 
 @pytest.mark.parametrize("tiny", [True, False])
@@ -377,3 +407,11 @@ def test_wheels_are_those_of_the_constraints_and_tell_what_they_need(tmp_path: P
         lines = "Name: one\nRequires-Dist: Typing_Extensions>=4\nRequires-Dist: x; extra == 'y'\n"
         file.writestr("one-1.dist-info/METADATA", lines)
     assert wheels.needs(wheel) == {"typing-extensions"}
+
+
+def test_a_machine_without_a_network_gets_what_muster_needs() -> None:
+    tomllib = pytest.importorskip("tomllib")  # Python 3.11
+    project = tomllib.loads((kit.ROOT / "pyproject.toml").read_text())["project"]
+    own = [*project["dependencies"], *project["optional-dependencies"]["train"]]
+    names = {wheels.plain(re.split(r"[^\w.-]", line, maxsplit=1)[0]) for line in own}
+    assert names <= wheels.THERE | {wheels.plain(name) for name in (*wheels.CARRIED, wheels.BUILT)}

@@ -44,8 +44,8 @@ ORDERLY = ("stopped", "deadline")  # ends of a job whose controller is still the
 LEAST_ROOM = 1 << 20  # free bytes below which a disk counts as full
 PULSE = struct.Struct("<QQ48s")  # a rank's file rankN.pulse: its steps, signs of life, phase
 BACKLOG = 4096  # ranks that may wait at the port at a time
-# Of ranks on the CPU, where the recipe does not say otherwise. If torch sees a GPU, it asks for the GPU's random
-# state at every checkpoint, and takes memory there. An empty list hides all GPUs of CUDA, ROCm and its HIP.
+# Of ranks on the CPU, where the recipe does not say otherwise. If torch sees a GPU, it asks for the GPU's
+# random state at every checkpoint, and takes memory there. An empty list hides all GPUs of CUDA, HIP, ROCm.
 ON_CPU = {
     "DS_ACCELERATOR": "cpu",
     "CUDA_VISIBLE_DEVICES": "",
