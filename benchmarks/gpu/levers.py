@@ -94,7 +94,7 @@ LEVERS = (
     Lever("no mask, Inductor's auto-chunker", options=CHUNKER),
     Lever("no mask, blocking copies", blocking=True),
     Lever("eager", compiled=False, mask=True),
-    Lever("no mask, loss in 16 parts", loss="parts", parts=16),
+    Lever("no mask, loss in 8 parts", loss="parts", parts=8),
     Lever("no mask, CUDA graphs without trees", options={"triton.cudagraphs": True,
                                                          "triton.cudagraph_trees": False}),
     Lever("no mask, foreach optimizer", optimizer="foreach"),
@@ -252,7 +252,7 @@ class Loop:
         events = [
             (each.name, each.time_range.start, each.time_range.end)
             for each in profiler.events()
-            if each.device_type == device
+            if each.device_type == device and not each.is_user_annotation  # they span what they name
         ]
         return of_device(events, PROFILED)
 

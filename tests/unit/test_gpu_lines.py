@@ -28,10 +28,12 @@ RESULT: dict[str, Any] = {
     "throughput": {"samples_per_second": 1.0, "tokens_per_second": 1.0, "step_seconds_median": 1.0,
                    "data_share": 0.0},
     "flops": None, "precision": "bf16", "global_batch": 8, "evaluation_loss": 1.0, "planned": None,
-    "quality": None, "status": "succeeded", "hang": {"what": "rank 0 does nothing at stuck_here (loop.py:6)"},
+    "quality": None, "profiles": [{}], "status": "succeeded",
+    "hang": {"what": "rank 0 does nothing at stuck_here (loop.py:6)"},
 }  # fmt: skip
 CHECKED = {"hosts": [{"slots": 1, "verdict": "pass", "checks": []}], "group": None}
-OTHERS = ("ceiling", "levers", "profile", "memory", "cost")  # they start nothing by a command line
+BY_LINES = ("proof", "profile", "speed")
+OTHERS = ("ceiling", "levers", "memory", "cost")  # they start no program, or are looked at below
 
 
 class Started:
@@ -53,9 +55,9 @@ def lines(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[list[str]]:
 
     def output(argv: Sequence[str], *_: Any, **__: Any) -> str:
         kept.append(list(argv))
-        if "benchmarks.gpu.peers" in argv:
+        if argv[2].startswith("benchmarks.gpu."):
             figures = {"samples_per_second": 1.0, "batch": 8, "precision": "bf16", "held_out_loss": 1.0}
-            Path("peer.json").write_text(json.dumps(figures))
+            Path("peer.json").write_text(json.dumps(figures | {"profile": {}}))
         return json.dumps(CHECKED)
 
     def started(argv: Sequence[str], **_: Any) -> Started:
@@ -84,7 +86,7 @@ def lines(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[list[str]]:
 
 def parsed(line: Sequence[str], capsys: pytest.CaptureFixture[str]) -> None:
     """Fails where a program would refuse its arguments."""
-    if "benchmarks.gpu.peers" in line:
+    if line[2].startswith("benchmarks.gpu."):
         from benchmarks.gpu import peers
 
         name, _, given = line[-3:]
@@ -112,7 +114,7 @@ def of(*groups: str) -> Iterator[Any]:
             yield pytest.param(piece, id=piece.key)
 
 
-@pytest.mark.parametrize("piece", [*of("proof", "speed")])
+@pytest.mark.parametrize("piece", [*of(*BY_LINES)])
 def test_a_pieces_lines_are_understood(
     piece: Piece, lines: list[list[str]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -125,7 +127,7 @@ def test_a_pieces_lines_are_understood(
 
 
 def test_every_group_is_looked_at() -> None:
-    assert {piece.group for piece in pieces()} <= {"proof", "speed", *OTHERS}
+    assert {piece.group for piece in pieces()} <= {*BY_LINES, *OTHERS}
 
 
 @pytest.mark.parametrize("point", memory.points(), ids=lambda point: point.name)
