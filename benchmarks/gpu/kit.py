@@ -117,7 +117,10 @@ def output(argv: Sequence[str]) -> str:
 
 
 def commit() -> str | None:
-    """The version of the code, with a + where files differ from it; None: not a repository."""
+    """The version of the code, with a + where files differ from it: of the variable MUSTER_COMMIT, else of
+    the repository; None: this is a copy without one."""
+    if given := os.environ.get("MUSTER_COMMIT"):
+        return given
     try:
         argv = ["git", "describe", "--always", "--exclude=*", "--dirty=+"]
         done = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, timeout=30)

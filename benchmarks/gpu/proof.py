@@ -80,7 +80,6 @@ def pieces() -> list[Piece]:
         jobs[0],
         resumed("zero2", 200), resumed("ddp", 140), resumed("fsdp", 140),
         Piece("proof", "text2sql", 180, text2sql, 75, shared=True, parts=texts),
-        Piece("proof", "demo", 240, demo, 75, shared=True, parts=texts),
         Piece("proof", "compile", 240, compiled, 60, shared=True, parts=_parts("ddp")),
         Piece("proof", "command", 150, command, 60, shared=True, parts=("workloads/command",)),
         *jobs[1:],
@@ -459,11 +458,3 @@ def fabric(machine: Machine) -> Figures:
     words = ["fabric.seconds=10", "fabric.largest=64MiB"]
     found = train(machine, "fabric", "fabric", *words)
     return {"fabric": found["fabric"]}
-
-
-def demo(machine: Machine) -> Figures:
-    """The README's demo, as it is."""
-    if machine.tiny:
-        raise NotApplicable("the demo is a test of its own")
-    out = muster("demo")
-    return {"printed": out[-2000:]}

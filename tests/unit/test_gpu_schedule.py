@@ -96,7 +96,7 @@ def test_what_is_run_again(before: dict[str, Any] | None, usually: bool, changed
     assert schedule.wanted(before, "code", True) == changed
 
 
-def test_proof_comes_first_until_all_of_it_passed_with_this_code() -> None:
+def test_proof_comes_first_until_all_of_it_came_to_an_end_with_this_code() -> None:
     every = [piece("speed/a"), piece("proof/b"), piece("profile/c"), piece("proof/d")]
     codes = {each.key: "code" for each in every}
 
@@ -106,7 +106,9 @@ def test_proof_comes_first_until_all_of_it_passed_with_this_code() -> None:
 
     assert order() == order(b=entry("passed")) == ["b", "d", "c", "a"]
     assert order(b=entry("passed"), d=entry("passed", "old")) == ["b", "d", "c", "a"]
-    assert order(b=entry("passed"), d=entry("not applicable")) == ["c", "a", "b", "d"]
+    assert order(b=entry("passed"), d=entry("cut short")) == ["b", "d", "c", "a"]
+    for ended in ("not applicable", "failed", "timed out"):
+        assert order(b=entry("passed"), d=entry(ended)) == ["c", "a", "b", "d"]
 
 
 def test_a_piece_takes_what_it_took() -> None:
