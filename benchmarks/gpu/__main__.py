@@ -7,10 +7,10 @@
     python -m benchmarks.gpu page DIR                     # docs/gpu.md from what was measured
 
 The most valuable pieces come first: proof, several at a time, until all of it came to an end with this code;
-then where a step goes, levers, speed, each alone on the GPU. A piece whose usual time is not left waits for
-the next call. Each has a process and a time limit of its own; one that fails does not stop the next. DIR
-holds a JSON file for each group of pieces, and page.md. `--before`: results of earlier calls in another
-folder, to go on from (those of the same GPU and torch).
+then of each row of the table of speeds where a step goes, levers and the speed, each alone on the GPU. A
+piece whose usual time is not left waits for the next call. Each has a process and a time limit of its own;
+one that fails does not stop the next. DIR holds a JSON file for each group of pieces, and page.md.
+`--before`: results of earlier calls in another folder, to go on from (those of the same GPU and torch).
 """
 
 from __future__ import annotations

@@ -42,8 +42,8 @@ def waiting_of(pieces: Sequence[Piece], results: Results, changed: bool) -> list
     """Those that are to be run, the most valuable first."""
     entries = results.entries(pieces)
     sources = {piece.key: source(piece) for piece in pieces}
-    left = [piece for piece in pieces if wanted(entries.get(piece.key), sources[piece.key], changed)]
-    return in_order(left, proven(pieces, entries, sources))
+    ordered = in_order(pieces, proven(pieces, entries, sources))
+    return [piece for piece in ordered if wanted(entries.get(piece.key), sources[piece.key], changed)]
 
 
 def run_all(

@@ -167,7 +167,6 @@ class Results:
                     "give another --out"
                 )
 
-
     def begin_with(self, folder: Path, machine: dict[str, Any]) -> list[str]:
         """Take over what an earlier call wrote to another folder, as far as this one lacks it; -> the groups
         that are of another machine, which stay there."""

@@ -111,6 +111,25 @@ def test_proof_comes_first_until_all_of_it_came_to_an_end_with_this_code() -> No
         assert order(b=entry("passed"), d=entry(ended)) == ["c", "a", "b", "d"]
 
 
+def test_a_row_is_measured_in_all_ways_before_the_next_row() -> None:
+    rows = [piece(f"{group}/{n}") for group in ("speed", "cost", "profile", "levers") for n in (1, 2)]
+    keys = [each.key for each in schedule.in_order(rows, proof_last=True)]
+    first, second = ([f"{group}/{n}" for group in ("profile", "levers", "speed")] for n in (1, 2))
+    assert keys == [*first, *second, "cost/1", "cost/2"]
+
+
+def test_what_was_measured_keeps_its_place_in_the_order(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second speed does not come before the first profile because the first speed is there."""
+    monkeypatch.setattr(calls, "source", lambda each: "code")
+    rows = [piece(f"{group}/{n}") for group in ("profile", "speed") for n in (1, 2)]
+    results = Results(tmp_path)
+    results.add(rows[2], {}, entry("passed"))
+    waiting = calls.waiting_of(rows, results, changed=True)
+    assert [each.key for each in waiting] == ["profile/1", "profile/2", "speed/2"]
+
+
 def test_a_piece_takes_what_it_took() -> None:
     """The first place that has it counts; a failure says nothing of how long it takes."""
 
