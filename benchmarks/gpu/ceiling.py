@@ -20,9 +20,12 @@ SIZES = (1024, 2048, 4096, 8192, 16384)
 def pieces() -> list[Piece]:
     """Each precision, the device's own memory, and the way from and to the host."""
     return [
-        *(Piece("ceiling", f"matmul-{name}", 60, _matmul(name)) for name in ("bf16", "fp16", "tf32", "fp32")),
-        Piece("ceiling", "copy", 30, copy),
-        Piece("ceiling", "host", 30, host),
+        *(
+            Piece("ceiling", f"matmul-{name}", 60, _matmul(name), 10, parts=None)
+            for name in ("bf16", "fp16", "tf32", "fp32")
+        ),
+        Piece("ceiling", "copy", 30, copy, 6, parts=None),
+        Piece("ceiling", "host", 30, host, 6, parts=None),
     ]
 
 

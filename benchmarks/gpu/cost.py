@@ -35,12 +35,13 @@ SYNCED = {
 
 
 def pieces() -> list[Piece]:
-    """Instruments by workload, the start, waits by workload."""
+    """Waits by workload, instruments by workload, the start."""
     return [
-        *(Piece("cost", f"instruments-{name}", 150, _instruments(name))
+        *(Piece("cost", f"sync-{name}", 120, _sync(name), 35) for name in SYNCED),
+        *(Piece("cost", f"instruments-{name}", 150, _instruments(name), 75,
+                parts=("*", "benchmarks/overhead.py"))
           for name in ("text2sql", "gpt2-124m", "digits")),
-        *(Piece("cost", f"sync-{name}", 120, _sync(name)) for name in SYNCED),
-        Piece("cost", "start", 240, start),
+        Piece("cost", "start", 240, start, 150, parts=("*", "benchmarks/job_start.py")),
     ]  # fmt: skip
 
 

@@ -1,32 +1,31 @@
-"""Pieces, each in a process of its own with a time limit; what each found is written before the next begins.
+"""Pieces, each in a process of its own with a time limit; what each came to is written when it ends.
 
 A group of pieces is a file of results, DIR/GROUP.json. A piece that passed is not run again in the same DIR;
-one that failed or ran out of time is run again once the code has changed.
+one that failed or ran out of time is run again once the code that it rests on has changed (sources.py).
+schedule.py says which piece is run when, and calls.py does so.
 """
 
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import json
 import os
 import signal
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
+MEASURED = ROOT / "benchmarks" / "results" / "gpu"  # of the page in docs/
+GROUPS = ("proof", "profile", "levers", "speed", "memory", "ceiling", "cost")  # the most valuable first
 sys.path.insert(0, str(ROOT / "src"))  # a GPU machine may have this checkout and no installation
 MOST = 20_000  # characters of an error that are kept: its last
-SLOWER = 3.0  # times a piece's limit, for CPUs
 PATIENCE = 15.0  # seconds between SIGTERM and SIGKILL: Muster ends its ranks meanwhile
 
 Figures = dict[str, Any]
@@ -60,6 +59,11 @@ class Piece:
     name: str
     limit: float  # seconds, after which it is ended
     run: Callable[[Machine], Figures]
+    usual: float = 0.0  # seconds, where it was never measured; 0: half of the limit
+    shared: bool = False  # nothing of it is timed: others may use the GPU meanwhile
+    gigabytes: float = 8.0  # of the device, if it is shared
+    after: str = ""  # the piece of its group whose figures it reads
+    parts: tuple[str, ...] | None = ("*",)  # of the code: sources.py
 
     @property
     def key(self) -> str:
@@ -96,6 +100,7 @@ def described(tiny: bool) -> dict[str, Any]:
     if torch.cuda.is_available():
         asked = "name,driver_version,memory.total,power.limit,clocks.max.sm,clocks.max.mem"
         found["gpus"] = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
+        found["memory"] = torch.cuda.get_device_properties(0).total_memory
         found["cuda"] = torch.version.cuda
         found["nccl"] = ".".join(str(part) for part in torch.cuda.nccl.version())
         found["nvidia_smi"] = output(["nvidia-smi", f"--query-gpu={asked}", "--format=csv,noheader"]).strip()
@@ -111,14 +116,17 @@ def output(argv: Sequence[str]) -> str:
     return done.stdout if done.returncode == 0 else done.stdout + done.stderr
 
 
-def source() -> str:
-    """A digest of the code that pieces run: src/ and this folder."""
-    digest = hashlib.sha256()
-    for place in (ROOT / "src", Path(__file__).parent):
-        for file in sorted(place.rglob("*")):
-            if file.is_file() and file.suffix not in (".pyc", ".html"):
-                digest.update(str(file.relative_to(ROOT)).encode() + file.read_bytes())
-    return digest.hexdigest()[:12]
+def commit() -> str | None:
+    """The version of the code, with a + where files differ from it: of the variable MUSTER_COMMIT, else of
+    the repository; None: this is a copy without one."""
+    if given := os.environ.get("MUSTER_COMMIT"):
+        return given
+    try:
+        argv = ["git", "describe", "--always", "--exclude=*", "--dirty=+"]
+        done = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, timeout=30)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout.strip() or None
 
 
 class Results:
@@ -144,6 +152,11 @@ class Results:
         self.folder.mkdir(parents=True, exist_ok=True)
         write_text(self.folder / f"{piece.group}.json", json.dumps(data, indent=1, default=str) + "\n")
 
+    def entries(self, pieces: Sequence[Piece]) -> dict[str, dict[str, Any]]:
+        """What pieces came to, by their keys."""
+        groups = {group: self.read(group)["pieces"] for group in {piece.group for piece in pieces}}
+        return {p.key: groups[p.group][p.name] for p in pieces if p.name in groups[p.group]}
+
     def check(self, machine: dict[str, Any], groups: Sequence[str]) -> None:
         """Figures of two machines do not belong into one table."""
         for group in groups:
@@ -154,54 +167,28 @@ class Results:
                     "give another --out"
                 )
 
+    def begin_with(self, folder: Path, machine: dict[str, Any]) -> list[str]:
+        """Take over what an earlier call wrote to another folder, as far as this one lacks it; -> the groups
+        that are of another machine, which stay there."""
+        from muster.store.atomic import write_text
+
+        others = []
+        for group in GROUPS:
+            earlier = Results(folder).read(group)
+            if not earlier["pieces"] or (self.folder / f"{group}.json").exists():
+                continue
+            if _kind(earlier["machine"]) != _kind(machine):
+                others.append(group)
+                continue
+            self.folder.mkdir(parents=True, exist_ok=True)
+            write_text(self.folder / f"{group}.json", json.dumps(earlier, indent=1) + "\n")
+        return others
+
 
 def _kind(machine: dict[str, Any]) -> str:
     kind = ", ".join(machine.get("gpus") or [machine["processor"]])
-    return f"{kind} with tiny models" if machine.get("tiny") else kind
-
-
-def wanted(entry: dict[str, Any] | None, code: str) -> bool:
-    """Whether a piece is to be run: not yet run to its end, or failed with other code than this."""
-    if entry is None or entry["status"] == "cut short":
-        return True
-    return entry["status"] in ("failed", "timed out") and entry["source"] != code
-
-
-def run_all(pieces: Sequence[Piece], results: Results, minutes: float, tiny: bool) -> dict[str, int]:
-    """Run what is left, in order, until time is up; -> how many came to what. `tiny`: as many at a time as
-    there are cores."""
-    end = time.monotonic() + 60 * minutes
-    machine, code = described(tiny), source()
-    results.check(machine, list(dict.fromkeys(piece.group for piece in pieces)))
-    counts: dict[str, int] = {}
-    lock = threading.Lock()
-
-    def one(piece: Piece) -> None:
-        with lock:
-            entry = results.read(piece.group)["pieces"].get(piece.name)
-        limit = piece.limit * (SLOWER if tiny else 1)
-        left = end - time.monotonic()
-        if not wanted(entry, code):
-            what = "done before"
-        elif left < 10:
-            what = "no time"
-        else:
-            entry = run_piece(piece, results, min(limit, left), tiny, cut=left < limit)
-            entry["source"], what = code, entry["status"]
-            why = entry.get("error", "").strip().rpartition("\n")[2][:300]
-            with lock:
-                results.add(piece, machine, entry)
-                print(f"{entry['seconds']:6.1f} s  {piece.key:<34} {what}  {why}", flush=True)
-        with lock:
-            counts[what] = counts.get(what, 0) + 1
-
-    if tiny:  # nobody reads its times
-        with ThreadPoolExecutor(min(4, len(os.sched_getaffinity(0)))) as pool:
-            list(pool.map(one, pieces))
-    else:
-        for piece in pieces:
-            one(piece)
-    return counts
+    kind += f" with torch {machine['versions'].get('torch')}"
+    return f"{kind} and tiny models" if machine.get("tiny") else kind
 
 
 def run_piece(piece: Piece, results: Results, limit: float, tiny: bool, cut: bool) -> dict[str, Any]:

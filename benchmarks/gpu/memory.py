@@ -2,7 +2,7 @@
 
 Each point is planned from nothing but the device's name (the model is traced on the CPU), then run by `muster
 train` on one rank. Step times: the first point of each precision teaches the device's efficiency, and the
-page predicts the others from it.
+others are predicted from it.
 
 Other estimators, for the same points: `accelerate estimate-memory` (its rule for Adam: four times the
 weights, batch 1, no activations) and DeepSpeed's estimate_zero2/3_model_states_mem_needs (no activations).
@@ -11,13 +11,18 @@ weights, batch 1, no activations) and DeepSpeed's estimate_zero2/3_model_states_
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from benchmarks.gpu.jobs import PLAIN, Failed, logs, shape
 from benchmarks.gpu.kit import Figures, Machine, NotApplicable, Piece
 
+if TYPE_CHECKING:
+    from muster.planner.time.learning import MeasuredRun
+
+BESIDE_ALLOCATOR = ("allocator slack", "CUDA context")  # parts of a plan
 ZERO = {n: ("engine.name=deepspeed", f"engine.zero={n}") for n in range(4)}
 DDP = ("engine.name=ddp", "engine.zero=0")
 FSDP = ("engine.name=fsdp", "engine.zero=0")
@@ -98,8 +103,20 @@ def points() -> list[Point]:
 
 
 def pieces() -> list[Piece]:
-    """One for each point."""
-    return [Piece("memory", point.name, 120, _measured(point)) for point in points()]
+    """One for each point; its step is predicted from the first one of its precision."""
+    first: dict[str, str] = {}
+    made = []
+    for point in points():
+        teacher = first.setdefault(point.precision, point.name)
+        engine = next(word.partition("=")[2] for word in point.more if word.startswith("engine.name"))
+        made.append(
+            Piece(
+                "memory", point.name, 120, _measured(point, teacher), usual=35,
+                after="" if teacher == point.name else teacher,
+                parts=(f"engines/{engine}", "workloads/causal_lm"),
+            )
+        )  # fmt: skip
+    return made
 
 
 def peers(parameters: int, point: Point) -> dict[str, float | None]:
@@ -121,7 +138,7 @@ def peers(parameters: int, point: Point) -> dict[str, float | None]:
     }
 
 
-def _measured(point: Point) -> Callable[[Machine], Figures]:
+def _measured(point: Point, teacher: str) -> Callable[[Machine], Figures]:
     def run(machine: Machine) -> Figures:
         from muster.inputs.read import read_inputs
         from muster.planner.calibrate import measured_of
@@ -142,6 +159,10 @@ def _measured(point: Point) -> Callable[[Machine], Figures]:
             what = result.failure.what if result.failure else "not planned"
             raise Failed(f"{what}\nplanned: {plan.memory}\n{logs(folder.path)}")
         measured = result.memory.device_peak or result.memory.resident_peak or 0
+        allocated = result.memory.allocator_peak
+        teaches = point.name == teacher
+        run = measured_of(folder)
+        earlier = machine.results.read("memory")["pieces"].get(teacher, {})
         return {
             "point": [point.model, point.micro, point.sequence, point.precision, *point.more],
             "parameters": plan.parameters,
@@ -149,18 +170,38 @@ def _measured(point: Point) -> Callable[[Machine], Figures]:
             "parts": plan.memory.device,
             "basis": plan.memory.basis,
             "measured_bytes": measured,
-            "allocator_peak": result.memory.allocator_peak,
             "memory_error": plan.memory.device_bytes / measured - 1,
+            "allocator_peak": allocated,
+            "allocator_error": of_allocator(plan.memory.device) / allocated - 1 if allocated else None,
             "planning_seconds": planning,
             "peers": peers(plan.parameters or 0, point),
-            "run": _plain(measured_of(folder)),
+            "run": _plain(run) if teaches else None,
+            "step_error": None if teaches else step_error(earlier, run),
         }
 
     return run
 
 
-def _plain(found: object) -> object:
-    """A measured run as data, from which the page predicts."""
+def of_allocator(parts: Mapping[str, int]) -> int:
+    """Planned bytes that the allocator hands out."""
+    return sum(size for name, size in parts.items() if name not in BESIDE_ALLOCATOR)
+
+
+def step_error(teacher: Mapping[str, Any], run: MeasuredRun) -> float | None:
+    """Predicted over measured step time, less one, where one run taught the device's efficiency."""
     from pydantic import TypeAdapter
 
-    return TypeAdapter(type(found)).dump_python(found, mode="json")
+    from muster.planner.time.learning import MeasuredRun, learn
+    from muster.planner.time.steptime import Calibration, predict
+
+    if teacher.get("status") != "passed" or not teacher["figures"]["run"]:
+        return None
+    taught = TypeAdapter(MeasuredRun).validate_python(teacher["figures"]["run"])
+    return predict(run.case, learn([taught], Calibration())).seconds / run.seconds - 1
+
+
+def _plain(measured: object) -> object:
+    """A measured run as data, from which others are predicted."""
+    from pydantic import TypeAdapter
+
+    return TypeAdapter(type(measured)).dump_python(measured, mode="json")

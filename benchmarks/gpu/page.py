@@ -1,97 +1,202 @@
-"""The page of what was measured. What was not is left out."""
+"""The page of what was measured: on what, with which code, and what missed its bar. What was not is named."""
 
 from __future__ import annotations
 
 import statistics
+import textwrap
+from collections.abc import Mapping
 from typing import Any
 
+from benchmarks.gpu.kit import GROUPS as ORDER
 from benchmarks.gpu.kit import Results
+from benchmarks.gpu.pieces import pieces as every_piece
 
-GROUPS = ("proof", "memory", "ceiling", "speed", "cost")
+GROUPS = (*ORDER, "extra")  # by hand, beside the kit's
 Pieces = dict[str, dict[str, Any]]
+FAILED = ("failed", "timed out")
+PRECISIONS = ("fp32", "tf32", "bf16", "fp16")
 
 
 def page(results: Results) -> str:
-    """Markdown: the machine, then a section for each group that has results."""
-    parts: list[str] = []
-    for group in GROUPS:
-        found = results.read(group)
-        if found["pieces"]:
-            if not parts:
-                parts += ["# On a GPU", *_machine(found["machine"])]
-            parts += [f"## {group.capitalize()}", *_status(found["pieces"])]
-            parts += SECTIONS.get(group, _nothing)(found["pieces"])
-    return "\n\n".join(parts) + "\n" if parts else "# On a GPU\n\nNothing was measured.\n"
+    """Markdown: the machines, what missed its bar, then a section for each group that has results."""
+    groups = {group: read for group in GROUPS if (read := results.read(group))["pieces"]}
+    if not groups:
+        return "# On a GPU\n\nNothing was measured.\n"
+    parts = ["# On a GPU", *_machines(groups), "## Missed", *_missed(groups)]
+    parts += ["## Not measured", *_lacking(groups)]
+    for group, read in groups.items():
+        parts += [f"## {group.capitalize()}", *_status(read["pieces"])]
+        parts += SECTIONS.get(group, _nothing)(read["pieces"])
+    return "\n\n".join(wrapped(part) for part in parts) + "\n"
 
 
-def _machine(machine: dict[str, Any]) -> list[str]:
-    names = ", ".join(machine.get("gpus") or []) or f"no GPU: {machine['processor']}"
-    versions = ", ".join(f"{name} {version}" for name, version in machine["versions"].items())
-    driver = f"Driver and limits: {machine['nvidia_smi']}. " if machine.get("nvidia_smi") else ""
+def wrapped(text: str) -> str:
+    """Paragraphs and lists in lines of 120 characters; tables as they are."""
+    return "\n".join(
+        line if line.startswith("|") else textwrap.fill(
+            line, 120, subsequent_indent="  " if line.startswith("- ") else "", break_on_hyphens=False,
+            break_long_words=False,
+        )
+        for line in text.splitlines()
+    )  # fmt: skip
+
+
+def _machines(groups: Mapping[str, dict[str, Any]]) -> list[str]:
+    """A paragraph for each machine, with the groups that were measured on it."""
+    described: dict[str, list[str]] = {}
+    for group, read in groups.items():
+        versions = sorted({str(entry.get("commit")) for entry in read["pieces"].values()} - {"None"})
+        code = f" Code: {', '.join(versions)}." if versions else ""
+        described.setdefault(_machine(read["machine"]) + code, []).append(group)
+    paragraphs = [f"{', '.join(names).capitalize()}: {text}" for text, names in described.items()]
     return [
-        f"Measured on {names}, {machine['cores']} cores, Python {machine['python']}, {versions}.",
-        f"{driver}By `python -m benchmarks.gpu run`; `python -m benchmarks.gpu page DIR` writes this page.",
+        *paragraphs,
+        "By `python -m benchmarks.gpu run`; `python -m benchmarks.gpu page DIR` writes this page from its "
+        "files. Of a piece that shared the GPU with others no time and no figure of the whole device is "
+        "shown.",
     ]
 
 
+def _machine(machine: dict[str, Any]) -> str:
+    names = ", ".join(machine.get("gpus") or []) or f"no GPU, {machine['processor']}"
+    versions = ", ".join(f"{name} {version}" for name, version in machine["versions"].items())
+    driver = f" nvidia-smi: {machine['nvidia_smi']}." if machine.get("nvidia_smi") else ""
+    return f"{names}, {machine['cores']} cores, Python {machine['python']}, {versions}.{driver}"
+
+
+def _missed(groups: Mapping[str, dict[str, Any]]) -> list[str]:
+    """Every bar that was not met, and every piece that failed."""
+    rows = []
+    for group, read in groups.items():
+        for name, entry in read["pieces"].items():
+            if entry["status"] in FAILED:
+                rows.append([f"{group}/{name}", _why(entry), "passes"])
+            for what, bar in (entry.get("figures") or {}).get("bars", {}).items():
+                if bar["met"] is False:
+                    rows.append([f"{group}/{name}", f"{BARS[what]} {bar['found']:.3g}", f"{bar['bar']:.3g}"])
+    return [_table(["piece", "measured", "bar"], rows)] if rows else ["Nothing of what was measured."]
+
+
+def _lacking(groups: Mapping[str, dict[str, Any]]) -> list[str]:
+    """Pieces of the kit that did not come to an end yet."""
+    lacking: dict[str, list[str]] = {}
+    for piece in every_piece():
+        entry = groups.get(piece.group, {"pieces": {}})["pieces"].get(piece.name)
+        if entry is None or entry["status"] == "cut short":
+            lacking.setdefault(piece.group, []).append(piece.name)
+    lines = [f"- {group}: {', '.join(names)}" for group, names in lacking.items()]
+    return ["\n".join(lines)] if lines else ["Each piece came to its end."]
+
+
+def _why(entry: dict[str, Any]) -> str:
+    """The last line of what it said, and what is known of it."""
+    said = entry.get("error", "").strip().rpartition("\n")[2][:200].strip().rpartition("jobs.Failed: ")[2]
+    return ". ".join(part.rstrip(".") for part in (said, entry.get("note", "")) if part).replace("|", "/")
+
+
 def _status(pieces: Pieces) -> list[str]:
-    """How many passed; each that did not, with the last line of what it said."""
+    """How many passed; what is to be said of them, and why others were not run. Failures stand above."""
     passed = [name for name, entry in pieces.items() if entry["status"] == "passed"]
-    lines = [f"{len(passed)} of {len(pieces)} pieces passed."]
-    for name, entry in pieces.items():
-        if entry["status"] != "passed":
-            why = entry.get("error", "").strip().rpartition("\n")[2][:200]
-            lines.append(f"- {name}: {entry['status']}: {why}")
-    return [lines[0], *(["\n".join(lines[1:])] if lines[1:] else [])]
+    lines = [
+        f"- {name}: {entry['status']}: {_why(entry)}"
+        for name, entry in pieces.items()
+        if entry["status"] not in ("passed", *FAILED) or (entry["status"] == "passed" and entry.get("note"))
+    ]
+    return [f"{len(passed)} of {len(pieces)} pieces passed.", *(["\n".join(lines)] if lines else [])]
 
 
 def _nothing(_: Pieces) -> list[str]:
     return []
 
 
-def _memory(pieces: Pieces) -> list[str]:
-    rows = [entry["figures"] for entry in pieces.values() if entry["status"] == "passed"]
+def _proof(pieces: Pieces) -> list[str]:
+    """How far each engine's losses are from ddp's in fp32, by precision."""
+    apart: dict[str, dict[str, str]] = {}
+    for name, figures in _measured(pieces):
+        engine, _, precision = name.rpartition("-")
+        if precision in PRECISIONS and isinstance(figures.get("apart"), list):
+            most = max(figures["apart"])
+            apart.setdefault(engine, {})[precision] = f"{most:.1e}" if most else "0"
+    rows = [[engine, *(by.get(each, "") for each in PRECISIONS)] for engine, by in apart.items()]
     if not rows:
         return []
-    table = [
-        "| point | planned | measured | error | accelerate | DeepSpeed |",
-        "| --- | --- | --- | --- | --- | --- |",
-    ]
+    said = "The larger of the relative differences of the first and the last loss from ddp's in fp32."
+    return [said, _table(["engine", *PRECISIONS], rows)]
+
+
+def _memory(pieces: Pieces) -> list[str]:
+    """Planned beside measured, of the whole device where a point was alone on it, and of the allocator."""
+    rows = [figures for _, figures in _measured(pieces)]
+    if not rows:
+        return []
+    cells = []
     for row in rows:
-        peers = [row["peers"][name] for name in ("accelerate", "deepspeed")]
-        shown = [f"{each / row['measured_bytes'] - 1:+.0%}" if each else "" for each in peers]
-        sizes = [f"{row[key] / 1e9:.2f} GB" for key in ("planned_bytes", "measured_bytes")]
-        cells = [" ".join(str(part) for part in row["point"]), *sizes, f"{row['memory_error']:+.1%}", *shown]
-        table.append(f"| {' | '.join(cells)} |")
-    errors = [abs(row["memory_error"]) for row in rows]
-    lines = [
-        f"Memory: median error {statistics.median(errors):.1%}, worst {max(errors):.1%}.",
-        "\n".join(table),
-    ]
-    times = step_errors(rows)
-    if times:
-        told = f"median error {statistics.median(times):.1%}, worst {max(times):.1%}"
-        lines.insert(1, f"Step times, predicted from the first point of each precision: {told}.")
-    return lines
+        measured, peers = row["measured_bytes"], row["peers"]
+        shown = [
+            f"{peers[name] / measured - 1:+.0%}" if peers[name] and measured else ""
+            for name in ("accelerate", "deepspeed")
+        ]
+        allocated = [_gigabytes(row["allocator_peak"]), _signed(row.get("allocator_error"))]
+        whole = [_gigabytes(row["planned_bytes"]), _gigabytes(measured), _signed(row["memory_error"])]
+        cells.append([" ".join(str(part) for part in row["point"]), *whole, *allocated, *shown])
+    head = ["point", "planned", "device", "error", "allocator", "error", "accelerate", "DeepSpeed"]
+    lines = []
+    for what, key in (
+        ("Memory of the device", "memory_error"),
+        ("Memory of the allocator", "allocator_error"),
+        ("Step times, predicted from the first point of each precision", "step_error"),
+    ):
+        errors = [abs(row[key]) for row in rows if row.get(key) is not None]
+        if errors:
+            lines.append(f"{what}: median error {statistics.median(errors):.1%}, worst {max(errors):.1%}.")
+    return [*lines, _table(head, cells)]
 
 
-def step_errors(rows: list[dict[str, Any]]) -> list[float]:
-    """Relative errors of the steps' times, each predicted from the first run of its precision."""
-    from pydantic import TypeAdapter
+def _gigabytes(size: float | None) -> str:
+    return f"{size / 1e9:.2f} GB" if size else ""
 
-    from muster.planner.time.learning import MeasuredRun, learn
-    from muster.planner.time.steptime import Calibration, predict
 
-    read = TypeAdapter(MeasuredRun)
-    first: dict[str, MeasuredRun] = {}
-    errors = []
-    for row in rows:
-        found = read.validate_python(row["run"])
-        known = first.setdefault(found.case.precision, found)
-        if known is not found:
-            predicted = predict(found.case, learn([known], Calibration())).seconds
-            errors.append(abs(predicted / found.seconds - 1))
-    return errors
+def _signed(error: float | None) -> str:
+    return "" if error is None else f"{error:+.1%}"
+
+
+def _levers(pieces: Pieces) -> list[str]:
+    """A table for each shape: what each variant takes, and of the first one's time."""
+    parts = []
+    for name, figures in _measured(pieces):
+        first = next((row["milliseconds"] for row in figures["rows"] if "milliseconds" in row), None)
+        rows = []
+        for row in figures["rows"]:
+            if "error" in row:
+                rows.append([row["lever"], row["error"].replace("|", "/")[:120], *[""] * 5])
+                continue
+            share = row.get("busy_milliseconds")
+            rows.append([
+                row["lever"], f"{row['milliseconds']:.1f} ms", f"{first / row['milliseconds']:.2f}",
+                f"{row['mfu']:.1%}" if row["mfu"] else "", _gigabytes(row["allocator_peak"]),
+                f"{share / row['milliseconds']:.0%}" if share else "", f"{row['loss']:.4f}",
+            ])  # fmt: skip
+        parts += [f"{name}, batch {figures['batch']} x {figures['sequence']}, torch {figures['torch']}:"]
+        head = ["variant", "step", "faster", "MFU", "allocator", "GPU busy", "loss"]
+        parts.append(_table(head, rows))
+    return parts
+
+
+def _extra(pieces: Pieces) -> list[str]:
+    """What was run by hand."""
+    lines = []
+    for name, figures in _measured(pieces):
+        if "allocator_peak" in figures:
+            size = _gigabytes(figures["allocator_peak"])
+            what = f"{figures['status']}, {figures['precision']}, {size} allocated"
+        elif "control" in name:
+            what = f"two whole runs of 60 steps end {figures['apart']:.1e} apart"
+        else:
+            fine, hang = figures["fine"], figures["hang"]
+            what = f"{fine['status']} in {fine['seconds']:.0f} s; one that hangs is ended after "
+            what += f"{hang['seconds']:.0f} s: {hang['hang']['what']}"
+        lines.append(f"- {name}: {what}")
+    return ["\n".join(lines)]
 
 
 def _ceiling(pieces: Pieces) -> list[str]:
@@ -129,7 +234,25 @@ def _speed(pieces: Pieces) -> list[str]:
         "Medians of the rounds, and the lowest and highest ratio. Every model starts from random weights. "
         "MFU: of the maker's peak."
     )
-    return [told, _table(head, rows)]
+    return [told, _table(head, rows), *_planned(pieces)]
+
+
+def _planned(pieces: Pieces) -> list[str]:
+    """What was planned beside what was measured, of each round."""
+    rows = []
+    for name, figures in _measured(pieces):
+        for one in figures["muster"]:
+            if not one.get("planned"):
+                continue
+            seconds = [one["planned"]["step_seconds"], one["step_seconds"]]
+            sizes = [one["planned"]["memory"], one["memory"]["device_peak"], one["memory"]["allocator_peak"]]
+            waited = one.get("data_share")
+            rows.append([
+                name, *(f"{1e3 * each:.0f} ms" if each else "" for each in seconds), *map(_gigabytes, sizes),
+                "" if waited is None else f"{waited:.1%}",
+            ])  # fmt: skip
+    head = ["run", "step, planned", "measured", "device, planned", "measured", "allocator", "without a batch"]
+    return [_table(head, rows)] if rows else []
 
 
 def _cost(pieces: Pieces) -> list[str]:
@@ -178,6 +301,7 @@ def _ratio(found: dict[str, float] | None) -> str:
 
 BARS = {
     "ratio": "ratio", "mfu": "MFU", "held_out_loss": "held-out loss", "cost": "cost", "per_step": "waits",
+    "data_share": "share of the time without a batch",
 }  # fmt: skip
 
 
@@ -191,4 +315,7 @@ def _bars(bars: dict[str, Any]) -> str:
     return "; ".join(shown)
 
 
-SECTIONS = {"memory": _memory, "ceiling": _ceiling, "speed": _speed, "cost": _cost}
+SECTIONS = {
+    "proof": _proof, "memory": _memory, "ceiling": _ceiling, "levers": _levers, "speed": _speed,
+    "cost": _cost, "extra": _extra,
+}  # fmt: skip

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from benchmarks.gpu import ceiling, cost, memory, proof, speed
-from benchmarks.gpu.kit import Piece
+from importlib import import_module
+from importlib.util import find_spec
+
+from benchmarks.gpu.kit import GROUPS, Piece
 
 
 def pieces() -> list[Piece]:
-    """In the order in which they are run."""
-    return [*proof.pieces(), *memory.pieces(), *ceiling.pieces(), *speed.pieces(), *cost.pieces()]
+    """Of every group that has a module here, in the order of the groups."""
+    names = [f"benchmarks.gpu.{group}" for group in GROUPS]
+    return [piece for name in names if find_spec(name) for piece in import_module(name).pieces()]

@@ -2,7 +2,11 @@
 
     python -m benchmarks.gpu.wheels              # here, where pip has an index; DeepSpeed's needs torch
     pip install --no-index --no-deps --target /tmp/site .whl/*.whl                # there
-    PYTHONPATH=/tmp/site python -m benchmarks.gpu run --minutes 9 --out DIR
+    MUSTER_COMMIT=VERSION PYTHONPATH=/tmp/site \
+        python -m benchmarks.gpu run --minutes 6 --before benchmarks/results/gpu --out DIR
+
+What DIR holds is to be brought back to benchmarks/results/gpu: the next call goes on from it, with
+`--changed` where code has changed meanwhile.
 
 For Python 3.12 on x86_64, in the versions of constraints.txt. The machine has torch, transformers,
 accelerate and peft, and THERE of what these and Muster need. DeepSpeed's own operators are not built: its
@@ -24,16 +28,16 @@ PLACE = ROOT / ".whl"
 MOST = 60e6  # bytes in all
 BUILT = "deepspeed"  # there is no wheel of it
 CARRIED = (
-    "annotated-types", "datasets", "dill", "duckdb", "hjson", "multiprocess", "py-cpuinfo", "pydantic",
-    "pydantic_core", "tensorboardX", "typing-inspection", "typing_extensions",
+    "annotated-types", "datasets", "dill", "duckdb", "hjson", "multiprocess", "py-cpuinfo", "py-spy",
+    "pydantic", "pydantic_core", "tensorboardX", "trl", "typing-inspection", "typing_extensions",
 )  # fmt: skip
 THERE = {
     "accelerate", "click", "einops", "filelock", "fsspec", "huggingface-hub", "jinja2", "msgpack", "ninja",
-    "numpy", "packaging", "pandas", "peft", "pillow", "protobuf", "psutil", "pyarrow", "pyyaml", "rich",
-    "setuptools", "torch", "tqdm", "transformers", "xxhash",
+    "numpy", "packaging", "pandas", "pathspec", "peft", "pillow", "protobuf", "psutil", "pyarrow", "pyyaml",
+    "rich", "sentencepiece", "setuptools", "torch", "tqdm", "transformers", "xxhash",
 }  # fmt: skip
 PIP = (sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet")
-PLATFORMS = ("manylinux_2_28_x86_64", "manylinux_2_17_x86_64", "manylinux2014_x86_64")
+PLATFORMS = ("manylinux_2_28_x86_64", "manylinux_2_17_x86_64", "manylinux2014_x86_64", "manylinux_2_5_x86_64")
 
 
 def main() -> int:

@@ -9,12 +9,14 @@ from pathlib import Path
 
 import pytest
 from benchmarks.gpu import page
-from benchmarks.gpu.kit import ROOT, Results, run_all
+from benchmarks.gpu.calls import run_all
+from benchmarks.gpu.kit import ROOT, Results
 from benchmarks.gpu.pieces import pieces
 
 TRIED = {
-    "proof/smi", "proof/check", "proof/clock", "proof/zero2-bf16", "memory/opt-125m-8x512-bf16-ddp",
-    "ceiling/matmul-fp32", "speed/t5-small-text2sql", "speed/opt-350m-sft", "speed/vit-b16",
+    "proof/smi", "proof/check", "proof/clock", "proof/ddp-fp32", "proof/zero2-bf16", "proof/cpu-job",
+    "memory/opt-125m-8x512-bf16-ddp", "memory/opt-125m-32x512-bf16-ddp", "ceiling/matmul-fp32",
+    "levers/opt-350m", "speed/t5-small-text2sql", "speed/opt-350m-sft", "speed/vit-b16",
     "cost/instruments-digits", "cost/sync-text2sql",
 }  # fmt: skip
 
@@ -33,10 +35,17 @@ def test_pieces_run_on_a_cpu_and_make_a_page(tmp_path: Path) -> None:
     failed = {key: entry.get("error") for key, entry in ends.items() if entry["status"] != "passed"}
     assert set(failed) == {"proof/smi", "cost/sync-text2sql"}, failed
     assert {ends[key]["status"] for key in failed} == {"not applicable"}, failed
-    told = page.page(results)
-    assert "Step times, predicted from the first point" not in told  # one point of each precision
-    assert "Memory: median error" in told and "matmul" not in told.split("## Ceiling")[0]
-    assert "| vit-b16 |" in told and "held-out loss" in told and "ms a step without instruments" in told
+    shown = ends["proof/cpu-job"]["figures"]["environment"]
+    assert set(shown.values()) == {""} and "CUDA_VISIBLE_DEVICES" in shown
+    points = [ends[f"memory/opt-125m-{batch}x512-bf16-ddp"]["figures"] for batch in (8, 32)]
+    assert points[0]["run"] and not points[0]["step_error"] and points[1]["step_error"] is not None
+    rows = ends["levers/opt-350m"]["figures"]["rows"]
+    losses = {row["lever"]: row["loss"] for row in rows if "loss" in row}
+    assert len(losses) > 8 and max(losses.values()) - min(losses.values()) < 2e-3 * max(losses.values())
+    text = page.page(results)
+    assert "Step times, predicted from the first point" in text and "Memory of the device: median" in text
+    assert "| zero2 |" in text and "no mask, CUDA graphs" in text
+    assert "| vit-b16 |" in text and "held-out loss" in text and "ms a step without instruments" in text
 
 
 WATCHED = """

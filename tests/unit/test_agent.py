@@ -340,7 +340,12 @@ def test_nobodys_variables_replace_the_jobs_own(monkeypatch: pytest.MonkeyPatch)
     assert env["CUDA_VISIBLE_DEVICES"] == "7"  # the second of those that are ours to use
     host.spec |= {"device": "cpu", "visible_gpus": None}
     env = host.environment("/place", "/place/code.zip", {"address": "127.0.0.1", "port": 1})
-    assert (env["CUDA_VISIBLE_DEVICES"], env["DS_ACCELERATOR"]) == ("", "cpu")
+    hidden = [env[f"{maker}_VISIBLE_DEVICES"] for maker in ("CUDA", "HIP", "ROCR")]
+    assert hidden == [""] * 3 and env["DS_ACCELERATOR"] == "cpu"
+    assert agent.gpu_mask() == ["6", "7"]  # the agent itself samples them as before
+    host.spec |= {"env": {"CUDA_VISIBLE_DEVICES": "6"}}
+    env = host.environment("/place", "/place/code.zip", {"address": "127.0.0.1", "port": 1})
+    assert (env["CUDA_VISIBLE_DEVICES"], env["HIP_VISIBLE_DEVICES"]) == ("6", "")
 
 
 @pytest.mark.parametrize(

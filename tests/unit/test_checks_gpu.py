@@ -50,6 +50,45 @@ def test_a_healthy_server_passes_everything(look: Any) -> None:
     assert first["links"] == [26.562] * 18 and first["bus"] == "00000000:18:00.0"
 
 
+def test_a_document_that_a_driver_really_printed(look: Any) -> None:
+    answer = look(smi.recorded(), "", "9.0\n")
+    assert answer["gpus"] == [
+        {
+            "bus": "00000000:00:06.0", "broken": None, "name": "NVIDIA H100 80GB HBM3", "family": "Hopper",
+            "capability": [9, 0], "memory": 81559 << 20, "used": 4 << 20, "processes": [], "mig": "Disabled",
+            "persistence": "Enabled", "ecc": "Enabled", "uncorrected": 0, "pending": "No",
+            "remap_failure": "No", "reset": "No", "reasons": ["gpu_idle"], "state": "P0", "max_sm": 1980.0,
+            "set_sm": 1980.0, "default_sm": 1980.0, "gen": 5.0, "width": 16.0, "max_width": 16.0,
+            "celsius": 32.0, "slow_at": None, "left": 55.0, "power_limit": 700.0, "default_power": 700.0,
+            "fabric": None, "links": None,
+        }
+    ]  # fmt: skip
+    assert answer["driver"] == "580.159.04"
+    found = levels(answer, slots={"n1": 1}, gpus_expected=1, recipe={"precision": "bf16"})
+    assert {check for check, level in found.items() if level is not PASS} == {"nvlink"}
+    assert found["nvlink"] is NA  # the only GPU of its host has nothing to be linked to
+
+
+@pytest.mark.parametrize(
+    ("field", "before", "after", "check"),
+    [
+        ("gpu_recovery_action", "None", "GPU Reset", "memory_repair"),
+        ("gpu_recovery_action", "None", "Drain and Reset", "memory_repair"),
+        ("unrepairable_memory", "No", "Yes", "memory_repair"),
+        ("sram_uncorrectable_secded", "0", "3", "ecc"),
+        ("clocks_event_reason_hw_thermal_slowdown", "Not Active", "Active", "throttling"),
+    ],
+)
+def test_what_new_drivers_say_of_a_sick_gpu(
+    look: Any, field: str, before: str, after: str, check: str
+) -> None:
+    document = smi.recorded()
+    assert f"<{field}>{before}</{field}>" in document
+    sick = document.replace(f"<{field}>{before}</{field}>", f"<{field}>{after}</{field}>", 1)
+    found = levels(look(sick, "", "9.0\n"))
+    assert {name for name, level in found.items() if level is FAIL} == {check}
+
+
 @pytest.mark.parametrize(
     ("check", "changes", "level"),
     [

@@ -105,6 +105,20 @@ def test_every_value_of_the_order_is_filled_in(
     assert [environment[name] for name in names] == [address, "2", "1", "1"]
 
 
+def test_ranks_on_the_cpu_see_no_gpu_unless_the_recipe_says_so(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["demo", "--hosts", "node1", *TINY]
+    names = [f"{maker}_VISIBLE_DEVICES" for maker in ("CUDA", "HIP", "ROCR")]
+    for device, more, expected in (
+        ("cpu", [], ["", "", ""]),
+        ("cpu", ["env.CUDA_VISIBLE_DEVICES='3'"], ["(hidden)", "", ""]),  # a value of the user's
+        ("cuda", [], [None, None, None]),
+    ):
+        plan = document(capsys, tmp_path, *words, f"launch.device={device}", *more)
+        assert [plan["hosts"][0]["environment"].get(name) for name in names] == expected
+
+
 @pytest.mark.parametrize(
     ("hosts", "device"), [("local:2x1", "cpu"), ("node1,node2", "cpu"), ("node1,node2", "auto")]
 )

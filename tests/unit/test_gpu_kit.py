@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 import subprocess
 import sys
 import zipfile
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from benchmarks.gpu import cost, kit, page, proof, speed, wheels
+from benchmarks.gpu import calls, cost, kit, levers, page, proof, speed, wheels
 from benchmarks.gpu.jobs import Failed
-from benchmarks.gpu.kit import Figures, Machine, Piece, Results
+from benchmarks.gpu.kit import GROUPS, Figures, Machine, Piece, Results
 from benchmarks.gpu.pieces import pieces
 
 from muster.core.recipes import load_recipe
@@ -42,7 +44,7 @@ def test_every_piece_has_a_name_of_its_own_and_those_of_proof_come_first() -> No
     names = [each.key for each in pieces()]
     assert len(names) == len(set(names)) and len([name for name in names if name.startswith("memory/")]) >= 24
     groups = list(dict.fromkeys(name.partition("/")[0] for name in names))
-    assert groups == [group for group in page.GROUPS if group in groups]
+    assert groups == [group for group in GROUPS if group in groups] and set(GROUPS) <= set(page.GROUPS)
 
 
 def test_what_a_piece_came_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -69,13 +71,16 @@ def test_what_a_piece_came_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 
 @pytest.fixture
 def machine(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    found: dict[str, Any] = dict(MACHINE)
+    found: dict[str, Any] = {**MACHINE, "code": "code"}
     monkeypatch.setattr(kit, "described", lambda tiny: found | {"tiny": tiny})
-    monkeypatch.setattr(kit, "source", lambda: "code")
+    monkeypatch.setattr(kit, "commit", lambda: "abc")
+    monkeypatch.setattr(calls, "source", lambda piece: found["code"])
     return found
 
 
-def run(monkeypatch: pytest.MonkeyPatch, folder: Path, ends: dict[str, str], minutes: float = 9) -> list[str]:
+def run(
+    monkeypatch: pytest.MonkeyPatch, folder: Path, ends: dict[str, str], minutes: float = 9, **more: Any
+) -> list[str]:
     """Run pieces that end so; -> those that were begun, in order."""
     begun: list[str] = []
 
@@ -84,7 +89,7 @@ def run(monkeypatch: pytest.MonkeyPatch, folder: Path, ends: dict[str, str], min
         return {"status": ends[each.name], "seconds": 1.0}
 
     monkeypatch.setattr(kit, "run_piece", instead)
-    kit.run_all([piece(name) for name in ends], Results(folder), minutes, False)
+    calls.run_all([piece(name) for name in ends], Results(folder), minutes, False, **more)
     return begun
 
 
@@ -94,13 +99,25 @@ def test_a_call_goes_on_where_the_last_one_stopped(
     ends = {"a": "passed", "b": "failed", "c": "not applicable", "d": "timed out"}
     assert run(monkeypatch, tmp_path, ends) == ["a", "b", "c", "d"]
     assert run(monkeypatch, tmp_path, ends | {"e": "passed"}) == ["e"]
-    monkeypatch.setattr(kit, "source", lambda: "mended")
+    machine["code"] = "mended"
     assert run(monkeypatch, tmp_path, ends | {"b": "passed", "d": "timed out"}) == ["b", "d"]
     assert run(monkeypatch, tmp_path, ends) == []
     kept = Results(tmp_path).read("proof")
     assert kept["machine"] == machine | {"tiny": False}
-    sources = [entry["source"] for entry in kept["pieces"].values()]
-    assert sources == ["code", "mended", "code", "mended", "code"]
+    entries = kept["pieces"].values()
+    assert [entry["source"] for entry in entries] == ["code", "mended", "code", "mended", "code"]
+    assert {(entry["commit"], entry["at_a_time"]) for entry in entries} == {("abc", 1)}
+
+
+def test_what_failed_and_what_changed_code_concerns_is_run_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, machine: dict[str, Any]
+) -> None:
+    ends = {"a": "passed", "b": "failed"}
+    assert run(monkeypatch, tmp_path, ends) == ["a", "b"]
+    assert run(monkeypatch, tmp_path, ends, changed=True) == ["b"]
+    machine["code"] = "other"
+    assert run(monkeypatch, tmp_path, ends | {"b": "passed"}, changed=True) == ["a", "b"]
+    assert run(monkeypatch, tmp_path, ends, changed=True) == []
 
 
 def test_a_piece_that_had_no_time_is_begun_by_the_next_call(
@@ -109,6 +126,18 @@ def test_a_piece_that_had_no_time_is_begun_by_the_next_call(
     assert run(monkeypatch, tmp_path, {"a": "passed"}, minutes=0.1) == []
     assert run(monkeypatch, tmp_path, {"a": "cut short"}) == ["a"]
     assert run(monkeypatch, tmp_path, {"a": "passed"}) == ["a"]
+
+
+def test_a_call_goes_on_from_another_folder_of_the_same_machine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, machine: dict[str, Any]
+) -> None:
+    """A machine that is given back keeps nothing: what it wrote travels to the next one."""
+    run(monkeypatch, tmp_path / "one", {"a": "passed"})
+    for versions, others in (({"torch": "2.11"}, []), ({"torch": "2.13"}, ["proof"])):
+        machine["versions"] = versions
+        results = Results(tmp_path / versions["torch"])
+        assert results.begin_with(tmp_path / "one", machine | {"tiny": False}) == others
+        assert list(results.read("proof")["pieces"]) == ([] if others else ["a"])
 
 
 def test_results_of_another_machine_are_not_mixed(
@@ -125,7 +154,7 @@ def test_tiny_models_are_another_machine(
 ) -> None:
     run(monkeypatch, tmp_path, {"a": "passed"})
     with pytest.raises(SystemExit, match="tiny"):
-        kit.run_all([piece("a")], Results(tmp_path), 9, True)
+        calls.run_all([piece("a")], Results(tmp_path), 9, True)
 
 
 def test_an_engine_is_held_against_the_run_that_is_there(
@@ -137,7 +166,7 @@ def test_an_engine_is_held_against_the_run_that_is_there(
     def short(machine: Machine, name: str, *more: str) -> dict[str, Any]:
         begun.append(name)
         loss = {"loss_first": 7.0, "loss_final": 6.0 if name == "run" else 6.1}
-        return loss | {"throughput": {"step_seconds_median": 0.1}, "memory": {}, "planned": None}
+        return loss | {"memory": {"allocator_peak": None}}
 
     monkeypatch.setattr(proof, "_short", short)
     monkeypatch.setattr(proof, "events", lambda name: [{"kind": "started", "arithmetic": "fp32"}])
@@ -150,6 +179,68 @@ def test_an_engine_is_held_against_the_run_that_is_there(
     machine.results.add(engine["ddp-fp32"], MACHINE, {"status": "passed", "figures": figures})
     assert engine["fsdp-fp32"].run(machine)["apart"] == [0.0, 0.0]
     assert begun == ["run", "base", "run", "run"]
+
+
+def test_a_resumed_run_is_as_close_to_whole_ones_as_they_are_to_each_other() -> None:
+    """Losses up to the first checkpoint are those of the same attempt, and do not count."""
+    steps = range(1, proof.FIRST + 3)
+
+    def losses(*last: float) -> dict[int, float]:
+        return dict(zip(steps, [*([9.0] * proof.FIRST), *last], strict=True))
+
+    whole, again = losses(4.0, 2.0), losses(4.0, 2.002)
+    apart, control = proof.distances(losses(4.004, 2.0), whole, again)
+    assert (round(apart, 9), round(control, 9)) == (0.001, 0.001)
+    equal = losses(4.0, 2.0)
+    equal[1] = 8.0
+    assert proof.distances(equal, whole, whole) == (0.0, 0.0)
+    with pytest.raises(Failed, match="12"):
+        proof.distances(equal | {99: 1.0}, whole, whole)
+
+
+def test_a_document_of_nvidia_smi_does_not_tell_which_gpu_it_is_of() -> None:
+    text = "<gpu><serial>16</serial><uuid>GPU-1</uuid><pdi>0x8</pdi><ecc>9</ecc>\n  <supported_clocks>\n 1\n"
+    assert proof.anonymous(text + "</supported_clocks></gpu>") == (
+        "<gpu><serial>N/A</serial><uuid>N/A</uuid><pdi>N/A</pdi><ecc>9</ecc></gpu>"
+    )
+
+
+def test_what_a_device_does_in_a_step() -> None:
+    """Of three kernels, two at a time, a copy beside them, and nothing in between."""
+    spans = [(0.0, 10.0), (5.0, 20.0), (30.0, 40.0), (32.0, 34.0)]
+    assert levers.covered(spans) == 30.0 and levers.covered([]) == 0.0
+    names = ["gemm", "softmax", "gemm", "Memcpy HtoD (Pinned -> Device)"]
+    figures = levers.of_device([(name, *span) for name, span in zip(names, spans, strict=True)], 2)
+    assert figures["busy_milliseconds"] == pytest.approx(0.015) and figures["kernels"] == 1.5
+    assert figures["copy_milliseconds"] == pytest.approx(0.001)
+    assert figures["longest"][0] == ["gemm", pytest.approx(0.01)]
+
+
+@pytest.mark.parametrize(
+    ("index", "weights", "attention"),
+    [  # GPT-2: 12 width^2 a layer and the output layer; OPT's small one has no projections
+        (0, 2 * 12 * 64**2 + 64 * 1000, 6 * 2 * 64 * 32),
+        (1, 2 * (4 * 64**2 + 2 * 64 * 128) + 64 * 1000, 6 * 2 * 64 * 32),
+    ],
+)
+def test_operations_of_a_step(index: int, weights: int, attention: int) -> None:
+    shape = levers.SHAPES[index].small()
+    model = levers.model_of(shape, levers.LEVERS[1], "cpu")
+    assert levers.operations(model, shape) == shape.batch * shape.sequence * (6 * weights + attention)
+
+
+def test_a_lever_that_this_pytorch_lacks_is_a_row_that_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    machine = Machine("cpu", True, tmp_path, Results(tmp_path), seconds=60.0)
+    eager = levers.Lever("eager", compiled=False)
+    monkeypatch.setattr(levers, "LEVERS", [eager, levers.Lever("fused", loss="fused"), eager])
+    monkeypatch.setattr(levers, "lacking", lambda lever: "such layer" if lever.loss == "fused" else None)
+    rows = levers.pieces()[0].run(machine)["rows"]
+    assert rows[1] == {"lever": "fused", "error": "this PyTorch has no such layer"}
+    assert rows[0]["loss"] == rows[2]["loss"] and rows[0]["samples_per_second"] > 0
+    late = replace(machine, seconds=-1.0)
+    assert {row["error"] for row in levers.pieces()[0].run(late)["rows"]} == {"no time"}
 
 
 def test_a_piece_that_does_not_end_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -168,14 +259,43 @@ def test_the_page_tells_what_was_measured_and_what_failed(tmp_path: Path) -> Non
     assert "Nothing was measured" in page.page(results)
     rate = {"best": 8e14, "median": 7.5e14, "spread": 0.05}
     figures = {"flops_per_second": {"8192": rate}}
-    results.add(
-        Piece("ceiling", "matmul-bf16", 60, lambda _: {}), MACHINE, {"status": "passed", "figures": figures}
-    )
-    results.add(piece("ddp-fp32"), MACHINE, {"status": "failed", "error": "a traceback\nNCCL is not there"})
-    told = page.page(results)
-    assert "a GPU" in told and "| bf16 | 8192 | 800.0 | 750.0 | 5.0% |" in told
-    assert "ddp-fp32: failed: NCCL is not there" in told and "a traceback" not in told
-    assert "Memory" not in told
+    passed = {"status": "passed", "figures": figures, "commit": "abc"}
+    results.add(Piece("ceiling", "matmul-bf16", 60, lambda _: {}), MACHINE, passed)
+    failed = {"status": "failed", "error": "a traceback\nNCCL is not there", "note": "A driver was missing."}
+    results.add(piece("ddp-fp32"), MACHINE, failed)
+    results.add(piece("smi"), MACHINE, {"status": "cut short", "error": "ended after 9 s"})
+    text = page.page(results)
+    assert "a GPU" in text and "| bf16 | 8192 | 800.0 | 750.0 | 5.0% |" in text and "Code: abc" in text
+    missed, lacking = section(text, "Missed"), section(text, "Not measured")
+    assert "| proof/ddp-fp32 | NCCL is not there. A driver was missing | passes |" in missed
+    assert "a traceback" not in text and "matmul-bf16" not in missed + lacking
+    assert "smi" in lacking and "matmul-fp16" in lacking and "ddp-fp32," not in lacking
+    assert "Memory" not in text
+
+
+def section(text: str, name: str) -> str:
+    return text.partition(f"\n## {name}\n")[2].partition("\n## ")[0]
+
+
+def test_the_committed_page_is_what_the_kit_makes_of_the_committed_results() -> None:
+    made = page.page(Results(kit.MEASURED))
+    assert (kit.ROOT / "docs" / "gpu.md").read_text() == made
+    assert sum(file.stat().st_size for file in kit.MEASURED.glob("*.json")) < 150_000
+    for group in page.GROUPS:
+        for name, entry in Results(kit.MEASURED).read(group)["pieces"].items():
+            for bar in (entry.get("figures") or {}).get("bars", {}).values():
+                assert bar["met"] or f"| {group}/{name} |" in section(made, "Missed")
+
+
+def test_of_a_piece_that_shared_the_gpu_no_time_is_kept() -> None:
+    """And no figure of the whole device: others used it, too."""
+    for group in page.GROUPS:
+        for name, entry in Results(kit.MEASURED).read(group)["pieces"].items():
+            if entry["at_a_time"] > 1 and name not in ("check", "command"):
+                text = json.dumps(entry.get("figures"))
+                known = json.loads(text) or {}
+                assert "samples_per_second" not in text and "step_seconds" not in known, (group, name)
+                assert not known.get("measured_bytes") and "device_peak" not in text, (group, name)
 
 
 @pytest.mark.parametrize("tiny", [True, False])
@@ -287,3 +407,11 @@ def test_wheels_are_those_of_the_constraints_and_tell_what_they_need(tmp_path: P
         lines = "Name: one\nRequires-Dist: Typing_Extensions>=4\nRequires-Dist: x; extra == 'y'\n"
         file.writestr("one-1.dist-info/METADATA", lines)
     assert wheels.needs(wheel) == {"typing-extensions"}
+
+
+def test_a_machine_without_a_network_gets_what_muster_needs() -> None:
+    tomllib = pytest.importorskip("tomllib")  # Python 3.11
+    project = tomllib.loads((kit.ROOT / "pyproject.toml").read_text())["project"]
+    own = [*project["dependencies"], *project["optional-dependencies"]["train"]]
+    names = {wheels.plain(re.split(r"[^\w.-]", line, maxsplit=1)[0]) for line in own}
+    assert names <= wheels.THERE | {wheels.plain(name) for name in (*wheels.CARRIED, wheels.BUILT)}

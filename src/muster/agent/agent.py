@@ -44,6 +44,14 @@ ORDERLY = ("stopped", "deadline")  # ends of a job whose controller is still the
 LEAST_ROOM = 1 << 20  # free bytes below which a disk counts as full
 PULSE = struct.Struct("<QQ48s")  # a rank's file rankN.pulse: its steps, signs of life, phase
 BACKLOG = 4096  # ranks that may wait at the port at a time
+# Of ranks on the CPU, where the recipe does not say otherwise. If torch sees a GPU, it asks for the GPU's
+# random state at every checkpoint, and takes memory there. An empty list hides all GPUs of CUDA, HIP, ROCm.
+ON_CPU = {
+    "DS_ACCELERATOR": "cpu",
+    "CUDA_VISIBLE_DEVICES": "",
+    "HIP_VISIBLE_DEVICES": "",
+    "ROCR_VISIBLE_DEVICES": "",
+}
 # What mpirun and srun tell the one process that they started: its ranks are others.
 NOT_THEIRS = ("OMPI_COMM_WORLD_", "PMIX_", "PMI_", "SLURM_PROCID", "SLURM_LOCALID")
 # What mpirun, srun, and the launchers of MPICH and Intel MPI call torchrun's variables.
@@ -1422,8 +1430,7 @@ class Agent:
             picked = spec["visible_gpus"]
             env["CUDA_VISIBLE_DEVICES"] = ",".join(mask[i] if mask else str(i) for i in picked)
         if spec["device"] == "cpu":
-            # Else torch asks the GPUs for their random state at every checkpoint, and takes memory there.
-            env.update({"DS_ACCELERATOR": "cpu", "CUDA_VISIBLE_DEVICES": ""})
+            env.update(ON_CPU)
         env.update(spec["env"])
         # Last, so that nobody's variables take the place of the job's own code and token.
         env.update({"MUSTER_TOKEN": spec["token"], "MUSTER_SPEC": os.path.join(place, "spec.json")})

@@ -15,6 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from muster.agent.agent import ON_CPU
 from muster.core.hardware.devices import largest_memory
 from muster.core.hostlist import fold_hosts
 from muster.core.job import ENGINE_CONFIG, SLOWER, Facts
@@ -213,7 +214,7 @@ def _environment(order: Mapping[str, Any], index: int, shown: Sequence[str]) -> 
     if host["visible_gpus"] is not None:
         env["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, host["visible_gpus"]))
     if host["device"] == "cpu":
-        env |= {"DS_ACCELERATOR": "cpu", "CUDA_VISIBLE_DEVICES": ""}
+        env |= ON_CPU
     return env | masked(host["env"], shown)
 
 

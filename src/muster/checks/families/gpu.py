@@ -168,6 +168,13 @@ def probe(ask: Mapping[str, Any]) -> dict[str, Any]:
         known = [int(count) for count in found if count is not None]
         return sum(known) if known else None
 
+    def waits(gpu: Any) -> str | None:
+        """Whether the GPU needs a reset. Drivers such as 580 name what is to be done instead: None, or an
+        action."""
+        action = word(gpu, "gpu_recovery_action")
+        named = None if action is None else "No" if action == "None" else "Yes"
+        return word(gpu, "gpu_reset_status/reset_required") or named
+
     answer["driver"] = word(log, "driver_version")
     abilities = (said.get("ability") or (None, "", ""))[1].splitlines()
     answer["mask"] = visible(len(log.findall("gpu")))
@@ -207,8 +214,10 @@ def probe(ask: Mapping[str, Any]) -> dict[str, Any]:
                 "pending": word(gpu, "retired_pages/pending_retirement")
                 or word(gpu, "retired_pages/pending_blacklist")
                 or word(gpu, "remapped_rows/remapped_row_pending"),
-                "remap_failure": word(gpu, "remapped_rows/remapped_row_failure"),
-                "reset": word(gpu, "gpu_reset_status/reset_required"),
+                "remap_failure": "Yes"
+                if word(gpu, "ecc_errors/unrepairable_memory") == "Yes"
+                else word(gpu, "remapped_rows/remapped_row_failure"),
+                "reset": waits(gpu),
                 "reasons": reasons if {"Active", "Not Active"} & set(states.values()) else None,
                 "state": word(gpu, "performance_state"),
                 "max_sm": figure(gpu, "max_clocks/sm_clock"),

@@ -1,0 +1,214 @@
+"""Which piece of the GPU kit is run when, and which code each rests on."""
+
+from __future__ import annotations
+
+import math
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from benchmarks.gpu import calls, schedule, sources
+from benchmarks.gpu.kit import GROUPS, ROOT, Piece, Results
+from benchmarks.gpu.pieces import pieces
+from benchmarks.gpu.schedule import Room
+
+ROOM = Room(lanes=3, gigabytes=24.0)
+
+
+def piece(key: str, usual: float = 10.0, **more: Any) -> Piece:
+    group, _, name = key.partition("/")
+    return Piece(group, name, 2 * usual, lambda machine: {}, usual, **more)
+
+
+def shared(key: str, usual: float = 10.0, **more: Any) -> Piece:
+    return piece(key, usual, shared=True, **more)
+
+
+def begun(every: list[Piece], seconds: float, room: Room = ROOM) -> tuple[dict[str, float], list[str]]:
+    """When each begins, and what is left over."""
+    times, left = schedule.rehearsed(every, seconds, room, lambda each: each.usual)
+    return {each.key: at for at, each in times}, [each.key for each in left]
+
+
+def test_what_is_timed_is_alone_and_the_rest_shares() -> None:
+    every = [piece("proof/a"), *(shared(f"proof/{name}") for name in "bcde"), piece("proof/f")]
+    times, left = begun(every, 100)
+    assert times == {
+        "proof/a": 0, "proof/b": 10, "proof/c": 10, "proof/d": 10, "proof/e": 20, "proof/f": 30,
+    }  # fmt: skip
+    assert not left
+
+
+def test_nothing_keeps_a_piece_waiting_that_is_worth_more() -> None:
+    """While the machine empties for a piece that is alone, no later one begins."""
+    times, _ = begun([shared("proof/a", 30), piece("speed/b"), shared("memory/c", 5)], 100)
+    assert times == {"proof/a": 0, "speed/b": 30, "memory/c": 40}
+
+
+def test_what_does_not_fit_the_time_left_waits_for_the_next_call() -> None:
+    every = [piece("speed/a", 60), piece("speed/b", 50), piece("speed/c", 30), piece("speed/d", 20)]
+    times, left = begun(every, 100)
+    assert times == {"speed/a": 0, "speed/c": 60} and left == ["speed/b", "speed/d"]
+    assert begun([each for each in every if each.key in left], 100) == ({"speed/b": 0, "speed/d": 50}, [])
+
+
+def test_pieces_that_share_fit_into_the_memory() -> None:
+    every = [shared("proof/a", gigabytes=14), shared("proof/b", gigabytes=14), shared("proof/c")]
+    assert begun(every, 100)[0] == {"proof/a": 0, "proof/c": 0, "proof/b": 10}
+    assert begun([shared("proof/a", gigabytes=99)], 100)[0] == {"proof/a": 0}  # nothing else helps
+
+
+def test_a_piece_waits_for_the_one_whose_figures_it_reads() -> None:
+    every = [shared("proof/base"), shared("proof/a", after="base"), shared("proof/b")]
+    assert begun(every, 100)[0] == {"proof/base": 0, "proof/b": 0, "proof/a": 10}
+    assert begun(every[1:], 100)[0] == {"proof/a": 0, "proof/b": 0}  # it came to its end before
+    late = [shared("proof/base", 200), *every[1:]]
+    assert begun(late, 100)[0] == {"proof/a": 0, "proof/b": 0}  # and here it is not run at all
+
+
+def test_without_times_all_share_and_none_is_too_long() -> None:
+    tiny = Room(lanes=2, gigabytes=math.inf, timed=False)
+    times, left = begun([piece("proof/a", 500), piece("proof/b", 10), piece("proof/c", 10)], 20, tiny)
+    assert times == {"proof/a": 0, "proof/b": 0, "proof/c": 10} and not left
+
+
+def entry(status: str, source: str = "code") -> dict[str, Any]:
+    return {"status": status, "source": source, "seconds": 5.0}
+
+
+@pytest.mark.parametrize(
+    ("before", "usually", "changed"),
+    [
+        (None, True, True),
+        (entry("passed"), False, False),
+        (entry("passed", "old"), False, True),
+        (entry("not applicable", "old"), False, True),
+        (entry("failed"), False, True),
+        (entry("failed", "old"), True, True),
+        (entry("timed out"), False, True),
+        (entry("cut short"), True, True),
+    ],
+)
+def test_what_is_run_again(before: dict[str, Any] | None, usually: bool, changed: bool) -> None:
+    assert schedule.wanted(before, "code", False) == usually
+    assert schedule.wanted(before, "code", True) == changed
+
+
+def test_proof_comes_first_until_all_of_it_came_to_an_end_with_this_code() -> None:
+    every = [piece("speed/a"), piece("proof/b"), piece("profile/c"), piece("proof/d")]
+    codes = {each.key: "code" for each in every}
+
+    def order(**entries: Any) -> list[str]:
+        before = {f"proof/{name}": one for name, one in entries.items()}
+        return [each.name for each in schedule.in_order(every, schedule.proven(every, before, codes))]
+
+    assert order() == order(b=entry("passed")) == ["b", "d", "c", "a"]
+    assert order(b=entry("passed"), d=entry("passed", "old")) == ["b", "d", "c", "a"]
+    assert order(b=entry("passed"), d=entry("cut short")) == ["b", "d", "c", "a"]
+    for ended in ("not applicable", "failed", "timed out"):
+        assert order(b=entry("passed"), d=entry(ended)) == ["c", "a", "b", "d"]
+
+
+def test_a_row_is_measured_in_all_ways_before_the_next_row() -> None:
+    rows = [piece(f"{group}/{n}") for group in ("speed", "cost", "profile", "levers") for n in (1, 2)]
+    keys = [each.key for each in schedule.in_order(rows, proof_last=True)]
+    first, second = ([f"{group}/{n}" for group in ("profile", "levers", "speed")] for n in (1, 2))
+    assert keys == [*first, *second, "cost/1", "cost/2"]
+
+
+def test_what_was_measured_keeps_its_place_in_the_order(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second speed does not come before the first profile because the first speed is there."""
+    monkeypatch.setattr(calls, "source", lambda each: "code")
+    rows = [piece(f"{group}/{n}") for group in ("profile", "speed") for n in (1, 2)]
+    results = Results(tmp_path)
+    results.add(rows[2], {}, entry("passed"))
+    waiting = calls.waiting_of(rows, results, changed=True)
+    assert [each.key for each in waiting] == ["profile/1", "profile/2", "speed/2"]
+
+
+def test_a_piece_takes_what_it_took() -> None:
+    """The first place that has it counts; a failure says nothing of how long it takes."""
+
+    class Before(Results):
+        def __init__(self, **entries: Any) -> None:
+            self.before = {f"proof/{name}": one for name, one in entries.items()}
+
+        def entries(self, pieces: Any) -> Any:
+            return self.before
+
+    here = Before(a=entry("passed") | {"seconds": 7.0}, b=entry("failed"))
+    there = Before(a=entry("passed"), b=entry("passed"))
+    every = [piece(f"proof/{name}", 50) for name in "abc"]
+    assert calls.usual_seconds(every, [here, there]) == {"proof/a": 7.0, "proof/b": 5.0, "proof/c": 50.0}
+
+
+def test_a_call_proves_what_matters() -> None:
+    """As long as pieces take as long as on the H100 that was measured."""
+    every = [each for each in pieces() if each.group == "proof"]
+    seconds = calls.usual_seconds(every, [Results(calls.MEASURED)])
+    room = calls.room_of({"cores": 16, "memory": 85.5e9}, tiny=False)
+    for minutes, over in ((6, {"grpo", "ppo", "dpo"}), (7, set())):
+        times, left = schedule.rehearsed(every, 60 * minutes, room, lambda each: seconds[each.key])
+        assert {each.name for each in left} <= over and len(times) + len(left) == len(every)
+    assert {each.name for each in every if not each.shared} == {"check", "clock", "fabric"}
+
+
+# --- which code a piece rests on ---------------------------------------------------------------------------
+
+
+def parts_of(key: str) -> set[str]:
+    """Files below src/muster, as text."""
+    one = next(each for each in pieces() if each.key == key)
+    return {str(file.relative_to(ROOT)) for file in sources.files(one)}
+
+
+def test_a_piece_rests_on_the_code_that_it_runs() -> None:
+    ddp, zero, check = (parts_of(f"proof/{name}") for name in ("ddp-bf16", "zero2-bf16", "check"))
+    common = {"src/muster/worker/main.py", "src/muster/runs/train.py", "benchmarks/gpu/jobs.py"}
+    assert all(common <= each for each in (ddp, zero, check))
+    runtime = {name: f"src/muster/engines/{name}/runtime.py" for name in ("ddp", "deepspeed", "fsdp")}
+    assert runtime["ddp"] in ddp and not {runtime["deepspeed"], runtime["fsdp"]} & ddp
+    assert runtime["deepspeed"] in zero and runtime["ddp"] not in zero
+    family = "src/muster/checks/families/gpu.py"
+    assert family in check and family not in ddp
+    assert "src/muster/workloads/causal_lm/train.py" in ddp
+    assert "src/muster/workloads/ppo/train.py" not in ddp
+    assert parts_of("levers/gpt2-124m") == {"benchmarks/gpu/levers.py"}
+    assert {"benchmarks/gpu/speed.py", "benchmarks/gpu/peers.py"} <= parts_of("speed/gpt2-124m")
+    assert "benchmarks/gpu/kit.py" not in parts_of("speed/gpt2-124m")
+
+
+def test_every_part_that_a_piece_names_is_there() -> None:
+    for each in pieces():
+        for part in each.parts or ():
+            there = (ROOT / part).is_file() or (sources.MUSTER / part).is_dir()
+            assert part == "*" or there, (each.key, part)
+
+
+def test_a_digest_changes_with_the_code_that_it_is_of(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files = {name: tmp_path / name for name in ("a.py", "b.py")}
+    for file in files.values():
+        file.write_text("one")
+    monkeypatch.setattr(sources, "ROOT", tmp_path)
+    monkeypatch.setattr(sources, "_content", Path.read_bytes)
+    monkeypatch.setattr(sources, "files", lambda each: [files[each.name]])
+    before = [sources.source(shared(f"proof/{name}")) for name in files]
+    files["a.py"].write_text("two")
+    after = [sources.source(shared(f"proof/{name}")) for name in files]
+    assert after[0] != before[0] and after[1] == before[1]
+
+
+def test_a_run_imports_none_of_the_rooms_apart() -> None:
+    code = (
+        "import sys, muster.runs.train, muster.runs.resume, muster.cli.train, muster.cli.resume\n"
+        "print(*{name.split('.')[1] for name in sys.modules if name.startswith('muster.')})"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert not set(done.stdout.split()) & set(sources.APART)
+    assert set(GROUPS) >= {each.group for each in pieces()}
