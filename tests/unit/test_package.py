@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import subprocess
 import sys
@@ -140,3 +141,15 @@ def test_published_settings_of_the_t5_recipes() -> None:
     assert load_recipe("text2sql-t5-large-zero1").engine.zero == 1
     offloaded = load_recipe("text2sql-t5-large-zero3-offload").engine
     assert (offloaded.zero, offloaded.offload) == (3, "optimizer+param")
+
+
+def test_no_text_is_made_and_thrown_away() -> None:
+    """An f-string that is a statement by itself is the end of a text that was cut off by mistake."""
+    lost = [
+        f"{path.relative_to(ROOT)}:{node.lineno}"
+        for folder in ("src", "benchmarks", "tests")
+        for path in (ROOT / folder).rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.JoinedStr)
+    ]
+    assert lost == []

@@ -520,3 +520,26 @@ def test_what_the_trainer_is_told_of_evaluation(given: str, strategy: str, steps
     told = training_arguments(context)
     assert (told["eval_strategy"], told["eval_steps"]) == (strategy, steps)
     assert (told["report_to"], told["run_name"], told["save_on_each_node"]) == (["wandb"], "r1", True)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("workload: sft\ntrain: {learning_rate: 1.0e-3}\ndata: {}\ntrain: {epochs: 2}\n", "lines 2 and 4"),
+        ("train:\n  epochs: 2\n  epochs: 3\n", "lines 2 and 3"),
+        ("train: {epochs: 2, epochs: 3}\n", "lines 1 and 1"),
+    ],
+)
+def test_a_key_that_stands_twice_is_refused(text: str, said: str, tmp_path: Path) -> None:
+    path = tmp_path / "twice.yaml"
+    path.write_text(text)
+    with pytest.raises(RecipeError) as error:
+        load_recipe(str(path))
+    assert said in error.value.what
+
+
+def test_an_anchor_that_is_merged_in_may_be_overridden(tmp_path: Path) -> None:
+    path = tmp_path / "merged.yaml"
+    path.write_text("train: &train {epochs: 2, warmup: 5}\nevaluate: {limit: 3}\n")
+    assert load_recipe(str(path)).train.epochs == 2
+    assert parse_yaml("a: &a {x: 1, y: 2}\nb: {<<: *a, y: 3}\n")["b"] == {"x": 1, "y": 3}

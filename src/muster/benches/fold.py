@@ -309,8 +309,10 @@ def _in_doubt(verdict: HostVerdict, jobs: Sequence[BenchJob], bad: set[str]) -> 
     good = {(job.entry, job.size) for job in own if not job.misses}
     for job in own:
         if job.misses and (job.entry, job.size) not in good and not bad & set(job.hosts):
-            reason = f"its group missed a threshold, and which host caused that is unknown: {job.job}: "
-            f"{job.misses[0]}"
+            reason = (
+                "its group missed a threshold, and which host caused that is unknown: "
+                f"{job.job}: {job.misses[0]}"
+            )
             return verdict.model_copy(update={"verdict": "unknown", "reason": reason})
     return verdict
 

@@ -45,7 +45,18 @@ _FLOAT = re.compile(r"^[-+]?(?:[0-9]+\.[0-9]*|\.[0-9]+|[0-9]+(?=[eE]))(?:[eE][-+
 
 
 class _Loader(yaml.SafeLoader):
-    """YAML with 1.2's numbers and booleans: 5e-5 is a number, `no`, `on`, 12:30 and 1_000 are words."""
+    """YAML with 1.2's numbers and booleans: 5e-5 is a number, `no`, `on`, 12:30 and 1_000 are words. A key
+    that stands twice in a section is an error: PyYAML would take the second."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        lines: dict[str, int] = {}
+        for key in [key for key, _ in node.value if isinstance(key, yaml.ScalarNode)]:
+            line = key.start_mark.line + 1
+            if key.value in lines:
+                raise yaml.YAMLError(f"{key.value!r} stands twice, in lines {lines[key.value]} and {line}")
+            lines[key.value] = line
+        made: dict[Any, Any] = super().construct_mapping(node, deep)
+        return made
 
 
 class _Dumper(yaml.SafeDumper):
