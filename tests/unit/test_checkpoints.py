@@ -23,7 +23,7 @@ from muster.runs.checkpoints import Start, WantedCheckpoint, choose
 from muster.runs.requirements import disk_needed
 from muster.store import events, sealed
 from muster.store.runfolder import RunFolder
-from muster.store.sealed import what_is_missing, what_is_wrong
+from muster.store.sealed import UNFINISHED, what_is_missing, what_is_wrong
 
 MISTRAL = [(50, 500), (100, 2000), (1000, None)]
 
@@ -337,8 +337,24 @@ def test_nothing_is_begun_anew_while_checkpoints_are_there(tmp_path: Path) -> No
     assert "--step 0" in (refused.value.hint or "")
     assert chosen(run, facts([20]), hosts, WantedCheckpoint(step=0)) == Start()
     unfinished = facts([], damaged={"10": "it has no manifest: writing it was not finished"})
-    assert chosen(run, unfinished, Hosts()).step is None  # killed while it wrote its first
-    assert chosen(run, facts([]), Hosts()) == Start()
+    (tmp_path / "new").mkdir()
+    new = recorded(tmp_path / "new")
+    assert chosen(new, unfinished, Hosts()).step is None  # killed while it wrote its first
+    assert chosen(new, facts([]), Hosts()) == Start()
+
+
+@pytest.mark.parametrize("engine", ["ddp", "deepspeed"])
+@pytest.mark.parametrize("there", [[], [30]])
+def test_nothing_is_begun_anew_where_no_host_shows_what_was_sealed(
+    there: list[int], engine: str, tmp_path: Path
+) -> None:
+    """A disk that is not mounted; what an attempt had not finished is there nevertheless."""
+    run, hosts = recorded(tmp_path, 10, 20), Hosts()
+    about = facts([], damaged={str(step): UNFINISHED for step in there})
+    with pytest.raises(UsageError, match="sealed checkpoint-20, and no host has it") as refused:
+        chosen(run, about, hosts, engine=engine)
+    assert "--step 0" in (refused.value.hint or "") and refused.value.where == run.id
+    assert chosen(run, about, hosts, WantedCheckpoint(0)).step is None
 
 
 def test_a_step_that_is_asked_for(tmp_path: Path) -> None:

@@ -45,7 +45,8 @@ def choose(
     """Where the run goes on. Hosts read the files of the newest checkpoint, then of the one before, and so
     on.
 
-    Raises UsageError where the one that is wanted cannot be used, or where there are some and none can.
+    Raises UsageError where the one that is wanted cannot be used, or where there are some, or were, and none
+    can.
     """
     if wanted.step == BEGINNING:
         return Start()
@@ -70,6 +71,12 @@ def choose(
         more = f"; and {len(told) - SHOWN} more" if len(told) > SHOWN else ""
         words = "; ".join(told[:SHOWN]) + more
         raise UsageError(f"cannot go on: {words}", where=run.id, hint=_hint(passed, steps, wanted))
+    if known.newest is not None:
+        raise UsageError(
+            f"sealed checkpoint-{known.newest}, and no host has it",
+            where=run.id,
+            hint="is a disk not mounted, or the run's folder renamed? --step 0 starts from the first step",
+        )
     return Start(None, tuple(Decision(f"checkpoint-{s}", PASSED_OVER, passed[s]) for s in sorted(passed)))
 
 
@@ -88,6 +95,11 @@ class _Known:
         told = list(events.read_events(run.events))
         self._all = [each for each in told if isinstance(each, events.Saved)]
         self._current = [each for each in fold(told).saved if each.step is not None]
+
+    @property
+    def newest(self) -> int | None:
+        """The last step whose checkpoint ranks sealed; the newest one always stays."""
+        return max((each.step for each in self._current if each.step is not None), default=None)
 
     def digests(self, step: int) -> list[str]:
         """Of the manifests that ranks wrote for a step, on whatever disk; where several attempts did, of
