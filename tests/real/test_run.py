@@ -337,3 +337,16 @@ def words(pid: int) -> list[str]:
 def parent(pid: int) -> int:
     """A process's parent."""
     return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+
+
+def test_a_folder_of_a_command_has_no_value_of_its_variables(tmp_path: Path) -> None:
+    words = ["run", "local:1", "--start", "host", "--runs", str(tmp_path), "--name", "r"]
+    words += ["-e", "WANDB_API_KEY=hunter2-a", "--env", "X=hunter2-b", "--env=Y=hunter2-c", "-eZ=hunter2-d"]
+    check = "test $WANDB_API_KEY$X$Y$Z = hunter2-ahunter2-bhunter2-chunter2-d"
+    argv = [sys.executable, "-m", "muster", *words, "--", "/bin/sh", "-c", check]
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stdout + done.stderr
+    files = [path for path in (tmp_path / "r").rglob("*") if path.is_file()]
+    assert any(path.name == "report.html" for path in files)
+    for name in ("WANDB_API_KEY", "X", "Y", "Z"):
+        assert [path.name for path in files if f"{name}=hunter2".encode() in path.read_bytes()] == []

@@ -13,7 +13,7 @@ from muster.core.errors import RecipeError
 from muster.core.printable import scrubbed, scrubbed_data
 from muster.core.recipe import recipe_from
 from muster.core.recipes import load_recipe
-from muster.core.secrets import completed, masked, masked_setup, masked_words, scrubber
+from muster.core.secrets import completed, masked, masked_command, masked_setup, masked_words, scrubber
 from muster.inputs.read import Inputs, check, read_inputs
 from muster.reports.page import report
 from muster.runs.dry_run import dry_run, format_dry_run
@@ -254,3 +254,28 @@ def test_what_is_no_secret_stays(text: str) -> None:
 def test_recipes_of_today_are_read(tmp_path: Path) -> None:
     """Folders of earlier versions hold values: they go on as they are."""
     assert recipe_from({"env": {"A": "b", "N": 1}}).env == {"A": "b", "N": "1"}
+
+
+def test_no_way_of_setting_a_variable_shows_its_value() -> None:
+    """Every option of a verb that takes NAME=VALUE, in each of its spellings, and overrides."""
+    import click
+
+    from muster.cli.app import app
+
+    secret, ways, context = "hunter2-of-mine", [], click.Context(app)
+    for verb in app.list_commands(context):
+        found = app.get_command(context, verb)
+        assert found is not None
+        for option in found.params:
+            for name in option.opts if "NAME[=VALUE]" in str(option.metavar) else ():
+                ways += [[name, f"OWN={secret}"], [f"{name}={secret}"] if name.startswith("--") else []]
+                ways += [[f"{name}=OWN={secret}" if name.startswith("--") else f"{name}OWN={secret}"]]
+    ways = [way for way in ways if way and "OWN" in way[-1]]
+    assert len(ways) >= 4
+    ways += [[f"env.OWN={secret}"], [f"env={{OWN: {secret}}}"], [f"launch.setup=export OWN={secret}"]]
+    for way in ways:
+        shown = masked_command(["muster", "run", "local:2", *way, "--", "train.py", "-e", "script"])
+        assert secret not in " ".join(shown) and "OWN" in " ".join(shown), way
+        assert shown[-4:] == ["--", "train.py", "-e", "script"]
+    kept = masked_command(["muster", "run", "-e", f"OWN={secret}", "-e", "epochs=3"], ["OWN"])
+    assert kept[3] == f"OWN={secret}"

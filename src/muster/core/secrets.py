@@ -25,6 +25,7 @@ _ASSIGNED = re.compile(
 _ENV = re.compile(r"(?:[A-Za-z0-9][\w.\-]*:)?\s*env(?:\.(?P<name>.*))?", re.DOTALL)  # a bench's ENTRY: first
 _LAUNCH = re.compile(rf"(?:[A-Za-z0-9][\w.\-]*:)?\s*launch(?:\.(?P<name>{'|'.join(OPTIONS)}|setup))?")
 _SETS = ("-x", "--x", "-e", "--env", "-env", "-genv")  # the word after one of these is NAME=VALUE
+_JOINED = re.compile(r"(?P<option>--env=|-e)(?P<variable>[A-Z_][A-Za-z0-9_]*=.*)", re.DOTALL)
 _VARIABLE = re.compile(
     r"(?P<name>[A-Za-z_][A-Za-z0-9_]*)=(?P<value>'[^']*'|\"[^\"]*\"|(?:(?!,[A-Za-z_]\w*(?:=|,|$))[^\s'\"])*)"
 )
@@ -190,6 +191,22 @@ def masked_override(text: str, shown: Iterable[str] = ()) -> str:
     if hidden == value:
         return text
     return f"{key}={json.dumps(hidden, ensure_ascii=False, default=str)}"
+
+
+def masked_command(argv: Sequence[str], shown: Iterable[str] = ()) -> list[str]:
+    """A command line of muster, with the variables that its words set without their values: `-e NAME=VALUE`
+    and `--env=NAME=VALUE` of `muster run`, and overrides of recipes."""
+    named = {*shown, *ALWAYS_SHOWN}
+    made: list[str] = []
+    for before, word in zip(["", *argv], argv, strict=False):
+        joined = _JOINED.fullmatch(word)
+        if joined:
+            made.append(joined["option"] + _masked_word(_SETS[0], joined["variable"], named))
+        elif before in _SETS:
+            made.append(scrubbed(_masked_word(before, word, named)))
+        else:
+            made.append(masked_override(word, shown))
+    return made
 
 
 def _masked_launch(value: Any, shown: Iterable[str]) -> Any:

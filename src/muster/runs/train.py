@@ -23,7 +23,7 @@ from muster.core.printable import scrubbed_data
 from muster.core.recipe import recipe_from
 from muster.core.recipes import read_yaml
 from muster.core.result import Code, Failure, Hung, Result
-from muster.core.secrets import masked, masked_override, scrubber
+from muster.core.secrets import masked, masked_command, scrubber
 from muster.core.slurm import allocation
 from muster.core.versions import versions_of
 from muster.engines.base import packages
@@ -442,7 +442,7 @@ def freeze(run: RunFolder, inputs: Inputs, decided: Decided) -> None:
             "python": platform.python_version(),
             "system": platform.platform(),
             "controller": platform.node(),
-            "argv": [masked_override(word, shown) for word in sys.argv],
+            "argv": masked_command(sys.argv, shown),
             "versions": _versions(),
             "rank_environment": masked(inputs.env, shown),
         },
