@@ -449,3 +449,16 @@ def test_checkpoints_that_were_passed_over_are_noted() -> None:
     of = dataclasses.replace(job(attempt=2), decisions=(decision, Decision("slots of a", 1, "one")))
     (note,) = [note for note in result(fold([begin(2), *both(10)]), of).notes if "passed over" in note]
     assert note.startswith("checkpoint-40 was passed over") and note.endswith("has 9 of 10 bytes on a")
+
+
+def test_a_training_that_was_cut_says_where() -> None:
+    started = events.Started(time=0.0, rank=0, device="cpu", parameters=9, trainable=9, total_steps=400)
+    folder = fold([begin(), started, *both(10), *both(160)])
+    assert result(folder, job(train={"max_minutes": 2})).notes[0] == (
+        "cut at 160 of 400 steps by train.max_minutes=2"
+    )
+    assert result(folder).notes[0] == "cut at 160 of 400 steps"
+    whole = fold([begin(), started, *both(400)])
+    assert not any("cut at" in note for note in result(whole, job(train={"max_minutes": 2})).notes)
+    broken = make_result(folder, job(), status="failed", failure=None, ended=9.0)
+    assert not any("cut at" in note for note in broken.notes)  # the failure says why

@@ -399,6 +399,10 @@ def make_result(
     began = folder.began or ended
     last_step = max(folder.windows, default=0)
     notes = [*(first.notes if first else []), *folder.noted]
+    if status == "succeeded" and first and 0 < last_step < first.total_steps:
+        limit = recipe.train.max_minutes
+        by = f" by train.max_minutes={limit:g}" if limit else ""
+        notes.insert(0, f"cut at {last_step:,} of {first.total_steps:,} steps{by}")
     if told := split_note(job, folder.split):
         notes.append(told)
     notes += pace_notes(job, recipe, folder.facts, folder.split, first, folder.data)

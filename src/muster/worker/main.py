@@ -38,6 +38,7 @@ PACKAGES = ("torch", "transformers", "accelerate", *packages(), "datasets", "pef
 def started(context: Context, built: Any) -> None:
     from muster.worker.arithmetic import arithmetic_of
 
+    total_steps = _total_steps(context, built.train_samples)
     parameters = [
         (int(getattr(p, "ds_numel", p.numel())), p.requires_grad) for p in built.trainer.model.parameters()
     ]
@@ -47,9 +48,9 @@ def started(context: Context, built: Any) -> None:
         parameters=sum(count for count, _ in parameters),
         trainable=sum(count for count, trained in parameters if trained),
         arithmetic=arithmetic_of(context),
-        total_steps=_total_steps(context, built.train_samples),
+        total_steps=total_steps,
         versions={"python": platform.python_version(), **versions_of(PACKAGES)},
-        notes=[*built.notes, *_unused(context, built.trainer)],
+        notes=[*built.notes, *_unused(context, built.trainer), *_warming(context, total_steps)],
     )
     if context.main:
         context.emit(
@@ -74,6 +75,16 @@ def _unused(context: Context, trainer: Any) -> list[str]:
     if context.recipe.train.fused_loss is not True or getattr(loss, "head", None) is not None:
         return []
     return ["train.fused_loss=true does nothing here: the logits are more than what the output layer gives"]
+
+
+def _warming(context: Context, steps: int) -> list[str]:
+    """That the learning rate never reaches its peak."""
+    warmup = context.recipe.train.warmup
+    if warmup < max(1, steps):
+        return []
+    return [
+        f"train.warmup={warmup:g} is no shorter than the training, {steps:,} steps: a fraction scales with it"
+    ]
 
 
 def _total_steps(context: Context, samples: int) -> int:
