@@ -7,7 +7,7 @@ from typing import Any
 
 from benchmarks.gpu.kit import Results
 
-GROUPS = ("proof", "memory", "ceiling", "speed", "cost")
+GROUPS = ("proof", "memory", "ceiling", "profile", "speed", "cost")
 Pieces = dict[str, dict[str, Any]]
 
 
@@ -114,6 +114,19 @@ def _ceiling(pieces: Pieces) -> list[str]:
     return lines
 
 
+def _profile(pieces: Pieces) -> list[str]:
+    """Where a step goes, in the lines that a user reads: of a row, and of its peer where that was traced."""
+    from muster.core.profile import StepProfile
+
+    parts = []
+    for name, figures in _measured(pieces):
+        for side in ("muster", "peer"):
+            if side in figures:
+                lines = [f"- {each}: {text}" for each, text in StepProfile(**figures[side]).lines]
+                parts.append("\n".join([f"{name}, {side}:\n", *lines]))
+    return parts
+
+
 def _speed(pieces: Pieces) -> list[str]:
     """A row for each piece: medians of the rounds, the rounds' ratios, and the bars."""
     rows = []
@@ -191,4 +204,4 @@ def _bars(bars: dict[str, Any]) -> str:
     return "; ".join(shown)
 
 
-SECTIONS = {"memory": _memory, "ceiling": _ceiling, "speed": _speed, "cost": _cost}
+SECTIONS = {"memory": _memory, "ceiling": _ceiling, "profile": _profile, "speed": _speed, "cost": _cost}

@@ -12,10 +12,12 @@ from benchmarks.gpu import page
 from benchmarks.gpu.kit import ROOT, Results, run_all
 from benchmarks.gpu.pieces import pieces
 
+from muster.core.profile import StepProfile
+
 TRIED = {
     "proof/smi", "proof/check", "proof/clock", "proof/zero2-bf16", "memory/opt-125m-8x512-bf16-ddp",
-    "ceiling/matmul-fp32", "speed/t5-small-text2sql", "speed/opt-350m-sft", "speed/vit-b16",
-    "cost/instruments-digits", "cost/sync-text2sql",
+    "ceiling/matmul-fp32", "profile/gpt2-124m", "speed/t5-small-text2sql", "speed/opt-350m-sft",
+    "speed/vit-b16", "cost/instruments-digits", "cost/sync-text2sql",
 }  # fmt: skip
 
 
@@ -36,6 +38,11 @@ def test_pieces_run_on_a_cpu_and_make_a_page(tmp_path: Path) -> None:
     told = page.page(results)
     assert "Step times, predicted from the first point" not in told  # one point of each precision
     assert "Memory: median error" in told and "matmul" not in told.split("## Ceiling")[0]
+    profiles = ends["profile/gpt2-124m"]["figures"]
+    for side in ("muster", "peer"):
+        found = StepProfile.model_validate(profiles[side])
+        assert found.last_step - found.first_step == 9 and len(found.kernels) == 10 and found.usual_seconds
+        assert f"gpt2-124m, {side}:" in told and found.verdict in told
     assert "| vit-b16 |" in told and "held-out loss" in told and "ms a step without instruments" in told
 
 
