@@ -10,8 +10,10 @@ from __future__ import annotations
 
 import gzip
 import json
+import sys
 from collections.abc import Iterable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -370,6 +372,54 @@ def test_lines_of_python_are_marked_where_they_run() -> None:
     [last] = [each for each in marks if each.name.endswith(f"test_profile.py:{first + 15}")]
     inside = [each.name for each in running.events() if last.time_range.start <= each.time_range.start]
     assert "aten::linear" in inside
+
+
+@pytest.mark.parametrize(
+    ("most", "done", "stopped", "steps"),
+    [
+        (9, 7, False, [3, 4, 5, 6]),
+        (5, 5, False, [3, 4, 5]),  # no further step
+        (9, 5, True, [3, 4, 5]),
+        (9, 5, False, [3, 4, 5]),  # the data comes to its end where the further step has begun
+        (9, 4, True, [3, 4]),
+        (9, 3, False, [3]),
+        (9, 2, False, []),
+    ],
+)
+def test_the_steps_of_a_trace_are_those_that_were_done(
+    tmp_path: Path, most: int, done: int, stopped: bool, steps: list[int]
+) -> None:
+    """As Transformers' trainer calls it. `most`: steps that it knows it will do; `stopped`: it is told so."""
+    import torch
+
+    from muster.core.recipe import recipe_from
+    from muster.store import events
+    from muster.worker.instruments.profile import Profiler
+
+    emitted: list[Any] = []
+    measure = {"profile": "trace", "profile_step": 3, "profile_steps": 3}
+    context: Any = SimpleNamespace(
+        recipe=recipe_from({"measure": measure}), rank=0, main=True, device="cpu", base=tmp_path,
+        emit=lambda kind, **content: emitted.append(kind(time=0, **content)),
+    )  # fmt: skip
+    profiler, control = Profiler(context), SimpleNamespace(should_training_stop=False)
+    state = SimpleNamespace(global_step=0, max_steps=most)
+    for step in range(1, done + 1):
+        profiler.on_step_begin(None, state, control)
+        torch.ones(4).mul(2)
+        state.global_step, control.should_training_stop = step, stopped and step == done
+        profiler.on_step_end(None, state, control)
+    profiler.on_train_end(None, state, control)
+    [told] = emitted
+    if not steps:
+        assert isinstance(told, events.Noted)
+        return
+    assert isinstance(told, events.Profiled) and told.summary is not None
+    assert (told.last_step, told.summary.first_step) == (steps[-1], 3)
+    assert told.summary.last_step == min(steps[-1], 5)
+    traces = [read(path) for path in (tmp_path / "profile").iterdir()]
+    assert {step for trace in traces for step in trace.steps if step <= done} == set(steps)
+    assert torch.autograd._profiler_enabled() is False and sys.gettrace() is None
 
 
 def example(**more: Any) -> StepProfile:

@@ -342,7 +342,7 @@ class Steps:
             if until > free:
                 call = self.trace.calls.get(each.launch) if each else None
                 launched = min(max(call[0].end, free), until) if call else until
-                fetched = _length(_union(fetches, free, launched))
+                fetched = _within(fetches, free, launched)
                 found.batches += fetched
                 found.between += until - launched
                 dry = _dry(waits, free, launched)
@@ -395,6 +395,17 @@ def _union(spans: Sequence[Any], begin: float, end: float) -> list[Span]:
 
 def _length(spans: Iterable[Span]) -> float:
     return sum(each.end - each.start for each in spans)
+
+
+def _within(spans: Sequence[Span], begin: float, end: float) -> float:
+    """How much of a time intervals cover that do not overlap and are in order."""
+    covered = 0.0
+    for index in range(max(0, bisect.bisect_right(spans, (begin, math.inf, "")) - 1), len(spans)):
+        start, stop, _ = spans[index]
+        if start >= end:
+            break
+        covered += max(0.0, min(stop, end) - max(start, begin))
+    return covered
 
 
 def _first_of_each(waits: Iterable[Wait]) -> Iterator[Wait]:
