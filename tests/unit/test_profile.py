@@ -220,6 +220,25 @@ def test_waits_of_a_kind_are_told_apart_by_their_order(tmp_path: Path) -> None:
     ]
 
 
+def test_what_does_not_keep_the_gpu_waiting_is_not_blamed(tmp_path: Path) -> None:
+    """A short kernel that ends within a long one; a fetch and a wait while the next kernel is launched already
+    or is launched by another thread."""
+    trace = Cuda()
+    trace.step(1, 0, 2000)
+    trace.kernel(0, 4, 900)
+    trace.kernel(10, 200, 300, stream=13)
+    trace.kernel(20, 1000, 1100)  # launched long before
+    trace.span("user_annotation", "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__", 30, 1050)
+    trace.call("cudaStreamSynchronize", 1060, 1900)
+    given = trace.call("cudaLaunchKernel", 1296, 1300, BACKWARD)
+    trace.span("kernel", GEMM, 1300, 2000, 7, correlation=given, stream=7)
+    found = summed(trace, tmp_path)
+    assert found.busy == pytest.approx(1 - (4 + 100 + 200) / 2000)
+    assert found.between == pytest.approx(100 / 2000) and found.batches == 0
+    assert found.launching == pytest.approx((4 + 200) / 2000)
+    assert [(each.seconds, each.idle) for each in found.waits] == [(pytest.approx(840e-6), 0)]
+
+
 def test_a_graph_is_one_launch_and_a_driver_call_is_one(tmp_path: Path) -> None:
     trace = Cuda()
     trace.step(1, 0, 1000)
