@@ -221,8 +221,8 @@ def test_waits_of_a_kind_are_told_apart_by_their_order(tmp_path: Path) -> None:
 
 
 def test_what_does_not_keep_the_gpu_waiting_is_not_blamed(tmp_path: Path) -> None:
-    """A short kernel that ends within a long one; a fetch and a wait while the next kernel is launched already
-    or is launched by another thread."""
+    """A short kernel that ends within a long one; a fetch and a wait while the next kernel is launched
+    already, or is launched by another thread."""
     trace = Cuda()
     trace.step(1, 0, 2000)
     trace.kernel(0, 4, 900)
@@ -417,10 +417,21 @@ def test_the_steps_of_a_trace_are_those_that_were_done(
 
     emitted: list[Any] = []
     measure = {"profile": "trace", "profile_step": 3, "profile_steps": 3}
+
+    class Emitted:
+        pulse = None
+
+        def __call__(self, kind: Any, **content: Any) -> None:
+            emitted.append(kind(time=0, **content))
+
     context: Any = SimpleNamespace(
-        recipe=recipe_from({"measure": measure}), rank=0, main=True, device="cpu", base=tmp_path,
-        emit=lambda kind, **content: emitted.append(kind(time=0, **content)),
-    )  # fmt: skip
+        recipe=recipe_from({"measure": measure}),
+        rank=0,
+        main=True,
+        device="cpu",
+        base=tmp_path,
+        emit=Emitted(),
+    )
     profiler, control = Profiler(context), SimpleNamespace(should_training_stop=False)
     state = SimpleNamespace(global_step=0, max_steps=most)
     for step in range(1, done + 1):

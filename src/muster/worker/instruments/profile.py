@@ -148,7 +148,9 @@ class Profiler(TrainerCallback):  # type: ignore[misc]
         self.path.parent.mkdir(parents=True, exist_ok=True)
         marked = self.path.with_name(self.path.name.replace(".json", "-lines.json"))
         path = marked if self.traced else self.path
+        self._beat()
         self.running.export_chrome_trace(str(path))
+        self._beat()
         self.running = None
         self.traced.append(path)
 
@@ -156,14 +158,22 @@ class Profiler(TrainerCallback):  # type: ignore[misc]
         if self.context.device == "cuda":
             torch.cuda.synchronize()
 
+    def _beat(self) -> None:
+        """A sign of life: a large trace takes a while."""
+        if self.context.emit.pulse:
+            self.context.emit.pulse.beat()
+
     def _sum_up(self) -> None:
         """Tell of the trace, once; with its summary, where it has one."""
         if not self.traced or self.written:
             return
         rank, summary = self.context.rank, None
         try:
-            traces = [kineto.read(path) for path in self.traced]
-            for trace in traces:  # a step that the end of the training cut off
+            traces = []
+            for path in self.traced:
+                traces.append(trace := kineto.read(path))
+                self._beat()
+                # Without a step that the end of the training cut off.
                 trace.steps = {step: mark for step, mark in trace.steps.items() if step <= self.last}
             summary = kineto.summarize(*traces).model_copy(update={"rank": rank})
         except Exception as error:  # no reader's mistake ends a training
