@@ -51,11 +51,11 @@ def train(machine: Machine, name: str, recipe: str, *overrides: str) -> dict[str
     return result(name)
 
 
-def peer(name: str, work: Mapping[str, Any]) -> dict[str, Any]:
-    """What a run of a peer (peers.py) came to."""
+def peer(name: str, work: Mapping[str, Any], module: str = "benchmarks.gpu.peers") -> dict[str, Any]:
+    """What a run of a peer (peers.py) came to. `module`: whose command line starts it."""
     told = Path("peer.json")
     path = os.pathsep.join([str(ROOT / "src"), str(ROOT), os.environ.get("PYTHONPATH", "")])
-    argv = [sys.executable, "-m", "benchmarks.gpu.peers", name, str(told), json.dumps(work)]
+    argv = [sys.executable, "-m", module, name, str(told), json.dumps(work)]
     threads = {"OMP_NUM_THREADS": "1"} if work["device"] == "cpu" else {}  # as Muster's
     _output(argv, env={**os.environ, "PYTHONPATH": path, **threads})
     found: dict[str, Any] = json.loads(told.read_text())

@@ -219,6 +219,19 @@ def _ceiling(pieces: Pieces) -> list[str]:
     return lines
 
 
+def _profile(pieces: Pieces) -> list[str]:
+    """Where a step goes, in the lines that a user reads: of a row, and of its peer where that was traced."""
+    from muster.core.profile import StepProfile
+
+    parts = []
+    for name, figures in _measured(pieces):
+        for side in ("muster", "peer"):
+            if side in figures:
+                lines = [f"- {each}: {text}" for each, text in StepProfile(**figures[side]).lines]
+                parts.append("\n".join([f"{name}, {side}:\n", *lines]))
+    return parts
+
+
 def _speed(pieces: Pieces) -> list[str]:
     """A row for each piece: medians of the rounds, the rounds' ratios, and the bars."""
     rows = []
@@ -316,6 +329,7 @@ def _bars(bars: dict[str, Any]) -> str:
 
 
 SECTIONS = {
-    "proof": _proof, "memory": _memory, "ceiling": _ceiling, "levers": _levers, "speed": _speed,
+    "proof": _proof, "memory": _memory, "ceiling": _ceiling, "levers": _levers, "profile": _profile,
+    "speed": _speed,
     "cost": _cost, "extra": _extra,
 }  # fmt: skip

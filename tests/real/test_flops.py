@@ -443,7 +443,9 @@ def test_padded_lengths_are_counted_under_zero_3(sharded: tuple[RunFolder, Resul
 def test_traces(sharded: tuple[RunFolder, Result]) -> None:
     done, result = sharded
     assert sorted(path.name for path in done.profile.iterdir()) == [
+        "trace-rank0-lines.json.gz",
         "trace-rank0.json.gz",
+        "trace-rank1-lines.json.gz",
         "trace-rank1.json.gz",
     ]
     with gzip.open(done.profile / "trace-rank1.json.gz", "rt") as file:
@@ -453,10 +455,38 @@ def test_traces(sharded: tuple[RunFolder, Result]) -> None:
     assert sum(1 for event in trace["traceEvents"] if event.get("name") == "aten::mm") > 20
     told = said(done, events.Profiled)
     profiled = sorted((event.rank, event.first_step, event.last_step) for event in told)
-    assert profiled == [(0, 4, 5), (1, 4, 5)]
+    assert profiled == [(0, 4, 6), (1, 4, 6)]
     ends = [(w.step, w.steps, w.profiled) for w in said(done, events.Window) if w.rank == 0]
-    assert ends == [(3, 3, False), (5, 2, True), (6, 1, False), (7, 1, False)]
-    assert any(note.startswith("steps 4 to 5 ran under a profiler") for note in result.notes)
+    assert ends == [(3, 3, False), (6, 3, True), (7, 1, False)]
+    assert any(note.startswith("steps 4 to 6 ran under a profiler") for note in result.notes)
+
+
+def test_where_a_step_goes(sharded: tuple[RunFolder, Result]) -> None:
+    """Of both ranks, in the result, on the terminal and on the page; the further step names lines alone."""
+    from muster.cli.views.results import result_rows
+    from muster.core.kineto import read, summarize
+    from muster.reports.page import render
+    from muster.reports.rundata import gather
+
+    done, result = sharded
+    profiled = [(each.rank, each.first_step, each.last_step) for each in result.profiles]
+    assert profiled == [(0, 4, 5), (1, 4, 5)]
+    assert Result.model_validate_json(done.result.read_text()).profiles == result.profiles
+    page = render(gather(done))
+    for profile in result.profiles:
+        assert profile.busy is None and len(profile.kernels) == 10 and profile.waits == []
+        assert {line.split("::")[0] for line in (each.name for each in profile.kernels)} & {"aten", "c10d"}
+        assert set(profile.lines) <= set(result_rows(result))
+        assert all(text in page for _, text in profile.lines)
+    traces = [read(done.profile / f"trace-rank0{each}.json.gz") for each in ("", "-lines")]
+    assert [list(trace.steps) for trace in traces] == [[4, 5], [6]]
+    assert not traces[0].lines and traces[1].lines
+    for trace in traces:  # if each value that is read had waited for a GPU
+        for thread, spans in trace.operators.items():
+            trace.waits += [(span, thread) for span in spans if span.name == "aten::_local_scalar_dense"]
+        trace.waits.sort()
+    places = [wait.place or "" for wait in summarize(*traces).waits]
+    assert any(place.startswith("deepspeed/") for place in places), places
 
 
 def test_off_is_off(tmp_path: Path) -> None:
@@ -468,4 +498,5 @@ def test_off_is_off(tmp_path: Path) -> None:
     assert result.flops is None
     assert said(done, events.FlopsCounted) == []
     assert {(w.model_flops, w.hardware_flops) for w in said(done, events.Window)} == {(None, None)}
-    assert (done.profile / "trace-rank0.json.gz").stat().st_size > 0
+    assert [path.name for path in done.profile.iterdir()] == ["trace-rank0.json.gz"]  # no further step
+    assert [(each.first_step, each.last_step) for each in result.profiles] == [(2, 2)]

@@ -13,10 +13,12 @@ from benchmarks.gpu.calls import run_all
 from benchmarks.gpu.kit import ROOT, Results
 from benchmarks.gpu.pieces import pieces
 
+from muster.core.profile import StepProfile
+
 TRIED = {
     "proof/smi", "proof/check", "proof/clock", "proof/ddp-fp32", "proof/zero2-bf16", "proof/cpu-job",
     "memory/opt-125m-8x512-bf16-ddp", "memory/opt-125m-32x512-bf16-ddp", "ceiling/matmul-fp32",
-    "levers/opt-350m", "speed/t5-small-text2sql", "speed/opt-350m-sft", "speed/vit-b16",
+    "levers/opt-350m", "profile/gpt2-124m", "speed/t5-small-text2sql", "speed/opt-350m-sft", "speed/vit-b16",
     "cost/instruments-digits", "cost/sync-text2sql",
 }  # fmt: skip
 
@@ -46,6 +48,11 @@ def test_pieces_run_on_a_cpu_and_make_a_page(tmp_path: Path) -> None:
     assert "Step times, predicted from the first point" in text and "Memory of the device: median" in text
     assert "| zero2 |" in text and "no mask, CUDA graphs" in text
     assert "| vit-b16 |" in text and "held-out loss" in text and "ms a step without instruments" in text
+    profiles = ends["profile/gpt2-124m"]["figures"]
+    for side in ("muster", "peer"):
+        found = StepProfile.model_validate(profiles[side])
+        assert found.last_step - found.first_step == 9 and len(found.kernels) == 10 and found.usual_seconds
+        assert f"gpt2-124m, {side}:" in text and found.verdict in text
 
 
 WATCHED = """

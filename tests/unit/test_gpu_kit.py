@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from benchmarks.gpu import calls, cost, kit, levers, page, proof, speed, wheels
+from benchmarks.gpu import calls, cost, kit, levers, page, profile, proof, speed, wheels
 from benchmarks.gpu.jobs import Failed
 from benchmarks.gpu.kit import GROUPS, Figures, Machine, Piece, Results
 from benchmarks.gpu.pieces import pieces
@@ -311,6 +311,19 @@ def test_both_sides_of_a_row_train_on_as_many_samples(row: speed.Row, tiny: bool
     assert recipe.model.name == work["model"] and not (tiny and recipe.train.compile is True)
     if row.peer != "images":
         assert recipe.model.config == work["config"]
+
+
+@pytest.mark.parametrize("tiny", [True, False])
+@pytest.mark.parametrize("row", speed.rows(), ids=lambda row: row.name)
+def test_a_profile_covers_ten_steps_of_a_row(row: speed.Row, tiny: bool, tmp_path: Path) -> None:
+    shape = speed.Shape(row, Machine("cpu", tiny, tmp_path, Results(tmp_path)))
+    recipe = load_recipe(
+        row.recipe, profile.overrides(shape, str(tmp_path) if row.peer in ("pairs", "images") else "")
+    )
+    steps, last = recipe.measure.profiled, recipe.train.max_steps
+    assert recipe.measure.profile == "trace" and len(steps) == 11 and last is not None
+    assert steps.start > recipe.measure.warmup + 1 and steps.stop <= last  # usual steps before and after
+    assert last // 4 < profile.USUAL  # the peer's warm-up
 
 
 def test_rounds_go_on_as_long_as_there_is_time(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,6 +8,7 @@ from typing import Any, Literal
 from pydantic import Field
 
 from muster.core.fabric.result import FabricRun
+from muster.core.profile import StepProfile
 from muster.core.section import Part
 
 SCHEMA_VERSION = 1
@@ -379,6 +380,9 @@ class Result(Part):
     phases: list[PhaseTime] = Field(default_factory=list, description="of a step that has such")
     flops: Flops | None = Field(None, description="None: not counted")
     memory: Memory
+    profiles: list[StepProfile] = Field(
+        default_factory=list, description="where a step's time goes, of each rank with measure.profile=trace"
+    )
     planned: Planned | None = Field(None, description="None: the model was not known before the run")
     quality: Quality | None = None
     attention: Attention | None = None

@@ -12,6 +12,7 @@ from typing import Any
 from muster.core.fabric.figures import Event
 from muster.core.fabric.run import make_run
 from muster.core.job import FASTEST, PASSED_OVER, SLOWER, Decision, Job
+from muster.core.profile import StepProfile
 from muster.core.recipe import Recipe, recipe_from
 from muster.core.result import (
     Attention,
@@ -29,6 +30,7 @@ from muster.core.result import (
     Result,
     Seconds,
     Status,
+    Throughput,
     Unscored,
     unscored_words,
 )
@@ -457,6 +459,7 @@ def make_result(
         flops=flops(windows, folder.started, folder.counted, job, recipe.measure),
         planned=planned,
         memory=_memory(windows),
+        profiles=_summaries(folder.profiled, speed),
         quality=quality,
         attention=attention_report(list(folder.attention.values()), seconds.training),
         hang=folder.hang,
@@ -516,6 +519,13 @@ def _counting(counted: events.FlopsCounted | None) -> list[str]:
         return []
     ratio = counted.model / counted.formula
     return [f"the model's FLOPs, as counted, are {ratio:.3f} times what the formula of its family says"]
+
+
+def _summaries(profiled: Sequence[events.Profiled], speed: Throughput | None) -> list[StepProfile]:
+    """Of each rank that was traced, in their order, beside the time of usual steps."""
+    usual = speed.step_seconds_median if speed else None
+    found = {each.summary.rank: each.summary for each in profiled if each.summary}
+    return [found[rank].model_copy(update={"usual_seconds": usual}) for rank in sorted(found)]
 
 
 def _profiles(profiled: Sequence[events.Profiled]) -> list[str]:

@@ -15,6 +15,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 
+from muster.core.profile import StepProfile
 from muster.core.result import Hung, Pace
 from muster.core.section import Part
 
@@ -166,6 +167,7 @@ class Profiled(_Event):
     last_step: int
     path: str
     bytes: int
+    summary: StepProfile | None = Field(None, description="of a trace; None: it has none")
 
 
 class Log(_Event):

@@ -112,6 +112,7 @@ def result_rows(result: Result) -> list[tuple[str, str]]:
     if peak:
         kind = "allocator" if result.memory.allocator_peak else "resident"
         rows.append(("memory of a rank", f"{format_bytes(peak)} peak ({kind})"))
+    rows += [line for profile in result.profiles for line in profile.lines]
     if result.attention:
         rows.append(("attention logits", attention_words(result.attention)))
     if result.planned:

@@ -140,8 +140,10 @@ class Meter(TrainerCallback):  # type: ignore[misc]
         self.in_window.append((self.in_step, self._thrown_away()))
         self.in_step = Counts(0, 0, 0)
         self.last_end = time.perf_counter()
+        step = state.global_step
+        inside = step in self.profiled and step + 1 in self.profiled  # no wait of the meter is in a profile
         if (
-            state.global_step % self.window == 0
+            (step % self.window == 0 and not inside)
             or state.global_step >= state.max_steps
             or control.should_save
             or (self.profiled and state.global_step + 1 in (self.profiled.start, self.profiled.stop))

@@ -1,7 +1,9 @@
 """Profiles of a few steps on request: DeepSpeed's breakdown by module, or a trace by PyTorch's profiler.
 
 Profiled steps are slower, so they get a window of their own that no throughput counts (meter.py), and the
-ranks meet after them: nobody's next step waits for a rank that still writes.
+ranks meet after them: nobody's next step waits for a rank that still writes. A trace is read at once: a
+summary of its steps goes into the run. One step more is traced with Python's lines marked, which takes so
+long that its times mean nothing: it names the lines that wait for the device.
 """
 
 from __future__ import annotations
@@ -13,9 +15,12 @@ from typing import Any
 import torch
 from transformers import TrainerCallback
 
+from muster.core import kineto
 from muster.core.errors import RecipeError
+from muster.core.profile import StepProfile
 from muster.store import events
 from muster.worker.context import Context
+from muster.worker.instruments.lines import Lines
 from muster.worker.together import barrier
 
 FOLDER = "profile"
@@ -32,6 +37,10 @@ class Profiler(TrainerCallback):  # type: ignore[misc]
         self.chosen = context.rank in measure.profile_ranks
         self.trainer: Any = None
         self.running: Any = None
+        self.mark: Any = None  # of the step that is traced
+        self.lines: Lines | None = None  # in the step for which they are marked
+        self.traced: list[Path] = []
+        self.last = 0  # step that was traced
         self.written = False
         self.passed = False  # this attempt reached the steps
 
@@ -78,23 +87,32 @@ class Profiler(TrainerCallback):  # type: ignore[misc]
     def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Start the trace."""
         if self.what == "trace" and self.chosen and state.global_step + 1 == self.steps.start:
-            kinds = [torch.profiler.ProfilerActivity.CPU]
-            if self.context.device == "cuda":
-                kinds.append(torch.profiler.ProfilerActivity.CUDA)
-            self.running = torch.profiler.profile(activities=kinds, record_shapes=True)
-            self.running.start()
+            self._start_trace()
+            self._start_step(self.steps.start)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """End it, and wait for the ranks that write."""
-        if state.global_step in self.steps:
-            self.passed = True
-        if state.global_step == self.steps.stop - 1:
-            self._end_trace(state.global_step)
+        """End it, and wait for the ranks that write. A step's mark begins before its batch is fetched."""
+        step, last = state.global_step, self.steps.stop - 1
+        self.passed = self.passed or step in self.steps
+        if self.running is not None:
+            self._end_step(step)
+            if step >= last - 1:
+                self._end_trace()
+            if step < min(last, state.max_steps) and not control.should_training_stop:
+                if self.running is None:
+                    self._start_trace()
+                    self.lines = Lines()
+                self._start_step(step + 1)
+        if step == last:
+            self._sum_up()
             barrier()
 
     def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """A run may end before the last of its profiled steps, or before the first."""
-        self._end_trace(state.global_step)
+        if self.running is not None:
+            self._end_step(self.last)
+            self._end_trace()
+        self._sum_up()
         if not self.passed and self.context.main:
             self.context.emit(
                 events.Noted,
@@ -102,18 +120,68 @@ class Profiler(TrainerCallback):  # type: ignore[misc]
                 "(measure.profile_step)",
             )
 
-    def _end_trace(self, step: int) -> None:
-        if self.running is None:
-            return
+    def _start_trace(self) -> None:
+        kinds = [torch.profiler.ProfilerActivity.CPU]
         if self.context.device == "cuda":
-            torch.cuda.synchronize()
+            kinds.append(torch.profiler.ProfilerActivity.CUDA)
+        # Shapes cost time as well: they are in the trace whose times mean nothing.
+        self.running = torch.profiler.profile(activities=kinds, record_shapes=bool(self.traced))
+        self.running.start()
+        self._wait()
+
+    def _start_step(self, step: int) -> None:
+        self.mark = torch.profiler.record_function(f"ProfilerStep#{step}")
+        self.mark.__enter__()
+        if self.lines:
+            self.lines.start()
+
+    def _end_step(self, step: int) -> None:
+        if self.lines:
+            self.lines.stop()
+        if self.mark is not None:
+            self.mark.__exit__(None, None, None)
+        self.mark, self.lines, self.last = None, None, step
+
+    def _end_trace(self) -> None:
+        self._wait()
         self.running.stop()
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        self.running.export_chrome_trace(str(self.path))
+        marked = self.path.with_name(self.path.name.replace(".json", "-lines.json"))
+        path = marked if self.traced else self.path
+        self._beat()
+        self.running.export_chrome_trace(str(path))
+        self._beat()
         self.running = None
-        self._tell(step)
+        self.traced.append(path)
 
-    def _tell(self, last: int) -> None:
+    def _wait(self) -> None:
+        if self.context.device == "cuda":
+            torch.cuda.synchronize()
+
+    def _beat(self) -> None:
+        """A sign of life: a large trace takes a while."""
+        if self.context.emit.pulse:
+            self.context.emit.pulse.beat()
+
+    def _sum_up(self) -> None:
+        """Tell of the trace, once; with its summary, where it has one."""
+        if not self.traced or self.written:
+            return
+        rank, summary = self.context.rank, None
+        try:
+            traces = []
+            for path in self.traced:
+                traces.append(trace := kineto.read(path))
+                self._beat()
+                # Without a step that the end of the training cut off.
+                trace.steps = {step: mark for step, mark in trace.steps.items() if step <= self.last}
+            summary = kineto.summarize(*traces).model_copy(update={"rank": rank})
+        except Exception as error:  # no reader's mistake ends a training
+            why = str(error) if isinstance(error, kineto.NoSummary) else repr(error)
+            self.context.emit(events.Noted, text=f"the trace of rank {rank} has no summary: {why}")
+        self._tell(self.last, summary)
+
+    def _tell(self, last: int, summary: StepProfile | None = None) -> None:
         self.written = True
         self.context.emit(
             events.Profiled,
@@ -122,6 +190,7 @@ class Profiler(TrainerCallback):  # type: ignore[misc]
             last_step=last,
             path=str(self.path),
             bytes=self.path.stat().st_size,
+            summary=summary,
         )
 
 
