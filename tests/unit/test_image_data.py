@@ -143,7 +143,7 @@ def test_batches_are_the_same_with_any_number_of_workers_and_ranks() -> None:
     from accelerate.data_loader import BatchSamplerShard
     from torch.utils.data import BatchSampler, DataLoader
 
-    from muster.workloads.image_classification.images import EpochSampler, ImageCollator
+    from muster.workloads.image_classification.images import EpochSampler, collate
 
     train = digits().train.only(range(100))
     seen = {}
@@ -151,9 +151,7 @@ def test_batches_are_the_same_with_any_number_of_workers_and_ranks() -> None:
         images = dataset(train, flip=True, crop=1)
         epoch = 0
         sampler = EpochSampler([1] * len(images), 32, 5, grouped=False, epoch=lambda: epoch)  # noqa: B023
-        loader = DataLoader(
-            images, 16, sampler=sampler, num_workers=workers, collate_fn=ImageCollator(images.preparation)
-        )
+        loader = DataLoader(images, 16, sampler=sampler, num_workers=workers, collate_fn=collate)
         for epoch in (0, 1):
             batches = list(loader)
             assert [tuple(batch["pixel_values"].shape) for batch in batches] == [(16, 3, 8, 8)] * 8
@@ -168,7 +166,8 @@ def test_batches_are_the_same_with_any_number_of_workers_and_ranks() -> None:
     assert together == keys
     images = dataset(train, flip=True, crop=1)
     other = torch.stack([images[key]["pixels"] for key in reversed(together)]).flip(0)
-    assert torch.equal(images.preparation.normalise(other), seen[0, 1])
+    assert torch.equal(other, seen[0, 1])
+    assert other.dtype is torch.uint8
 
 
 def test_images_are_decoded_once_where_they_fit(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -198,7 +197,7 @@ def test_images_are_decoded_once_where_they_fit(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_an_unreadable_image_does_not_count(tmp_path: Path) -> None:
-    from muster.workloads.image_classification.images import FAULTS, Counter, ImageCollator
+    from muster.workloads.image_classification.images import FAULTS, Counter, collate
 
     write_folder(tmp_path, {"a/1.png": png(RED), "a/2.png": b"nothing", "b/1.png": png(BLUE)})
     found = parts(images(tmp_path, bad="skip", validation_fraction=0.3)).train
@@ -207,14 +206,14 @@ def test_an_unreadable_image_does_not_count(tmp_path: Path) -> None:
     place = str(tmp_path / "a/2.png")
     assert [(index, where) for index, where, _ in everything.faults(0, 1, 99)] == [(2, place)]
     assert list(everything.faults(0, 2, 1)) == []
-    batch = ImageCollator(everything.preparation)([everything[index] for index in range(3)])
+    batch = collate([everything[index] for index in range(3)])
     assert batch["labels"].tolist() == [0, 1, -100]
     assert batch[FAULTS] == [(place, "is not an image that can be read: it begins with b'nothing'")]
     counts = Counter(5)(batch)
     assert (counts.samples, counts.tokens, counts.padded_tokens) == (2, 10, 15)
     rest = everything.without({2})
     assert len(rest) == 2
-    assert FAULTS not in ImageCollator(rest.preparation)([rest[0], rest[1]])
+    assert FAULTS not in collate([rest[0], rest[1]])
 
 
 # --- sources ---------------------------------------------------------------------------------------------

@@ -1,5 +1,5 @@
 """Images: where they come from (Parquet, folders, a hub data set, scikit-learn's digits), and as models want
-them: decoded, resized, augmented, batched, normalised.
+them: decoded, resized, augmented and batched as bytes; normalised where the model is.
 
 Resizing is Pillow's, bilinear with antialiasing, as torchvision's Resize does it to a Pillow image.
 """
@@ -15,6 +15,7 @@ import random
 from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from importlib import resources
 from itertools import accumulate
 from pathlib import Path
@@ -96,7 +97,9 @@ class Preparation:
 
     def pixels(self, image: Image.Image) -> torch.Tensor:
         """-> (channels, size, size), uint8."""
-        image = image.convert("L" if self.channels == 1 else "RGB")
+        mode = "L" if self.channels == 1 else "RGB"
+        if image.mode != mode:  # else it would be copied
+            image = image.convert(mode)
         if image.size != (self.size, self.size):
             image = image.resize((self.size, self.size), Image.Resampling.BILINEAR)
         array = np.array(image, dtype=np.uint8).reshape(self.size, self.size, self.channels)
@@ -104,9 +107,8 @@ class Preparation:
 
     def normalise(self, pixels: torch.Tensor) -> torch.Tensor:
         """(batch, channels, size, size) uint8 -> float32: (value / 255 - mean) / std per channel."""
-        mean = torch.tensor(self.mean).view(1, -1, 1, 1)
-        scale = 1 / (255 * torch.tensor(self.std).view(1, -1, 1, 1))
-        return pixels.float().mul_(scale).sub_(255 * mean * scale)
+        scale, shift = _scale_and_shift(self.mean, self.std, pixels.device)
+        return pixels.float().mul_(scale).sub_(shift)
 
     def save_pretrained(self, folder: str, **_: Any) -> None:
         """Write it so that Transformers' AutoImageProcessor reads it too."""
@@ -134,6 +136,15 @@ class Preparation:
             )
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise DataError(f"cannot be read: {error}", where=str(folder / PREPARATION)) from None
+
+
+@lru_cache(maxsize=8)
+def _scale_and_shift(
+    mean: tuple[float, ...], std: tuple[float, ...], device: torch.device
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """(1, channels, 1, 1) each, on the device: copied once, since every copy from the host is waited for."""
+    scale = 1 / (255 * torch.tensor(std).view(1, -1, 1, 1))
+    return scale.to(device), (255 * torch.tensor(mean).view(1, -1, 1, 1) * scale).to(device)
 
 
 @dataclass(frozen=True)
@@ -237,23 +248,19 @@ class EpochSampler(GroupedSampler):
         return (start + index for index in super().__iter__())
 
 
-@dataclass(frozen=True)
-class ImageCollator:
-    """Samples -> {"pixel_values": (batch, channels, size, size) float32, "labels": (batch,)}.
+def collate(samples: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Samples -> {"pixel_values": (batch, channels, size, size) uint8, "labels": (batch,)}.
 
+    Bytes are a quarter of what the model reads: `normalised` in train.py makes that of them, on the device.
     FAULTS is there where an image cannot be read: a list of (place, what). A sample that only fills up a
-    batch (data/packed.py: Filled) has an IGNORED label.
+    batch (worker/heldout.py: Filled) has an IGNORED label.
     """
-
-    preparation: Preparation
-
-    def __call__(self, samples: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-        batch: dict[str, Any] = {
-            "pixel_values": self.preparation.normalise(torch.stack([each["pixels"] for each in samples])),
-            "labels": torch.tensor([IGNORED if "ignored" in each else each["label"] for each in samples]),
-        }
-        faults = [each["fault"] for each in samples if each["fault"]]
-        return {**batch, FAULTS: faults} if faults else batch
+    batch: dict[str, Any] = {
+        "pixel_values": torch.stack([each["pixels"] for each in samples]),
+        "labels": torch.tensor([IGNORED if "ignored" in each else each["label"] for each in samples]),
+    }
+    faults = [each["fault"] for each in samples if each["fault"]]
+    return {**batch, FAULTS: faults} if faults else batch
 
 
 @dataclass(frozen=True)
