@@ -149,7 +149,10 @@ def test_losses_are_those_of_pixels_that_the_loader_normalised(
 
     def by_the_loader(samples: Any) -> dict[str, Any]:
         batch = collate(samples)
-        mean, scale = torch.tensor([0.3]).view(1, -1, 1, 1), 1 / (255 * torch.tensor([0.37]).view(1, -1, 1, 1))
+        mean, scale = (
+            torch.tensor([0.3]).view(1, -1, 1, 1),
+            1 / (255 * torch.tensor([0.37]).view(1, -1, 1, 1)),
+        )
         batch["pixel_values"] = batch["pixel_values"].float().mul_(scale).sub_(255 * mean * scale)
         return batch
 

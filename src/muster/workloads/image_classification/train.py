@@ -65,7 +65,7 @@ class _Trainer(Trainer):
         return super().compute_loss(model, self.normalised(inputs), *rest, **named)
 
     def normalised(self, inputs: dict[str, Any]) -> dict[str, Any]:
-        """A batch as loaders make it -> as the model reads it, in the type that the engine gives its inputs."""
+        """A loader's batch -> as the model reads it, in the type that the engine gives its inputs."""
         pixels = self.preparation.normalise(inputs["pixel_values"])
         return {**inputs, "pixel_values": self._prepare_input(pixels)}
 
