@@ -20,6 +20,7 @@ from muster.core.errors import DataError
 from muster.worker.context import Context
 from muster.worker.data.sampler import Dealt, GroupedSampler
 from muster.worker.heldout import ExactHeldOut, Filled
+from muster.worker.lean import keep_mode, remember_packages
 from muster.worker.loss import Tally, TokenLoss, fused_head
 
 # ----------------------------------------------------------------------------------------------------
@@ -100,6 +101,16 @@ class OrderedSamples:
 
 class Common(ConvertedWeights, ExactHeldOut, OrderedSamples):
     """Goes before a Transformers trainer among the base classes of every workload's own."""
+
+    lean: Any = None  # the model that it trains without needless work
+
+    def training_step(self, model: Any, *args: Any, **named: Any) -> Any:
+        """Transformers' own, without what it looks up again in every micro-step."""
+        if self.lean is not model:
+            self.lean = model
+            keep_mode(model)
+            remember_packages()
+        return super().training_step(model, *args, **named)  # type: ignore[misc]
 
     def compute_loss(self, model: Any, inputs: dict[str, Any], *args: Any, **named: Any) -> Any:
         """Transformers' own; the output layer may compute the loss as well, so it hears of the labels."""

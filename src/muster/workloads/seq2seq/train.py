@@ -30,7 +30,7 @@ from muster.worker.models import load_from, to_answer
 from muster.worker.together import check_alike, first_on_disk
 from muster.worker.trainer import Common, wired
 from muster.worker.workloads.base import Built, Counts, HeldOut
-from muster.workloads.seq2seq.model import make_model
+from muster.workloads.seq2seq.model import make_model, mask_unasked
 from muster.workloads.seq2seq.spec import (
     PairData,
     PairRow,
@@ -73,6 +73,7 @@ def build(context: Context, arguments: dict[str, Any]) -> Built:
     notes = [pairs.about] if pairs.about else []
     notes += cover_characters(tokenizer, [pair.expected for pair in train])
     model = make_model(context, tokenizer)
+    mask_unasked()
     encoded = Encoded(train, tokenizer, data)
     encoded_held = Encoded(held[:EVALUATION_SAMPLES], tokenizer, data)
     notes += schemas_cut(encoded, encoded_held, data.max_source)
