@@ -1,4 +1,4 @@
-"""Counts the places where a step makes the host wait for the device, on a CPU that has no device to wait for."""
+"""Counts where a step makes the host wait for the device, on a CPU that has no device to wait for."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ COPIED = ("cpu", "tolist", "numpy")
 
 
 class Waits(TorchDispatchMode):  # type: ignore[misc]
-    """What would wait for a GPU, each as file:line of the innermost frame outside of PyTorch; `apart`: while a
-    loader makes a batch, whose tensors are the host's."""
+    """What would wait for a GPU, each as file:line of the innermost frame outside of PyTorch; `apart`: while
+    a loader makes a batch, whose tensors are the host's."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -81,6 +81,10 @@ class Waits(TorchDispatchMode):  # type: ignore[misc]
             finally:
                 self.apart -= 1
 
-        with mock.patch.object(_BaseDataLoaderIter, "__next__", fetched):
-            with mock.patch.multiple(torch.Tensor, **{name: copied(name) for name in COPIED}), self:
-                yield self
+        copies = {name: copied(name) for name in COPIED}
+        with (
+            mock.patch.object(_BaseDataLoaderIter, "__next__", fetched),
+            mock.patch.multiple(torch.Tensor, **copies),
+            self,
+        ):
+            yield self

@@ -148,6 +148,7 @@ def test_a_precision_that_was_asked_for_needs_no_reason(gpus: dict[str, Any], pr
         ([], OTHER, "CPUs"),
         ([H100], {}, "each length would be compiled"),  # pairs of texts
         ([H100], {"data": {"padding": "fixed"}}, None),
+        ([H100], {"data": {"padding": "buckets"}}, None),
         ([H100], {**OTHER, "train": {"max_steps": 100}}, "100 steps do not"),
         ([H100], {**OTHER, "train": {"max_steps": 5000}}, None),
         ([H100], {**OTHER, "measure": {"attention": True}}, "layers"),
@@ -161,7 +162,8 @@ def test_a_model_is_compiled_where_that_pays(
     decided = on(facts(a=gpus), **{**recipe, "train": train})
     assert decided.recipe.train.compiled is (reason is None)
     assert decided.job.recipe["train"]["compile"] is (reason is None)
-    assert (reason or "one shape") in why(decided, "train.compile")
+    shapes = "few shapes" if recipe.get("data") == {"padding": "buckets"} else "one shape"
+    assert (reason or shapes) in why(decided, "train.compile")
 
 
 def test_a_plan_says_whether_the_model_is_compiled() -> None:

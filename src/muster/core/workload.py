@@ -178,6 +178,11 @@ class Workload:
         """Whether each batch is padded to its own longest sample, on GPUs to a multiple of 8 tokens."""
         return False
 
+    @property
+    def shapes_vary(self) -> bool:
+        """Whether batches have more shapes than are worth compiling."""
+        return self.padding_varies
+
     def with_tokens(self, tokens: float) -> Self:
         """With every sample padded to so many tokens, target included; where padding varies."""
         return self

@@ -314,12 +314,13 @@ def decide_compiling(recipe: Recipe, device: str, decisions: list[Decision]) -> 
     steps = recipe.train.max_steps
     against = [
         (device == "cpu", "CPUs gain little by it"),
-        (recipe.padding_varies, "batches differ in length, and each length would be compiled anew"),
+        (recipe.shapes_vary, "batches differ in length, and each length would be compiled anew"),
         (recipe.measure.attention or recipe.measure.profile == "flops", "what is measured needs the layers"),
         (steps is not None and steps < LONG, f"{steps} steps do not win back the time that compiling takes"),
     ]
     why = next((reason for holds, reason in against if holds), None)
-    decisions.append(Decision("train.compile", why is None, why or "all batches have one shape"))
+    shapes = "batches have few shapes" if recipe.padding_varies else "all batches have one shape"
+    decisions.append(Decision("train.compile", why is None, why or shapes))
     return recipe.choosing(compiled=why is None)
 
 
