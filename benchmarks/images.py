@@ -101,9 +101,7 @@ def main() -> None:
             "digits": ImageSet(digits, small),
         }.items():
             if name != "digits":
-                images.kept = images.there = (
-                    None  # decoded anew, as of a data set that does not fit in memory
-                )
+                images.memory = None  # decoded anew, as of a data set that does not fit in it
             table[name] = measure(images, rounds)
             print(name, json.dumps(table[name]), flush=True)
     document = {

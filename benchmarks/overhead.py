@@ -161,7 +161,7 @@ def by_hand(context: Any, made: Any, steps: int, turns: Turns) -> None:
         batch_size=context.batch.micro,
         sampler=sampler,
         collate_fn=trainer.data_collator,
-        num_workers=train.workers,
+        num_workers=train.loaders,
     )
     model = trainer.model.train()
     optimizer = torch.optim.AdamW(

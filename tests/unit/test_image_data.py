@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import io
+import random
 from collections import Counter as Counts
 from pathlib import Path
 from typing import Any
@@ -189,11 +191,46 @@ def test_images_are_decoded_once_where_they_fit(monkeypatch: pytest.MonkeyPatch)
     first = [kept[index]["pixels"].clone() for index in range(10)]
     assert all(torch.equal(kept[index]["pixels"], first[index]) for index in range(10))
     assert set(reads.values()) == {1}
+    assert torch.equal(copy.deepcopy(kept)[3]["pixels"], first[3])  # which keeps what it decodes itself
+    assert sum(reads.values()) == 11
+    reads.clear()
     monkeypatch.setattr(module, "KEPT_BYTES", 100)
     unkept = dataset(counting)
     assert all(torch.equal(unkept[index]["pixels"], first[index]) for index in range(10))
-    assert set(reads.values()) == {2}
+    assert set(reads.values()) == {1}
     assert [kept[index]["label"] for index in range(10)] == part.labels
+
+
+def test_loader_processes_share_what_is_decoded() -> None:
+    """Processes of a server are given the memory itself: what one of them decodes, this process has."""
+    from torch.utils.data import DataLoader
+
+    from muster.workloads.image_classification.images import collate
+
+    images = dataset(digits().train.only(range(64)))
+    end = images.memory.tensor.numel() - 64
+    assert images.memory.tensor[end:].sum() == 0
+    loader = DataLoader(images, 16, num_workers=1, collate_fn=collate, multiprocessing_context="forkserver")
+    seen = torch.cat([batch["pixel_values"] for batch in loader])
+    assert images.memory.tensor[end:].sum() == 64
+    assert torch.equal(seen, torch.stack([images[index]["pixels"] for index in range(64)]))
+
+
+def test_a_loader_process_maps_a_table_by_itself(tmp_path: Path) -> None:
+    """The images of a Parquet file are not copied into each of them."""
+    import pickle
+
+    numbers = random.Random(0)
+    noise = [[[tuple(numbers.randbytes(3)) for _ in range(32)] for _ in range(32)] for _ in range(60)]
+    write_parquet(tmp_path / "train.parquet", [(png_of(rows), index % 2) for index, rows in enumerate(noise)])
+    train = parts(images(tmp_path, validation_fraction=0.1)).train
+    whole = sum(len(train.source.column[row].as_py()["bytes"]) for row in range(60))
+    sent = pickle.dumps(train.source)
+    assert len(sent) < whole / 2
+    again = pickle.loads(sent)
+    assert [again.read(row).tobytes() for row in range(60)] == [
+        train.source.read(row).tobytes() for row in range(60)
+    ]
 
 
 def test_an_unreadable_image_does_not_count(tmp_path: Path) -> None:

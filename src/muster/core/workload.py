@@ -174,6 +174,11 @@ class Workload:
         return None
 
     @property
+    def loaders(self) -> int:
+        """How many processes make a rank's batches as fast as a GPU trains on them; 0: the rank itself."""
+        return 0
+
+    @property
     def padding_varies(self) -> bool:
         """Whether each batch is padded to its own longest sample, on GPUs to a multiple of 8 tokens."""
         return False

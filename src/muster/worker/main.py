@@ -26,6 +26,7 @@ from muster.engines.base import packages
 from muster.store import events
 from muster.store.sealed import files_of, hashes
 from muster.worker.context import Context, read_context
+from muster.worker.data.loading import loader_arguments
 from muster.worker.explain import explain, from_checkpoint
 from muster.worker.locks import clear_stale_locks
 from muster.worker.workloads.base import HeldOut
@@ -184,7 +185,6 @@ def training_arguments(context: Context) -> dict[str, Any]:
         "gradient_checkpointing": train.checkpointing,
         "torch_compile": train.compiled,
         "use_cpu": context.device == "cpu",
-        "dataloader_num_workers": train.workers,
         "dataloader_pin_memory": context.device == "cuda",
         "logging_strategy": "steps",
         "logging_steps": recipe.measure.window,
@@ -201,6 +201,8 @@ def training_arguments(context: Context) -> dict[str, Any]:
         "disable_tqdm": True,
         "log_level": "warning",
     }
+    module = load_plugin(WORKLOADS, recipe.workload, "train").__name__
+    arguments |= loader_arguments(train.loaders, module)
     if train.checkpointing:
         arguments["gradient_checkpointing_kwargs"] = {"use_reentrant": False}
     return arguments

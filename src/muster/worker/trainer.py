@@ -18,6 +18,7 @@ from transformers.trainer_utils import IntervalStrategy, seed_worker
 
 from muster.core.errors import DataError
 from muster.worker.context import Context
+from muster.worker.data.loading import CONTEXT
 from muster.worker.data.sampler import Dealt, GroupedSampler
 from muster.worker.heldout import ExactHeldOut, Filled
 from muster.worker.lean import keep_mode, remember_packages
@@ -91,6 +92,7 @@ class OrderedSamples:
             num_workers=args.dataloader_num_workers,
             pin_memory=args.dataloader_pin_memory,
             persistent_workers=args.dataloader_persistent_workers,
+            multiprocessing_context=getattr(args, CONTEXT, None),
             prefetch_factor=args.dataloader_prefetch_factor,
             worker_init_fn=partial(
                 seed_worker, num_workers=args.dataloader_num_workers, rank=args.process_index

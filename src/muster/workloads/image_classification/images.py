@@ -10,7 +10,6 @@ import csv
 import gzip
 import io
 import json
-import mmap
 import random
 from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
@@ -30,6 +29,7 @@ from muster.core.errors import DataError
 from muster.store.records import DataFiles
 from muster.worker.data.digest import short_digest
 from muster.worker.data.hub import hub_parts, load
+from muster.worker.data.loading import SharedBytes
 from muster.worker.data.sampler import GroupedSampler
 from muster.worker.loss import IGNORED
 from muster.worker.workloads.base import Counts
@@ -172,8 +172,8 @@ class ImageSet(Dataset[dict[str, Any]]):  # type: ignore[misc]
     """Images of a source with the numbers of their classes, prepared.
 
     A key is epoch x len + index (`EpochSampler`), so that loader processes know the epoch too. Decoded
-    and resized images are kept where they take less than KEPT_BYTES, in memory that forked loader
-    processes share. An image that cannot be read comes as an IGNORED label and its fault.
+    and resized images are kept where they take less than KEPT_BYTES, in memory that loader processes
+    share. An image that cannot be read comes as an IGNORED label and its fault.
     """
 
     def __init__(
@@ -183,19 +183,16 @@ class ImageSet(Dataset[dict[str, Any]]):  # type: ignore[misc]
         augmentation: Augmentation | None = None,
     ) -> None:
         self.part, self.preparation, self.augmentation = part, preparation, augmentation
-        self.kept: torch.Tensor | None = None
-        self.there: torch.Tensor | None = None
-        shape = (preparation.channels, preparation.size, preparation.size)
-        each = shape[0] * shape[1] * shape[2]
-        count = len(part)
-        if 0 < count * (each + 1) <= KEPT_BYTES:
-            memory = mmap.mmap(-1, count * (each + 1))  # anonymous and shared with forks
-            whole = torch.frombuffer(memory, dtype=torch.uint8)
-            self.kept = whole[: count * each].view(count, *shape)
-            self.there = whole[count * each :]
+        size = len(part) * (self._bytes + 1)
+        self.memory = SharedBytes(size) if 0 < size <= KEPT_BYTES else None
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "kept": None, "there": None}  # a spawned loader process keeps nothing
+    @property
+    def _shape(self) -> tuple[int, int, int]:
+        return (self.preparation.channels, self.preparation.size, self.preparation.size)
+
+    @property
+    def _bytes(self) -> int:
+        return self.preparation.channels * self.preparation.size**2
 
     def __len__(self) -> int:
         return len(self.part)
@@ -205,9 +202,7 @@ class ImageSet(Dataset[dict[str, Any]]):  # type: ignore[misc]
         try:
             pixels = self.pixels(index)
         except UnreadableImage as fault:
-            blank = torch.zeros(
-                self.preparation.channels, self.preparation.size, self.preparation.size, dtype=torch.uint8
-            )
+            blank = torch.zeros(self._shape, dtype=torch.uint8)
             return {"pixels": blank, "label": IGNORED, "fault": (self.part.place(index), str(fault))}
         if self.augmentation:
             pixels = self.augmentation(pixels, epoch, index)
@@ -215,12 +210,14 @@ class ImageSet(Dataset[dict[str, Any]]):  # type: ignore[misc]
 
     def pixels(self, index: int) -> torch.Tensor:
         """(channels, size, size), uint8, without augmentation. Raises UnreadableImage."""
-        if self.kept is None or self.there is None:
+        if self.memory is None:
             return self.preparation.pixels(self.part.read(index))
-        if not self.there[index]:
-            self.kept[index] = self.preparation.pixels(self.part.read(index))
-            self.there[index] = 1
-        return self.kept[index]
+        whole, end = self.memory.tensor, len(self) * self._bytes
+        kept = whole[index * self._bytes : (index + 1) * self._bytes].view(self._shape)
+        if not whole[end + index]:
+            kept.copy_(self.preparation.pixels(self.part.read(index)))
+            whole[end + index] = 1
+        return kept
 
     def faults(self, first: int, step: int, most: int) -> Iterator[tuple[int, str, str]]:
         """(index, place, what) of unreadable ones of samples first, first + step, ...: `most` are read."""
@@ -419,11 +416,18 @@ def _folders(found: ImageFolders) -> Parts:
 class TableSource:
     """A column of encoded images, memory-mapped: a struct of bytes and path, or bytes.
 
-    parts: (name, rows) of the files that it was made from, in their order.
+    table: of the datasets library, which a loader process maps by itself: a column alone would be copied
+    there; parts: (name, rows) of the files that it was made from, in their order.
     """
 
-    column: Any
+    table: Any
+    name: str
     parts: Sequence[tuple[str, int]]
+
+    @property
+    def column(self) -> Any:
+        """Arrow's."""
+        return self.table.data.table.column(self.name)
 
     def read(self, row: int) -> Image.Image:
         """See ImageSource."""
@@ -503,7 +507,7 @@ def _table_part(
             where=files[0][0],
             hint=f"its columns: {', '.join(table.column_names)}; the training images have this one",
         )
-    source = TableSource(table.data.table.column(image), files)
+    source = TableSource(table, image, files)
     values = table.data.table.column(label).to_pylist()
     known: dict[object, int | None] = {value: classes.number(value) for value in set(values)}
     rows, labels, faults = [], [], []
