@@ -1,4 +1,4 @@
-"""Images a second that one process makes batches of: bytes that the device normalises, beside floats.
+"""Images that one process makes batches of in a second: bytes that the device normalises, beside floats.
 
     .venv/bin/python benchmarks/images.py [--rounds 20]
 
@@ -6,8 +6,8 @@ Two ways take turns of a few batches each, in changing order, over the same imag
   host       decode, resize, normalise: float32 batches, as loaders made them before
   device     decode, resize: batches of bytes, which the trainer normalises where the model is
 Three kinds of images: JPEG photographs of 500 x 375 for 224 x 224 pixels; the same with random flips and
-crops; scikit-learn's digits, decoded once and kept. A ratio is the median of the rounds' ratios, with their
-quartiles. Writes benchmarks/results/images.json.
+crops; scikit-learn's digits, decoded once and kept. Seconds are the process's own of its core. A ratio is
+the median of the rounds' ratios, with their quartiles. Writes benchmarks/results/images.json.
 """
 
 from __future__ import annotations
@@ -52,12 +52,12 @@ def measure(images: Any, rounds: int) -> dict[str, Any]:
     from muster.workloads.image_classification.images import collate
 
     def turn(way: str) -> float:
-        began = time.perf_counter()
+        began = time.process_time()
         for start in range(0, BATCH * BATCHES, BATCH):
             batch = collate([images[(start + i) % len(images)] for i in range(BATCH)])
             if way == "host":
                 batch["pixel_values"] = images.preparation.normalise(batch["pixel_values"])
-        return time.perf_counter() - began
+        return time.process_time() - began
 
     for way in WAYS:
         turn(way)

@@ -6,6 +6,7 @@ copies from the host to the device, which on a CPU are none.
 
 from __future__ import annotations
 
+import pickle
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -58,6 +59,8 @@ def waits_of_steps(folder: Path, data: dict[str, Any], monkeypatch: pytest.Monke
     def instrumented(context: Any, built: Any) -> Any:
         made = instrument(context, built)
         built.trainer.add_callback(Ends())
+        for each in (built.trainer.train_dataset, built.trainer.data_collator):
+            pickle.dumps(each)  # a loader process is sent both
         return made
 
     monkeypatch.setattr(main, "_instrument", instrumented)

@@ -10,11 +10,12 @@ import csv
 import gzip
 import io
 import json
+import math
 import random
 from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from importlib import resources
 from itertools import accumulate
 from pathlib import Path
@@ -183,16 +184,23 @@ class ImageSet(Dataset[dict[str, Any]]):  # type: ignore[misc]
         augmentation: Augmentation | None = None,
     ) -> None:
         self.part, self.preparation, self.augmentation = part, preparation, augmentation
-        size = len(part) * (self._bytes + 1)
+        size = len(part) * (math.prod(self._shape) + 1)
         self.memory = SharedBytes(size) if 0 < size <= KEPT_BYTES else None
 
     @property
     def _shape(self) -> tuple[int, int, int]:
         return (self.preparation.channels, self.preparation.size, self.preparation.size)
 
-    @property
-    def _bytes(self) -> int:
-        return self.preparation.channels * self.preparation.size**2
+    @cached_property
+    def _kept(self) -> tuple[torch.Tensor, torch.Tensor] | None:
+        """All images, and which of them are there."""
+        if self.memory is None:
+            return None
+        whole, count = self.memory.tensor, len(self)
+        return whole[:-count].view(count, *self._shape), whole[-count:]
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: each for name, each in self.__dict__.items() if name != "_kept"}  # views of the memory
 
     def __len__(self) -> int:
         return len(self.part)
@@ -210,14 +218,13 @@ class ImageSet(Dataset[dict[str, Any]]):  # type: ignore[misc]
 
     def pixels(self, index: int) -> torch.Tensor:
         """(channels, size, size), uint8, without augmentation. Raises UnreadableImage."""
-        if self.memory is None:
+        if self._kept is None:
             return self.preparation.pixels(self.part.read(index))
-        whole, end = self.memory.tensor, len(self) * self._bytes
-        kept = whole[index * self._bytes : (index + 1) * self._bytes].view(self._shape)
-        if not whole[end + index]:
-            kept.copy_(self.preparation.pixels(self.part.read(index)))
-            whole[end + index] = 1
-        return kept
+        kept, there = self._kept
+        if not there[index]:
+            kept[index] = self.preparation.pixels(self.part.read(index))
+            there[index] = 1
+        return kept[index]
 
     def faults(self, first: int, step: int, most: int) -> Iterator[tuple[int, str, str]]:
         """(index, place, what) of unreadable ones of samples first, first + step, ...: `most` are read."""
