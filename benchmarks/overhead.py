@@ -161,7 +161,7 @@ def by_hand(context: Any, made: Any, steps: int, turns: Turns) -> None:
         batch_size=context.batch.micro,
         sampler=sampler,
         collate_fn=trainer.data_collator,
-        num_workers=train.workers,
+        num_workers=train.loaders,
     )
     model = trainer.model.train()
     optimizer = torch.optim.AdamW(
@@ -177,6 +177,8 @@ def by_hand(context: Any, made: Any, steps: int, turns: Turns) -> None:
     for index, batch in enumerate(batches):
         if index == 0:
             turns.begin()
+        if hasattr(trainer, "normalised"):  # images are bytes
+            batch = trainer.normalised(batch)
         labels = batch["labels"]
         inputs = {key: value for key, value in batch.items() if key != "labels"}
         loss = trainer.compute_loss_func(model(**inputs), labels)

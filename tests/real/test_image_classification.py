@@ -21,7 +21,7 @@ from muster.runs.train import train
 from muster.store import events
 from muster.store.runfolder import RunFolder
 from tests.images import BLUE, GREEN, RED, png, write_folder
-from tests.support import by_the_three_lines, losses, needs_torch, said
+from tests.support import by_the_three_lines, losses, needs_torch, said, train_here
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(400), pytest.mark.usefixtures("torch_here")]
 
@@ -127,6 +127,52 @@ def test_the_first_loss_is_that_of_plain_pytorch(alone: Any, monkeypatch: pytest
         logits = model(pixel_values=(pixels.float() / 255 - 0.3) / 0.37).logits
     expected = torch.nn.functional.cross_entropy(logits, torch.tensor([labels[rows[i]] for i in order]))
     assert losses(done)[0] == pytest.approx(expected.item(), rel=1e-5)
+
+
+def test_losses_are_those_of_pixels_that_the_loader_normalised(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Twelve augmented steps over three epochs, a held-out loss and the operations: to the last bit."""
+    import torch
+
+    from muster.workloads.image_classification import train as module
+    from muster.workloads.image_classification.images import Preparation, collate
+
+    settings = [*TINY, "model.init=random", "data.mean=[0.3]", "data.std=[0.37]", "engine={name: ddp}"]
+    seen: set[tuple[torch.dtype, torch.dtype]] = set()
+    model_sees = module._Trainer.normalised
+
+    def watched(self: Any, inputs: dict[str, Any]) -> dict[str, Any]:
+        given = model_sees(self, inputs)
+        seen.add((inputs["pixel_values"].dtype, given["pixel_values"].dtype))
+        return given
+
+    def by_the_loader(samples: Any) -> dict[str, Any]:
+        batch = collate(samples)
+        mean, scale = (
+            torch.tensor([0.3]).view(1, -1, 1, 1),
+            1 / (255 * torch.tensor([0.37]).view(1, -1, 1, 1)),
+        )
+        batch["pixel_values"] = batch["pixel_values"].float().mul_(scale).sub_(255 * mean * scale)
+        return batch
+
+    def told(folder: Path) -> list[Any]:
+        folder.mkdir()
+        made = train_here(folder, read_inputs("digits", "local:1", settings).recipe.as_dict(), GLOBAL)
+        windows = [each for each in made if isinstance(each, events.Window)]
+        return [
+            [each.loss for each in made if isinstance(each, (events.Log, events.Evaluated))],
+            [(each.samples, each.model_flops, each.hardware_flops) for each in windows],
+        ]
+
+    monkeypatch.setattr(module._Trainer, "normalised", watched)
+    now = told(tmp_path / "now")
+    assert seen == {(torch.uint8, torch.float32)}
+    assert len(now[0]) == STEPS + 2 and now[1][0][1]
+    monkeypatch.setattr(module, "collate", by_the_loader)
+    monkeypatch.setattr(module._Trainer, "normalised", lambda self, inputs: inputs)
+    assert told(tmp_path / "before") == now
+    assert Preparation.from_saved(tmp_path / "now" / "model").mean == (0.3,) * 3  # grey, that takes colours
 
 
 def test_images_and_their_tokens_are_counted(pair: Any) -> None:
@@ -364,7 +410,9 @@ def test_an_image_that_spoils_later_is_told(colours: Path, monkeypatch: pytest.M
     skipped."""
     from types import SimpleNamespace
 
-    from muster.workloads.image_classification.images import FAULTS
+    import torch
+
+    from muster.workloads.image_classification.images import FAULTS, Preparation
     from muster.workloads.image_classification.train import _Trainer
 
     told: list[str] = []
@@ -372,12 +420,15 @@ def test_an_image_that_spoils_later_is_told(colours: Path, monkeypatch: pytest.M
         trainer = _Trainer.__new__(_Trainer)
         data = SimpleNamespace(recipe=recipe({"bad": bad}), emit=lambda kind, text: told.append(text))
         trainer.context, trainer.told = data, set()
+        trainer.preparation = Preparation(2, (0.5,), (0.5,))
+        monkeypatch.setattr(trainer, "_prepare_input", lambda pixels: pixels)
         monkeypatch.setattr("transformers.Trainer.compute_loss", lambda self, model, inputs: sorted(inputs))
-        inputs = {"labels": 1, FAULTS: [("x.png", "is empty"), ("x.png", "is empty")]}
+        pixels = torch.zeros(1, 1, 2, 2, dtype=torch.uint8)
+        inputs = {"labels": 1, "pixel_values": pixels, FAULTS: [("x.png", "is empty"), ("x.png", "is empty")]}
         if bad == "error":
             with pytest.raises(DataError) as caught:
                 trainer.compute_loss(None, inputs)
             assert (caught.value.where, caught.value.what) == ("x.png", "is empty")
         else:
-            assert trainer.compute_loss(None, inputs) == ["labels"]
+            assert trainer.compute_loss(None, inputs) == ["labels", "pixel_values"]
     assert told == ["skipped in training: x.png: is empty"]

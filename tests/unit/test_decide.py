@@ -148,6 +148,7 @@ def test_a_precision_that_was_asked_for_needs_no_reason(gpus: dict[str, Any], pr
         ([], OTHER, "CPUs"),
         ([H100], {}, "each length would be compiled"),  # pairs of texts
         ([H100], {"data": {"padding": "fixed"}}, None),
+        ([H100], {"data": {"padding": "buckets"}}, None),
         ([H100], {**OTHER, "train": {"max_steps": 100}}, "100 steps do not"),
         ([H100], {**OTHER, "train": {"max_steps": 5000}}, None),
         ([H100], {**OTHER, "measure": {"attention": True}}, "layers"),
@@ -161,7 +162,8 @@ def test_a_model_is_compiled_where_that_pays(
     decided = on(facts(a=gpus), **{**recipe, "train": train})
     assert decided.recipe.train.compiled is (reason is None)
     assert decided.job.recipe["train"]["compile"] is (reason is None)
-    assert (reason or "one shape") in why(decided, "train.compile")
+    shapes = "few shapes" if recipe.get("data") == {"padding": "buckets"} else "one shape"
+    assert (reason or shapes) in why(decided, "train.compile")
 
 
 def test_a_plan_says_whether_the_model_is_compiled() -> None:
@@ -169,6 +171,38 @@ def test_a_plan_says_whether_the_model_is_compiled() -> None:
     told = CliRunner().invoke(app, [*words, "train.compile=auto"]).output
     assert "compiled" in told and "all batches have one shape" in told
     assert "compiled" not in CliRunner().invoke(app, words).output
+
+
+IMAGES = {"workload": "image-classification", "data": {"name": "cifar10"}, "model": {"name": "vit-micro"}}
+GIB = 1 << 30
+
+
+@pytest.mark.parametrize(
+    ("gpus", "recipe", "about", "number", "reason"),
+    [
+        ([H100], IMAGES, {"cores": 16, "shm": 64 * GIB}, 8, "keep up"),
+        ([H100, H100, H100, H100], IMAGES, {"cores": 16, "shm": 64 * GIB}, 3, "cores"),
+        ([H100, H100], IMAGES, {"cores": 64, "shm": 3 * GIB}, 6, "/dev/shm"),
+        ([H100], IMAGES, {"cores": 64, "shm": 64 << 20}, 0, "/dev/shm"),  # Docker's
+        ([H100], IMAGES, {"cores": None}, 8, "keep up"),  # a plan for hosts that nobody has seen
+        ([H100], IMAGES, {"cores": 1}, 0, "cores"),
+        ([H100], {**IMAGES, "data": {}}, {"cores": 16}, 0, "faster"),  # the digits
+        ([H100], OTHER, {"cores": 16}, 0, "faster"),
+        ([], IMAGES, {"cores": 16}, 0, None),
+        ([H100], {**IMAGES, "train": {"workers": 5}}, {"cores": 2}, 5, None),
+    ],
+)
+def test_loader_processes_are_as_many_as_a_step_needs(
+    gpus: list[Any], recipe: dict[str, Any], about: dict[str, Any], number: int, reason: str | None
+) -> None:
+    told = facts(a=gpus)
+    told["a"] |= about
+    decided = on(told, **recipe)
+    assert decided.recipe.train.loaders == decided.job.recipe["train"]["workers"] == number
+    if reason is None:
+        assert all(decision.field != "train.workers" for decision in decided.job.decisions)
+    else:
+        assert reason in why(decided, "train.workers")
 
 
 @pytest.mark.parametrize("given", [True, False])

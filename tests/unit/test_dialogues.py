@@ -376,12 +376,12 @@ def test_held_out_pairs_are_counted_by_their_margins() -> None:
     needs_torch()
     import torch
 
-    from muster.dialogues.trl import HeldOutPairs
+    from muster.dialogues.trl import ByPairs
 
     counting: Any = SimpleNamespace(_figures=[])
     inputs = {"completion_mask": torch.tensor([[1, 1], [0, 1], [1, 0], [0, 0]] * 2)}
     chosen, rejected = torch.tensor([2.0, 1.0, 0.0, 9.0]), torch.tensor([1.0, 3.0, -1.0, 0.0])
-    HeldOutPairs.seen(counting, inputs, chosen, rejected)
+    ByPairs.seen(counting, inputs, chosen, rejected)
     loss = sum(math.log(1 + math.exp(-margin)) for margin in (1, -2, 1))
     assert counting._figures[0].tolist() == pytest.approx([loss, 2, 0, 3])
 

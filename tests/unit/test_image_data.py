@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import io
+import random
 from collections import Counter as Counts
 from pathlib import Path
 from typing import Any
@@ -143,7 +145,7 @@ def test_batches_are_the_same_with_any_number_of_workers_and_ranks() -> None:
     from accelerate.data_loader import BatchSamplerShard
     from torch.utils.data import BatchSampler, DataLoader
 
-    from muster.workloads.image_classification.images import EpochSampler, ImageCollator
+    from muster.workloads.image_classification.images import EpochSampler, collate
 
     train = digits().train.only(range(100))
     seen = {}
@@ -151,9 +153,7 @@ def test_batches_are_the_same_with_any_number_of_workers_and_ranks() -> None:
         images = dataset(train, flip=True, crop=1)
         epoch = 0
         sampler = EpochSampler([1] * len(images), 32, 5, grouped=False, epoch=lambda: epoch)  # noqa: B023
-        loader = DataLoader(
-            images, 16, sampler=sampler, num_workers=workers, collate_fn=ImageCollator(images.preparation)
-        )
+        loader = DataLoader(images, 16, sampler=sampler, num_workers=workers, collate_fn=collate)
         for epoch in (0, 1):
             batches = list(loader)
             assert [tuple(batch["pixel_values"].shape) for batch in batches] == [(16, 3, 8, 8)] * 8
@@ -168,7 +168,8 @@ def test_batches_are_the_same_with_any_number_of_workers_and_ranks() -> None:
     assert together == keys
     images = dataset(train, flip=True, crop=1)
     other = torch.stack([images[key]["pixels"] for key in reversed(together)]).flip(0)
-    assert torch.equal(images.preparation.normalise(other), seen[0, 1])
+    assert torch.equal(other, seen[0, 1])
+    assert other.dtype is torch.uint8
 
 
 def test_images_are_decoded_once_where_they_fit(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -190,15 +191,50 @@ def test_images_are_decoded_once_where_they_fit(monkeypatch: pytest.MonkeyPatch)
     first = [kept[index]["pixels"].clone() for index in range(10)]
     assert all(torch.equal(kept[index]["pixels"], first[index]) for index in range(10))
     assert set(reads.values()) == {1}
+    assert torch.equal(copy.deepcopy(kept)[3]["pixels"], first[3])  # which keeps what it decodes itself
+    assert sum(reads.values()) == 11
+    reads.clear()
     monkeypatch.setattr(module, "KEPT_BYTES", 100)
     unkept = dataset(counting)
     assert all(torch.equal(unkept[index]["pixels"], first[index]) for index in range(10))
-    assert set(reads.values()) == {2}
+    assert set(reads.values()) == {1}
     assert [kept[index]["label"] for index in range(10)] == part.labels
 
 
+def test_loader_processes_share_what_is_decoded() -> None:
+    """Processes of a server are given the memory itself: what one of them decodes, this process has."""
+    from torch.utils.data import DataLoader
+
+    from muster.workloads.image_classification.images import collate
+
+    images = dataset(digits().train.only(range(64)))
+    end = images.memory.tensor.numel() - 64
+    assert images.memory.tensor[end:].sum() == 0
+    loader = DataLoader(images, 16, num_workers=1, collate_fn=collate, multiprocessing_context="forkserver")
+    seen = torch.cat([batch["pixel_values"] for batch in loader])
+    assert images.memory.tensor[end:].sum() == 64
+    assert torch.equal(seen, torch.stack([images[index]["pixels"] for index in range(64)]))
+
+
+def test_a_loader_process_maps_a_table_by_itself(tmp_path: Path) -> None:
+    """The images of a Parquet file are not copied into each of them."""
+    import pickle
+
+    numbers = random.Random(0)
+    noise = [[[tuple(numbers.randbytes(3)) for _ in range(32)] for _ in range(32)] for _ in range(60)]
+    write_parquet(tmp_path / "train.parquet", [(png_of(rows), index % 2) for index, rows in enumerate(noise)])
+    train = parts(images(tmp_path, validation_fraction=0.1)).train
+    whole = sum(len(train.source.column[row].as_py()["bytes"]) for row in range(60))
+    sent = pickle.dumps(train.source)
+    assert len(sent) < whole / 2
+    again = pickle.loads(sent)
+    assert [again.read(row).tobytes() for row in range(60)] == [
+        train.source.read(row).tobytes() for row in range(60)
+    ]
+
+
 def test_an_unreadable_image_does_not_count(tmp_path: Path) -> None:
-    from muster.workloads.image_classification.images import FAULTS, Counter, ImageCollator
+    from muster.workloads.image_classification.images import FAULTS, Counter, collate
 
     write_folder(tmp_path, {"a/1.png": png(RED), "a/2.png": b"nothing", "b/1.png": png(BLUE)})
     found = parts(images(tmp_path, bad="skip", validation_fraction=0.3)).train
@@ -207,14 +243,14 @@ def test_an_unreadable_image_does_not_count(tmp_path: Path) -> None:
     place = str(tmp_path / "a/2.png")
     assert [(index, where) for index, where, _ in everything.faults(0, 1, 99)] == [(2, place)]
     assert list(everything.faults(0, 2, 1)) == []
-    batch = ImageCollator(everything.preparation)([everything[index] for index in range(3)])
+    batch = collate([everything[index] for index in range(3)])
     assert batch["labels"].tolist() == [0, 1, -100]
     assert batch[FAULTS] == [(place, "is not an image that can be read: it begins with b'nothing'")]
     counts = Counter(5)(batch)
     assert (counts.samples, counts.tokens, counts.padded_tokens) == (2, 10, 15)
     rest = everything.without({2})
     assert len(rest) == 2
-    assert FAULTS not in ImageCollator(rest.preparation)([rest[0], rest[1]])
+    assert FAULTS not in collate([rest[0], rest[1]])
 
 
 # --- sources ---------------------------------------------------------------------------------------------

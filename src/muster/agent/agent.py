@@ -513,6 +513,15 @@ def cpu_times(path: str = "/proc/stat") -> Optional[List[float]]:
         return None
 
 
+def free_bytes(folder: str) -> Optional[int]:
+    """Of the file system that a folder is on; None where there is no such folder."""
+    try:
+        stat = os.statvfs(folder)
+    except OSError:
+        return None
+    return stat.f_bavail * stat.f_frsize
+
+
 def meminfo() -> Dict[str, int]:
     """/proc/meminfo in bytes; empty where there is none."""
     lines = (read_text("/proc/meminfo") or "").splitlines()
@@ -1117,6 +1126,7 @@ class Agent:
             "machine": (read_text("/proc/sys/kernel/random/boot_id") or "").strip() or None,
             "system": system(),
             "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+            "shm": free_bytes("/dev/shm"),
             "processor": processor(),
             "memory_total": memory.get("MemTotal"),
             "memory_limit": memory_limit(),

@@ -262,8 +262,10 @@ class Train(Section):
         "logits never lie in memory as a whole. auto: where they are many. For models of the families T5, "
         "GPT-2, OPT, Llama, Mistral and Qwen; others compute their logits whatever this says.",
     )
-    workers: Annotated[int, Field(ge=0)] = Field(
-        0, description="Data loader processes per rank; 0: the rank loads its own data."
+    workers: Annotated[int, Field(ge=0)] | Literal["auto"] = Field(
+        "auto",
+        description="Data loader processes per rank; 0: the rank loads its own data. auto: on GPUs as many "
+        "as the workload's batches need, and cores and /dev/shm allow; on CPUs 0.",
     )
 
     @property
@@ -291,6 +293,11 @@ class Train(Section):
     def cuda_graphs(self) -> bool:
         """Whether a compiled model's kernels are launched as CUDA graphs."""
         return self.compile == "cuda-graphs"
+
+    @property
+    def loaders(self) -> int:
+        """Loader processes per rank; where nobody has decided, the rank loads its own data."""
+        return 0 if self.workers == "auto" else self.workers
 
     @model_validator(mode="after")
     def _warms_up(self) -> Train:
@@ -440,14 +447,21 @@ class Recipe(Workload, Section):
         fused_loss: bool | None = None,
         sync_each_batch: bool | None = None,
         group: int | None = None,
+        workers: int | None = None,
     ) -> Recipe:
         """With ZeRO's stage, gradient checkpointing, the number of hosts, compiling, how the loss is
-        computed, when gradients are reduced and groups of ranks (0: none) decided; None: as it is."""
+        computed, when gradients are reduced, groups of ranks (0: none) and loader processes decided; None: as
+        it is."""
         spread = {"zero": zero, "sync_each_batch": sync_each_batch}
         engine: dict[str, Any] = {name: value for name, value in spread.items() if value is not None}
         if group is not None:
             engine["group"] = group or None
-        given = {"gradient_checkpointing": checkpointing, "compile": compiled, "fused_loss": fused_loss}
+        given = {
+            "gradient_checkpointing": checkpointing,
+            "compile": compiled,
+            "fused_loss": fused_loss,
+            "workers": workers,
+        }
         train = {name: value for name, value in given.items() if value is not None}
         launch = {} if hosts is None else {"hosts": hosts}
         return self.model_copy(

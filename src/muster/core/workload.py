@@ -174,9 +174,19 @@ class Workload:
         return None
 
     @property
+    def loaders(self) -> int:
+        """How many processes make a rank's batches as fast as a GPU trains on them; 0: the rank itself."""
+        return 0
+
+    @property
     def padding_varies(self) -> bool:
         """Whether each batch is padded to its own longest sample, on GPUs to a multiple of 8 tokens."""
         return False
+
+    @property
+    def shapes_vary(self) -> bool:
+        """Whether batches have more shapes than are worth compiling."""
+        return self.padding_varies
 
     def with_tokens(self, tokens: float) -> Self:
         """With every sample padded to so many tokens, target included; where padding varies."""

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import Any
 
 import datasets
 import torch
+from torch.nn import functional
 
 from muster.worker.trainer import Common
 
@@ -42,14 +44,58 @@ class ByTrl(Common):
         """The run folder says all of it."""
 
 
-class HeldOutPairs(ByTrl):
-    """Exact figures over held-out pairs. Rows that fill up the last batches have no answer in
-    `completion_mask`, and count for nothing.
+class Means:
+    """Goes before a Transformers trainer among the base classes: means of figures over all ranks since the
+    last log, whose sums stay on the device until then."""
+
+    @cached_property
+    def _sums(self) -> dict[str, torch.Tensor]:
+        """Of each figure its sum, and of how many."""
+        return {}
+
+    def see(self, name: str, total: torch.Tensor | float, count: torch.Tensor | float) -> None:
+        """A part of a figure. Numbers are written by the device: a copy of them would be waited for."""
+        device = self.accelerator.device  # type: ignore[attr-defined]
+        both = [
+            each.double()
+            if isinstance(each, torch.Tensor)
+            else torch.full((), each, dtype=torch.double, device=device)
+            for each in (total, count)
+        ]
+        self._sums[name] = self._sums.get(name, 0) + torch.stack(both)
+
+    def log(self, logs: dict[str, float], *rest: Any) -> None:
+        """With the figures' means since the last log of training."""
+        if "loss" in logs and self._sums:
+            accelerator: Any = self.accelerator  # type: ignore[attr-defined]
+            sums = accelerator.reduce(torch.stack(list(self._sums.values())), "sum").tolist()
+            logs |= {name: total / count for name, (total, count) in zip(self._sums, sums, strict=True)}
+            self._sums.clear()
+        super().log(logs, *rest)  # type: ignore[misc]
+
+
+class ByPairs(Means, ByTrl):
+    """The loss of pairs, of which one is preferred, and exact figures over held-out ones. Rows that fill up
+    the last batches have no answer in `completion_mask`, and count for nothing.
+
+    TRL's own losses read a dozen figures from the device in every micro-batch.
 
     `_figures`: a row of sums per batch: loss, pairs that are ordered rightly, margin, pairs.
     """
 
     _figures: list[torch.Tensor]
+
+    def preferring(
+        self, chosen: torch.Tensor, rejected: torch.Tensor, smoothing: float = 0.0
+    ) -> torch.Tensor:
+        """-log sigmoid(chosen - rejected), the mean over pairs; `smoothing`: the probability that a pair is
+        in the wrong order (Mitchell 2023, conservative DPO)."""
+        margin = chosen - rejected
+        seen = margin.detach()
+        self.see("pair_accuracy", (seen > 0).sum(), len(seen))
+        self.see("margin", seen.sum(), len(seen))
+        loss = (smoothing - 1) * functional.logsigmoid(margin)
+        return (loss - smoothing * functional.logsigmoid(-margin) if smoothing else loss).mean()
 
     def seen(self, inputs: dict[str, Any], chosen: torch.Tensor, rejected: torch.Tensor) -> None:
         """Count a held-out batch with these rewards, (batch) each."""

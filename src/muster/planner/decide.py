@@ -39,6 +39,7 @@ from muster.planner.time.steptime import Step
 FIELD = "launch.hosts"
 NOWHERE = Room(None, None)
 LONG = 500  # steps in which compiling is won back: about a minute, at a tenth of a step of some 0.1 to 1 s
+LOADER_SHM = 256 << 20  # bytes of /dev/shm in which a loader process hands over its batches
 Tracer = Callable[[Recipe, str, str, int], "Trace | None"]  # recipe, precision, device, ranks
 Timer = Callable[[Setting], "Step | None"]
 Clock = Callable[[Sequence[int], str], Timer]
@@ -115,6 +116,9 @@ def decide(
         gpus = gpus_of(facts, hosts, slots, shared=one_machine)
         precision = decide_precision(recipe, device, gpus, decisions)
         recipe = decide_compiling(recipe, device, decisions)
+        sharing = [world_size] if one_machine else slots
+        here = [facts[host.label] for host in hosts]
+        recipe = decide_loaders(recipe, device, list(zip(here, sharing, strict=False)), decisions)
         if recipe.engine.group and recipe.engine.group >= world_size:
             recipe = recipe.choosing(group=0)
             decisions.append(Decision("engine.group", None, f"all {world_size} ranks are one group"))
@@ -317,12 +321,13 @@ def decide_compiling(recipe: Recipe, device: str, decisions: list[Decision]) -> 
     steps = recipe.train.max_steps
     against = [
         (device == "cpu", "CPUs gain little by it"),
-        (recipe.padding_varies, "batches differ in length, and each length would be compiled anew"),
+        (recipe.shapes_vary, "batches differ in length, and each length would be compiled anew"),
         (recipe.measure.attention or recipe.measure.profile == "flops", "what is measured needs the layers"),
         (steps is not None and steps < LONG, f"{steps} steps do not win back the time that compiling takes"),
     ]
     why = next((reason for holds, reason in against if holds), None)
-    decisions.append(Decision("train.compile", why is None, why or "all batches have one shape"))
+    shapes = "batches have few shapes" if recipe.padding_varies else "all batches have one shape"
+    decisions.append(Decision("train.compile", why is None, why or shapes))
     return recipe.choosing(compiled=why is None)
 
 
@@ -363,6 +368,33 @@ def decide_loss(recipe: Recipe, precision: str, room: Room, ranks: int, decision
         Decision("train.fused_loss", False, f"the compiled graph has it, with {logits} of logits")
     )
     return recipe.choosing(fused_loss=False)
+
+
+def decide_loaders(
+    recipe: Recipe, device: str, hosts: Sequence[tuple[Mapping[str, Any], int]], decisions: list[Decision]
+) -> Recipe:
+    """The recipe with `train.workers` decided. `hosts`: facts and ranks of each, or of the one machine; what
+    a host does not say sets no bound."""
+    if recipe.train.workers != "auto":
+        return recipe
+    if device == "cpu":  # its cores compute
+        return recipe.choosing(workers=0)
+    wanted = number = recipe.loaders
+    why = f"{recipe.workload}: " + (
+        f"{wanted} keep up with a GPU" if wanted else "batches are made faster than they are trained on"
+    )
+    for about, ranks in hosts:
+        bounds = {"cores": (about.get("cores"), 1), "/dev/shm": (about.get("shm"), LOADER_SHM)}
+        for name, (there, each) in bounds.items():
+            # A rank computes on a core of its own.
+            free = None if there is None else int(there) // ranks // each - (name == "cores")
+            if free is not None and free < number:
+                number, why = (
+                    max(0, free),
+                    f"{recipe.workload} wants {wanted}, and a host's {name} allows no more",
+                )
+    decisions.append(Decision("train.workers", number, why))
+    return recipe.choosing(workers=number)
 
 
 def decide_precision(recipe: Recipe, device: str, gpus: Gpus, decisions: list[Decision]) -> str:

@@ -422,7 +422,7 @@ def make_result(
     if speed and speed.measured_steps < FEW_STEPS:
         notes.append(f"the throughput rests on {counted(speed.measured_steps, 'step')} alone")
     if speed and speed.data_share is not None and speed.data_share > STARVING:
-        notes.append(starving_note(speed.data_share, recipe.train.workers))
+        notes.append(starving_note(speed.data_share, recipe.train.loaders))
     notes += [*_counting(folder.counted.get(0)), *_profiles(folder.profiled)]
     if folder.attempt > 1:
         notes.append(f"this run was resumed: attempt {folder.attempt}")

@@ -25,6 +25,7 @@ from muster.engines.base import packages
 from muster.store import events
 from muster.store.sealed import files_of, hashes
 from muster.worker.context import Context, read_context
+from muster.worker.data.loading import loader_arguments
 from muster.worker.explain import explain, from_checkpoint
 from muster.worker.locks import clear_stale_locks
 from muster.worker.workloads.base import HeldOut
@@ -179,7 +180,6 @@ def training_arguments(context: Context) -> dict[str, Any]:
         "torch_compile": train.compiled,
         **({"torch_compile_mode": "reduce-overhead"} if train.cuda_graphs else {}),
         "use_cpu": context.device == "cpu",
-        "dataloader_num_workers": train.workers,
         "dataloader_pin_memory": context.device == "cuda",
         "accelerator_config": {"non_blocking": context.device == "cuda"},  # of copies from that memory
         "logging_strategy": "steps",
@@ -197,6 +197,8 @@ def training_arguments(context: Context) -> dict[str, Any]:
         "disable_tqdm": True,
         "log_level": "warning",
     }
+    module = load_plugin(WORKLOADS, recipe.workload, "train").__name__
+    arguments |= loader_arguments(train.loaders, module)
     if train.checkpointing:
         arguments["gradient_checkpointing_kwargs"] = {"use_reentrant": False}
     return arguments

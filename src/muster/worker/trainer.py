@@ -19,8 +19,10 @@ from transformers.trainer_utils import IntervalStrategy, seed_worker
 
 from muster.core.errors import DataError
 from muster.worker.context import Context
+from muster.worker.data.loading import CONTEXT
 from muster.worker.data.sampler import Dealt, GroupedSampler
 from muster.worker.heldout import ExactHeldOut, Filled
+from muster.worker.lean import keep_mode, remember_packages
 from muster.worker.loss import Tally, TokenLoss, fused_head
 
 # ----------------------------------------------------------------------------------------------------
@@ -91,6 +93,7 @@ class OrderedSamples:
             num_workers=args.dataloader_num_workers,
             pin_memory=args.dataloader_pin_memory,
             persistent_workers=args.dataloader_persistent_workers,
+            multiprocessing_context=getattr(args, CONTEXT, None),
             prefetch_factor=args.dataloader_prefetch_factor,
             worker_init_fn=partial(
                 seed_worker, num_workers=args.dataloader_num_workers, rank=args.process_index
@@ -101,6 +104,16 @@ class OrderedSamples:
 
 class Common(ConvertedWeights, ExactHeldOut, OrderedSamples):
     """Goes before a Transformers trainer among the base classes of every workload's own."""
+
+    lean: Any = None  # the model that it trains without needless work
+
+    def training_step(self, model: Any, *args: Any, **named: Any) -> Any:
+        """Transformers' own, without what it looks up again in every micro-step."""
+        if self.lean is not model:
+            self.lean = model
+            keep_mode(model)
+            remember_packages()
+        return super().training_step(model, *args, **named)  # type: ignore[misc]
 
     def compute_loss(self, model: Any, inputs: dict[str, Any], *args: Any, **named: Any) -> Any:
         """Transformers' own; the output layer may compute the loss as well, so it hears of the labels."""

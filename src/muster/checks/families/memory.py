@@ -96,7 +96,8 @@ def shm(case: Case) -> Finding:
     if not answer.get("shm"):
         return case.unknown("/dev/shm could not be read")
     free, size = answer["shm"]
-    workers = int((context.recipe.get("train") or {}).get("workers") or 0)
+    asked = (context.recipe.get("train") or {}).get("workers") or 0
+    workers = 0 if asked == "auto" else int(asked)
     kind = "per_gpu_rank" if answer.get("gpus") and context.gpus_expected is not False else "per_cpu_rank"
     need = case.slots * (int(case.expect(kind)) + workers * int(case.expect("per_worker")))
     evidence = (

@@ -64,7 +64,8 @@ class Signature:
 def signature(inputs: Mapping[str, Any], two_stacks: bool) -> Signature:
     """A micro-batch as its shape. Encoder and decoder have a length of their own; images have none.
 
-    Where tensors of one stack differ in length, all their sizes are taken for fixed ones.
+    Where tensors of one stack differ in length, all their sizes are taken for fixed ones. Bytes are pixels,
+    which a trainer normalises before the model reads them.
     """
     tensors = {name: value for name, value in inputs.items() if isinstance(value, torch.Tensor)}
     samples = max((len(value) for value in tensors.values() if value.ndim), default=0)
@@ -79,7 +80,8 @@ def signature(inputs: Mapping[str, Any], two_stacks: bool) -> Signature:
         value = tensors[name]
         sequence = value.ndim == 2 and bool(lengths)
         index = order.index(_stack(name, two_stacks)) if sequence else -1
-        parts.append((name, value.dtype, index, () if sequence else tuple(value.shape[1:])))
+        dtype = torch.float32 if value.dtype is torch.uint8 else value.dtype
+        parts.append((name, dtype, index, () if sequence else tuple(value.shape[1:])))
     return Signature(BatchKind(tuple(parts)), samples, tuple(lengths[stack] for stack in order))
 
 

@@ -286,12 +286,13 @@ def compute_loss(
     model: Any, inputs: Mapping[str, torch.Tensor], request: TraceRequest, loss: TokenLoss
 ) -> torch.Tensor:
     """What the trainer does in compute_loss; under DDP's mixed precision as Accelerate wraps it."""
-    forward, own = model, task_of(request).loss
+    task = task_of(request)
+    forward, own = model, task.loss
     if request.arithmetic == "autocast":
         from accelerate.utils import convert_outputs_to_fp32
 
         forward = convert_outputs_to_fp32(torch.autocast("cpu", torch.bfloat16)(model.forward))
-    given = dict(inputs)
+    given = task.prepare(request, dict(inputs))
     if own is not None:
         return own(forward, given)
     labels = given.pop("labels")

@@ -32,8 +32,8 @@ class TraceTask:
     one of the configuration's `num_labels`; `masked`: whether some of a batch is padding, which is what
     models ask of their masks; `moved`: labels are predicted by the place before; `sequences`: of a sample;
     `loss`: of the forward pass and a batch, where it is not Muster's over logits; it has at most `tile`
-    predictions in memory at once, None: all; `within`: what a model of a request is traced inside of, with
-    several tiles or one.
+    predictions in memory at once, None: all; `prepare`: what the trainer makes of a batch before the model
+    reads it; `within`: what a model of a request is traced inside of, with several tiles or one.
     """
 
     make: Callable[[Context, TraceRequest, dict[str, Any]], Any]
@@ -44,6 +44,7 @@ class TraceTask:
     sequences: int = 1
     loss: Callable[[Callable[..., Any], Inputs], torch.Tensor] | None = None
     tile: int | None = None
+    prepare: Callable[[TraceRequest, Inputs], Inputs] = lambda _, batch: dict(batch)
     within: Callable[[Any, TraceRequest, bool], AbstractContextManager[None]] = lambda *_: nullcontext()
 
 

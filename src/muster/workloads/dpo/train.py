@@ -9,7 +9,7 @@ from trl import DPOConfig, DPOTrainer
 from muster.dialogues.answer import Answerer, executed, questions
 from muster.dialogues.load import Encoding
 from muster.dialogues.tokens import PairCollator, count_pairs, pairs
-from muster.dialogues.trl import HeldOutPairs
+from muster.dialogues.trl import ByPairs
 from muster.worker.context import Context
 from muster.worker.decoders import make_config, make_model
 from muster.worker.trainer import wired
@@ -19,21 +19,26 @@ from muster.workloads.dpo.spec import DpoRecipe
 __all__ = ["Answerer", "build", "questions"]
 
 
-class _Trainer(HeldOutPairs, DPOTrainer):  # type: ignore[misc]
+class _Trainer(ByPairs, DPOTrainer):  # type: ignore[misc]
     """TRL's, with exact figures over held-out pairs."""
 
     def compute_loss(self, model: Any, inputs: dict[str, Any], *args: Any, **named: Any) -> Any:
-        """TRL's loss; of held-out pairs the rewards, beta x (log pi - log pi of the reference), after which
-        the loss is that of the pair (Rafailov et al. 2023, equation 7)."""
-        if self.model.training:
+        """The loss of a pair's rewards, beta x (log pi - log pi of the reference) (Rafailov et al. 2023,
+        equation 7); a mixture of experts has TRL's own, which balances them."""
+        if self.model.training and self.aux_loss_enabled:
             return super().compute_loss(model, inputs, *args, **named)
         labels = inputs["input_ids"].masked_fill(inputs["completion_mask"] == 0, -100)
         given = {name: each for name, each in inputs.items() if name != "completion_mask"}
-        found = model(**given, labels=labels, use_cache=False, fused_lm_head=True).log_probs.sum(1)
+        found = model(**given, labels=labels, use_cache=False, fused_lm_head=True)
         reference = self.compute_ref_log_probs(self.ref_model or self.model, inputs)
         chosen, rejected = (
-            self.beta * (each - before) for each, before in zip(found.chunk(2), reference, strict=True)
+            self.beta * (each - before)
+            for each, before in zip(found.log_probs.sum(1).chunk(2), reference, strict=True)
         )
+        if self.model.training:
+            mask = inputs["completion_mask"][:, 1:]
+            self.see("entropy", (found.entropy.detach() * mask).sum(), mask.sum())
+            return self.preferring(chosen, rejected, self.args.label_smoothing)
         self.seen(inputs, chosen, rejected)
         return chosen.new_zeros(())
 
@@ -60,9 +65,7 @@ def build(context: Context, arguments: dict[str, Any]) -> Built:
         DPOConfig(
             **{**arguments, "per_device_eval_batch_size": context.batch.micro},
             beta=recipe.dpo.beta,
-            # TRL's sigmoid reads no label_smoothing. Robust DPO (Chowdhury et al. 2024) has it as the
-            # probability of a flipped pair, and is the sigmoid's loss where that is 0.
-            loss_type=["robust"],
+            loss_type=["sigmoid"],
             label_smoothing=recipe.dpo.label_smoothing,
             f_divergence_type="reverse_kl",
             disable_dropout=True,

@@ -1,5 +1,5 @@
 """Images: where they come from (Parquet, folders, a hub data set, scikit-learn's digits), and as models want
-them: decoded, resized, augmented, batched, normalised.
+them: decoded, resized, augmented and batched as bytes; normalised where the model is.
 
 Resizing is Pillow's, bilinear with antialiasing, as torchvision's Resize does it to a Pillow image.
 """
@@ -10,11 +10,12 @@ import csv
 import gzip
 import io
 import json
-import mmap
+import math
 import random
 from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property, lru_cache
 from importlib import resources
 from itertools import accumulate
 from pathlib import Path
@@ -29,6 +30,7 @@ from muster.core.errors import DataError
 from muster.store.records import DataFiles
 from muster.worker.data.digest import short_digest
 from muster.worker.data.hub import hub_parts, load
+from muster.worker.data.loading import SharedBytes
 from muster.worker.data.sampler import GroupedSampler
 from muster.worker.loss import IGNORED
 from muster.worker.workloads.base import Counts
@@ -96,7 +98,9 @@ class Preparation:
 
     def pixels(self, image: Image.Image) -> torch.Tensor:
         """-> (channels, size, size), uint8."""
-        image = image.convert("L" if self.channels == 1 else "RGB")
+        mode = "L" if self.channels == 1 else "RGB"
+        if image.mode != mode:  # else it would be copied
+            image = image.convert(mode)
         if image.size != (self.size, self.size):
             image = image.resize((self.size, self.size), Image.Resampling.BILINEAR)
         array = np.array(image, dtype=np.uint8).reshape(self.size, self.size, self.channels)
@@ -104,9 +108,8 @@ class Preparation:
 
     def normalise(self, pixels: torch.Tensor) -> torch.Tensor:
         """(batch, channels, size, size) uint8 -> float32: (value / 255 - mean) / std per channel."""
-        mean = torch.tensor(self.mean).view(1, -1, 1, 1)
-        scale = 1 / (255 * torch.tensor(self.std).view(1, -1, 1, 1))
-        return pixels.float().mul_(scale).sub_(255 * mean * scale)
+        scale, shift = _scale_and_shift(self.mean, self.std, pixels.device)
+        return pixels.float().mul_(scale).sub_(shift)
 
     def save_pretrained(self, folder: str, **_: Any) -> None:
         """Write it so that Transformers' AutoImageProcessor reads it too."""
@@ -136,6 +139,15 @@ class Preparation:
             raise DataError(f"cannot be read: {error}", where=str(folder / PREPARATION)) from None
 
 
+@lru_cache(maxsize=8)
+def _scale_and_shift(
+    mean: tuple[float, ...], std: tuple[float, ...], device: torch.device
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """(1, channels, 1, 1) each, on the device: copied once, since every copy from the host is waited for."""
+    scale = 1 / (255 * torch.tensor(std).view(1, -1, 1, 1))
+    return scale.to(device), (255 * torch.tensor(mean).view(1, -1, 1, 1) * scale).to(device)
+
+
 @dataclass(frozen=True)
 class Augmentation:
     """Changes to training images that depend on seed, epoch and sample alone: not on ranks or workers."""
@@ -161,8 +173,8 @@ class ImageSet(Dataset[dict[str, Any]]):  # type: ignore[misc]
     """Images of a source with the numbers of their classes, prepared.
 
     A key is epoch x len + index (`EpochSampler`), so that loader processes know the epoch too. Decoded
-    and resized images are kept where they take less than KEPT_BYTES, in memory that forked loader
-    processes share. An image that cannot be read comes as an IGNORED label and its fault.
+    and resized images are kept where they take less than KEPT_BYTES, in memory that loader processes
+    share. An image that cannot be read comes as an IGNORED label and its fault.
     """
 
     def __init__(
@@ -172,19 +184,23 @@ class ImageSet(Dataset[dict[str, Any]]):  # type: ignore[misc]
         augmentation: Augmentation | None = None,
     ) -> None:
         self.part, self.preparation, self.augmentation = part, preparation, augmentation
-        self.kept: torch.Tensor | None = None
-        self.there: torch.Tensor | None = None
-        shape = (preparation.channels, preparation.size, preparation.size)
-        each = shape[0] * shape[1] * shape[2]
-        count = len(part)
-        if 0 < count * (each + 1) <= KEPT_BYTES:
-            memory = mmap.mmap(-1, count * (each + 1))  # anonymous and shared with forks
-            whole = torch.frombuffer(memory, dtype=torch.uint8)
-            self.kept = whole[: count * each].view(count, *shape)
-            self.there = whole[count * each :]
+        size = len(part) * (math.prod(self._shape) + 1)
+        self.memory = SharedBytes(size) if 0 < size <= KEPT_BYTES else None
+
+    @property
+    def _shape(self) -> tuple[int, int, int]:
+        return (self.preparation.channels, self.preparation.size, self.preparation.size)
+
+    @cached_property
+    def _kept(self) -> tuple[torch.Tensor, torch.Tensor] | None:
+        """All images, and which of them are there."""
+        if self.memory is None:
+            return None
+        whole, count = self.memory.tensor, len(self)
+        return whole[:-count].view(count, *self._shape), whole[-count:]
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "kept": None, "there": None}  # a spawned loader process keeps nothing
+        return {name: each for name, each in self.__dict__.items() if name != "_kept"}  # views of the memory
 
     def __len__(self) -> int:
         return len(self.part)
@@ -194,9 +210,7 @@ class ImageSet(Dataset[dict[str, Any]]):  # type: ignore[misc]
         try:
             pixels = self.pixels(index)
         except UnreadableImage as fault:
-            blank = torch.zeros(
-                self.preparation.channels, self.preparation.size, self.preparation.size, dtype=torch.uint8
-            )
+            blank = torch.zeros(self._shape, dtype=torch.uint8)
             return {"pixels": blank, "label": IGNORED, "fault": (self.part.place(index), str(fault))}
         if self.augmentation:
             pixels = self.augmentation(pixels, epoch, index)
@@ -204,12 +218,13 @@ class ImageSet(Dataset[dict[str, Any]]):  # type: ignore[misc]
 
     def pixels(self, index: int) -> torch.Tensor:
         """(channels, size, size), uint8, without augmentation. Raises UnreadableImage."""
-        if self.kept is None or self.there is None:
+        if self._kept is None:
             return self.preparation.pixels(self.part.read(index))
-        if not self.there[index]:
-            self.kept[index] = self.preparation.pixels(self.part.read(index))
-            self.there[index] = 1
-        return self.kept[index]
+        kept, there = self._kept
+        if not there[index]:
+            kept[index] = self.preparation.pixels(self.part.read(index))
+            there[index] = 1
+        return kept[index]
 
     def faults(self, first: int, step: int, most: int) -> Iterator[tuple[int, str, str]]:
         """(index, place, what) of unreadable ones of samples first, first + step, ...: `most` are read."""
@@ -237,23 +252,19 @@ class EpochSampler(GroupedSampler):
         return (start + index for index in super().__iter__())
 
 
-@dataclass(frozen=True)
-class ImageCollator:
-    """Samples -> {"pixel_values": (batch, channels, size, size) float32, "labels": (batch,)}.
+def collate(samples: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Samples -> {"pixel_values": (batch, channels, size, size) uint8, "labels": (batch,)}.
 
+    Bytes are a quarter of what the model reads: `normalised` in train.py makes that of them, on the device.
     FAULTS is there where an image cannot be read: a list of (place, what). A sample that only fills up a
-    batch (data/packed.py: Filled) has an IGNORED label.
+    batch (worker/heldout.py: Filled) has an IGNORED label.
     """
-
-    preparation: Preparation
-
-    def __call__(self, samples: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-        batch: dict[str, Any] = {
-            "pixel_values": self.preparation.normalise(torch.stack([each["pixels"] for each in samples])),
-            "labels": torch.tensor([IGNORED if "ignored" in each else each["label"] for each in samples]),
-        }
-        faults = [each["fault"] for each in samples if each["fault"]]
-        return {**batch, FAULTS: faults} if faults else batch
+    batch: dict[str, Any] = {
+        "pixel_values": torch.stack([each["pixels"] for each in samples]),
+        "labels": torch.tensor([IGNORED if "ignored" in each else each["label"] for each in samples]),
+    }
+    faults = [each["fault"] for each in samples if each["fault"]]
+    return {**batch, FAULTS: faults} if faults else batch
 
 
 @dataclass(frozen=True)
@@ -412,11 +423,18 @@ def _folders(found: ImageFolders) -> Parts:
 class TableSource:
     """A column of encoded images, memory-mapped: a struct of bytes and path, or bytes.
 
-    parts: (name, rows) of the files that it was made from, in their order.
+    table: of the datasets library, which a loader process maps by itself: a column alone would be copied
+    there; parts: (name, rows) of the files that it was made from, in their order.
     """
 
-    column: Any
+    table: Any
+    name: str
     parts: Sequence[tuple[str, int]]
+
+    @property
+    def column(self) -> Any:
+        """Arrow's."""
+        return self.table.data.table.column(self.name)
 
     def read(self, row: int) -> Image.Image:
         """See ImageSource."""
@@ -496,7 +514,7 @@ def _table_part(
             where=files[0][0],
             hint=f"its columns: {', '.join(table.column_names)}; the training images have this one",
         )
-    source = TableSource(table.data.table.column(image), files)
+    source = TableSource(table, image, files)
     values = table.data.table.column(label).to_pylist()
     known: dict[object, int | None] = {value: classes.number(value) for value in set(values)}
     rows, labels, faults = [], [], []

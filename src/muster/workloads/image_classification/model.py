@@ -178,15 +178,23 @@ def _traced_model(context: Context, request: TraceRequest, config: dict[str, Any
 
 
 def _traced_batch(request: TraceRequest, model: Any, samples: int) -> Inputs:
-    """As images.py collates; DeepSpeed's trainer casts them to the model's type."""
+    """As images.py collates."""
     # A model that takes any size does not say one; the request has it where the recipe does.
     size = getattr(model.config, "image_size", None) or request.config.get("image_size") or 224
     height, width = size if isinstance(size, list | tuple) else (size, size)
+    shape = (samples, int(getattr(model.config, "num_channels", 3)), int(height), int(width))
+    return {
+        "pixel_values": torch.zeros(shape, dtype=torch.uint8),
+        "labels": torch.zeros(samples, dtype=torch.long),
+    }
+
+
+def _traced_input(request: TraceRequest, batch: Inputs) -> Inputs:
+    """As Preparation normalises, whose numbers do not matter; DeepSpeed's trainer casts that to the model's
+    type."""
+    pixels = batch["pixel_values"].float().mul_(1.0).sub_(0.5)
     kind = torch.bfloat16 if request.arithmetic == "half" else torch.float32
-    pixels = torch.zeros(
-        (samples, int(getattr(model.config, "num_channels", 3)), int(height), int(width)), dtype=kind
-    )
-    return {"pixel_values": pixels, "labels": torch.zeros(samples, dtype=torch.long)}
+    return {**batch, "pixel_values": pixels.to(kind)}
 
 
-TRACED = TraceTask(_traced_model, _traced_batch)
+TRACED = TraceTask(_traced_model, _traced_batch, prepare=_traced_input)

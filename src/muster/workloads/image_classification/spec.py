@@ -123,6 +123,12 @@ print(model("image.png"))"""
         count = DIGITS - self.data.digits.validation
         return min(count, self.data.limit or count)
 
+    @property
+    def loaders(self) -> int:
+        """A process decodes and resizes some 500 photographs a second (benchmarks/images.py), and a GPU
+        trains ViT-B/16 on a few thousand; the digits are decoded once."""
+        return 0 if self.data.digits or not self.data.source else 8
+
     def config_of_data(self) -> dict[str, Any]:
         """The images' size, and how many classes they have, which decides the classifier's size."""
         classes = self.classes()

@@ -25,11 +25,11 @@ from muster.workloads.image_classification.images import (
     Augmentation,
     Counter,
     EpochSampler,
-    ImageCollator,
     ImageSet,
     Preparation,
     Shard,
     UnreadableImage,
+    collate,
     decode,
     digest_of_images,
     load_parts,
@@ -48,9 +48,10 @@ CHECKED = 50_000  # images that a rank decodes before the training, to find thos
 
 
 class _Trainer(Trainer):
-    """Muster's trainer, which learns here of images that could not be read on the way."""
+    """Muster's trainer, which normalises images on the device, and learns of those that could not be read."""
 
     context: Context
+    preparation: Preparation
     told: set[str]
 
     def compute_loss(self, model: Any, inputs: dict[str, Any], *rest: Any, **named: Any) -> Any:
@@ -61,7 +62,12 @@ class _Trainer(Trainer):
             if place not in self.told:
                 self.told.add(place)
                 self.context.emit(events.Noted, text=f"skipped in training: {place}: {what}")
-        return super().compute_loss(model, inputs, *rest, **named)
+        return super().compute_loss(model, self.normalised(inputs), *rest, **named)
+
+    def normalised(self, inputs: dict[str, Any]) -> dict[str, Any]:
+        """A loader's batch -> as the model reads it, in the type that the engine gives its inputs."""
+        pixels = self.preparation.normalise(inputs["pixel_values"])
+        return {**inputs, "pixel_values": self._prepare_input(pixels)}
 
 
 def unreadable(place: str, what: str) -> DataError:
@@ -97,11 +103,11 @@ def build(context: Context, arguments: dict[str, Any]) -> Built:
         train=train,
         held_out=evaluated,
         lengths=[1] * len(train),
-        collator=ImageCollator(preparation),
+        collator=collate,
         processing=preparation,
         sampler=EpochSampler,
     )
-    trainer.context, trainer.told = context, set()
+    trainer.context, trainer.preparation, trainer.told = context, preparation, set()
     skipped = bad + bad_held_out + len(parts.train.faults) + len(parts.held_out.faults)
     counter = Counter(tokens_per_image(model.config))
     return Built(trainer, counter, len(train), _questions(held_out.part, parts.names), skipped=skipped)
@@ -175,7 +181,7 @@ class Answerer:
         size = self.recipe.evaluate.batch
         for start in range(0, len(questions), size):
             pixels = torch.stack([self._pixels(question) for question in questions[start : start + size]])
-            batch = self.preparation.normalise(pixels).to(self.device)
+            batch = self.preparation.normalise(pixels.to(self.device))
             logits = self.model(pixel_values=batch).logits
             answers += [names[number] for number in logits.argmax(-1).tolist()]
         return answers, time.perf_counter() - began

@@ -17,6 +17,7 @@ from muster.dialogues.answer import Answerer, executed, questions
 from muster.dialogues.load import Encoding
 from muster.dialogues.rollouts import Prompts, Repeated, Rollouts, generate, generation_config
 from muster.dialogues.scoring import Scorer
+from muster.dialogues.trl import Means
 from muster.worker.adapters import write_merged
 from muster.worker.context import Context
 from muster.worker.decoders import make_config, make_model
@@ -40,7 +41,7 @@ class Experience:
     returns: torch.Tensor
 
 
-class _Trainer(Rollouts, Trainer):
+class _Trainer(Means, Rollouts, Trainer):
     """Muster's trainer; each optimizer step begins with answers to its prompts, or goes on with those of the
     step before. All micro-batches of a step are answered at once. Set `prompts`, `ppo` and `reference` as
     well."""
@@ -57,7 +58,6 @@ class _Trainer(Rollouts, Trainer):
         self._experiences: list[Experience] = []  # of this step's micro-batches, the next one first
         self._at = 0
         self._tokens = 1.0  # of all answers of the global batch
-        self._sums: dict[str, torch.Tensor] = {}  # since the last log: each figure's sum, and of how many
 
     @staticmethod
     def generating(model: Any) -> Any:
@@ -108,8 +108,8 @@ class _Trainer(Rollouts, Trainer):
         log_probs, values = model(inputs["input_ids"], inputs["attention_mask"], mask.shape[1])
         policy, clipped = policy_loss(log_probs, now.log_probs, now.advantages, mask, ppo.clip)
         value = value_loss(values, now.values, now.returns, mask, ppo.value_clip)
-        self._see("value_loss", value.detach(), mask.sum())
-        self._see("clip_fraction", clipped, mask.sum())
+        self.see("value_loss", value.detach(), mask.sum())
+        self.see("clip_fraction", clipped, mask.sum())
         return (policy + ppo.value_weight * value) * (self.accelerator.num_processes / self._tokens)
 
     def _drawn(self, waiting: Sequence[Sequence[int]]) -> list[Experience]:
@@ -129,9 +129,9 @@ class _Trainer(Rollouts, Trainer):
             ]
             self._settle(made)
         cut = sum(answer[-1] != tokenizer.eos_token_id for answer in answers)
-        self._see("reward", sum(scores), len(answers))
-        self._see("completions/mean_length", sum(map(len, answers)), len(answers))
-        self._see("completions/clipped_ratio", cut, len(answers))
+        self.see("reward", sum(scores), len(answers))
+        self.see("completions/mean_length", sum(map(len, answers)), len(answers))
+        self.see("completions/clipped_ratio", cut, len(answers))
         return made
 
     @torch.no_grad()  # type: ignore[untyped-decorator]
@@ -153,8 +153,8 @@ class _Trainer(Rollouts, Trainer):
                 with actor.disable_adapter() if own else nullcontext():
                     logits = logits_of(actor if own else self.reference, *given)
                 divergence = log_probs - log_probs_of(logits, answered.tokens, self.generation.temperature)
-                self._see("kl", (divergence * mask).sum(), mask.sum())
-        self._see("entropy", (entropy * mask).sum(), mask.sum())
+                self.see("kl", (divergence * mask).sum(), mask.sum())
+        self.see("entropy", (entropy * mask).sum(), mask.sum())
         scored = torch.tensor(scores, device=device)
         rewards = token_rewards(scored, divergence, mask, ppo.kl, ppo.reward_clip)
         return Experience(
@@ -176,19 +176,6 @@ class _Trainer(Rollouts, Trainer):
             deviation = max(squares / self._tokens - mean**2, 0.0) ** 0.5
             for each in made:
                 each.advantages = (each.advantages - mean) / (deviation + 1e-8) * each.answered.mask
-
-    def _see(self, name: str, total: Any, count: Any) -> None:
-        device = self.accelerator.device
-        seen = torch.stack([torch.as_tensor(each, device=device).double() for each in (total, count)])
-        self._sums[name] = self._sums.get(name, 0) + seen
-
-    def log(self, logs: dict[str, float], *rest: Any) -> None:
-        """With the figures' means over all ranks since the last log of training."""
-        if "loss" in logs and self._sums:
-            sums = self.accelerator.reduce(torch.stack(list(self._sums.values())), "sum").tolist()
-            logs |= {name: total / count for name, (total, count) in zip(self._sums, sums, strict=True)}
-            self._sums = {}
-        super().log(logs, *rest)
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
         """Of checkpoints both; else the actor, as any causal language model, and the critic in `critic/`."""

@@ -16,22 +16,22 @@ from muster.dialogues.load import Encoding, read
 from muster.dialogues.rewarding import make_reward_model, rewards
 from muster.dialogues.rows import Dialogue
 from muster.dialogues.tokens import PairCollator, count_pairs, pairs, turns_of
-from muster.dialogues.trl import HeldOutPairs
+from muster.dialogues.trl import ByPairs
 from muster.worker.context import Context
 from muster.worker.trainer import wired
 from muster.worker.workloads.base import Built
 
 
-class _Trainer(HeldOutPairs, RewardTrainer):  # type: ignore[misc]
+class _Trainer(ByPairs, RewardTrainer):  # type: ignore[misc]
     """TRL's, with exact figures over held-out pairs."""
 
     def compute_loss(self, model: Any, inputs: dict[str, Any], *args: Any, **named: Any) -> Any:
         """-log sigmoid(reward of the chosen answer - reward of the rejected one), the mean over pairs
         (Ouyang et al. 2022, equation 1)."""
         given = {name: each for name, each in inputs.items() if name != "completion_mask"}
-        if self.model.training:
-            return super().compute_loss(model, given, *args, **named)
         chosen, rejected = model(**given, use_cache=False).logits.squeeze(-1).chunk(2)
+        if self.model.training:
+            return self.preferring(chosen, rejected)
         self.seen(inputs, chosen, rejected)
         return chosen.new_zeros(())
 

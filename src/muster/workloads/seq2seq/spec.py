@@ -73,10 +73,11 @@ class PairData(Data):
     max_target: PositiveInt = Field(
         96, description="Longest target in tokens; longer ones are truncated and counted."
     )
-    padding: Literal["dynamic", "fixed"] = Field(
+    padding: Literal["dynamic", "buckets", "fixed"] = Field(
         "dynamic",
-        description="dynamic: samples of similar length share a batch and are padded to its longest. fixed: "
-        "every sample is padded to max_source and max_target.",
+        description="dynamic: samples of similar length share a batch and are padded to its longest. "
+        "buckets: the same, to the next of eight shapes, chosen so that padding is least; each can be "
+        "compiled. fixed: every sample is padded to max_source and max_target.",
     )
     hold_out: Literal["inputs", "schemas"] = Field(
         "inputs",
@@ -174,6 +175,11 @@ print(words.decode(model.generate(words({question}, return_tensors="pt").input_i
 
     @property
     def padding_varies(self) -> bool:
+        """But with data.padding=fixed."""
+        return self.data.padding != "fixed"
+
+    @property
+    def shapes_vary(self) -> bool:
         """With data.padding=dynamic."""
         return self.data.padding == "dynamic"
 

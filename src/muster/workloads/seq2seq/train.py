@@ -24,13 +24,15 @@ from muster.store.records import find_data, names_of
 from muster.worker.context import Context
 from muster.worker.data.digest import short_digest
 from muster.worker.data.hub import held_part, hub_parts
+from muster.worker.data.sampler import GroupedSampler
 from muster.worker.data.tokenizer import named_tokenizer, train_tokenizer
 from muster.worker.loss import IGNORED
 from muster.worker.models import load_from, to_answer
 from muster.worker.together import check_alike, first_on_disk
 from muster.worker.trainer import Common, wired
 from muster.worker.workloads.base import Built, Counts, HeldOut
-from muster.workloads.seq2seq.model import make_model
+from muster.workloads.seq2seq.model import make_model, mask_unasked
+from muster.workloads.seq2seq.shapes import Shape, choose_shapes, round_up, shape_of
 from muster.workloads.seq2seq.spec import (
     PairData,
     PairRow,
@@ -73,11 +75,18 @@ def build(context: Context, arguments: dict[str, Any]) -> Built:
     notes = [pairs.about] if pairs.about else []
     notes += cover_characters(tokenizer, [pair.expected for pair in train])
     model = make_model(context, tokenizer)
+    mask_unasked()
     encoded = Encoded(train, tokenizer, data)
     encoded_held = Encoded(held[:EVALUATION_SAMPLES], tokenizer, data)
     notes += schemas_cut(encoded, encoded_held, data.max_source)
     start = model.config.decoder_start_token_id
-    fixed = (data.max_source, data.max_target) if data.padding == "fixed" else None
+    multiple = 8 if context.device == "cuda" else 1  # tensor cores want it; on a CPU it is only work
+    shapes = shapes_for(context, encoded, encoded_held, multiple)
+    if data.padding == "buckets":
+        notes.append(
+            "padded to " + ", ".join(f"{source} x {target}" for source, target in shapes) + " tokens"
+        )
+        compile_each(len(shapes))
     trainer = wired(
         _Trainer,
         context,
@@ -89,14 +98,44 @@ def build(context: Context, arguments: dict[str, Any]) -> Built:
         collator=PairCollator(
             pad=tokenizer.pad_token_id,
             start=tokenizer.pad_token_id if start is None else start,
-            fixed=fixed,
-            multiple=8 if context.device == "cuda" else 1,  # tensor cores want it; on a CPU it is only work
+            shapes=shapes,
+            multiple=multiple,
         ),
         processing=tokenizer,
-        grouped=data.padding == "dynamic",
+        grouped=data.padding != "fixed",
     )
     cut = encoded.cut + encoded_held.cut
     return Built(trainer, count_batch, len(encoded), held, cut, notes=notes)
+
+
+def shapes_for(context: Context, train: Encoded, held_out: Encoded, multiple: int) -> tuple[Shape, ...]:
+    """The shapes that batches are padded to; none where each has its own. The first epoch's say which."""
+    data, batch = data_of(context.recipe), context.batch
+    if data.padding == "fixed":
+        return ((data.max_source, data.max_target),)
+    if data.padding == "dynamic" or not len(train):
+        return ()
+    order = [
+        train.lengths[index]
+        for index in GroupedSampler(train.lengths, batch.global_, context.recipe.train.seed)
+    ]
+    parts = [order[start : start + batch.micro] for start in range(0, len(order), batch.micro)]
+    return choose_shapes(
+        [longest(part) for part in parts], longest([*train.lengths, *held_out.lengths]), multiple=multiple
+    )
+
+
+def longest(lengths: Sequence[Shape]) -> Shape:
+    """Of each side."""
+    return max(source for source, _ in lengths), max(target for _, target in lengths)
+
+
+def compile_each(shapes: int) -> None:
+    """Have torch.compile, where a model is compiled, make a graph of fixed sizes for each shape, of training
+    and of evaluation, in place of one for any size."""
+    config = torch._dynamo.config
+    config.automatic_dynamic_shapes = False
+    config.recompile_limit = max(config.recompile_limit, 2 * shapes + 1)
 
 
 def digest_of_pairs(train: Sequence[HeldOut], held_out: Sequence[HeldOut], tokenizer: Any) -> str:
@@ -310,22 +349,21 @@ def _cut(tokens: list[int], length: int) -> list[int]:
 
 @dataclass(frozen=True)
 class PairCollator:
-    """Rows -> a padded batch: to its longest row (rounded up to `multiple`), or to fixed lengths.
+    """Rows -> a padded batch: to the next of `shapes`, or to its longest row, rounded up to `multiple`.
 
     Decoder inputs are the labels moved right by one, so that the loss may be computed outside of the model.
     """
 
     pad: int
     start: int
-    fixed: tuple[int, int] | None = None
+    shapes: tuple[Shape, ...] = ()
     multiple: int = 1
 
     def __call__(self, rows: Sequence[Mapping[str, Any]]) -> dict[str, torch.Tensor]:
         """(batch, source) input_ids and attention_mask, (batch, target) labels and decoder_input_ids."""
-        source, target = self.fixed or (
-            _round_up(max(len(row["input_ids"]) for row in rows), self.multiple),
-            _round_up(max(len(row["labels"]) for row in rows), self.multiple),
-        )
+        own = longest([(len(row["input_ids"]), len(row["labels"])) for row in rows])
+        rounded = (round_up(own[0], self.multiple), round_up(own[1], self.multiple))
+        source, target = shape_of(own, self.shapes) if self.shapes else rounded
         inputs = torch.full((len(rows), source), self.pad)
         mask = torch.zeros((len(rows), source), dtype=torch.long)
         labels = torch.full((len(rows), target), IGNORED)
@@ -339,10 +377,6 @@ class PairCollator:
             moved = [self.start, *answer[:-1]]
             decoder[index, : len(moved)] = torch.tensor(moved)
         return {"input_ids": inputs, "attention_mask": mask, "labels": labels, "decoder_input_ids": decoder}
-
-
-def _round_up(length: int, multiple: int) -> int:
-    return -(-length // multiple) * multiple
 
 
 def count_batch(inputs: Mapping[str, Any]) -> Counts:
