@@ -19,14 +19,14 @@ from benchmarks.gpu.jobs import peer, train
 from benchmarks.gpu.kit import Figures, Machine, NotApplicable, Piece
 from benchmarks.gpu.speed import Row, Shape, data_of, rows
 
-USUAL, PROFILED = 7, 10  # steps before, of which the last are the usual ones, and steps that are profiled
-STEPS = USUAL + PROFILED + 3  # one more for the lines, two more usual ones
+USUAL, PROFILED = 7, 10  # steps before, of which the last are the usual ones, and steps that are summed up
+STEPS = USUAL + PROFILED + 4  # one more to warm up, one for the lines, two usual ones
 BESIDE = ("compiled",)  # peers that are profiled as well
 
 
 def pieces() -> list[Piece]:
     """One for each row, in the same order."""
-    return [Piece("profile", row.name, row.limit / 2, _profiled(row)) for row in rows()]
+    return [Piece("profile", row.name, row.limit, _profiled(row)) for row in rows()]
 
 
 def overrides(shape: Shape, data: str) -> list[str]:
@@ -82,18 +82,20 @@ def main() -> None:
             if self.mark is not None:
                 self.mark.__exit__(None, None, None)
                 self.mark = None
+            last = USUAL + 1 + PROFILED
             if self.steps == USUAL:
                 self.usual = (self.now() - self.began) / (USUAL - self.work.warmup)
                 kinds = [torch.profiler.ProfilerActivity.CPU]
                 kinds += [torch.profiler.ProfilerActivity.CUDA] if self.work.cuda else []
                 self.running = torch.profiler.profile(activities=kinds)
                 self.running.start()
+            elif self.steps == USUAL + 1:  # in which the profiler warmed up
                 self.now()
-            elif self.steps == USUAL + PROFILED:
+            elif self.steps == last:
                 self.now()
                 self.running.stop()
                 self.running.export_chrome_trace(str(path))
-            if USUAL <= self.steps < USUAL + PROFILED:
+            if USUAL < self.steps < last:
                 self.mark = torch.profiler.record_function(f"ProfilerStep#{self.steps + 1}")
                 self.mark.__enter__()
 

@@ -395,7 +395,7 @@ def sharded(tmp_path_factory: pytest.TempPathFactory) -> tuple[RunFolder, Result
     needs_torch()
     done, result = run(
         tmp_path_factory.mktemp("sharded") / "run", "local:2", "engine.name=deepspeed", "engine.zero=3",
-        "batch.micro=4", "batch.accumulation=1", "train.max_steps=7", "train.gradient_checkpointing=true",
+        "batch.micro=4", "batch.accumulation=1", "train.max_steps=8", "train.gradient_checkpointing=true",
         "model.config.dropout_rate=0.1", "measure.window=3", "measure.profile=trace",
         "measure.profile_step=4", "measure.profile_steps=2", "measure.profile_ranks=[0,1]",
     )  # fmt: skip
@@ -424,7 +424,7 @@ def test_padded_lengths_are_counted_under_zero_3(sharded: tuple[RunFolder, Resul
     ]
     order = list(GroupedSampler(lengths, 8, recipe["train"]["seed"]))
     expected = {0: 0, 1: 0}
-    for step in range(7):
+    for step in range(8):
         for rank in expected:
             mine = [lengths[index] for index in order[8 * step + 4 * rank : 8 * step + 4 * rank + 4]]
             source, target = (max(side) for side in zip(*mine, strict=True))
@@ -455,10 +455,10 @@ def test_traces(sharded: tuple[RunFolder, Result]) -> None:
     assert sum(1 for event in trace["traceEvents"] if event.get("name") == "aten::mm") > 20
     told = said(done, events.Profiled)
     profiled = sorted((event.rank, event.first_step, event.last_step) for event in told)
-    assert profiled == [(0, 4, 6), (1, 4, 6)]
+    assert profiled == [(0, 4, 7), (1, 4, 7)]
     ends = [(w.step, w.steps, w.profiled) for w in said(done, events.Window) if w.rank == 0]
-    assert ends == [(3, 3, False), (6, 3, True), (7, 1, False)]
-    assert any(note.startswith("steps 4 to 6 ran under a profiler") for note in result.notes)
+    assert ends == [(3, 3, False), (7, 4, True), (8, 1, False)]
+    assert any(note.startswith("steps 4 to 7 ran under a profiler") for note in result.notes)
 
 
 def test_where_a_step_goes(sharded: tuple[RunFolder, Result]) -> None:
@@ -470,7 +470,7 @@ def test_where_a_step_goes(sharded: tuple[RunFolder, Result]) -> None:
 
     done, result = sharded
     profiled = [(each.rank, each.first_step, each.last_step) for each in result.profiles]
-    assert profiled == [(0, 4, 5), (1, 4, 5)]
+    assert profiled == [(0, 5, 6), (1, 5, 6)]
     assert Result.model_validate_json(done.result.read_text()).profiles == result.profiles
     page = render(gather(done))
     for profile in result.profiles:
@@ -479,7 +479,7 @@ def test_where_a_step_goes(sharded: tuple[RunFolder, Result]) -> None:
         assert set(profile.lines) <= set(result_rows(result))
         assert all(text in page for _, text in profile.lines)
     traces = [read(done.profile / f"trace-rank0{each}.json.gz") for each in ("", "-lines")]
-    assert [list(trace.steps) for trace in traces] == [[4, 5], [6]]
+    assert [list(trace.steps) for trace in traces] == [[4, 5, 6], [7]]
     assert not traces[0].lines and traces[1].lines
     for trace in traces:  # if each value that is read had waited for a GPU
         for thread, spans in trace.operators.items():

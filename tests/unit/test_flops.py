@@ -172,7 +172,7 @@ def test_the_steps_of_a_profile() -> None:
 
     assert steps() == []
     assert steps(profile="flops", profile_step=3, profile_steps=4) == [3]
-    assert steps(profile="trace", profile_step=3, profile_steps=4) == [3, 4, 5, 6, 7]
+    assert steps(profile="trace", profile_step=3, profile_steps=4) == [3, 4, 5, 6, 7, 8]
 
 
 def test_deepspeed_is_wanted_where_its_profiler_is() -> None:

@@ -321,7 +321,7 @@ def test_a_profile_covers_ten_steps_of_a_row(row: speed.Row, tiny: bool, tmp_pat
         row.recipe, profile.overrides(shape, str(tmp_path) if row.peer in ("pairs", "images") else "")
     )
     steps, last = recipe.measure.profiled, recipe.train.max_steps
-    assert recipe.measure.profile == "trace" and len(steps) == 11 and last is not None
+    assert recipe.measure.profile == "trace" and len(steps) == 12 and last is not None
     assert steps.start > recipe.measure.warmup + 1 and steps.stop <= last  # usual steps before and after
     assert last // 4 < profile.USUAL  # the peer's warm-up
 

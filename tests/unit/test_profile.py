@@ -239,6 +239,16 @@ def test_what_does_not_keep_the_gpu_waiting_is_not_blamed(tmp_path: Path) -> Non
     assert [(each.seconds, each.idle) for each in found.waits] == [(pytest.approx(840e-6), 0)]
 
 
+def test_what_the_profiler_itself_costs_is_not_blamed(tmp_path: Path) -> None:
+    trace = Cuda()
+    trace.step(1, 0, 1000)
+    trace.span("overhead", "Activity Buffer Request", 100, 500, 0)
+    trace.kernel(500, 504, 1000)
+    found = summed(trace, tmp_path)
+    assert (found.profiling, found.launching) == (pytest.approx(0.4), pytest.approx(0.104))
+    assert "the profiler itself keeps the host (40 %)" in found.verdict
+
+
 def test_a_graph_is_one_launch_and_a_driver_call_is_one(tmp_path: Path) -> None:
     trace = Cuda()
     trace.step(1, 0, 1000)
@@ -396,12 +406,12 @@ def test_lines_of_python_are_marked_where_they_run() -> None:
 @pytest.mark.parametrize(
     ("most", "done", "stopped", "steps"),
     [
-        (9, 7, False, [3, 4, 5, 6]),
-        (5, 5, False, [3, 4, 5]),  # no further step
-        (9, 5, True, [3, 4, 5]),
-        (9, 5, False, [3, 4, 5]),  # the data comes to its end where the further step has begun
+        (9, 8, False, [3, 4, 5, 6, 7]),
+        (6, 6, False, [3, 4, 5, 6]),  # no further step
+        (9, 6, True, [3, 4, 5, 6]),
+        (9, 6, False, [3, 4, 5, 6]),  # the data comes to its end where the further step has begun
         (9, 4, True, [3, 4]),
-        (9, 3, False, [3]),
+        (9, 3, False, [3]),  # all there is
         (9, 2, False, []),
     ],
 )
@@ -445,8 +455,9 @@ def test_the_steps_of_a_trace_are_those_that_were_done(
         assert isinstance(told, events.Noted)
         return
     assert isinstance(told, events.Profiled) and told.summary is not None
-    assert (told.last_step, told.summary.first_step) == (steps[-1], 3)
-    assert told.summary.last_step == min(steps[-1], 5)
+    assert (told.first_step, told.last_step) == (3, steps[-1])
+    summed_up = steps[1:4] or steps
+    assert (told.summary.first_step, told.summary.last_step) == (summed_up[0], summed_up[-1])
     traces = [read(path) for path in (tmp_path / "profile").iterdir()]
     assert {step for trace in traces for step in trace.steps if step <= done} == set(steps)
     assert torch.autograd._profiler_enabled() is False and sys.gettrace() is None

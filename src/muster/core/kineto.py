@@ -76,6 +76,7 @@ class Trace:
     operators: dict[str, list[Span]] = field(default_factory=lambda: defaultdict(list))
     fetches: dict[str, list[Span]] = field(default_factory=lambda: defaultdict(list))
     lines: dict[str, list[Span]] = field(default_factory=lambda: defaultdict(list))
+    overheads: list[Span] = field(default_factory=list)  # what the profiler itself does
 
     def add(self, event: dict[str, Any]) -> None:
         """Take an event; one that is not complete does not count."""
@@ -95,6 +96,8 @@ class Trace:
             match = _FRAME.match(name)
             if match and not match[1].startswith(("torch/", "<")):
                 self.lines[thread].append(span._replace(name=f"{match[1]}:{match[2]}"))
+        elif kind == "overhead":
+            self.overheads.append(span)
         elif kind in _RUNTIME or kind in _DEVICE:
             args = event.get("args")
             args = args if isinstance(args, dict) else {}
@@ -202,6 +205,7 @@ def summarize(trace: Trace, lines: Trace | None = None) -> StepProfile:
         batches=idle.batches / steps.whole,
         launching=idle.launching / steps.whole,
         between=idle.between / steps.whole,
+        profiling=idle.profiling / steps.whole,
         kernels=steps.kernels() if trace.device else steps.operators(),
         launches=steps.launches() if trace.device else None,
         waits=_grouped(waits, places, idle.after, steps),
@@ -226,6 +230,7 @@ class _Idle:
     batches: float = 0.0
     launching: float = 0.0
     between: float = 0.0
+    profiling: float = 0.0
     after: dict[Span, float] = field(default_factory=lambda: defaultdict(float))
 
 
@@ -335,6 +340,7 @@ class Steps:
         batches, for what a wait held up, or for launches; from then on the gap is the device's own."""
         found = _Idle()
         fetches = _union(self.trace.fetches.get(self.thread, []), self.begin, self.end)
+        overheads = _union(self.trace.overheads, self.begin, self.end)
         waits = [span for span, _ in self.trace.waits if self.begin <= span.start < self.marked]
         free = self.begin
         for each in [*self.device, None]:
@@ -342,14 +348,17 @@ class Steps:
             if until > free:
                 call = self.trace.calls.get(each.launch) if each else None
                 launched = min(max(call[0].end, free), until) if call else until
+                late = launched - free
                 fetched = _within(fetches, free, launched)
+                profiled = min(_within(overheads, free, launched), late - fetched)
                 found.batches += fetched
+                found.profiling += profiled
                 found.between += until - launched
                 dry = _dry(waits, free, launched)
                 if dry:
-                    found.after[dry] += launched - free - fetched
+                    found.after[dry] += late - fetched - profiled
                 else:
-                    found.launching += launched - free - fetched
+                    found.launching += late - fetched - profiled
             if each:
                 free = max(free, min(each.end, self.end))
         return found

@@ -49,11 +49,13 @@ class Measure(Section):
         description="Profile steps into the run folder. flops: DeepSpeed's FLOPs by module. trace: a trace "
         "by PyTorch's profiler, and where a step's time goes.",
     )
-    profile_step: PositiveInt = Field(5, description="The first optimizer step that is profiled.")
+    profile_step: PositiveInt = Field(
+        5, description="The first optimizer step that is profiled. A trace warms up in it."
+    )
     profile_steps: PositiveInt = Field(
         10,
-        description="Number of optimizer steps that a trace covers. One step more is traced for the lines of "
-        "code that wait for the device.",
+        description="Number of optimizer steps after it that a trace sums up. One step more is traced for "
+        "the lines of code that wait for the device.",
     )
     profile_ranks: list[Annotated[int, Field(ge=0)]] = Field(
         [0], description="The ranks that are profiled, by number."
@@ -89,5 +91,5 @@ class Measure(Section):
     @property
     def profiled(self) -> range:
         """The optimizer steps that run under a profiler."""
-        count = {"none": 0, "flops": 1, "trace": self.profile_steps + 1}[self.profile]
+        count = {"none": 0, "flops": 1, "trace": self.profile_steps + 2}[self.profile]
         return range(self.profile_step, self.profile_step + count)

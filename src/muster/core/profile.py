@@ -36,8 +36,8 @@ class DeviceWait(Part):
 
 
 class StepProfile(Part):
-    """A rank's profiled steps. Shares are of the time from the first step's begin to the end of the last
-    one's work on the device, which has one fetch of a batch less than steps."""
+    """A rank's profiled steps. Shares are of the time from the first step's begin, before its batch is
+    fetched, to the end of the last one's work on the device."""
 
     rank: int = 0
     first_step: int
@@ -59,6 +59,9 @@ class StepProfile(Part):
     )
     between: float = Field(
         0.0, description="share in which no kernel runs although the next one is launched: gaps on the device"
+    )
+    profiling: float = Field(
+        0.0, description="share in which the GPU has nothing to do and the profiler itself keeps the host"
     )
     kernels: list[KernelTime] = Field(description="the ten that take longest")
     launches: float | None = Field(None, description="of kernels or graphs, in a step; None: no GPU")
@@ -98,6 +101,7 @@ class StepProfile(Part):
         found = [
             (self.batches, "it waits for batches"),
             (self.launching, "the host launches too slowly"),
+            (self.profiling, "the profiler itself keeps the host"),
             (self.between, "there are gaps between kernels that are launched already"),
         ]
         for each in self.waits:

@@ -2,8 +2,9 @@
 
 Profiled steps are slower, so they get a window of their own that no throughput counts (meter.py), and the
 ranks meet after them: nobody's next step waits for a rank that still writes. A trace is read at once: a
-summary of its steps goes into the run. One step more is traced with Python's lines marked, which takes so
-long that its times mean nothing: it names the lines that wait for the device.
+summary of its steps goes into the run, without the first one, in which the profiler itself warms up. One step
+more is traced with Python's lines marked, which takes so long that its times mean nothing: it names the lines
+that wait for the device.
 """
 
 from __future__ import annotations
@@ -102,6 +103,8 @@ class Profiler(TrainerCallback):  # type: ignore[misc]
                 if self.running is None:
                     self._start_trace()
                     self.lines = Lines()
+                elif step == self.steps.start:
+                    self._wait()
                 self._start_step(step + 1)
         if step == last:
             self._sum_up()
@@ -173,8 +176,9 @@ class Profiler(TrainerCallback):  # type: ignore[misc]
             for path in self.traced:
                 traces.append(trace := kineto.read(path))
                 self._beat()
-                # Without a step that the end of the training cut off.
-                trace.steps = {step: mark for step, mark in trace.steps.items() if step <= self.last}
+                # Without the first one, and one that the end of the training cut off.
+                first = min(self.steps.start + 1, self.last)
+                trace.steps = {step: mark for step, mark in trace.steps.items() if first <= step <= self.last}
             summary = kineto.summarize(*traces).model_copy(update={"rank": rank})
         except Exception as error:  # no reader's mistake ends a training
             why = str(error) if isinstance(error, kineto.NoSummary) else repr(error)
