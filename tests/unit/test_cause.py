@@ -127,6 +127,28 @@ def test_torchrun_tells_of_a_killed_rank_after_its_host_was_stopped() -> None:
     assert reason.host == "node0" and "ValueError" in reason.what
 
 
+def test_an_exception_outweighs_the_signal_that_follows_from_it() -> None:
+    """node0's rank misses the one that raised, and gloo aborts it; its torchrun was quicker (torch 2.13)."""
+    says = {
+        ("node0", 0): ["terminate called after throwing an instance of 'gloo::IoException'"],
+        ("node0", None): ["  rank      : 0 (local_rank: 0)", "  exitcode  : -6 (pid: 29784)  (SIGABRT)"],
+        ("node1", 1): ["Traceback (most recent call last):", '  File "ngpt.py", line 24, in <module>',
+                       "ValueError: bad batch in shard 7"],
+        ("node1", None): [""],
+    }  # fmt: skip
+    for second in (STOPPED, (1, None)):
+        outcome = Outcome({"node0": (1, None), "node1": second}, first_failed="node0")
+        failure = judge_command(outcome, lambda host, rank: [says[host, rank]], TWO)[1]
+        assert failure is not None and (failure.host, failure.where) == ("node1", "rank 1")
+        assert "bad batch in shard 7" in failure.what
+    # What a rank says when others are gone, or when it is stopped, is no cause.
+    gone = "RuntimeError: [gloo/transport/tcp/pair.cc:537] Connection closed by peer [127.0.0.1]:7575"
+    outcome = Outcome({"node0": (1, None), "node1": STOPPED}, first_failed="node0")
+    missed = {**says, ("node1", 1): ["Traceback (most recent call last):", gone]}
+    failure = judge_command(outcome, lambda host, rank: [missed[host, rank]], TWO)[1]
+    assert failure is not None and failure.host == "node0"
+
+
 @pytest.mark.parametrize(("done", "what"), [((0,), "rank 1 left"), ((), "rank 0, 1 left")])
 def test_a_rank_that_did_not_say_done_did_not_succeed(done: tuple[int, ...], what: str) -> None:
     failure = cause(exits={"node0": CLEAN, "node1": CLEAN}, done=done)

@@ -133,8 +133,8 @@ def judge_command(
             sign = sign_of(words(host, rank))
             if sign and not _is_echo(sign) and (told is None or order(sign.weight) < order(told[0].weight)):
                 told = sign, host, rank
-    if told is None or told[0].weight == "exit":  # nobody said why
-        told = _killed_before(outcome, words) or told
+    if told is None or told[0].weight in ("exit", "crash"):  # nobody said why, or what follows from another
+        told = _killed_before(outcome, words) or _raised_before(outcome, words, by_host) or told
     if told is None and killed:
         return status, failure
     if told is None:
@@ -177,6 +177,21 @@ def _killed_before(
         sign = sign_of(words(host, None)) if reason == "stopped" else None
         if sign and sign.weight == "killed" and _ACCOUNT.search(sign.text):
             return sign, host, None
+    return None
+
+
+def _raised_before(
+    outcome: Outcome,
+    words: Callable[[str, int | None], Iterable[Sequence[str]]],
+    places: Mapping[str, Placement],
+) -> tuple[Sign, str, int | None] | None:
+    """The exception of a rank on a host that was stopped: gloo ends the rank that misses it by SIGABRT, and
+    that one's torchrun may be quicker to tell."""
+    for host, (_, reason) in outcome.exits.items():
+        for rank in places[host].ranks if reason == "stopped" and host in places else ():
+            sign = sign_of(words(host, rank))
+            if sign and sign.weight == "exception" and not _is_echo(sign):
+                return sign, host, rank
     return None
 
 
