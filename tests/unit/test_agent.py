@@ -251,6 +251,23 @@ def test_loopback() -> None:
     assert source_address("127.0.0.1", 29500) == "127.0.0.1"
 
 
+def test_a_rendezvous_that_no_name_server_knows_is_a_problem(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+
+    def answers(name: str, *rest: object, **named: object) -> list[object]:
+        asked.append(name)
+        if name == "slow.example" and len(asked) > 1:
+            return [(socket.AF_INET, socket.SOCK_DGRAM, 0, "", ("10.0.0.1", 1))]
+        raise socket.gaierror("unknown")
+
+    monkeypatch.setattr(socket, "getaddrinfo", answers)
+    monkeypatch.setattr(agent.time, "sleep", lambda seconds: None)
+    agent.check_address("slow.example", 1)
+    with pytest.raises(agent.Problem) as error:
+        agent.check_address("nosuch.invalid", 1)
+    assert "nosuch.invalid" in str(error.value) and "launch.address" in str(error.value)
+
+
 def test_a_name_that_does_not_resolve_has_no_source_address(monkeypatch: pytest.MonkeyPatch) -> None:
     def unknown(*_: object, **__: object) -> None:
         raise socket.gaierror("unknown")

@@ -873,6 +873,18 @@ def _resolve(name: str, port: int) -> List[Any]:
         return []
 
 
+def check_address(name: str, port: int) -> None:
+    """Raise Problem for a rendezvous that this host cannot look up: its ranks would ask again for minutes."""
+    for wait in (1.0, 0.0):  # a name server may have missed one question
+        if _resolve(name, port):
+            return
+        time.sleep(wait)
+    raise Problem(
+        "launch.address: this host cannot look up %r" % name,
+        "a name or an address of the first host that every host knows",
+    )
+
+
 def interface_of(address: str) -> Optional[str]:
     """The network interface that has an IPv4 address (SIOCGIFADDR), or None."""
     import fcntl
@@ -1323,6 +1335,7 @@ class Agent:
         spec = self.spec
         spec.update(order["host"])
         self.check_command()  # of code that was brought, which was not here before
+        check_address(order["address"], order["port"])
         self.place = place = self.own_place()
         new_folder(place)
         os.chmod(place, 0o700)  # logs of ranks, as they were written
