@@ -350,3 +350,23 @@ def test_a_folder_of_a_command_has_no_value_of_its_variables(tmp_path: Path) -> 
     assert any(path.name == "report.html" for path in files)
     for name in ("WANDB_API_KEY", "X", "Y", "Z"):
         assert [path.name for path in files if f"{name}=hunter2".encode() in path.read_bytes()] == []
+
+
+@pytest.mark.parametrize("start", ["host", "rank"])
+def test_a_command_needs_no_package_of_musters(start: str, tmp_path: Path) -> None:
+    """A Python that has the standard library alone."""
+    bare = tmp_path / "bare"
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(bare)], check=True)
+    words = ["run", "local:1", "--start", start, "--runs", str(tmp_path), "--name", "r"]
+    argv = [
+        sys.executable,
+        "-m",
+        "muster",
+        *words,
+        f"launch.python={bare}/bin/python",
+        "--",
+        "/bin/echo",
+        "hello",
+    ]
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0 and "hello" in done.stdout + done.stderr, done.stdout + done.stderr

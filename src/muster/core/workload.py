@@ -160,6 +160,11 @@ class Workload:
         """What a host starts, of a workload that is `foreign`."""
         raise NotImplementedError
 
+    @property
+    def imported(self) -> tuple[str, ...]:
+        """What is imported of a workload that does not train."""
+        return ("torch", "pydantic")
+
     def before_start(self, base: str | None = None) -> dict[str, Any]:
         """What its agent must look for on a host, beside what all need. `base`: the job's folder there; None:
         before there is one."""

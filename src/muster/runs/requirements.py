@@ -20,7 +20,7 @@ PROFILER = "deepspeed"  # has the one of measure.profile=flops
 def needed(recipe: Recipe) -> list[str]:
     """The packages that the recipe's ranks import."""
     if not recipe.trains:
-        return ["torch", "pydantic"]
+        return list(recipe.imported)
     more = [PROFILER] if recipe.measure.profile == "flops" else []
     more += [PACKAGE] if recipe.bits else []
     return list(dict.fromkeys([*NEEDED, *spec_of(recipe.engine.name).packages, *recipe.packages, *more]))

@@ -124,6 +124,11 @@ class CommandRecipe(Recipe):
         )
         return Program((*before, *words), "host", torchrun=True)
 
+    @property
+    def imported(self) -> tuple[str, ...]:
+        """torchrun is torch's; any other command brings its own."""
+        return ("torch",) if self.run.start == "torchrun" else ()
+
     def before_start(self, base: str | None = None) -> dict[str, Any]:
         """The folder and the program that must be there: code that is brought has them from then on."""
         run = self.run
