@@ -14,13 +14,14 @@ from typing import Any
 import pytest
 
 from muster.core.data import Data
-from muster.core.errors import DataError
+from muster.core.errors import DataError, RecipeError
 from muster.core.recipe import Recipe, recipe_class, recipe_classes, recipe_from
 from muster.core.recipes import lay_over, load_recipe, merge, parse_override, shipped_recipes, validate
 from muster.core.registry import WORKLOADS, load_part, own_plugins, plugin_names
 from muster.core.workload import Lengths, Workload
 from muster.inputs.model import whole_config
 from muster.inputs.read import absolute, check_data
+from muster.workloads.command.spec import script_of
 from tests.images import write_folder
 from tests.unit.test_contracts import HEAVY
 
@@ -153,3 +154,44 @@ def test_one_that_ranks_alone_know_has_what_all_recipes_have(
     assert recipe.data.options == {"depth": 3}
     assert recipe.lengths({}) is None and recipe.epoch_samples() is None and not recipe.families
     check_data(recipe, here=True)
+
+
+@pytest.mark.parametrize(
+    ("command", "script"),
+    [
+        ("train.py --lr 1", "train.py --lr 1"),
+        ("python train.py --lr 1", "train.py --lr 1"),
+        ("/usr/bin/python3.11 -u train.py", "train.py"),
+        ("python -m package.train --lr 1", "-m package.train --lr 1"),
+        ("torchrun train.py", "train.py"),
+        ("torchrun --nproc_per_node=8 train.py", "--nproc_per_node=8 train.py"),
+        ("accelerate launch train.py -e 3", "train.py -e 3"),
+        ("deepspeed train.py --deepspeed ds.json", "train.py --deepspeed ds.json"),
+        ("./train", "./train"),
+    ],
+)
+def test_a_launcher_before_a_script_is_left_out(command: str, script: str) -> None:
+    assert script_of(command.split()) == script.split()
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "python -c print(1)",
+        "python",
+        "torchrun --nnodes=2 --node_rank=0 --master_addr=a train.py --lr 1",
+        "torchrun --standalone train.py --lr 1",
+        "accelerate launch --config_file c.yaml train.py --lr 1",
+        "deepspeed --num_gpus 8 train.py --lr 1",
+    ],
+)
+def test_a_launcher_that_means_more_is_refused_before_the_start(command: str, tmp_path: Path) -> None:
+    recipe = recipe_from({"workload": "command", "command": command.split()})
+    with pytest.raises(RecipeError) as error:
+        recipe.check_data(None, {})
+    assert error.value.where == "command" and error.value.hint
+    if "train.py" in command:
+        assert "-- train.py --lr 1" in error.value.hint
+    recipe_from({"workload": "command", "command": command.split(), "run": {"start": "host"}}).check_data(
+        None, {}
+    )

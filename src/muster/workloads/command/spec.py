@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+import re
+import shlex
+from collections.abc import Mapping, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any, ClassVar, Literal
 
@@ -62,6 +64,36 @@ class Run(Section):
     )
 
 
+# Options of torchrun that Muster sets.
+_SET = {"--nnodes", "--node-rank", "--master-addr", "--master-port", "--rdzv-endpoint", "--standalone"}
+
+
+def script_of(command: Sequence[str]) -> list[str]:
+    """A command as torchrun takes it: without a launcher before the script, where that means what Muster does
+    anyway. Raises RecipeError, with what to write, where it means more."""
+    words = list(command)
+    name = os.path.basename(words[0])  # noqa: PTH119 - of the hosts
+    if re.fullmatch(r"python[\d.]*", name):
+        words = words[2:] if words[1:2] == ["-u"] else words[1:]
+    elif name in ("torchrun", "deepspeed"):
+        words = words[1:]
+    elif words[:2] == ["accelerate", "launch"]:
+        words = words[2:]
+    else:
+        return words
+    options = {word.partition("=")[0].replace("_", "-") for word in words}
+    own = name == "torchrun" and words and not _SET & options
+    if own or words[:1] == ["-m"] or (words and not words[0].startswith("-")):
+        return words
+    script = next((index for index, word in enumerate(words) if word.endswith(".py")), 0)
+    before = command[: len(command) - len(words) + script]
+    raise RecipeError(
+        f"begins with {shlex.join(before)!r}, and Muster starts the ranks itself",
+        where="command",
+        hint=f"-- {shlex.join(words[script:])}; or --start host, for a command that starts its ranks",
+    )
+
+
 class CommandData(Data):
     """A command reads its own data."""
 
@@ -87,6 +119,8 @@ class CommandRecipe(Recipe):
         run = self.run
         if not self.command:
             raise RecipeError("is missing: there is nothing to run", where="command")
+        if run.start == "torchrun":
+            script_of(self.command)
         if run.names and run.start != "rank":
             raise RecipeError(f"needs run.start=rank, and it is {run.start}", where="run.names")
         if run.metrics and run.line:
@@ -122,7 +156,7 @@ class CommandRecipe(Recipe):
             f"--master-addr={spot.address}",
             f"--master-port={spot.port}",
         )
-        return Program((*before, *words), "host", torchrun=True)
+        return Program((*before, *script_of(words)), "host", torchrun=True)
 
     @property
     def imported(self) -> tuple[str, ...]:
