@@ -212,6 +212,7 @@ def trace(request: TraceRequest) -> Trace:
         most=most if beyond else None,
         beyond=(found[-2], found[-1]) if beyond else None,
         single=single,
+        compiled=request.compiled,
     )
 
 
