@@ -64,6 +64,7 @@ class Pass:
 
     `saved`: bytes kept at the end of the forward pass for the backward pass (the loss included), beyond
     parameters; `logits`: those of `saved` whose last dimension is the vocabulary, or the classes;
+    `handed`: those of `logits` that a compiled graph and code outside it hand to each other;
     `copies`: autocast's copies of weights in half precision, not in `saved`;
     `forward_peak`, `backward_peak`: the most bytes at once in either pass, beyond parameters, their gradients
     and `copies`; `growing_peak`: the same in the backward pass with the gradients as they come, where there
@@ -94,12 +95,13 @@ class Pass:
     masked: int = 0
     thin: int = 0
     thin_moved: int = 0
+    handed: int = 0
     peaks: dict[str, tuple[int, int]] = field(default_factory=dict)
 
 
 FIGURES = (
     "saved", "logits", "copies", "forward_flops", "flops", "attention", "masked", "thin", "moved",
-    "thin_moved", "operations",
+    "thin_moved", "operations", "handed",
 )  # fmt: skip
 THIN = 256  # of a matrix: shorter sides leave fewer operations a byte than GPUs can do meanwhile
 

@@ -1,13 +1,13 @@
 """Lets a traced model run as torch.compile divides it, and counts what its fused kernels read and write.
 
 Dynamo and AOTAutograd make the graphs of both passes, as Inductor asks them to; PyTorch's own partitioner
-(torch._functorch.partitioners, min_cut_rematerialization_partition) decides what is kept in between and what is
-computed again. Instead of generating code, each graph then runs operation by operation over tensors without
-data, and the ledger sees it.
+(min_cut_rematerialization_partition) decides what is kept in between and what is computed again. Instead of
+generating code, each graph then runs operation by operation over tensors without data, and the ledger sees
+it.
 
 What Inductor would fuse is a rule: operations other than products and attention that are connected, with no
-product between them, are one kernel. It reads each of its inputs once and writes what is used outside it;
-all else never lies in memory.
+product between them, are one kernel. It reads each of its inputs once and writes what is used outside it; all
+else never lies in memory.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from __future__ import annotations
 import operator
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,12 +26,14 @@ from torch.utils.flop_counter import flop_registry
 from muster.core.trace import BACKWARD, FORWARD
 from muster.worker.tracing.ledger import ATTENTION, Ledger, touched
 
+aten = torch.ops.aten
+
 
 @dataclass(frozen=True)
 class Kernels:
-    """What a graph's operations become. `last`: of a fused operation, the last one of its kernel before it has to
-    run; `inside`: those whose result never leaves its kernel; `moves`: how often kernels other than products write and read the
-    result of each other one; `count`: of all kernels."""
+    """What a graph's operations become. `last`: of a fused operation, the last one of its kernel before that
+    has to run; `inside`: those whose result never leaves its kernel; `moves`: how often kernels other than
+    products write and read the result of each other one; `count`: of all kernels."""
 
     last: Mapping[Node, Node]
     inside: frozenset[Node]
@@ -77,7 +79,7 @@ def _bases(graph: Graph) -> dict[Node, Node]:
 
 
 def _reshapes(node: Node) -> bool:
-    return getattr(node.target, "overloadpacket", None) in (torch.ops.aten.reshape, torch.ops.aten._unsafe_view)
+    return getattr(node.target, "overloadpacket", None) in (aten.reshape, aten._unsafe_view)
 
 
 def _is_product(node: Node) -> bool:
@@ -89,9 +91,11 @@ def _fuses(node: Node) -> bool:
     return node.op == "call_function" and not _is_product(node)
 
 
-def _places(given: Mapping[Node, Collection[Node]], users: Mapping[Node, Collection[Node]]) -> dict[Node, int]:
-    """After how many products in a row each node runs. What is fused runs as late as its first user asks: it is
-    computed where it is needed rather than kept."""
+def _places(
+    given: Mapping[Node, Collection[Node]], users: Mapping[Node, Collection[Node]]
+) -> dict[Node, int]:
+    """After how many products in a row each node runs. What is fused runs as late as its first user asks: it
+    is computed where it is needed rather than kept."""
     early: dict[Node, int] = {}
     for node, inputs in given.items():
         early[node] = max((early[each] + _is_product(each) for each in inputs), default=0)
@@ -182,7 +186,8 @@ class _Run(Interpreter):  # type: ignore[misc]
         self.account, self.name = account, name
         self.kernels, self.parts = kernels_of(graph.graph), parts_of(graph.graph)
         uses: dict[Node, list[Node]] = {}
-        for user, done in self.user_to_last_uses.items():  # what a kernel reads is there until it ends
+        ends: dict[Node, list[Node]] = self.user_to_last_uses  # type: ignore[has-type]
+        for user, done in ends.items():  # what a kernel reads is there until it ends
             uses.setdefault(self.kernels.last.get(user, user), []).extend(done)
         self.user_to_last_uses = uses
 
@@ -240,8 +245,14 @@ class Account:
 @contextmanager
 def compiling() -> Iterator[Account]:
     """Functions compiled inside are forgotten afterwards."""
-    torch._dynamo.reset()
-    try:
+    dynamo = torch._dynamo
+    dynamo.reset()
+    # Where code breaks a graph, Dynamo looks through what called it once instead of once for each caller.
+    once = {"nested_graph_breaks": True} if hasattr(dynamo.config, "nested_graph_breaks") else {}
+    # What was compiled for real and is remembered must not come in the place of these graphs.
+    with ExitStack() as stack:
+        stack.callback(dynamo.reset)
+        stack.enter_context(torch._functorch.config.patch(enable_autograd_cache=False))
+        if once:
+            stack.enter_context(dynamo.config.patch(once))
         yield Account()
-    finally:
-        torch._dynamo.reset()

@@ -65,9 +65,10 @@ def _is_thin(given: Sequence[torch.Tensor], rows: Collection[int]) -> bool:
 class _Storage:
     """An allocation."""
 
-    __slots__ = ("size", "weight", "wide")
+    __slots__ = ("eager", "size", "weight", "wide")
 
-    def __init__(self, size: int, weight: bool, wide: bool) -> None:
+    def __init__(self, size: int, weight: bool, wide: bool, eager: bool) -> None:
+        self.eager = eager  # made outside compiled graphs
         self.size = size
         self.weight = weight  # a parameter in another type
         self.wide = wide  # logits, or something of their shape
@@ -91,14 +92,15 @@ class Ledger(TorchDispatchMode):  # type: ignore[misc]
         answer: bool | None = None,
     ) -> None:
         super().__init__()
+        self.supports_higher_order_operators = True  # as of dropout that is computed again
         self.rows = rows
         self.weights = {each.untyped_storage()._cdata for each in weights}
         self.outside = self.weights | {each.untyped_storage()._cdata for each in others}
         self.classes = classes
         self.answer = answer
         self.returning = False  # the backward pass has begun
-        # Of a compiled graph's operation: its result never leaves its kernel. None: of no graph, whose kernels
-        # say themselves what they move.
+        # Of a compiled graph's operation, whose kernels say themselves what they move: its result never
+        # leaves its kernel. None: of no graph.
         self.inside: bool | None = None
         self.flops = self.attention = self.masked = self.thin = 0
         self.moved = self.thin_moved = self.operations = 0
@@ -143,6 +145,10 @@ class Ledger(TorchDispatchMode):  # type: ignore[misc]
         """Bytes of some storages; `wide`: of the logits among them."""
         return sum(self._storages[each].size for each in which if self._storages[each].wide or not wide)
 
+    def handed(self, which: Iterable[int]) -> int:
+        """Bytes of the logits among some storages that were made outside compiled graphs."""
+        return self.bytes((each for each in which if self._storages[each].eager), wide=True)
+
     def copies(self, which: Iterable[int]) -> set[int]:
         """Those of some storages that are parameters in another type."""
         return {each for each in which if self._storages[each].weight}
@@ -165,7 +171,7 @@ class Ledger(TorchDispatchMode):  # type: ignore[misc]
         return top
 
     def _note(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
-        packet = func._overloadpacket
+        packet = getattr(func, "_overloadpacket", func)
         given, made = list(_tensors((*args, *kwargs.values()))), list(_tensors((out,)))
         product, thin = False, False
         if packet in ATTENTION:
@@ -203,7 +209,7 @@ class Ledger(TorchDispatchMode):  # type: ignore[misc]
     def _add(self, storage: Any, tensor: torch.Tensor, weight: bool) -> None:
         index, address = len(self._storages), storage._cdata
         wide = tensor.is_floating_point() and tensor.ndim > 1 and tensor.shape[-1] == self.classes
-        self._storages.append(_Storage(storage.nbytes(), weight, wide))
+        self._storages.append(_Storage(storage.nbytes(), weight, wide, self.inside is None))
         self._events.append((index, 1))
         self._alive[address] = (index, weakref.ref(storage, partial(self._gone, address, index)))
 

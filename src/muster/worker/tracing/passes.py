@@ -45,7 +45,7 @@ def run(
         stack.enter_context(_loss_in_parts(in_parts))
         if request.device == "cuda":
             stack.enter_context(cuda_kernels(autocast=request.arithmetic == "autocast"))
-        forward = _forward(model, request)
+        forward = forward_of(model, request)
         if request.compiled:
             account = stack.enter_context(compiling())
             forward = account.compiled(forward)
@@ -69,6 +69,7 @@ def run(
         "saved": ledger.bytes(kept - copies),
         "logits": ledger.bytes(kept - copies, wide=True),
         "copies": ledger.bytes(copies),
+        "handed": ledger.handed(kept) if request.compiled else 0,
         "forward_flops": forward_flops,
         "flops": ledger.flops,
         "attention": ledger.attention,
@@ -82,14 +83,15 @@ def run(
     return with_peaks(samples, figures, {part: (plain[part], growing[part]) for part in plain})
 
 
-def _forward(model: Any, request: TraceRequest) -> Callable[..., Any]:
+def forward_of(model: Any, request: TraceRequest) -> Callable[..., Any]:
     """The model's forward pass; under DDP's mixed precision as Accelerate wraps it."""
     if request.arithmetic != "autocast":
         called: Callable[..., Any] = model
         return called
     from accelerate.utils import convert_outputs_to_fp32
 
-    wrapped: Callable[..., Any] = convert_outputs_to_fp32(torch.autocast("cpu", torch.bfloat16)(model.forward))
+    lower = torch.autocast("cpu", torch.bfloat16)
+    wrapped: Callable[..., Any] = convert_outputs_to_fp32(lower(model.forward))
     return wrapped
 
 
