@@ -2,7 +2,8 @@
 
     .venv/bin/python benchmarks/planner.py [--only runs published memory states activations exchange]
 
-`runs`: many runs that others published, uncalibrated (benchmarks/published.py, whose data is not here).
+`runs`: many runs that others published, uncalibrated (benchmarks/published.py, whose data is not here), and
+ours on an H100.
 `published`: three systems' runs, learned from some. `memory`: others' peaks. `states`: the tensors that ranks
 of every engine hold, real ones and those of faked worlds. `activations`: what autograd holds of real passes.
 `exchange`: what two real ranks hand to each other. A few minutes on two cores. What runs on the test cluster
@@ -50,9 +51,7 @@ def row(name: str, planned: float, measured: float, **more: Any) -> Row:
 
 
 def runs() -> list[Row]:
-    """Planned beside published, without the plans' details; none where the data is not here."""
-    if not runs_of_others.RUNS.exists():
-        return []
+    """Planned beside published, without the plans' details; ours alone where others' are not here."""
     rows = [{key: value for key, value in each.items() if key != "details"} for each in runs_of_others.run()]
     timed = {row["id"]: row.get("time_error") for row in rows}
     return [{**row, "error": timed[row["id"]] or 0.0, "apart": timed[row["id"]] is None} for row in rows]

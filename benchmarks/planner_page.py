@@ -151,7 +151,7 @@ def of_runs(rows: Iterable[Row]) -> list[str]:
 
 
 WORDS = {
-    "runs": ("Runs that others published, uncalibrated", of_runs),
+    "runs": ("Runs that others published, and ours on an H100, uncalibrated", of_runs),
     "published": ("Others' runs", plain),
     "memory": ("Others' memory", plain),
     "states": ("What ranks hold", of_states),

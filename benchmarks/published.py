@@ -1,11 +1,12 @@
-"""Plans of runs that others published, beside what they measured and what other estimators say.
+"""Plans of runs that others published, and of our own on an H100, beside what was measured and what other
+estimators say.
 
     .venv/bin/python benchmarks/published.py [--runs FILE] [--only ID ...] [--quick] [--parts]
 
-The runs are not part of this repository. `--runs`: a JSON file with `rows` (`on`, `over` and `recipe`
-describe a plan, `published_*` what was measured) and `recipes` (the text of each recipe's file), by default
-shared/data/published_runs.json beside the checkout. Nothing is calibrated: every figure comes from stated
-figures and the shares of planner/time/reached.py.
+Others' runs are not part of this repository, ours are (results/h100.json). `--runs`: a JSON file with `rows`
+(`on`, `over` and `recipe` describe a plan, `published_*` what was measured) and `recipes` (the text of each
+recipe's file), by default shared/data/published_runs.json beside the checkout. Nothing is calibrated: every
+figure comes from stated figures and the shares of planner/time/reached.py.
 
 What a published program does otherwise than Muster, and is known to, is planned as it does it (OWN): its
 loss, its optimizer. Kinds of memory: `alloc` is the allocator's peak, without what CUDA and NCCL take;
@@ -39,6 +40,7 @@ from muster.planner.plan import plan_on, recipe_of
 
 ROOT = Path(__file__).resolve().parents[1]
 RUNS = ROOT.parent / "shared" / "data" / "published_runs.json"
+OURS = ROOT / "benchmarks" / "results" / "h100.json"
 Row = dict[str, Any]
 # Bytes for each logit at the loss's peak, where a program works in half precision and without parts: logits,
 # the copy that is moved on by one, log-probabilities, two gradients and the padded one.
@@ -75,9 +77,7 @@ def planned(row: Row, folder: Path, *, traced: bool = True) -> Row:
     changes, whole_loss, optimizer = own(row)
     words = [*row["over"], *QUANTIZED.get(row["id"], []), *changes]
     try:
-        decided = plan_on(
-            recipe_of(str(folder / row["recipe"]), words), row["on"], UserFigures(), traced=traced
-        )
+        decided = plan_on(recipe_of(recipe_at(folder, row), words), row["on"], UserFigures(), traced=traced)
     except UsageError as error:
         return {"error": error.what}
     plan = decided.plan
@@ -92,6 +92,12 @@ def planned(row: Row, folder: Path, *, traced: bool = True) -> Row:
         found |= {"step": plan.time.step, "range": plan.time.step_range}
         found["time"] = {name: getattr(plan.time, name) for name in parts}
     return found
+
+
+def recipe_at(folder: Path, row: Row) -> str:
+    """A file of others' recipes, or the name of one of Muster's."""
+    file = folder / row["recipe"]
+    return str(file) if file.exists() else row["recipe"]
 
 
 def memory_of(decided: Decided, row: Row, whole_loss: bool, optimizer: int) -> dict[str, int]:
@@ -169,12 +175,17 @@ def measured_step(row: Row, plan: Row) -> float | None:
     return None if row["published_step_s"] is None else float(row["published_step_s"])
 
 
+def source_of(row: Row) -> str:
+    """Whose run it is."""
+    return str(row["source"]).partition("@")[0].partition(" ")[0].rstrip(",")
+
+
 def compared(row: Row, plan: Row) -> Row:
     """A row of the table."""
     step, memory = measured_step(row, plan), row["published_memory_bytes"]
     held = sum(plan["device"].values()) if "device" in plan else None
     found: Row = {
-        "id": row["id"], "source": row["source"].split("@")[0].split(" ")[0], "model": row["model"],
+        "id": row["id"], "source": source_of(row), "model": row["model"],
         "on": row["on"], "what": row["settings"], "kind": row["memory_kind"], "cls": row["cls"],
         "error": plan.get("error"), "refused": plan.get("refused"), "would_fit": plan.get("would_fit"),
         "others": plan.get("others"), "memory": memory, "planned_memory": held,
@@ -189,8 +200,12 @@ def compared(row: Row, plan: Row) -> Row:
 
 
 def run(runs: Path = RUNS, only: Iterable[str] = (), *, traced: bool = True) -> list[Row]:
-    """All rows, or some of them, compared. `details`: of the plan."""
-    data = json.loads(runs.read_text(encoding="utf-8"))
+    """All rows, or some of them, compared: others' where their file is here, and ours. `details`: of the
+    plan."""
+    data: Row = {"rows": [], "recipes": {}}
+    if runs.exists():
+        data = json.loads(runs.read_text(encoding="utf-8"))
+    every = [*data["rows"], *json.loads(OURS.read_text(encoding="utf-8"))["rows"]]
     chosen, found = set(only), []
     here, kept = Path.cwd(), os.environ.get("XDG_DATA_HOME")
     with tempfile.TemporaryDirectory() as name:
@@ -200,7 +215,7 @@ def run(runs: Path = RUNS, only: Iterable[str] = (), *, traced: bool = True) -> 
             (folder / file).write_text(text, encoding="utf-8")
         os.chdir(folder)
         try:
-            for row in data["rows"]:
+            for row in every:
                 if not chosen or row["id"] in chosen:
                     plan = planned(row, folder, traced=traced)
                     found.append({**compared(row, plan), "details": plan})

@@ -58,6 +58,7 @@ class Real:
         import torch
 
         from muster.worker.loss import fused_head
+        from muster.worker.tracing.passes import forward_of
         from muster.worker.tracing.tasks import loss_of, make
 
         self.request = request
@@ -67,6 +68,10 @@ class Real:
             checkpointed(self.model)
         self.own = {each.untyped_storage().data_ptr() for each in self.model.parameters()}
         self.torch = torch
+        self.forward = forward_of(self.model, request)
+        if request.compiled:  # PyTorch's own partition of the graphs, without Inductor's code
+            torch._dynamo.reset()
+            self.forward = torch.compile(self.forward, backend="aot_eager_decomp_partition", dynamic=False)
 
     def batch(self, samples: int) -> dict[str, Any]:
         """As many samples; of translations the last tokens are padding."""
@@ -88,7 +93,7 @@ class Real:
     def loss(self, inputs: dict[str, Any]) -> Any:
         from muster.worker.tracing.passes import compute_loss
 
-        return compute_loss(self.model, inputs, self.request, self.loss_of)
+        return compute_loss(self.forward, inputs, self.request, self.loss_of)
 
     def saved(self, samples: int) -> tuple[int, int]:
         """Bytes that autograd holds at the end of the forward pass: activations, and copies of weights."""

@@ -229,8 +229,9 @@ def test_a_traced_pass_is_work() -> None:
     found = Pass(samples=8, saved=1, logits=1, copies=0, forward_peak=1, backward_peak=1,
                  forward_flops=100, flops=300, moved=50, operations=7)  # fmt: skip
     assert work_of(found) == StepWork(8, 100, 300, 50, 7, launches=7)
-    compiled = work_of(found, checkpointing=True, compiled=True)
-    assert compiled.flops == 300 and compiled.moved == 25 and compiled.launches < 7
+    compiled = work_of(found, checkpointing=True, compiled=True)  # as it was traced
+    assert (compiled.flops, compiled.moved, compiled.operations) == (300, 50, 7)
+    assert compiled.launches < 7
 
 
 def test_evaluation_is_forward_passes() -> None:

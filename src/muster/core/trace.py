@@ -21,8 +21,8 @@ class TraceRequest:
     """A model to trace, and how it is trained.
 
     `config`: the whole configuration, with `model_type`; `tokens`, `target`: of a sample, with padding
-    (images have none here); `arithmetic` and `device`: see Trace; `lora` and `fused_loss`: as in the recipe;
-    `samples`: the two micro-batches that are traced.
+    (images have none here); `arithmetic`, `device` and `compiled`: see Trace; `lora` and `fused_loss`: as in
+    the recipe; `samples`: the two micro-batches that are traced.
     """
 
     workload: str
@@ -36,6 +36,7 @@ class TraceRequest:
     label_smoothing: float = 0.0
     fused_loss: bool | Literal["auto"] = "auto"
     samples: tuple[int, int] = (2, 4)
+    compiled: bool = False
 
 
 @dataclass(frozen=True)
@@ -63,6 +64,7 @@ class Pass:
 
     `saved`: bytes kept at the end of the forward pass for the backward pass (the loss included), beyond
     parameters; `logits`: those of `saved` whose last dimension is the vocabulary, or the classes;
+    `handed`: those of `logits` that a compiled graph and code outside it hand to each other;
     `copies`: autocast's copies of weights in half precision, not in `saved`;
     `forward_peak`, `backward_peak`: the most bytes at once in either pass, beyond parameters, their gradients
     and `copies`; `growing_peak`: the same in the backward pass with the gradients as they come, where there
@@ -93,12 +95,13 @@ class Pass:
     masked: int = 0
     thin: int = 0
     thin_moved: int = 0
+    handed: int = 0
     peaks: dict[str, tuple[int, int]] = field(default_factory=dict)
 
 
 FIGURES = (
     "saved", "logits", "copies", "forward_flops", "flops", "attention", "masked", "thin", "moved",
-    "thin_moved", "operations",
+    "thin_moved", "operations", "handed",
 )  # fmt: skip
 THIN = 256  # of a matrix: shorter sides leave fewer operations a byte than GPUs can do meanwhile
 
@@ -110,6 +113,7 @@ class Trace:
     `arithmetic`: fp32, half (the whole model in bf16 or fp16, as DeepSpeed and FSDP hold it) or autocast
     (DDP's mixed precision); `device`: whose kernels are assumed, cpu or cuda; `layers`: of each stack, as
     traced (fewer than the model has where the rest follows by proportion); `seconds`: what tracing took.
+    `compiled`: by torch.compile, so that `moved` and `operations` are those of fused kernels.
     `most`: samples up to which `passes` hold; beyond, logits are so many that the loss works through them in
     parts (worker/loss.py), and `beyond` holds. None: they hold for any number. `single`: one sample, on
     CPUs, where it is no point of the others' line if a view of it does for what is a copy of several.
@@ -129,6 +133,7 @@ class Trace:
     most: int | None = None
     beyond: tuple[Pass, Pass] | None = None
     single: Pass | None = None
+    compiled: bool = False
 
     def at(self, samples: int) -> Pass:
         """A pass over so many samples: every figure is a constant and a multiple of the samples, but for the

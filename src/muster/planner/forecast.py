@@ -103,9 +103,10 @@ def link_of(network: Mapping[str, Any], env: Mapping[str, str | None]) -> Link |
 
 
 def case_of(setting: Setting, machines: Machines) -> StepCase | None:
-    """The job as the step's time sees it; None where a micro-batch's operations are not known."""
+    """The job as the step's time sees it; None where a micro-batch's operations are not known, or answers are
+    drawn, of whose time there is no model."""
     work = _work(setting)
-    if work is None:
+    if work is None or setting.drawing is not None:
         return None
     spread = setting.spread
     few_bits = setting.quantized is not None
@@ -115,10 +116,11 @@ def case_of(setting: Setting, machines: Machines) -> StepCase | None:
 
 
 def _work(setting: Setting) -> StepWork | None:
-    """Of all models of a step, but for drawing answers. By the trace; else by the family's formula, without
+    """Of all models of a step. By the trace; else by the family's formula, without
     what moves through memory."""
-    if setting.trace is not None and setting.trace.checkpointing == setting.checkpointing:
-        passes, again = setting.trace.at(setting.micro), setting.checkpointing
+    trace, asked = setting.trace, (setting.checkpointing, setting.compiled)
+    if trace is not None and asked == (trace.checkpointing, trace.compiled):
+        passes, again = trace.at(setting.micro), setting.checkpointing
         return _with_others(setting, work_of(passes, checkpointing=again, compiled=setting.compiled))
     products = families.products(setting.config, _shape(setting))
     if products is None:
@@ -194,7 +196,8 @@ def _with_time(recipe: Recipe, setting: Setting, room: Room, outlook: Outlook, m
     machines = outlook.machines
     case = case_of(setting, machines) if machines is not None else None
     if case is None:
-        return made
+        undrawn = [] if setting.drawing is None else [_undrawn(setting, machines)]
+        return made.model_copy(update={"notes": [*made.notes, *undrawn]})
     samples, epochs = outlook.samples, recipe.train.epochs
     if outlook.once:
         epochs = 1.0
@@ -219,8 +222,6 @@ def _with_time(recipe: Recipe, setting: Setting, room: Room, outlook: Outlook, m
     assumed = [] if case.work.moved else ["operations only: memory traffic is not counted"]
     if not case.work.moved and case.machines.device.bandwidth:
         notes.append(UNTRACED)
-    if setting.drawing is not None:
-        notes.append(_undrawn(setting, case))
     if outlook.once:
         steps, unlimited = round(now.whole / now.step.seconds), recipe.train.max_minutes is None
         if not unlimited or recipe.train.max_steps != steps:
@@ -241,14 +242,14 @@ def _with_time(recipe: Recipe, setting: Setting, room: Room, outlook: Outlook, m
     )
 
 
-def _undrawn(setting: Setting, case: StepCase) -> str:
-    """What the time leaves out, and the least that it is: each token reads all weights once."""
+def _undrawn(setting: Setting, machines: Machines | None) -> str:
+    """Why there is no time, and the least that drawing takes: each token reads all weights once."""
     assert setting.drawing is not None
-    bandwidth = case.machines.device.bandwidth
+    bandwidth = machines.device.bandwidth if machines is not None else None
     rounds = setting.micro * setting.accumulation // setting.drawn
     read = rounds * setting.drawing.answer * setting.element * setting.parameters
-    least = f", at least {format_seconds(read / bandwidth)} a step on this device" if bandwidth else ""
-    return f"not predicted: drawing answers{least}. Steps are longer by it, and samples/s fewer"
+    least = f": at least {format_seconds(read / bandwidth)} of a step on this device" if bandwidth else ""
+    return f"time not planned: answers are drawn token by token{least}"
 
 
 def global_given(recipe: Recipe) -> bool:

@@ -357,8 +357,7 @@ def _notes(decided: Decided) -> list[str]:
     notes += assumed_shapes(decided.recipe) + assumed_length(decided.recipe, config)
     if decided.recipe.train.compiled:
         notes.append(
-            "torch.compile: fused code is taken to move half as many bytes, and to keep fewer activations. "
-            "Compiling takes about 4 s a layer before the first step, which no time here has"
+            "torch.compile: compiling takes about 4 s a layer before the first step, which no time here has"
         )
     if device == "cuda" and decided.room.host is None and setting is not None:
         notes.append("the hosts' memory was not checked: give it with --host-memory")

@@ -24,7 +24,7 @@ LONG = 16384  # tokens: longer sequences than most people train on
 def room_of(facts: Facts, hosts: Sequence[Host], slots: Sequence[int], device: str, *, shared: bool) -> Room:
     """What a rank may use at the smallest device that the job uses and the smallest host. `shared`: pretend
     hosts that are all one machine."""
-    devices: list[tuple[int, str]] = []
+    devices: list[tuple[int, str, tuple[int, ...]]] = []
     shares: list[tuple[int, str]] = []
     for host, count in zip(hosts, slots, strict=True):
         about = facts[host.label]
@@ -35,10 +35,12 @@ def room_of(facts: Facts, hosts: Sequence[Host], slots: Sequence[int], device: s
     if device == "cpu":
         return Room(share, None, host_name, host_name)
     for label, gpus in gpus_of(facts, hosts, slots, shared=shared).items():
-        told = [gpu for gpu in gpus if gpu.get("memory_total")]
-        devices += [(gpu["memory_total"], f"{gpu.get('name') or 'a GPU'} of {label}") for gpu in told]
-    smallest, name = min(devices, default=(None, "a GPU"))
-    return Room(smallest, share, name, host_name)
+        for gpu in gpus:
+            if gpu.get("memory_total"):
+                name, able = f"{gpu.get('name') or 'a GPU'} of {label}", tuple(gpu.get("capability") or ())
+                devices.append((gpu["memory_total"], name, able))
+    smallest, name, able = min(devices, default=(None, "a GPU", ()))
+    return Room(smallest, share, name, host_name, (able[0], able[1]) if len(able) == 2 else None)
 
 
 def setting_of(

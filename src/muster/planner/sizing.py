@@ -59,6 +59,7 @@ def size(
     recipe = _learning_rate(recipe, decisions)
     room = where.room
     setting = setting_of(recipe, config, where.precision, where.device, where.slots, trace)
+    setting = None if setting is None else replace(setting, context=room.context)
     recipe, setting = _creation(recipe, setting, room, decisions)
     batch = _batch(recipe, config, sum(where.slots), setting, room, decisions)
     if setting is not None:

@@ -29,6 +29,7 @@ from muster.store.atomic import write_json
 
 NEEDED = ("torch", "transformers")
 DECIDING = ("torch", "transformers", "accelerate", "peft", "trl")  # whose versions a trace depends on
+EAGER, COMPILED = 10, 30  # seconds that a trace takes, as a user is told
 PATIENCE = 600.0  # seconds; OPT-175B takes a tenth of it
 
 
@@ -65,6 +66,7 @@ def request_of(
         label_smoothing=recipe.train.label_smoothing,
         fused_loss=recipe.train.fused_loss,
         samples=samples,
+        compiled=recipe.train.compile is True and device == "cuda",
     )
 
 
@@ -152,7 +154,9 @@ def tracer(
         if say is not None:
             again = " with gradient checkpointing" if recipe.train.checkpointing else ""
             name = recipe.model.name or "the model"
-            say(f"tracing {name} in {precision}{again}, without its weights (once; about 10 s)")
+            seconds = COMPILED if request is not None and request.compiled else EAGER
+            said = f"tracing {name} in {precision}{again}, without its weights (once; about {seconds} s)"
+            say(said)
 
     try:
         return None if request is None else trace(request, starting=starting)
@@ -162,10 +166,11 @@ def tracer(
 
 def once(tracer: Tracer) -> Tracer:
     """Each trace is asked for once: numbers of hosts and stages of ZeRO need the same ones."""
-    known: dict[tuple[bool, str, str, bool], Trace | None] = {}
+    known: dict[tuple[bool | str, ...], Trace | None] = {}
 
     def found(recipe: Recipe, precision: str, device: str, ranks: int) -> Trace | None:
-        key = (recipe.train.checkpointing, precision, device, ranks > 1)
+        train = recipe.train
+        key = (train.checkpointing, train.compile, precision, device, ranks > 1)
         if key not in known:
             known[key] = tracer(recipe, precision, device, ranks)
         return known[key]

@@ -174,12 +174,14 @@ def layer_bytes(stack: Stack, kept: Kept) -> int:
 
     Per token: norms; queries, keys, values and output of each attention; the feed-forward; dropout's masks
     and outputs. Where attention is not fused: its probabilities, heads x tokens x tokens, in fp32 as well
-    where the softmax runs in it. Compiled: what products take and give; the rest is computed again (PyTorch's
-    min_cut_rematerialization_partition, which may keep less).
+    where the softmax runs in it. Compiled: what products take and give, and a norm's values before its
+    weight; the rest is computed again (tests/real/test_graphs.py compares with PyTorch's partitioner).
     """
     element, half = kept.element, kept.element == 2
     norms = 1 + len(stack.attentions)
-    norm = 2 * element if kept.compiled else stack.norm_bytes if half else 4 * stack.norm
+    norm = stack.norm_bytes if half else 4 * stack.norm
+    if kept.compiled:  # autocast's fp32 values are counted below
+        norm = element if kept.mixed else 2 * element
     inner = min(stack.per_inner, 3 if stack.gated else 2) if kept.compiled else stack.per_inner
     total = stack.tokens * norms * norm * stack.width
     # Autocast: norms and residuals in fp32, and a cast copy of the input for each projection.

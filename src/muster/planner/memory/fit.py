@@ -41,12 +41,17 @@ SLACK, SCATTERED_SLACK = 0.04, 0.14
 # weights that are gathered one by one and released between activations. Measured (docs/memory.md).
 HEAP, HOLES = 0.12, 2
 GB = 1_000_000_000
-CONTEXT = GB  # a CUDA context with its libraries: 0.3 to 1 GB
+# A CUDA context with its libraries: 0.3 to 1 GB before Hopper; an H100 has 1.5 (docs/memory.md).
+CONTEXT, CONTEXT_HOPPER = GB, GB * 3 // 2
+# Times the logits that a compiled graph hands to a loss outside it: two equal runs took 0.4 and 1.4 times
+# these beyond what is counted, and nobody knows why (docs/memory.md).
+HANDED = 1.5
 COMMUNICATOR = GB // 2  # of NCCL
 # Of cuBLAS, in the main and in the backward thread, on Hopper; 8 MiB each before it
 # (aten/src/ATen/cuda/CublasHandlePool.cpp, getChosenWorkspaceSize).
 WORKSPACES = 2 * 32 * 2**20
 PROCESS = GB * 7 // 10  # a rank's host memory before there is a model: interpreter, torch, DeepSpeed
+HOPPER = (9, 0)  # a compute capability
 # Whose moments the Trainer leaves in fp32 (transformers/trainer.py, create_optimizer).
 _EMBEDDING = re.compile(r"embed|(?:^|\.)(?:wte|wpe|shared)\.weight$")
 
@@ -88,6 +93,7 @@ class Setting:
     checkpoints: bool = False  # or does so for each checkpoint
     fused_loss: bool | str = False  # as the recipe has it
     compiled: bool = False
+    context: int = CONTEXT
     quantized: Bits | None = None  # the frozen weights of linear layers
     small_moments: bool = False  # Adam's, in 8 bits
     output: Output = "logits"
@@ -196,6 +202,12 @@ class Room:
     host: int | None
     device_name: str = "a device"
     host_name: str = "a host"
+    capability: tuple[int, int] | None = None  # of that device
+
+    @property
+    def context(self) -> int:
+        """Bytes of a CUDA context there."""
+        return CONTEXT_HOPPER if self.capability == HOPPER else CONTEXT
 
 
 def need(setting: Setting) -> Need | None:
@@ -280,11 +292,11 @@ def _passing(setting: Setting) -> Passing | None:
 
 def _own_passing(setting: Setting) -> Passing | None:
     """Traced where the trace is of this arithmetic: not of another engine or precision, nor with other
-    checkpointing. None for a family that is neither traced so nor known."""
+    checkpointing, nor compiled otherwise. None for a family that is neither traced so nor known."""
     trace = setting.trace
-    asked = (setting.arithmetic, setting.device, setting.checkpointing)
-    if trace is not None and asked == (trace.arithmetic, trace.device, trace.checkpointing):
-        return traced(trace.at(setting.micro), _compiled_share(setting))
+    asked = (setting.arithmetic, setting.device, setting.checkpointing, setting.compiled)
+    if trace is not None and asked == (trace.arithmetic, trace.device, trace.checkpointing, trace.compiled):
+        return traced(trace.at(setting.micro))
     config, lengths, kept = setting.config, setting.lengths, setting.kept
     each = activation_bytes(config, lengths, kept, checkpointing=setting.checkpointing)
     if each is None:
@@ -302,19 +314,6 @@ def _own_passing(setting: Setting) -> Passing | None:
         logits = sequences * logit_bytes(config, lengths, kept)
     parts = {"activations": sequences * each, "logits and loss": logits}
     return closed(parts, setting.element * elements(setting.tensors) if kept.mixed else 0)
-
-
-def _compiled_share(setting: Setting) -> float:
-    """Of the activations that were traced, what compiled code keeps, by the closed form; 1 where there is
-    none, or nothing is compiled."""
-    if not setting.compiled:
-        return 1.0
-    both = (
-        activation_bytes(setting.config, setting.lengths, kept, checkpointing=setting.checkpointing)
-        for kept in (setting.kept, replace(setting.kept, compiled=False))
-    )
-    compiled, plain = both
-    return compiled / plain if compiled and plain else 1.0
 
 
 def _with_overhead(
@@ -336,7 +335,7 @@ def _with_overhead(
     device = added(device, {"matrix products": WORKSPACES})
     scattered = engine.gathers_tensors and engine.shards_weights(setting.stage)
     device["allocator slack"] = int((SCATTERED_SLACK if scattered else SLACK) * sum(device.values()))
-    device["CUDA context"] = CONTEXT
+    device["CUDA context"] = setting.context
     if setting.ranks > 1:
         device["NCCL"] = COMMUNICATOR
     parts = host if sum(host.values()) >= making else {"the model while it is made": making}
@@ -444,14 +443,13 @@ class Passing:
     output: int = 0
 
 
-def traced(at: Pass, share: float = 1.0) -> Passing:
-    """`share`: of the activations that are really kept.
+def traced(at: Pass) -> Passing:
+    """As a trace has them.
 
     Between the last block and the loss the peak is the loss's, before there is any gradient. When the first
     ones come there, about as much is left as is kept for the backward pass.
     """
-    activations = round(share * max(0, at.saved - at.logits))
-    kept = {"activations": activations, "logits and loss": min(at.logits, at.saved)}
+    kept = {"activations": max(0, at.saved - at.logits), "logits and loss": min(at.logits, at.saved)}
     peak = max(at.saved, at.forward_peak, at.backward_peak)
     later, growing, output = peak, max(peak, at.growing_peak), 0
     if AFTER_BLOCKS in at.peaks:
@@ -461,10 +459,11 @@ def traced(at: Pass, share: float = 1.0) -> Passing:
         later = max(at.saved, 0, *(plain for plain, _ in others))
         growing = max(later, *(grown for _, grown in others))
         output = max(0, at.peaks[AFTER_BLOCKS][1] - peak)
+    handed = {"logits handed over": round(HANDED * at.handed)} if at.handed else {}
     return Passing(
         "traced",
-        top={**kept, "temporary tensors": peak - at.saved},
-        later={**kept, "temporary tensors": later - at.saved},
+        top={**kept, "temporary tensors": peak - at.saved, **handed},
+        later={**kept, "temporary tensors": later - at.saved, **handed},
         growing=growing - later,
         copies={"copies in half precision": at.copies},
         output=output,

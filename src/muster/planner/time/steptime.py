@@ -187,8 +187,7 @@ KERNEL = {"cuda": 3e-6, "cpu": 5e-6}
 # Seconds until Python has launched an operation, modules and autograd included, and times as many where
 # layers are computed again (torch.utils.checkpoint handles each tensor that is kept): benchmarks/launches.py.
 LAUNCH, AGAIN = 14e-6, 1.4
-# Of compiled code: pointwise operations are fused, and Python launches a graph (docs/steptime.md).
-FUSED_MOVED, FUSED_OPERATIONS, FUSED_LAUNCHES = 0.5, 0.3, 0.1
+COMPILED_LAUNCH = 1 / 3  # of LAUNCH: what a graph's own code takes for a kernel (docs/steptime.md)
 CONTENDED = 0.75  # of a GPU's speed while NCCL's kernels run beside, where it was not measured
 # Standard deviation of a rank's step, of which all wait for the slowest: 512 H100 keep 97.2 % of one's speed
 # on OPT-350m, and the exchange takes a third of what is lost (docs/steptime.md).
@@ -328,19 +327,19 @@ def own_work(case: StepCase, known: Calibration) -> float:
 
 
 def work_of(passes: Pass, *, checkpointing: bool = False, compiled: bool = False) -> StepWork:
-    """A traced pass as work."""
-    fewer = (FUSED_MOVED, FUSED_OPERATIONS, FUSED_LAUNCHES) if compiled else (1.0, 1.0, 1.0)
+    """A traced pass as work. `compiled`: it was traced so."""
+    asking = COMPILED_LAUNCH if compiled else AGAIN if checkpointing else 1.0
     return StepWork(
         passes.samples,
         passes.forward_flops,
         passes.flops,
-        moved=fewer[0] * passes.moved,
-        operations=fewer[1] * passes.operations,
+        moved=passes.moved,
+        operations=passes.operations,
         attention=passes.attention,
         masked=passes.masked,
         thin=passes.thin,
         thin_moved=passes.thin_moved,
-        launches=fewer[2] * (AGAIN if checkpointing else 1.0) * passes.operations,
+        launches=asking * passes.operations,
     )
 
 

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
-from functools import partial
 from typing import Any
 
 import torch
@@ -47,7 +46,11 @@ def cuda_kernels(*, autocast: bool) -> Iterator[None]:
     The functions themselves are replaced, for a mode would not be there when backward passes compute again.
     """
     known = functional.dropout, functional.scaled_dot_product_attention
-    functional.dropout, functional.scaled_dot_product_attention = partial(_dropout, known[0]), _attention
+
+    def dropout(*args: Any, **kwargs: Any) -> torch.Tensor:
+        return _dropout(known[0], *args, **kwargs)
+
+    functional.dropout, functional.scaled_dot_product_attention = dropout, _attention
     try:
         with _cuda_autocast() if autocast else nullcontext():
             yield

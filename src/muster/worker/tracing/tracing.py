@@ -185,7 +185,7 @@ def trace(request: TraceRequest) -> Trace:
     that needs data to run."""
     began = time.perf_counter()
     check(request)
-    whole = _without_weights(request, {})
+    whole = without_weights(request, {})
     depth = depth_of(request.config, whole.config.to_dict())
     classes, rows = logits_of(request, whole)
     most = _most(request, whole, classes) // rows
@@ -212,6 +212,7 @@ def trace(request: TraceRequest) -> Trace:
         most=most if beyond else None,
         beyond=(found[-2], found[-1]) if beyond else None,
         single=single,
+        compiled=request.compiled,
     )
 
 
@@ -243,8 +244,8 @@ def _traced(
 ) -> Sequence[Pass]:
     """Passes of a model of some depth, of tensors without data."""
     task = task_of(request)
-    model = _without_weights(request, changes)
-    with FakeTensorMode(allow_non_fake_inputs=True), _seen_as_real():
+    model = without_weights(request, changes)
+    with FakeTensorMode(allow_non_fake_inputs=True), seen_as_real():
         # Fake tensors of a CPU, since those of the meta device have no autocast and no choice of kernels.
         replace_tensors(model, lambda each: torch.empty(each.shape, dtype=each.dtype))
         if request.checkpointing:
@@ -266,7 +267,7 @@ def _traced(
         ]
 
 
-def _without_weights(request: TraceRequest, changes: Mapping[str, Any]) -> Any:
+def without_weights(request: TraceRequest, changes: Mapping[str, Any]) -> Any:
     """The model on the meta device. Its weights are not drawn: it takes time, and some distributions ask for
     values."""
     from transformers import PreTrainedModel
@@ -281,7 +282,7 @@ def _without_weights(request: TraceRequest, changes: Mapping[str, Any]) -> Any:
 
 
 @contextmanager
-def _seen_as_real() -> Iterator[None]:
+def seen_as_real() -> Iterator[None]:
     """Transformers makes more masks for tensors without data than for real ones, unless it takes them for
     real: then it asks whether anything is masked, and hears it from the ledger."""
     from transformers.utils import import_utils
