@@ -22,7 +22,7 @@ class TraceRequest:
 
     `config`: the whole configuration, with `model_type`; `tokens`, `target`: of a sample, with padding
     (images have none here); `arithmetic`, `device` and `compiled`: see Trace; `lora` and `fused_loss`: as in
-    the recipe; `samples`: the two micro-batches that are traced.
+    the recipe; `inside`: the compiled graph has the loss; `samples`: the two micro-batches that are traced.
     """
 
     workload: str
@@ -37,6 +37,7 @@ class TraceRequest:
     fused_loss: bool | Literal["auto"] = "auto"
     samples: tuple[int, int] = (2, 4)
     compiled: bool = False
+    inside: bool = False
 
 
 @dataclass(frozen=True)

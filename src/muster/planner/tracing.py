@@ -54,19 +54,23 @@ def request_of(
     tokens, target = lengths.tokens, lengths.target
     if recipe.padding_varies and device == "cuda":
         tokens, target = -(-tokens // 8) * 8, -(-target // 8) * 8  # as it is padded there
+    train, spec = recipe.train, spec_of(recipe.engine.name)
+    compiled = train.compile in (True, "cuda-graphs") and device == "cuda"
+    spread = spec.shards_weights(recipe.engine.stage, ranks)
     return TraceRequest(
         workload=recipe.workload.replace("_", "-"),
         config={"model_type": recipe.usual_type(), **decided_config(recipe, config)},
         tokens=tokens if recipe.tokenized else 0,  # else they follow from the configuration
         target=target,
-        arithmetic=spec_of(recipe.engine.name).arithmetic(precision, ranks, keeps_half=recipe.keeps_half),
+        arithmetic=spec.arithmetic(precision, ranks, keeps_half=recipe.keeps_half),
         device="cuda" if device == "cuda" else "cpu",
-        checkpointing=recipe.train.checkpointing,
+        checkpointing=train.checkpointing,
         lora=recipe.lora.model_dump(mode="json") if recipe.lora else None,
-        label_smoothing=recipe.train.label_smoothing,
-        fused_loss=recipe.train.fused_loss,
+        label_smoothing=train.label_smoothing,
+        fused_loss=train.fused_loss,
         samples=samples,
-        compiled=recipe.train.compile is True and device == "cuda",
+        compiled=compiled,
+        inside=compiled and train.fused_loss is False and not spread,
     )
 
 
@@ -170,7 +174,7 @@ def once(tracer: Tracer) -> Tracer:
 
     def found(recipe: Recipe, precision: str, device: str, ranks: int) -> Trace | None:
         train = recipe.train
-        key = (train.checkpointing, train.compile, precision, device, ranks > 1)
+        key = (train.checkpointing, train.compile, train.fused_loss, precision, device, ranks > 1)
         if key not in known:
             known[key] = tracer(recipe, precision, device, ranks)
         return known[key]

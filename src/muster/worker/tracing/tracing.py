@@ -221,7 +221,9 @@ def _most(request: TraceRequest, model: Any, classes: int) -> int:
     task = task_of(request)
     if task.loss is not None:
         return task.tile or MANY * request.tokens * task.sequences
-    head = fused_head(model, wanted=request.fused_loss)
+    head = fused_head(model, wanted=request.fused_loss, inside=request.inside)
+    if head is not None and head.inside:
+        return MANY * request.tokens
     if head is not None and head.always:
         return 0
     width = 0 if head is None else model.get_output_embeddings().weight.shape[1]
@@ -250,7 +252,7 @@ def _traced(
         replace_tensors(model, lambda each: torch.empty(each.shape, dtype=each.dtype))
         if request.checkpointing:
             set_checkpointing(model, True)
-        head = None if task.loss else fused_head(model, wanted=request.fused_loss)
+        head = None if task.loss else fused_head(model, wanted=request.fused_loss, inside=request.inside)
         loss = loss_of(request, head)
         return [
             passes.run(

@@ -32,7 +32,7 @@ def sequence_of(data: TextData, config: Any) -> int:
 def _traced_model(context: Context, request: TraceRequest, config: dict[str, Any]) -> Any:
     made = make_config(context.recipe, None)
     sequence_of(TextData(sequence=request.tokens), made)  # raises where the model has fewer positions
-    return make_model(context, made, None)
+    return make_model(context, made, None, longest=request.tokens)
 
 
 def _traced_batch(request: TraceRequest, model: Any, samples: int) -> Inputs:
