@@ -27,7 +27,7 @@ ATTENTION = {"sdpa": "sdpa", "flash": "flash_attention_2", "eager": "eager"}
 
 # What other programs have, and where people look for it (docs/planner.md).
 _FEW_BITS = re.compile(
-    r"(?!fp8$)(?:(?:mx|nv)?(?:fp|float)[-_]?[468](?:_.*)?|e[45]m[23]|int[48])", re.IGNORECASE
+    r"(?!(?-i:fp8)$)(?:(?:mx|nv)?(?:fp|float)[-_]?[468](?:_.*)?|e[45]m[23]|int[48])", re.IGNORECASE
 )
 _SPLIT = re.compile(r"(?:tensor|pipeline|context|sequence|expert)(?:_model)?_parallel.*|[tpce]p(?:_size)?")
 

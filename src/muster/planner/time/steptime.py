@@ -365,7 +365,9 @@ def ideal(case: StepCase) -> float:
         moving = usual.products / usual.memory / device.bandwidth
         rest, thin = work.moved * moving, max(thin, work.thin_moved * moving)
     attention = (work.attention - work.masked) / peak * usual.products / usual.attention
-    wide = max(0.0, work.flops - work.attention - work.thin - work.fp8) / peak + work.fp8 / few
+    wide = max(0.0, work.flops - work.attention - work.thin - work.fp8) / peak + work.fp8 / (
+        float8.REACHED * few
+    )
     return wide + attention + thin + rest
 
 
@@ -430,7 +432,8 @@ def predict(
         other = key(machines.device.name, case.precision) in known.efficiency
         but = ", not calibrated for operations alone" if other else ""
         share = reached(machines.device, case.precision).products
-        assumed.append(f"products reach {share:.0%} of {machines.device.name}'s stated peak{but}")
+        in_fp8 = f", in fp8 {float8.REACHED * share:.0%}" if case.work.fp8 else ""
+        assumed.append(f"products reach {share:.0%} of {machines.device.name}'s stated peak{in_fp8}{but}")
     if micro is None:
         micro = computing(case, known, outcome)
     straggling = STRAGGLING * waiting_for_slowest(machines.ranks) if library == "nccl" else 0.0
