@@ -166,6 +166,32 @@ def test_gradients_are_off_by_what_four_bits_of_a_mantissa_lose() -> None:
     assert again == few_loss and all(torch.equal(same[name], few[name]) for name in few)
 
 
+def test_it_keeps_what_bf16_keeps_but_for_copies_of_weights() -> None:
+    """What plans assume: autocast's bf16 copies of converted weights are not there, all else is."""
+    import torch
+
+    def kept(model: Any) -> int:
+        """Bytes for the backward pass, beside parameters."""
+        own = {each.untyped_storage()._cdata for each in model.parameters()}
+        found: dict[int, Any] = {}
+
+        def pack(tensor: Any) -> Any:
+            storage = tensor.untyped_storage()
+            found.setdefault(storage._cdata, storage)
+            return tensor
+
+        tokens = torch.zeros((4, 32), dtype=torch.long)
+        hooks = torch.autograd.graph.saved_tensors_hooks(pack, lambda each: each)
+        with hooks, torch.autocast("cpu", torch.bfloat16):
+            loss = model(input_ids=tokens, labels=tokens, use_cache=False).loss
+        assert loss.requires_grad
+        return sum(each.nbytes() for address, each in found.items() if address not in own)
+
+    few = converted(made())[0]
+    inside = sum(few.get_submodule(name).weight.numel() for name in in_fp8(few))
+    assert kept(made()) - kept(few) == 2 * inside
+
+
 def test_checkpointing_computes_the_same() -> None:
     import torch
 
