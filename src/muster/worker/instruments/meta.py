@@ -42,7 +42,7 @@ def double(model: Any) -> Any:
         for name, layer in module.named_children():
             if _in_bits(layer):
                 setattr(module, name, _plain(layer))
-            elif is_float8(layer):  # products are the same, and counted where they are not in a subclass
+            elif is_float8(layer):  # the same products, without the casts
                 layer.__class__ = torch.nn.Linear
     made.train()
     config: Any = getattr(made, "config", None)
