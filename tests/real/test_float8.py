@@ -55,8 +55,8 @@ def made(kind: str = "llama", **changes: Any) -> Any:
     return AutoModelForCausalLM.from_config(config, dtype=torch.float32)
 
 
-def converted(model: Any, device: str = "cpu") -> tuple[Any, list[str]]:
-    """The model in fp8, and what its run says of it."""
+def converted(model: Any, device: str = "cpu", *, force: bool = True) -> tuple[Any, list[str]]:
+    """The model in fp8, and what its run says of it. `force`: no GPU is asked what it can do."""
     from muster.worker.float8 import convert
 
     told: list[str] = []
@@ -64,7 +64,7 @@ def converted(model: Any, device: str = "cpu") -> tuple[Any, list[str]]:
         device=device,
         main=True,
         emit=lambda kind, text: told.append(text),
-        recipe=SimpleNamespace(force=device == "cuda"),  # no GPU is there to be asked
+        recipe=SimpleNamespace(force=force),
     )
     convert(context, model)
     return model, told
@@ -124,6 +124,32 @@ def test_a_model_without_such_layers_is_refused() -> None:
     with pytest.raises(RecipeError, match="multiples of 16") as refused:
         converted(made("gpt2", n_embd=32, n_head=2, n_layer=1))
     assert refused.value.where == "precision"
+
+
+def test_what_a_rank_lacks_is_said_before_it_trains(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where a host did not say what its GPU can do, or has another environment than it told."""
+    import importlib.util
+
+    import torch
+
+    for name, able, needs in (
+        ("NVIDIA A100-SXM4-80GB", (8, 0), "8.9"),
+        ("AMD Instinct MI250X", (9, 0), "9.4"),
+        ("AMD Instinct MI300X", (9, 4), ""),
+        ("NVIDIA L40S", (8, 9), ""),
+    ):
+        monkeypatch.setattr(torch.cuda, "get_device_name", lambda name=name: name)
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda able=able: able)
+        if not needs:
+            assert in_fp8(converted(made(), "cuda", force=False)[0])
+            continue
+        with pytest.raises(RecipeError, match=f"capability {needs}") as refused:
+            converted(made(), "cuda", force=False)
+        assert refused.value.hint == "precision=bf16"
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(RecipeError, match="torchao is not installed") as refused:
+        converted(made())
+    assert refused.value.hint == "pip install torchao"
 
 
 def passed(model: Any, rows: int = 3) -> tuple[float, dict[str, Any]]:
