@@ -61,7 +61,7 @@ $(VENV)/.train: $(VENV)/.torch pyproject.toml constraints.txt
 	touch $@
 
 $(VENV)/.dev: $(VENV)/.train
-	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[train,dev]'
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[train,fp8,dev]'
 	touch $@
 
 # DeepSpeed compiles its Adam for CPUs at first use, most of a minute: once, before jobs would wait for it.

@@ -79,16 +79,18 @@ def run(folder: Path, hosts: str, *overrides: str, recipe: str = "demo") -> tupl
     return target, result
 
 
-def train_here(folder: Path, recipe: dict[str, Any], micro: int = 4) -> list[events.Event]:
-    """What the one rank of a job says, which trains in this process: fp32 on the CPU, no agent."""
+def train_here(
+    folder: Path, recipe: dict[str, Any], micro: int = 4, accumulation: int = 1, precision: str = "fp32"
+) -> list[events.Event]:
+    """What the one rank of a job says, which trains in this process on the CPU, without an agent."""
     from accelerate.state import AcceleratorState
 
     from muster.worker.main import run
 
     recipe["launch"]["workdir"] = str(folder / "work")
     job = {
-        "recipe": recipe, "batch": {"micro": micro, "accumulation": 1, "global": micro}, "precision": "fp32",
-        "device": "cpu", "attempt": 1, "resume_step": None,
+        "recipe": recipe, "precision": precision, "device": "cpu", "attempt": 1, "resume_step": None,
+        "batch": {"micro": micro, "accumulation": accumulation, "global": micro * accumulation},
     }  # fmt: skip
     port = socket.create_server(("127.0.0.1", 0))
     alone = {

@@ -160,12 +160,12 @@ def test_cpus_and_hosts_without_the_package_are_refused_before_anything_starts()
 
 
 @pytest.mark.parametrize(
-    "precision", ["fp8", "FP8", "fp8_e4m3", "e4m3", "e5m2", "mxfp8", "nvfp4", "int8", "float8"]
+    "precision", ["fp4", "FP8", "fp8_e4m3", "e4m3", "e5m2", "mxfp8", "nvfp4", "int8", "float8"]
 )
 def test_fewer_bits_of_computation_name_the_nearest_and_who_has_them(precision: str) -> None:
     with pytest.raises(RecipeError, match="does not compute in") as refused:
         recipe_of("causal-lm", [f"precision={precision}"])
-    assert "precision=bf16" in str(refused.value) and "TransformerEngine" in str(refused.value)
+    assert "precision=fp8" in str(refused.value) and "TransformerEngine" in str(refused.value)
 
 
 @pytest.mark.parametrize(

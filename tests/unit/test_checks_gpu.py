@@ -153,7 +153,7 @@ def test_what_a_consumer_gpu_does_not_have_is_not_passed(look: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("precision", "level"), [("fp32", PASS), ("auto", PASS), ("fp16", FAIL), ("bf16", FAIL)]
+    ("precision", "level"), [("fp32", PASS), ("auto", PASS), ("fp16", FAIL), ("bf16", FAIL), ("fp8", FAIL)]
 )
 def test_precision_against_what_the_gpus_can_do(look: Any, precision: str, level: object) -> None:
     answer = look(smi.document(smi.geforce()), abilities="6.1\n")
@@ -161,6 +161,10 @@ def test_precision_against_what_the_gpus_can_do(look: Any, precision: str, level
     assert (
         levels({**answer, "gpus": [{**answer["gpus"][0], "capability": None}]})["precision"] == PASS
     )  # Pascal
+    if precision == "fp8":
+        newer = {**answer["gpus"][0], "name": "NVIDIA H100 80GB HBM3", "capability": [9, 0]}
+        for gpu, found in ((newer, PASS), ({**newer, "name": "AMD Instinct MI250X"}, FAIL)):
+            assert levels({**answer, "gpus": [gpu]}, recipe={"precision": "fp8"})["precision"] == found
 
 
 def test_slots_count_profile_and_peers_against_gpus(look: Any) -> None:

@@ -110,6 +110,11 @@ def test_auto_precision_is_what_every_host_can_do(
             {"precision": "bf16"},
             "bf16 needs compute capability 8, and GPU of b has 7.5",
         ),
+        (
+            {"a": [H100], "b": [A100]},
+            {"precision": "fp8", **OTHER},
+            "fp8 needs compute capability 8.9, and GPU of b has 8.0",
+        ),
     ],
 )
 def test_a_precision_is_refused_unless_forced(

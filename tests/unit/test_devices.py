@@ -8,6 +8,7 @@ from muster.core.errors import UsageError
 from muster.core.hardware.devices import (
     BY_HAND,
     Device,
+    capability_for,
     driver_device,
     entries,
     find_device,
@@ -64,7 +65,12 @@ def test_every_device_has_all_figures_and_sources() -> None:
         assert device.able == device.capability
         assert device.bus in link_names()
         assert device.inner is None or device.inner in link_names()
-        fastest = max(device.peaks.values())
+        # fp8 at twice bf16, by those that have it: Ada, Hopper and later, of AMD's from gfx942 on.
+        able = device.capability >= (capability_for("fp8", name) or (0, 0))
+        assert ("fp8" in device.peaks) == able, name
+        if able:
+            assert device.peaks["fp8"] == pytest.approx(2 * device.peaks["bf16"], rel=0.015), name
+        fastest = max(each for precision, each in device.peaks.items() if precision != "fp8")
         assert 20 < fastest / device.bandwidth < 450, name  # operations per byte: a unit that slipped shows
     known = {"p4", "gtx-1070", "rtx-3070", "a10", "h200", "b200", "v100-sxm2-16gb", "v100-sxm2-32gb"}
     assert known | {"a100-sxm4-40gb", "a100-sxm4-80gb", "h100-sxm5"} <= set(names())
@@ -112,6 +118,8 @@ def test_compute_capability_by_hand() -> None:
     assert find_device("t4{fp16=60}").able == (7, 5)
     assert find_device("t4{capability=8}").able == (8, 0)
     assert find_device("mydev{tflops=9}").able == (8, 0)
+    assert find_device("mydev{tflops=9,fp8=18}").able == (8, 9)
+    assert "fp8" not in find_device("mydev{tflops=9}").peaks
     assert find_device("mydev{fp32=9,fp16=20}").able == (7, 0)
     assert find_device("mydev{fp32=9}").able == (6, 0)
     assert find_device("mydev{tflops=9}").capability is None

@@ -289,6 +289,18 @@ def test_tf32_has_its_own_peak() -> None:
     assert (got.peak, got.arithmetic) == (494.5e12, "tf32")
 
 
+def test_fp8_counts_against_the_peak_in_bf16_and_says_so() -> None:
+    """As torchtitan does: so that a run in fp8 compares with one in bf16."""
+    both = [started(0, "NVIDIA H200", "fp8"), started(1, "NVIDIA H200", "fp8")]
+    stream = [*both, window(10, 0), window(10, 1)]
+    got = flops(stream, job("fp8"))
+    assert got is not None and got.peak_source is not None
+    assert (got.peak, got.arithmetic) == (H200, "bf16")
+    assert "bf16" in got.peak_source and "fp8" in got.peak_source
+    by_hand = flops(stream, job("fp8", peak_tflops=1500.0))
+    assert by_hand is not None and (by_hand.peak, by_hand.peak_source) == (1500e12, "measure.peak_tflops")
+
+
 @pytest.mark.parametrize(
     ("given", "peak"),
     [(800.0, 800e12), ({"a": 600.0, "b": 800.0}, 700e12), ({"b": 800.0}, (H200 + 800e12) / 2)],

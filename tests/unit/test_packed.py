@@ -74,7 +74,9 @@ def test_held_out_rows_are_whole_batches_for_every_rank() -> None:
     """Else accelerate deals some of them twice, and the held-out loss depends on the number of ranks."""
     train = SimpleNamespace(label_smoothing=0.0, fused_loss=False, compiled=False, seed=0)
     context: Any = SimpleNamespace(
-        recipe=SimpleNamespace(train=train, engine=SimpleNamespace(stage=0), keeps_half=False),
+        recipe=SimpleNamespace(
+            train=train, engine=SimpleNamespace(stage=0), keeps_half=False, precision="bf16"
+        ),
         engine=object(),
         spec=SimpleNamespace(shards_weights=lambda stage, ranks: False),
         batch=SimpleNamespace(global_=6),

@@ -9,7 +9,7 @@ from typing import Annotated, Any, ClassVar, Literal, get_args
 
 from pydantic import Field, field_validator, model_validator
 
-from muster.core import bits
+from muster.core import bits, float8
 from muster.core.checkpoints import check_pairs
 from muster.core.data import Data
 from muster.core.errors import BrokenPluginError, UsageError
@@ -26,7 +26,9 @@ ATTENTION = {"sdpa": "sdpa", "flash": "flash_attention_2", "eager": "eager"}
 
 
 # What other programs have, and where people look for it (docs/planner.md).
-_FEW_BITS = re.compile(r"(?:mx|nv)?(?:fp|float)[-_]?[468](?:_.*)?|e[45]m[23]|int[48]", re.IGNORECASE)
+_FEW_BITS = re.compile(
+    r"(?!(?-i:fp8)$)(?:(?:mx|nv)?(?:fp|float)[-_]?[468](?:_.*)?|e[45]m[23]|int[48])", re.IGNORECASE
+)
 _SPLIT = re.compile(r"(?:tensor|pipeline|context|sequence|expert)(?:_model)?_parallel.*|[tpce]p(?:_size)?")
 
 
@@ -352,11 +354,13 @@ class Recipe(Workload, Section):
     engine: Engine = Field(
         default_factory=Engine, description="How the model is spread over the ranks: DDP, FSDP or DeepSpeed."
     )
-    precision: Literal["auto", "fp32", "tf32", "bf16", "fp16"] = Field(
+    precision: Literal["auto", "fp32", "tf32", "bf16", "fp16", "fp8"] = Field(
         "auto",
         description="Number format of the computation. auto: the fastest that every device and the model can "
         "use (bf16 on GPUs that have it; T5 never in fp16); fp32 on CPUs. tf32: fp32, but matrix "
-        "products read 10 bits of each mantissa (Ampere and later).",
+        "products read 10 bits of each mantissa (Ampere and later). fp8: bf16, but the linear layers of a "
+        "decoder compute in float8 (torchao; Ada, Hopper and later; causal-lm and sft, engines ddp and "
+        "fsdp).",
     )
     loss_scale: Annotated[float, Field(gt=0)] | None = Field(
         None, description="With fp16, the initial loss scale, a power of two. Null: 65536."
@@ -410,8 +414,8 @@ class Recipe(Workload, Section):
     def _computes(cls, value: Any) -> Any:
         if isinstance(value, str) and _FEW_BITS.fullmatch(value):
             raise ValueError(
-                f"Muster does not compute in {value}: precision=bf16 is the nearest; TransformerEngine (in "
-                "NeMo and Megatron-LM) and torchtitan do"
+                f"Muster does not compute in {value}: precision=fp8 is the nearest for decoders, bf16 for "
+                "other models; TransformerEngine (in NeMo and Megatron-LM) and torchtitan do"
             )
         return value
 
@@ -422,6 +426,12 @@ class Recipe(Workload, Section):
             return "model.quantized", self.model.quantized
         few = self.train.optimizer == "adamw-8bit"
         return ("train.optimizer", self.train.optimizer) if few else None
+
+    @property
+    def extras(self) -> list[str]:
+        """Packages that its values need, and trainings in general do not."""
+        few = [bits.PACKAGE] if self.bits else []
+        return [*few, *([float8.PACKAGE] if self.precision == float8.NAME else [])]
 
     @property
     def keeps_half(self) -> bool:

@@ -117,7 +117,9 @@ class Flops(Part):
     hardware_per_second: float = Field(description="per device: with what gradient checkpointing repeats")
     peak: float | None = Field(None, description="mean of the devices; None: not known (CPUs)")
     peak_source: str | None = None
-    arithmetic: str | None = Field(None, description="that the peak is of: fp32, tf32, bf16, fp16")
+    arithmetic: str | None = Field(
+        None, description="that the peak is of: fp32, tf32, bf16 (of fp8 as well), fp16"
+    )
     mfu: float | None = Field(None, description="model FLOPs utilization: model_per_second / peak")
     hfu: float | None = Field(None, description="hardware FLOPs utilization: hardware_per_second / peak")
     counting_seconds: float | None = Field(None, description="what counting cost a rank, beside training")

@@ -110,6 +110,7 @@ class Workload:
     quantizes: ClassVar[bool] = (
         False  # weights may be in 4 or 8 bits: its model is made by worker/decoders.py
     )
+    float8: ClassVar[bool] = False  # trains a decoder by worker/trainer.py alone: it may compute in fp8
     packages: ClassVar[tuple[str, ...]] = ()  # that its ranks import beside those of any workload
     output: ClassVar[Output] = "logits"  # of the trained model
     # (section, key) of further models that a recipe names: anchored and looked up as model.name is.

@@ -55,6 +55,7 @@ class EngineSpec:
     # Ranks hold whole gradients of a step's earlier micro-batches, but for engine.sync_each_batch.
     defers_reduction: ClassVar[bool] = False
     keeps_half: ClassVar[bool] = False  # trains with weights, gradients and moments in bf16 alone
+    float8: ClassVar[bool] = False  # trains with linear layers that compute in fp8
     groups: ClassVar[str] = ""  # what engine.group has it do, in a word; empty: it has no groups
     relief: ClassVar[bool] = False  # offered where another engine's ranks hold the whole model, and too much
     # Overrides beside its name with which ranks hold a part of the weights, offered where another engine that

@@ -9,8 +9,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from muster.core import families
+from muster.core import families, float8
 from muster.core.errors import RecipeError
+from muster.core.families import gpt2
 from muster.core.families.checking import (
     MISSPELT,
     FieldSource,
@@ -95,6 +96,8 @@ def check_model(recipe: Recipe) -> None:
     wrong, where, and the nearest that works."""
     config = _typed_config(recipe) if recipe.trains else None
     _check_bits(recipe, config or {})
+    if recipe.trains and recipe.precision == float8.NAME:
+        _check_float8(recipe, config or {})
     if config is None:
         _check_name(recipe.model.name or "")
         return
@@ -160,6 +163,26 @@ def _check_half(recipe: Recipe) -> None:
         raise RecipeError(
             f"is {value}, and precision is {recipe.precision}", where=where, hint="precision=bf16"
         )
+
+
+def _check_float8(recipe: Recipe, config: Mapping[str, Any]) -> None:
+    """Raise RecipeError where linear layers do not compute in fp8."""
+    engine, able = recipe.engine.name, [each.name for each in own_specs() if each.float8]
+    named = " or ".join(f"engine.name={each}" for each in able)
+    for refused, why, hint in (
+        (not recipe.float8, f"{recipe.workload} does not compute in it", "causal-lm and sft do"),
+        (not spec_of(engine).float8, f"{engine} does not compute in it", named),
+        # torchao computes the gradient of every weight, frozen ones as well, and adapters are thin.
+        (recipe.lora is not None, "adapters gain nothing by it", "lora=null"),
+        (
+            families.family_of(config) is gpt2,
+            "GPT-2 has none of the linear layers that torchao converts (Transformers' Conv1D)",
+            "a model of another family, such as opt-125m",
+        ),
+    ):
+        if refused:
+            hint = f"precision={float8.BESIDE}; {hint}"
+            raise RecipeError(f"is {float8.NAME}, and {why}", where="precision", hint=hint)
 
 
 def no_gpu(recipe: Recipe) -> RecipeError:

@@ -14,7 +14,7 @@ from typing import Any
 
 from muster.core.batch import Batch
 from muster.core.errors import RecipeError, UsageError
-from muster.core.hardware.devices import LEAST, WIDE, driver_device
+from muster.core.hardware.devices import WIDE, capability_for, driver_device
 from muster.core.hardware.machines import Machines
 from muster.core.hostlist import fold_hosts
 from muster.core.inventory import Host
@@ -398,11 +398,12 @@ def decide_loaders(
 
 
 def decide_precision(recipe: Recipe, device: str, gpus: Gpus, decisions: list[Decision]) -> str:
-    """fp32, tf32, bf16 or fp16. `auto`: the fastest that every device can do and the model bears.
+    """fp32, tf32, bf16, fp16 or fp8. `auto`: the fastest of the first four that every device can do and the
+    model bears.
 
     `gpus`: those that ranks use, by host.
 
-    Compute capability below 8 has no bf16 and no tf32, below 7 no useful fp16.
+    Compute capability below 8.9 has no fp8, below 8 no bf16 and no tf32, below 7 no useful fp16.
     """
     wanted = recipe.precision
     fixed = spec_of(recipe.engine.name).given(recipe).precision
@@ -431,7 +432,18 @@ def decide_precision(recipe: Recipe, device: str, gpus: Gpus, decisions: list[De
         raise refusal
     if refusal:
         decisions.append(Decision("precision", wanted, f"forced, although: {refusal.what}"))
+    elif wanted == "fp8" and (said := _of_float8(recipe, device)):
+        decisions.append(Decision("precision", wanted, said))
     return wanted
+
+
+def _of_float8(recipe: Recipe, device: str) -> str:
+    """What a run in fp8 has to hear of its device, or of its casts; nothing where all is as it should be."""
+    if device == "cpu":
+        return "emulated in fp32: CPUs have no such products, and a run shows that it learns, not how fast"
+    if recipe.train.compile is False:
+        return "its casts run by themselves, and may cost more than it saves: train.compile=true fuses them"
+    return ""
 
 
 def _weakest(gpus: Gpus) -> tuple[str | None, tuple[int, int] | None]:
@@ -491,10 +503,11 @@ def _refusal(
         )
     if wanted in ("fp16", "tf32") and device == "cpu":
         return RecipeError(f"{wanted} needs a GPU", where="precision", hint="precision=fp32 or bf16")
-    need = LEAST.get(wanted)
+    need = capability_for(wanted, weakest or "")
     if need and capability is not None and capability < need:
+        words = f"{need[0]}.{need[1]}".removesuffix(".0")
         return RecipeError(
-            f"{wanted} needs compute capability {need[0]}, and {weakest} has {capability[0]}.{capability[1]}",
+            f"{wanted} needs compute capability {words}, and {weakest} has {capability[0]}.{capability[1]}",
             where="precision",
             hint="precision=auto chooses what every host supports",
         )

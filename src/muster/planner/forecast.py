@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, replace
 from itertools import chain
 from typing import Any
 
-from muster.core import families
+from muster.core import families, float8
 from muster.core.batch import resolve_batch
 from muster.core.errors import RecipeError, UsageError
 from muster.core.flops import Shape, training
@@ -19,6 +19,7 @@ from muster.core.inventory import Host
 from muster.core.recipe import Recipe
 from muster.core.units import format_seconds
 from muster.engines.base import spec_of
+from muster.engines.states import elements
 from muster.planner.document import MemoryPlan, Plan, ScalingPoint, TimePlan
 from muster.planner.memory.fit import MARGIN, Need, Room, Setting, lacking, largest_micro, may_run, need
 from muster.planner.placing import gpus_of
@@ -121,13 +122,35 @@ def _work(setting: Setting) -> StepWork | None:
     trace, asked = setting.trace, (setting.checkpointing, setting.compiled)
     if trace is not None and asked == (trace.checkpointing, trace.compiled):
         passes, again = trace.at(setting.micro), setting.checkpointing
-        return _with_others(setting, work_of(passes, checkpointing=again, compiled=setting.compiled))
+        work = work_of(passes, checkpointing=again, compiled=setting.compiled)
+        return _with_others(setting, _in_fp8(setting, work))
     products = families.products(setting.config, _shape(setting))
     if products is None:
         return None
     frozen = setting.trainable < setting.parameters
     done = training(products, checkpointing=setting.checkpointing, frozen=frozen)
-    return _with_others(setting, StepWork(setting.micro, done.forward, done.hardware))
+    return _with_others(setting, _in_fp8(setting, StepWork(setting.micro, done.forward, done.hardware)))
+
+
+def _in_fp8(setting: Setting, work: StepWork) -> StepWork:
+    """With the products that are in fp8 and what casting their matrices takes: three products of a layer and
+    six casts, a product and two casts more where it is computed again. Where nobody knows what else moves
+    through memory, nothing is said of the casts."""
+    layers = setting.in_fp8
+    if not layers:
+        return work
+    rows = setting.micro * setting.lengths.sequences * setting.lengths.tokens
+    weights, sides = elements(layers), sum(sum(each.shape) for each in layers)
+    again = 4 / 3 if setting.checkpointing else 1.0
+    casts = 2 * again * (weights + rows * sides)  # of a weight, a layer's input and its output's gradient
+    operations = float8.OPERATIONS[setting.compiled] * 6 * again * len(layers)
+    return replace(
+        work,
+        fp8=6 * again * rows * weights,
+        moved=work.moved + float8.MOVED[setting.compiled] * casts if work.moved else 0.0,
+        operations=work.operations + operations if work.moved else 0.0,
+        launches=work.launches + (0 if setting.compiled else operations) if work.moved else 0.0,
+    )
 
 
 def _shape(setting: Setting) -> Shape:
@@ -321,7 +344,7 @@ def _as_tokens(recipe: Recipe, setting: Setting, now: Point) -> dict[str, float 
     """Tokens a second and MFU. No maker states a CPU's peak."""
     device, step = now.case.machines.device, now.step
     tokens = step.samples_per_second * setting.lengths.all if recipe.tokenized else None
-    flops, peak = _needed(setting), device.peak(setting.precision)
+    flops, peak = _needed(setting), device.peak(float8.peak_of(setting.precision))
     rate = now.case.share * now.case.spread.micro_steps * flops / step.seconds if flops else None
     return {
         "tokens_per_second": tokens,

@@ -118,7 +118,7 @@ def _reaches(gpu: Mapping[str, Any], precision: str) -> float:
     is not there has its peaks with it."""
     found = driver_device(str(gpu.get("name") or "")) or Device("a GPU", {})
     device = replace(found, peaks=gpu.get("peaks") or found.peaks)
-    wanted = device.peaks if precision == "auto" else (precision,)
+    wanted = device.peaks.keys() - {"fp8"} if precision == "auto" else (precision,)
     return max((reached.speed(device, each) for each in wanted), default=0.0)
 
 

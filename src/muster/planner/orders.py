@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 from muster.agent import pace
-from muster.core.bits import PACKAGE
 from muster.core.errors import UsageError
 from muster.core.job import ENGINE_CONFIG, Facts, Placement
 from muster.core.recipe import Recipe
@@ -63,11 +62,7 @@ def greeting(
             "python": launch.python,
             "setup": launch.setup,
             "device": launch.device,
-            "packages": [
-                *trackers,
-                *spec_of(recipe.engine.name).packages,
-                *([PACKAGE] if recipe.bits else []),
-            ],
+            "packages": [*trackers, *spec_of(recipe.engine.name).packages, *recipe.extras],
             "controller_python": sys.executable,
             "timeout": launch.timeout,
             "lease": launch.lease,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Mapping, Sequence
 
+from muster.core import float8
 from muster.core.hardware.peaks import Peak, stated_peak
 from muster.core.hostlist import fold_hosts
 from muster.core.job import Job
@@ -70,12 +71,14 @@ def flops(
     needed, done = (sum(each) / duration / job.world_size for each in (model, hardware))
     peaks = _peaks(started, job, measure)
     peak = statistics.mean(each.flops for _, each in peaks) if peaks else None
+    told = started[0].arithmetic if 0 in started else None
+    counted_in = float8.peak_of(told) if told else None
     return Flops(
         model_per_second=needed,
         hardware_per_second=done,
         peak=peak,
-        peak_source=_source(peaks, job),
-        arithmetic=started[0].arithmetic if 0 in started else None,
+        peak_source=_source(peaks, job, None if counted_in == told else counted_in),
+        arithmetic=counted_in,
         mfu=needed / peak if peak else None,
         hfu=done / peak if peak else None,
         counting_seconds=max((each.seconds for each in counted.values()), default=None),
@@ -104,14 +107,17 @@ def _given(measure: Measure, host: str) -> Peak | None:
 def _known(started: events.Started | None, host: str, job: Job) -> Peak | None:
     if started is None:
         return None
-    arithmetic = started.arithmetic or job.precision
+    arithmetic = float8.peak_of(started.arithmetic or job.precision)
     own = job.peaks.peak(host, started.device, arithmetic) if job.peaks else None
     return own or stated_peak(started.device, arithmetic)
 
 
-def _source(peaks: Sequence[tuple[str, Peak]], job: Job) -> str | None:
-    """Where the peaks are from; with a document of measured ones, which hosts it has none for."""
+def _source(peaks: Sequence[tuple[str, Peak]], job: Job, other: str | None) -> str | None:
+    """Where the peaks are from; with a document of measured ones, which hosts it has none for. `other`: the
+    precision that they are of, where the run has another."""
     words = sorted({peak.source for _, peak in peaks})
+    if other and any(source != _BY_HAND for source in words):
+        words.append(f"the peak in {other}, as MFU of {job.precision} is counted")
     if job.peaks:
         missing = {host for host, peak in peaks if peak.source not in (job.peaks.source, _BY_HAND)}
         words += [f"not measured on {fold_hosts(missing)}"] if missing else []

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from muster.core.bits import PACKAGE
 from muster.core.checkpoints import bytes_needed
 from muster.core.errors import RecipeError, UsageError
 from muster.core.job import Facts
@@ -22,8 +21,8 @@ def needed(recipe: Recipe) -> list[str]:
     if not recipe.trains:
         return list(recipe.imported)
     more = [PROFILER] if recipe.measure.profile == "flops" else []
-    more += [PACKAGE] if recipe.bits else []
-    return list(dict.fromkeys([*NEEDED, *spec_of(recipe.engine.name).packages, *recipe.packages, *more]))
+    more += [*spec_of(recipe.engine.name).packages, *recipe.packages, *recipe.extras]
+    return list(dict.fromkeys([*NEEDED, *more]))
 
 
 def check_hosts(facts: Facts, recipe: Recipe) -> None:
@@ -32,7 +31,8 @@ def check_hosts(facts: Facts, recipe: Recipe) -> None:
     for host, about in facts.items():
         missing = [name for name in wanted if not about["versions"].get(name)]
         if missing:
-            train = "'passmuster[train]'" if missing != [PACKAGE] else PACKAGE
+            extra = set(missing) <= set(recipe.extras)
+            train = " ".join(missing) if extra else "'passmuster[train]'"
             raise UsageError(
                 f"{', '.join(missing)} not installed for {about['python']}",
                 host=host,

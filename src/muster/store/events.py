@@ -92,7 +92,7 @@ class Started(_Event):
     parameters: int
     trainable: int
     total_steps: int
-    arithmetic: str | None = Field(None, description="of matrix products: fp32, tf32, bf16 or fp16")
+    arithmetic: str | None = Field(None, description="of matrix products: fp32, tf32, bf16, fp16 or fp8")
     versions: dict[str, str] = Field(default_factory=dict)
     notes: list[str] = Field(default_factory=list)
 

@@ -169,7 +169,8 @@ def training_arguments(context: Context) -> dict[str, Any]:
         "adam_epsilon": train.epsilon,
         "max_grad_norm": train.clip,
         "seed": train.seed,
-        "bf16": context.precision == "bf16" and not recipe.keeps_half,  # else there is nothing to cast
+        "bf16": context.precision in ("bf16", "fp8")
+        and not recipe.keeps_half,  # else there is nothing to cast
         "fp16": context.precision == "fp16",
         # Said on every GPU that can: Transformers switches it on by itself where a model is compiled, and so
         # does Accelerate, later (worker/arithmetic.py).

@@ -17,10 +17,12 @@ from accelerate.utils import DummyOptim
 from torch.utils.data import DataLoader, Sampler
 from transformers.trainer_utils import IntervalStrategy, seed_worker
 
+from muster.core import float8
 from muster.core.errors import DataError
 from muster.worker.context import Context
 from muster.worker.data.loading import CONTEXT
 from muster.worker.data.sampler import Dealt, GroupedSampler
+from muster.worker.float8 import convert
 from muster.worker.heldout import ExactHeldOut, Filled
 from muster.worker.lean import keep_mode, remember_packages
 from muster.worker.loss import Tally, TokenLoss, fused_head
@@ -193,6 +195,8 @@ def wired(
         context.engine.before_trainer()
     if recipe.keeps_half:
         model.to(torch.bfloat16)
+    if recipe.precision == float8.NAME:
+        convert(context, model)
     unit = arguments.per_device_eval_batch_size * context.world_size
     spread = context.spec.shards_weights(recipe.engine.stage, context.world_size)
     if not own_loss:

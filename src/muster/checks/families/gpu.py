@@ -18,7 +18,7 @@ from muster.checks.kinds import (
     judge_each,
     majority,
 )
-from muster.core.hardware.devices import LEAST, driver_device
+from muster.core.hardware.devices import LEAST, capability_for, driver_device
 from muster.core.units import counted, format_bytes, format_seconds
 
 # Without persistence mode nvidia-smi starts the driver anew: 1 to 3 s for each GPU.
@@ -467,7 +467,7 @@ def capability(gpu: Gpu) -> tuple[int, int] | None:
 
 @host_check(
     "gpu.precision",
-    "Compute capability against the recipe's precision: 8.0 for bf16 and tf32, 7.0 for fp16.",
+    "Compute capability against the recipe's precision: 8.9 for fp8, 8.0 for bf16 and tf32, 7.0 for fp16.",
     "Below it the precision is emulated or refused.",
     at_least=0,
 )
@@ -479,13 +479,14 @@ def precision(case: Case) -> Finding:
     lowest, least = min(known), case.expect("at_least")
     words = f"compute capability {lowest[0]}.{lowest[1]}"
     wanted = str(case.context.recipe.get("precision") or "auto")
-    need = LEAST.get(wanted)
+    names = " ".join(str(gpu.get("name") or "") for gpu in case.answer["gpus"])
+    need = capability_for(wanted, names)
     if need and lowest < need:
         evidence = f"{words}, {need[0]}.{need[1]} needed"
         return case.fail(f"the GPUs cannot do the recipe's {wanted}", evidence, "precision=auto")
     if lowest[0] + lowest[1] / 10 < least:
         return case.fail("compute capability is lower than expected", f"{words}, {least:g} expected")
-    able = [name for name, bound in LEAST.items() if lowest >= bound]
+    able = [name for name in LEAST if lowest >= (capability_for(name, names) or lowest)]
     return case.passed(f"{words}: {', '.join(['fp32', *able])}")
 
 

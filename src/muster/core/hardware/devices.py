@@ -25,12 +25,13 @@ PRECISIONS = ("fp32", "tf32", "bf16", "fp16")
 WIDE = ("fp32", "tf32")  # numbers of four bytes: tf32 is shorter within products alone
 # The lowest compute capability that computes in it: native tf32 and bf16, fp16 that is of use (NVIDIA's CUDA
 # programming guide).
-LEAST = {"tf32": (8, 0), "bf16": (8, 0), "fp16": (7, 0)}
+LEAST = {"tf32": (8, 0), "bf16": (8, 0), "fp16": (7, 0), "fp8": (8, 9)}
+_AMD = re.compile(r"\bMI[0-9]", re.IGNORECASE)
 CPU = "cpu"  # with a model or figures after it: a rank's part of a host's processors
 BY_HAND = "given by hand"
 LEAST_MEMORY = 1e8  # bytes: less is a slip of the unit
 _EXAMPLE = "mydev{tflops=100,memory=48GB,bandwidth=900e9}"
-_KEYS = ("tflops", *PRECISIONS, "memory", "bandwidth", "capability", "watts")
+_KEYS = ("tflops", *PRECISIONS, "fp8", "memory", "bandwidth", "capability", "watts")
 _NEVER = {"MIG", "LAPTOP", "MAX", "MOBILE"}  # a part of a device, or another clock under the same name
 # A virtual GPU's profile, as in GRID A100-10C, A10-24Q, P40-2B4 or A100-4-20CME: a share of the device.
 _SLICE = re.compile(r"[0-9]+(?:A|B[0-9]?|C(?:ME)?|Q)")
@@ -67,6 +68,8 @@ class Device:
         """Its compute capability; of a device by hand the lowest that computes in what it has figures for."""
         if self.capability is not None:
             return self.capability
+        if "fp8" in self.peaks:
+            return LEAST["fp8"]
         return (8, 0) if "bf16" in self.peaks else (7, 0) if "fp16" in self.peaks else (6, 0)
 
     @property
@@ -77,6 +80,12 @@ class Device:
     def peak(self, precision: str) -> float | None:
         """Operations per second in a precision; None: it cannot, or nobody says."""
         return self.peaks.get(precision)
+
+
+def capability_for(precision: str, gpu: str) -> tuple[int, int] | None:
+    """The lowest compute capability of a GPU of this name that computes in a precision; None: any does. AMD's
+    numbers are those of its architectures, of which gfx942 is the first with fp8."""
+    return (9, 4) if precision == "fp8" and _AMD.search(gpu) else LEAST.get(precision)
 
 
 def find_device(text: str) -> Device:
@@ -183,7 +192,8 @@ def _by_hand(name: str, rest: str, text: str) -> Device:
     peaks = dict(base.peaks) if base else {}
     if "tflops" in given:
         peaks = dict.fromkeys(PRECISIONS, given["tflops"] * 1e12)
-    peaks |= {precision: given[precision] * 1e12 for precision in PRECISIONS if precision in given}
+    own = (*PRECISIONS, "fp8")
+    peaks |= {precision: given[precision] * 1e12 for precision in own if precision in given}
     if not peaks:
         raise UsageError(
             "its computing speed is not given",

@@ -25,6 +25,7 @@ class DdpSpec(EngineSpec):
     title: ClassVar[str] = "DDP"
     plain: ClassVar[bool] = True
     keeps_half: ClassVar[bool] = True
+    float8: ClassVar[bool] = True
     pickles: ClassVar[bool] = False
     whole_checkpoints: ClassVar[bool] = True
     bucket: ClassVar[int] = 25 * 2**20  # bytes, at least

@@ -31,6 +31,7 @@ class FsdpSpec(EngineSpec):
     defers_reduction: ClassVar[bool] = True
     groups: ClassVar[str] = "HSDP"
     keeps_half: ClassVar[bool] = True
+    float8: ClassVar[bool] = True
     cutting: ClassVar[dict[str, str] | None] = {"engine.zero": "0"}
     one_disk: ClassVar[bool] = True
     gathers_optimizer: ClassVar[bool] = True

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
-from muster.core import families
+from muster.core import families, float8
 from muster.core.bits import Bits, moment_bytes, weight_bytes
 from muster.core.families import t5
 from muster.core.hardware.devices import WIDE
@@ -153,8 +153,19 @@ class Setting:
         """Frozen weights in few bits: matrices of blocks, so neither embeddings nor the output layer."""
         if self.quantized is None:
             return ()
-        inside = (each for each in self.own_tensors if each.unit not in ("", EMBEDDINGS))
-        return tuple(each for each in inside if not each.trained and len(each.shape) == 2)
+        return tuple(each for each in self._inside if not each.trained and len(each.shape) == 2)
+
+    @property
+    def in_fp8(self) -> Tensors:
+        """Weights of the linear layers that compute in fp8."""
+        if self.precision != float8.NAME:
+            return ()
+        return tuple(each for each in self._inside if float8.converts(each.shape))
+
+    @property
+    def _inside(self) -> Tensors:
+        """Parameters of blocks."""
+        return tuple(each for each in self.own_tensors if each.unit not in ("", EMBEDDINGS))
 
     @property
     def drawn(self) -> int:
@@ -220,7 +231,7 @@ def need(setting: Setting) -> Need | None:
     found = states(setting.spread, tensors)
     if found is None:
         return None
-    found, passing = _in_bits(setting, found, passing)
+    found, passing = _in_bits(setting, found, _in_fp8(setting, passing))
     frozen = [frozen_states(setting.spread, each, setting.tensors_of(each)) for each in setting.frozen]
     moments = moments_of(found, passing, accumulates=setting.accumulation > 1)
     gathered = added(*(each.passes for each in frozen if each))
@@ -264,6 +275,31 @@ def _in_bits(setting: Setting, found: States, passing: Passing) -> tuple[States,
                 "a layer as whole numbers": setting.element * largest(small),
             },
         ),
+    )
+
+
+def _in_fp8(setting: Setting, passing: Passing) -> Passing:
+    """With linear layers in fp8: autocast makes no copy of their weights. A layer's matrices are cast for its
+    products alone, input and output's gradient along both sides; torchao keeps what they were made of, which
+    autocast's products would keep as well. Where nothing is compiled a cast makes two copies in fp32."""
+    layers = setting.in_fp8
+    if not layers:
+        return passing
+    rows = setting.micro * setting.lengths.sequences * setting.lengths.tokens
+
+    def made(rows_of: int, columns: int) -> int:
+        whole = rows_of * columns + 2 * rows * (rows_of + columns)
+        largest_of = max(rows_of * columns, rows * rows_of, rows * columns)
+        return whole + (0 if setting.compiled else 8 * largest_of)
+
+    copies, gone = sum(passing.copies.values()), setting.element * elements(layers)
+    return replace(
+        passing,
+        copies={
+            # With gradient checkpointing, those of blocks do not stay anyway.
+            "copies in half precision": copies - gone if copies >= gone else copies,
+            "a layer in fp8": max(made(*each.shape) for each in layers),
+        },
     )
 
 

@@ -25,6 +25,7 @@ from dataclasses import dataclass, field, fields, replace
 from functools import lru_cache, partial
 from statistics import NormalDist
 
+from muster.core import float8
 from muster.core.errors import UsageError
 from muster.core.hardware.devices import plain_name
 from muster.core.hardware.links import Link, LinkFigures, SharedLink, calibrated
@@ -201,8 +202,9 @@ ALONE = ", operations alone"  # in the key of a computation of which nobody know
 class StepWork:
     """A rank's micro-step over `samples`: floating-point operations of the forward pass and of both passes
     (with what checkpointing computes again), and of both those in fused attention, those of them that are
-    masked and skipped, and those of thin products (core/trace.py); bytes that thin products move, and all
-    else; how many operations there are (0: not known), and what Python takes for them, in operations."""
+    masked and skipped, those of thin products (core/trace.py), and those in fp8; bytes that thin products
+    move, and all else; how many operations there are (0: not known), and what Python takes for them, in
+    operations."""
 
     samples: int
     forward: float
@@ -214,6 +216,7 @@ class StepWork:
     thin: float = 0.0
     thin_moved: float = 0.0
     launches: float = 0.0
+    fp8: float = 0.0
 
     def times(self, share: float) -> StepWork:
         """So many times the work, over the same samples."""
@@ -348,8 +351,8 @@ def ideal(case: StepCase) -> float:
     than usual. Raises UsageError where nothing is stated."""
     device, work = case.machines.device, case.work
     usual = reached(device, case.precision)
-    peak = device.peak(case.precision)
-    if peak is None:
+    peak, few = device.peak(float8.peak_of(case.precision)), device.peak(case.precision)
+    if peak is None or few is None:
         can = ", ".join(device.peaks) or "nothing"
         raise UsageError(
             f"{device.name} has no stated peak in {case.precision}",
@@ -361,7 +364,9 @@ def ideal(case: StepCase) -> float:
         moving = usual.products / usual.memory / device.bandwidth
         rest, thin = work.moved * moving, max(thin, work.thin_moved * moving)
     attention = (work.attention - work.masked) / peak * usual.products / usual.attention
-    wide = max(0.0, work.flops - work.attention - work.thin) / peak
+    wide = max(0.0, work.flops - work.attention - work.thin - work.fp8) / peak + work.fp8 / (
+        float8.REACHED * few
+    )
     return wide + attention + thin + rest
 
 
@@ -426,7 +431,8 @@ def predict(
         other = key(machines.device.name, case.precision) in known.efficiency
         but = ", not calibrated for operations alone" if other else ""
         share = reached(machines.device, case.precision).products
-        assumed.append(f"products reach {share:.0%} of {machines.device.name}'s stated peak{but}")
+        in_fp8 = f", in fp8 {float8.REACHED * share:.0%}" if case.work.fp8 else ""
+        assumed.append(f"products reach {share:.0%} of {machines.device.name}'s stated peak{in_fp8}{but}")
     if micro is None:
         micro = computing(case, known, outcome)
     straggling = STRAGGLING * waiting_for_slowest(machines.ranks) if library == "nccl" else 0.0

@@ -17,6 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode, flop_registry
 
 from muster.core.flops import MatmulWork
+from muster.worker.float8 import is_float8
 
 
 def _grouped(left: torch.Tensor, right: torch.Tensor, *args: Any, **kwargs: Any) -> int:
@@ -41,6 +42,8 @@ def double(model: Any) -> Any:
         for name, layer in module.named_children():
             if _in_bits(layer):
                 setattr(module, name, _plain(layer))
+            elif is_float8(layer):  # the same products, without the casts
+                layer.__class__ = torch.nn.Linear
     made.train()
     config: Any = getattr(made, "config", None)
     if getattr(config, "use_cache", None):

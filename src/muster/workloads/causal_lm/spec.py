@@ -72,6 +72,7 @@ class CausalLmRecipe(Recipe):
     families: ClassVar[tuple[ModuleType, ...]] = (gpt2, opt, llama)
     packed: ClassVar[bool] = True
     quantizes: ClassVar[bool] = True
+    float8: ClassVar[bool] = True
     traced: ClassVar[bool] = True
     metric: ClassVar[str] = "perplexity"
     loading: ClassVar[str] = """\

@@ -56,6 +56,7 @@ class SftRecipe(DialogueRecipe):
     """A decoder learns the answers to prompts."""
 
     quantizes: ClassVar[bool] = True
+    float8: ClassVar[bool] = True
     metric: ClassVar[str] = "exact match"
 
     workload: str = Field("sft", description=WORKLOAD)

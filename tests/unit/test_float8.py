@@ -1,0 +1,162 @@
+"""precision=fp8: what it may be used with, on which devices, and what plans make of it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from muster.core import float8
+from muster.core.errors import RecipeError, UsageError
+from muster.core.inventory import parse_hosts
+from muster.core.job import Decision
+from muster.core.workload import Lengths
+from muster.inputs.model import check_model
+from muster.inputs.read import check
+from muster.planner.document import Plan
+from muster.planner.forecast import case_of
+from muster.planner.memory.fit import Setting, need
+from muster.planner.outlook import UserFigures
+from muster.planner.plan import plan_first, plan_on, recipe_of
+from muster.planner.time.steptime import ideal
+from muster.runs.requirements import check_hosts, needed
+from tests.support import parse_machines
+
+SEVEN = ("model.name=meta-llama/Llama-2-7b-hf", "data.sequence=2048", "batch.micro=1", "model.init=random")
+LLAMA = {
+    "model_type": "llama", "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 3,
+    "num_attention_heads": 4, "num_key_value_heads": 4, "vocab_size": 1000,
+}  # fmt: skip
+INSIDE = 3 * (4 * 64 * 64 + 3 * 64 * 96)  # weights of its blocks
+
+
+@pytest.mark.parametrize(
+    ("name", "words", "says", "hint"),
+    [
+        ("text2sql-t5-small", [], "text2sql does not compute in it", "precision=bf16"),
+        ("vit-b16-cifar10", [], "does not compute in it", "precision=bf16"),
+        ("dpo", ["model.name=opt-125m"], "does not compute in it", "causal-lm and sft"),
+        ("causal-lm", [*SEVEN, "engine.name=deepspeed"], "deepspeed does not", "engine.name=ddp or"),
+        ("causal-lm", [*SEVEN, "lora.rank=16"], "adapters", "lora=null"),
+        ("causal-lm", ["model.name=gpt2"], "Conv1D", "opt-125m"),
+        ("causal-lm", [*SEVEN, "train.optimizer=adamw-bf16"], "precision is fp8", "precision=bf16"),
+    ],
+)
+def test_it_is_refused_where_it_does_not_go(name: str, words: list[str], says: str, hint: str) -> None:
+    with pytest.raises(RecipeError, match=says) as refused:
+        check_model(recipe_of(name, [*words, "precision=fp8"]))
+    assert hint in (refused.value.hint or "")
+
+
+@pytest.mark.parametrize("engine", ["ddp", "fsdp"])
+@pytest.mark.parametrize("name", ["causal-lm", "sft"])
+def test_decoders_may_use_it(name: str, engine: str) -> None:
+    check_model(recipe_of(name, [*SEVEN, f"engine.name={engine}", "precision=fp8"]))
+
+
+def host(*gpus: dict[str, Any]) -> dict[str, Any]:
+    return {"w": {"cores": 8, "memory_total": 64 * 10**9, "gpus": list(gpus), "network": {}}}
+
+
+def decisions(about: dict[str, Any], *words: str) -> list[Decision]:
+    inputs = check(recipe_of("causal-lm", [*SEVEN, "precision=fp8", "force=true", *words]), parse_hosts("w"))
+    return [each for each in plan_first(inputs, about).job.decisions if each.field == "precision"]
+
+
+H100 = {"name": "NVIDIA H100 80GB HBM3", "memory_total": 80 * 10**9, "capability": [9, 0]}
+MI250X = {"name": "AMD Instinct MI250X", "memory_total": 64 * 10**9, "capability": [9, 0]}
+
+
+def test_devices_without_it_are_refused_before_the_start() -> None:
+    """An MI250 tells 9.0 as an H100 does, by the name of its architecture, and has no fp8."""
+    inputs = check(recipe_of("causal-lm", [*SEVEN, "precision=fp8"]), parse_hosts("w"))
+    for gpu, needs in (({**H100, "name": "A100", "capability": [8, 0]}, "8.9"), (MI250X, "9.4")):
+        with pytest.raises(RecipeError, match=f"fp8 needs compute capability {needs}") as refused:
+            plan_first(inputs, host(gpu))
+        assert refused.value.where == "precision" and refused.value.hint
+        assert decisions(host(gpu))[0].why.startswith("forced, although")
+
+
+def test_a_run_hears_of_emulation_and_of_casts_that_nothing_fuses() -> None:
+    assert "emulated" in decisions(host())[0].why
+    assert "train.compile=true" in decisions(host(H100))[0].why
+    assert decisions(host(H100), "train.compile=true") == []
+
+
+def test_hosts_are_asked_for_the_package() -> None:
+    recipe = recipe_of("causal-lm", [*SEVEN, "precision=fp8"])
+    assert float8.PACKAGE in needed(recipe)
+    assert float8.PACKAGE not in needed(recipe_of("causal-lm", [*SEVEN, "precision=bf16"]))
+    versions = dict.fromkeys(needed(recipe), "1") | {float8.PACKAGE: None}
+    with pytest.raises(UsageError, match="torchao not installed") as refused:
+        check_hosts({"w": {"versions": versions, "python": "python"}}, recipe)
+    assert "pip install torchao there" in (refused.value.hint or "")
+
+
+# --- plans -----------------------------------------------------------------------------------------------
+
+
+def setting(precision: str = "fp8", **fields: Any) -> Setting:
+    """A small Llama on a GPU by itself, two sequences of 40 tokens."""
+    count = INSIDE + 2 * 64 * 1000 + 7 * 64
+    known: dict[str, Any] = {
+        "config": LLAMA, "parameters": count, "trainable": count, "lengths": Lengths(40), "engine": "ddp",
+        "precision": precision, "device": "cuda", "ranks": 1, "ranks_per_host": 1, "micro": 2,
+        "compiled": True,
+    }  # fmt: skip
+    return Setting(**{**known, **fields})
+
+
+def test_matrices_of_blocks_compute_in_it_and_others_do_not() -> None:
+    assert sum(each.numel for each in setting().in_fp8) == INSIDE
+    odd = setting(config={**LLAMA, "intermediate_size": 100}, parameters=300_000, trainable=300_000)
+    assert sum(each.numel for each in odd.in_fp8) == 3 * 4 * 64 * 64
+    assert setting("bf16").in_fp8 == ()
+
+
+def test_memory_has_a_layers_casts_and_no_copies_of_weights() -> None:
+    """Copies for autocast are made of the output layer and of nothing else that has a matrix."""
+    half, few = need(setting("bf16")), need(setting())
+    assert half is not None and few is not None
+    copies = "copies in half precision"
+    assert half.device[copies] - few.device[copies] == 2 * INSIDE
+    # Of the largest: the weight, and 80 rows of its input and its output's gradient along both sides.
+    assert few.device["a layer in fp8"] == 64 * 96 + 2 * 80 * (64 + 96)
+    eager = need(setting(compiled=False))
+    assert eager is not None
+    assert eager.device["a layer in fp8"] - few.device["a layer in fp8"] == 8 * 80 * 96
+
+
+def test_a_steps_time_has_linear_layers_at_fp8s_peak_and_all_else_at_bf16s() -> None:
+    """By the closed form: nothing is known of what moves."""
+    machines = parse_machines("h100:1")
+    half, few = (case_of(setting(each), machines) for each in ("bf16", "fp8"))
+    assert half is not None and few is not None
+    products = 6 * 80 * INSIDE
+    assert few.work.fp8 == products < few.work.flops == half.work.flops
+    saved = products / 989.4e12 - products / (float8.REACHED * 1978.9e12)
+    assert ideal(few) == pytest.approx(ideal(half) - saved)
+    again = case_of(setting(checkpointing=True), machines)
+    assert again is not None and again.work.fp8 == pytest.approx(4 / 3 * products)
+    with pytest.raises(UsageError, match="no stated peak in fp8") as refused:
+        ideal(few.over(parse_machines("mydev{tflops=100,memory=48GB,bandwidth=900e9,capability=9}:1")))
+    assert "fp8=TFLOPS" in (refused.value.hint or "")
+    given = ideal(few.over(parse_machines("mydev{bf16=100,fp8=200}:1")))
+    assert given == pytest.approx(
+        (half.work.flops - products) / 100e12 + products / (float8.REACHED * 200e12)
+    )
+
+
+def plan(precision: str, *words: str) -> Plan:
+    words = ("model.name=meta-llama/Llama-3.1-8B", "data.sequence=8192", "engine.name=fsdp", *words)
+    words = ("batch.micro=1", "model.init=random", f"precision={precision}", *words)
+    made = plan_on(recipe_of("causal-lm", list(words)), "h100:8", UserFigures(), traced=False).plan
+    assert made is not None and made.time is not None
+    return made
+
+
+def test_mfu_of_a_plan_counts_against_bf16() -> None:
+    half, few = plan("bf16", "train.compile=true"), plan("fp8", "train.compile=true")
+    assert half.time is not None and few.time is not None and half.time.mfu and few.time.mfu
+    assert few.time.mfu / half.time.mfu == pytest.approx(half.time.step / few.time.step)
+    assert few.time.mfu > half.time.mfu
