@@ -116,9 +116,10 @@ def decide(
         gpus = gpus_of(facts, hosts, slots, shared=one_machine)
         precision = decide_precision(recipe, device, gpus, decisions)
         recipe = decide_compiling(recipe, device, decisions)
-        sharing = [world_size] if one_machine else slots
-        here = [facts[host.label] for host in hosts]
-        recipe = decide_loaders(recipe, device, list(zip(here, sharing, strict=False)), decisions)
+        here = zip(
+            [facts[host.label] for host in hosts], [world_size] if one_machine else slots, strict=False
+        )
+        recipe = decide_loaders(recipe, device, list(here), decisions)
         if recipe.engine.group and recipe.engine.group >= world_size:
             recipe = recipe.choosing(group=0)
             decisions.append(Decision("engine.group", None, f"all {world_size} ranks are one group"))
