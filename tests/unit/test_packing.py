@@ -100,3 +100,11 @@ def test_models_that_let_samples_see_each_other_are_refused(kind: str) -> None:
     with pytest.raises(RecipeError) as error:
         check_packing(kind, None)
     assert error.value.where == "data.packing" and error.value.hint == "data.packing=false"
+
+
+def test_the_first_token_of_a_row_is_predicted_by_none() -> None:
+    """Transformers counts the labels by which the sum of losses is divided; of GPT-2's it counts all."""
+    row = {"input_ids": [5, 6, 7], "labels": [5, 6, 7]}
+    for pads in (False, True):
+        batch = LearnedCollator(0, 5, pads=pads)([row, row])
+        assert batch["labels"].tolist() == [[-100, 6, 7, *([0, 0] if pads else [-100, -100])]] * 2

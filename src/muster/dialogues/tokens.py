@@ -336,6 +336,7 @@ class LearnedCollator:
             labels[index, :size] = torch.tensor(row["labels"])
             if self.pads:
                 labels[index, size:] = self.pad
+        labels[:, 0] = IGNORED  # predicted by none, and Transformers counts labels where they stand
         made = {"input_ids": inputs, "labels": labels, "attention_mask": mask}
         if "sizes" in rows[0]:
             made["position_ids"] = positions_of([row["sizes"] for row in rows], length)
