@@ -216,7 +216,7 @@ def test_the_loss_is_this_ranks_part_of_the_mean_over_all_tokens() -> None:
     old, values, advantages, returns, now, valued = torch.randn(6, *shape, generator=generator)
     trainer: Any = SimpleNamespace(
         _experiences=[Experience(made, old, values, advantages, returns)], _at=0, _tokens=10.0,
-        accelerator=SimpleNamespace(num_processes=2), _see=lambda *_: None,
+        accelerator=SimpleNamespace(num_processes=2), see=lambda *_: None,
         ppo=Ppo(value_weight=0.25, clip=0.1, value_clip=0.3),
     )  # fmt: skip
     inputs = {"input_ids": made.input_ids, "attention_mask": made.attention_mask}
