@@ -116,10 +116,11 @@ def decide(
         gpus = gpus_of(facts, hosts, slots, shared=one_machine)
         precision = decide_precision(recipe, device, gpus, decisions)
         recipe = decide_compiling(recipe, device, decisions)
-        here = zip(
-            [facts[host.label] for host in hosts], [world_size] if one_machine else slots, strict=False
-        )
-        recipe = decide_loaders(recipe, device, list(here), decisions)
+        own = [
+            (facts[host.label], world_size if one_machine else n)
+            for host, n in zip(hosts, slots, strict=True)
+        ]
+        recipe = decide_loaders(recipe, device, own, decisions)
         if recipe.engine.group and recipe.engine.group >= world_size:
             recipe = recipe.choosing(group=0)
             decisions.append(Decision("engine.group", None, f"all {world_size} ranks are one group"))
