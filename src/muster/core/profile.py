@@ -44,7 +44,9 @@ class StepProfile(Part):
     last_step: int
     step_seconds: float = Field(description="of a profiled step; a profiler makes the host slower")
     usual_seconds: float | None = Field(
-        None, description="of a step of this run that was not profiled: the median; None: not measured"
+        None,
+        description="of a step of this run that was not profiled, with as many tokens: the median; None: not "
+        "measured",
     )
     busy: float | None = Field(
         description="share in which the GPU runs a kernel or a copy, on any stream; None: none was traced"
