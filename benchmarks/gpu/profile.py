@@ -26,7 +26,8 @@ BESIDE = ("compiled",)  # peers that are profiled as well
 
 def pieces() -> list[Piece]:
     """One for each row, in the same order."""
-    return [Piece("profile", row.name, row.limit, _profiled(row)) for row in rows()]
+    parts = ("*", "benchmarks/gpu/speed.py", "benchmarks/gpu/peers.py")
+    return [Piece("profile", row.name, row.limit, _profiled(row), parts=parts) for row in rows()]
 
 
 def overrides(shape: Shape, data: str) -> list[str]:

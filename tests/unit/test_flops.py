@@ -16,6 +16,7 @@ from muster.core.errors import RecipeError, UsageError
 from muster.core.flops import MatmulWork, Products, Shape, quadratic, training
 from muster.core.inventory import Host
 from muster.core.job import Job, place
+from muster.core.profile import StepProfile
 from muster.core.recipe import recipe_from
 from muster.core.result import Flops
 from muster.core.units import format_flops
@@ -349,6 +350,30 @@ def test_profiled_windows_count_for_no_figure() -> None:
     assert (got.samples, got.steps) == (2 * 120, 15)  # they were trained on all the same
     assert [each[0].step for each in measured(whole.ordered_windows(), 5, 2)] == [15]  # still warm-up
     assert measured(whole.ordered_windows()[1:2], 0, 2) == []
+
+
+def test_a_usual_step_has_as_many_tokens_as_the_profiled_ones() -> None:
+    """Lengths vary: rank 0's profiled steps have twice the tokens of the others, padding included."""
+    summary = StepProfile(
+        first_step=12, last_step=13, step_seconds=0.5, busy=0.5, batches=0.0, launching=0.5, kernels=[]
+    )
+    profiled = [
+        events.Profiled(
+            time=1, rank=rank, what="trace", first_step=11, last_step=14, path=f"/r/t{rank}", bytes=1,
+            summary=summary.model_copy(update={"rank": rank}),
+        )
+        for rank in (0, 1)
+    ]  # fmt: skip
+    slow = {"steps": 4, "seconds": 2.0, "step_seconds": [0.5] * 4, "profiled": True}
+    stream = [
+        *(window(10, rank) for rank in (0, 1)),  # 100 tokens a step, 0.2 s
+        window(14, 0, padded_tokens=800, **slow),
+        window(14, 1, padded_tokens=400, **slow),
+        *profiled,
+    ]
+    got = make_result(fold(stream), job(), status="succeeded", failure=None, ended=9.0).profiles
+    assert [each.usual_seconds for each in got] == [pytest.approx(0.4), pytest.approx(0.2)]
+    assert got[0].usually_busy == pytest.approx(0.5 * 0.5 / 0.4)
 
 
 def test_what_was_profiled_and_what_was_miscounted_is_told() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import math
 import subprocess
 import sys
@@ -180,6 +181,17 @@ def test_a_piece_rests_on_the_code_that_it_runs() -> None:
     assert parts_of("levers/gpt2-124m") == {"benchmarks/gpu/levers.py"}
     assert {"benchmarks/gpu/speed.py", "benchmarks/gpu/peers.py"} <= parts_of("speed/gpt2-124m")
     assert "benchmarks/gpu/kit.py" not in parts_of("speed/gpt2-124m")
+
+
+def test_a_piece_rests_on_every_module_of_the_kit_that_its_own_imports() -> None:
+    for each in [each for each in pieces() if each.parts is not None]:
+        own = Path(f"benchmarks/gpu/{each.group}.py")
+        imported: set[str] = set()
+        for node in ast.walk(ast.parse((ROOT / own).read_text())):
+            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("benchmarks"):
+                imported |= {f"{node.module}.{name.name}" for name in node.names} | {str(node.module)}
+        files = {f"{name.replace('.', '/')}.py" for name in imported - {"benchmarks.gpu.kit"}}
+        assert {file for file in files if (ROOT / file).exists()} <= parts_of(each.key), each.key
 
 
 def test_every_part_that_a_piece_names_is_there() -> None:

@@ -239,6 +239,73 @@ def test_what_does_not_keep_the_gpu_waiting_is_not_blamed(tmp_path: Path) -> Non
     assert [(each.seconds, each.idle) for each in found.waits] == [(pytest.approx(840e-6), 0)]
 
 
+def test_a_gpu_that_mostly_exchanges_or_copies_is_not_said_to_compute(tmp_path: Path) -> None:
+    """Also where it is not busy all the time: of 1,000 µs an exchange alone takes 700, or a copy 800."""
+    trace = Cuda()
+    trace.step(1, 0, 1000)
+    trace.kernel(0, 0, 150)
+    trace.kernel(10, 150, 850, "ncclDevKernel_AllReduce(args)", 13)
+    found = summed(trace, tmp_path)
+    assert (found.busy, found.exchanging) == (pytest.approx(0.85), pytest.approx(0.7))
+    assert "70 % are exchanges" in found.verdict and "launches too slowly (15 %)" in found.verdict
+    copies = Cuda()
+    copies.step(1, 0, 1000)
+    copies.copy((0, 4), 0, 850, "HtoD (Pinned -> Device)", 10**9)
+    copies.kernel(5, 800, 1000)
+    found = summed(copies, tmp_path)
+    assert (found.copying, found.exchanging) == (pytest.approx(0.8), 0)
+    assert "80 % are copies" in found.verdict and "longest kernel" not in found.verdict
+
+
+def test_a_wait_is_blamed_for_as_long_as_it_took(tmp_path: Path) -> None:
+    """Its calls together: the copy waits, and the synchronisation after it finds nothing to wait for. What
+    the host needs after it for itself it would need without it."""
+    trace = Cuda()
+    trace.step(1, 0, 1000)
+    trace.kernel(0, 0, 100)
+    trace.span("cpu_op", "aten::item", 50, 112)
+    given = trace.call("cudaMemcpyAsync", 51, 101)
+    args = {"device": 0, "stream": 7, "correlation": given, "bytes": 4}
+    trace.span("gpu_memcpy", "Memcpy DtoH (Device -> Pageable)", 98, 100, 7, **args)
+    trace.call("cudaStreamSynchronize", 102, 105)
+    trace.kernel(896, 900, 1000)
+    found = summed(trace, tmp_path)
+    [wait] = found.waits
+    assert (wait.seconds, wait.idle) == (pytest.approx(53e-6), pytest.approx(0.053))
+    assert found.launching == pytest.approx(0.8 - 0.053)
+    assert found.verdict.startswith("GPU busy 20 %: the host launches too slowly (75 %)")
+
+
+def test_a_thread_that_launches_nothing_keeps_no_gpu_waiting(tmp_path: Path) -> None:
+    trace = Cuda()
+    trace.step(1, 0, 1000)
+    trace.kernel(0, 0, 300)
+    trace.call("cudaEventSynchronize", 50, 302, 777)  # such as one that writes a log
+    trace.kernel(696, 700, 1000)
+    found = summed(trace, tmp_path)
+    assert [(each.seconds, each.idle) for each in found.waits] == [(pytest.approx(252e-6), 0)]
+    assert found.launching == pytest.approx(0.4)
+
+
+def test_a_wait_that_the_lines_step_does_not_have_has_no_place(tmp_path: Path) -> None:
+    """Such as one that comes when figures are logged: it is not at the line of the only other one."""
+
+    def trace(lines: bool) -> Cuda:
+        made = Cuda()
+        for number, begin in ((9, 0),) if lines else ((1, 0), (2, 1000)):
+            made.step(number, begin, begin + 1000)
+            for at in (100, 500) if number == 2 else (100,):
+                made.span("cpu_op", "aten::item", begin + at, begin + at + 50)
+                made.call("cudaStreamSynchronize", begin + at + 1, begin + at + 40)
+                if lines:
+                    made.span("user_annotation", "line a.py:1", begin + at, begin + at + 60)
+        made.kernel(5, 5, 6)
+        return made
+
+    found = summed(trace(False), tmp_path, trace(True)).waits
+    assert {each.place: each.calls for each in found} == {None: 1, "a.py:1": 0.5}
+
+
 def test_what_the_profiler_itself_costs_is_not_blamed(tmp_path: Path) -> None:
     trace = Cuda()
     trace.step(1, 0, 1000)

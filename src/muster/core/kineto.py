@@ -12,7 +12,7 @@ import math
 import re
 import zlib
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple, TextIO
@@ -192,16 +192,14 @@ def summarize(trace: Trace, lines: Trace | None = None) -> StepProfile:
     waits = steps.waits()
     places = Steps(lines).places() if lines is not None and lines.steps else steps.places()
     idle = steps.idle() if trace.device else _Idle(batches=steps.fetching())
-    union = _union(steps.device, steps.begin, steps.end)
-    alone = _length(union) - _length(
-        _union([each for each in steps.device if "nccl" not in each.name.lower()], steps.begin, steps.end)
-    )
+    idle.launching += _cut_blame(waits, idle.after)
     return StepProfile(
         first_step=min(trace.steps),
         last_step=max(trace.steps),
         step_seconds=steps.whole / steps.count / 1e6,
-        busy=_length(union) / steps.whole if trace.device else None,
-        exchanging=max(0.0, alone / steps.whole),
+        busy=steps.busy() / steps.whole if trace.device else None,
+        exchanging=steps.alone(lambda each: "nccl" in each.name.lower()) / steps.whole,
+        copying=steps.alone(lambda each: each.kind == "copy") / steps.whole,
         batches=idle.batches / steps.whole,
         launching=idle.launching / steps.whole,
         between=idle.between / steps.whole,
@@ -251,6 +249,17 @@ class Steps:
     def _launched(self, work: Work) -> float:
         call = self.trace.calls.get(work.launch)
         return call[0].start if call else work.start
+
+    def busy(self) -> float:
+        """µs in which anything runs on the device."""
+        return self._covered(self.device)
+
+    def alone(self, kind: Callable[[Work], bool]) -> float:
+        """µs in which nothing but this kind runs."""
+        return max(0.0, self.busy() - self._covered([each for each in self.device if not kind(each)]))
+
+    def _covered(self, work: Sequence[Work]) -> float:
+        return _length(_union(work, self.begin, self.end))
 
     def kernels(self) -> list[KernelTime]:
         """The longest kernels that the steps launch."""
@@ -337,11 +346,18 @@ class Steps:
 
     def idle(self) -> _Idle:
         """Why the device has nothing to do, in each gap: until the host launches what comes next it waits for
-        batches, for what a wait held up, or for launches; from then on the gap is the device's own."""
+        batches, for what a wait of a thread that launches held up, or for launches; from then on the gap is
+        the device's own."""
         found = _Idle()
         fetches = _union(self.trace.fetches.get(self.thread, []), self.begin, self.end)
         overheads = _union(self.trace.overheads, self.begin, self.end)
-        waits = [span for span, _ in self.trace.waits if self.begin <= span.start < self.marked]
+        calls = [self.trace.calls.get(each.launch) for each in self.own]
+        threads = {call[1] for call in calls if call} | {self.thread}
+        waits = [
+            span
+            for span, thread in self.trace.waits
+            if thread in threads and self.begin <= span.start < self.marked
+        ]
         free = self.begin
         for each in [*self.device, None]:
             until = min(each.start, self.end) if each else self.end
@@ -371,6 +387,20 @@ def _dry(waits: Sequence[Span], free: float, launched: float) -> Span | None:
         if free <= each.end + _SLACK and launched >= each.end - _SLACK:
             return each
     return None
+
+
+def _cut_blame(waits: Sequence[Wait], after: dict[Span, float]) -> float:
+    """Leave to each wait no more of the idle time after it than its calls took together: without it the host
+    would be so much earlier, and no more. -> the rest, µs."""
+    took: dict[tuple[str, float], float] = defaultdict(float)
+    rest = 0.0
+    for each in waits:
+        took[each.call, each.whole] += each.span.end - each.span.start
+    for each in waits:
+        blamed, most = after.get(each.span, 0.0), took[each.call, each.whole]
+        after[each.span] = min(blamed, most)
+        rest += blamed - after[each.span]
+    return rest
 
 
 def _own_time(spans: list[Span]) -> list[tuple[Span, float]]:
@@ -433,7 +463,7 @@ def _grouped(
     steps: Steps,
 ) -> list[DeviceWait]:
     """Waits by operator and place. Where a step has as many of a kind as the step whose lines are known, the
-    n-th of them is at the n-th place; else a place is known where all of the kind have the same."""
+    n-th of them is at the n-th place; where it has fewer, a place is known if all have the same."""
     known: dict[str, list[str | None]] = {}
     for (_, call), found in sorted(places.items(), key=lambda each: each[0][0]):
         known[call] = found  # of the last step
@@ -447,7 +477,7 @@ def _grouped(
         place = each.place
         if place is None and len(own) == len(there):
             place = there[own.index(each.whole)]
-        elif place is None and len(set(there)) == 1:
+        elif place is None and len(own) < len(there) and len(set(there)) == 1:
             place = there[0]
         group = groups[each.call, place]
         group[0] += float((each.call, each.whole) not in seen)

@@ -44,12 +44,15 @@ class StepProfile(Part):
     last_step: int
     step_seconds: float = Field(description="of a profiled step; a profiler makes the host slower")
     usual_seconds: float | None = Field(
-        None, description="of a step of this run that was not profiled: the median; None: not measured"
+        None,
+        description="of a step of this run that was not profiled, with as many tokens: the median; None: not "
+        "measured",
     )
     busy: float | None = Field(
         description="share in which the GPU runs a kernel or a copy, on any stream; None: none was traced"
     )
     exchanging: float = Field(0.0, description="of that, alone with exchanges with other ranks (NCCL)")
+    copying: float = Field(0.0, description="of busy, alone with copies")
     batches: float = Field(
         description="share in which the GPU has nothing to do and the host fetches a batch; without a GPU: "
         "share of fetching"
@@ -89,12 +92,19 @@ class StepProfile(Part):
         if self.usually_busy >= BUSY:
             if self.busy < BUSY:
                 busy += f", {_percent(self.usually_busy)} of a step without the profiler"
-            if self.exchanging >= CAUSE:
-                return f"{busy}: {_percent(self.exchanging)} are exchanges with other ranks alone"
-            return f"{busy}: the longest kernel is {_short(longest)}" if longest else busy
+            why = self._alone() or (f"the longest kernel is {_short(longest)}" if longest else "")
+            return f"{busy}: {why}" if why else busy
+        if alone := self._alone():
+            busy += f" ({alone})"
         causes = [each for each in self._causes() if each[0] >= CAUSE][:2]
         why = " and ".join(f"{what} ({_percent(share)})" for share, what in causes)
         return f"{busy}: {why}" if why else busy
+
+    def _alone(self) -> str:
+        """What a GPU that is busy does without computing; "": nothing that counts."""
+        kinds = [(self.exchanging, "exchanges with other ranks"), (self.copying, "copies")]
+        named = [each for each in sorted(kinds, reverse=True) if each[0] >= CAUSE]
+        return " and ".join(f"{_percent(share)} are {what} alone" for share, what in named)
 
     def _causes(self) -> list[tuple[float, str]]:
         """Why the GPU has nothing to do, with the share of the time: the largest first."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import statistics
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -30,14 +30,13 @@ from muster.core.result import (
     Result,
     Seconds,
     Status,
-    Throughput,
     Unscored,
     unscored_words,
 )
 from muster.core.secrets import masked_words
 from muster.core.units import counted
 from muster.engines.base import spec_of
-from muster.results.speed import flops, throughput
+from muster.results.speed import flops, throughput, usual_seconds
 from muster.results.stragglers import parts_of
 from muster.store import events
 from muster.store.windows import measured
@@ -459,7 +458,10 @@ def make_result(
         flops=flops(windows, folder.started, folder.counted, job, recipe.measure),
         planned=planned,
         memory=_memory(windows),
-        profiles=_summaries(folder.profiled, speed),
+        profiles=_summaries(
+            folder.profiled,
+            lambda rank: usual_seconds(windows, recipe.measure.warmup, job.world_size, rank),
+        ),
         quality=quality,
         attention=attention_report(list(folder.attention.values()), seconds.training),
         hang=folder.hang,
@@ -521,11 +523,12 @@ def _counting(counted: events.FlopsCounted | None) -> list[str]:
     return [f"the model's FLOPs, as counted, are {ratio:.3f} times what the formula of its family says"]
 
 
-def _summaries(profiled: Sequence[events.Profiled], speed: Throughput | None) -> list[StepProfile]:
-    """Of each rank that was traced, in their order, beside the time of usual steps."""
-    usual = speed.step_seconds_median if speed else None
+def _summaries(
+    profiled: Sequence[events.Profiled], usual: Callable[[int], float | None]
+) -> list[StepProfile]:
+    """Of each rank that was traced, in their order, beside the time of its usual steps."""
     found = {each.summary.rank: each.summary for each in profiled if each.summary}
-    return [found[rank].model_copy(update={"usual_seconds": usual}) for rank in sorted(found)]
+    return [found[rank].model_copy(update={"usual_seconds": usual(rank)}) for rank in sorted(found)]
 
 
 def _profiles(profiled: Sequence[events.Profiled]) -> list[str]:
