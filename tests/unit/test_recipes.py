@@ -543,3 +543,15 @@ def test_an_anchor_that_is_merged_in_may_be_overridden(tmp_path: Path) -> None:
     path.write_text("train: &train {epochs: 2, warmup: 5}\nevaluate: {limit: 3}\n")
     assert load_recipe(str(path)).train.epochs == 2
     assert parse_yaml("a: &a {x: 1, y: 2}\nb: {<<: *a, y: 3}\n")["b"] == {"x": 1, "y": 3}
+
+
+def test_epochs_that_are_given_beat_steps_that_are_inherited(tmp_path: Path) -> None:
+    assert load_recipe("demo").train.max_steps
+    for words in (["train.epochs=3"], ["train={epochs: 3}"]):
+        train = load_recipe("demo", words).train
+        assert (train.epochs, train.max_steps) == (3, None)
+    for words in (["train.epochs=3", "train.max_steps=7"], ["train.max_steps=7", "train.epochs=3"]):
+        assert load_recipe("demo", words).train.max_steps == 7  # of one layer: steps, as ever
+    (tmp_path / "own.yaml").write_text("inherit: demo\ntrain: {epochs: 2}\n")
+    assert load_recipe(str(tmp_path / "own.yaml")).train.max_steps is None
+    assert load_recipe(str(tmp_path / "own.yaml"), ["train.max_steps=5"]).train.max_steps == 5

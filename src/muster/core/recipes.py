@@ -362,13 +362,16 @@ def _rivals(model: type[BaseModel] | None) -> tuple[str, ...]:
 
 
 def begin_anew(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
-    """`below` without what `above` replaces by naming an engine, a model, or a configuration of another type.
-    Pure.
+    """`below` without what `above` replaces by naming an engine, a model, a configuration of another type, or
+    epochs. Pure.
 
     Options are an engine's own. A model's name replaces the shape: of the configuration below, SETTINGS alone
     stay. Another type replaces all of it, since one type's fields mean nothing to another, and the name of a
-    known size.
+    known size. Epochs are another measure of what max_steps says.
     """
+    old, new = (layer.get("train") for layer in (below, above))
+    if isinstance(old, Mapping) and isinstance(new, Mapping) and new.get("epochs") is not None:
+        below = {**below, "train": {key: value for key, value in old.items() if key != "max_steps"}}
     old, new = (layer.get("engine") for layer in (below, above))
     if (
         isinstance(old, Mapping)
