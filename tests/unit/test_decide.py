@@ -210,6 +210,13 @@ def test_loader_processes_are_as_many_as_a_step_needs(
         assert reason in why(decided, "train.workers")
 
 
+def test_a_plan_says_how_many_loader_processes_there_are() -> None:
+    words = ["plan", "vit-b16-cifar10", "--on", "h100:1", "--quick", "data.path=null", "data.name=cifar10"]
+    assert "8 processes per rank" in CliRunner().invoke(app, words).output
+    given = CliRunner().invoke(app, [*words, "train.workers=3"]).output
+    assert "processes per rank" not in given and "Memory of a rank" in given
+
+
 @pytest.mark.parametrize("given", [True, False])
 def test_compiling_that_was_asked_for_needs_no_reason(given: bool) -> None:
     decided = on(facts(a=[]), **OTHER, train={"compile": given})

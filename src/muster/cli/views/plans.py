@@ -45,6 +45,8 @@ def print_plan(plan: Plan) -> None:
     rows += [("hosts", each) for each in _hosts(plan)]
     compiled = [each for each in plan.decisions if each["field"] == "train.compile"]
     rows += [("compiled", f"{'yes' if each['value'] else 'no'}: {each['why']}") for each in compiled]
+    loaders = [each for each in plan.decisions if each["field"] == "train.workers" and each["value"]]
+    rows += [("loaders", f"{each['value']} processes per rank: {each['why']}") for each in loaders]
     for name, value in rows:
         print_row(console, name, value, width=12)
     if plan.memory:

@@ -7,6 +7,7 @@ import multiprocessing
 import os
 from contextlib import suppress
 from multiprocessing.context import get_spawning_popen
+from multiprocessing.forkserver import ensure_running
 from multiprocessing.reduction import DupFd
 from typing import Any
 
@@ -26,6 +27,7 @@ def loader_arguments(workers: int, module: str) -> dict[str, Any]:
     if not workers:
         return {"dataloader_num_workers": 0}
     multiprocessing.set_forkserver_preload([module])
+    ensure_running()  # it imports for seconds, and the model is made meanwhile
     given: dict[str, Any] = {"dataloader_num_workers": workers, "dataloader_persistent_workers": True}
     if CONTEXT in TrainingArguments.__dataclass_fields__:
         return {**given, CONTEXT: "forkserver"}

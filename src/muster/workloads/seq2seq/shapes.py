@@ -21,7 +21,7 @@ def choose_shapes(
 
     Sources are cut into ranges, and each range's targets into ranges of their own: of all ways to do so the
     one with the fewest tokens, padding included. Two dynamic programmes, one in the other (optimal
-    histograms: Jagadish et al. 1998, section 3.1). Of more than `edges` lengths of a side the evenly spread
+    histograms: Jagadish et al. 1998). Of more than `edges` lengths of a side the evenly spread
     ones are taken.
     """
     whole = (round_up(most[0], multiple), round_up(most[1], multiple))
