@@ -20,14 +20,15 @@ from tests.support import needs_torch, train_here
 pytestmark = [pytest.mark.real, pytest.mark.usefixtures("torch_here")]
 
 STEPS = 6
-# What is left, of whose code. Transformers asks whether a decoder's mask is needed in every forward pass.
+# What is left, of whose code. Where answers are drawn, prompts are padded at their begin: Transformers asks
+# whether a mask is needed in every forward pass.
 MASK = ("transformers/masking_utils.py",)
 # Answers are drawn until all have ended, which is asked for each of their tokens; they are cut and scored on
 # the host, and TRL logs its figures of them.
 DRAWN = (*MASK, "transformers/generation/")
 BY_TRL = (*DRAWN, "trl/trainer/", "accelerate/utils/operations.py")
 LEFT = {
-    "causal_lm": MASK, "sft": MASK, "reward": MASK, "dpo": MASK, "grpo": BY_TRL, "rloo": BY_TRL,
+    "grpo": BY_TRL, "rloo": BY_TRL,
     # Of a step: its prompts' numbers, their answers' tokens, how many these are.
     "ppo": (*DRAWN, "muster/dialogues/rollouts.py", "workloads/ppo/train.py"),
 }  # fmt: skip

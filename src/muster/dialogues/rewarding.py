@@ -11,14 +11,15 @@ from transformers import AutoModelForSequenceClassification
 
 from muster.core.errors import RecipeError
 from muster.dialogues.tokens import padded
+from muster.worker.attention import unmask
 from muster.worker.context import Context
 from muster.worker.decoders import make_config
 from muster.worker.models import add_lora, create, fit_vocabulary, load, without_cache
 
 
-def make_reward_model(context: Context, tokenizer: Any) -> Any:
+def make_reward_model(context: Context, tokenizer: Any, *, longest: int | None = None) -> Any:
     """A decoder whose last token gives one number, in fp32. Its body is the recipe's model; the new layer on
-    top is drawn from the seed. Raises RecipeError."""
+    top is drawn from the seed. `longest`: as of make_model. Raises RecipeError."""
     recipe = context.recipe
     config = make_config(recipe, tokenizer)
     _check_kind(config)
@@ -33,6 +34,8 @@ def make_reward_model(context: Context, tokenizer: Any) -> Any:
     fit_vocabulary(context, model, tokenizer)
     model.config.pad_token_id = tokenizer.pad_token_id  # it finds the last token by it
     without_cache(model)
+    if longest is not None:
+        unmask(model, longest)
     return add_lora(context, model, "SEQ_CLS") if recipe.lora else model
 
 

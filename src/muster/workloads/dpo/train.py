@@ -55,9 +55,10 @@ def build(context: Context, arguments: dict[str, Any]) -> Built:
         pairs(part, encoding.templates, fitting, encoding.errors)
         for part in (samples.train, samples.held_out)
     )
-    model = make_model(context, config, tokenizer)
+    longest = encoding.sequence  # rows are padded at their end
+    model = make_model(context, config, tokenizer, longest=longest)
     # With adapters the reference is the model without them.
-    reference = None if recipe.lora else make_model(context, config, tokenizer)
+    reference = None if recipe.lora else make_model(context, config, tokenizer, longest=longest)
     trainer = wired(
         _Trainer,
         context,

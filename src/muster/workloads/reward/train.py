@@ -18,6 +18,7 @@ from muster.dialogues.rows import Dialogue
 from muster.dialogues.tokens import PairCollator, count_pairs, pairs, turns_of
 from muster.dialogues.trl import ByPairs
 from muster.worker.context import Context
+from muster.worker.decoders import make_config
 from muster.worker.trainer import wired
 from muster.worker.workloads.base import Built
 
@@ -40,8 +41,8 @@ def build(context: Context, arguments: dict[str, Any]) -> Built:
     """The trainer for the recipe. Raises DataError and RecipeError."""
     encoding = Encoding(context)
     tokenizer, samples = encoding.tokenizer, encoding.samples
-    model = make_reward_model(context, tokenizer)
-    fitting = encoding.fitting(model.config)
+    fitting = encoding.fitting(make_config(context.recipe, tokenizer))
+    model = make_reward_model(context, tokenizer, longest=encoding.sequence)  # padded at their end
     train, held = (
         pairs(part, encoding.templates, fitting, encoding.errors)
         for part in (samples.train, samples.held_out)
