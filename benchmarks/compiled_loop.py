@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
-from muster.core.families import gpt2
+from muster.core import families
 from muster.core.hardware.machines import parse_parts
 from muster.core.trace import Parameter, TraceRequest
 from muster.engines.spread import ModelSpread
@@ -37,7 +37,7 @@ def counted() -> Counted:
     """Of all layers, on the line through two and three."""
     two, three = (_pass(layers) for layers in (2, 3))
     whole = {name: two[name] + (LAYERS - 2) * (three[name] - two[name]) for name in two}
-    count = gpt2.parameters({**CONFIG, "n_layer": LAYERS})
+    count = families.parameters({**CONFIG, "n_layer": LAYERS}) or 0
     work = StepWork(
         SAMPLES, whole["forward"], whole["flops"], whole["moved"], whole["operations"], whole["attention"],
         whole["masked"], launches=COMPILED_LAUNCH * whole["operations"],

@@ -17,6 +17,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import torch
@@ -256,3 +257,10 @@ def compiling() -> Iterator[Account]:
         if once:
             stack.enter_context(dynamo.config.patch(once))
         yield Account()
+
+
+@cache
+def warm_up() -> None:
+    """Compile a trifle, so that what PyTorch makes once is there."""
+    with compiling() as account:
+        account.compiled(torch.square)(torch.ones(2, requires_grad=True)).sum().backward()
