@@ -60,6 +60,23 @@ def write_samples(path: Path, count: int) -> dict[int, tuple[list[int], int]]:
     return samples
 
 
+def recipe_of(folder: Path, **more: dict[str, Any]) -> dict[str, Any]:
+    """Of the model and samples in a folder."""
+    recipe = load_recipe("sft").as_dict()
+    own: dict[str, dict[str, Any]] = {
+        "engine": {"name": "ddp"},
+        "model": {"name": str(folder / "start"), "init": "pretrained", "config": None, "tokenizer": "auto"},
+        "data": {"generated": None, "path": str(folder / "samples.jsonl"), "sequence": SEQUENCE},
+        "train": {"warmup": 0, "schedule": "constant", "learning_rate": RATE, "max_steps": STEPS, "clip": 0,
+                  "weight_decay": DECAY, "beta2": 0.98},
+        "evaluate": {"after": False}, "measure": {"window": 1},
+    }  # fmt: skip
+    for sections in (own, more):
+        for section, values in sections.items():
+            recipe[section] = {**(recipe[section] or {}), **values}
+    return recipe
+
+
 def single(model: Any, batch: Any, samples: dict[int, tuple[list[int], int]], learn: str) -> Any:
     """The mean loss of the samples in a batch, each by itself; of learned padding, of the batch as it is."""
     from torch.nn.functional import cross_entropy
@@ -86,6 +103,7 @@ def single(model: Any, batch: Any, samples: dict[int, tuple[list[int], int]], le
     [
         ("llama", {}, {"gradient_checkpointing": True}),
         ("llama", {"packing": True}, {}),
+        ("llama", {"packing": True, "learn": "everything"}, {}),
         ("llama", {"learn": "padding"}, {}),
         ("gpt2", {"learn": "everything"}, {}),
         ("opt", {"packing": True}, {}),
@@ -100,17 +118,6 @@ def test_it_trains_as_a_plain_loop(
 
     start(tmp_path / "start", kind)
     samples = write_samples(tmp_path / "samples.jsonl", 21)
-    recipe = load_recipe("sft").as_dict()
-    own = {
-        "engine": {"name": "ddp"},
-        "model": {"name": str(tmp_path / "start"), "init": "pretrained", "config": None, "tokenizer": "auto"},
-        "data": {"generated": None, "path": str(tmp_path / "samples.jsonl"), "sequence": SEQUENCE, **data},
-        "train": {"warmup": 0, "schedule": "constant", "learning_rate": RATE, "max_steps": STEPS, "clip": 0,
-                  "weight_decay": DECAY, "beta2": 0.98, **train},
-        "evaluate": {"after": False}, "measure": {"window": 1},
-    }  # fmt: skip
-    for section, values in own.items():
-        recipe[section] = {**recipe[section], **values}
     seen: list[dict[str, Any]] = []
     original = transformers.Trainer.training_step
 
@@ -119,7 +126,7 @@ def test_it_trains_as_a_plain_loop(
         return original(trainer, model, inputs, *rest, **named)
 
     monkeypatch.setattr(transformers.Trainer, "training_step", training_step)
-    said = train_here(tmp_path, recipe)
+    said = train_here(tmp_path, recipe_of(tmp_path, data=data, train=train))
     logged = [each.loss for each in said if isinstance(each, events.Log) and each.loss is not None]
 
     load = transformers.AutoModelForCausalLM.from_pretrained

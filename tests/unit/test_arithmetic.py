@@ -16,11 +16,15 @@ from muster.worker.arithmetic import FORCED, arithmetic_of, hold_arithmetic, set
 
 @pytest.fixture(autouse=True)
 def as_before() -> Iterator[None]:
-    places = [torch.backends, torch.backends.cuda.matmul, torch.backends.cudnn.conv, torch.backends.cudnn.rnn]
-    before = [place.fp32_precision for place in places]
+    before = [place.fp32_precision for place in places()]
     yield
-    for place, precision in zip(places, before, strict=True):
+    for place, precision in zip(places(), before, strict=True):
         place.fp32_precision = precision
+
+
+def places() -> list[Any]:
+    """Where PyTorch asks what fp32 computes in: all products, and what has a word of its own."""
+    return [torch.backends, torch.backends.cuda.matmul, torch.backends.cudnn.conv, torch.backends.cudnn.rnn]
 
 
 def rank(precision: str, device: str = "cuda") -> Any:
@@ -56,6 +60,14 @@ def test_a_rank_that_cannot_compute_so_does_not_start(
     with pytest.raises(WorkerError) as error:
         hold_arithmetic(rank(precision))
     assert error.value.where == "precision" and FORCED in (error.value.hint or "")
+
+
+@pytest.mark.parametrize(("precision", "mode"), [("fp32", "ieee"), ("tf32", "tf32")])
+def test_every_kind_of_product_is_set(precision: str, mode: str) -> None:
+    for place in places():
+        place.fp32_precision = "tf32" if mode == "ieee" else "ieee"
+    hold_arithmetic(rank(precision))
+    assert [place.fp32_precision for place in places()] == [mode] * 4
 
 
 def test_a_cpu_is_left_alone() -> None:

@@ -22,6 +22,7 @@ class FakeCuda:
         self.calls: list[str] = []
         self.time = 0.0  # of the host
         self.done = 0.0  # when the device has done what it was told
+        self.copy = 0.0  # seconds of a copy
         self.stream = "computing"
 
     def Stream(self) -> Any:
@@ -56,6 +57,8 @@ def cuda(monkeypatch: pytest.MonkeyPatch) -> FakeCuda:
     def send(batch: Any, device: Any, *, non_blocking: bool) -> Any:
         assert non_blocking and device == "cuda:0"
         fake.calls.append(f"copied on {fake.stream}")
+        if fake.copy:
+            fake.done = max(fake.done, fake.time) + fake.copy
         return batch
 
     for name in ("Stream", "current_stream", "Event"):
@@ -96,6 +99,24 @@ def test_waiting_is_the_time_in_which_the_device_has_nothing_to_do(cuda: FakeCud
             cuda.time += 1
         assert feed.take() == pytest.approx(idle)
         assert feed.take() == 0
+
+
+def test_a_copy_that_the_device_waits_for_counts(cuda: FakeCuda) -> None:
+    cuda.copy = 2.0
+    feed = feeding.Feed("cuda")
+    for _ in feed.over(batches(cuda, 0.0)):
+        cuda.done = max(cuda.done, cuda.time) + 3
+        cuda.time += 1
+    assert feed.take() == pytest.approx(4 * 2.0)
+
+
+def test_a_batch_of_transformers_own_kind_is_kept_too(cuda: FakeCuda) -> None:
+    """A tokenizer's BatchEncoding is a mapping, and no dict."""
+    from transformers import BatchEncoding
+
+    batch = BatchEncoding({"input_ids": torch.zeros(1), "labels": torch.zeros(1)})
+    list(feeding.Feed("cuda").over(iter([batch])))
+    assert cuda.calls.count("kept") == 2
 
 
 def test_the_loader_leaves_its_batches_where_they_are(cuda: FakeCuda) -> None:

@@ -154,6 +154,9 @@ def test_few_rows_keep_their_logits_and_always_means_always() -> None:
         loss = TokenLoss(head=fused(layer, always=always))
         with loss.expecting(labels):
             assert (layer(hidden).ndim == 0) is always
+    loss = TokenLoss(head=fused(layer, inside=True))
+    with loss.expecting(labels):
+        assert layer(hidden).ndim == 0
 
 
 def test_a_second_backward_pass_is_refused() -> None:

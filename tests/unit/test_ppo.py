@@ -191,6 +191,9 @@ def test_a_step_on_the_same_answers_repeats_a_global_batch() -> None:
     once, twice = list(order), list(Repeated(order, 2))
     assert twice == [*once[:2], *once[:2], *once[2:], *once[2:]]
     assert len(Repeated(order, 2)) == 8
+    grouped = list(Repeated(order, 2, 3))  # the answers to a prompt follow each other
+    step = [index for index in once[:2] for _ in range(3)]
+    assert grouped[:12] == [*step, *step] and len(grouped) == len(Repeated(order, 2, 3)) == 24
 
 
 @pytest.mark.parametrize(

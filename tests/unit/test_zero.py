@@ -245,6 +245,27 @@ def test_what_would_be_trained_otherwise_is_refused(tmp_path: Path, text: str, w
     assert caught.value.where == str(path)
 
 
+@pytest.mark.parametrize(
+    "key",
+    [
+        "amp", "compression_training", "curriculum_learning", "data_efficiency", "eigenvalue", "elasticity",
+        "expert_parallel", "hybrid_engine", "progressive_layer_drop", "sparse_attention",
+        "weight_quantization",
+    ],
+)  # fmt: skip
+def test_what_muster_does_not_train_with_is_refused(key: str, tmp_path: Path) -> None:
+    (tmp_path / "ds.json").write_text(json.dumps({key: {"enabled": True}}))
+    with pytest.raises(RecipeError, match=key):
+        read_user_config(str(tmp_path / "ds.json"))
+
+
+@pytest.mark.parametrize("kind", ["OneBitAdam", "OneBitLamb", "ZeroOneAdam"])
+def test_compressed_optimizers_are_refused(kind: str, tmp_path: Path) -> None:
+    (tmp_path / "ds.json").write_text(json.dumps({"optimizer": {"type": kind}}))
+    with pytest.raises(RecipeError, match=kind):
+        read_user_config(str(tmp_path / "ds.json"))
+
+
 def test_what_is_switched_off_is_no_matter(tmp_path: Path) -> None:
     text = (
         '{"curriculum_learning": {"enabled": false}, "tensor_parallel": {"autotp_size": 1}, '

@@ -12,6 +12,8 @@ from typing import Any
 
 from muster.core.errors import WorkerError
 
+COMPILED = "_orig_mod."  # the module that torch.compile has wrapped
+
 
 def has_adapters(trainer: Any) -> bool:
     """Whether what is trained is a PEFT model."""
@@ -58,8 +60,9 @@ def write_merged(model: Any, weights: Mapping[str, Any], folder: Path) -> None:
 
 
 def _load(twin: Any, weights: Mapping[str, Any]) -> None:
-    """Load weights of which tied ones may stand there under one of their names. Raises WorkerError where
-    any is missing."""
+    """Load weights of which tied ones may stand there under one of their names, and all under those that
+    torch.compile gives them. Raises WorkerError where any is missing."""
+    weights = {name.replace(COMPILED, ""): weight for name, weight in weights.items()}
     found = twin.load_state_dict(weights, strict=False)
     held = dict(twin.named_parameters(remove_duplicate=False))
     given = {id(held[name]) for name in weights if name in held}

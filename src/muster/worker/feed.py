@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
@@ -70,9 +70,9 @@ class Feed:
 
 
 def tensors_of(batch: Any) -> Iterator[torch.Tensor]:
-    """All tensors of a batch of dictionaries and lists."""
+    """All tensors of a batch of mappings and lists."""
     if isinstance(batch, torch.Tensor):
         yield batch
-    elif isinstance(batch, dict | list | tuple):
-        for each in batch.values() if isinstance(batch, dict) else batch:
+    elif isinstance(batch, Mapping | list | tuple):
+        for each in batch.values() if isinstance(batch, Mapping) else batch:
             yield from tensors_of(each)
