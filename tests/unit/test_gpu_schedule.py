@@ -218,6 +218,7 @@ def test_a_digest_changes_with_the_code_that_it_is_of(
     monkeypatch.setattr(sources, "_content", Path.read_bytes)
     monkeypatch.setattr(sources, "files", lambda each: [files[each.name]])
     before = [sources.source(shared(f"proof/{name}")) for name in files]
+    assert before[0] != before[1]  # a name counts as well
     files["a.py"].write_text("two")
     after = [sources.source(shared(f"proof/{name}")) for name in files]
     assert after[0] != before[0] and after[1] == before[1]
