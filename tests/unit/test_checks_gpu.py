@@ -89,6 +89,15 @@ def test_what_new_drivers_say_of_a_sick_gpu(
     assert {name for name, level in found.items() if level is FAIL} == {check}
 
 
+@pytest.mark.parametrize("action", ["Reset", "Reboot", "Drain P2P"])
+def test_what_a_driver_wants_done_is_said(look: Any, action: str) -> None:
+    """It need not be a reset, nor for memory: Drain P2P asks to end what the GPUs say to each other."""
+    document = smi.recorded().replace("_action>None<", f"_action>{action}<", 1)
+    found = judged("gpu", {"n1": look(document, "", "9.0\n")})["memory_repair", "n1"]
+    assert found.level is FAIL and action in str(found.evidence)
+    assert "memory" not in found.problem
+
+
 @pytest.mark.parametrize(
     ("check", "changes", "level"),
     [

@@ -42,6 +42,11 @@ def test_what_is_timed_is_alone_and_the_rest_shares() -> None:
     assert not left
 
 
+def test_nothing_begins_beside_a_piece_that_is_alone() -> None:
+    waiting = [shared("proof/b"), piece("speed/c")]
+    assert schedule.startable(waiting, [piece("speed/a")], 100, ROOM, lambda each: each.usual) == []
+
+
 def test_nothing_keeps_a_piece_waiting_that_is_worth_more() -> None:
     """While the machine empties for a piece that is alone, no later one begins."""
     times, _ = begun([shared("proof/a", 30), piece("speed/b"), shared("memory/c", 5)], 100)
@@ -170,6 +175,8 @@ def parts_of(key: str) -> set[str]:
 def test_a_piece_rests_on_the_code_that_it_runs() -> None:
     ddp, zero, check = (parts_of(f"proof/{name}") for name in ("ddp-bf16", "zero2-bf16", "check"))
     common = {"src/muster/worker/main.py", "src/muster/runs/train.py", "benchmarks/gpu/jobs.py"}
+    common |= {"src/muster/engines/base.py", "src/muster/workloads/__init__.py"}
+    common |= {"src/muster/recipes/gpt2-small.yaml"}
     assert all(common <= each for each in (ddp, zero, check))
     runtime = {name: f"src/muster/engines/{name}/runtime.py" for name in ("ddp", "deepspeed", "fsdp")}
     assert runtime["ddp"] in ddp and not {runtime["deepspeed"], runtime["fsdp"]} & ddp
@@ -211,6 +218,7 @@ def test_a_digest_changes_with_the_code_that_it_is_of(
     monkeypatch.setattr(sources, "_content", Path.read_bytes)
     monkeypatch.setattr(sources, "files", lambda each: [files[each.name]])
     before = [sources.source(shared(f"proof/{name}")) for name in files]
+    assert before[0] != before[1]  # a name counts as well
     files["a.py"].write_text("two")
     after = [sources.source(shared(f"proof/{name}")) for name in files]
     assert after[0] != before[0] and after[1] == before[1]

@@ -306,6 +306,44 @@ def test_a_wait_that_the_lines_step_does_not_have_has_no_place(tmp_path: Path) -
     assert {each.place: each.calls for each in found} == {None: 1, "a.py:1": 0.5}
 
 
+@pytest.mark.parametrize(
+    ("call", "waits"),
+    [
+        ("cudaMemcpyAsync", False), ("cuMemcpyHtoDAsync_v2", False), ("cudaFreeAsync", False),
+        ("cudaEventQuery", False), ("cudaStreamWaitEvent", False), ("cudaLaunchKernel", False),
+        ("cudaMemcpy", True), ("cuMemcpyDtoH_v2", True), ("cudaFree", True), ("cuMemFree_v2", True),
+        ("cudaEventSynchronize", True), ("cuStreamSynchronize", True), ("hipMemcpyWithStream", True),
+    ],
+)  # fmt: skip
+def test_which_calls_wait(tmp_path: Path, call: str, waits: bool) -> None:
+    trace = Cuda()
+    trace.step(1, 0, 1000)
+    trace.kernel(0, 4, 900)
+    trace.call(call, 100, 200)
+    assert [each.call for each in summed(trace, tmp_path).waits] == [call] * waits
+
+
+def test_what_was_launched_before_the_steps_keeps_the_gpu_busy_and_is_not_theirs(tmp_path: Path) -> None:
+    trace = Cuda()
+    trace.kernel(-100, -50, 400, "before")
+    trace.step(1, 0, 1000)
+    trace.kernel(10, 400, 1000)
+    found = summed(trace, tmp_path)
+    assert (found.busy, found.launches) == (pytest.approx(1), 1)
+    assert [(each.name, each.share) for each in found.kernels] == [(GEMM, pytest.approx(0.6))]
+
+
+def test_a_wait_and_its_kernel_may_end_in_either_order(tmp_path: Path) -> None:
+    """The clocks of host and device differ by a few µs."""
+    for ended in (297, 303):
+        trace = Cuda()
+        trace.step(1, 0, 1000)
+        trace.kernel(0, 0, 300)
+        trace.call("cudaStreamSynchronize", 10, ended)
+        trace.kernel(496, 500, 1000)
+        assert [each.idle for each in summed(trace, tmp_path).waits] == [pytest.approx(0.2)]
+
+
 def test_what_the_profiler_itself_costs_is_not_blamed(tmp_path: Path) -> None:
     trace = Cuda()
     trace.step(1, 0, 1000)
@@ -470,6 +508,32 @@ def test_lines_of_python_are_marked_where_they_run() -> None:
     assert "aten::linear" in inside
 
 
+def profiling(folder: Path, profile_steps: int, most: int) -> tuple[Any, Any, Any, list[Any]]:
+    """A profiler from step 3 on, the trainer's state and control, and what it emits."""
+    from muster.core.recipe import recipe_from
+    from muster.worker.instruments.profile import Profiler
+
+    emitted: list[Any] = []
+    measure = {"profile": "trace", "profile_step": 3, "profile_steps": profile_steps}
+
+    class Emitted:
+        pulse = None
+
+        def __call__(self, kind: Any, **content: Any) -> None:
+            emitted.append(kind(time=0, **content))
+
+    context: Any = SimpleNamespace(
+        recipe=recipe_from({"measure": measure}),
+        rank=0,
+        main=True,
+        device="cpu",
+        base=folder,
+        emit=Emitted(),
+    )
+    control = SimpleNamespace(should_training_stop=False)
+    return Profiler(context), SimpleNamespace(global_step=0, max_steps=most), control, emitted
+
+
 @pytest.mark.parametrize(
     ("most", "done", "stopped", "steps"),
     [
@@ -488,29 +552,9 @@ def test_the_steps_of_a_trace_are_those_that_were_done(
     """As Transformers' trainer calls it. `most`: steps that it knows it will do; `stopped`: it is told so."""
     import torch
 
-    from muster.core.recipe import recipe_from
     from muster.store import events
-    from muster.worker.instruments.profile import Profiler
 
-    emitted: list[Any] = []
-    measure = {"profile": "trace", "profile_step": 3, "profile_steps": 3}
-
-    class Emitted:
-        pulse = None
-
-        def __call__(self, kind: Any, **content: Any) -> None:
-            emitted.append(kind(time=0, **content))
-
-    context: Any = SimpleNamespace(
-        recipe=recipe_from({"measure": measure}),
-        rank=0,
-        main=True,
-        device="cpu",
-        base=tmp_path,
-        emit=Emitted(),
-    )
-    profiler, control = Profiler(context), SimpleNamespace(should_training_stop=False)
-    state = SimpleNamespace(global_step=0, max_steps=most)
+    profiler, state, control, emitted = profiling(tmp_path, profile_steps=3, most=most)
     for step in range(1, done + 1):
         profiler.on_step_begin(None, state, control)
         torch.ones(4).mul(2)
@@ -528,6 +572,22 @@ def test_the_steps_of_a_trace_are_those_that_were_done(
     traces = [read(path) for path in (tmp_path / "profile").iterdir()]
     assert {step for trace in traces for step in trace.steps if step <= done} == set(steps)
     assert torch.autograd._profiler_enabled() is False and sys.gettrace() is None
+
+
+def test_a_pause_for_evaluation_or_saving_is_in_no_step(tmp_path: Path) -> None:
+    """What follows a step until the next one begins is in the next one's mark. The longest stretch without a
+    pause is summed up: of steps 4 to 9, with pauses after 5 and 9, steps 7 to 9."""
+    profiler, state, control, emitted = profiling(tmp_path, profile_steps=6, most=12)
+    for step in range(1, 12):
+        profiler.on_step_begin(None, state, control)
+        state.global_step = step
+        profiler.on_step_end(None, state, control)
+        if step in (5, 9):
+            getattr(profiler, "on_evaluate" if step == 5 else "on_save")(None, state, control)
+    profiler.on_train_end(None, state, control)
+    [told] = emitted
+    assert (told.first_step, told.last_step) == (3, 10)
+    assert (told.summary.first_step, told.summary.last_step) == (7, 9)
 
 
 def example(**more: Any) -> StepProfile:

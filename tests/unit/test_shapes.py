@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import random
 from collections.abc import Iterator, Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -62,6 +63,27 @@ def test_every_batch_has_a_shape_that_it_fits_into() -> None:
         assert made[0] >= source and made[1] >= target
     padded = sum(sum(shape_of(batch, shapes)) for batch in batches)
     assert sum(map(sum, batches)) < padded < 0.75 * len(batches) * (512 + 96)
+
+
+def test_shapes_are_those_of_micro_batches_and_have_room_for_what_is_held_out() -> None:
+    pytest.importorskip("torch")
+    from muster.core.recipe import recipe_from
+    from muster.workloads.seq2seq.train import shapes_for
+
+    class Samples:
+        def __init__(self, *lengths: Shape) -> None:
+            self.lengths = list(lengths)
+
+        def __len__(self) -> int:
+            return len(self.lengths)
+
+    recipe = recipe_from({"workload": "seq2seq", "data": {"padding": "buckets"}})
+    context: Any = SimpleNamespace(recipe=recipe, batch=SimpleNamespace(micro=1, global_=2))
+    train: Any = Samples((1, 1), (4, 4))
+    held_out: Any = Samples((9, 2), (2, 8))
+    shapes = shapes_for(context, train, held_out, 1)
+    assert [shape_of(each, shapes) for each in train.lengths] == train.lengths
+    assert shapes[-1] == (9, 8)
 
 
 def rows(lengths: Sequence[Shape]) -> list[dict[str, Any]]:
@@ -133,7 +155,7 @@ def test_each_shape_is_compiled_once(masks: None) -> None:
     shapes = choose_shapes(lengths, (11, 11), 3)
     mask_unasked()
     counter = CompileCounter()
-    with torch._dynamo.config.patch(automatic_dynamic_shapes=True, recompile_limit=4):
+    with torch._dynamo.config.patch(automatic_dynamic_shapes=True, recompile_limit=2):
         torch._dynamo.reset()
         compile_each(len(shapes))
         model = torch.compile(small_t5(), backend=counter)

@@ -169,10 +169,10 @@ def probe(ask: Mapping[str, Any]) -> dict[str, Any]:
         return sum(known) if known else None
 
     def waits(gpu: Any) -> str | None:
-        """Whether the GPU needs a reset. Drivers such as 580 name what is to be done instead: None, or an
-        action."""
+        """Whether the GPU needs a reset: Yes or No. Drivers such as 580 name what is to be done: None, which
+        is No here, or an action, such as Reset, Reboot or Drain P2P."""
         action = word(gpu, "gpu_recovery_action")
-        named = None if action is None else "No" if action == "None" else "Yes"
+        named = "No" if action == "None" else action
         return word(gpu, "gpu_reset_status/reset_required") or named
 
     answer["driver"] = word(log, "driver_version")
@@ -576,6 +576,12 @@ def ecc(case: Case) -> Finding:
     return untold(case, "ecc", "uncorrected") or well
 
 
+def _wanted(gpu: Gpu) -> str | None:
+    """What its driver asks for."""
+    named = gpu.get("reset")
+    return None if named in (None, "No") else "a reset" if named == "Yes" else str(named)
+
+
 @host_check(
     "gpu.memory_repair",
     "No retired page or remapped row is waiting for a reset, and no remapping failed.",
@@ -586,11 +592,12 @@ def memory_repair(case: Case) -> Finding:
     failed = those(case, lambda gpu: "remapping failed" if gpu.get("remap_failure") == "Yes" else None)
     if failed:
         return case.fail("a GPU's broken memory could not be replaced", failed, "have the GPU exchanged")
-    waiting = those(
-        case, lambda gpu: "waits for a reset" if "Yes" in (gpu.get("pending"), gpu.get("reset")) else None
-    )
+    waiting = those(case, lambda gpu: "waits for a reset" if gpu.get("pending") == "Yes" else None)
     if waiting:
         return case.fail("a GPU needs a reset to replace broken memory", waiting, RESET)
+    wanted = those(case, _wanted)
+    if wanted:
+        return case.fail("a GPU had a fault, and the driver asks for what ends it", wanted, RESET)
     none = all(gpu.get("pending") is None and gpu.get("remap_failure") is None for gpu in case.answer["gpus"])
     well = case.not_applicable("these GPUs have no memory repair") if none else case.passed()
     return untold(case, "pending", "remap_failure") or well

@@ -2,14 +2,14 @@
 
 Profiled steps are slower, so they get a window of their own that no throughput counts (meter.py), and the
 ranks meet after them: nobody's next step waits for a rank that still writes. A trace is read at once: a
-summary of its steps goes into the run, without the first one, in which the profiler itself warms up. One step
-more is traced with Python's lines marked, which takes so long that its times mean nothing: it names the lines
-that wait for the device.
+summary of its steps goes into the run, without the first one, in which the profiler itself warms up, and
+without those that follow an evaluation or a save. One step more is traced with Python's lines marked, which
+takes so long that its times mean nothing: it names the lines that wait for the device.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +42,7 @@ class Profiler(TrainerCallback):  # type: ignore[misc]
         self.lines: Lines | None = None  # in the step for which they are marked
         self.traced: list[Path] = []
         self.last = 0  # step that was traced
+        self.paused: set[int] = set()  # steps that an evaluation or a save followed
         self.written = False
         self.passed = False  # this attempt reached the steps
 
@@ -109,6 +110,14 @@ class Profiler(TrainerCallback):  # type: ignore[misc]
         if step == last:
             self._sum_up()
             barrier()
+
+    def on_evaluate(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """It is in the mark of the step that follows."""
+        self.paused.add(state.global_step)
+
+    def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """The same."""
+        self.paused.add(state.global_step)
 
     def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """A run may end before the last of its profiled steps, or before the first."""
@@ -179,6 +188,8 @@ class Profiler(TrainerCallback):  # type: ignore[misc]
                 # Without the first one, and one that the end of the training cut off.
                 first = min(self.steps.start + 1, self.last)
                 trace.steps = {step: mark for step, mark in trace.steps.items() if first <= step <= self.last}
+            kept = unbroken(sorted(traces[0].steps), self.paused)
+            traces[0].steps = {step: mark for step, mark in traces[0].steps.items() if step in kept}
             summary = kineto.summarize(*traces).model_copy(update={"rank": rank})
         except Exception as error:  # no reader's mistake ends a training
             why = str(error) if isinstance(error, kineto.NoSummary) else repr(error)
@@ -196,6 +207,17 @@ class Profiler(TrainerCallback):  # type: ignore[misc]
             bytes=self.path.stat().st_size,
             summary=summary,
         )
+
+
+def unbroken(steps: Sequence[int], paused: Collection[int]) -> list[int]:
+    """The longest stretch of consecutive steps with nothing before each but the step before it. Without one:
+    all of them."""
+    best: list[int] = []
+    here: list[int] = []
+    for step in steps:
+        here = [] if step - 1 in paused else [*here, step]
+        best = max(best, here, key=len)
+    return best or list(steps)
 
 
 def _check_breakdown(context: Context) -> None:
