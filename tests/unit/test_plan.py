@@ -506,6 +506,14 @@ def test_what_a_plan_promises_its_run() -> None:
     assert promised({"decisions": []}) is None
 
 
+@pytest.mark.parametrize(("device", "context"), [("h100", 1.5e9), ("a100-80gb", 1e9)])
+def test_a_context_is_as_large_as_it_was_seen_there(device: str, context: float) -> None:
+    recipe = recipe_of("opt-benchmark", ["model.name=opt-8m", "batch.micro=4"])
+    plan = plan_on(recipe, f"{device}:1", UserFigures(), traced=False).plan
+    assert plan is not None and plan.memory is not None
+    assert plan.memory.device["CUDA context"] == context
+
+
 def test_compiled_code_keeps_and_moves_less() -> None:
     """Fewer activations, less time, and a note on what compiling itself takes."""
     words = ["model.name=opt-8m", "batch.micro=4"]
