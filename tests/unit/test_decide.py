@@ -354,6 +354,11 @@ def with_memory(gigabytes: float) -> dict[str, dict[str, Any]]:
     return {"a": {"cores": 16, "gpus": [gpu], "memory_total": 256 * 10**9}}
 
 
+GEMMA2 = {
+    "model_type": "gemma2", "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2,
+    "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16, "vocab_size": 1000,
+    "max_position_embeddings": 1024,
+}  # fmt: skip
 LOGITS = {
     "workload": "causal-lm",
     "model": {"name": "gpt2", "config": {"vocab_size": 50304}},
@@ -375,6 +380,7 @@ LOGITS = {
         (80, {"engine": {"name": "deepspeed", "zero": 2}}, False),
         (80, {"engine": {"name": "deepspeed", "zero": 3}}, "auto"),
         (80, {"batch": {"micro": "auto"}}, "auto"),
+        (80, {"model": {"config": GEMMA2}}, "auto"),  # caps its logits after the output layer
     ],
 )
 def test_a_compiled_graph_has_the_loss_where_there_is_room(
