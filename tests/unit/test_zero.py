@@ -223,6 +223,13 @@ def test_what_deepspeed_reads_is_read(tmp_path: Path, text: str) -> None:
         ('{"zero_optimization": {"stage": null}}', "stage is null"),
         ('{"zero_optimization": {"stage": [2]}}', "stage is \\[2\\]"),
         ('{"zero_optimization": {"stage": true}}', "stage is true"),
+        ('{"zero_optimization": {"stage": 2.0}}', "stage is 2.0"),
+        ('{"fp16": {"enabled": "true"}}', 'fp16.enabled is "true"'),
+        ('{"bf16": {"enabled": 1}}', "bf16.enabled is 1"),
+        ('{"torch_autocast": {"enabled": true, "dtype": "float16"}}', "torch_autocast computes"),
+        ('{"optimizer": {"type": ["Adam"]}}', 'optimizer.type is \\["Adam"\\]'),
+        ('{"scheduler": {"type": ["WarmupLR"]}}', 'scheduler.type is \\["WarmupLR"\\]'),
+        ('{"a": ' + 9999 * "[" + 9999 * "]" + "}", "is not JSON"),
         ('{"fp16": true}', "fp16 is true"),
         ('{"optimizer": "AdamW"}', 'optimizer is "AdamW"'),
         ('{"tensorboard": true}', "tensorboard is true"),
@@ -259,7 +266,7 @@ def test_what_muster_does_not_train_with_is_refused(key: str, tmp_path: Path) ->
         read_user_config(str(tmp_path / "ds.json"))
 
 
-@pytest.mark.parametrize("kind", ["OneBitAdam", "OneBitLamb", "ZeroOneAdam"])
+@pytest.mark.parametrize("kind", ["OneBitAdam", "OneBitLamb", "ZeroOneAdam", "onebitadam"])
 def test_compressed_optimizers_are_refused(kind: str, tmp_path: Path) -> None:
     (tmp_path / "ds.json").write_text(json.dumps({"optimizer": {"type": kind}}))
     with pytest.raises(RecipeError, match=kind):
