@@ -364,9 +364,10 @@ def test_zero_3_gathers_the_model_when_it_is_saved(tmp_path: Path) -> None:
 
     assert zero(stage=3)[key] is True
     assert key not in zero(stage=2)
-    with pytest.raises(RecipeError, match="could not be saved whole") as caught:
-        zero(stage=3, **{key: False})
-    assert caught.value.where == f"zero_optimization.{key}"
+    for refused in (False, "false"):
+        with pytest.raises(RecipeError, match="could not be saved whole") as caught:
+            zero(stage=3, **{key: refused})
+        assert caught.value.where == f"zero_optimization.{key}"
 
 
 AUTO_RATES = {"warmup_min_lr": "auto", "warmup_max_lr": "auto"}

@@ -284,9 +284,9 @@ def deepspeed_config(recipe: Recipe, batch: Batch, precision: str) -> dict[str, 
     config.setdefault("steps_per_print", 1_000_000_000)
     zero = section(config, "zero_optimization")
     if zero.get("stage") == 3 and "stage3_gather_fp16_weights_on_model_save" not in zero:  # its old name
-        if zero.setdefault(_GATHER, True) is False:
+        if zero.setdefault(_GATHER, True) not in (True, "auto"):
             raise RecipeError(
-                "is false, and the trained model could not be saved whole",
+                f"is {json.dumps(zero[_GATHER])}, and the trained model could not be saved whole",
                 where=f"zero_optimization.{_GATHER}",
                 hint="leave it out, or set it to true",
             )
@@ -432,6 +432,8 @@ def _check(config: Mapping[str, Any], known: Mapping[str, Any], prefix: str, whe
                 where=where,
                 hint=did_you_mean(key, known) or did_you_mean(key, everywhere),
             )
+        if value is None and prefix:  # DeepSpeed takes it for not given, also where it is a section
+            continue
         if (isinstance(known[key], dict) or (key in _SECTIONS and not prefix)) and not isinstance(
             value, dict
         ):
