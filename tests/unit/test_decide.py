@@ -14,6 +14,7 @@ from muster.core import families
 from muster.core.errors import InventoryError, RecipeError, UsageError
 from muster.core.inventory import Inventory, parse_hosts
 from muster.core.job import Decision
+from muster.core.loss_parts import part_rows
 from muster.core.recipe import recipe_from
 from muster.inputs.model import parameters
 from muster.planner.decide import Decided
@@ -411,3 +412,10 @@ def test_where_cuda_graphs_would_break_they_are_refused(recipe: dict[str, Any], 
     with pytest.raises(RecipeError) as error:
         on(with_memory(80), **given)
     assert error.value.where == "train.compile" and why in error.value.what
+
+
+def test_rows_of_a_part_fill_the_device_and_spare_the_weights_gradient() -> None:
+    """On a GPU 2^27 logits, and at least half of the width; on a CPU 2^24."""
+    assert part_rows("cuda", 50257, 768) == 2**27 // 50257
+    assert part_rows("cuda", 128256, 8192) == 4096
+    assert part_rows("cpu", 50257, 768) == 384
