@@ -228,6 +228,7 @@ def test_what_deepspeed_reads_is_read(tmp_path: Path, text: str) -> None:
         ('{"bf16": {"enabled": 1}}', "bf16.enabled is 1"),
         ('{"torch_autocast": {"enabled": true, "dtype": "float16"}}', "torch_autocast computes"),
         ('{"optimizer": {"type": ["Adam"]}}', 'optimizer.type is \\["Adam"\\]'),
+        ('{"optimizer": {"type": "AdamW", "params": [1]}}', "optimizer.params is \\[1\\]"),
         ('{"scheduler": {"type": ["WarmupLR"]}}', 'scheduler.type is \\["WarmupLR"\\]'),
         ('{"a": ' + 9999 * "[" + 9999 * "]" + "}", "is not JSON"),
         ('{"fp16": true}', "fp16 is true"),
@@ -353,6 +354,12 @@ def test_the_training_numbers_of_a_users_file() -> None:
 def test_a_training_number_that_is_none(value: Any) -> None:
     with pytest.raises(RecipeError, match="learning_rate must be a number"):
         user_training({"optimizer": {"params": {"lr": value}}})
+
+
+def test_numbers_are_finite() -> None:
+    for value in (float("nan"), float("inf")):
+        with pytest.raises(RecipeError, match="clip must be a number"):
+            user_training({"gradient_clipping": value})
 
 
 def test_zero_3_gathers_the_model_when_it_is_saved(tmp_path: Path) -> None:

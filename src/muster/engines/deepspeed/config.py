@@ -129,9 +129,13 @@ def check_keys(config: Mapping[str, Any], *, where: str) -> None:
             what = f'{key}.enabled is {json.dumps(on)}, and must be true, false or "auto"'
             raise RecipeError(what, where=where)
     for key in ("optimizer", "scheduler"):
-        kind = section(config, key).get("type")
+        given = section(config, key)
+        kind, params = given.get("type"), given.get("params")
         if not isinstance(kind, str | None):
             raise RecipeError(f"{key}.type is {json.dumps(kind)}, and must be a name", where=where)
+        if not isinstance(params, dict | None):
+            what = f"{key}.params is {json.dumps(params)}, and must be a section"
+            raise RecipeError(what, where=where)
     for path, hint in _OTHER_RANKS.items():
         key, _, name = path.partition(".")
         size = section(config, key).get(name, 1) if name else config.get(key, 1)
@@ -185,7 +189,8 @@ def user_training(config: Mapping[str, Any]) -> dict[str, Any]:
     if found["learning_rate"] == "auto":
         found["learning_rate"] = scheduler.get("warmup_max_lr", "auto")
     for name, value in found.items():
-        if value != "auto" and (isinstance(value, bool) or not isinstance(value, int | float)):
+        number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+        if value != "auto" and not number:
             raise RecipeError(
                 f'{name} must be a number or "auto", not {value!r}', where="the DeepSpeed configuration"
             )
