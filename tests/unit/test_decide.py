@@ -14,6 +14,7 @@ from muster.core import families
 from muster.core.errors import InventoryError, RecipeError, UsageError
 from muster.core.inventory import Inventory, parse_hosts
 from muster.core.job import Decision
+from muster.core.loss_parts import part_rows
 from muster.core.recipe import recipe_from
 from muster.inputs.model import parameters
 from muster.planner.decide import Decided
@@ -400,6 +401,11 @@ def with_memory(gigabytes: float) -> dict[str, dict[str, Any]]:
     return {"a": {"cores": 16, "gpus": [gpu], "memory_total": 256 * 10**9}}
 
 
+GEMMA2 = {
+    "model_type": "gemma2", "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2,
+    "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16, "vocab_size": 1000,
+    "max_position_embeddings": 1024,
+}  # fmt: skip
 LOGITS = {
     "workload": "causal-lm",
     "model": {"name": "gpt2", "config": {"vocab_size": 50304}},
@@ -421,6 +427,7 @@ LOGITS = {
         (80, {"engine": {"name": "deepspeed", "zero": 2}}, False),
         (80, {"engine": {"name": "deepspeed", "zero": 3}}, "auto"),
         (80, {"batch": {"micro": "auto"}}, "auto"),
+        (80, {"model": {"config": GEMMA2}}, "auto"),  # caps its logits after the output layer
     ],
 )
 def test_a_compiled_graph_has_the_loss_where_there_is_room(
@@ -451,3 +458,10 @@ def test_where_cuda_graphs_would_break_they_are_refused(recipe: dict[str, Any], 
     with pytest.raises(RecipeError) as error:
         on(with_memory(80), **given)
     assert error.value.where == "train.compile" and why in error.value.what
+
+
+def test_rows_of_a_part_fill_the_device_and_spare_the_weights_gradient() -> None:
+    """On a GPU 2^27 logits, and at least half of the width; on a CPU 2^24."""
+    assert part_rows("cuda", 50257, 768) == 2**27 // 50257
+    assert part_rows("cuda", 128256, 8192) == 4096
+    assert part_rows("cpu", 50257, 768) == 384

@@ -120,6 +120,11 @@ def test_output_layer_and_loss_as_one_by_hand() -> None:
     assert fused_bytes(config, 2000, Kept(2), "cpu", "auto") is None
     part = 2048 * 65_536 * (2 * 2 + 4)
     assert fused_bytes(config, 20_000, Kept(2), "cuda", "auto") == part + 20_000 * 4096 * 2 + weight
+    narrow = {**config, "hidden_size": 64}
+    for device, rows in (("cuda", 2048), ("cpu", 256)):
+        part = rows * 65_536 * (2 * 2 + 4)
+        rest = 20_000 * 64 * 2 + 4 * 65_536 * 64
+        assert fused_bytes(narrow, 20_000, Kept(2), device, True) == part + rest
     assert fused_bytes(config, 20_000, Kept(2), "cuda", False) is None
     assert fused_bytes({**config, "model_type": "gemma2"}, 20_000, Kept(2), "cuda", True) is None
 

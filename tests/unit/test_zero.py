@@ -223,6 +223,14 @@ def test_what_deepspeed_reads_is_read(tmp_path: Path, text: str) -> None:
         ('{"zero_optimization": {"stage": null}}', "stage is null"),
         ('{"zero_optimization": {"stage": [2]}}', "stage is \\[2\\]"),
         ('{"zero_optimization": {"stage": true}}', "stage is true"),
+        ('{"zero_optimization": {"stage": 2.0}}', "stage is 2.0"),
+        ('{"fp16": {"enabled": "true"}}', 'fp16.enabled is "true"'),
+        ('{"bf16": {"enabled": 1}}', "bf16.enabled is 1"),
+        ('{"torch_autocast": {"enabled": true, "dtype": "float16"}}', "torch_autocast computes"),
+        ('{"optimizer": {"type": ["Adam"]}}', 'optimizer.type is \\["Adam"\\]'),
+        ('{"optimizer": {"type": "AdamW", "params": [1]}}', "optimizer.params is \\[1\\]"),
+        ('{"scheduler": {"type": ["WarmupLR"]}}', 'scheduler.type is \\["WarmupLR"\\]'),
+        ('{"a": ' + 9999 * "[" + 9999 * "]" + "}", "is not JSON"),
         ('{"fp16": true}', "fp16 is true"),
         ('{"optimizer": "AdamW"}', 'optimizer is "AdamW"'),
         ('{"tensorboard": true}', "tensorboard is true"),
@@ -259,7 +267,7 @@ def test_what_muster_does_not_train_with_is_refused(key: str, tmp_path: Path) ->
         read_user_config(str(tmp_path / "ds.json"))
 
 
-@pytest.mark.parametrize("kind", ["OneBitAdam", "OneBitLamb", "ZeroOneAdam"])
+@pytest.mark.parametrize("kind", ["OneBitAdam", "OneBitLamb", "ZeroOneAdam", "onebitadam"])
 def test_compressed_optimizers_are_refused(kind: str, tmp_path: Path) -> None:
     (tmp_path / "ds.json").write_text(json.dumps({"optimizer": {"type": kind}}))
     with pytest.raises(RecipeError, match=kind):
@@ -348,6 +356,12 @@ def test_a_training_number_that_is_none(value: Any) -> None:
         user_training({"optimizer": {"params": {"lr": value}}})
 
 
+def test_numbers_are_finite() -> None:
+    for value in (float("nan"), float("inf")):
+        with pytest.raises(RecipeError, match="clip must be a number"):
+            user_training({"gradient_clipping": value})
+
+
 def test_zero_3_gathers_the_model_when_it_is_saved(tmp_path: Path) -> None:
     """Else Transformers would end the run with a folder without weights."""
     key = "stage3_gather_16bit_weights_on_model_save"
@@ -357,9 +371,10 @@ def test_zero_3_gathers_the_model_when_it_is_saved(tmp_path: Path) -> None:
 
     assert zero(stage=3)[key] is True
     assert key not in zero(stage=2)
-    with pytest.raises(RecipeError, match="could not be saved whole") as caught:
-        zero(stage=3, **{key: False})
-    assert caught.value.where == f"zero_optimization.{key}"
+    for refused in (False, "false"):
+        with pytest.raises(RecipeError, match="could not be saved whole") as caught:
+            zero(stage=3, **{key: refused})
+        assert caught.value.where == f"zero_optimization.{key}"
 
 
 AUTO_RATES = {"warmup_min_lr": "auto", "warmup_max_lr": "auto"}

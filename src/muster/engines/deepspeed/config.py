@@ -57,9 +57,10 @@ _NOT_TRAINED_WITH = {
     "hybrid_engine": "needs DeepSpeed-Chat's training loop",
     "progressive_layer_drop": "needs a model that takes it",
     "sparse_attention": "needs a model that takes it",
+    "torch_autocast": "computes in what the recipe does not say: precision has its place",
     "weight_quantization": "changes the model, and needs calls in the training loop",
 }
-_COMPRESSED = ("OneBitAdam", "OneBitLamb", "ZeroOneAdam")
+_COMPRESSED = ("onebitadam", "onebitlamb", "zerooneadam")  # DeepSpeed reads names in any case
 # Sections without a list of keys.
 _SECTIONS = frozenset(
     {
@@ -106,7 +107,7 @@ def read_user_config(path: str) -> dict[str, Any]:
             config = hjson.loads(text, object_pairs_hook=unique)
     except FileNotFoundError:
         raise RecipeError("no such DeepSpeed configuration", where=path) from None
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise RecipeError(f"is not JSON: {error}", where=path) from None
     if not isinstance(config, dict):
         raise RecipeError("must be a JSON object", where=path)
@@ -119,9 +120,22 @@ def check_keys(config: Mapping[str, Any], *, where: str) -> None:
     kind, or that asks for what Muster does not train with."""
     _check(config, known_keys(), "", where)
     stage = section(config, "zero_optimization").get("stage", 0)
-    if isinstance(stage, bool) or stage not in (0, 1, 2, 3):
+    if type(stage) is not int or stage not in (0, 1, 2, 3):
         what = f"zero_optimization.stage is {json.dumps(stage)}, and must be 0, 1, 2 or 3"
         raise RecipeError(what, where=where)
+    for key in ("fp16", "bf16", "bfloat16"):
+        on = section(config, key).get("enabled", False)
+        if not isinstance(on, bool) and on != "auto":
+            what = f'{key}.enabled is {json.dumps(on)}, and must be true, false or "auto"'
+            raise RecipeError(what, where=where)
+    for key in ("optimizer", "scheduler"):
+        given = section(config, key)
+        kind, params = given.get("type"), given.get("params")
+        if not isinstance(kind, str | None):
+            raise RecipeError(f"{key}.type is {json.dumps(kind)}, and must be a name", where=where)
+        if not isinstance(params, dict | None):
+            what = f"{key}.params is {json.dumps(params)}, and must be a section"
+            raise RecipeError(what, where=where)
     for path, hint in _OTHER_RANKS.items():
         key, _, name = path.partition(".")
         size = section(config, key).get(name, 1) if name else config.get(key, 1)
@@ -133,7 +147,7 @@ def check_keys(config: Mapping[str, Any], *, where: str) -> None:
         if asked.get("enabled", bool(asked)):
             raise RecipeError(f"{key} {why}", where=where, hint=f"leave {key} out")
     kind = section(config, "optimizer").get("type")
-    if kind in _COMPRESSED:
+    if kind and kind.lower() in _COMPRESSED:
         raise RecipeError(
             f"optimizer.type {kind} needs a communication of its own, which Muster does not set up",
             where=where,
@@ -175,7 +189,8 @@ def user_training(config: Mapping[str, Any]) -> dict[str, Any]:
     if found["learning_rate"] == "auto":
         found["learning_rate"] = scheduler.get("warmup_max_lr", "auto")
     for name, value in found.items():
-        if value != "auto" and (isinstance(value, bool) or not isinstance(value, int | float)):
+        number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+        if value != "auto" and not number:
             raise RecipeError(
                 f'{name} must be a number or "auto", not {value!r}', where="the DeepSpeed configuration"
             )
@@ -274,9 +289,9 @@ def deepspeed_config(recipe: Recipe, batch: Batch, precision: str) -> dict[str, 
     config.setdefault("steps_per_print", 1_000_000_000)
     zero = section(config, "zero_optimization")
     if zero.get("stage") == 3 and "stage3_gather_fp16_weights_on_model_save" not in zero:  # its old name
-        if zero.setdefault(_GATHER, True) is False:
+        if zero.setdefault(_GATHER, True) not in (True, "auto"):
             raise RecipeError(
-                "is false, and the trained model could not be saved whole",
+                f"is {json.dumps(zero[_GATHER])}, and the trained model could not be saved whole",
                 where=f"zero_optimization.{_GATHER}",
                 hint="leave it out, or set it to true",
             )
@@ -422,6 +437,8 @@ def _check(config: Mapping[str, Any], known: Mapping[str, Any], prefix: str, whe
                 where=where,
                 hint=did_you_mean(key, known) or did_you_mean(key, everywhere),
             )
+        if value is None and prefix:  # DeepSpeed takes it for not given, also where it is a section
+            continue
         if (isinstance(known[key], dict) or (key in _SECTIONS and not prefix)) and not isinstance(
             value, dict
         ):
