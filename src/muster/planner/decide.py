@@ -116,9 +116,9 @@ def decide(
         gpus = gpus_of(facts, hosts, slots, shared=one_machine)
         precision = decide_precision(recipe, device, gpus, decisions)
         recipe = decide_compiling(recipe, device, decisions)
-        sharing = [world_size] if one_machine else slots
+        ranks = [world_size] if one_machine else slots
         here = [facts[host.label] for host in hosts]
-        recipe = decide_loaders(recipe, device, list(zip(here, sharing, strict=False)), decisions)
+        recipe = decide_loaders(recipe, device, list(zip(here, ranks, strict=False)), decisions)
         if recipe.engine.group and recipe.engine.group >= world_size:
             recipe = recipe.choosing(group=0)
             decisions.append(Decision("engine.group", None, f"all {world_size} ranks are one group"))
