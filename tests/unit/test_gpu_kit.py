@@ -128,6 +128,23 @@ def test_a_piece_that_had_no_time_is_begun_by_the_next_call(
     assert run(monkeypatch, tmp_path, {"a": "passed"}) == ["a"]
 
 
+@pytest.mark.parametrize(("minutes", "cut"), [(0.75, True), (9, False)])
+def test_a_piece_that_the_call_ends_is_cut_short_and_has_not_failed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, machine: dict[str, Any], minutes: float, cut: bool
+) -> None:
+    """The piece's own limit is a minute, and it usually takes half of that."""
+    given: list[tuple[float, bool]] = []
+
+    def instead(each: Piece, results: Results, limit: float, tiny: bool, cut: bool) -> dict[str, Any]:
+        given.append((limit, cut))
+        return {"status": "passed", "seconds": 1.0}
+
+    monkeypatch.setattr(kit, "run_piece", instead)
+    calls.run_all([piece()], Results(tmp_path), minutes, False)
+    [(limit, was_cut)] = given
+    assert was_cut == cut and (30 < limit <= 45 if cut else limit == 60)
+
+
 def test_a_call_goes_on_from_another_folder_of_the_same_machine(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, machine: dict[str, Any]
 ) -> None:

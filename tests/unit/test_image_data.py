@@ -233,6 +233,14 @@ def test_a_loader_process_maps_a_table_by_itself(tmp_path: Path) -> None:
     ]
 
 
+def test_an_image_that_only_fills_up_a_batch_has_no_label() -> None:
+    from muster.workloads.image_classification.images import collate
+
+    one = {"pixels": torch.zeros(1, 8, 8, dtype=torch.uint8), "label": 3, "fault": None}
+    batch = collate([one, one | {"ignored": True}])
+    assert batch["labels"].tolist() == [3, -100] and batch["pixel_values"].dtype is torch.uint8
+
+
 def test_an_unreadable_image_does_not_count(tmp_path: Path) -> None:
     from muster.workloads.image_classification.images import FAULTS, Counter, collate
 

@@ -144,6 +144,20 @@ def test_losses_do_not_depend_on_the_shape(masks: None) -> None:
         torch.testing.assert_close(gradients, losses[0][1], rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.parametrize("shapes", [(), ((8, 8), (16, 12))])
+def test_decoder_inputs_are_the_labels_moved_by_one(shapes: tuple[Shape, ...]) -> None:
+    """As the model itself moves them; behind a row's end they are padding, which no label counts."""
+    torch = pytest.importorskip("torch")
+    from muster.workloads.seq2seq.train import PairCollator
+
+    inputs = PairCollator(0, 0, shapes)(rows([(5, 7), (8, 3)]))
+    labels, moved = inputs["labels"], inputs["decoder_input_ids"]
+    expected = small_t5().prepare_decoder_input_ids_from_labels(labels)
+    counts = labels != -100
+    assert counts.sum(1).tolist() == [7, 3]
+    assert torch.equal(moved[counts], expected[counts])
+
+
 def test_each_shape_is_compiled_once(masks: None) -> None:
     torch = pytest.importorskip("torch")
     from torch._dynamo.testing import CompileCounter
