@@ -138,19 +138,19 @@ def _whole(value: Any) -> int:
 
 def read(path: Path) -> Trace:
     """What counts of a trace. Raises NoSummary where it is none, or ends early."""
-    found = Trace()
+    trace = Trace()
     try:
         with (gzip.open if path.suffix == ".gz" else open)(
             path, "rt", encoding="utf-8", errors="replace"
         ) as stream:
             for event in _events(stream):
-                found.add(event)
+                trace.add(event)
     except (OSError, EOFError, zlib.error) as error:
         raise NoSummary(f"{path.name} cannot be read: {error}") from None
     except NoSummary as error:
         raise NoSummary(f"{path.name} {error}") from None
-    found.finish()
-    return found
+    trace.finish()
+    return trace
 
 
 def _events(stream: TextIO) -> Iterator[dict[str, Any]]:
@@ -291,14 +291,14 @@ class Steps:
 
     def copied(self) -> dict[str, float]:
         """Bytes of a step by direction; of host memory that is not pinned apart."""
-        found: dict[str, float] = {}
+        sizes: dict[str, float] = {}
         for each in self.own:
             if each.kind == "copy":
                 word = next((word for word in _DIRECTIONS if word in each.name), None)
                 name = _DIRECTIONS[word] if word else each.name
                 name += " (not pinned)" if "Pageable" in each.name else ""
-                found[name] = found.get(name, 0.0) + each.size / self.count
-        return dict(sorted(found.items(), key=lambda each: -each[1]))
+                sizes[name] = sizes.get(name, 0.0) + each.size / self.count
+        return dict(sorted(sizes.items(), key=lambda each: -each[1]))
 
     def fetching(self) -> float:
         """µs in which the thread of the steps fetches batches."""
@@ -312,19 +312,19 @@ class Steps:
         lines = self._around(self.trace.lines, waits)
         # Autograd has threads of its own: the thread of the steps is in a line that waits for them.
         main = self._around(self.trace.lines, [(span, self.thread) for span, _ in waits])
-        found = []
+        placed = []
         for index, (span, _) in enumerate(waits):
             outer = (operators[index] or [span])[0]
             inner = lines[index] or main[index]
             step = bisect.bisect_right(starts, span.start) - 1
-            found.append(Wait(span, step, outer.name, outer.start, inner[-1].name if inner else None))
-        return found
+            placed.append(Wait(span, step, outer.name, outer.start, inner[-1].name if inner else None))
+        return placed
 
     @staticmethod
     def _around(spans: Mapping[str, list[Span]], waits: Sequence[tuple[Span, str]]) -> list[list[Span]]:
         """For each of the waits, which are in order, the spans of its thread that hold its begin: the
         outermost first."""
-        found: list[list[Span]] = [[] for _ in waits]
+        stacks: list[list[Span]] = [[] for _ in waits]
         for thread in {each for _, each in waits} & spans.keys():
             order = iter(sorted(spans[thread], key=lambda each: (each.start, -each.end)))
             following, stack = next(order, None), list[Span]()
@@ -334,21 +334,21 @@ class Steps:
                 while following and following.start <= span.start:
                     stack = [each for each in stack if each.end > following.start] + [following]
                     following = next(order, None)
-                found[index] = [each for each in stack if each.end > span.start]
-        return found
+                stacks[index] = [each for each in stack if each.end > span.start]
+        return stacks
 
     def places(self) -> dict[tuple[int, str], list[str | None]]:
         """Of each step and kind of wait, the places in their order."""
-        found: dict[tuple[int, str], list[str | None]] = defaultdict(list)
+        places: dict[tuple[int, str], list[str | None]] = defaultdict(list)
         for each in _first_of_each(self.waits()):
-            found[each.step, each.call].append(each.place)
-        return found
+            places[each.step, each.call].append(each.place)
+        return places
 
     def idle(self) -> _Idle:
         """Why the device has nothing to do, in each gap: until the host launches what comes next it waits for
         batches, for what a wait of a thread that launches held up, or for launches; from then on the gap is
         the device's own."""
-        found = _Idle()
+        idle = _Idle()
         fetches = _union(self.trace.fetches.get(self.thread, []), self.begin, self.end)
         overheads = _union(self.trace.overheads, self.begin, self.end)
         calls = [self.trace.calls.get(each.launch) for each in self.own]
@@ -367,17 +367,17 @@ class Steps:
                 late = launched - free
                 fetched = _within(fetches, free, launched)
                 profiled = min(_within(overheads, free, launched), late - fetched)
-                found.batches += fetched
-                found.profiling += profiled
-                found.between += until - launched
+                idle.batches += fetched
+                idle.profiling += profiled
+                idle.between += until - launched
                 dry = _dry(waits, free, launched)
                 if dry:
-                    found.after[dry] += late - fetched - profiled
+                    idle.after[dry] += late - fetched - profiled
                 else:
-                    found.launching += late - fetched - profiled
+                    idle.launching += late - fetched - profiled
             if each:
                 free = max(free, min(each.end, self.end))
-        return found
+        return idle
 
 
 def _dry(waits: Sequence[Span], free: float, launched: float) -> Span | None:
@@ -420,16 +420,16 @@ def _own_time(spans: list[Span]) -> list[tuple[Span, float]]:
 
 def _union(spans: Sequence[Any], begin: float, end: float) -> list[Span]:
     """Intervals of (start, end, ...) within two times, those that overlap as one."""
-    found: list[Span] = []
+    merged: list[Span] = []
     for each in sorted(spans):
         start, stop = max(each[0], begin), min(each[1], end)
         if stop <= start:
             continue
-        if found and start <= found[-1].end:
-            found[-1] = found[-1]._replace(end=max(found[-1].end, stop))
+        if merged and start <= merged[-1].end:
+            merged[-1] = merged[-1]._replace(end=max(merged[-1].end, stop))
         else:
-            found.append(Span(start, stop, ""))
-    return found
+            merged.append(Span(start, stop, ""))
+    return merged
 
 
 def _length(spans: Iterable[Span]) -> float:
@@ -464,16 +464,16 @@ def _grouped(
 ) -> list[DeviceWait]:
     """Waits by operator and place. Where a step has as many of a kind as the step whose lines are known, the
     n-th of them is at the n-th place; where it has fewer, a place is known if all have the same."""
-    known: dict[str, list[str | None]] = {}
-    for (_, call), found in sorted(places.items(), key=lambda each: each[0][0]):
-        known[call] = found  # of the last step
+    last: dict[str, list[str | None]] = {}
+    for (_, call), own_places in sorted(places.items(), key=lambda each: each[0][0]):
+        last[call] = own_places  # of the last step
     order: dict[tuple[int, str], list[float]] = defaultdict(list)
     for each in _first_of_each(waits):
         order[each.step, each.call].append(each.whole)
     groups: dict[tuple[str, str | None], list[float]] = defaultdict(lambda: [0.0] * 3)
     seen: set[tuple[str, float]] = set()
     for each in waits:
-        own, there = order[each.step, each.call], known.get(each.call, [])
+        own, there = order[each.step, each.call], last.get(each.call, [])
         place = each.place
         if place is None and len(own) == len(there):
             place = there[own.index(each.whole)]

@@ -108,15 +108,15 @@ class StepProfile(Part):
 
     def _causes(self) -> list[tuple[float, str]]:
         """Why the GPU has nothing to do, with the share of the time: the largest first."""
-        found = [
+        causes = [
             (self.batches, "it waits for batches"),
             (self.launching, "the host launches too slowly"),
             (self.profiling, "the profiler itself keeps the host"),
             (self.between, "there are gaps between kernels that are launched already"),
         ]
         for each in self.waits:
-            found.append((each.idle, f"the host waits for the device at {each.place or each.call}"))
-        return sorted(found, key=lambda each: -each[0])
+            causes.append((each.idle, f"the host waits for the device at {each.place or each.call}"))
+        return sorted(causes, key=lambda each: -each[0])
 
     @property
     def lines(self) -> list[tuple[str, str]]:

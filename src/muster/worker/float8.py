@@ -67,11 +67,11 @@ def _check(context: Context) -> None:
         )
     if context.device != "cuda" or context.recipe.force:
         return
-    name, found = torch.cuda.get_device_name(), torch.cuda.get_device_capability()
-    if found < (needed := capability_for(float8.NAME, name) or found):
+    name, capability = torch.cuda.get_device_name(), torch.cuda.get_device_capability()
+    if capability < (needed := capability_for(float8.NAME, name) or capability):
         raise RecipeError(  # the host did not say what its GPU can do, else it were refused before the start
             f"is {float8.NAME}, which needs compute capability {needed[0]}.{needed[1]}; {name} has "
-            f"{found[0]}.{found[1]}",
+            f"{capability[0]}.{capability[1]}",
             where="precision",
             hint=f"precision={float8.BESIDE}",
         )

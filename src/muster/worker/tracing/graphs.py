@@ -70,13 +70,13 @@ def kernels_of(graph: Graph) -> Kernels:
 
 def _bases(graph: Graph) -> dict[Node, Node]:
     """Each node and the one whose memory it shows: itself, but for views and parts of several results."""
-    found: dict[Node, Node] = {}
+    bases: dict[Node, Node] = {}
     for node in graph.nodes:
         view = node.op == "call_function" and (
             node.target is operator.getitem or getattr(node.target, "is_view", False) or _reshapes(node)
         )
-        found[node] = found[node.all_input_nodes[0]] if view and node.all_input_nodes else node
-    return found
+        bases[node] = bases[node.all_input_nodes[0]] if view and node.all_input_nodes else node
+    return bases
 
 
 def _reshapes(node: Node) -> bool:
@@ -153,7 +153,7 @@ def parts_of(graph: Graph) -> dict[Node, str]:
     last: dict[str, int] = {}
     for stack, index in filter(None, blocks):
         last[stack] = max(index, last.get(stack, 0))
-    found: dict[Node, str] = {}
+    parts: dict[Node, str] = {}
     part = ""
     for node, block in zip(products, blocks, strict=True):
         if block is None:
@@ -162,10 +162,10 @@ def parts_of(graph: Graph) -> dict[Node, str]:
             stack, index = block
             here = f", {stack} {'first' if index == 0 else 'last' if index == last[stack] else 'middle'}"
         if here != part:
-            found[node] = part = here
+            parts[node] = part = here
     if products:
-        found[products[-1].next] = ", end"
-    return found
+        parts[products[-1].next] = ", end"
+    return parts
 
 
 def _block(node: Node) -> tuple[str, int] | None:

@@ -43,13 +43,13 @@ def choose_shapes(
         """All batches of sources up to `last` in at most so many shapes."""
         if last < 0:
             return 0, ()
-        found = []
+        ways = []
         for first in range(last + 1):
             for used in range(1, parts + 1 if first == 0 else parts):
                 before, shapes = best(first - 1, parts - used)
                 tokens, more = cut(first, last, used)
-                found.append((before + tokens, shapes + more))
-        return min(found, key=lambda each: (each[0], len(each[1])))
+                ways.append((before + tokens, shapes + more))
+        return min(ways, key=lambda each: (each[0], len(each[1])))
 
     return tuple(sorted(best(len(sources) - 1, count)[1]))
 
@@ -76,11 +76,11 @@ def _edges(lengths: Sequence[int], most: int, edges: int) -> list[int]:
 
 def _slab(cells: Mapping[Shape, int], first: int, last: int, width: int) -> list[int]:
     """How many batches of these sources have each target."""
-    found = [0] * width
+    counts = [0] * width
     for (source, target), count in cells.items():
         if first <= source <= last:
-            found[target] += count
-    return found
+            counts[target] += count
+    return counts
 
 
 def _cut_targets(
@@ -90,12 +90,12 @@ def _cut_targets(
     # tokens, shapes: of the targets before `end`, in 0, 1, ... ranges
     best: list[dict[int, tuple[int, tuple[Shape, ...]]]] = [{0: (0, ())}]
     for end in range(1, len(targets) + 1):
-        found: dict[int, tuple[int, tuple[Shape, ...]]] = {}
+        ways: dict[int, tuple[int, tuple[Shape, ...]]] = {}
         for begin in range(end):
             inside = sum(counts[begin:end]) * (source + targets[end - 1])
             for used, (tokens, shapes) in best[begin].items():
                 made = (tokens + inside, (*shapes, (source, targets[end - 1])))
-                if used < parts and (used + 1 not in found or made[0] < found[used + 1][0]):
-                    found[used + 1] = made
-        best.append(found)
+                if used < parts and (used + 1 not in ways or made[0] < ways[used + 1][0]):
+                    ways[used + 1] = made
+        best.append(ways)
     return min(best[-1].values(), key=lambda each: each[0])
