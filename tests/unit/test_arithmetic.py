@@ -18,6 +18,7 @@ from muster.worker.arithmetic import FORCED, arithmetic_of, hold_arithmetic, set
 def as_before() -> Iterator[None]:
     before = [place.fp32_precision for place in places()]
     yield
+    torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = False, True  # as PyTorch begins
     for place, precision in zip(places(), before, strict=True):
         place.fp32_precision = precision
 
@@ -68,6 +69,21 @@ def test_every_kind_of_product_is_set(precision: str, mode: str) -> None:
         place.fp32_precision = "tf32" if mode == "ieee" else "ieee"
     hold_arithmetic(rank(precision))
     assert [place.fp32_precision for place in places()] == [mode] * 4
+
+
+@pytest.mark.parametrize("before", [False, True])
+@pytest.mark.parametrize("precision", ["fp32", "tf32"])
+def test_the_older_settings_agree(precision: str, before: bool) -> None:
+    """PyTorch raises where they are asked and differ; compilers of some versions ask them."""
+    from transformers.utils.import_utils import enable_tf32
+
+    enable_tf32(precision == "tf32")
+    torch.backends.cuda.matmul.allow_tf32 = before
+    hold_arithmetic(rank(precision))
+    on = precision == "tf32"
+    assert torch.backends.cuda.matmul.allow_tf32 is on and torch.backends.cudnn.allow_tf32 is on
+    assert torch.get_float32_matmul_precision() == ("high" if on else "highest")
+    assert tf32_is_on() is on
 
 
 def test_a_cpu_is_left_alone() -> None:

@@ -35,15 +35,14 @@ def hold_arithmetic(context: Context) -> None:
 
 
 def set_tf32(on: bool) -> None:
-    """Let products and convolutions of fp32 compute in tf32, or not, by PyTorch's newer settings (2.9 and
-    later) where it has them: it refuses to be asked by the older ones once somebody has used the newer."""
+    """Let products and convolutions of fp32 compute in tf32, or not, by PyTorch's older settings and, where
+    it has them (2.9 and later), by the newer ones: it raises where it is asked by the older ones and both
+    differ, as compilers of some versions ask."""
     backends = torch.backends
-    if not hasattr(backends.cuda.matmul, "fp32_precision"):
-        backends.cuda.matmul.allow_tf32 = backends.cudnn.allow_tf32 = on
-        return
-    mode = "tf32" if on else "ieee"
-    for place in (backends, backends.cuda.matmul, backends.cudnn.conv, backends.cudnn.rnn):
-        place.fp32_precision = mode
+    backends.cuda.matmul.allow_tf32 = backends.cudnn.allow_tf32 = on
+    if hasattr(backends.cuda.matmul, "fp32_precision"):
+        for place in (backends, backends.cuda.matmul, backends.cudnn.conv, backends.cudnn.rnn):
+            place.fp32_precision = "tf32" if on else "ieee"
 
 
 def arithmetic_of(context: Context) -> str:
