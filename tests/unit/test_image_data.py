@@ -5,6 +5,8 @@ from __future__ import annotations
 import copy
 import hashlib
 import io
+import multiprocessing
+import os
 import random
 from collections import Counter as Counts
 from pathlib import Path
@@ -214,6 +216,34 @@ def test_loader_processes_share_what_is_decoded() -> None:
     seen = torch.cat([batch["pixel_values"] for batch in loader])
     assert images.memory.tensor[end:].sum() == 64
     assert torch.equal(seen, torch.stack([images[index]["pixels"] for index in range(64)]))
+
+
+class Processes:
+    """Samples that say which process made them, and its parent."""
+
+    def __len__(self) -> int:
+        return 2
+
+    def __getitem__(self, index: int) -> tuple[int, int]:
+        return os.getpid(), os.getppid()
+
+
+def test_loader_processes_are_no_forks_of_the_rank_and_stay() -> None:
+    from torch.utils.data import DataLoader
+
+    from muster.worker.data.loading import CONTEXT, loader_arguments
+
+    given = loader_arguments(1, "json")
+    loader: Any = DataLoader(
+        Processes(),  # type: ignore[arg-type]
+        batch_size=None,
+        num_workers=given["dataloader_num_workers"],
+        persistent_workers=given["dataloader_persistent_workers"],
+        multiprocessing_context=given.get(CONTEXT) or multiprocessing.get_start_method(),
+    )
+    seen = [each for _ in range(2) for each in loader]
+    assert len(seen) == 4 and len({own for own, _ in seen}) == 1
+    assert all(parent != os.getpid() for _, parent in seen)
 
 
 def test_a_loader_process_maps_a_table_by_itself(tmp_path: Path) -> None:

@@ -255,6 +255,10 @@ def test_a_gpu_that_mostly_exchanges_or_copies_is_not_said_to_compute(tmp_path: 
     found = summed(copies, tmp_path)
     assert (found.copying, found.exchanging) == (pytest.approx(0.8), 0)
     assert "80 % are copies" in found.verdict and "longest kernel" not in found.verdict
+    sets = Cuda()
+    sets.step(1, 0, 1000)
+    sets.span("gpu_memset", "Memset (Device)", 0, 1000, 7, correlation=sets.call("cudaMemsetAsync", 0, 4))
+    assert (summed(sets, tmp_path).busy, summed(sets, tmp_path).copying) == (1, 0)
 
 
 def test_a_wait_is_blamed_for_as_long_as_it_took(tmp_path: Path) -> None:
@@ -576,18 +580,18 @@ def test_the_steps_of_a_trace_are_those_that_were_done(
 
 def test_a_pause_for_evaluation_or_saving_is_in_no_step(tmp_path: Path) -> None:
     """What follows a step until the next one begins is in the next one's mark. The longest stretch without a
-    pause is summed up: of steps 4 to 9, with pauses after 5 and 9, steps 7 to 9."""
+    pause is summed up: of steps 4 to 9, with pauses after 4 and 6, steps 8 and 9."""
     profiler, state, control, emitted = profiling(tmp_path, profile_steps=6, most=12)
     for step in range(1, 12):
         profiler.on_step_begin(None, state, control)
         state.global_step = step
         profiler.on_step_end(None, state, control)
-        if step in (5, 9):
-            getattr(profiler, "on_evaluate" if step == 5 else "on_save")(None, state, control)
+        if step in (4, 6):
+            getattr(profiler, "on_evaluate" if step == 4 else "on_save")(None, state, control)
     profiler.on_train_end(None, state, control)
     [told] = emitted
     assert (told.first_step, told.last_step) == (3, 10)
-    assert (told.summary.first_step, told.summary.last_step) == (7, 9)
+    assert (told.summary.first_step, told.summary.last_step) == (8, 9)
 
 
 def example(**more: Any) -> StepProfile:
