@@ -40,13 +40,17 @@ def recipe(**fields: Any) -> Recipe:
 
 def test_deepspeed_env_files(here: Path) -> None:
     file = here / ".deepspeed_env"
-    file.write_text('# network\n\nNCCL_DEBUG=INFO\n  A = b c \nQ="x y"\nEMPTY=\nEQ=a=b\n')
+    file.write_text(
+        '# network\n\nNCCL_DEBUG=INFO\n  A = b c \nQ="x y"\nEMPTY=\nEQ=a=b\n'
+        "export NCCL_IB_HCA='=mlx5_1,mlx5_2'\nexport ONE=\"it's\"\nHALF='a\n"
+    )
     assert read_deepspeed_env(file) == {
         "NCCL_DEBUG": "INFO", "A": "b c", "Q": "x y", "EMPTY": "", "EQ": "a=b",
+        "NCCL_IB_HCA": "=mlx5_1,mlx5_2", "ONE": "it's", "HALF": "'a",
     }  # fmt: skip
 
 
-@pytest.mark.parametrize("line", ["NCCL_DEBUG", "export A=b", "1A=b", "=b", "A-B=c"])
+@pytest.mark.parametrize("line", ["NCCL_DEBUG", "export A", "1A=b", "=b", "A-B=c", "exportA b=c"])
 def test_a_line_that_is_no_variable(here: Path, line: str) -> None:
     file = here / ".deepspeed_env"
     file.write_text(f"A=b\n\n{line}\n")
@@ -65,6 +69,22 @@ def test_the_environments_layers(here: Path) -> None:
         ("A", f"set by {here.parent}/home/.deepspeed_env"),
         ("B", f"set by {here}/.deepspeed_env"),
     ]
+
+
+def test_what_speaks_to_communication_libraries_is_passed_on(
+    here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By name, and below files and the recipe; other variables of this shell stay here."""
+    for name in ("NCCL_DEBUG", "UCX_TLS", "GLOO_SOCKET_IFNAME", "NCCL_IB_HCA", "OTHER"):
+        monkeypatch.setenv(name, "shell")
+    (here / ".deepspeed_env").write_text("NCCL_IB_HCA=file\n")
+    env, decisions = environment(recipe(env={"UCX_TLS": "recipe"}))
+    assert env == {
+        "NCCL_DEBUG": "shell", "GLOO_SOCKET_IFNAME": "shell", "NCCL_IB_HCA": "file", "UCX_TLS": "recipe",
+    }  # fmt: skip
+    assert [(each.field, each.value) for each in decisions] == [
+        ("env", "GLOO_SOCKET_IFNAME, NCCL_DEBUG"), ("env", "NCCL_IB_HCA"),
+    ]  # fmt: skip
 
 
 def test_a_deepspeed_env_of_another_user_is_refused(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:

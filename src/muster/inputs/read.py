@@ -191,11 +191,14 @@ def check_data(recipe: Recipe, *, here: bool) -> None:
     recipe.check_data(path, model_config(recipe) or {})
 
 
+PASSED = ("NCCL_", "UCX_", "GLOO_", "MV2_")  # as Slurm and DeepSpeed's launcher pass them on
+
+
 def environment(recipe: Recipe) -> tuple[dict[str, str], tuple[Decision, ...]]:
-    """The ranks' variables: `.deepspeed_env` of the home folder, of this folder, and the recipe's on top; and
-    which file sets which."""
-    env: dict[str, str] = {}
-    source: dict[str, Path] = {}
+    """The ranks' variables: this shell's that speak to communication libraries, `.deepspeed_env` of the home
+    folder, of this folder, and the recipe's on top; and what sets which."""
+    env = {name: value for name, value in sorted(os.environ.items()) if name.startswith(PASSED)}
+    source: dict[str, Path | str] = dict.fromkeys(env, "this shell, and passed on")
     for folder in dict.fromkeys((Path.home(), Path.cwd())):
         file = folder / ".deepspeed_env"
         if file.is_file():
@@ -208,12 +211,12 @@ def environment(recipe: Recipe) -> tuple[dict[str, str], tuple[Decision, ...]]:
         if not _NAME.fullmatch(name):
             raise RecipeError(f"{name!r} is not the name of an environment variable", where="env")
     given = {name: value for name, value in recipe.env.items() if value is not None}
-    files: dict[Path, list[str]] = {}
-    for name, file in source.items():
+    names: dict[Path | str, list[str]] = {}
+    for name, place in source.items():
         if name not in given:
-            files.setdefault(file, []).append(name)
-    told = tuple(Decision("env", ", ".join(names), f"set by {file}") for file, names in files.items())
-    return env | given, told
+            names.setdefault(place, []).append(name)
+    decisions = (Decision("env", ", ".join(each), f"set by {place}") for place, each in names.items())
+    return env | given, tuple(decisions)
 
 
 def _check_owner(file: Path) -> None:
@@ -240,7 +243,8 @@ def _check_owner(file: Path) -> None:
 
 
 def read_deepspeed_env(path: Path) -> dict[str, str]:
-    """NAME=VALUE lines, as DeepSpeed's launcher reads them; `#` comments and blank lines are left out."""
+    """NAME=VALUE lines; `export` before one and quotes around a value mean what they do in the shell that
+    DeepSpeed's launcher gives them to. `#` comments and blank lines are left out."""
     env = {}
     try:
         text = path.read_text(encoding="utf-8")
@@ -250,14 +254,16 @@ def read_deepspeed_env(path: Path) -> dict[str, str]:
         line = line.strip()
         if not line or line.startswith("#"):
             continue
-        name, equals, value = line.partition("=")
+        name, equals, value = line.removeprefix("export ").partition("=")
         if not equals or not _NAME.fullmatch(name.strip()):
             raise RecipeError(
                 "is not NAME=VALUE",  # the line itself may be secret
                 where=f"{path}:{number}",
-                hint="one variable per line, without `export`",
+                hint="one variable per line",
             )
-        env[name.strip()] = value.strip().strip('"')
+        value = value.strip()
+        quoted = len(value) > 1 and value[0] == value[-1] and value[0] in "'\""
+        env[name.strip()] = value[1:-1] if quoted else value
     return env
 
 
