@@ -501,3 +501,27 @@ def test_from_python(tmp_path: Path) -> None:
     (tmp_path / "a.log").write_text("RuntimeError: No CUDA GPUs are available\n")
     found = muster.explain(tmp_path / "a.log")
     assert found.failure is not None and found.failure.id == "no_gpu"
+
+
+@pytest.mark.parametrize(
+    "prefix",
+    [
+        "2025-05-21T03:50:19.0296443{0}0Z ", "[pod/trainer-worker-3/pytorch] ", "trainer-3 pytorch ",
+        "(RayTrainWorker pid=311, ip=10.0.0.7) ", "\x1b[36m(WorkerDict pid=4242, ip=10.0.0.7)\x1b[0m ",
+        "Nov 26 00:41:4{0} node7 python[1234]: ", "trainer-1  | ", "gpu-07.cluster: ", "[10.0.0.7:3] ",
+        "[prterun-node7-4242@1,3]<stderr>: ",
+    ],
+)  # fmt: skip
+def test_an_exception_behind_what_a_tool_puts_before_each_line(prefix: str) -> None:
+    """As kubectl logs, stern, Ray, journald, docker compose, pdsh and Open MPI 5 do; times go on."""
+    lines = [
+        "loading", "step 1 loss 2.5", "Traceback (most recent call last):",
+        '  File "/w/train.py", line 20, in <module>', "    main()", '  File "/w/train.py", line 7, in main',
+        "    raise ValueError(sample)", "ValueError: bad temperature 3",
+    ]  # fmt: skip
+    printed = [f"{prefix.replace('{0}', str(number))}{line}" for number, line in enumerate(lines)]
+    found = said(*printed)
+    assert found.failure is not None and found.failure.what == "ValueError: bad temperature 3"
+    assert found.failure.evidence is not None and found.failure.evidence.line == len(lines)
+    assert found.failure.evidence.code == "/w/train.py:7 in main"
+    assert said(*printed[:2]).failure is None

@@ -18,6 +18,8 @@ from muster.failures.signs import Signs
 from muster.readers.base import FIGURE, number
 
 MOST_HOSTS = 100_000
+_MOST_PREFIXES = 16  # of tracebacks
+_TRACEBACK = "Traceback (most recent call last)"
 OWN = 100  # characters of a line, in which its own time stamp stands
 _COLOUR = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 # srun --label, mpirun --tag-output, torchrun's redirects
@@ -76,6 +78,7 @@ class Frame:
         self.spawned = 0  # processes that the launcher names with their command
         self.left = 0  # processes that exited successfully
         self.steps = 0  # of the last mark of progress
+        self.prefixes: dict[str, re.Pattern[str]] = {}  # what stood before the first line of a traceback
         self.signs = Signs()
 
     def line(self, raw: str, telling: int = FOR_FACTS | FOR_SIGNS, shape: str = "") -> str:
@@ -90,12 +93,27 @@ class Frame:
             if colon and head in self.slots:
                 host = head
                 text = rest[label.end() :] if (label := _LABEL.match(rest)) else rest
+        if _TRACEBACK in text:
+            self._learn(text.partition(_TRACEBACK)[0])
+        if self.prefixes:
+            text = self._without_prefix(text)
         if telling & FOR_FACTS and any(hint in text for hint in HINTS):
             self._facts(text)
             self.signs.forget()
         if telling & FOR_SIGNS:
             self.signs.line(text, host, raw, shape)
         return text
+
+    def _learn(self, prefix: str) -> None:
+        """What stands before a traceback, as kubectl, Ray, pdsh, compose or journald put it before every line
+        of a program, with any numbers in place of its own."""
+        if prefix.strip() and len(prefix) <= OWN and len(self.prefixes) < _MOST_PREFIXES:
+            pattern = re.sub(r"\d+", r"\\d+", re.escape(prefix))
+            self.prefixes.setdefault(pattern, re.compile(pattern))
+
+    def _without_prefix(self, text: str) -> str:
+        matches = (pattern.match(text) for pattern in self.prefixes.values())
+        return next((text[match.end() :] for match in matches if match), text)
 
     def another(self, text: str) -> bool:
         """Whether a line begins another job: this one ran, and a launcher or Slurm names other hosts, or
