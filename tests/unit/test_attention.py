@@ -17,6 +17,7 @@ from muster.core.batch import Batch  # noqa: E402
 from muster.core.errors import RecipeError  # noqa: E402
 from muster.core.recipe import recipe_from  # noqa: E402
 from muster.core.trace import TraceRequest  # noqa: E402
+from muster.worker.attention import UNMASKED  # noqa: E402
 from muster.worker.context import Context, Emitter  # noqa: E402
 from muster.worker.instruments import attention  # noqa: E402
 from muster.worker.instruments.attention import AttentionMonitor, extremes, layer_names  # noqa: E402
@@ -381,7 +382,7 @@ def test_an_attention_that_a_model_does_not_have() -> None:
 
 def test_a_trace_of_flash_attention_needs_no_package() -> None:
     request = TraceRequest("causal-lm", asked("gpt2", attention="flash").model.config, tokens=8)
-    assert tasks.make(request, {}).config._attn_implementation == "sdpa"
+    assert tasks.make(request, {}).config._attn_implementation == UNMASKED
 
 
 def test_another_error_is_not_the_attentions(tmp_path: Path) -> None:

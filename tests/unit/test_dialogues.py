@@ -319,7 +319,7 @@ def test_padding_is_learned_where_that_is_asked_for(tokenizer: Any) -> None:
     rows = _learned(tokenizer, "everything")
     pad = tokenizer.pad_token_id
     made = LearnedCollator(pad, fixed=64, pads=True)([rows[1], {**rows[1], "ignored": True}])
-    assert (made["labels"][0] == made["input_ids"][0]).all()
+    assert (made["labels"][0, 1:] == made["input_ids"][0, 1:]).all() and made["labels"][0, 0] == -100
     assert (made["labels"][1] == -100).all()  # only fills up a held-out batch
     plain = LearnedCollator(pad, multiple=8)([rows[0], rows[1]])
     assert plain["input_ids"].shape[1] % 8 == 0

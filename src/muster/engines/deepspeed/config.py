@@ -120,7 +120,7 @@ def check_keys(config: Mapping[str, Any], *, where: str) -> None:
     kind, or that asks for what Muster does not train with."""
     _check(config, known_keys(), "", where)
     stage = section(config, "zero_optimization").get("stage", 0)
-    if type(stage) is not int or stage not in (0, 1, 2, 3):
+    if isinstance(stage, bool) or not isinstance(stage, int) or stage not in (0, 1, 2, 3):
         what = f"zero_optimization.stage is {json.dumps(stage)}, and must be 0, 1, 2 or 3"
         raise RecipeError(what, where=where)
     for key in ("fp16", "bf16", "bfloat16"):
