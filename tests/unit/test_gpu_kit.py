@@ -254,8 +254,8 @@ def test_a_lever_that_this_pytorch_lacks_is_a_row_that_says_so(
     monkeypatch.setattr(levers, "LEVERS", [eager, levers.Lever("fused", loss="fused"), eager])
     monkeypatch.setattr(levers, "lacking", lambda lever: "such layer" if lever.loss == "fused" else None)
     rows = levers.pieces()[0].run(machine)["rows"]
-    assert rows[1] == {"lever": "fused", "error": "this PyTorch has no such layer"}
-    assert rows[0]["loss"] == rows[2]["loss"] and rows[0]["samples_per_second"] > 0
+    assert [row.get("error") for row in rows] == [None, "this PyTorch has no such layer", None], rows
+    assert rows[0]["loss"] == pytest.approx(rows[2]["loss"], rel=1e-4) and rows[0]["samples_per_second"] > 0
     late = replace(machine, seconds=-1.0)
     assert {row["error"] for row in levers.pieces()[0].run(late)["rows"]} == {"no time"}
 
