@@ -228,6 +228,12 @@ def test_other_signals(code: int, name: str) -> None:
     assert "memory killer" not in (failure.hint or "")
 
 
+def test_a_bus_error_points_to_shared_memory() -> None:
+    failure = cause(exits={"node0": (-7, None)}, culprits={"node0": (0, 470)})
+    assert (failure.what, failure.id) == ("rank 0 was ended by SIGBUS", "bus_error")
+    assert "/dev/shm" in (failure.hint or "")
+
+
 def test_the_root_cause_and_not_what_it_brought_down() -> None:
     failure = cause(
         exits={"node0": (1, None)},

@@ -313,7 +313,8 @@ class Signs:
             return
         if _CRASH.search(text) or (shell and shell["how"] != "Aborted"):
             self.broke = True
-            self._add("crash", "crashed", text, hosts, rank)
+            entry = "bus_error" if re.search("[Bb]us error|SIGBUS", text) else "crashed"
+            self._add("crash", entry, text, hosts, rank)
         elif raised:  # a loader's exception is told once more by the rank, before the loader's own traceback
             self._add("symptom" if _CAUGHT.search(text) else "exception", None, text, hosts)
         elif code or shell:

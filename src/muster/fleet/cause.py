@@ -327,7 +327,8 @@ def _killed(host: str, death: _Death, kernel: Kernel) -> Failure:
         name = signal.Signals(death.signal).name
     except ValueError:
         name = f"signal {death.signal}"
-    crashed = known_failures()["crashed"] if death.signal in CRASHES else None
+    entry = "bus_error" if death.signal == signal.SIGBUS else "crashed"
+    crashed = known_failures()[entry] if death.signal in CRASHES else None
     what = f"{who} was ended by {name}"
     hint, known = (crashed.remedy, crashed.id) if crashed else (None, None)
     return Failure(what=what, where=who, host=host, hint=hint, id=known)
