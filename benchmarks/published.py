@@ -45,9 +45,13 @@ Row = dict[str, Any]
 # Bytes for each logit at the loss's peak, where a program works in half precision and without parts: logits,
 # the copy that is moved on by one, log-probabilities, two gradients and the padded one.
 LOSS = 12
-# By the first letters of a row's id: overrides, whether the loss takes all logits at once (LOSS), and bytes a
+# By a row's id or its first letters: overrides, whether the loss takes all logits at once (LOSS), and bytes a
 # parameter beside what Muster's fused AdamW needs (torch's foreach Adam makes the denominators of all).
 OWN: dict[str, tuple[list[str], bool, int]] = {
+    # Ran before the loss was part of a compiled graph.
+    "M1": (["train.fused_loss=true"], False, 0),
+    "M2": (["train.fused_loss=false"], True, 0),
+    "M3": (["train.fused_loss=false"], True, 0),
     "Q": (["train.fused_loss=false"], True, 0),
     "C": (["train.fused_loss=false"], True, 4),
     "LG": (["train.fused_loss=false"], False, 0),
@@ -69,7 +73,8 @@ NOT_TIMED = ("approx", "max", "gap")  # evaluation, saving or loading is in the 
 def own(row: Row) -> tuple[list[str], bool, int]:
     """How a row's program differs."""
     letters = "".join(letter for letter in row["id"][:2] if letter.isalpha())
-    return OWN.get(letters, OWN.get(row["id"][0], ([], False, 0)))
+    names = (row["id"], letters, row["id"][0])
+    return next((OWN[name] for name in names if name in OWN), ([], False, 0))
 
 
 def planned(row: Row, folder: Path, *, traced: bool = True) -> Row:
