@@ -48,7 +48,7 @@ class ModelSpread:
 
     `element`: bytes of a value in the chosen precision; `micro_steps`: of an optimizer step; `offload`: none,
     optimizer, param or optimizer+param, and `disk`: what of it goes further than the host; `device`: cpu or
-    cuda; `together`: DeepSpeed makes the optimizer, with one group of parameters, not the Trainer with two;
+    cuda; `together`: DeepSpeed makes the optimizer, not the Trainer;
     `keeps_half`: weights, gradients and moments are in that precision alone, where the engine would keep them
     in fp32; `group`: so many neighbouring ranks hold all weights among themselves, 0: all ranks do;
     `sync_each_batch`: gradients are reduced in every micro-step, where the engine would wait for the last
@@ -116,19 +116,16 @@ class ModelSpread:
         return "param" in self.offload
 
     @property
-    def one_group(self) -> bool:
-        """Whether the optimizer has one group: DeepSpeed's own, which offloading its states takes."""
+    def own_adam(self) -> bool:
+        """Whether the optimizer is DeepSpeed's own, which offloading its states takes."""
         return self.together or self.moves_optimizer
 
     def optimizer_groups(self, tensors: Tensors) -> list[Tensors]:
         """The optimizer's groups of trained parameters, in the model's order: with weight decay, and without.
 
-        Source: transformers/trainer.py, create_optimizer; transformers/integrations/deepspeed.py,
-        deepspeed_optim_sched.
+        Source: transformers/trainer.py and worker/trainer.py, create_optimizer.
         """
         all_ = trained(tensors)
-        if self.one_group:
-            return [all_] if all_ else []
         plain = tuple(each for each in all_ if len(each.shape) < 2 or _NO_DECAY.search(each.name.lower()))
         names = {each.name for each in plain}
         decayed = tuple(each for each in all_ if each.name not in names)

@@ -304,7 +304,7 @@ def _held_0(spread: ModelSpread, tensors: Tensors) -> States:
     step = dict(gradients)
     if e == 2:
         held["fp32 master"] = 4 * own
-        step["fp32 gradients"] = (8 if spread.one_group else 4) * own
+        step["fp32 gradients"] = (8 if spread.own_adam else 4) * own
     flat = min(own, REDUCED_AT_ONCE + largest(trained(tensors)))
     after = {"gradient reduction": {**gradients, "buckets": e * flat}, "optimizer step": step}
     backward = {"gradients in flight": e * largest(trained(tensors))}
