@@ -24,15 +24,18 @@ import json
 import os
 import statistics
 import tempfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 from accelerate.commands.estimate import estimate_training_usage
 
 from muster.core.errors import UsageError
-from muster.core.trace import AFTER_BLOCKS, FIGURES, Pass, Trace, with_peaks
+from muster.core.trace import AFTER_BLOCKS, FIGURES, Pass, Trace, TraceRequest, with_peaks
+from muster.planner import tracing
 from muster.planner.decide import Decided
 from muster.planner.memory.fit import Setting, need
 from muster.planner.outlook import UserFigures
@@ -48,14 +51,15 @@ LOSS = 12
 # By a row's id or its first letters: overrides, whether the loss takes all logits at once (LOSS), and bytes a
 # parameter beside what Muster's fused AdamW needs (torch's foreach Adam makes the denominators of all).
 OWN: dict[str, tuple[list[str], bool, int]] = {
-    # Ran before the loss was part of a compiled graph.
     "M1": (["train.fused_loss=true"], False, 0),
-    "M2": (["train.fused_loss=false"], True, 0),
-    "M3": (["train.fused_loss=false"], True, 0),
+    "M2": (["train.fused_loss=false"], False, 0),
+    "M3": (["train.fused_loss=false"], False, 0),
     "Q": (["train.fused_loss=false"], True, 0),
     "C": (["train.fused_loss=false"], True, 4),
     "LG": (["train.fused_loss=false"], False, 0),
 }
+# Ran before a compiled graph had the loss as well, where it takes all logits.
+OUTSIDE = ("M2", "M3")
 # What a row says in words alone. Quantised weights are read, not drawn: a name of the same size stands for
 # it.
 QUANTIZED = {
@@ -82,7 +86,10 @@ def planned(row: Row, folder: Path, *, traced: bool = True) -> Row:
     changes, whole_loss, optimizer = own(row)
     words = [*row["over"], *QUANTIZED.get(row["id"], []), *changes]
     try:
-        decided = plan_on(recipe_of(recipe_at(folder, row), words), row["on"], UserFigures(), traced=traced)
+        with outside() if row["id"] in OUTSIDE else nullcontext():
+            decided = plan_on(
+                recipe_of(recipe_at(folder, row), words), row["on"], UserFigures(), traced=traced
+            )
     except UsageError as error:
         return {"error": error.what}
     plan = decided.plan
@@ -97,6 +104,19 @@ def planned(row: Row, folder: Path, *, traced: bool = True) -> Row:
         found |= {"step": plan.time.step, "range": plan.time.step_range}
         found["time"] = {name: getattr(plan.time, name) for name in parts}
     return found
+
+
+@contextmanager
+def outside() -> Iterator[None]:
+    """Trace compiled models with the loss behind their graph, as no recipe asks for any more."""
+    asked = tracing.request_of
+
+    def request_of(*given: Any, **named: Any) -> TraceRequest | None:
+        request = asked(*given, **named)
+        return None if request is None else replace(request, inside=False)
+
+    with patch.object(tracing, "request_of", request_of):
+        yield
 
 
 def recipe_at(folder: Path, row: Row) -> str:

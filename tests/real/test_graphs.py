@@ -66,18 +66,18 @@ def test_what_is_connected_is_one_kernel() -> None:
 
 
 def test_a_plain_compiled_loop_took_what_is_counted() -> None:
-    """GPT-2 on an H100, its loss in the graph: the allocator's peak within 1 %, the step within 10 %."""
+    """GPT-2 on an H100, its loss in the graph: the allocator's peak within 1 %, the step within 5 %."""
     needs_torch()
     counted = compiled_loop.counted()
     measured = H100["compiled_loop"]
     assert counted.peak == pytest.approx(measured["allocator_peak"], rel=0.01)
-    assert counted.step_seconds == pytest.approx(measured["step_seconds"], rel=0.1)
+    assert counted.step_seconds == pytest.approx(measured["step_seconds"], rel=0.05)
 
 
-@pytest.mark.parametrize("name", ["M1"])
+@pytest.mark.parametrize("name", ["M1", "M2", "M3"])
 def test_a_compiled_run_fits_where_its_plan_says_so(name: str, tmp_path: Path) -> None:
     """On an H100: its device's peak is below every memory that the plan would call enough, and its step
-    within the range. M2 and M3 had all logits outside of the graph, as no run has now."""
+    within the range."""
     needs_torch()
     from benchmarks import published
 
