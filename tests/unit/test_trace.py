@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from muster.core.errors import JobError, RecipeError
-from muster.core.recipe import recipe_from
+from muster.core.recipe import Recipe, recipe_from
 from muster.core.recipes import load_recipe
 from muster.core.trace import Parameter, Pass, Trace, TraceRequest, from_json, to_json
 from muster.inputs.model import whole_config
@@ -125,6 +125,21 @@ def test_a_trace_is_made_once(tmp_path: Path) -> None:
     assert tracing.trace(request(checkpointing=True), shell=shell, cache=tmp_path) == TRACE
     assert len(shell.started) == 2
     assert len(list(tmp_path.iterdir())) == 2
+
+
+def test_stages_that_cut_weights_have_a_trace_of_their_own() -> None:
+    """A compiled graph ends in the loss only where ranks have whole weights."""
+    asked = []
+
+    def tracer(recipe: Recipe, *_: object) -> Trace:
+        asked.append(recipe.engine.stage)
+        return TRACE
+
+    each = tracing.once(tracer)
+    for stage in (1, 2, 3, 1, 3):
+        recipe = recipe_from({"workload": "causal-lm", "engine": {"name": "deepspeed", "zero": stage}})
+        assert each(recipe, "bf16", "cuda", 2) == TRACE
+    assert asked == [1, 3]
 
 
 @pytest.mark.usefixtures("installed")

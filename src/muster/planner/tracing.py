@@ -141,7 +141,7 @@ def _makers(workload: str) -> str:
     digest = hashlib.sha256(json.dumps(told, sort_keys=True).encode())
     root = Path(muster.__file__).parent
     own = Path(inspect.getfile(recipe_class(workload))).parent
-    makers = ("worker/**/*.py", "dialogues/*.py", "core/trace.py")
+    makers = ("worker/**/*.py", "dialogues/*.py", "core/trace.py", "core/loss_parts.py")
     for file in sorted([*chain.from_iterable(map(root.glob, makers)), *own.glob("**/*.py")]):
         digest.update(f"{file.name}\0".encode() + file.read_bytes())
     return digest.hexdigest()
@@ -174,7 +174,8 @@ def once(tracer: Tracer) -> Tracer:
 
     def found(recipe: Recipe, precision: str, device: str, ranks: int) -> Trace | None:
         train = recipe.train
-        key = (train.checkpointing, train.compile, train.fused_loss, precision, device, ranks > 1)
+        spread = spec_of(recipe.engine.name).shards_weights(recipe.engine.stage, ranks)
+        key = (train.checkpointing, train.compile, train.fused_loss, precision, device, ranks > 1, spread)
         if key not in known:
             known[key] = tracer(recipe, precision, device, ranks)
         return known[key]
