@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import shutil
 import socket
 import subprocess
 import sys
@@ -25,6 +26,7 @@ from muster.inputs.read import Inputs, read_inputs
 from muster.planner import orders
 from muster.planner.decide import Decided, decide
 from muster.runs.afterwards import loading_lines
+from muster.runs.resume import resume
 from muster.runs.train import train
 from muster.store import events
 from muster.store.runfolder import RunFolder
@@ -119,6 +121,18 @@ def ranks(count: int, module: str, *arguments: str) -> list[str]:
 def with_ranks(monkeypatch: pytest.MonkeyPatch, module: str) -> None:
     """Jobs' ranks are this module's from now on, in place of Muster's own."""
     monkeypatch.setattr(orders, "WORKER", module)
+
+
+def resumed_at_the_end(whole: RunFolder, folder: Path, steps: int) -> tuple[RunFolder, Result]:
+    """A copy of a finished run without its last checkpoint, model and result, resumed."""
+    shutil.copytree(whole.path, folder)
+    again = RunFolder(folder)
+    again.result.unlink()
+    shutil.rmtree(again.model)
+    shutil.rmtree(again.checkpoints / f"checkpoint-{steps}")
+    result = resume(again)
+    assert (result.status, result.attempt, result.steps) == ("succeeded", 2, steps), result.failure
+    return again, result
 
 
 def losses(run_folder: RunFolder) -> list[float]:

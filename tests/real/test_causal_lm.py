@@ -6,7 +6,6 @@ from __future__ import annotations
 import argparse
 import json
 import math
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -18,12 +17,11 @@ from muster.core.errors import UsageError
 from muster.core.result import Result
 from muster.inputs.read import read_inputs
 from muster.runs.ask import ask
-from muster.runs.resume import resume
 from muster.runs.train import train
 from muster.store import events
 from muster.store.runfolder import RunFolder
 from muster.store.sealed import what_is_wrong
-from tests.support import by_the_three_lines, gradient_norms, losses, needs_torch, said
+from tests.support import by_the_three_lines, gradient_norms, losses, needs_torch, resumed_at_the_end, said
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(400), pytest.mark.usefixtures("torch_here")]
 
@@ -141,13 +139,7 @@ def test_resumed_is_as_if_never_interrupted(reference: tuple[RunFolder, Result],
     from safetensors.torch import load_file
 
     whole, result = reference
-    shutil.copytree(whole.path, tmp_path / "again")
-    again = RunFolder(tmp_path / "again")
-    again.result.unlink()
-    shutil.rmtree(again.model)
-    shutil.rmtree(again.checkpoints / f"checkpoint-{STEPS}")
-    resumed = resume(again)
-    assert (resumed.status, resumed.attempt, resumed.steps) == ("succeeded", 2, STEPS), resumed.failure
+    again, resumed = resumed_at_the_end(whole, tmp_path / "again", STEPS)
     assert losses(again) == losses(whole)
     assert resumed.evaluation_loss == result.evaluation_loss
     ours, theirs = (load_file(each.model / "model.safetensors") for each in (again, whole))

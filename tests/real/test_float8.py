@@ -4,7 +4,6 @@ bf16's, what is saved, and the products that a GPU would be given, by their shap
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,11 +13,10 @@ import pytest
 
 from muster.core.errors import RecipeError
 from muster.inputs.read import read_inputs
-from muster.runs.resume import resume
 from muster.runs.train import train
 from muster.store import events
 from muster.store.runfolder import RunFolder
-from tests.support import gradient_norms, losses, needs_torch, said, train_here
+from tests.support import gradient_norms, losses, needs_torch, resumed_at_the_end, said, train_here
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(600), pytest.mark.usefixtures("packages")]
 
@@ -380,13 +378,7 @@ def test_resumed_is_as_if_never_interrupted(alone: RunFolder, tmp_path: Path) ->
     """Weights byte for byte, and the trained model answers."""
     from muster.runs.ask import ask
 
-    shutil.copytree(alone.path, tmp_path / "again")
-    again = RunFolder(tmp_path / "again")
-    again.result.unlink()
-    shutil.rmtree(again.model)
-    shutil.rmtree(again.checkpoints / f"checkpoint-{STEPS}")
-    resumed = resume(again)
-    assert (resumed.status, resumed.attempt, resumed.steps) == ("succeeded", 2, STEPS), resumed.failure
+    again, resumed = resumed_at_the_end(alone, tmp_path / "again", STEPS)
     assert losses(again) == losses(alone)
     weights = "model.safetensors"
     assert (again.model / weights).read_bytes() == (alone.model / weights).read_bytes()

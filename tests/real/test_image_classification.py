@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import json
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -16,12 +15,11 @@ from muster.core.errors import DataError, RecipeError
 from muster.core.recipe import Recipe, recipe_from
 from muster.core.result import Result
 from muster.inputs.read import read_inputs
-from muster.runs.resume import resume
 from muster.runs.train import train
 from muster.store import events
 from muster.store.runfolder import RunFolder
 from tests.images import BLUE, GREEN, RED, png, write_folder
-from tests.support import by_the_three_lines, losses, needs_torch, said, train_here
+from tests.support import by_the_three_lines, losses, needs_torch, resumed_at_the_end, said, train_here
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(400), pytest.mark.usefixtures("torch_here")]
 
@@ -186,13 +184,7 @@ def test_images_and_their_tokens_are_counted(pair: Any) -> None:
 
 def test_a_resumed_run_sees_the_same_images(pair: Any, tmp_path: Path) -> None:
     whole, result = pair
-    again = RunFolder(tmp_path / "again")
-    shutil.copytree(whole.path, again.path)
-    again.result.unlink()
-    shutil.rmtree(again.model)
-    shutil.rmtree(again.checkpoints / f"checkpoint-{STEPS}")
-    resumed = resume(again)
-    assert (resumed.status, resumed.attempt, resumed.steps) == ("succeeded", 2, STEPS), resumed.failure
+    again, resumed = resumed_at_the_end(whole, tmp_path / "again", STEPS)
     assert losses(again) == pytest.approx(losses(whole), rel=1e-6)
     assert resumed.quality == result.quality.model_copy(update={"seconds": resumed.quality.seconds})
 
