@@ -64,8 +64,11 @@ $(VENV)/.dev: $(VENV)/.train
 	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[train,fp8,dev]'
 	touch $@
 
-# DeepSpeed compiles its Adam for CPUs at first use, most of a minute: once, before jobs would wait for it.
+# DeepSpeed compiles its Adam for CPUs at first use, most of a minute: once, before jobs would wait for it. It
+# waits for ever at the lock of a build that was killed, so such a lock is removed before.
 $(VENV)/.adam: $(VENV)/.train
+	-$(BIN)/python -c \
+	  'from muster.worker.locks import extensions_folder, stale_locks; [*stale_locks(extensions_folder())]'
 	-MAX_JOBS=1 DS_ACCELERATOR=cpu $(BIN)/python -c \
 	  'from deepspeed.ops.op_builder import CPUAdamBuilder; CPUAdamBuilder().load(verbose=False)' >/dev/null \
 	  && touch $@
