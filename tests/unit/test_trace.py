@@ -137,7 +137,8 @@ def test_stages_that_cut_weights_have_a_trace_of_their_own() -> None:
 
     each = tracing.once(tracer)
     for stage in (1, 2, 3, 1, 3):
-        recipe = recipe_from({"workload": "causal-lm", "engine": {"name": "deepspeed", "zero": stage}})
+        engine, train = {"name": "deepspeed", "zero": stage}, {"compile": True}
+        recipe = recipe_from({"workload": "causal-lm", "engine": engine, "train": train})
         assert each(recipe, "bf16", "cuda", 2) == TRACE
     assert asked == [1, 3]
 

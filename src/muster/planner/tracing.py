@@ -174,7 +174,9 @@ def once(tracer: Tracer) -> Tracer:
 
     def found(recipe: Recipe, precision: str, device: str, ranks: int) -> Trace | None:
         train = recipe.train
-        spread = spec_of(recipe.engine.name).shards_weights(recipe.engine.stage, ranks)
+        # A compiled graph has the loss in it only where a rank has whole weights.
+        compiled = train.compile in (True, "cuda-graphs")
+        spread = compiled and spec_of(recipe.engine.name).shards_weights(recipe.engine.stage, ranks)
         key = (train.checkpointing, train.compile, train.fused_loss, precision, device, ranks > 1, spread)
         if key not in known:
             known[key] = tracer(recipe, precision, device, ranks)
