@@ -20,7 +20,7 @@ from muster.worker.data import sqlgen
 from muster.worker.data.digest import short_digest
 from muster.worker.data.hub import held_part, hub_parts
 from muster.worker.data.sqlgen.wrong import wrong_queries
-from muster.worker.data.tokenizer import named_tokenizer, train_tokenizer
+from muster.worker.data.tokenizer import named_tokenizer, train_tokenizer, without_end
 from muster.worker.models import load_from
 from muster.worker.together import check_alike, first_on_disk
 
@@ -103,6 +103,7 @@ def tokenizer_of(context: Context, samples: Samples) -> Any:
     else:
         where = "model.tokenizer" if recipe.model.tokenizer != "auto" else "model.name"
         made = load_from(AutoTokenizer.from_pretrained, name, where)
+    without_end(made)
     if made.eos_token_id is None:
         raise DataError("the tokenizer has no end of text, so no answer would end", where="model.tokenizer")
     chats = {each.chat for each in (*samples.train, *samples.held_out)}

@@ -85,11 +85,12 @@ def make_model(context: Context, config: Any, tokenizer: Any, *, longest: int | 
 
 
 def room_of(config: Any, new: int) -> tuple[int, int]:
-    """At most `new` tokens of an answer, and how many of a text's last ones fit before them."""
+    """At most `new` tokens of an answer, and how many of a text's last ones fit before them: half of the
+    positions at the least."""
     positions = positions_of(config)
     if positions is None:
         return new, 1 << 30
-    new = min(new, positions - 1)
+    new = min(new, positions // 2)
     return new, positions - new
 
 
