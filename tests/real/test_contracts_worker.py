@@ -82,7 +82,7 @@ def smallest_recipe(workload: str) -> dict[str, Any]:
             data["data"] |= {source: {**data["data"][source], **SMALL.get(source, {})}, "limit": 64}
             data["engine"] = {"name": "ddp"}
             data["train"] |= {"max_steps": 3, "warmup": 0}
-            data["evaluate"] |= {"limit": 4, "every": 2}
+            data["evaluate"] |= {"limit": 3, "every": 2}
             data["measure"] |= {"window": 1}
             data["checkpoint"] |= {"every": 2}
             return data
@@ -120,6 +120,9 @@ def test_a_workload_trains_measures_and_answers(name: str, tmp_path: Path) -> No
     answers, seconds = answerer.answer([question])
     assert len(answers) == 1 and isinstance(answers[0], str)
     assert seconds > 0
+    limited = "held-out figures are of 3 of 4 held-out samples (evaluate.limit)"
+    started = next(event for event in told if isinstance(event, events.Started))
+    assert (limited in started.notes) is (name not in ("causal_lm", "image_classification"))
     if recipe.tokenized:
         assert lines_say(RunFolder(tmp_path), data, question) == asked(tmp_path, data, question)
 

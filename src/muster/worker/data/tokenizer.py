@@ -57,8 +57,8 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int) -> PreTrainedTokenize
 
 
 def without_end(tokenizer: Any) -> None:
-    """Have a tokenizer put no end of text behind a text, as a decoder needs it: it goes on with the text. What
-    it puts before a text stays."""
+    """Have a tokenizer put no end of text behind a text, as a decoder needs it, which goes on with the text.
+    What it puts before a text stays."""
     backend, end = getattr(tokenizer, "backend_tokenizer", None), tokenizer.eos_token_id
     whole = tokenizer("a")["input_ids"]
     before = len(whole) - 1 - len(tokenizer("a", add_special_tokens=False)["input_ids"])

@@ -10,7 +10,6 @@ from muster.core.recipe import WORKLOAD
 from muster.core.workload import Output
 from muster.dialogues.spec import DialogueRecipe
 
-
 _LOADING = """\
 import torch
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
