@@ -146,7 +146,7 @@ def test_the_lines_say_what_ask_says(name: str, template: str | None, tmp_path: 
         for row in rows:
             row["prompt"] = [{"role": "user", "content": row["prompt"]}]
         tokenizer = train_tokenizer([f"say {' '.join(WORDS)} no <|im_start|>assistant user"] * 9, 300)
-        tokenizer.chat_template = template
+        tokenizer.chat_template, tokenizer.pad_token = template, tokenizer.eos_token  # as GPT-2 is used
         tokenizer.save_pretrained(tmp_path / "words")
         data["model"]["tokenizer"] = str(tmp_path / "words")
     (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))

@@ -42,6 +42,8 @@ def make_config(recipe: Recipe, tokenizer: Any) -> Any:
             fields["vocab_size"] = max(len(tokenizer), int(fields.get("vocab_size") or 0))
         for name in ("bos_token_id", "eos_token_id", "pad_token_id"):
             fields.setdefault(name, getattr(tokenizer, name, None))
+        if fields["pad_token_id"] == fields["eos_token_id"]:
+            fields["pad_token_id"] = None  # some models never train the embedding of padding
         config = config_for(kind, fields)
     check_kind(config)
     if spec.init == "random" and tokenizer is not None and len(tokenizer) > config.vocab_size:
