@@ -265,7 +265,13 @@ def _run(context: Context) -> None:
         answer(context, workload, trained.held_out)
     leave()
     del store
-    context.emit(events.Done, step=trained.step, skipped=trained.skipped, seconds=trained.seconds)
+    context.emit(
+        events.Done,
+        step=trained.step,
+        skipped=trained.skipped,
+        seconds=trained.seconds,
+        weights_changed=trained.changed,
+    )
 
 
 @dataclass(frozen=True)
@@ -276,10 +282,12 @@ class _Trained:
     skipped: int
     seconds: dict[str, float]
     held_out: list[HeldOut]
+    changed: bool | None
 
 
 def _train(context: Context, workload: ModuleType) -> _Trained:
     from muster.worker.arithmetic import hold_arithmetic
+    from muster.worker.instruments.weights import WeightWatch
     from muster.worker.uneven import settle_shares
 
     engine = context.engine
@@ -290,6 +298,8 @@ def _train(context: Context, workload: ModuleType) -> _Trained:
     hold_arithmetic(context)
     settle_shares(context, built.trainer)  # before the instruments: what it tries out is nobody's figure
     trainer, meter = _instrument(context, built)
+    weights = WeightWatch()
+    trainer.add_callback(weights)
     started(context, built)
     context.emit(events.Phase, name="train")
     with contextlib.ExitStack() as stack:
@@ -313,7 +323,8 @@ def _train(context: Context, workload: ModuleType) -> _Trained:
         "evaluation": meter.evaluation_seconds,
         "saving": meter.saving_seconds + saving,
     }
-    return _Trained(int(trainer.state.global_step), meter.total_skipped, seconds, built.held_out)
+    step = int(trainer.state.global_step)
+    return _Trained(step, meter.total_skipped, seconds, built.held_out, weights.changed)
 
 
 def _with_engine(arguments: dict[str, Any], own: dict[str, Any]) -> dict[str, Any]:
