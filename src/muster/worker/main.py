@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import math
 import os
 import platform
 import random
@@ -14,12 +13,11 @@ from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
 
-from transformers import TrainerCallback
 from transformers.utils import is_torch_tf32_available
 
 from muster.core.errors import MusterError, UsageError, WorkerError
 from muster.core.registry import WORKLOADS, load_plugin
-from muster.core.schedule import learning_rate, steps_of, warmup_note
+from muster.core.schedule import steps_of, warmup_note
 from muster.core.versions import versions_of
 from muster.engines.base import packages
 from muster.store import events
@@ -86,43 +84,6 @@ def _device_name(context: Context) -> str:
 
         return str(torch.cuda.get_device_name())
     return "cpu"
-
-
-# ----------------------------------------------------------------------------------------------------
-# Whether the learning rate is what the recipe says, in every step.
-
-TOLERANCE = 1e-6  # relative; schedulers compute in another order
-
-
-class ScheduleWatch(TrainerCallback):  # type: ignore[misc]
-    """Holds the optimizer's rate at the begin of every step against the recipe's formula; the first
-    difference becomes a note in the result.
-
-    Not watched: a scheduler of the engine's own, which the plan names, and fp16, whose skipped steps do not
-    move the schedule.
-    """
-
-    def __init__(self, context: Context) -> None:
-        self.context = context
-        fixed = context.spec.fixed(context.engine_config or {})
-        known = {name: value for name, value in fixed.train.items() if name in ("learning_rate", "warmup")}
-        self.train = context.recipe.train.model_copy(update=known)
-        self.watching = context.main and not fixed.schedule and context.precision != "fp16"
-
-    def on_step_begin(self, args: Any, state: Any, control: Any, optimizer: Any = None, **_: Any) -> None:
-        """Compare."""
-        if not self.watching or optimizer is None:
-            return
-        step, train = state.global_step + 1, self.train
-        wanted = learning_rate(train, step, state.max_steps)
-        rate = float(optimizer.param_groups[0]["lr"])
-        if not math.isclose(rate, wanted, rel_tol=TOLERANCE, abs_tol=TOLERANCE * train.rate):
-            self.watching = False
-            self.context.emit(
-                events.Noted,
-                text=f"the learning rate of step {step} was {rate:.6g}, where the recipe's schedule "
-                f"({train.schedule}, warm-up {train.warmup:g}) gives {wanted:.6g}",
-            )
 
 
 # ----------------------------------------------------------------------------------------------------
@@ -353,6 +314,7 @@ def _instrument(context: Context, built: Any) -> tuple[Any, Any]:
     from muster.worker.instruments.logbook import Heart, Logbook
     from muster.worker.instruments.meter import Meter
     from muster.worker.instruments.profile import Profiler
+    from muster.worker.settings import SettingsWatch
 
     recipe, measure = context.recipe, context.recipe.measure
     trainer = built.trainer
@@ -383,7 +345,7 @@ def _instrument(context: Context, built: Any) -> tuple[Any, Any]:
         after=built.after,
     )
     trainer.add_callback(Keeper(context))
-    trainer.add_callback(ScheduleWatch(context))
+    trainer.add_callback(SettingsWatch(context, trainer))
     if recipe.measure.attention:
         every = recipe.measure.window
         monitor = AttentionMonitor(context.emit, main=context.main, window=every, device=context.device)
