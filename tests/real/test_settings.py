@@ -83,6 +83,7 @@ def test_every_setting_is_compared(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         "train.learning_rate": [own(scheduler, "base_lrs", [1e-5, 1e-5])],
         "the learning rate of step 2": [own(scheduler, "lr_lambdas", [lambda step: 0.5 * step])],
         "the order of samples": [own(watch.trainer, "sampler", SimpleNamespace(seed=watch.train.seed))],
+        "precision": [own(watch.trainer, "accelerator", SimpleNamespace(mixed_precision="bf16"))],
         "model.config.hidden_size": [own(named["model"].config, "hidden_size", 96)],
     }
     for where, ways in planted.items():
@@ -91,6 +92,13 @@ def test_every_setting_is_compared(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert refused(found, own(args, "seed", args.seed)) is None
     engine = SimpleNamespace(gradient_clipping=lambda: 0.0, train_micro_batch_size_per_gpu=lambda: 4)
     assert refused(found, own(watch.trainer, "model_wrapped", engine)) == "train.clip"
+
+
+def test_half_precision_is_as_the_recipe_says(tmp_path: Path) -> None:
+    data = smallest_recipe("sft")
+    data["checkpoint"] |= {"every": None, "model": False}
+    data["evaluate"] |= {"every": None, "after": False}
+    assert train_here(tmp_path, data, precision="bf16")[-1].kind == "done"
 
 
 @pytest.mark.parametrize("name", ["reward", "dpo"])

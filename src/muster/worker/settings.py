@@ -52,6 +52,7 @@ class SettingsWatch(TrainerCallback):  # type: ignore[misc]
         settings = [
             *of_arguments(self.context, self.train, args),
             *of_engine(self.context, self.train, getattr(trainer, "model_wrapped", None)),
+            *of_autocast(self.context, trainer.accelerator),
             *of_loss(self.train, getattr(trainer, "compute_loss_func", None)),
             *of_model(self.context, model),
             *of_optimizer(self.context, self.train, optimizer),
@@ -111,6 +112,13 @@ def of_engine(context: Context, train: Train, engine: Any) -> Iterator[Setting]:
         found: Callable[[], Any] | None = getattr(engine, name, None)
         if callable(found):
             yield key, wanted, found()
+
+
+def of_autocast(context: Context, accelerator: Any) -> Iterator[Setting]:
+    """What accelerate casts to. What matrix products of fp32 compute in is worker/arithmetic.py's."""
+    halves = {"bf16": "bf16", "fp8": "bf16", "fp16": "fp16"}
+    wanted = "no" if context.recipe.keeps_half else halves.get(context.precision, "no")
+    yield "precision", wanted, str(accelerator.mixed_precision)
 
 
 def of_loss(train: Train, loss: Any) -> Iterator[Setting]:
