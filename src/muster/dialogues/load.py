@@ -94,8 +94,9 @@ def _digest(samples: Samples) -> str:
     return f"{told[0]} to train on and {told[1]} held out"
 
 
-def tokenizer_of(context: Context, samples: Samples) -> Any:
-    """The model's own tokenizer, or one trained on the samples, with the chat template that they need."""
+def tokenizer_of(context: Context, samples: Samples) -> tuple[Any, list[str]]:
+    """The model's own tokenizer, or one trained on the samples, with the chat template that they need; and
+    notes."""
     recipe = recipe_of(context)
     name = named_tokenizer(recipe.model)
     if name is None:
@@ -112,13 +113,12 @@ def tokenizer_of(context: Context, samples: Samples) -> Any:
             where="data",
             hint="write them in one form; a model learns one",
         )
-    with_template(made, chat=chats == {True}, template=recipe.data.template)
-    return made
+    return made, with_template(made, chat=chats == {True}, template=recipe.data.template)
 
 
 def notes_of(samples: Samples, errors: Sequence[DataError]) -> list[str]:
     """Where samples are from, and why some were left out."""
-    notes = [samples.about] if samples.about else []
+    notes = [*([samples.about] if samples.about else []), *samples.notes]
     first = samples.first_skipped or (f"{errors[0].where}: {errors[0].what}" if errors else None)
     if first:
         count = samples.skipped + len(errors)
@@ -132,7 +132,7 @@ class Encoding:
     def __init__(self, context: Context) -> None:
         self.recipe = recipe_of(context)
         self.samples = samples_of(context)
-        self.tokenizer = tokenizer_of(context, self.samples)
+        self.tokenizer, self.told = tokenizer_of(context, self.samples)
         self.templates = Templates(self.tokenizer)
         self.errors: list[DataError] | None = [] if self.recipe.data.bad == "skip" else None
         self.multiple = 8 if context.device == "cuda" else 1  # tensor cores want it; on a CPU it is only work
@@ -150,7 +150,7 @@ class Encoding:
     @property
     def notes(self) -> list[str]:
         """For the result."""
-        return notes_of(self.samples, self.errors or [])
+        return [*notes_of(self.samples, self.errors or []), *self.told]
 
     @property
     def skipped(self) -> int:
