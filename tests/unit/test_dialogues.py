@@ -155,7 +155,10 @@ def test_what_nothing_is_learned_from(row: dict[str, Any], wanted: Wanted, what:
         ),
         # LLaMA-Factory's: each answer is a message.
         (
-            {"conversations": [{"from": "human", "value": "Hi"}], "chosen": {"from": "gpt", "value": "Hello"}},
+            {
+                "conversations": [{"from": "human", "value": "Hi"}],
+                "chosen": {"from": "gpt", "value": "Hello"},
+            },
             [("user", "Hi")],
         ),
         ({"chosen": SAID}, [("user", "Hi")]),

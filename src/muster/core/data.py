@@ -39,6 +39,22 @@ class Data(Section):
         return next((name for name in self.exclusive if getattr(self, name, None) is not None), None)
 
 
+class SplitData(Data):
+    """Data whose splits may be named."""
+
+    train_split: str | None = Field(
+        None,
+        description="The split to train on, such as train_sft of train_sft-00000-of-00001.parquet. Null: "
+        "what is called train; of several such splits those of the workload (sft: train_sft; reward and dpo: "
+        "train_prefs; grpo, rloo and ppo: train_gen), else all of them.",
+    )
+    held_out_split: str | None = Field(
+        None,
+        description="The split that is held out. Null: what is called validation, test or the like; of "
+        "several the one that ends as the training split does.",
+    )
+
+
 class Generated(Section):
     """The generated text-to-SQL set: how many questions, and the seed that makes them."""
 

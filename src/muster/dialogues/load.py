@@ -15,6 +15,7 @@ from muster.dialogues.rows import USER, Dialogue, Turn, Wanted, dialogue_of, rea
 from muster.dialogues.spec import DialogueRecipe, Samples, Source, load_samples, split_part
 from muster.dialogues.tokens import Fitting, Templates, texts_of, with_template
 from muster.store.lines import Skip
+from muster.store.records import Splits
 from muster.worker.context import Context
 from muster.worker.data import sqlgen
 from muster.worker.data.digest import short_digest
@@ -65,9 +66,11 @@ def _asked(samples: list[Dialogue], *, wrong: bool, seed: int) -> list[Dialogue]
     return [replace(each, rejected=query) for each, query in zip(asked, queries, strict=True)]
 
 
-def _from_hub(source: Source, wanted: Wanted, skip: Skip | None) -> tuple[list[Dialogue], list[Dialogue]]:
+def _from_hub(
+    source: Source, wanted: Wanted, skip: Skip | None, splits: Splits | None = None
+) -> tuple[list[Dialogue], list[Dialogue]]:
     assert source.name
-    loaded = hub_parts(source.name, source.subset)
+    loaded = hub_parts(source.name, source.subset, splits)
     held_name = held_part(loaded)
     parts: dict[str, list[Dialogue]] = {}
     for name in filter(None, ("train", held_name)):

@@ -201,7 +201,7 @@ def _within(
     record: Mapping[str, Any], wanted: Wanted, turns: tuple[Turn, ...], where: str
 ) -> tuple[Turn, ...]:
     """A prompt that is a text as a user's message, where messages are beside it: earlier ones of the row, or
-    those of its answer, which may begin with the prompt and what was said before it (UltraFeedback's form)."""
+    those of its answer, which may begin with what was said before it (UltraFeedback's form)."""
     name = wanted.answer or _first(record, ANSWERS)
     value = _listed(value_at(record, name)) if name else None
     spoken = value if isinstance(value, list) else []

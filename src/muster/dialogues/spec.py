@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 from pydantic import Field, field_validator
 
 from muster.core import families
-from muster.core.data import Data, Generated, OnBad
+from muster.core.data import Data, Generated, OnBad, SplitData
 from muster.core.errors import DataError, RecipeError
 from muster.core.families import gpt2, llama, opt
 from muster.core.recipe import DATA, Recipe
 from muster.core.section import PositiveInt, Section
 from muster.core.workload import Lengths
 from muster.dialogues.rows import LAST_TURN, USER, Dialogue, Turn, Wanted, read_dialogues
-from muster.store.records import find_data, hold_out, parts_of
+from muster.store.records import Splits, find_data, hold_out, parts_of
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -44,7 +44,7 @@ class Source(Section):
     )
 
 
-class DialogueData(Data):
+class DialogueData(SplitData):
     """Prompts and answers."""
 
     exclusive: ClassVar[tuple[str, ...]] = (*Data.exclusive, "mix", "generated")
@@ -127,6 +127,7 @@ class DialogueRecipe(Recipe):
     traced: ClassVar[bool] = True
     pairs: ClassVar[bool] = False  # a sample has a rejected answer as well
     answered: ClassVar[bool] = True  # a sample needs an answer
+    split_words: ClassVar[tuple[str, ...]] = ()  # in the names of splits that are this workload's
     loading: ClassVar[str] = """\
 from transformers import pipeline
 model = pipeline("text-generation", model={model})
@@ -139,6 +140,12 @@ print(model({question}, max_new_tokens={new}, return_full_text=False)[0]["genera
         """What is needed of a row."""
         data = self.data
         return Wanted(data.prompt, data.answer, data.rejected, self.answered, self.pairs)
+
+    @property
+    def splits(self) -> Splits:
+        """Which splits of a data set are read."""
+        words = ("prefs", "pref", "preference", "preferences") if self.pairs else self.split_words
+        return Splits(self.data.train_split, self.data.held_out_split, words)
 
     def check_data(self, path: Path | None, config: Mapping[str, Any]) -> None:
         """Read the files as the ranks will. Raises DataError and RecipeError."""
@@ -162,8 +169,8 @@ print(model({question}, max_new_tokens={new}, return_full_text=False)[0]["genera
 
     def describe_data(self, path: Path) -> str:
         """Files by name."""
-        files = find_data(path)
-        return parts_of(path, files.train, files.validation, self.data.validation_fraction)
+        files = find_data(path, self.splits)
+        return parts_of(path, files.train, files.validation, self.data.validation_fraction, files.unused)
 
     def short_data(self, samples: int) -> dict[str, Any]:
         """Fewer generated questions."""
@@ -220,20 +227,20 @@ class Samples:
 
 
 def load_samples(recipe: DialogueRecipe, hub: Any = None) -> Samples:
-    """The recipe's samples. `hub`: reads one that has a hub name, (source, wanted, skip) -> (train, held
-    out). Raises DataError with the file and the line."""
+    """The recipe's samples. `hub`: reads one that has a hub name, (source, wanted, skip, splits) -> (train,
+    held out). Raises DataError with the file and the line."""
     data, wanted = recipe.data, recipe.wanted
     skipped: list[DataError] = []
     skip = skipped.append if data.bad == "skip" else None
     trains, helds, abouts, notes = [], [], list[str](), list[str]()
     for source in data.sources():
         if source.path:
-            files = find_data(Path(source.path).expanduser())
+            files = find_data(Path(source.path).expanduser(), recipe.splits)
             train = list(read_dialogues(files.train, wanted, skip=skip))
             held = list(read_dialogues(files.validation, wanted, skip=skip)) if files.validation else []
             abouts.append(source.path)
         else:
-            train, held = hub(source, wanted, skip)
+            train, held = hub(source, wanted, skip, recipe.splits)
             abouts.append(str(source.name))
         if not held:
             train, held = parted(train, data.validation_fraction, recipe.train.seed, abouts[-1])
