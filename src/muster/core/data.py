@@ -22,9 +22,10 @@ class Data(Section):
     path: str | None = Field(
         None, description="A file, or a folder that holds training and validation files."
     )
-    validation_fraction: Annotated[float, Field(gt=0, lt=1)] = Field(
+    validation_fraction: Annotated[float, Field(ge=0, lt=1)] = Field(
         0.05,
-        description="Share of the training data that is held out where the data has no validation part.",
+        description="Share of the training data that is held out where the data has no validation part. 0: "
+        "all of it is trained on, and nothing is evaluated.",
     )
     limit: PositiveInt | None = Field(
         None, description="Use only the first so many training samples. Null: all of them."

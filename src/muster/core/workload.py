@@ -75,6 +75,15 @@ class Drawing:
 
 
 @dataclass(frozen=True)
+class Survey:
+    """What a training will read, as far as this machine can tell. `samples`: of an epoch; None: not known;
+    `notes`: what of the data is held out, left out, changed or cut, for people."""
+
+    samples: int | None = None
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
 class Spot:
     """A host's place in a job, and where its ranks meet. `python`: its interpreter."""
 
@@ -144,6 +153,11 @@ class Workload:
     def epoch_samples(self) -> int | None:
         """Training samples of an epoch, where that can be told here; it may mean reading the data."""
         return None
+
+    def survey(self, config: Mapping[str, Any] | None) -> Survey:
+        """Look at the data for the plan of a model of this configuration (None: not known here). It may mean
+        reading them. Raises DataError."""
+        return Survey(self.epoch_samples())
 
     def config_of_data(self) -> dict[str, Any]:
         """Fields of the model's configuration that the data decide. Raises DataError."""

@@ -12,8 +12,16 @@ from transformers import AutoTokenizer
 from muster.core.data import Generated
 from muster.core.errors import DataError
 from muster.dialogues.rows import USER, Dialogue, Turn, Wanted, dialogue_of, read_dialogues
-from muster.dialogues.spec import DialogueRecipe, Samples, Source, load_samples, split_part
-from muster.dialogues.tokens import Fitting, Templates, texts_of, with_template
+from muster.dialogues.spec import (
+    DialogueRecipe,
+    Samples,
+    Source,
+    load_samples,
+    skip_note,
+    split_part,
+    texts_of,
+)
+from muster.dialogues.tokens import Fitting, Templates, with_template
 from muster.store.lines import Skip
 from muster.store.records import Splits
 from muster.worker.context import Context
@@ -103,7 +111,8 @@ def tokenizer_of(context: Context, samples: Samples) -> tuple[Any, list[str]]:
     recipe = recipe_of(context)
     name = named_tokenizer(recipe.model)
     if name is None:
-        made = train_tokenizer(texts_of(samples.train), recipe.model.vocab_size)
+        texts = (text for each in samples.train for text in texts_of(each))
+        made = train_tokenizer(texts, recipe.model.vocab_size)
     else:
         where = "model.tokenizer" if recipe.model.tokenizer != "auto" else "model.name"
         made = load_from(AutoTokenizer.from_pretrained, name, where)
@@ -123,10 +132,7 @@ def notes_of(samples: Samples, errors: Sequence[DataError]) -> list[str]:
     """Where samples are from, and why some were left out."""
     notes = [*([samples.about] if samples.about else []), *samples.notes]
     first = samples.first_skipped or (f"{errors[0].where}: {errors[0].what}" if errors else None)
-    if first:
-        count = samples.skipped + len(errors)
-        notes.append(f"could not be used and were left out (data.bad=skip): {count:,}; the first: {first}")
-    return notes
+    return [*notes, *skip_note(samples.skipped + len(errors), first)]
 
 
 class Encoding:

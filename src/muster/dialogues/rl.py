@@ -112,6 +112,10 @@ class RolloutRecipe(DialogueRecipe):
                     hint="reward.model=RUN or reward.function=FILE.py:NAME; or a field database beside it",
                 )
 
+    def longest_prompt(self, config: Mapping[str, Any]) -> tuple[int, str]:
+        """As generation says."""
+        return self.generation.prompt, f"generation.prompt={self.generation.prompt:,}"
+
     def sequence(self, config: Mapping[str, Any] | None) -> int:
         """Tokens of a prompt with its answer."""
         return self.generation.prompt + self.generation.answer

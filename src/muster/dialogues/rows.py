@@ -136,6 +136,14 @@ def dialogue_of(
     return Dialogue(turns, answer, rejected, where, database)
 
 
+def fields_read(record: Mapping[str, Any], wanted: Wanted) -> list[str]:
+    """The fields that a row's dialogue is made of."""
+    prompt = wanted.prompt or _prompt(record, wanted)
+    found = [prompt, wanted.answer or _first(record, ANSWERS), "database", *BEFORE]
+    found += [wanted.rejected or REJECTED[0]] if wanted.pairs else []
+    return [name for name in (*found, *([INPUT] if prompt == "instruction" else [])) if name]
+
+
 def _check_pair(answer: str, rejected: str, where: str) -> None:
     if not rejected.strip():
         raise DataError("has an empty rejected answer", where=where, hint="data.bad=skip leaves it out")

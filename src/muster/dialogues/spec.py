@@ -6,6 +6,7 @@ import math
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
@@ -18,9 +19,18 @@ from muster.core.errors import DataError, RecipeError
 from muster.core.families import gpt2, llama, opt
 from muster.core.recipe import DATA, Recipe
 from muster.core.section import PositiveInt, Section
-from muster.core.workload import Lengths
-from muster.dialogues.rows import LAST_TURN, USER, Dialogue, Turn, Wanted, read_dialogues
-from muster.store.records import Splits, find_data, hold_out, parts_of
+from muster.core.workload import Lengths, Survey
+from muster.dialogues.rows import LAST_TURN, USER, Dialogue, Turn, Wanted, fields_read, read_dialogues
+from muster.store.records import (
+    Splits,
+    find_data,
+    held_note,
+    hold_out,
+    parts_of,
+    unread_note,
+    unused_note,
+)
+from muster.store.tokens import counter, spread, too_long
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -178,12 +188,49 @@ print(model({question}, max_new_tokens={new}, return_full_text=False)[0]["genera
 
     def epoch_samples(self) -> int | None:
         """As the recipe says, or as the files have them; a hub data set's number is not known."""
+        return self.survey(None).samples
+
+    def survey(self, config: Mapping[str, Any] | None) -> Survey:
+        """The samples as ranks will have them; with a model's configuration, what its lengths cut."""
         data = self.data
         if data.generated:
-            return part_size(data, min(data.generated.train, data.limit or data.generated.train))
+            return Survey(part_size(data, min(data.generated.train, data.limit or data.generated.train)))
         if not all(source.path and Path(source.path).exists() for source in data.sources()):
-            return None
-        return len(load_samples(self).train)
+            return Survey()
+        samples = load_samples(self)
+        cut = [] if config is None else self._too_long(samples.train, config)
+        return Survey(len(samples.train), (*samples.notes, *samples.skips, *cut))
+
+    def _too_long(self, samples: Sequence[Dialogue], config: Mapping[str, Any]) -> list[str]:
+        """What to say of samples that are longer than the recipe lets them be."""
+        some = [samples[index] for index in spread(len(samples))]
+        counted = counter(self.model, lambda: (text for each in some for text in texts_of(each)))
+        exact = counted.exact and not any(each.chat for each in some)  # a template adds its own
+        numbers = iter(counted.count([text for each in some for text in texts_of(each)]))
+        prompts, wholes = [], []
+        for each in some:
+            prompt = sum(next(numbers) for _ in each.turns)
+            answers = [next(numbers) + 1 for text in (each.answer, each.rejected) if text]  # with its end
+            prompts.append(prompt)
+            wholes.append(prompt + max(answers, default=0))
+        (limit, key), longest = self.longest_prompt(config), self.sequence(config)
+        notes = []
+        if told := too_long(prompts, len(samples), limit, exact=exact):
+            then = "left out" if self.data.bad == "skip" else "an error (data.bad=skip leaves them out)"
+            notes.append(f"{told[0]} prompts have no room in {key}, and are {then}; the longest: {told[1]:,}")
+        fits = [whole for prompt, whole in zip(prompts, wholes, strict=True) if prompt <= limit]
+        count = round(len(samples) * len(fits) / len(prompts)) if prompts else 0
+        if self.answered and (told := too_long(fits, count, longest, exact=exact)):
+            notes.append(
+                f"{told[0]} samples are longer than data.sequence={longest:,} tokens and lose the end of "
+                f"an answer; the longest has {told[1]:,}"
+            )
+        return notes
+
+    def longest_prompt(self, config: Mapping[str, Any]) -> tuple[int, str]:
+        """Tokens of the longest prompt that is used, and the key that says so."""
+        sequence = self.sequence(config)
+        return sequence - 1, f"data.sequence={sequence:,}"
 
     def sequence(self, config: Mapping[str, Any] | None) -> int:
         """Tokens of the longest sample, for a model of this configuration."""
@@ -225,6 +272,23 @@ class Samples:
     about: str = ""
     notes: tuple[str, ...] = ()
 
+    @property
+    def skips(self) -> list[str]:
+        """What to say of rows that were left out."""
+        return skip_note(self.skipped, self.first_skipped)
+
+
+def skip_note(count: int, first: str | None) -> list[str]:
+    """What to say of so many rows that were left out."""
+    told = f"could not be used and were left out (data.bad=skip): {count:,}; the first: {first}"
+    return [told] if count else []
+
+
+def texts_of(sample: Dialogue) -> list[str]:
+    """All its texts in order."""
+    answers = [text for text in (sample.answer, sample.rejected) if text]
+    return [*(turn.text for turn in sample.turns), *answers]
+
 
 def load_samples(recipe: DialogueRecipe, hub: Any = None) -> Samples:
     """The recipe's samples. `hub`: reads one that has a hub name, (source, wanted, skip, splits) -> (train,
@@ -239,11 +303,15 @@ def load_samples(recipe: DialogueRecipe, hub: Any = None) -> Samples:
             train = list(read_dialogues(files.train, wanted, skip=skip))
             held = list(read_dialogues(files.validation, wanted, skip=skip)) if files.validation else []
             abouts.append(source.path)
+            notes += unused_note(files)
+            notes += unread_note(files.train[0], partial(fields_read, wanted=wanted), wanted.fields)
         else:
             train, held = hub(source, wanted, skip, recipe.splits)
             abouts.append(str(source.name))
         if not held:
+            count = len(train)
             train, held = parted(train, data.validation_fraction, recipe.train.seed, abouts[-1])
+            notes += held_note(len(held), count, data.validation_fraction)
         trains.append(train)
         helds.append(held)
     train = mixed(trains, [source.share for source in data.sources()])

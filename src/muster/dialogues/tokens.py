@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -405,10 +405,3 @@ def count_learned(inputs: Mapping[str, Any]) -> Counts:
     """A row is a sample, also where several are packed in it."""
     mask = inputs["attention_mask"]
     return Counts(int(mask.shape[0]), mask.sum(), mask.numel())
-
-
-def texts_of(samples: Sequence[Dialogue]) -> Iterator[str]:
-    """All texts, for a tokenizer that is trained on them."""
-    for sample in samples:
-        yield from (turn.text for turn in sample.turns)
-        yield from (text for text in (sample.answer, sample.rejected) if text)

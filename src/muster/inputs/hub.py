@@ -17,6 +17,7 @@ from muster.core.errors import RecipeError
 from muster.core.near import did_you_mean
 from muster.core.recipe import Recipe
 from muster.core.recipes import WORDS
+from muster.store.tokens import snapshots
 
 PATIENCE = 5.0  # seconds for a connection to the hub
 WEIGHTS = ("*.safetensors", "*.bin", "*.index.json")
@@ -96,15 +97,13 @@ def _has(folder: Path, patterns: tuple[str, ...]) -> bool:
 
 def _cached(key: str, name: str, patterns: tuple[str, ...], env: Mapping[str, str]) -> bool:
     """Whether the hub's cache, or that of the datasets library, has it."""
-    base = env.get("XDG_CACHE_HOME") or "~/.cache"
-    home = Path(env.get("HF_HOME") or f"{base}/huggingface").expanduser()
-    hub = env.get("HF_HUB_CACHE") or env.get("HUGGINGFACE_HUB_CACHE")
     kind = "datasets" if key == "data.name" else "models"
-    kept = (Path(hub).expanduser() if hub else home / "hub") / f"{kind}--{name.replace('/', '--')}"
-    if any(_has(each, patterns) for each in kept.glob("snapshots/*")):
+    if any(_has(each, patterns) for each in snapshots(name, kind, env)):
         return True
     if key != "data.name":
         return False
+    base = env.get("XDG_CACHE_HOME") or "~/.cache"
+    home = Path(env.get("HF_HOME") or f"{base}/huggingface").expanduser()
     made = Path(env.get("HF_DATASETS_CACHE") or home / "datasets").expanduser()
     plain = _PLAIN.sub("", name.lower())  # the library changes capitals and dashes in the folder's name
     return made.is_dir() and any(_PLAIN.sub("", each.name.lower()) == plain for each in made.iterdir())

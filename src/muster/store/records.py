@@ -170,8 +170,34 @@ def parts_of(
 ) -> str:
     """Which files of `path` are for what, for people. `fraction`: held out where no file is."""
     told = f"{path}: train {names_of(train)}; held out "
-    told += names_of(held_out) if held_out else f"{fraction:.3g} of it"
+    told += names_of(held_out) if held_out else f"{fraction:.3g} of it" if fraction else "nothing"
     return told + (f"; not used: {names_of(unused)}" if unused else "")
+
+
+def held_note(count: int | None, of: int | None, fraction: float) -> list[str]:
+    """What to say where data has no part to hold out. `count`, `of`: samples; None: not counted yet."""
+    if not fraction:
+        return ["nothing is held out (data.validation_fraction=0): the model is not evaluated"]
+    some = f"{100 * fraction:.3g} %" if count is None else f"{count:,} of {of:,} samples"
+    are = "are" if count != 1 else "is"
+    ways = "data.validation_fraction sets the share, 0 trains on all"
+    return [f"{some} {are} held out, since the data has no part for that: {ways}"]
+
+
+def unread_note(
+    file: Path, read: Callable[[dict[str, Any]], Iterable[str]], fields: Sequence[str]
+) -> list[str]:
+    """What to say of a file's fields that nobody reads, by its first row. `read`: those that a row's sample
+    is made of; `fields`: all that are looked for."""
+    row = next((row for _, row in read_rows(file, lambda _: None, fields=fields)), {})
+    used = {root for field in read(row) for root in (field, field.partition(".")[0])}
+    left = [str(name) for name in row if name not in used]
+    return [f"{file.name}: fields that are not read: {', '.join(left)}"] if left else []
+
+
+def unused_note(files: DataFiles) -> list[str]:
+    """What to say of files of samples that nobody reads."""
+    return [f"not used: {names_of(files.unused)}"] if files.unused else []
 
 
 def hold_out(
@@ -180,6 +206,8 @@ def hold_out(
     """Which keys (questions, prompts) to hold out where a data set has no part for that: all samples of a key
     stay together. `kind`: what keys are called. Raises DataError where none would be left to train on."""
     different = sorted(set(keys))
+    if not fraction:
+        return set()
     if len(different) < 2:
         told = f"{counted(len(different), f'different {kind}')} {'is' if len(different) == 1 else 'are'}"
         raise DataError(
@@ -308,8 +336,9 @@ def _batches(file: Path, fields: Sequence[str]) -> Iterator[list[dict[str, Any]]
     with parquet.ParquetFile(file) as opened:
         columns = [each.name for each in opened.schema_arrow if used(each.name, types.is_nested(each.type))]
         columns = columns or opened.schema_arrow.names
+        others = dict.fromkeys(name for name in opened.schema_arrow.names if name not in columns)
         for batch in opened.iter_batches(ROWS, columns=columns):
-            yield batch.to_pylist()
+            yield [{**row, **others} for row in batch.to_pylist()]
 
 
 def _batches_by_duckdb(file: Path, used: Callable[[str, bool], bool]) -> Iterator[list[dict[str, Any]]]:
@@ -320,9 +349,10 @@ def _batches_by_duckdb(file: Path, used: Callable[[str, bool], bool]) -> Iterato
         described = base.execute("DESCRIBE SELECT * FROM read_parquet($file)", source).fetchall()
         names = [name for name, kind, *_ in described if used(name, kind.endswith((")", "[]")))]
         names = names or [name for name, *_ in described]
+        others = dict.fromkeys(name for name, *_ in described if name not in names)
         quoted = ", ".join('"' + name.replace('"', '""') + '"' for name in names)
         found = base.execute(f"SELECT {quoted} FROM read_parquet($file)", source)
         while rows := found.fetchmany(ROWS):
-            yield [dict(zip(names, row, strict=True)) for row in rows]
+            yield [{**dict(zip(names, row, strict=True)), **others} for row in rows]
     except duckdb.Error as error:
         raise ValueError(str(error)) from None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
@@ -11,7 +12,7 @@ from pydantic import Field
 from muster.core.errors import RecipeError
 from muster.core.recipe import WORKLOAD
 from muster.core.section import Fraction, PositiveInt, Section
-from muster.core.workload import Drawing, HeldModel, Output
+from muster.core.workload import Drawing, HeldModel, Output, Survey
 from muster.dialogues.rl import RolloutRecipe
 from muster.engines.base import spec_of
 
@@ -105,10 +106,10 @@ class PpoRecipe(RolloutRecipe):
         """A micro-batch of answers after the other."""
         return Drawing(self.generation.prompt, self.generation.answer, at_once=False)
 
-    def epoch_samples(self) -> int | None:
+    def survey(self, config: Mapping[str, Any] | None) -> Survey:
         """Answers that are trained on: each prompt's as often as there are steps on it."""
-        prompts = super().epoch_samples()
-        return prompts and prompts * self.ppo.epochs
+        found = super().survey(config)
+        return replace(found, samples=found.samples and found.samples * self.ppo.epochs)
 
 
 RECIPE = PpoRecipe

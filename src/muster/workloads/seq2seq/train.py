@@ -20,7 +20,7 @@ from transformers import (
 from muster.core.data import Generated
 from muster.core.recipe import Recipe
 from muster.core.units import counted
-from muster.store.records import find_data, names_of
+from muster.store.records import find_data, held_note, names_of
 from muster.worker.context import Context
 from muster.worker.data.digest import short_digest
 from muster.worker.data.hub import held_part, hub_parts
@@ -36,6 +36,7 @@ from muster.workloads.seq2seq.shapes import Shape, choose_shapes, round_up, shap
 from muster.workloads.seq2seq.spec import (
     PairData,
     PairRow,
+    files_notes,
     group_of,
     held_groups,
     pair_of,
@@ -72,7 +73,7 @@ def build(context: Context, arguments: dict[str, Any]) -> Built:
     check_alike(context, "the questions are", lambda: digest_of_pairs(train, held, tokenizer))
     limit = recipe.evaluate.limit
     held = held[:limit]
-    notes = [pairs.about] if pairs.about else []
+    notes = [*([pairs.about] if pairs.about else []), *pairs.notes]
     notes += cover_characters(tokenizer, [pair.expected for pair in train])
     model = make_model(context, tokenizer)
     mask_unasked()
@@ -233,15 +234,18 @@ class Answerer:
 
 @dataclass(frozen=True)
 class Pairs:
-    """The training and the held-out pairs, and a note that says where they are from."""
+    """The training and the held-out pairs, a note that says where they are from, and what of it is not
+    used."""
 
     train: list[Pair]
     held_out: list[Pair]
     about: str = ""
+    notes: tuple[str, ...] = ()
 
 
 def load_pairs(data: PairData, cache: Path, *, may_write: bool, seed: int) -> Pairs:
     """The recipe's pairs. `may_write`: this process may fill `cache`. Raises DataError."""
+    notes = list[str]()
     if data.name:
         train, held_out, about = _from_hub(data)
     else:
@@ -251,6 +255,7 @@ def load_pairs(data: PairData, cache: Path, *, may_write: bool, seed: int) -> Pa
         files = find_data(folder, data.splits)
         train = list(read_pairs(files.train, data, limit=data.limit))
         held_out = list(read_pairs(files.validation, data)) if files.validation else []
+        notes += files_notes(files, data) if data.path else []
         about = names_of(files.train) + (f", held out {names_of(files.validation)}" if held_out else "")
     told = f"questions: {about}; {_fields_told(train[-1:], data)}"
     missing = sorted({row.missing for row in (*train, *held_out) if row.missing}) if data.executed else []
@@ -261,8 +266,9 @@ def load_pairs(data: PairData, cache: Path, *, may_write: bool, seed: int) -> Pa
         held = held_groups((group_of(row, data) for row in train), data, seed)
         held_out = [row for row in train if group_of(row, data) in held]
         train = [row for row in train if group_of(row, data) not in held]
-        told += f"; held out {len(held_out):,} of them"
-    return Pairs(_pairs(train, data), _pairs(held_out, data), told if data.name or data.path else "")
+        notes += held_note(len(held_out), len(train) + len(held_out), data.validation_fraction)
+    told = told if data.name or data.path else ""
+    return Pairs(_pairs(train, data), _pairs(held_out, data), told, tuple(notes))
 
 
 def _fields_told(rows: Sequence[PairRow], data: PairData) -> str:
