@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import math
 
+from muster.core.batch import Batch
 from muster.core.recipe import Train
+from muster.core.units import counted
 
 TIMESCALE = 10_000  # of inverse_sqrt without a warm-up
 
@@ -16,6 +18,25 @@ TIMESCALE = 10_000  # of inverse_sqrt without a warm-up
 def warmup_steps(train: Train, total: int) -> int:
     """The steps of the warm-up: a number of them, or below 1 a fraction of all, rounded up."""
     return int(train.warmup) if train.warmup >= 1 else math.ceil(total * train.warmup)
+
+
+def total_steps(train: Train, samples: int, batch: Batch) -> int:
+    """Optimizer steps of a training on so many samples an epoch, as Transformers' trainer counts them."""
+    if train.max_steps:
+        return train.max_steps
+    micro_steps = -(-samples // (batch.global_ // batch.accumulation))
+    per_epoch = max(1, -(-micro_steps // batch.accumulation))
+    return max(1, math.ceil(train.epochs * per_epoch))
+
+
+def warming_note(train: Train, total: int) -> list[str]:
+    """That the learning rate never reaches its peak in a training of `total` steps."""
+    if train.warmup < max(1, total):
+        return []
+    return [
+        f"train.warmup={train.warmup:g} is no shorter than the training, {counted(total, 'step')}: a "
+        "fraction scales with it"
+    ]
 
 
 def learning_rate(train: Train, step: int, total: int) -> float:

@@ -164,7 +164,7 @@ def agree(
         id=run.id,
         attempt=attempt.number,
         resume_step=start.step,
-        decisions=(*inputs.env_files, *decided.job.decisions, *unmeasured, *start.said),
+        decisions=(*inputs.noted, *decided.job.decisions, *unmeasured, *start.said),
         peaks=peaks,
     )
     if start.step is not None:

@@ -19,7 +19,7 @@ from transformers.utils import is_torch_tf32_available
 
 from muster.core.errors import MusterError, UsageError, WorkerError
 from muster.core.registry import WORKLOADS, load_plugin
-from muster.core.schedule import learning_rate
+from muster.core.schedule import learning_rate, total_steps, warming_note
 from muster.core.versions import versions_of
 from muster.engines.base import packages
 from muster.store import events
@@ -39,7 +39,8 @@ PACKAGES = ("torch", "transformers", "accelerate", *packages(), "datasets", "pef
 def started(context: Context, built: Any) -> None:
     from muster.worker.arithmetic import arithmetic_of
 
-    total_steps = _total_steps(context, built.train_samples)
+    train = context.recipe.train
+    steps = total_steps(train, built.train_samples, context.batch)
     parameters = [
         (int(getattr(p, "ds_numel", p.numel())), p.requires_grad) for p in built.trainer.model.parameters()
     ]
@@ -49,9 +50,9 @@ def started(context: Context, built: Any) -> None:
         parameters=sum(count for count, _ in parameters),
         trainable=sum(count for count, trained in parameters if trained),
         arithmetic=arithmetic_of(context),
-        total_steps=total_steps,
+        total_steps=steps,
         versions={"python": platform.python_version(), **versions_of(PACKAGES)},
-        notes=[*built.notes, *_unused(context, built.trainer), *_warming(context, total_steps)],
+        notes=[*built.notes, *_unused(context, built.trainer), *warming_note(train, steps)],
     )
     if context.main:
         context.emit(
@@ -76,25 +77,6 @@ def _unused(context: Context, trainer: Any) -> list[str]:
     if context.recipe.train.fused_loss is not True or getattr(loss, "head", None) is not None:
         return []
     return ["train.fused_loss=true does nothing here: the logits are more than what the output layer gives"]
-
-
-def _warming(context: Context, steps: int) -> list[str]:
-    """That the learning rate never reaches its peak."""
-    warmup = context.recipe.train.warmup
-    if warmup < max(1, steps):
-        return []
-    return [
-        f"train.warmup={warmup:g} is no shorter than the training, {steps:,} steps: a fraction scales with it"
-    ]
-
-
-def _total_steps(context: Context, samples: int) -> int:
-    train = context.recipe.train
-    if train.max_steps:
-        return train.max_steps
-    micro_steps = -(-samples // (context.batch.micro * context.world_size))
-    per_epoch = max(1, -(-micro_steps // context.batch.accumulation))
-    return max(1, -int(-train.epochs * per_epoch // 1))
 
 
 def _device_name(context: Context) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
@@ -12,7 +11,7 @@ from pydantic import Field
 from muster.core.errors import RecipeError
 from muster.core.recipe import WORKLOAD
 from muster.core.section import Fraction, PositiveInt, Section
-from muster.core.workload import Drawing, HeldModel, Output, Survey
+from muster.core.workload import Drawing, HeldModel, Output
 from muster.dialogues.rl import RolloutRecipe
 from muster.engines.base import spec_of
 
@@ -106,10 +105,10 @@ class PpoRecipe(RolloutRecipe):
         """A micro-batch of answers after the other."""
         return Drawing(self.generation.prompt, self.generation.answer, at_once=False)
 
-    def survey(self, config: Mapping[str, Any] | None) -> Survey:
-        """Answers that are trained on: each prompt's as often as there are steps on it."""
-        found = super().survey(config)
-        return replace(found, samples=found.samples and found.samples * self.ppo.epochs)
+    @property
+    def per_prompt(self) -> int:
+        """As many as there are steps on an answer."""
+        return self.ppo.epochs
 
 
 RECIPE = PpoRecipe
