@@ -10,7 +10,8 @@ import pytest
 from muster.core.batch import Batch
 from muster.core.inventory import Host
 from muster.core.job import PASSED_OVER, Decision, Job, place
-from muster.core.recipe import recipe_from
+from muster.core.recipe import recipe_class, recipe_from
+from muster.core.recipes import field_paths
 from muster.core.result import Extreme, Result
 from muster.engines.base import spec_of
 from muster.results.fold import Folder, fold, make_result, model_name
@@ -462,3 +463,10 @@ def test_a_training_that_was_cut_says_where() -> None:
     assert not any("cut at" in note for note in result(whole, job(train={"max_minutes": 2})).notes)
     broken = make_result(folder, job(), status="failed", failure=None, ended=9.0)
     assert not any("cut at" in note for note in broken.notes)  # the failure says why
+
+
+def test_samples_that_are_cut_name_keys_that_the_workload_has() -> None:
+    for name in ("sft", "reward", "seq2seq", "text2sql"):
+        kind = recipe_class(name)
+        keys = kind.cut_by.split(" or ")
+        assert all(key in field_paths(kind) for key in keys)

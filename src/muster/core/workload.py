@@ -126,6 +126,7 @@ class Workload:
     other_models: ClassVar[tuple[tuple[str, str], ...]] = ()
     # Fields of the model's configuration that another key of the recipe sets: image_size -> data.size.
     config_keys: ClassVar[Mapping[str, str]] = {}
+    cut_by: ClassVar[str] = "data.sequence"  # the keys that say how long a sample may be
     metric: ClassVar[str] = "exact match"  # what its answers to held-out samples are judged by
     # What kinds of answers are called where they are not texts: by the names of reports/answers.py.
     answer_names: ClassVar[Mapping[str, str]] = {}

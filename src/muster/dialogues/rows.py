@@ -196,7 +196,9 @@ def _earlier(record: Mapping[str, Any], where: str) -> tuple[Turn, ...]:
     """What a row's system and history say before its prompt. `history`: pairs of what a user and an assistant
     said."""
     system, history = (record.get(name) for name in BEFORE)
-    turns = (Turn(SYSTEM, system),) if isinstance(system, str) and system.strip() else ()
+    turns: tuple[Turn, ...] = ()
+    if isinstance(system, str) and system.strip():
+        turns = (Turn(SYSTEM, system),)
     for pair in history if isinstance(history, list) else ():
         if not isinstance(pair, list) or len(pair) != 2 or not all(isinstance(text, str) for text in pair):
             hint = 'pairs of two texts: [["a question", "its answer"]]'
