@@ -11,7 +11,15 @@ from transformers import AutoTokenizer
 
 from muster.core.data import Generated
 from muster.core.errors import DataError
-from muster.dialogues.rows import USER, Dialogue, Turn, Wanted, dialogue_of, read_dialogues
+from muster.dialogues.rows import (
+    USER,
+    Dialogue,
+    Turn,
+    Wanted,
+    dialogue_of,
+    fields_read,
+    read_dialogues,
+)
 from muster.dialogues.spec import (
     DialogueRecipe,
     Samples,
@@ -27,7 +35,7 @@ from muster.store.records import Splits
 from muster.worker.context import Context
 from muster.worker.data import sqlgen
 from muster.worker.data.digest import short_digest
-from muster.worker.data.hub import held_part, hub_parts
+from muster.worker.data.hub import held_part, hub_parts, unused_parts
 from muster.worker.data.sqlgen.wrong import wrong_queries
 from muster.worker.data.tokenizer import named_tokenizer, train_tokenizer
 from muster.worker.models import load_from
@@ -76,7 +84,8 @@ def _asked(samples: list[Dialogue], *, wrong: bool, seed: int) -> list[Dialogue]
 
 def _from_hub(
     source: Source, wanted: Wanted, skip: Skip | None, splits: Splits | None = None
-) -> tuple[list[Dialogue], list[Dialogue]]:
+) -> tuple[list[Dialogue], list[Dialogue], list[str]]:
+    """Samples to train on, those that are held out, and what is not used. Raises DataError."""
     assert source.name
     loaded = hub_parts(source.name, source.subset, splits)
     held_name = held_part(loaded)
@@ -90,7 +99,12 @@ def _from_hub(
                 if skip is None:
                     raise
                 skip(error)
-    return parts["train"], parts[held_name] if held_name else []
+    first = next(iter(loaded["train"]), {})
+    unread = [name for name in first if name not in fields_read(first, wanted)]
+    notes = [f"{source.name}: fields that are not read: {', '.join(unread)}"] if unread else []
+    unused = unused_parts(loaded, held_name)
+    notes += [f"{source.name}: not used: {', '.join(unused)}"] if unused else []
+    return parts["train"], parts[held_name] if held_name else [], notes
 
 
 def _digest(samples: Samples) -> str:

@@ -30,7 +30,7 @@ from muster.store.records import (
     unread_note,
     unused_note,
 )
-from muster.store.tokens import counter, spread, too_long
+from muster.store.tokens import counter, named_tokenizer, spread, too_long
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -199,7 +199,11 @@ print(model({question}, max_new_tokens={new}, return_full_text=False)[0]["genera
             return Survey()
         samples = load_samples(self)
         cut = [] if config is None else self._too_long(samples.train, config)
-        return Survey(len(samples.train), (*samples.notes, *samples.skips, *cut))
+        plain = named_tokenizer(self.model) and not any(each.chat for each in samples.train)
+        told = [
+            "prompts are plain text and taken as they are; data.template=chat puts a chat's template round"
+        ]
+        return Survey(len(samples.train), (*samples.notes, *samples.skips, *(told if plain else []), *cut))
 
     def _too_long(self, samples: Sequence[Dialogue], config: Mapping[str, Any]) -> list[str]:
         """What to say of samples that are longer than the recipe lets them be."""
@@ -292,7 +296,7 @@ def texts_of(sample: Dialogue) -> list[str]:
 
 def load_samples(recipe: DialogueRecipe, hub: Any = None) -> Samples:
     """The recipe's samples. `hub`: reads one that has a hub name, (source, wanted, skip, splits) -> (train,
-    held out). Raises DataError with the file and the line."""
+    held out, notes). Raises DataError with the file and the line."""
     data, wanted = recipe.data, recipe.wanted
     skipped: list[DataError] = []
     skip = skipped.append if data.bad == "skip" else None
@@ -306,12 +310,14 @@ def load_samples(recipe: DialogueRecipe, hub: Any = None) -> Samples:
             notes += unused_note(files)
             notes += unread_note(files.train[0], partial(fields_read, wanted=wanted), wanted.fields)
         else:
-            train, held = hub(source, wanted, skip, recipe.splits)
+            train, held, told = hub(source, wanted, skip, recipe.splits)
+            notes += told
             abouts.append(str(source.name))
         if not held:
             count = len(train)
             train, held = parted(train, data.validation_fraction, recipe.train.seed, abouts[-1])
-            notes += held_note(len(held), count, data.validation_fraction)
+            told = held_note(len(held), count, data.validation_fraction)
+            notes += [f"{Path(abouts[-1]).name}: {each}" for each in told] if data.mix else told
         trains.append(train)
         helds.append(held)
     train = mixed(trains, [source.share for source in data.sources()])

@@ -34,6 +34,12 @@ def held_part(parts: dict[str, Any]) -> str | None:
     return next((name for name in HELD_OUT if name in parts and len(parts[name])), None)
 
 
+def unused_parts(parts: dict[str, Any], held: str | None) -> list[str]:
+    """The names of a hub data set's parts that are neither trained on nor held out."""
+    used = [parts["train"], *([parts[held]] if held else [])]
+    return [name for name, part in parts.items() if not any(part is each for each in used)]
+
+
 def hub_parts(name: str, subset: str | None = None, splits: Splits | None = None) -> dict[str, Any]:
     """A hub data set's parts by their names; there is a train part, and the held-out one that `splits` wants
     is called validation. Raises DataError."""

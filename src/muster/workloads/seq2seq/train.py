@@ -23,7 +23,7 @@ from muster.core.units import counted
 from muster.store.records import find_data, held_note, names_of
 from muster.worker.context import Context
 from muster.worker.data.digest import short_digest
-from muster.worker.data.hub import held_part, hub_parts
+from muster.worker.data.hub import held_part, hub_parts, unused_parts
 from muster.worker.data.sampler import GroupedSampler
 from muster.worker.data.tokenizer import named_tokenizer, train_tokenizer
 from muster.worker.loss import IGNORED
@@ -308,6 +308,8 @@ def _from_hub(data: PairData) -> tuple[list[PairRow], list[PairRow], str]:
             pair_of(record, data, f"{place}[{number}]", blank=True) for number, record in enumerate(rows)
         ]
     about = data.name + (f", held out its part {held_name}" if held_name else "")
+    unused = unused_parts(loaded, held_name)
+    about += f", not used {', '.join(unused)}" if unused else ""
     return parts["train"][: data.limit], parts[held_name] if held_name else [], about
 
 
