@@ -42,7 +42,7 @@ GUARDED = ("HF_", "TRANSFORMERS_", "XDG_", "MUSTER_", "CUDA_VISIBLE_DEVICES", "H
 
 @pytest.fixture(autouse=True)
 def environment_is_kept() -> Iterator[None]:
-    """Fail the test that leaves another environment: a later one on the same worker would fail in its place."""
+    """Fail the test that leaves another environment: a later one on its worker would fail for it."""
     before = dict(os.environ)
     yield
     changed = {
