@@ -72,6 +72,16 @@ _DATA = re.compile(
 )
 # A warning: the program goes on.
 _WARNING = re.compile(r"\b[A-Z]\w*Warning: |\bWARNING\b|(?:^|\[)W\d* ")
+# A level below that, as logging, loguru, glog, TensorFlow, NCCL and logfmt write it; and one above.
+_BELOW = re.compile(
+    r"(?:^|[\s\[(|])(?:INFO|DEBUG|TRACE)(?=[\s\]):|]|$)|(?:^|\s)[ID]\d{4} \d\d:\d\d|: [ID] \w+/|"
+    r"\blevel\"?[=:] ?\"?(?:info|debug|trace)\b"
+)
+_ABOVE = re.compile(r"\b(?:ERROR|FATAL|CRITICAL)\b")
+# Exit codes of a program that brought a signal upon itself, as the launcher, a shell and ssh count them.
+_OWN_SIGNALS = frozenset(
+    code for signal in (4, 5, 6, 7, 8, 11) for code in (-signal, 128 + signal, 256 - signal)
+)
 _ELASTIC = re.compile(r"\s+host +: (\S+)")  # torchrun's account of a process: its host, then its exit code
 _ACCOUNT = re.compile(r"\s+exitcode +: ")
 _RANK = re.compile(r"\s+rank +: (\d{1,9})")  # and the process's rank
@@ -81,6 +91,7 @@ _ALIKE: tuple[frozenset[Weight], ...] = (frozenset(("killed", "crash")),)
 _BY_ITSELF: tuple[Weight, ...] = ("cause", "killed", "crash", "exception")
 # What a line begins with, where it says whose it is: a host, then what torch, mpirun and srun put before it.
 _WHOSE = re.compile(r"(?:\S+: )?(?:\[(?:rank|default)\d+\]:|\[\d+,\d+\]<std|\s*\d{1,6}: )?")
+_MET: tuple[Weight, ...] = ("cause", "exception", "symptom")  # what a program can meet and get over
 _MORE = 8  # digits that another one's may have more
 _USUAL = 1000  # characters; longer lines are not remembered
 _MOST = 10_000  # ranks and hosts whose signs are kept
@@ -151,6 +162,9 @@ class Signs:
     marked: bool = False  # it tells its steps
     symptoms: dict[str, _Echo] = field(default_factory=dict)  # by their shape
     echoes: int = 0  # lines that say only that something else has failed
+    finished: bool = False  # the training has ended; what comes is the end of the program
+    late: str = ""  # the first line that says that a process crashed after that
+    shapes: set[str] = field(default_factory=set)  # of all lines that may be a reason, also of earlier ones
 
     def line(self, text: str, host: str | None, raw: str = "", shape: str = "") -> None:
         """Look at a line, without its host's prefix. What it quotes of others says nothing of this job.
@@ -185,10 +199,14 @@ class Signs:
 
     def progress(self) -> None:
         """Another step was done."""
-        self.marked = True
+        self.marked, self.finished = True, False
         if self.now or self.earlier:
             self.now, self.earlier, self.echoes = {}, self.now, 0
             self.forget()
+
+    def finish(self) -> None:
+        """The training has ended as it should."""
+        self.finished = True
 
     def decisive(self) -> Sign | None:
         """The one that explains most: a cause before what it led to; None: there is no sign.
@@ -248,6 +266,8 @@ class Signs:
         for host in hosts:
             key = weight, host, rank
             if key not in self.now and len(self.now) < _MOST:
+                if weight in _MET and len(self.shapes) < _SHAPES:
+                    self.shapes.add(shape_of(text, host))
                 place = (spot.number, spot.when, spot.code if weight == "exception" else None) if spot else ()
                 self.now[key] = Sign(weight, failure, text, host, rank, *place)
 
@@ -260,6 +280,14 @@ class Signs:
         """Whose echoes were heard: they may have other hosts by now, or other signs are kept."""
         for echo in self.symptoms.values():
             echo.heard.clear()
+
+    def _is_late(self, code: int, signal: bool) -> bool:
+        """Whether a process's end, or what follows from it, comes after a training that ended well."""
+        if not self.finished or not (code or signal) or self.broke:
+            return False
+        said = {weight for weight, *_ in (*self.now, *self.earlier)}
+        crash = signal or code in _OWN_SIGNALS
+        return (crash and not {"cause", "exception"} & said) or bool(self.late)
 
     def _look(self, text: str, host: str | None) -> None:
         if "Traceback (most recent call last)" in text:
@@ -280,6 +308,9 @@ class Signs:
         code = next((int(code) for code in left.groups() if code), 0) if left else 0
         code = -code if left and left["mpi"] else code
         shell = _SHELL.search(text)
+        if self._is_late(code, bool(_CRASH.search(text) or (shell and shell["how"] != "Killed"))):
+            self.late = self.late or text
+            return
         if shell or (code and code not in (-15, -2)):  # those were ended because of another
             self.broke = True
         named = _WHO.search(text)
@@ -297,12 +328,8 @@ class Signs:
             if not {"cause", "exception", "crash", "killed"} & said:
                 self._add("external", None, text, hosts)
             return
-        if (
-            known
-            and known.phrase.weight in ("cause", "symptom")
-            and not _WARNING.search(known.phrase.example)
-        ):
-            known = None if _WARNING.search(text) else known
+        if known and known.phrase.weight in ("cause", "symptom") and _goes_on(text, known):
+            known = None
         raised = _WHAT.match(text) or (self.traceback and _EXCEPTION.match(text))
         if known and known.phrase.weight == "exception" and not raised:
             known = None  # the program says what it met, and goes on
@@ -319,6 +346,24 @@ class Signs:
             self._add("symptom" if _CAUGHT.search(text) else "exception", None, text, hosts)
         elif code or shell:
             self._add("exit", None, text, hosts, rank)
+
+
+def _goes_on(text: str, entry: Recognised) -> bool:
+    """Whether the line says what its program met and got over, unlike the one in the table: it is a warning,
+    or of a lower level."""
+    match = entry.phrase.expression.search(text)
+    begin = text[: match.start()] if match else text
+    below = _BELOW.search(begin)
+    if below and not _ABOVE.search(begin, below.end()) and not _BELOW.search(entry.phrase.example):
+        return True
+    return bool(_WARNING.search(text)) and not _WARNING.search(entry.phrase.example)
+
+
+def shape_of(text: str, *hosts: str | None) -> str:
+    """A reason without its numbers and hosts: what the same line has in another job's log."""
+    for host in filter(None, hosts):
+        text = text.replace(host, "")
+    return re.sub(r"\d+", "", shortened(text))
 
 
 def order(weight: Weight) -> int:

@@ -141,6 +141,10 @@ class Frame:
         self.steps = step
         self.signs.progress()
 
+    def finish(self) -> None:
+        """A reader has seen that the training is over."""
+        self.signs.finish()
+
     @property
     def hosts(self) -> tuple[str, ...]:
         """The hosts that the log names, as launchers or, without one, NCCL name them."""
@@ -207,6 +211,8 @@ class Frame:
             return
         if match[1] != "spawned":
             self.left += 1
+            if self.steps:  # no rank leaves well while another one trains
+                self.finish()
             return
         self.spawned += 1
         command = _literal(text.partition("with command: ")[2]) if self.spawned == 1 else None

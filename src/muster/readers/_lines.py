@@ -109,6 +109,7 @@ class Steps:
             self.interrupted = True
         if any(word in text for word in self.form.ends):
             self.ended = True
+            self.frame.finish()
         match = self.form.step.search(text)
         if match:
             self.begin(match.groupdict(), stamp(text))

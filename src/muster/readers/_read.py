@@ -107,7 +107,9 @@ def _read_file(
         elif not jobs:
             jobs.append(_with_hosts(_unread(path, frame, whole, fitting), frame, named))
         jobs[started:] = [
-            each if each.outcome == "succeeded" else replace(each, why=_why(frame, whole))
+            replace(each, shapes=frozenset(frame.signs.shapes))
+            if each.outcome == "succeeded"
+            else replace(each, why=_why(frame, whole))
             for each in jobs[started:]
         ]
         feed = feed.again()
@@ -375,18 +377,24 @@ def _outcome(job: JobLog, frame: Frame, ends: Sequence[bool]) -> JobLog:
     decisive = frame.signs.decisive()
     if frame.signs.broke and decisive is not None:
         return _ended(job, frame, decisive)
-    if any(ends):
+    if any(ends) or frame.signs.late:
+        if late := frame.signs.late:
+            note = f"a process crashed after the training had ended: {shortened(late)}"
+            job = replace(job, notes=(*job.notes, note))
         if job.steps and job.skipped == job.steps:
             why = f"all {job.steps} steps were skipped by the loss scaler: nothing was trained"
             return replace(job, outcome="failed", reason=why, failure="loss_scale_too_high", measured=None)
         return job
     if decisive is not None:
         return _ended(job, frame, decisive)
-    if ends or not job.format:
-        where = f"after step {job.steps}" if job.steps else "before its first step"
-        why = f"the log stops {where} without an error and without an end"
-        return replace(job, outcome="timeout", reason=why)
-    return job
+    return stopped(job) if ends or not job.format else job
+
+
+def stopped(job: JobLog) -> JobLog:
+    """Of a log that has no word of its end."""
+    where = f"after step {job.steps}" if job.steps else "before its first step"
+    why = f"the log stops {where} without an error and without an end"
+    return replace(job, outcome="timeout", reason=why, failure=None, failed=())
 
 
 def _ended(job: JobLog, frame: Frame, sign: Sign) -> JobLog:

@@ -276,6 +276,7 @@ class JobLog:
     spread: float | None = None  # relative standard error of its step's time, by its own windows
     notes: tuple[str, ...] = ()
     why: Why | None = None  # of any outcome but succeeded
+    shapes: frozenset[str] = frozenset()  # of one that succeeded: lines that are reasons elsewhere
 
     @property
     def failed_hosts(self) -> tuple[str, ...]:

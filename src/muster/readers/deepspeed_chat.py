@@ -35,6 +35,7 @@ class Reader:
         """One of the lines in HINTS."""
         if match := _THROUGHPUT.match(text):
             self.reported = number(match[1])
+            self.frame.finish()
         elif match := _TIME.match(text):
             self.seconds, self.steps = number(match[1]), int(number(match[2]) or 0)
         elif match := _LATENCY.search(text):

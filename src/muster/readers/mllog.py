@@ -50,7 +50,9 @@ class Reader:
         if key == "run_start":
             self.begun = self.begun or time / 1000
         self.last = time / 1000
-        self.ended = self.ended or key == "run_stop"
+        if key == "run_stop":
+            self.ended = True
+            self.frame.finish()
         if key == "tracked_stats" and isinstance(value, dict):
             self.throughput = number(value.get("throughput")) or self.throughput
         elif key in _OPENS:
