@@ -85,7 +85,7 @@ def test_a_model_of_few_positions_is_asked_for_fewer_tokens(
     config: dict[str, object], new: int, tmp_path: Path
 ) -> None:
     run = trained(tmp_path, "causal-lm", config, "evaluate.max_new_tokens=100")
-    assert f"max_new_tokens={new})" in loading_lines(run)
+    assert f"max_new_tokens={new}," in loading_lines(run)
     assert json.dumps(str(run.model)) in loading_lines(run)
 
 

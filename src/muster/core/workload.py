@@ -121,8 +121,10 @@ class Workload:
     # What kinds of answers are called where they are not texts: by the names of reports/answers.py.
     answer_names: ClassVar[Mapping[str, str]] = {}
     short: ClassVar[tuple[str, ...]] = SHORT_TRAINING  # changes of a recipe that make its job a short one
-    # Python that loads the trained model from the folder {model} and gives it {question}, for {new} tokens.
+    # Python that loads the trained model from the folder {model} and gives it {question}, for {new} tokens;
+    # {recipe} is the run's. `loading_chat`: where its tokenizer has a chat template.
     loading: ClassVar[str] = ""
+    loading_chat: ClassVar[str] = ""
 
     @classmethod
     def usual_type(cls) -> str | None:

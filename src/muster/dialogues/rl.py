@@ -145,9 +145,10 @@ class RolloutRecipe(DialogueRecipe):
         }
         return self.model_copy(update=shorter)
 
-    def example(self, question: str | None) -> tuple[str, int]:
-        """A prompt as it is."""
-        return question or "The ", self.evaluate.max_new_tokens or self.generation.answer
+    @property
+    def new_tokens(self) -> int:
+        """As many as in training."""
+        return self.evaluate.max_new_tokens or self.generation.answer
 
 
 def check_function(name: str) -> None:

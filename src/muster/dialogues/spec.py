@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 SEQUENCE = 512  # tokens of a sample where neither the recipe nor the model says less
+NEW_TOKENS = 128  # of an answer where the recipe does not say
 SPLIT_SEED = 1234  # of the parts of data.split: the same for all steps, whatever their own seeds are
 
 
@@ -116,6 +117,14 @@ class DialogueData(Data):
         return ()
 
 
+_LOADING = """\
+from transformers import pipeline
+model = pipeline("text-generation", model={model})
+print(model(QUESTION, max_new_tokens={new}, num_beams={recipe.evaluate.beams}, do_sample=False,
+    eos_token_id=model.tokenizer.eos_token_id, return_full_text=False,
+    clean_up_tokenization_spaces=False)[0]["generated_text"])"""
+
+
 class DialogueRecipe(Recipe):
     """A decoder learns from prompts and answers."""
 
@@ -123,10 +132,8 @@ class DialogueRecipe(Recipe):
     traced: ClassVar[bool] = True
     pairs: ClassVar[bool] = False  # a sample has a rejected answer as well
     answered: ClassVar[bool] = True  # a sample needs an answer
-    loading: ClassVar[str] = """\
-from transformers import pipeline
-model = pipeline("text-generation", model={model})
-print(model({question}, max_new_tokens={new}, return_full_text=False)[0]["generated_text"])"""
+    loading: ClassVar[str] = _LOADING.replace("QUESTION", "{question}")
+    loading_chat: ClassVar[str] = _LOADING.replace("QUESTION", '[{{"role": "user", "content": {question}}}]')
 
     data: DialogueData = Field(default_factory=DialogueData, description=DATA)
 
@@ -195,7 +202,12 @@ print(model({question}, max_new_tokens={new}, return_full_text=False)[0]["genera
 
     def example(self, question: str | None) -> tuple[str, int]:
         """A prompt as it is."""
-        return question or "The ", self.evaluate.max_new_tokens or 64
+        return question or "The ", self.new_tokens
+
+    @property
+    def new_tokens(self) -> int:
+        """The most tokens of an answer to a question."""
+        return self.evaluate.max_new_tokens or NEW_TOKENS
 
 
 # ----------------------------------------------------------------------------------------------------

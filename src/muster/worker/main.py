@@ -297,7 +297,11 @@ def _train(context: Context, workload: ModuleType) -> _Trained:
         if resume and hasattr(engine, "readable"):
             resume = stack.enter_context(engine.readable(context, resume))
         trainer.train(resume_from_checkpoint=str(resume) if resume else None)
-    if context.recipe.evaluate.after and built.held_samples and not evaluated_last(trainer.state):
+    if (
+        context.recipe.evaluate.after
+        and trainer.eval_dataset is not None
+        and not evaluated_last(trainer.state)
+    ):
         context.emit(events.Phase, name="evaluate")
         trainer.evaluate()
     saving = 0.0
