@@ -458,7 +458,8 @@ def test_a_plan_names_all_that_a_step_of_rlhf_reads(tmp_path: Path, options: Opt
     plan = make_plan(read_inputs(str(recipe), "node1", []), options)
     assert plan.local == tuple(f"{tmp_path}/{name}" for name in ("reward", "own.jsonl", "worth.py"))
     assert set(plan.hub) == {
-        ("model", "org/actor"), ("tokenizer", "org/words"), ("model", "org/critic"), ("dataset", "org/chats:small"),
+        ("model", "org/actor"), ("tokenizer", "org/words"), ("model", "org/critic"),
+        ("dataset", "org/chats:small"),
     }  # fmt: skip
     assert [note.partition(" ")[0] for note in plan.notes] == ["/gone/set"]
 
