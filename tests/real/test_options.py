@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 
+from muster.reports.page import render
+from muster.reports.rundata import gather
 from muster.store import events
 from muster.store.runfolder import RunFolder
 from muster.worker.context import Context, read_context
@@ -107,7 +109,7 @@ def test_a_users_deepspeed_file(tmp_path: Path) -> None:
     assert lines[: len(profile.head)] == profile.head
     assert any("Flops Profiler" in line for line in profile.head)
     assert any(Path(csv.path).glob("*.csv"))
-    assert profile.path in " ".join(result.notes) and profile.head[1] in done.report.read_text()
+    assert profile.path in " ".join(result.notes) and profile.head[1] in render(gather(done))
 
 
 # --- memory against time ---------------------------------------------------------------------------------
