@@ -133,6 +133,15 @@ class Memory(Part):
     resident_peak: int | None = Field(None, description="a rank's resident host memory")
 
 
+class WrittenFile(Part):
+    """A file or folder that the engine wrote by itself, as its configuration asks."""
+
+    what: str = Field(description="the section that asks for it: flops_profiler, tensorboard")
+    host: str
+    path: str = Field(description="on that host")
+    head: list[str] = Field(default_factory=list, description="first lines of a file of text")
+
+
 class Unscored(Part):
     """A held-out question whose expected query cannot be run, so that its rows cannot be compared."""
 
@@ -384,6 +393,9 @@ class Result(Part):
     memory: Memory
     profiles: list[StepProfile] = Field(
         default_factory=list, description="where a step's time goes, of each rank with measure.profile=trace"
+    )
+    files: list[WrittenFile] = Field(
+        default_factory=list, description="what the engine wrote by itself, as its configuration asks"
     )
     planned: Planned | None = Field(None, description="None: the model was not known before the run")
     quality: Quality | None = None

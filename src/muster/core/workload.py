@@ -173,6 +173,10 @@ class Workload:
         before there is one."""
         return {}
 
+    def files(self) -> tuple[str, ...]:
+        """Files that its ranks read beside models and data, by whole paths."""
+        return ()
+
     def held_models(self) -> tuple[HeldModel, ...]:
         """The models of a step beside the one that is trained."""
         return ()

@@ -111,6 +111,11 @@ class RolloutRecipe(DialogueRecipe):
                     hint="reward.model=RUN or reward.function=FILE.py:NAME; or a field database beside it",
                 )
 
+    def files(self) -> tuple[str, ...]:
+        """The file of reward.function."""
+        place = (self.reward.function or "").rpartition(":")[0]
+        return (place,) if place.endswith(".py") else ()
+
     def sequence(self, config: Mapping[str, Any] | None) -> int:
         """Tokens of a prompt with its answer."""
         return self.generation.prompt + self.generation.answer

@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 from pydantic import Field, field_validator
 
 from muster.core import families
-from muster.core.data import Data, Generated, OnBad
+from muster.core.data import Data, Generated, OnBad, Source
 from muster.core.errors import DataError, RecipeError
 from muster.core.families import gpt2, llama, opt
 from muster.core.recipe import DATA, Recipe
-from muster.core.section import PositiveInt, Section
+from muster.core.section import PositiveInt
 from muster.core.workload import Lengths
 from muster.dialogues.rows import Dialogue, Wanted, read_dialogues
 from muster.store.records import find_data, hold_out, parts_of
@@ -28,19 +28,6 @@ if TYPE_CHECKING:
 SEQUENCE = 512  # tokens of a sample where neither the recipe nor the model says less
 NEW_TOKENS = 128  # of an answer where the recipe does not say
 SPLIT_SEED = 1234  # of the parts of data.split: the same for all steps, whatever their own seeds are
-
-
-class Source(Section):
-    """One data set of a mix."""
-
-    exclusive: ClassVar[tuple[str, ...]] = ("name", "path")
-
-    name: str | None = Field(None, description="A data set of the Hugging Face hub.")
-    subset: str | None = Field(None, description="Configuration of the hub data set. Null: its only one.")
-    path: str | None = Field(None, description="A file, or a folder with training and validation files.")
-    share: Annotated[float, Field(gt=0)] = Field(
-        1.0, description="Its part of the mixed training samples, relative to the other shares."
-    )
 
 
 class DialogueData(Data):
@@ -108,13 +95,8 @@ class DialogueData(Data):
         return value
 
     def sources(self) -> tuple[Source, ...]:
-        """The data sets that are read: those of the mix, or the one that is named; none where they are
-        generated."""
-        if self.mix:
-            return tuple(self.mix)
-        if self.name or self.path:
-            return (Source(name=self.name, subset=self.subset, path=self.path),)
-        return ()
+        """Those of the mix, or the one that is named; none where they are generated."""
+        return tuple(self.mix) if self.mix else super().sources()
 
 
 _LOADING = """\

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import math
 import os
 import platform
@@ -145,6 +146,7 @@ class ScheduleWatch(TrainerCallback):  # type: ignore[misc]
 # ----------------------------------------------------------------------------------------------------
 # A recipe's training settings as Transformers' TrainingArguments, the same for every workload and engine.
 
+_HEAD_LINES, _HEAD_WIDTH = 40, 160  # of a file that the engine wrote
 NEVER = 1 << 62  # a step that no run reaches
 
 
@@ -297,6 +299,7 @@ def _train(context: Context, workload: ModuleType) -> _Trained:
         if resume and hasattr(engine, "readable"):
             resume = stack.enter_context(engine.readable(context, resume))
         trainer.train(resume_from_checkpoint=str(resume) if resume else None)
+    _tell_files(context)
     if (
         context.recipe.evaluate.after
         and trainer.eval_dataset is not None
@@ -314,6 +317,17 @@ def _train(context: Context, workload: ModuleType) -> _Trained:
         "saving": meter.saving_seconds + saving,
     }
     return _Trained(int(trainer.state.global_step), meter.total_skipped, seconds, built.held_out)
+
+
+def _tell_files(context: Context) -> None:
+    """Say what the engine wrote by itself; the first rank does that."""
+    written = getattr(context.engine, "written", None)
+    for what, path in written(context).items() if written and context.main else ():
+        head = []
+        if path.is_file():
+            with path.open(encoding="utf-8", errors="replace") as file:
+                head = [line.rstrip()[:_HEAD_WIDTH] for line in itertools.islice(file, _HEAD_LINES)]
+        context.emit(events.Wrote, what=what, path=str(path), head=head)
 
 
 def _with_engine(arguments: dict[str, Any], own: dict[str, Any]) -> dict[str, Any]:
