@@ -15,7 +15,8 @@ from muster.core.data import Data
 from muster.core.errors import BrokenPluginError, UsageError
 from muster.core.launch import Hang, Launch
 from muster.core.measure import Evaluate, Measure
-from muster.core.registry import WORKLOADS, declared, plugin_names
+from muster.core.promises import held_to
+from muster.core.registry import ENGINES, WORKLOADS, declared, package_of, plugin_names
 from muster.core.section import AutoInt, Fraction, PositiveInt, Section
 from muster.core.workload import Workload
 
@@ -434,6 +435,12 @@ class Recipe(Workload, Section):
         return [*few, *([float8.PACKAGE] if self.precision == float8.NAME else [])]
 
     @property
+    def offered_by(self) -> list[str]:
+        """Packages of third parties that offer its workload and engine: ranks import both."""
+        named = ((WORKLOADS, self.workload), (ENGINES, self.engine.name))
+        return [package for group, name in named if (package := package_of(group, name))]
+
+    @property
     def keeps_half(self) -> bool:
         """Whether weights, gradients and moments are kept in bf16 alone."""
         return self.train.optimizer == "adamw-bf16"
@@ -487,7 +494,8 @@ def recipe_class(workload: Any) -> type[Recipe]:
     """What a workload's recipe may hold and what the workload answers, by its spec.py; one that has none, or
     is not installed here, holds what all may. Raises BrokenPluginError."""
     try:
-        return declared(WORKLOADS, str(workload or "text2sql"), "RECIPE", Recipe)
+        name = str(workload or "text2sql")
+        return held_to(WORKLOADS, name, declared(WORKLOADS, name, "RECIPE", Recipe), Recipe)
     except BrokenPluginError:
         raise
     except UsageError:

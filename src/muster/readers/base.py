@@ -304,7 +304,9 @@ class JobLog:
 class LineReader(Protocol):
     """What a module's `Reader` makes."""
 
-    closed: bool  # it needs no more lines
+    @property
+    def closed(self) -> bool:
+        """Whether it needs no more lines."""
 
     def line(self, text: str) -> None:
         """Read a line."""
