@@ -70,6 +70,7 @@ class Generation(Section):
 class RolloutRecipe(DialogueRecipe):
     """A decoder generates answers to prompts, and learns which ones are rewarded. A sample is an answer."""
 
+    split_words: ClassVar[tuple[str, ...]] = ("gen",)
     packages: ClassVar[tuple[str, ...]] = ("trl",)
     answered: ClassVar[bool] = False
     output: ClassVar[Output] = "log-probs"

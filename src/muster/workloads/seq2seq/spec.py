@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
-from muster.core.data import Data, Generated
+from muster.core.data import Data, Generated, SplitData
 from muster.core.errors import DataError
 from muster.core.families import t5
 from muster.core.recipe import DATA, WORKLOAD, Recipe
@@ -19,7 +19,7 @@ from muster.core.section import PositiveInt
 from muster.core.workload import Lengths
 from muster.store import databases
 from muster.store.lines import MISSING, text_of, value_at
-from muster.store.records import find_data, hold_out, parts_of, read_rows
+from muster.store.records import Splits, find_data, hold_out, parts_of, read_rows
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -35,7 +35,7 @@ PAIRS = (
 )  # fmt: skip
 
 
-class PairData(Data):
+class PairData(SplitData):
     """Inputs and their targets."""
 
     exclusive: ClassVar[tuple[str, ...]] = (*Data.exclusive, "generated")
@@ -94,6 +94,11 @@ class PairData(Data):
             raise ValueError("schema=database needs SQLite files beside data.path; a hub's data has none")
         return self
 
+    @property
+    def splits(self) -> Splits:
+        """Which splits of a data set are read."""
+        return Splits(self.train_split, self.held_out_split)
+
     @classmethod
     def key(cls, field: str) -> str:
         """A field as recipes call it: data.question."""
@@ -139,7 +144,7 @@ print(words.decode(made[0], skip_special_tokens=True, clean_up_tokenization_spac
         """Read the files as the ranks will. Raises DataError."""
         if path is None:
             return
-        files, data = find_data(path), self.data
+        files, data = find_data(path, self.data.splits), self.data
         groups = {group_of(row, data) for row in read_pairs(files.train, data, limit=data.limit)}
         if files.validation:
             for _ in read_pairs(files.validation, data):
@@ -149,9 +154,9 @@ print(words.decode(made[0], skip_special_tokens=True, clean_up_tokenization_spac
 
     def describe_data(self, path: Path) -> str:
         """Files by name, and the fields that are read."""
-        files = find_data(path)
+        files = find_data(path, self.data.splits)
         row = next(read_pairs(files.train, self.data, limit=1))
-        told = parts_of(path, files.train, files.validation, self.data.validation_fraction)
+        told = parts_of(path, files.train, files.validation, self.data.validation_fraction, files.unused)
         schema = f" with schema {self.data.schema_}" if self.data.schema_ else ""
         return f"{told}; from field {row.fields[0]}{schema} to field {row.fields[1]}"
 
@@ -166,7 +171,7 @@ print(words.decode(made[0], skip_special_tokens=True, clean_up_tokenization_spac
             return min(data.generated.train, data.limit or data.generated.train)
         if not data.path or not Path(data.path).exists():
             return None
-        files = find_data(Path(data.path))
+        files = find_data(Path(data.path), data.splits)
         groups = [group_of(row, data) for row in read_pairs(files.train, data, limit=data.limit)]
         held = set() if files.validation else held_groups(groups, data, self.train.seed)
         return sum(group not in held for group in groups)

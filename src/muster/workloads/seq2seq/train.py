@@ -245,7 +245,7 @@ def load_pairs(data: PairData, cache: Path, *, may_write: bool, seed: int) -> Pa
         folder = Path(data.path).expanduser() if data.path else cache
         if not data.path and may_write:
             _generate(data.generated or Generated(), cache)
-        files = find_data(folder)
+        files = find_data(folder, data.splits)
         train = list(read_pairs(files.train, data, limit=data.limit))
         held_out = list(read_pairs(files.validation, data)) if files.validation else []
         about = names_of(files.train) + (f", held out {names_of(files.validation)}" if held_out else "")
@@ -284,7 +284,7 @@ def _generate(generated: Generated, folder: Path) -> None:
 
 def _from_hub(data: PairData) -> tuple[list[PairRow], list[PairRow], str]:
     assert data.name
-    loaded = hub_parts(data.name, data.subset)
+    loaded = hub_parts(data.name, data.subset, data.splits)
     held_name = held_part(loaded)
     parts: dict[str, list[PairRow]] = {}
     wanted = {root for field in data.fields() for root in (field, field.partition(".")[0])}
