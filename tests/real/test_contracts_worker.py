@@ -110,6 +110,8 @@ def test_a_workload_trains_measures_and_answers(name: str, tmp_path: Path) -> No
         assert what_is_wrong(event.path, [event.manifest])[0] is None
     assert compare(str(tmp_path / "model"), saved[2].files)[0] is None
     assert isinstance(told[-1], events.Done) and told[-1].step == 3
+    assert told[-1].weights_changed is not None
+    assert told[-1].weights_changed or name in ("grpo", "rloo")  # whose answers no one would reward yet
     recipe = recipe_from(data)
     answerer = module.Answerer(tmp_path / "model", recipe, "cpu")
     if hasattr(module, "score"):
@@ -157,7 +159,10 @@ def test_the_lines_say_what_ask_says(name: str, template: str | None, tmp_path: 
     data["train"] |= {"max_steps": 1}
     if name == "grpo":
         data["reward"] |= {"function": f"{tmp_path / 'ones.py'}:ones"}
-    train_here(tmp_path, data)
+    done = train_here(tmp_path, data)[-1]
+    assert isinstance(done, events.Done) and done.weights_changed is (
+        name != "grpo"
+    )  # all are worth the same
     question = "say one one" + (" => one" if name == "reward" else "")
     assert lines_say(RunFolder(tmp_path), data, question) == asked(tmp_path, data, question)
 

@@ -408,6 +408,15 @@ class Result(Part):
     versions: dict[str, str] = Field(default_factory=dict)
     model_path: str | None = None
     notes: list[str] = Field(default_factory=list, description="what a reader must know to trust the figures")
+    caveats: list[str] = Field(
+        default_factory=list,
+        description="those of the notes that say what a success lacks: steps, a change of the weights",
+    )
+
+    @property
+    def outcome(self) -> str:
+        """The status with its caveats, for people."""
+        return f"{self.status}, but {'; '.join(self.caveats)}" if self.caveats else self.status
 
     @property
     def memory_beside_plan(self) -> float | None:

@@ -106,6 +106,7 @@ class Workload:
     families: ClassVar[tuple[ModuleType, ...]] = ()  # of models that it trains, the usual one first; (): any
     tokenized: ClassVar[bool] = True  # samples become tokens: the model has a vocabulary
     packed: ClassVar[bool] = False  # each sample is one full sequence of tokens
+    dropout: ClassVar[bool] = True  # else it trains without, whatever its model says
     traced: ClassVar[bool] = False  # its model.py says how (TRACED)
     quantizes: ClassVar[bool] = (
         False  # weights may be in 4 or 8 bits: its model is made by worker/decoders.py

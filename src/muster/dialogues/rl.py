@@ -73,6 +73,7 @@ class RolloutRecipe(DialogueRecipe):
     split_words: ClassVar[tuple[str, ...]] = ("gen",)
     packages: ClassVar[tuple[str, ...]] = ("trl",)
     answered: ClassVar[bool] = False
+    dropout: ClassVar[bool] = False
     output: ClassVar[Output] = "log-probs"
     metric: ClassVar[str] = "exact match"
     other_models: ClassVar[tuple[tuple[str, str], ...]] = (("reward", "model"),)

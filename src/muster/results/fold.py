@@ -386,6 +386,23 @@ def fold(stream: Iterable[events.Event]) -> Folder:
     return folder
 
 
+def caveats(folder: Folder, recipe: Recipe, steps: int) -> list[str]:
+    """What a success of so many steps lacks of what was asked for, for people."""
+    found, first = [], folder.started.get(0)
+    if first and 0 < steps < first.total_steps:
+        limit = recipe.train.max_minutes
+        by = f" by train.max_minutes={limit:g}" if limit else ""
+        found.append(f"cut at {steps:,} of {first.total_steps:,} steps{by}")
+    told = [log.figures for log in folder.logs.values()]
+    if told and not any(each.get("reward", 1) or each.get("reward_std", 0) for each in told):
+        found.append("no answer was rewarded")
+    elif told and all(each.get("equal_groups") == 1 for each in told):
+        found.append("all answers to each prompt were worth the same")
+    if folder.done and all(done.weights_changed is False for done in folder.done.values()):
+        found.append(f"the weights did not change in {counted(steps, 'step')}")
+    return found
+
+
 def make_result(
     folder: Folder,
     job: Job,
@@ -403,11 +420,8 @@ def make_result(
     losses = [log.loss for log in logs if log.loss is not None]
     began = folder.began or ended
     last_step = max(folder.windows, default=0)
-    notes = [*(first.notes if first else []), *folder.noted]
-    if status == "succeeded" and first and 0 < last_step < first.total_steps:
-        limit = recipe.train.max_minutes
-        by = f" by train.max_minutes={limit:g}" if limit else ""
-        notes.insert(0, f"cut at {last_step:,} of {first.total_steps:,} steps{by}")
+    lacks = caveats(folder, recipe, last_step) if status == "succeeded" else []
+    notes = [*lacks, *(first.notes if first else []), *folder.noted]
     if told := split_note(job, folder.split):
         notes.append(told)
     notes += pace_notes(job, recipe, folder.facts, folder.split, first, folder.data)
@@ -488,6 +502,7 @@ def make_result(
         versions=dict(first.versions) if first else {},
         model_path=folder.model_path,
         notes=notes,
+        caveats=lacks,
     )
     if recipe.foreign:
         return of_command(made, folder, job)

@@ -345,6 +345,9 @@ class Done(_Event):
     step: int
     skipped: int = 0
     seconds: dict[str, float] = Field(default_factory=dict)
+    weights_changed: bool | None = Field(
+        None, description="by the steps of this attempt, of those on this rank; None: not known"
+    )
 
 
 class JobState(_Event):

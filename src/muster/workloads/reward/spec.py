@@ -26,6 +26,7 @@ class RewardRecipe(DialogueRecipe):
 
     packages: ClassVar[tuple[str, ...]] = ("trl",)
     pairs: ClassVar[bool] = True
+    dropout: ClassVar[bool] = False
     output: ClassVar[Output] = "numbers"
     metric: ClassVar[str] = "pair accuracy"
     loading: ClassVar[str] = _LOADING.format(
