@@ -103,6 +103,7 @@ class DialogueRecipe(Recipe):
 
     families: ClassVar[tuple[ModuleType, ...]] = (llama, opt, gpt2)
     traced: ClassVar[bool] = True
+    cut_by: ClassVar[str] = "data.sequence"
     pairs: ClassVar[bool] = False  # a sample has a rejected answer as well
     answered: ClassVar[bool] = True  # a sample needs an answer
     loading: ClassVar[str] = """\
