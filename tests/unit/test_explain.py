@@ -525,3 +525,21 @@ def test_an_exception_behind_what_a_tool_puts_before_each_line(prefix: str) -> N
     assert found.failure.evidence is not None and found.failure.evidence.line == len(lines)
     assert found.failure.evidence.code == "/w/train.py:7 in main"
     assert said(*printed[:2]).failure is None
+
+
+ASKED = (
+    "[W1126 10:59:{:02d}.888553035 socket.cpp:764] [c10d] The IPv6 network addresses of "
+    "(nosuch.invalid, 44021) cannot be retrieved (gai error: -2 - Name or service not known)."
+)
+
+
+def test_a_name_that_was_asked_for_until_the_end_and_not_the_signal_that_ended_it() -> None:
+    """A machine without IPv6 addresses says so once, and goes on: then it is the signal."""
+    asked = [ASKED.format(second) for second in range(30)]
+    found = said(
+        "start", *asked, "W1126 10:59:40 torch/x.py:1] Received Signals.SIGTERM death signal, shutting"
+    )
+    assert found.failure is not None and found.failure.id == "dns_unresolved"
+    going = [f"batch of {number}" for number in range(60)]
+    found = said("start", asked[0], *going, "W1126 10:59:40 torch/x.py:1] Received 15 death signal, shutting")
+    assert found.failure is not None and "15 death" in found.failure.what

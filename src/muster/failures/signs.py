@@ -85,6 +85,7 @@ _MORE = 8  # digits that another one's may have more
 _USUAL = 1000  # characters; longer lines are not remembered
 _MOST = 10_000  # ranks and hosts whose signs are kept
 _SHAPES = 1000  # of echoes
+_NEAR = 20  # lines that launchers print when they are ended
 _GAP = 10_000  # lines without a sign, after which a program that tells no steps has gone on
 
 
@@ -251,6 +252,15 @@ class Signs:
                 place = (spot.number, spot.when, spot.code if weight == "exception" else None) if spot else ()
                 self.now[key] = Sign(weight, failure, text, host, rank, *place)
 
+    def _asked_till_now(self) -> str | None:
+        """The failure that the program did not get past before it was ended from outside: what it said last,
+        where that is no echo of another rank's; None: there is none."""
+        known = find(self.last) if self.last and self.spot else None
+        if known is None or known.phrase.weight != "symptom" or self.spot is None:
+            return None
+        own = known.failure.blame != "peer" and known.failure.retry != "by cause"
+        return known.failure.id if own and (self.spot.number or 0) - self.last_number <= _NEAR else None
+
     def _remember(self, known: Recognised, raw: str, shape: str) -> None:
         if len(self.symptoms) < _SHAPES and (match := _WHOSE.match(raw)):
             search = known.phrase.expression.search
@@ -295,7 +305,8 @@ class Signs:
             return
         if _EXTERNAL.search(text):
             if not {"cause", "exception", "crash", "killed"} & said:
-                self._add("external", None, text, hosts)
+                asked = self._asked_till_now()
+                self._add("cause" if asked else "external", asked, self.last if asked else text, hosts)
             return
         if (
             known

@@ -29,7 +29,7 @@ from muster.core.versions import versions_of
 from muster.engines.base import packages
 from muster.fabric.run import judged, write_tables
 from muster.failures.table import disk_full
-from muster.fleet.cause import judge_command, judge_outcome, with_way_on
+from muster.fleet.cause import judge_command, judge_outcome, unresolved, with_way_on
 from muster.fleet.fetch import copy_between, fetch_model, fetch_profiles
 from muster.fleet.interrupts import interrupts
 from muster.fleet.launchers.slurm import TICKET
@@ -275,7 +275,7 @@ def _run(
 
     def log(host: str, rank: int | None, lines: list[str]) -> None:
         recorder.log(host, rank, lines)
-        hang.output()
+        hang.output(lines)
         if follow is not None and follow.steps > hang.steps:
             hang.progress(follow.steps)
 
@@ -367,6 +367,8 @@ def _conclude(
         )
     if folder.hang is not None and outcome.stopped == folder.hang.what:
         status, failure = "failed", hang.failure()
+    if status != "succeeded" and outcome.stopped and not hang.steps:
+        failure = unresolved(recorder.lines_of, job.placements) or failure
     first = job.placements[0]
     trains = inputs.recipe.trains
     saved = trains and inputs.recipe.checkpoint.model
