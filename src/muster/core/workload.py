@@ -116,6 +116,7 @@ class Workload:
     output: ClassVar[Output] = "logits"  # of the trained model
     # (section, key) of further models that a recipe names: anchored and looked up as model.name is.
     other_models: ClassVar[tuple[tuple[str, str], ...]] = ()
+    cut_by: ClassVar[str] = ""  # the keys that say how long a sample may be, where longer ones are cut
     # Fields of the model's configuration that another key of the recipe sets: image_size -> data.size.
     config_keys: ClassVar[Mapping[str, str]] = {}
     metric: ClassVar[str] = "exact match"  # what its answers to held-out samples are judged by

@@ -114,6 +114,7 @@ class DialogueRecipe(Recipe):
 
     families: ClassVar[tuple[ModuleType, ...]] = (llama, opt, gpt2)
     traced: ClassVar[bool] = True
+    cut_by: ClassVar[str] = "data.sequence"
     pairs: ClassVar[bool] = False  # a sample has a rejected answer as well
     answered: ClassVar[bool] = True  # a sample needs an answer
     split_words: ClassVar[tuple[str, ...]] = ()  # in the names of splits that are this workload's

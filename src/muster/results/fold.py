@@ -429,7 +429,8 @@ def make_result(
     if skipped:
         notes.append(f"{skipped} of {last_step} steps were skipped by the loss scaler and do not count")
     if folder.data and folder.data.cut:
-        notes.append(f"{counted(folder.data.cut, 'sample')} cut to data.max_source or data.max_target")
+        by = f" to {recipe.cut_by}" if recipe.cut_by else ""
+        notes.append(f"{counted(folder.data.cut, 'sample')} cut{by}")
     if folder.data and folder.data.skipped:
         notes.append(f"{counted(folder.data.skipped, 'sample')} skipped, since they cannot be used")
     quality = _quality(folder)

@@ -41,6 +41,7 @@ class PairData(SplitData):
     exclusive: ClassVar[tuple[str, ...]] = (*Data.exclusive, "generated")
     embedded: ClassVar[str | None] = "generated"
     pairs: ClassVar[tuple[tuple[str, str], ...]] = PAIRS
+    cut_by: ClassVar[str] = "data.max_source or data.max_target"
     executed: ClassVar[bool] = False  # targets are SQL, which a row's database runs
 
     generated: Generated | None = Field(
