@@ -143,13 +143,16 @@ def _first_sentence(text: str) -> str:
     return re.split(r"(?<=\.)\s", " ".join(comment), maxsplit=1)[0]
 
 
-def load_recipe(source: str, overrides: Iterable[str] = ()) -> Recipe:
-    """Read a recipe by path or shipped name, follow `inherit`, lay `key=value` overrides over it, validate.
+def load_recipe(source: str | Mapping[str, Any], overrides: Iterable[str] = ()) -> Recipe:
+    """Read a recipe by path or shipped name, or one as its file would hold it; follow `inherit`, lay
+    `key=value` overrides over it, validate.
 
     Raises RecipeError naming the file or the field's full path, with near names for a misspelt one.
     """
     given = [parse_override(override) for override in overrides]
-    return validate(lay_over(read_layers(source), given), where=source)
+    if isinstance(source, str):
+        return validate(lay_over(read_layers(source), given), where=source)
+    return validate(lay_over(layers_of(source, Path.cwd() / "recipe"), given), where="the recipe")
 
 
 def lay_over(below: Mapping[str, Any], changes: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
