@@ -528,6 +528,7 @@ _ELSEWHERE = {
     "train.epochs": ("num_train_epochs", "num_epochs", "n_epochs", "epoch"),
     "train.max_steps": ("steps", "train_steps", "max_train_steps", "iterations"),
     "train.schedule": ("lr_scheduler_type", "lr_scheduler", "scheduler"),
+    "train.min_learning_rate": ("min_lr", "lr_min", "min_lr_ratio"),
     "train.warmup": ("warmup_steps", "warmup_ratio", "num_warmup_steps", "lr_warmup_steps"),
     "train.clip": ("max_grad_norm", "gradient_clipping", "grad_clip", "clip_grad_norm"),
     "train.workers": ("dataloader_num_workers", "num_workers"),
