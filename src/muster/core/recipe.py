@@ -227,6 +227,9 @@ class Train(Section):
     schedule: Literal["linear", "cosine", "constant", "constant_with_warmup", "inverse_sqrt"] = Field(
         "linear", description="Learning rate schedule, by Transformers' names."
     )
+    min_learning_rate: Annotated[float, Field(ge=0)] = Field(
+        0.0, description="Learning rate at the last step of schedule cosine, which falls to it."
+    )
     warmup: Annotated[float, Field(ge=0)] = Field(
         0, description="Warm-up steps of the learning rate; a number below 1 is a fraction of all steps."
     )
@@ -306,6 +309,16 @@ class Train(Section):
     def _warms_up(self) -> Train:
         if self.schedule == "constant" and self.warmup:
             raise ValueError("schedule constant has no warm-up: schedule=constant_with_warmup, or warmup=0")
+        return self
+
+    @model_validator(mode="after")
+    def _ends_below(self) -> Train:
+        if self.min_learning_rate and self.schedule != "cosine":
+            raise ValueError(f"min_learning_rate is of schedule=cosine, and the schedule is {self.schedule}")
+        if self.learning_rate != "auto" and self.min_learning_rate > self.learning_rate:
+            raise ValueError(
+                f"min_learning_rate={self.min_learning_rate:g} is above learning_rate={self.learning_rate:g}"
+            )
         return self
 
 

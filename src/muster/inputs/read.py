@@ -45,7 +45,9 @@ class Inputs:
     env_files: tuple[Decision, ...] = ()  # files that were read unasked, and what they set
 
 
-def read_inputs(source: str, hosts: str, overrides: list[str], *, waits: bool = False) -> Inputs:
+def read_inputs(
+    source: str | Mapping[str, Any], hosts: str, overrides: list[str], *, waits: bool = False
+) -> Inputs:
     """Read and check everything that can be checked before a host is asked. `waits`: see read_inventory.
 
     Raises RecipeError, InventoryError, DataError.
@@ -63,7 +65,7 @@ def inputs_of(data: Mapping[str, Any], hosts: str) -> Inputs:
     return check(recipe, read_inventory(hosts, waits=True))
 
 
-def read_recipe(source: str, overrides: Sequence[str]) -> Recipe:
+def read_recipe(source: str | Mapping[str, Any], overrides: Sequence[str]) -> Recipe:
     """A recipe with its changes, its paths whole. `model.name=RUN`, or the folder of a saved model, means its
     weights, shape and tokenizer, also over a recipe that describes a model from scratch; what is said beside
     it wins. Raises RecipeError."""

@@ -43,7 +43,7 @@ HOPELESS = 2.0  # times a rank's room: what needs more by closed forms does not 
 TIGHT = 0.5  # of a rank's room: closed forms, which miss by up to 37 %, will do for what needs less
 
 
-def recipe_of(source: str, overrides: list[str]) -> Recipe:
+def recipe_of(source: str | Mapping[str, Any], overrides: list[str]) -> Recipe:
     """A recipe as a user names it. Raises RecipeError."""
     return read_recipe(source, overrides)
 

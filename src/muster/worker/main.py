@@ -18,7 +18,7 @@ from transformers.utils import is_torch_tf32_available
 
 from muster.core.errors import MusterError, UsageError, WorkerError
 from muster.core.registry import WORKLOADS, load_plugin
-from muster.core.schedule import steps_of, warmup_note
+from muster.core.schedule import scheduler, steps_of, warmup_note
 from muster.core.versions import versions_of
 from muster.engines.base import packages
 from muster.store import events
@@ -106,7 +106,7 @@ def training_arguments(context: Context) -> dict[str, Any]:
         "num_train_epochs": train.epochs,
         "max_steps": train.max_steps or -1,
         "learning_rate": train.rate,
-        "lr_scheduler_type": train.schedule,
+        **scheduler(train),
         "warmup_steps": train.warmup if train.warmup < 1 else int(train.warmup),
         **({"optim": "adamw_bnb_8bit"} if train.optimizer == "adamw-8bit" else {}),
         "weight_decay": train.weight_decay,
