@@ -7,7 +7,8 @@ time                        the time stamp of the line; without it, the first on
 seconds, ms                 of a step: the mean since the line before, or of this one (`single`);
 ms_fwd, ms_bwd, ms_step     parts of it, which are added
 elapsed, elapsed_ms         since a clock began, training only
-clock, pace, per            the same as 1:02:03, and as the mean pace since then (13.20 and it/s or s/it)
+clock, pace, per            the same as 1:02:03 or 1h 2m 3s, and as the mean pace since then (13.20 and it/s
+                            or s/it)
 samples, tokens             so far
 batch, step_tokens          of one step
 samples_per_second, tokens_per_second
@@ -35,6 +36,7 @@ _MOST_SETTINGS = 32
 _A_DATE = 1e8  # seconds since 1970; less is a time of day
 _LEAST = 20  # times as long as a clock's resolution is what is told from it
 _LARGEST_STEP = 10**12
+_CLOCK = (1, 60, 3600, 86400)  # seconds of what a clock shows, from its end
 _MOST_PLACES = 20_000  # hosts and jobs of a file
 
 
@@ -52,6 +54,7 @@ class LineFormat:
     whole: bool = False  # all of that is among the settings
     ends: tuple[str, ...] = ()  # words of the end of a training that was not cut off
     tells_end: bool = False  # it always writes them
+    counts_down: bool = False  # `total` is of the whole training: a log that stops before it was cut off
     single: bool = False  # a step's time is its own, not the mean since the line before
     device: bool = False  # tokens are those of one device
     rough: bool = False  # what other formats say of the same steps is better
@@ -93,6 +96,7 @@ class Steps:
         self.last: _Step | None = None  # where the next window begins
         self.final: _Step | None = None
         self.recent: tuple[int, ...] = ()  # numbers of the last two steps
+        self.total = 0  # of the whole training
         self.facts: dict[str, float] = {}  # what holds from step to step
         self.begun = self.steps = 0
         self.numbered = False  # lines say which step they are of
@@ -134,10 +138,15 @@ class Steps:
         if not 0 <= step <= _LARGEST_STEP:
             return
         self._flush()
-        self.other = rank is None and step in self.recent
+        self.other = step in self.recent
         if self.other:
             return
         self.recent = (*self.recent[-1:], step)
+        if self.form.counts_down and groups.get("epoch") is None:
+            self.total = int(number(groups.get("total")) or 0)
+            if step == self.total > 0:
+                self.ended = True
+                self.frame.finish()
         if at is not None and at > _A_DATE:
             self.span = (self.span[0] if self.span else at), at
         self.now = _Step(step, at, self.interrupted)
@@ -197,11 +206,18 @@ class Steps:
                 span=self.span,
                 skipped=self.skipped,
                 memory=int(self.memory) or None,
-                ended=True if self.ended else False if self.form.tells_end else None,
+                ended=True if self.ended else False if self.form.tells_end or self._cut() else None,
+                total=self.total or None,
                 loss=self.loss,
                 notes=tuple(notes),
             )
         ]
+
+    def _cut(self) -> bool:
+        """Whether a line of a later step is missing. Lines come every so many steps, the last one need not be
+        of the last step."""
+        every = self.recent[-1] - self.recent[0] if len(self.recent) > 1 else 1
+        return bool(self.total) and self.total - self.recent[-1] >= max(1, every)
 
     def _flush(self) -> None:
         """The step is complete: the next one begins, or there is none."""
@@ -276,13 +292,15 @@ class Steps:
             return steps * now.told["seconds"]
         if "elapsed" in now.told and "elapsed" in last.told:
             return now.told["elapsed"] - last.told["elapsed"]
-        if now.clock and last.clock:
+        stamps = (last.stamp, now.stamp) if last.stamp is not None and now.stamp is not None else None
+        fine = stamps is not None and any(each % 1 for each in stamps)
+        if now.clock and last.clock and not fine:
             self.exact = False
             passed, unsure = now.clock[0] - last.clock[0], now.clock[1] + last.clock[1]
             return passed if passed >= _LEAST * unsure else None
-        if now.stamp is not None and last.stamp is not None:
-            self.exact = self.exact and (now.stamp % 1 > 0 or last.stamp % 1 > 0)
-            return now.stamp - last.stamp
+        if stamps is not None:
+            self.exact = self.exact and fine
+            return stamps[1] - stamps[0]
         return None
 
 
@@ -346,7 +364,8 @@ def _clock(groups: Dict[str, str | None]) -> tuple[float, float] | None:
     clock, pace, step = groups.get("clock"), groups.get("pace"), number(groups.get("step"))
     if not clock:
         return None
-    low = float(sum(int(part) * 60**place for place, part in enumerate(reversed(clock.split(":")))))
+    parts = reversed(re.findall(r"\d+", clock))
+    low = float(sum(int(part) * unit for part, unit in zip(parts, _CLOCK, strict=False)))
     high = low + 1
     value = number(pace)
     if pace and value and step:

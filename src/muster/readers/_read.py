@@ -21,7 +21,17 @@ from muster.readers._frame import HINTS as FRAME_HINTS
 from muster.readers._mapping import Mapping
 from muster.readers._paths import folder_of, hosts_of_path, is_slurm, split_hosts
 from muster.readers._where import LinePlace
-from muster.readers.base import APART, JobLog, LineReader, MeasuredWindows, Outcome, Reading, Unit, Why
+from muster.readers.base import (
+    APART,
+    NOWHERE,
+    JobLog,
+    LineReader,
+    MeasuredWindows,
+    Outcome,
+    Reading,
+    Unit,
+    Why,
+)
 from muster.store.logfiles import BrokenFile, Lines
 
 PACKAGE = "muster.readers"
@@ -300,7 +310,7 @@ def _job(
     def told(name: str) -> float | None:
         return next((value for each in ordered if (value := getattr(each, name)) is not None), None)
 
-    steps, skipped, memory = told("steps"), told("skipped"), told("memory")
+    steps, skipped, memory, total = (told(name) for name in ("steps", "skipped", "memory", "total"))
     notes = [note for each in ordered for note in each.notes]
     if best is None and told("reported") is not None:
         notes.append("no step times: the rate is the one that the tool printed, with its warm-up")
@@ -327,6 +337,7 @@ def _job(
         alone="" if frame.recipe or recipes else UNKNOWN_WORK,
         batch=told("batch") or frame.batch,
         steps=int(steps) if steps is not None else None,
+        total=int(total) if total is not None else None,
         skipped=int(skipped) if skipped is not None else None,
         measured=best,
         reported=told("reported"),
@@ -392,7 +403,8 @@ def _outcome(job: JobLog, frame: Frame, ends: Sequence[bool]) -> JobLog:
 
 def stopped(job: JobLog) -> JobLog:
     """Of a log that has no word of its end."""
-    where = f"after step {job.steps}" if job.steps else "before its first step"
+    whole = f" of {job.total}" if job.total else ""
+    where = f"after step {job.steps}{whole}" if job.steps else "before its first step"
     why = f"the log stops {where} without an error and without an end"
     return replace(job, outcome="timeout", reason=why, failure=None, failed=())
 
@@ -400,7 +412,11 @@ def stopped(job: JobLog) -> JobLog:
 def _ended(job: JobLog, frame: Frame, sign: Sign) -> JobLog:
     outcome: Outcome = "timeout" if sign.weight in ("external", "limit") else "failed"
     failed = frame.signs.by_themselves()
-    return replace(job, outcome=outcome, reason=shortened(sign.text), failure=sign.failure, failed=failed)
+    onward = frame.signs.onward.when if sign.weight == "limit" and frame.signs.onward else None
+    quiet = sign.when - onward if sign.when is not None and onward is not None else None
+    return replace(
+        job, outcome=outcome, reason=shortened(sign.text), failure=sign.failure, failed=failed, quiet=quiet
+    )
 
 
 def _with_hosts(job: JobLog, frame: Frame, named: re.Pattern[str] | None) -> JobLog:
@@ -422,7 +438,7 @@ def _unplaced(job: JobLog, frame: Frame) -> str:
     """Why the hosts that are known may not be those that the job ran on."""
     count, ranks = len(set(job.hosts)), frame.ranks or 0
     if not count:
-        return "neither the log nor its name says on which hosts it ran"
+        return NOWHERE
     if frame.nodes:
         told = f"the job ran on {counted(frame.nodes, 'host')}, and {counted(count, 'host')} of it are named"
         return told if frame.nodes != count else ""
