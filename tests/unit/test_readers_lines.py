@@ -3,6 +3,7 @@ expected is worked out by hand from the lines."""
 
 from __future__ import annotations
 
+import re
 from datetime import datetime, timedelta
 
 import pytest
@@ -10,6 +11,7 @@ import pytest
 from muster.judging import Settings
 from muster.judging.joblogs import judged
 from muster.readers.base import JobLog
+from muster.readers.mllog import GUESSED
 from tests.unit.logs import one
 
 
@@ -585,8 +587,12 @@ def test_time_of_parts_gives_way_to_a_time_with_everything_in_it() -> None:
 
 
 def test_deepspeeds_time_of_parts() -> None:
-    """Forward, backward and step of one step, in both spellings: 173.66 ms."""
+    """Forward, backward and step of one step, in both spellings: 173.66 ms, of the 183 that time stamps tell:
+    loading and all that is between the parts is in those alone."""
     job = read(PARTS)
+    expect(job, "DeepSpeed (time of parts)", samples=1, seconds=0.183, steps=1)
+    assert job.contradicted == pytest.approx(1 / 0.17366)
+    job = read(re.sub(r"^\[[^\]]*\] ", "", PARTS, flags=re.MULTILINE))
     expect(job, "DeepSpeed (time of parts)", samples=1, seconds=0.17366, steps=1)
     job = read(PARTS_NOW + PARTS_NOW)
     expect(job, "DeepSpeed (time of parts)", samples=1, seconds=0.41958, steps=1)
@@ -614,6 +620,47 @@ def test_mlperf_by_samples() -> None:
     expect(job, "MLPerf", samples=384, seconds=196.067, steps=48)
     assert (job.outcome, job.workload, job.batch, job.steps) == ("succeeded", "llama2_70b_lora", 8, 240)
     assert (job.reported, job.began, job.ended) == (1.958973805780254, 1715848320.425, 1715850093.688)
+
+
+def test_mlperfs_figures_that_disagree_are_not_taken() -> None:
+    """`train_samples` that counts batches; epochs that begin and end at once."""
+    end = mllog(1695776068290, "run_stop", about='"status": "success", "epoch": 34')
+    batches = [line.replace("1281167", "401") for line in RESNET]
+    job = one([*batches, end], "node-1.log")
+    assert (job.outcome, job.measured, job.reported) == ("succeeded", None, None)
+    assert any("17.635" in note and "56,317" in note for note in job.notes)
+    silent = one([*(line for line in RESNET if "throughput" not in line), end], "node-1.log")
+    assert silent.rate and GUESSED in silent.notes
+    apart = [mllog(1695775269934 + 22_000 * n + 10 * (each == "epoch_stop"), each, about=f'"epoch_num": {n}')
+             for n in range(30) for each in ("epoch_start", "epoch_stop")]  # fmt: skip
+    short = one([*RESNET[:4], *apart, end], "node-1.log")
+    assert (short.measured, short.rate) == (None, None) and any("0.3 s" in note for note in short.notes)
+
+
+def test_mlperfs_tokens() -> None:
+    """A rate of tokens beside samples of so many."""
+    said = [mllog(1715848254167, "max_sequence_length", "8192")]
+    lines = [
+        re.sub(r'"throughput": ([\d.]+)', lambda m: f'"throughput": {8192 * float(m[1])}', line)
+        for line in LORA
+    ]
+    assert one([*said, *lines], "node-1.log").rate == pytest.approx(384 / 196.067)
+    assert one(lines, "node-1.log").rate is None
+
+
+def test_time_stamps_win_over_a_tools_own_time() -> None:
+    """An iteration of 5 s by its own timer every 7.5 s."""
+    lines = [
+        MEGATRON.split("\n")[1].replace("03:02:12", f"03:{n * 15 // 2 // 60:02d}:{n * 15 // 2 % 60:02d}")
+        .replace("71/", f"{n + 1}/").replace("5361.6", "5000.0").replace("9088", f"{128 * (n + 1)}")
+        for n in range(100)
+    ]  # fmt: skip
+    job = one([*lines, DONE], "node-1.log")
+    assert job.step_seconds == pytest.approx(7.5, rel=1e-3)
+    assert job.contradicted == pytest.approx(128 / 5)
+    agree = one([line.replace("5000.0", "7500.0") for line in lines] + [DONE], "node-1.log")
+    assert agree.step_seconds == pytest.approx(7.5) and agree.contradicted is None
+    assert one([*lines[:10], DONE], "node-1.log").step_seconds == 5  # too short for whole seconds
 
 
 def test_mlperf_by_epochs() -> None:

@@ -27,7 +27,7 @@ from functools import cached_property
 
 from muster.readers._frame import Frame, stamp
 from muster.readers._mapping import Mapping
-from muster.readers.base import LogWindow, Reading, Series, Unit, number
+from muster.readers.base import APART, LogWindow, Reading, Series, Unit, number
 
 STEPS_ONLY = "the batch size is unknown: rates are in steps, not in samples"
 _TEXTS = ("time", "clock", "per", "host", "rank")
@@ -85,6 +85,8 @@ class Steps:
         self.frame = frame
         self.series = Series()
         self.own = Series()  # the same by the tool's own rates
+        self.walled = Series()  # the same by time stamps, where the tool has another time
+        self.fine = False  # stamps have parts of seconds
         self.settings: dict[str, None] = {}
         self.size = ""
         self.unit: Unit | None = None
@@ -188,6 +190,8 @@ class Steps:
         if self.form.device and self.series.total and not self.frame.ranks:
             notes.append("tokens are those of one device")
         own = self.own.measured() if self.own.total == self.series.total and unit == "samples" else None
+        if walled := self._walled():
+            own = self.series.scaled(batch if batch and unit == "steps" else 1.0).measured()
         recipe = "; ".join([self.form.name, *self.settings]) if self.size else ""
         return [
             Reading(
@@ -195,8 +199,8 @@ class Steps:
                 recipe=recipe,
                 complete=self.form.whole,
                 own=own.rate if own else None,
-                series=self.series if self.series.total else None,
-                exact=self.exact,
+                series=walled or (self.series if self.series.total else None),
+                exact=self.fine if walled else self.exact,
                 per_step=unit == "steps",
                 unit=unit,
                 timed=self.timed,
@@ -212,6 +216,15 @@ class Steps:
                 notes=tuple(notes),
             )
         ]
+
+    def _walled(self) -> Series | None:
+        """The windows by time stamps, where these have more or less in them than the tool's own times and
+        they are exact enough to tell; None: they agree, or there are none."""
+        walled, told = self.walled.measured(), self.series.measured()
+        if walled is None or told is None or not self.timed or self.unit == "tokens":
+            return None
+        known = walled.seconds >= (0 if self.fine else 2 / APART) and 2 * walled.windows >= told.windows
+        return self.walled if known and abs(told.rate / walled.rate - 1) > APART else None
 
     def _cut(self) -> bool:
         """Whether a line of a later step is missing. Lines come every so many steps, the last one need not be
@@ -274,11 +287,22 @@ class Steps:
             tokens = used * told["step_tokens"]
         if tokens is None and tokens_rate:
             tokens = tokens_rate * seconds * (self.frame.ranks or 1 if self.form.device else 1)
+        if seconds is not None and ("seconds" in told or "elapsed" in told):
+            self._add_walled(last, now, lost, interrupted)
         if rate and samples and "seconds" in told:
             self.own.add(LogWindow(steps, lost, samples, samples / rate, interrupted=interrupted))
         unit: Unit = "steps" if samples is None else "samples"
         done = float(used) if samples is None else samples
         return self._add(unit, True, LogWindow(steps, lost, done, seconds, tokens, interrupted))
+
+    def _add_walled(self, last: _Step, now: _Step, lost: int, interrupted: bool) -> None:
+        if last.stamp is None or now.stamp is None or now.stamp <= last.stamp:
+            return
+        gap = now.number - last.number
+        used = gap - min(lost, gap)
+        samples = used * now.told["batch"] if "batch" in now.told else used
+        self.fine = self.fine or now.stamp % 1 > 0
+        self.walled.add(LogWindow(gap, gap - used, samples, now.stamp - last.stamp, None, interrupted))
 
     def _add(self, unit: Unit, timed: bool, window: LogWindow) -> LogWindow | None:
         """A series is of one kind: that of its first window."""

@@ -321,9 +321,12 @@ def _job(
     contradicted = _contradicted(best, ordered)
     if best and contradicted:
         notes.append(
-            f"the measured windows give {best.rate:,.5g} samples/s, and the tool itself says "
+            f"the measured windows give {best.rate:,.5g} {best.unit}/s, and the tool itself says "
             f"{contradicted:,.5g} of the same steps"
         )
+        if not figures[0][0].sure:
+            notes[-1] += ": neither is taken"
+            best = None
     spans = [each.span for each in ordered if each.span]
     recipes = list(dict.fromkeys(each.recipe for each in ordered if each.recipe))
     job = JobLog(
@@ -340,7 +343,7 @@ def _job(
         total=int(total) if total is not None else None,
         skipped=int(skipped) if skipped is not None else None,
         measured=best,
-        reported=told("reported"),
+        reported=told("reported") if best or not contradicted else None,
         contradicted=contradicted,
         memory=int(memory) if memory is not None else None,
         unit=best.unit if best else next((each.unit for each in ordered if not each.batch), "samples"),
@@ -379,8 +382,8 @@ def _contradicted(best: MeasuredWindows | None, found: Sequence[Reading]) -> flo
     return next((each for each in own if abs(best.rate / each - 1) > APART), None)
 
 
-def _worth(reading: Reading, figures: MeasuredWindows | None) -> tuple[bool, bool, float]:
-    return figures is not None, reading.exact, figures.seconds if figures else 0.0
+def _worth(reading: Reading, figures: MeasuredWindows | None) -> tuple[bool, bool, bool, float]:
+    return figures is not None, reading.whole, reading.exact, figures.seconds if figures else 0.0
 
 
 def _outcome(job: JobLog, frame: Frame, ends: Sequence[bool]) -> JobLog:

@@ -206,6 +206,8 @@ class Reading:
     format: str
     series: Series | None = None
     exact: bool = True  # its times are finer than seconds
+    whole: bool = False  # its steps have everything in them, where other formats' may leave something out
+    sure: bool = True  # False: what its samples are is a guess, which the tool's own figure can refute
     per_step: bool = False  # the series counts steps, not samples: the batch was not known to the reader
     timed: bool = True  # False: the series is of rates alone, each with a second of its own
     unit: Unit = "samples"  # what the series counts
