@@ -163,6 +163,7 @@ class Signs:
     root: bool = False  # the account of the process that failed first begins
     first: int | None = None  # its rank
     spot: Spot | None = None  # of the line that is looked at
+    onward: Spot | None = None  # of the last mark of progress
     last: str = ""  # the last sign of any kind
     last_number: int = 0
     marked: bool = False  # it tells its steps
@@ -205,7 +206,7 @@ class Signs:
 
     def progress(self) -> None:
         """Another step was done."""
-        self.marked, self.finished = True, False
+        self.marked, self.finished, self.onward = True, False, self.spot
         if self.now or self.earlier:
             self.now, self.earlier, self.echoes = {}, self.now, 0
             self.forget()

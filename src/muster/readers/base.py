@@ -24,6 +24,7 @@ APART = 0.02  # a rate that is further from the tool's own than this is said
 FIGURE = r"[-+]?\d{1,18}(?:[,_]\d{3})*(?:\.\d*)?(?:[eE][-+]?\d{1,3})?"
 _THOUSANDS = re.compile(r"[-+]?\d{1,3}(?:,\d{3})+(?:\.\d*)?(?:[eE][-+]?\d+)?")
 
+NOWHERE = "neither the log nor its name says on which hosts it ran"
 Outcome = Literal["succeeded", "failed", "timeout", "unreadable"]
 Unit = Literal["samples", "steps", "tokens"]  # what a rate counts: what is known of these, in this order
 
@@ -205,6 +206,8 @@ class Reading:
     format: str
     series: Series | None = None
     exact: bool = True  # its times are finer than seconds
+    whole: bool = False  # its steps have everything in them, where other formats' may leave something out
+    sure: bool = True  # False: what its samples are is a guess, which the tool's own figure can refute
     per_step: bool = False  # the series counts steps, not samples: the batch was not known to the reader
     timed: bool = True  # False: the series is of rates alone, each with a second of its own
     unit: Unit = "samples"  # what the series counts
@@ -212,6 +215,7 @@ class Reading:
     reported: float | None = None  # samples/s as the tool itself says, warm-up and all
     own: float | None = None  # samples/s as the tool itself says, of the same steps as `series`
     steps: int | None = None  # attempted
+    total: int | None = None  # that it was to make
     skipped: int | None = None
     memory: int | None = None  # peak of the allocator, bytes
     loss: float | None = None  # the last one
@@ -259,6 +263,7 @@ class JobLog:
     family: str = ""  # among which jobs an ending may be shared; else by what was trained
     batch: float | None = None
     steps: int | None = None
+    total: int | None = None  # steps that it was to make
     skipped: int | None = None
     measured: MeasuredWindows | None = None
     reported: float | None = None
@@ -268,6 +273,7 @@ class JobLog:
     loss: float | None = None
     computing: tuple[float, ...] = ()  # seconds that each of `hosts` took for the same work of its own
     job: str = ""  # files of the same one are of one job, as a mapping says
+    quiet: float | None = None  # seconds without progress before its time was over
     digest: int = 0  # of its file, the same of a copy, within this process; 0: not known
     moment: str = ""  # what has the same one was measured side by side
     began: float | None = None  # and `ended`: seconds since 1970, on the clock of who wrote it
