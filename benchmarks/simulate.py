@@ -22,7 +22,7 @@ from muster.judging.localise import State, localise
 from muster.judging.observation import Group, Observation, Settings, Topology
 
 STEPS = 100  # of a job: how long it runs
-WINDOWS = 20  # of a job that tells its course
+WINDOWS = 6  # of a job that tells its course
 
 # The noise of one job: a source of random numbers and the number of hosts in -> what it adds to log(time).
 Noise = Callable[[random.Random, int], float]

@@ -97,15 +97,15 @@ def would_slow(case: FaultCase, fault: Fault, hosts: tuple[int, ...]) -> bool:
 
 
 def rests_on_one_job(case: FaultCase, host: int, fit: Fit) -> bool:
-    """Whether one job alone speaks for the host's fault, however slow it was, and others of the same work
-    against it. One that names a hardware error is enough."""
+    """Whether one job alone speaks for the host's fault, however slow it was, and others of the same work,
+    or half of its own steps, against it. One that names a hardware error is enough."""
     readings = case.readings
     shown = shown_by(case, fit)
     if len({readings.source[row] for row in shown}) != 1 or any(readings.most[r] >= HARDWARE for r in shown):
         return False
     works = {readings.kind[row].work for row in shown}
     least = fit.by / 2 if fit.by < FAILED else FAILED
-    return any(
+    return any(row in readings.half for row in shown) or any(
         readings.value[row] < least and readings.kind[row].work in works and not readings.hint[row]
         for row in readings.of_host[host]
     )

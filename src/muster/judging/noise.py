@@ -89,10 +89,10 @@ def learn(deviations: Iterable[float]) -> NoiseTail:
 PRIOR = learn(())
 
 # A job can be slowed by something that does not last: 1 in 4,500, until more are seen (slow jobs whose hosts
-# have no other one; the assumption counts for 900 jobs, and for the fewer the more are seen), by more than y with
-# a probability of (0.05 / (0.05 + y))^2, until sizes are seen (the assumption counts for three). So a
-# larger slowdown is always
-# the stronger evidence: what a hiccup costs grows faster than what a fault's own variation costs.
+# have no other one; the assumption counts for 900 jobs, and for the fewer the more are seen), by more than y
+# with a probability of (0.05 / (0.05 + y))^2, until sizes are seen (the assumption counts for three). So a
+# larger slowdown is always the stronger evidence: what a hiccup costs grows faster than what a fault's own
+# variation costs.
 HICCUPS, ASSUMED, SIZE, SIZES = 0.2, 900.0, 0.05, 3.0
 ALIKE = 0.15  # hiccups of one cause differ by so much of their size
 _PLACES = 120  # of the table, in equal steps of log(1 + y / SIZE)

@@ -13,6 +13,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from muster.judging.baseline import FLOOR, KEPT, Baseline, Class, fleet_baselines
+from muster.judging.course import slow_halves
 from muster.judging.detrend import Detrended
 from muster.judging.noise import PRIOR, RARE, Hiccups, NoiseTail, learn, learn_hiccups
 from muster.judging.observation import Link, Observation, Settings, Topology, ring_links
@@ -46,9 +47,9 @@ class Readings:
     `sigma`: its deviation; `most`: of a failure, what it weighs at most; of a time, what is taken off a
     hiccup's cost; `least`: what a reading below what was expected can weigh at most; `alone`: of one host,
     without the network; `hint`: of what a host did within a job; `source`: which observation; `kind`: which
-    class. `hiccups`: what slows jobs and does not last; `only`: the one reading that they were learned from, of
-    which that says nothing. `slow`, `fast`: the noise on either side. `spread`: by work, the standard
-    deviation of what healthy hosts differ by."""
+    class. `half`: those of jobs that were slow in one half. `hiccups`: what slows jobs and does not last;
+    `only`: the one reading that they were learned from, of which that says nothing. `slow`, `fast`: the noise
+    on either side. `spread`: by work, the standard deviation of what healthy hosts differ by."""
 
     value: list[float] = field(default_factory=list)
     sigma: list[float] = field(default_factory=list)
@@ -62,6 +63,7 @@ class Readings:
     of_host: dict[int, list[int]] = field(default_factory=dict)
     hiccups: Hiccups = RARE
     only: int | None = None
+    half: set[int] = field(default_factory=set)
     slow: NoiseTail = PRIOR
     fast: NoiseTail = PRIOR
     spread: dict[str, float] = field(default_factory=dict)
@@ -187,6 +189,7 @@ def read(
     """Readings of all observations that can be compared with something, and the baselines used. Jobs with a
     host that is not in the topology help to make the baselines, no more."""
     baselines = _baselines(detrended.observations, stored)
+    halves = slow_halves(detrended.observations, baselines)
     index = topology.index
     rows = Readings()
     for number, (each, doubt) in enumerate(zip(detrended.observations, detrended.doubts, strict=True)):
@@ -203,10 +206,14 @@ def read(
             continue
         base = baselines.get(kind)
         if base is not None:
+            value = math.log(each.seconds / base.seconds)
             sigma = max(base.sigma, each.spread or 0.0)  # no better known than its own steps are
+            if number in halves:
+                rows.half.add(len(rows.value))
+                value, sigma = halves[number]
             sigma = math.sqrt(sigma * sigma + doubt) if doubt else sigma
             least = BESIDE if each.moment and len(hosts) == 1 else FASTER
-            rows.add(hosts, math.log(each.seconds / base.seconds), sigma, number, kind, 0.0, least)
+            rows.add(hosts, value, sigma, number, kind, 0.0, least)
         if each.computing and len(hosts) > 1:
             kind = Class(each.work, len(hosts), "busy")
             base = baselines.get(kind)
@@ -246,8 +253,9 @@ def _learn_noise(rows: Readings, topology: Topology) -> None:
 
 def _learn_hiccups(rows: Readings, off: Mapping[int, float], again: Collection[int]) -> None:
     """From jobs, in groups or alone, that were far `off` though no other one of their hosts was. `again`:
-    groups whose hosts have others; alone, others of the same work. Those whose hosts met a second one by chance are not seen: of a share r of
-    hiccups, a job with n others of its hosts is seen with a probability of r (1 - r)^n."""
+    groups whose hosts have others; alone, others of the same work. Those whose hosts met a second one by
+    chance are not seen: of a share r of hiccups, a job with n others of its hosts is seen with a probability
+    of r (1 - r)^n."""
     far: dict[int, int] = {}
     jobs: dict[int, int] = {}
     for row, by in off.items():

@@ -268,8 +268,10 @@ class _Hosts:
         if readings.failed(row):
             what = f"{job} failed"
         else:
-            what = f"{job} was {format_slower(math.expm1(readings.value[row]), 'its peers', digits=1)}"
+            half = "one half of " if row in readings.half else ""
+            what = f"{half}{job} was {format_slower(math.expm1(readings.value[row]), 'its peers', digits=1)}"
         beside = f"its {counted(others, 'other job')} {'was' if others == 1 else 'were'} not"
+        beside = beside if others else "it has no other"
         return f"suspected, with a probability of {below(chance)}, for one job alone: {what}, {beside}"
 
     def _settle(self, name: str) -> str:
@@ -422,6 +424,9 @@ def _bad_host(state: State, part: Component, host: int, evidence: tuple[Evidence
     condition, slower, within = _size(state, best[1])
     name = state.topology.hosts[host]
     what = "its jobs fail" if slower is None else format_slower(slower, _whom(state, best[1]), digits=1)
+    shown = shown_by(state.case, best[1])
+    if 2 * sum(row in state.case.readings.half for row in shown) > len(shown):
+        what += ", in one half of each job"
     reason = f"{what}, {_where(state, host, best[1])}{WORDS[kind]}"
     if kind == "rack":
         switch, _ = state.topology.switches[state.topology.behind[host]]
