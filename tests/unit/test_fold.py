@@ -115,6 +115,13 @@ def test_step_times_are_those_of_the_slowest_rank() -> None:
     assert (got.step_seconds_median, got.step_seconds_p95) == (0.1, 2.1)
 
 
+def test_the_halves_are_in_the_order_of_the_steps() -> None:
+    """What `variation` cannot tell: the second half takes twice as long."""
+    course = [[0.1] * 10, [0.1] * 8 + [0.3, 0.2], [0.2] * 10, [0.2] * 9 + [0.1]]
+    got = throughput([[window(10, 0, step_seconds=each)] for each in course], warmup=0, world_size=1)
+    assert got is not None and got.halves == (0.1, 0.2)
+
+
 def test_without_step_times_the_mean_stands_in() -> None:
     got = throughput([both(10, step_seconds=[])], warmup=0, world_size=2)
     assert got is not None

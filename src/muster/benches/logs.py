@@ -159,7 +159,13 @@ def _logs(
         seconds = samples / speed.samples_per_second
         tokens = speed.tokens_per_second * seconds or None
         measured = MeasuredWindows(
-            samples, seconds, speed.measured_steps, speed.windows, tokens, speed.variation
+            samples,
+            seconds,
+            speed.measured_steps,
+            speed.windows,
+            tokens,
+            speed.variation,
+            halves=speed.halves,
         )
     return [
         replace(

@@ -49,6 +49,9 @@ class Throughput(Part):
     )
     windows: int
     measured_steps: int
+    halves: tuple[float, float] | None = Field(
+        None, description="median seconds of a step before and after the middle of the measured ones"
+    )
 
 
 class Code(Part):
