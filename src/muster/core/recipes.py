@@ -143,29 +143,39 @@ def _first_sentence(text: str) -> str:
     return re.split(r"(?<=\.)\s", " ".join(comment), maxsplit=1)[0]
 
 
-def load_recipe(source: str, overrides: Iterable[str] = ()) -> Recipe:
-    """Read a recipe by path or shipped name, follow `inherit`, lay `key=value` overrides over it, validate.
+def load_recipe(source: str | Mapping[str, Any], overrides: Iterable[str] = ()) -> Recipe:
+    """Read a recipe by path or shipped name, or one as its file would hold it; follow `inherit`, lay
+    `key=value` overrides over it, validate.
 
     Raises RecipeError naming the file or the field's full path, with near names for a misspelt one.
     """
     given = [parse_override(override) for override in overrides]
-    return validate(lay_over(read_layers(source), given), where=source)
+    if isinstance(source, str):
+        return validate(lay_over(read_layers(source), given), where=source)
+    return validate(lay_over(layers_of(source, Path.cwd() / "recipe"), given), where="the recipe")
 
 
-# Of a recipe below, what is not said: what a model or a data set is replaced as a whole, and measuring.
-_UNSAID = ("workload", "measure", "model.config", "model.name", "data.generated", "data.library", "data.path")
+# Of a recipe below, what is not said: what a model or a data set replaces as a whole, measuring, and values
+# that may be secrets.
+_UNSAID = (
+    "workload", "measure", "env", "model.config", "model.name", "data.generated", "data.library", "data.path",
+)  # fmt: skip
 
 
-def inherited(source: str, overrides: Iterable[str] = ()) -> tuple[str, dict[str, Any]]:
+def inherited(source: str | Mapping[str, Any], overrides: Iterable[str] = ()) -> tuple[str, dict[str, Any]]:
     """The settings that a recipe has from those that it inherits, or a shipped one under overrides, by their
     dotted paths, without defaults; and the names of these recipes. Raises RecipeError."""
-    path = find_recipe(source)
-    own, parents = read_layer(path, (), "recipe", RecipeError)
     given = [parse_override(override) for override in overrides]
+    path = find_recipe(source) if isinstance(source, str) else Path.cwd() / "recipe"
+    if isinstance(source, str):
+        own, parents = read_layer(path, (), "recipe", RecipeError)
+    else:
+        own, parents = parents_of(source, "recipe", RecipeError, str(path))
     if path.parent == SHIPPED:
         own, parents = {}, [path.stem] if given else []
     said = {key for layer in (own, *given) for key in _leaves(layer)}
-    merged = lay_over(read_layers(source), given) if parents else {}
+    whole = read_layers(source) if isinstance(source, str) else layers_of(source, path)
+    merged = lay_over(whole, given) if parents else {}
     usual = _leaves(recipe_class(merged.get("workload"))().as_dict())
     found = {
         key: value
@@ -560,6 +570,7 @@ _ELSEWHERE = {
     "train.epochs": ("num_train_epochs", "num_epochs", "n_epochs", "epoch"),
     "train.max_steps": ("steps", "train_steps", "max_train_steps", "iterations"),
     "train.schedule": ("lr_scheduler_type", "lr_scheduler", "scheduler"),
+    "train.min_learning_rate": ("min_lr", "lr_min", "min_lr_ratio"),
     "train.warmup": ("warmup_steps", "warmup_ratio", "num_warmup_steps", "lr_warmup_steps"),
     "train.clip": ("max_grad_norm", "gradient_clipping", "grad_clip", "clip_grad_norm"),
     "train.workers": ("dataloader_num_workers", "num_workers"),

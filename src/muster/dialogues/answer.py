@@ -18,8 +18,6 @@ from muster.worker.decoders import room_of
 from muster.worker.models import load_from, to_answer
 from muster.worker.workloads.base import HeldOut
 
-NEW_TOKENS = 128  # of an answer where the recipe does not say
-
 
 def questions(recipe: DialogueRecipe, cache: Path) -> list[HeldOut]:
     """The held-out prompts of one turn, with their answers. Raises DataError."""
@@ -79,7 +77,7 @@ class Answerer:
         return answers, time.perf_counter() - began
 
     def _generated(self, prompts: Sequence[list[int]]) -> list[str]:
-        new, room = room_of(self.model.config, self.recipe.evaluate.max_new_tokens or NEW_TOKENS)
+        new, room = room_of(self.model.config, self.recipe.new_tokens)
         inputs, mask = padded([prompt[-room:] for prompt in prompts], self.tokenizer.pad_token_id, left=True)
         made = self.model.generate(
             inputs.to(self.device),

@@ -37,9 +37,10 @@ from muster.worker.data import sqlgen
 from muster.worker.data.digest import short_digest
 from muster.worker.data.hub import held_part, hub_parts, unused_parts
 from muster.worker.data.sqlgen.wrong import wrong_queries
-from muster.worker.data.tokenizer import named_tokenizer, train_tokenizer
+from muster.worker.data.tokenizer import named_tokenizer, train_tokenizer, without_end
 from muster.worker.models import load_from
 from muster.worker.together import check_alike, first_on_disk
+from muster.worker.workloads.base import limit_notes
 
 
 def samples_of(context: Context) -> Samples:
@@ -49,7 +50,7 @@ def samples_of(context: Context) -> Samples:
         found = read(recipe, context.cache, may_write=first)
     check_alike(context, "the samples are", lambda: _digest(found))
     recipe.check_rows(found.train + found.held_out)
-    return replace(found, held_out=found.held_out[: recipe.evaluate.limit])
+    return found
 
 
 def recipe_of(context: Context) -> DialogueRecipe:
@@ -99,7 +100,7 @@ def _from_hub(
                 if skip is None:
                     raise
                 skip(error)
-    first = next(iter(loaded["train"]), {})
+    first: dict[str, Any] = next(iter(loaded["train"]), {})
     unread = [name for name in first if name not in fields_read(first, wanted)]
     notes = [f"{source.name}: fields that are not read: {', '.join(unread)}"] if unread else []
     unused = unused_parts(loaded, held_name)
@@ -130,6 +131,7 @@ def tokenizer_of(context: Context, samples: Samples) -> tuple[Any, list[str]]:
     else:
         where = "model.tokenizer" if recipe.model.tokenizer != "auto" else "model.name"
         made = load_from(AutoTokenizer.from_pretrained, name, where)
+    without_end(made)
     if made.eos_token_id is None:
         raise DataError("the tokenizer has no end of text, so no answer would end", where="model.tokenizer")
     chats = {each.chat for each in (*samples.train, *samples.held_out)}
@@ -154,8 +156,10 @@ class Encoding:
 
     def __init__(self, context: Context) -> None:
         self.recipe = recipe_of(context)
-        self.samples = samples_of(context)
-        self.tokenizer, self.told = tokenizer_of(context, self.samples)
+        samples, limit = samples_of(context), self.recipe.evaluate.limit
+        self.samples = replace(samples, held_out=samples.held_out[:limit])
+        self.tokenizer, tokenizer_notes = tokenizer_of(context, self.samples)
+        self._notes = [*tokenizer_notes, *limit_notes(len(samples.held_out), limit)]
         self.templates = Templates(self.tokenizer)
         self.errors: list[DataError] | None = [] if self.recipe.data.bad == "skip" else None
         self.multiple = 8 if context.device == "cuda" else 1  # tensor cores want it; on a CPU it is only work
@@ -173,7 +177,7 @@ class Encoding:
     @property
     def notes(self) -> list[str]:
         """For the result."""
-        return [*notes_of(self.samples, self.errors or []), *self.told]
+        return [*notes_of(self.samples, self.errors or []), *self._notes]
 
     @property
     def skipped(self) -> int:

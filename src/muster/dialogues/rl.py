@@ -74,6 +74,7 @@ class RolloutRecipe(DialogueRecipe):
     split_words: ClassVar[tuple[str, ...]] = ("gen",)
     packages: ClassVar[tuple[str, ...]] = ("trl",)
     answered: ClassVar[bool] = False
+    dropout: ClassVar[bool] = False
     output: ClassVar[Output] = "log-probs"
     metric: ClassVar[str] = "exact match"
     other_models: ClassVar[tuple[tuple[str, str], ...]] = (("reward", "model"),)
@@ -127,6 +128,11 @@ class RolloutRecipe(DialogueRecipe):
         """As generation says."""
         return self.generation.prompt, f"generation.prompt={self.generation.prompt:,}"
 
+    def files(self) -> tuple[str, ...]:
+        """The file of reward.function."""
+        place = (self.reward.function or "").rpartition(":")[0]
+        return (place,) if place.endswith(".py") else ()
+
     def sequence(self, config: Mapping[str, Any] | None) -> int:
         """Tokens of a prompt with its answer."""
         return self.generation.prompt + self.generation.answer
@@ -161,9 +167,10 @@ class RolloutRecipe(DialogueRecipe):
         }
         return self.model_copy(update=shorter)
 
-    def example(self, question: str | None) -> tuple[str, int]:
-        """A prompt as it is."""
-        return question or "The ", self.evaluate.max_new_tokens or self.generation.answer
+    @property
+    def new_tokens(self) -> int:
+        """As many as in training."""
+        return self.evaluate.max_new_tokens or self.generation.answer
 
 
 def check_function(name: str) -> None:

@@ -28,6 +28,7 @@ ROLES = {
     "assistant": ASSISTANT, "gpt": ASSISTANT, "bot": ASSISTANT, "model": ASSISTANT,
     "system": SYSTEM,
 }  # fmt: skip
+PROMPTS_NOTE = "muster_prompts"  # in a saved tokenizer's configuration, where prompts were plain text
 LAST_TURN = "\n\nAssistant:"  # where the answer begins in dialogues that are one text
 
 

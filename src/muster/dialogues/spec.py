@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 from pydantic import Field, field_validator
 
 from muster.core import families
-from muster.core.data import Data, Generated, OnBad, SplitData
+from muster.core.data import Data, Generated, OnBad, Source, SplitData
 from muster.core.errors import DataError, RecipeError
 from muster.core.families import gpt2, llama, opt
 from muster.core.recipe import DATA, Recipe
-from muster.core.section import PositiveInt, Section
+from muster.core.section import PositiveInt
 from muster.core.workload import Lengths, Survey
 from muster.dialogues.rows import LAST_TURN, USER, Dialogue, Turn, Wanted, fields_read, read_dialogues
 from muster.store.records import (
@@ -36,22 +36,8 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 SEQUENCE = 512  # tokens of a sample where neither the recipe nor the model says less
+NEW_TOKENS = 128  # of an answer where the recipe does not say
 SPLIT_SEED = 1234  # of the parts of data.split: the same for all steps, whatever their own seeds are
-
-
-class Source(Section):
-    """One data set of a mix."""
-
-    exclusive: ClassVar[tuple[str, ...]] = ("name", "path")
-
-    name: str | None = Field(None, description="A data set of the Hugging Face hub.")
-    subset: str | None = Field(None, description="Configuration of the hub data set. Null: its only one.")
-    path: str | None = Field(None, description="A file, or a folder with training and validation files.")
-    share: Annotated[float, Field(gt=0)] | None = Field(
-        None,
-        description="Its part of the mixed training samples, relative to the other shares. Null: 1 where "
-        "another set has a share; where none has, all samples of all sets.",
-    )
 
 
 class DialogueData(SplitData):
@@ -121,13 +107,16 @@ class DialogueData(SplitData):
         return value
 
     def sources(self) -> tuple[Source, ...]:
-        """The data sets that are read: those of the mix, or the one that is named; none where they are
-        generated."""
-        if self.mix:
-            return tuple(self.mix)
-        if self.name or self.path:
-            return (Source(name=self.name, subset=self.subset, path=self.path),)
-        return ()
+        """Those of the mix, or the one that is named; none where they are generated."""
+        return tuple(self.mix) if self.mix else super().sources()
+
+
+_LOADING = """\
+from transformers import pipeline
+model = pipeline("text-generation", model={model})
+print(model(QUESTION, max_new_tokens={new}, num_beams={recipe.evaluate.beams}, do_sample=False,
+    eos_token_id=model.tokenizer.eos_token_id, return_full_text=False,
+    clean_up_tokenization_spaces=False)[0]["generated_text"])"""
 
 
 class DialogueRecipe(Recipe):
@@ -135,13 +124,12 @@ class DialogueRecipe(Recipe):
 
     families: ClassVar[tuple[ModuleType, ...]] = (llama, opt, gpt2)
     traced: ClassVar[bool] = True
+    cut_by: ClassVar[str] = "data.sequence"
     pairs: ClassVar[bool] = False  # a sample has a rejected answer as well
     answered: ClassVar[bool] = True  # a sample needs an answer
     split_words: ClassVar[tuple[str, ...]] = ()  # in the names of splits that are this workload's
-    loading: ClassVar[str] = """\
-from transformers import pipeline
-model = pipeline("text-generation", model={model})
-print(model({question}, max_new_tokens={new}, return_full_text=False)[0]["generated_text"])"""
+    loading: ClassVar[str] = _LOADING.replace("QUESTION", "{question}")
+    loading_chat: ClassVar[str] = _LOADING.replace("QUESTION", '[{{"role": "user", "content": {question}}}]')
 
     data: DialogueData = Field(default_factory=DialogueData, description=DATA)
 
@@ -257,7 +245,12 @@ print(model({question}, max_new_tokens={new}, return_full_text=False)[0]["genera
 
     def example(self, question: str | None) -> tuple[str, int]:
         """A prompt as it is."""
-        return question or "The ", self.evaluate.max_new_tokens or 64
+        return question or "The ", self.new_tokens
+
+    @property
+    def new_tokens(self) -> int:
+        """The most tokens of an answer to a question."""
+        return self.evaluate.max_new_tokens or NEW_TOKENS
 
 
 # ----------------------------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ import torch
 from torch.utils.data import Dataset
 
 from muster.core.errors import DataError
-from muster.dialogues.rows import ASSISTANT, TEXT, Dialogue, Turn
+from muster.dialogues.rows import ASSISTANT, PROMPTS_NOTE, TEXT, Dialogue, Turn
 from muster.worker.loss import IGNORED
 from muster.worker.workloads.base import Counts
 
@@ -124,16 +124,13 @@ class Templates:
         return tokens[:-1] if start and len(tokens) > 1 and tokens[-1] == self.end else tokens
 
 
-PROMPTS, TEXTS = "muster_prompts", "text"  # a saved tokenizer's note that prompts were plain text
-
-
 def with_template(tokenizer: Any, *, chat: bool, template: str) -> list[str]:
     """Give the tokenizer the chat template that is used, and the end of an answer that it writes; where
     prompts are plain text, a note of it, so that who asks the saved model does as the training did. -> notes.
     """
     notes = []
-    tokenizer.init_kwargs.pop(PROMPTS, None)
-    tokenizer.init_kwargs |= {} if chat else {PROMPTS: TEXTS}
+    tokenizer.init_kwargs.pop(PROMPTS_NOTE, None)
+    tokenizer.init_kwargs |= {} if chat else {PROMPTS_NOTE: TEXT}
     if not chat and tokenizer.chat_template:
         notes.append(
             "prompts are plain text and taken as they are: the tokenizer's chat template is not used "
@@ -168,7 +165,7 @@ def closing(tokenizer: Any) -> int | None:
 
 def converses(tokenizer: Any) -> bool:
     """Whether prompts are chat messages for a model with this tokenizer."""
-    return bool(tokenizer.chat_template) and tokenizer.init_kwargs.get(PROMPTS) != TEXTS
+    return bool(tokenizer.chat_template) and PROMPTS_NOTE not in tokenizer.init_kwargs
 
 
 def turns_of(tokenizer: Any, text: str, before: Sequence[Turn] = ()) -> tuple[Turn, ...]:

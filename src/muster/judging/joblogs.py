@@ -34,6 +34,7 @@ from muster.readers.base import APART, JobLog, MeasuredWindows
 # Why nothing is known of a host that no observation is of.
 AS_MOST = "its jobs ended like most jobs of the same work, so they do not show how the host is"
 MANY = 8  # jobs, of which some should share a host
+WENT_ON = 300.0  # seconds without progress, within which a job is not called hung
 DRIFTED = 3.0  # standard errors by which a whole fleet differs from its baseline, at least
 ALONE = "it is not known what its jobs trained (--workload NAME says it), so they are compared with no others"
 UNPLACED = "it is not known on which hosts its jobs ran, so they are no evidence"
@@ -180,13 +181,14 @@ def observation_of(log: JobLog, work: str, shared: SharedEnds | None = None) -> 
     hosts = tuple(dict.fromkeys(log.hosts))
     if not hosts or log.unplaced or log.outcome == "unreadable":
         return None
-    if log.outcome == "succeeded":
+    if log.outcome == "succeeded" or _cut(log, shared):
         seconds = log.pace
         if seconds is None or not 0 < seconds < math.inf:
             return None
         return Observation(
             log.path, hosts, seconds, work=work, computing=log.computing, moment=log.moment, began=log.began,
             ended=log.ended, exchanges=log.exchanges, spread=log.spread,
+            halves=log.measured.halves if log.measured else None,
         )  # fmt: skip
     if shared and shared.of(log):
         return None
@@ -195,6 +197,16 @@ def observation_of(log: JobLog, work: str, shared: SharedEnds | None = None) -> 
         log.path, hosts, None, log.outcome, work, culprits=culprits_of(log), hardware=broken,
         began=log.began, ended=log.ended,
     )  # fmt: skip
+
+
+def _cut(log: JobLog, shared: SharedEnds | None) -> bool:
+    """Whether a job was cut off that did its work until then: its log just stops like those of its peers, or
+    its time was over while it went on. Its pace is as good as that of one that ended."""
+    if log.outcome != "timeout" or log.measured is None:
+        return False
+    window = log.measured.seconds / log.measured.windows
+    went_on = log.quiet is not None and log.quiet <= max(WENT_ON, 3 * window)
+    return went_on or (shared is not None and shared.of(log))
 
 
 def _peers(jobs: Sequence[_Job], baselines: Mapping[Class, Baseline]) -> dict[Class, document.Peers]:

@@ -17,7 +17,7 @@ from muster.core.job import Decision, Facts, place
 from muster.core.near import near_names
 from muster.core.recipe import Recipe
 from muster.core.result import Planned as Promise
-from muster.core.schedule import warming_note
+from muster.core.schedule import warmup_note
 from muster.core.workload import Survey
 from muster.engines.base import spec_of
 from muster.fleet.shell import Shell
@@ -45,7 +45,7 @@ HOPELESS = 2.0  # times a rank's room: what needs more by closed forms does not 
 TIGHT = 0.5  # of a rank's room: closed forms, which miss by up to 37 %, will do for what needs less
 
 
-def recipe_of(source: str, overrides: list[str]) -> Recipe:
+def recipe_of(source: str | Mapping[str, Any], overrides: list[str]) -> Recipe:
     """A recipe as a user names it. Raises RecipeError."""
     return read_recipe(source, overrides)
 
@@ -335,7 +335,7 @@ def _begun(inputs: Inputs, decided: Decided, words: str, survey: Survey, samples
         group = setting.group if setting.spread.grouped else 0
         engine = spec_of(engine).label(setting.stage, group)
     training = training_plan(recipe, setting, job.batch, samples)
-    warming = warming_note(recipe.train, training.steps) if training.steps else []
+    warming = warmup_note(recipe.train, training.steps) if training.steps else None
     return Plan(
         model=recipe.model.name,
         training=training,
@@ -353,7 +353,7 @@ def _begun(inputs: Inputs, decided: Decided, words: str, survey: Survey, samples
             {"field": d.field, "value": d.value, "why": d.why} for d in (*inputs.noted, *job.decisions)
         ],
         would_fit=ways,
-        notes=[*_notes(decided), *warming],
+        notes=[*_notes(decided), *filter(None, [warming])],
     )
 
 

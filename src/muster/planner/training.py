@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from muster.core.batch import Batch
 from muster.core.recipe import Recipe, Train
-from muster.core.schedule import total_steps, warmup_steps
+from muster.core.schedule import steps_of, warmup_steps
 from muster.core.units import counted, format_count
 from muster.engines.base import spec_of
 from muster.engines.states import elements
@@ -19,7 +19,7 @@ def training_plan(recipe: Recipe, setting: Setting | None, batch: Batch, samples
     train = recipe.train.model_copy(update=known)
     steps = None
     if train.max_steps or samples is not None:
-        steps = total_steps(train, samples or 0, batch)
+        steps = steps_of(train, samples or 0, batch.global_, batch.accumulation)
     return TrainingPlan(
         samples=samples,
         steps=steps,

@@ -144,8 +144,10 @@ class PairRecipe(Recipe):
     loading: ClassVar[str] = """\
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 words, model = AutoTokenizer.from_pretrained({model}), AutoModelForSeq2SeqLM.from_pretrained({model})
-print(words.decode(model.generate(words({question}, return_tensors="pt").input_ids, max_new_tokens={new})\
-[0], skip_special_tokens=True))"""
+tokens = words(
+    {question}, truncation=True, max_length={recipe.data.max_source}, return_tensors="pt").input_ids
+made = model.generate(tokens, max_new_tokens={new}, num_beams={recipe.evaluate.beams}, do_sample=False)
+print(words.decode(made[0], skip_special_tokens=True, clean_up_tokenization_spaces=False))"""
 
     workload: str = Field("seq2seq", description=WORKLOAD)
     data: PairData = Field(default_factory=PairData, description=DATA)

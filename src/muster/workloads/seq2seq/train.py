@@ -30,7 +30,7 @@ from muster.worker.loss import IGNORED
 from muster.worker.models import load_from, to_answer
 from muster.worker.together import check_alike, first_on_disk
 from muster.worker.trainer import Common, wired
-from muster.worker.workloads.base import Built, Counts, HeldOut
+from muster.worker.workloads.base import Built, Counts, HeldOut, limit_notes
 from muster.workloads.seq2seq.model import make_model, mask_unasked
 from muster.workloads.seq2seq.shapes import Shape, choose_shapes, round_up, shape_of
 from muster.workloads.seq2seq.spec import (
@@ -42,8 +42,6 @@ from muster.workloads.seq2seq.spec import (
     pair_of,
     read_pairs,
 )
-
-EVALUATION_SAMPLES = 2000  # for the loss during training, which wants to be cheap
 
 
 @dataclass(frozen=True)
@@ -68,17 +66,16 @@ def build(context: Context, arguments: dict[str, Any]) -> Built:
     recipe, data = context.recipe, data_of(context.recipe)
     with first_on_disk(context) as first:
         pairs = load_pairs(data, context.cache, may_write=first, seed=recipe.train.seed)
-    train, held = pairs.train, pairs.held_out
+    train, held, limit = pairs.train, pairs.held_out, recipe.evaluate.limit
     tokenizer = make_tokenizer(context, train)
     check_alike(context, "the questions are", lambda: digest_of_pairs(train, held, tokenizer))
-    limit = recipe.evaluate.limit
+    notes = [*([pairs.about] if pairs.about else []), *pairs.notes, *limit_notes(len(held), limit)]
     held = held[:limit]
-    notes = [*([pairs.about] if pairs.about else []), *pairs.notes]
     notes += cover_characters(tokenizer, [pair.expected for pair in train])
     model = make_model(context, tokenizer)
     mask_unasked()
     encoded = Encoded(train, tokenizer, data)
-    encoded_held = Encoded(held[:EVALUATION_SAMPLES], tokenizer, data)
+    encoded_held = Encoded(held, tokenizer, data)
     notes += schemas_cut(encoded, encoded_held, data.max_source)
     start = model.config.decoder_start_token_id
     multiple = 8 if context.device == "cuda" else 1  # tensor cores want it; on a CPU it is only work
