@@ -196,9 +196,8 @@ def test_an_empty_answer_is_seen(monkeypatch: pytest.MonkeyPatch, capsys: pytest
 def test_a_success_with_a_caveat_says_so() -> None:
     """In the terminal's first line and at the top of the page."""
     cut = "cut at 160 of 400 steps by train.max_minutes=2"
-    result = Result.model_construct(
-        status="succeeded", caveats=[cut], notes=[cut], steps=160, failure=None, fabric=None, command=None
-    )
+    given = {"status": "succeeded", "caveats": [cut], "steps": 160, "failure": None, "fabric": None}
+    result: Result = Result.model_construct(**given)  # type: ignore[arg-type]
     data = SimpleNamespace(state="succeeded", figures=result)
     assert cut in headline(data).title and headline(data).tone != "good"  # type: ignore[arg-type]
     assert cut in result.outcome

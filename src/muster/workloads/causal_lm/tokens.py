@@ -296,7 +296,7 @@ class Packed(Dataset[Row]):  # type: ignore[misc]
     """
 
     def __init__(self, path: Path, dtype: str, tokens: int, sequence: int, limit: int | None = None) -> None:
-        self.path, self.dtype, self.tokens, self.sequence = path, dtype, tokens, sequence
+        self.path, self.dtype, self.tokens, self.sequence, self.limit = path, dtype, tokens, sequence, limit
         whole = tokens // sequence
         self.rows = whole if limit is None else min(whole, limit)
         self.left_out = tokens % sequence

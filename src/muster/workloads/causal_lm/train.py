@@ -75,7 +75,7 @@ def build(context: Context, arguments: dict[str, Any]) -> Built:
         processing=tokenizer,
         moved=True,
     )
-    notes = _notes(tokens, train, held_out, recipe.evaluate.limit) if tokens else []
+    notes = _notes(tokens, train, held_out) if tokens else []
     return Built(trainer, count_batch, len(train), [], held_samples=len(held_out), notes=notes)
 
 
@@ -143,7 +143,7 @@ def _synthetic(context: Context, config: Any, sequence: int) -> tuple[Rows, Rows
     )
 
 
-def _notes(tokens: Tokens, train: Rows, held_out: Rows, limit: int | None) -> list[str]:
+def _notes(tokens: Tokens, train: Rows, held_out: Rows) -> list[str]:
     """What was read, and what of it was left out."""
     meta = tokens.meta
     parts = meta["parts"]
@@ -158,7 +158,7 @@ def _notes(tokens: Tokens, train: Rows, held_out: Rows, limit: int | None) -> li
     if not len(held_out) and parts["validation"]["tokens"]:
         notes.append("the held-out text does not fill one sequence: there is no perplexity")
     if isinstance(held_out, Packed):
-        notes += limit_notes(held_out.tokens // held_out.sequence, limit)
+        notes += limit_notes(held_out.tokens // held_out.sequence, held_out.limit)
     skipped = meta["skipped"]
     if skipped["count"]:
         notes.append(
