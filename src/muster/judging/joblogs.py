@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, get_args
 
+from muster.core.hostlist import fold_hosts
 from muster.core.units import counted
 from muster.failures.table import blame_of, is_hardware, known_failures
 from muster.judging import (
@@ -72,6 +73,8 @@ def judged(
     hosts = sorted({host for each in files for host in each.log.hosts}, key=_natural)
     state = localise(observations, Topology.of(hosts, switches or {}), settings, stored)
     verdict, least = judge_state(state), _least(state)
+    works = iter([each.work for each in state.observations])
+    jobs = [replace(job, work=next(works)) if job.observation is not None else job for job in jobs]
     silent = _silent(jobs, verdict)
     conditions = Counter(each.condition for each in verdict.hosts)
     outcomes = Counter(log.outcome for log in logs)
@@ -90,7 +93,7 @@ def judged(
             for key, peers in sorted(_peers(jobs, verdict.baselines).items())
         ],
         jobs=[_entry(each, verdict) for each in jobs],
-        notes=[*notes_of(files), *shared.notes(), *_notes(jobs), *_apart(verdict, stored)],
+        notes=[*notes_of(files), *shared.notes(), *_notes(jobs), *_apart(verdict, stored), *_alike(verdict)],
     )
 
 
@@ -238,6 +241,15 @@ def _apart(verdict: Judgement, stored: Mapping[Class, Baseline]) -> list[str]:
     if not stored or verdict.baselines.keys() & stored.keys():
         return []
     return ["nothing was compared with the baseline: it has no jobs of the same work on as many hosts"]
+
+
+def _alike(verdict: Judgement) -> list[str]:
+    """Hosts that are slower than the others by the same."""
+    return [
+        f"{each.words} {fold_hosts(each.hosts)} are judged beside each other; where they are of the same "
+        "hardware as the others, they are slow"
+        for each in verdict.alike
+    ]
 
 
 def _entry(job: _Job, verdict: Judgement) -> document.JobEntry:
