@@ -17,12 +17,13 @@ from dataclasses import dataclass, replace
 from muster.core.units import format_slower
 from muster.judging.baseline import FEWEST
 from muster.judging.observation import Observation, Settings, Topology
-from muster.judging.readings import Readings, smallest
+from muster.judging.readings import Readings
 
 SHARE = 1 / 6  # of the hosts, and more, are slower by the same; of eight in 64, each is accused
 REACH = 4.0  # deviations of a reading that hosts alike are apart, at most
 CLEARLY = 5.0  # deviations that they are slower, at least
 STRAY = 0.125  # as many hosts as this share of them may be nearly as slow
+MANY = 4  # groups of a host
 KINDS = 3  # of hardware, and one more, that a work is split into
 
 
@@ -57,13 +58,8 @@ def hosts_alike(
             host: level for host, own in of_host.items() if (level := _level(readings, own)) is not None
         }
         known = [row for host in levels for row in of_host[host]]
-        mine = _together(
-            levels,
-            statistics.median([readings.sigma[row] for row in known] or [0.0]),
-            readings,
-            known,
-            settings,
-        )
+        sigma = statistics.median([readings.sigma[row] for row in known] or [0.0])
+        mine = _together(levels, sigma, settings)
         behind = {topology.behind[host] for host in mine}
         if not mine or (len(behind) == 1 and -1 not in behind):
             continue
@@ -75,12 +71,12 @@ def hosts_alike(
 
 
 def _level(readings: Readings, rows: Sequence[int]) -> float | None:
-    """By how much (log) a host is slower for good: its best group, since others may be slower; where it was
-    in no two of them, its usual time alone. (Alone, suspects run at other moments than those beside them.)
-    None: it may be another host."""
+    """By how much (log) a host is slower for good: its best group, since others may be slower (of many the
+    second best: one may be of a moment that was read wrongly); where it was in no two of them, its usual time
+    alone. (Alone, suspects run at other moments than those beside them.) None: it may be another host."""
     groups = [row for row in rows if not readings.alone[row]]
     if len({readings.hosts[row] for row in groups}) > 1:
-        return min([readings.value[row] for row in groups])
+        return sorted([readings.value[row] for row in groups])[len(groups) >= MANY]
     alone = [readings.value[row] for row in rows if readings.alone[row]]
     return statistics.median(alone) if alone else None
 
@@ -96,12 +92,10 @@ def _good_alone(observations: Sequence[Observation], work: str, mine: set[str], 
     return statistics.median(times[True]) - statistics.median(times[False]) < level / 2
 
 
-def _together(
-    levels: dict[int, float], sigma: float, readings: Readings, rows: Sequence[int], settings: Settings
-) -> set[int]:
+def _together(levels: dict[int, float], sigma: float, settings: Settings) -> set[int]:
     """The hosts of the largest group that is clearly slower and close together; none, where it is too small,
     or not by itself."""
-    low = max(smallest(readings, rows, settings), CLEARLY * sigma)
+    low = max(math.log1p(settings.slow), CLEARLY * sigma)
     slow = sorted((level, host) for host, level in levels.items() if level > low)
     best: list[tuple[float, int]] = []
     for at, (level, _) in enumerate(slow):
