@@ -93,7 +93,14 @@ def judged(
             for key, peers in sorted(_peers(jobs, verdict.baselines).items())
         ],
         jobs=[_entry(each, verdict) for each in jobs],
-        notes=[*notes_of(files), *shared.notes(), *_notes(jobs), *_apart(verdict, stored), *_alike(verdict)],
+        notes=[
+            *notes_of(files),
+            *shared.notes(),
+            *_notes(jobs),
+            *_apart(verdict, stored),
+            *_alike(verdict),
+            *_drifting(state, least),
+        ],
     )
 
 
@@ -241,6 +248,19 @@ def _apart(verdict: Judgement, stored: Mapping[Class, Baseline]) -> list[str]:
     if not stored or verdict.baselines.keys() & stored.keys():
         return []
     return ["nothing was compared with the baseline: it has no jobs of the same work on as many hosts"]
+
+
+def _drifting(state: State, least: Mapping[Class, float]) -> list[str]:
+    """Works whose pace drifts, where it is not known when their jobs ran."""
+    found = []
+    for work, deviation in state.drifts.items():
+        slow = max([by for key, by in least.items() if key.work == work])
+        found.append(
+            f"jobs{f' of {work}' if work else ''} are slow at times, whoever runs them (standard deviation "
+            f"{deviation:.1%}), and it is not known when they ran: the fleet's pace drifts, so nobody is "
+            f"accused of less than {slow:.0%}; time stamps in the logs would tell more"
+        )
+    return found
 
 
 def _alike(verdict: Judgement) -> list[str]:

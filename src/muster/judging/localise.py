@@ -13,6 +13,7 @@ from muster.judging.explain import Component, explain, outstanding, rests_on_one
 from muster.judging.faults import OF_HOSTS, FaultCase
 from muster.judging.observation import Observation, Settings, Topology
 from muster.judging.readings import read
+from muster.judging.unpaced import unpaced, with_doubt
 
 MANY = 2.0  # hosts that seem to be bad, from where on faults are more common than was assumed
 
@@ -22,7 +23,8 @@ class State:
     """All that is known after some waves. `suspects`: host -> the probability that it is bad, by itself or
     with all that are behind its switch; absent: nothing points at it. `once`: the suspects of which a single
     job says so, and others do not: as suspicious as that makes them, none is convicted. `alike`: hosts
-    slower than others by the same, judged beside each other."""
+    slower than others by the same, judged beside each other; `drifts`: by work, the deviation of a pace that
+    drifts, of which the moments are not known."""
 
     observations: tuple[Observation, ...]
     case: FaultCase
@@ -32,6 +34,7 @@ class State:
     part_of: Mapping[int, Component] = field(repr=False)
     once: frozenset[int] = frozenset()
     alike: tuple[Alike, ...] = ()
+    drifts: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def topology(self) -> Topology:
@@ -63,6 +66,10 @@ def localise(
         slowed = _slowed_by_switches(observations, moments, topology, settings, stored)
         detrended = side_by_side(observations, moments, slowed)
         readings, baselines = read(detrended, topology, stored)
+        drift = unpaced(readings, moments)
+        if drift.deviation:
+            readings, baselines = read(with_doubt(detrended, drift), topology, stored)
+            readings.spread |= drift.deviation
         groups = hosts_alike(observations, readings, topology, settings)
         if not groups:
             break
@@ -90,7 +97,9 @@ def localise(
                     if switch == fault.where[0]:
                         suspects[host] = max(suspects.get(host, 0.0), part.of_host(host, switch))
                         part_of[host] = part
-    return State(detrended.observations, case, parts, baselines, suspects, part_of, once, tuple(alike))
+    return State(
+        detrended.observations, case, parts, baselines, suspects, part_of, once, tuple(alike), drift.deviation
+    )
 
 
 def _slowed_by_switches(
