@@ -247,6 +247,8 @@ def _next_wave(state: State, *, early: bool) -> tuple[Group, ...]:
                 wave.take((question.hosts[0], other))
         else:
             wave.take(question.hosts)
+    if state.settings.alone:
+        _alike_alone(wave)
     if any(len(group) == 1 for group in wave.groups):
         _alone_beside(wave)
     _sweep(wave)
@@ -254,6 +256,17 @@ def _next_wave(state: State, *, early: bool) -> tuple[Group, ...]:
         _pairs_beside(wave)
     names = state.topology.hosts
     return tuple(tuple(names[host] for host in group) for group in wave.groups)
+
+
+def _alike_alone(wave: _Wave) -> None:
+    """Some of the hosts that are alike slower in groups, and some of the others: other hardware is slower
+    alone too, and so many slow cards are not."""
+    for group in wave.state.alike:
+        mine = {wave.state.topology.index[host] for host in group.hosts}
+        for side in (mine, set(range(len(wave.state.topology.hosts))) - mine):
+            need = FEWEST - len(side & wave.alone)
+            for host in [host for host in sorted(side) if wave.free(host)][: max(0, need)]:
+                wave.take((host,))
 
 
 def _alone_beside(wave: _Wave) -> None:

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, get_args
 
+from muster.core.hostlist import fold_hosts
 from muster.core.units import counted
 from muster.failures.table import blame_of, is_hardware, known_failures
 from muster.judging import (
@@ -73,6 +74,8 @@ def judged(
     hosts = sorted({host for each in files for host in each.log.hosts}, key=_natural)
     state = localise(observations, Topology.of(hosts, switches or {}), settings, stored)
     verdict, least = judge_state(state), _least(state)
+    works = iter([each.work for each in state.observations])
+    jobs = [replace(job, work=next(works)) if job.observation is not None else job for job in jobs]
     silent = _silent(jobs, verdict)
     conditions = Counter(each.condition for each in verdict.hosts)
     outcomes = Counter(log.outcome for log in logs)
@@ -91,7 +94,14 @@ def judged(
             for key, peers in sorted(_peers(jobs, verdict.baselines).items())
         ],
         jobs=[_entry(each, verdict) for each in jobs],
-        notes=[*notes_of(files), *shared.notes(), *_notes(jobs), *_apart(verdict, stored)],
+        notes=[
+            *notes_of(files),
+            *shared.notes(),
+            *_notes(jobs),
+            *_apart(verdict, stored),
+            *_alike(verdict),
+            *_drifting(state, least),
+        ],
     )
 
 
@@ -249,6 +259,28 @@ def _apart(verdict: Judgement, stored: Mapping[Class, Baseline]) -> list[str]:
     if not stored or verdict.baselines.keys() & stored.keys():
         return []
     return ["nothing was compared with the baseline: it has no jobs of the same work on as many hosts"]
+
+
+def _drifting(state: State, least: Mapping[Class, float]) -> list[str]:
+    """Works whose pace drifts, where it is not known when their jobs ran."""
+    found = []
+    for work, deviation in state.drifts.items():
+        slow = max([by for key, by in least.items() if key.work == work])
+        found.append(
+            f"jobs{f' of {work}' if work else ''} are slow at times, whoever runs them (standard deviation "
+            f"{deviation:.1%}), and it is not known when they ran: the fleet's pace drifts, so nobody is "
+            f"accused of less than {slow:.0%}; time stamps in the logs would tell more"
+        )
+    return found
+
+
+def _alike(verdict: Judgement) -> list[str]:
+    """Hosts that are slower than the others by the same."""
+    return [
+        f"{each.words} {fold_hosts(each.hosts)} are judged beside each other; where they are of the same "
+        "hardware as the others, they are slow"
+        for each in verdict.alike
+    ]
 
 
 def _entry(job: _Job, verdict: Judgement) -> document.JobEntry:

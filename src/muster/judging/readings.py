@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from muster.judging.baseline import FLOOR, KEPT, Baseline, Class, fleet_baselines
 from muster.judging.course import slow_halves
@@ -188,7 +188,10 @@ def read(
 ) -> tuple[Readings, dict[Class, Baseline]]:
     """Readings of all observations that can be compared with something, and the baselines used. Jobs with a
     host that is not in the topology help to make the baselines, no more."""
-    baselines = _baselines(detrended.observations, stored)
+    baselines = {
+        key: replace(base, seconds=base.seconds * math.exp(detrended.usual.get(key, 0.0)))
+        for key, base in _baselines(detrended.observations, stored).items()
+    }
     halves = slow_halves(detrended.observations, baselines)
     index = topology.index
     rows = Readings()

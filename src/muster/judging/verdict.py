@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from muster.core.units import counted, format_slower
+from muster.judging.alike import Alike
 from muster.judging.ask import next_wave
 from muster.judging.baseline import FLOOR, Baseline, Class
 from muster.judging.document import Evidence, Subject
@@ -60,7 +61,7 @@ class Judgement:
     """One verdict per host, in the topology's order; links and switches that are accused; the baselines.
 
     `one_of`: hosts and switches of which at least one is surely bad, or a link between them, where none of
-    them is accused by itself.
+    them is accused by itself; `alike`: hosts that are slower than others by the same.
     """
 
     hosts: tuple[Verdict, ...]
@@ -68,6 +69,7 @@ class Judgement:
     switches: tuple[Verdict, ...]
     baselines: Mapping[Class, Baseline]
     one_of: tuple[tuple[str, ...], ...] = ()
+    alike: tuple[Alike, ...] = ()
 
     @property
     def accused(self) -> tuple[Verdict, ...]:
@@ -88,7 +90,7 @@ def judge(
 def judge_state(state: State) -> Judgement:
     """Verdicts of a State."""
     told = _Hosts(state)
-    hosts = tuple(told.verdict(host) for host in range(len(state.topology.hosts)))
+    hosts = tuple(_of_its_kind(state, told.verdict(host)) for host in range(len(state.topology.hosts)))
     links: list[Verdict] = []
     switches: list[Verdict] = []
     for part in state.parts:
@@ -99,7 +101,21 @@ def judge_state(state: State) -> Judgement:
             if verdict is not None:
                 (links if fault.kind == "link" else switches).append(verdict)
     accused = {each.subject for each in (*hosts, *links, *switches) if each.bad}
-    return Judgement(hosts, tuple(links), tuple(switches), state.baselines, _one_of(state, accused))
+    return Judgement(
+        hosts, tuple(links), tuple(switches), state.baselines, _one_of(state, accused), state.alike
+    )
+
+
+def _of_its_kind(state: State, verdict: Verdict) -> Verdict:
+    """Of a host that is good beside those that are as slow: that they are not judged beside the others."""
+    group = next((each for each in state.alike if verdict.subject[0] in each.hosts), None)
+    if group is None or verdict.condition not in ("fit", "differs"):
+        return verdict
+    reason = f"{group.words}; beside them: {verdict.reason}"
+    settle = "which hardware each host has: jobs of unlike hardware are not compared"
+    return replace(
+        verdict, condition="probably fit", confidence=1.0 - verdict.confidence, reason=reason, settle=settle
+    )
 
 
 def _one_of(state: State, accused: set[tuple[str, ...]]) -> tuple[tuple[str, ...], ...]:
