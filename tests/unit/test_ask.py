@@ -6,11 +6,12 @@ import json
 import shlex
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 
-from muster.cli.ask import _talk
+from muster.cli.ask import _print_wrong, _talk
 from muster.core.errors import RunFolderError, UsageError
 from muster.core.recipes import dump_yaml, load_recipe
 from muster.runs.afterwards import loading_lines, next_command
@@ -175,3 +176,21 @@ def test_what_asks_and_hears(monkeypatch: pytest.MonkeyPatch) -> None:
     model.answerer = SimpleNamespace(rewards=lambda pairs: [0.5 for _ in pairs])
     model.answer({"pairs": [["a", "b"]]}, say)
     assert said[0] == {"row": {"question": "a", "predicted": "b", "reward": 0.5}}
+
+
+def test_of_a_held_out_set_the_score_and_ten_wrong_answers(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """All of them are in a file; what is right, or could not be scored, is not shown."""
+    rows: list[dict[str, Any]] = [
+        {"question": f"q{n}", "predicted": f"p{n}", "expected": "e", "exact": n % 2 == 0, "executed": None}
+        for n in range(60)
+    ]
+    rows.append({**rows[1], "question": "lake", "unscored": "no such table"})
+    _print_wrong(rows, tmp_path / "asked.jsonl")
+    shown = capsys.readouterr().out
+    assert "10 of 30 wrong answers" in shown
+    assert shown.count("wrong") == 11 and "q19" in shown and "q21" not in shown and "lake" not in shown
+    assert [json.loads(line) for line in (tmp_path / "asked.jsonl").read_text().splitlines()] == rows
+    _print_wrong(rows, tmp_path / "gone" / "asked.jsonl")
+    assert "asked.jsonl" in capsys.readouterr().err
