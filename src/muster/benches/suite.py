@@ -222,6 +222,11 @@ class Suite(Section):
 
     @model_validator(mode="after")
     def _sensible(self) -> Suite:
+        self.check()
+        return self
+
+    def check(self) -> None:
+        """Raise ValueError where entries, groups and what follows what do not go together."""
         check_names(self.jobs, "entry", "entries")
         if any(groups == [] for groups in (self.groups, *(each.groups for each in self.jobs))):
             raise ValueError("groups must name at least one size")
@@ -236,7 +241,6 @@ class Suite(Section):
             if each.after and (len(alike) > 1 or held[each.name].groups == "adaptive"):
                 what = "must have the same groups (none of them adaptive), cover and repeats"
                 raise ValueError(f"{' and '.join(held)} {what}, since one follows the other")
-        return self
 
     def of(self, entry: Entry) -> EntrySettings:
         """An entry with what the suite says for all."""
@@ -288,9 +292,10 @@ class Narrowing:
             changes["thresholds"] = [*suite.thresholds, Threshold.model_validate(bound)]
         made = suite.model_copy(update={**changes, "jobs": jobs})
         try:
-            return made._sensible()
+            made.check()
         except ValueError as error:
             raise UsageError(str(error), where="--groups") from None
+        return made
 
 
 def _with_predecessors(suite: Suite, only: Sequence[str]) -> list[Entry]:
