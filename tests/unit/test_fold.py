@@ -335,7 +335,7 @@ def test_the_rest_of_a_result() -> None:
     assert (spent.total, spent.setup, spent.training, spent.evaluation) == (90.0, 2.0, 5.0, 2.0)
     assert spent.saving == pytest.approx(0.2)  # no rank told at its end: as the events do
     assert (got.parameters, got.versions, got.model_path) == (7, {"torch": "2"}, "/model")
-    assert got.notes == ["n", "3 samples cut to data.max_source or data.max_target", FEW]
+    assert got.notes == ["n", "3 samples cut", FEW]
     host = got.hosts[0]
     assert (host.facts, host.cpu_percent_mean, host.memory_used_peak, host.gpu_percent_mean) == (
         {"cores": 2},
@@ -462,3 +462,14 @@ def test_a_training_that_was_cut_says_where() -> None:
     assert not any("cut at" in note for note in result(whole, job(train={"max_minutes": 2})).notes)
     broken = make_result(folder, job(), status="failed", failure=None, ended=9.0)
     assert not any("cut at" in note for note in broken.notes)  # the failure says why
+
+
+@pytest.mark.parametrize(
+    ("workload", "keys"), [("text2sql", "data.max_source or data.max_target"), ("sft", "data.sequence")]
+)
+def test_samples_are_cut_by_keys_that_their_workload_has(workload: str, keys: str) -> None:
+    read = events.DataRead(time=1, rank=0, train=10, validation=2, cut=3)
+    made = make_result(
+        fold([read]), job(workload=workload), status="succeeded", failure=None, ended=9.0, planned=None
+    )
+    assert f"3 samples cut to {keys}" in made.notes

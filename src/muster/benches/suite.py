@@ -222,10 +222,10 @@ class Suite(Section):
 
     @model_validator(mode="after")
     def _sensible(self) -> Suite:
-        self.check()
+        self.check_jobs()
         return self
 
-    def check(self) -> None:
+    def check_jobs(self) -> None:
         """Raise ValueError where entries, groups and what follows what do not go together."""
         check_names(self.jobs, "entry", "entries")
         if any(groups == [] for groups in (self.groups, *(each.groups for each in self.jobs))):
@@ -292,7 +292,7 @@ class Narrowing:
             changes["thresholds"] = [*suite.thresholds, Threshold.model_validate(bound)]
         made = suite.model_copy(update={**changes, "jobs": jobs})
         try:
-            made.check()
+            made.check_jobs()
         except ValueError as error:
             raise UsageError(str(error), where="--groups") from None
         return made
