@@ -500,3 +500,14 @@ def test_a_training_that_learned_nothing_is_no_plain_success() -> None:
         for changed in ((True, False), (None, None), (True, True)):
             fine = ended(figures, *changed)
             assert fine.caveats == [] and fine.outcome == "succeeded"
+
+
+@pytest.mark.parametrize(
+    ("workload", "keys"), [("text2sql", "data.max_source or data.max_target"), ("sft", "data.sequence")]
+)
+def test_samples_are_cut_by_keys_that_their_workload_has(workload: str, keys: str) -> None:
+    read = events.DataRead(time=1, rank=0, train=10, validation=2, cut=3)
+    made = make_result(
+        fold([read]), job(workload=workload), status="succeeded", failure=None, ended=9.0, planned=None
+    )
+    assert f"3 samples cut to {keys}" in made.notes

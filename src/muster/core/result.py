@@ -273,6 +273,9 @@ def _longer(more: float, others: str = "") -> str:
     return f"{words} {than} {others}" if others else words
 
 
+KERNEL = "the processes' own time"  # a source of Pace
+
+
 class Pace(Part):
     """Whether one host holds the others up."""
 
@@ -291,9 +294,15 @@ class Pace(Part):
             return "; ".join(each.words for each in self.stragglers[:NAMED])
         if self.within is None:
             return ""
+        differs = f"differs by {100 * self.within:.1f} % of a step"
+        if self.source == KERNEL:  # which sees who computes, and neither who sleeps nor what is slow in all
+            sure = "longer" if self.within < LEAST else "surely longer"
+            return (
+                f"none of {self.hosts} hosts computes {sure}: the time of its processes {differs}; "
+                "a rank that sleeps or waits is not seen so"
+            )
         sure = "slow" if self.within < LEAST else "surely slow"
-        differs = f"what each does itself differs by {100 * self.within:.1f} % of a step"
-        return f"none of {self.hosts} hosts is {sure}: {differs}"
+        return f"none of {self.hosts} hosts is {sure}: what each does itself {differs}"
 
 
 class Evidence(Part):

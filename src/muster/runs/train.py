@@ -33,6 +33,7 @@ from muster.fleet.cause import judge_command, judge_outcome, unresolved, with_wa
 from muster.fleet.fetch import copy_between, fetch_model, fetch_profiles
 from muster.fleet.interrupts import interrupts
 from muster.fleet.launchers.slurm import TICKET
+from muster.fleet.messages import Looked
 from muster.fleet.shell import Shell
 from muster.fleet.supervisor import Listener, Outcome, Supervisor
 from muster.inputs.hub import check_names
@@ -50,6 +51,7 @@ from muster.runs.groups import Groups
 from muster.runs.hang import Watch
 from muster.runs.recorder import FLUSH, Follower, Recorder, Watcher
 from muster.runs.requirements import check_disk, check_hosts, check_profile, check_sharing
+from muster.runs.slowdown import Slowdown
 from muster.store import events, sealed
 from muster.store.atomic import write_json, write_text
 from muster.store.runfolder import RunFolder, new_mark
@@ -256,11 +258,14 @@ def _run(
     )
 
     groups = Groups(job.world_size)
+    watched = follow is not None and not per_host and job.world_size > 1
+    slowdown = Slowdown(job.placements, supervisor.look) if watched else None
 
     def tick() -> str | None:
         claim.touch()
-        if (text := groups.note(hang.steps)) is not None:
-            recorder.record(events.Noted(time=time.time(), attempt=recorder.attempt, text=text))
+        for text in (groups.note(hang.steps), slowdown.note(hang.steps) if slowdown else None):
+            if text is not None:
+                recorder.record(events.Noted(time=time.time(), attempt=recorder.attempt, text=text))
         recorder.write_logs(FLUSH)
         if wish.stop:
             return wish.stop
@@ -272,6 +277,11 @@ def _run(
             found = note_hang(run, hang, recorder)
             return found.what if inputs.recipe.hang.action == "stop" else None
         return None
+
+    def looked(host: str, found: Looked) -> None:
+        hang.looked(host, found)
+        if slowdown is not None:
+            slowdown.looked(host, found)
 
     def log(host: str, rank: int | None, lines: list[str]) -> None:
         recorder.log(host, rank, lines)
@@ -286,7 +296,7 @@ def _run(
             for host, about in facts.items():
                 recorder.host_facts(host, {k: v for k, v in about.items() if k != "port"})
             listener = Listener(
-                recorder.event, log, recorder.hardware, tick, hang.pulses, hang.looked, groups.heard
+                recorder.event, log, recorder.hardware, tick, hang.pulses, looked, groups.heard
             )
             code = bring_code(tree, run, supervisor, facts) if tree else None
             begun = time.monotonic()
