@@ -382,6 +382,9 @@ def fold(stream: Iterable[events.Event]) -> Folder:
     return folder
 
 
+_LENGTHS = ("max_source", "max_target", "sequence")  # keys of `data` that samples are cut to
+
+
 def make_result(
     folder: Folder,
     job: Job,
@@ -411,7 +414,9 @@ def make_result(
     if skipped:
         notes.append(f"{skipped} of {last_step} steps were skipped by the loss scaler and do not count")
     if folder.data and folder.data.cut:
-        notes.append(f"{counted(folder.data.cut, 'sample')} cut to data.max_source or data.max_target")
+        keys = [f"data.{key}" for key in _LENGTHS if hasattr(recipe.data, key)]
+        longest = " or ".join(keys) or "the longest that is taken"
+        notes.append(f"{counted(folder.data.cut, 'sample')} cut to {longest}")
     if folder.data and folder.data.skipped:
         notes.append(f"{counted(folder.data.skipped, 'sample')} skipped, since they cannot be used")
     quality = _quality(folder)
