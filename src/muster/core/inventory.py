@@ -95,7 +95,9 @@ def read_inventory(text: str, *, waits: bool = False) -> Inventory:
         try:
             content = Path(text).read_text(encoding="utf-8")
         except IsADirectoryError:
-            raise InventoryError("is a folder, not a host file", where=text) from None
+            inside = sorted(each for each in Path(text).iterdir() if each.is_file())[:1]
+            hint = f"one of its files, such as {inside[0]}" if inside else None
+            raise InventoryError("is a folder, not a host file", where=text, hint=hint) from None
         except FileNotFoundError:
             raise InventoryError(
                 "no such host file", where=text, hint="one host per line: `node1 slots=8`"
