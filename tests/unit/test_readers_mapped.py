@@ -202,3 +202,12 @@ def test_the_pages_examples(tmp_path: Path) -> None:
     )
     assert (job.hosts, job.workload, job.job) == (("gpu01", "gpu05"), "opt-13b", "run3")
     assert job.rate == pytest.approx(2 * 64 / 0.496) and job.measured and job.measured.tokens is None
+
+
+def test_lines_that_are_too_long_are_said() -> None:
+    """They are not searched; where all are so, that is the reason."""
+    long = "x" * LONGEST
+    (job,) = jobs([*own(), long + "it=41 loss=1 dt=1"], line=OWN, unit="ms")
+    assert job.steps == 40 and any(f"{LONGEST:,}" in note for note in job.notes)
+    (job,) = jobs([f"{long} {line}" for line in own()], line=OWN, unit="ms")
+    assert job.outcome == "unreadable" and f"{LONGEST:,}" in (job.reason or "")
