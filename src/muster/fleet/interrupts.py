@@ -2,15 +2,31 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import FrameType
 from typing import Any
 
 _MEANINGS = {signal.SIGINT: "Ctrl-C", signal.SIGTERM: "SIGTERM", signal.SIGHUP: "a closed terminal (SIGHUP)"}
+
+
+GRACE = "MUSTER_GRACE"  # in a batch job: so many seconds before its time limit Slurm sends SIGTERM
+SLACK = 90.0  # Slurm looks at its jobs once a minute, and may be early
+
+
+def meaning(number: int, env: Mapping[str, str], now: float) -> str:
+    """What a signal says, for people. `now`: seconds since 1970. SIGTERM near a batch job's end, as Slurm
+    tells it (SLURM_JOB_END_TIME, from 22.05 on), is its time limit."""
+    end, grace = env.get("SLURM_JOB_END_TIME", ""), env.get(GRACE, "")
+    known = number == signal.SIGTERM and end.isdecimal() and grace.isdecimal()
+    if known and abs(int(end) - int(grace) - now) <= SLACK:
+        return f"Slurm's time limit (SIGTERM {grace} s before it)"
+    return _MEANINGS[signal.Signals(number)]
 
 
 @dataclass
@@ -49,7 +65,7 @@ def interrupts() -> Iterator[Wish]:
     def note(number: int, frame: FrameType | None) -> None:
         if number == signal.SIGINT:
             _PRESSED.append(number)
-        wish.stop = wish.stop or f"stopped by {_MEANINGS[signal.Signals(number)]}"
+        wish.stop = wish.stop or f"stopped by {meaning(number, os.environ, time.time())}"
 
     heeded = [
         number for number in _MEANINGS if signal.getsignal(number) != signal.SIG_IGN

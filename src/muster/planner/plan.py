@@ -12,6 +12,7 @@ from typing import Any
 
 from muster.core import families
 from muster.core.errors import RecipeError, UsageError
+from muster.core.hardware.devices import ambiguous
 from muster.core.hardware.machines import Machines, parse_parts
 from muster.core.job import Decision, Facts, place
 from muster.core.near import near_names
@@ -26,10 +27,10 @@ from muster.inputs.model import check_closed_form, no_gpu, whole_config
 from muster.inputs.read import Inputs, check, read_recipe
 from muster.planner.advice import advise, grouping
 from muster.planner.decide import Chosen, Decided, Tracer, decide
-from muster.planner.document import Plan
+from muster.planner.document import NEARLY_FULL, Plan
 from muster.planner.forecast import Outlook, case_of, global_given, plan_of
 from muster.planner.hosts import AUTO, HostTrial, by_speed, first_hosts, numbers, on_hosts, pick
-from muster.planner.memory.fit import lacking, need
+from muster.planner.memory.fit import MARGIN, Setting, lacking, may_run, need
 from muster.planner.orders import greeting
 from muster.planner.outlook import Ground, UserFigures, ground_of, hypothetical, load_calibration
 from muster.planner.placing import ranks_of
@@ -68,7 +69,8 @@ def plan_on(
         check_closed_form(recipe)
     ground = Ground(facts, inventory.hosts, load_calibration(), machines).of(inputs.inventory.hosts)
     inputs = replace(inputs, noted=tuple(noted))
-    return _attempt(inputs, ground, told, partial(tracer, say=say) if traced else None, chosen, on)
+    decided = _attempt(inputs, ground, told, partial(tracer, say=say) if traced else None, chosen, on)
+    return _noted(decided, *ambiguous(on))
 
 
 def plan_hosts(
@@ -329,6 +331,7 @@ def _begun(inputs: Inputs, decided: Decided, words: str, survey: Survey, samples
     ways = []
     if decided.refused and setting:
         ways = remedies(setting, decided.room, name, said_of(recipe, whole_config(recipe)))
+    roomier = [] if ways or setting is None else _roomier(setting, decided, name)
     compared = chosen.candidates if chosen and chosen.candidates else decided.candidates
     engine = recipe.engine.name
     if setting:
@@ -353,8 +356,23 @@ def _begun(inputs: Inputs, decided: Decided, words: str, survey: Survey, samples
             {"field": d.field, "value": d.value, "why": d.why} for d in (*inputs.noted, *job.decisions)
         ],
         would_fit=ways,
+        roomier=roomier,
         notes=[*_notes(decided), *filter(None, [warming])],
     )
+
+
+def _roomier(setting: Setting, decided: Decided, name: str) -> list[str]:
+    """What would leave more free of a device that is nearly full."""
+    room, found = decided.room, need(setting)
+    if (
+        room.device is None
+        or found is None
+        or not may_run(setting, room)
+        or sum(found.device.values()) <= NEARLY_FULL * room.device
+    ):
+        return []
+    less = replace(room, device=int(NEARLY_FULL / (1 - MARGIN) * room.device))
+    return remedies(setting, less, name, said_of(decided.recipe, whole_config(decided.recipe)))
 
 
 def _notes(decided: Decided) -> list[str]:

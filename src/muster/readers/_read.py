@@ -20,7 +20,7 @@ from muster.failures.signs import Sign, shortened
 from muster.readers._frame import FOR_FACTS, FOR_READERS, FOR_SIGNS, Frame, own_stamp
 from muster.readers._frame import HINTS as FRAME_HINTS
 from muster.readers._guard import guarded_reader
-from muster.readers._mapping import Mapping
+from muster.readers._mapping import LONGEST, Mapping
 from muster.readers._paths import folder_of, hosts_of_path, is_slurm, split_hosts
 from muster.readers._where import LinePlace
 from muster.readers.base import (
@@ -290,6 +290,8 @@ def _unknown(path: str, first: str, last: str, mappings: Sequence[Mapping]) -> s
         return "is empty"
     if any(mapping.delimiter_of(first) for mapping in mappings):
         return "has the columns that a mapping names, but no row with values in all of them"
+    if any(mapping.line for mapping in mappings) and len(first) > LONGEST:
+        return f"begins with a line of {len(first):,} characters, and a mapping searches at most {LONGEST:,}"
     if any(mapping.line for mapping in mappings):
         return f"no line of it matches the expression of a mapping; its first is {shortened(first)}"
     if path.lower().endswith((".csv", ".tsv")):
