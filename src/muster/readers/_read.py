@@ -37,6 +37,7 @@ from muster.store.logfiles import BrokenFile, Lines
 PACKAGE = "muster.readers"
 UNKNOWN_WORK = "the log does not say what it trained (no command, no settings): compared with no other job"
 NO_FORMAT = "no known log format was recognised; --mapping FILE can say how its lines are read"
+LATE = "a process crashed after the training had ended"
 TABLE, MAPPED = "table", "mapped lines"  # formats that mappings tell
 MOST_RANKS = 8  # of a host, where nothing says how many hosts there are
 TOLD, LAST = 5, 5  # signs, and lines at the end, that are kept to explain a failure
@@ -393,7 +394,7 @@ def _outcome(job: JobLog, frame: Frame, ends: Sequence[bool]) -> JobLog:
         return _ended(job, frame, decisive)
     if any(ends) or frame.signs.late:
         if late := frame.signs.late:
-            note = f"a process crashed after the training had ended: {shortened(late)}"
+            note = f"{LATE}: {shortened(late)}"
             job = replace(job, notes=(*job.notes, note))
         if job.steps and job.skipped == job.steps:
             why = f"all {job.steps} steps were skipped by the loss scaler: nothing was trained"
