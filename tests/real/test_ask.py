@@ -20,7 +20,7 @@ from muster.runs.afterwards import loading_lines, next_command
 from muster.runs.ask import TrainedModel
 from muster.store import events
 from muster.store.runfolder import RunFolder, find_run
-from tests.support import by_the_three_lines, needs_torch, run, said
+from tests.support import by_the_lines, needs_torch, run, said
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(280)]
 
@@ -140,10 +140,10 @@ def test_answers_grow_word_by_word(trained: RunFolder) -> None:
 
 
 def test_transformers_loads_it(trained: RunFolder) -> None:
-    """The three lines that the end of `train` and `ask` shows give the same answer."""
+    """The lines that the end of `train` and `ask` shows give the same answer."""
     example = next(json.loads(line) for line in trained.predictions.read_text().splitlines())
     asked = muster(trained, "ask", "asked-run", example["question"])
-    assert by_the_three_lines(trained) == asked.stdout.strip()
+    assert by_the_lines(trained) == asked.stdout.strip()
     assert loading_lines(trained).splitlines()[0] in asked.stderr
 
 

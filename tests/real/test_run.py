@@ -370,3 +370,23 @@ def test_a_command_needs_no_package_of_musters(start: str, tmp_path: Path) -> No
     ]
     done = subprocess.run(argv, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0 and "hello" in done.stdout + done.stderr, done.stdout + done.stderr
+
+
+def test_what_a_script_of_ones_own_may_want(tmp_path: Path) -> None:
+    """--local_rank=N as DeepSpeed's launcher gives it, steps without any time on their lines, and a note
+    where two ranks form no group."""
+    script = tmp_path / "apart.py"
+    script.write_text(
+        "import argparse, os, time, torch.distributed\n"
+        "parser = argparse.ArgumentParser()\n"
+        "parser.add_argument('--local_rank', type=int)\n"
+        "assert parser.parse_args().local_rank == int(os.environ['LOCAL_RANK'])\n"
+        "for step in range(1, 27):\n"
+        "    print(f'at {step} of 26', flush=True)\n"
+        "    time.sleep(0.5)\n"
+    )
+    words = ["--local-rank", "--line", r"^at (?P<step>\d+)"]
+    code, result, said = muster(tmp_path, *words, "--", str(script), hosts="local:2")
+    assert code == 0, said
+    assert (result["command"]["unit"], result["steps"]) == ("steps", 26) and result["command"]["rate"]
+    assert [note for note in result["notes"] if "none of the 2 ranks has formed a process group" in note]

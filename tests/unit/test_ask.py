@@ -10,9 +10,12 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from muster.cli.ask import _talk
+from muster.cli.ask import _answer, _talk
+from muster.cli.views.results import print_answers
 from muster.core.errors import RunFolderError, UsageError
 from muster.core.recipes import dump_yaml, load_recipe
+from muster.core.result import Result
+from muster.reports.words import headline
 from muster.runs.afterwards import loading_lines, next_command
 from muster.runs.ask import Answers, TrainedModel, check_questions, side_by_side
 from muster.store.atomic import write_text
@@ -85,7 +88,7 @@ def test_a_model_of_few_positions_is_asked_for_fewer_tokens(
     config: dict[str, object], new: int, tmp_path: Path
 ) -> None:
     run = trained(tmp_path, "causal-lm", config, "evaluate.max_new_tokens=100")
-    assert f"max_new_tokens={new})" in loading_lines(run)
+    assert f"max_new_tokens={new}," in loading_lines(run)
     assert json.dumps(str(run.model)) in loading_lines(run)
 
 
@@ -175,3 +178,27 @@ def test_what_asks_and_hears(monkeypatch: pytest.MonkeyPatch) -> None:
     model.answerer = SimpleNamespace(rewards=lambda pairs: [0.5 for _ in pairs])
     model.answer({"pairs": [["a", "b"]]}, say)
     assert said[0] == {"row": {"question": "a", "predicted": "b", "reward": 0.5}}
+
+
+def test_an_empty_answer_is_seen(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """By people; a program reads it as it is."""
+    monkeypatch.setattr(
+        Told, "ask", lambda *_, **__: Answers([{"question": "a", "predicted": " "}], 1.0, "cpu")
+    )
+    _answer(Told(), ["a"], None, evaluate=False, limit=None, json=False)  # type: ignore[arg-type]
+    assert capsys.readouterr().out.strip() == "(empty answer)"
+    _answer(Told(), ["a"], None, evaluate=False, limit=None, json=True)  # type: ignore[arg-type]
+    assert json.loads(capsys.readouterr().out)["answers"][0]["predicted"] == " "
+    print_answers([{"question": "a", "predicted": ""}, {"question": "b", "predicted": "yes"}])
+    assert capsys.readouterr().out.count("(empty answer)") == 1
+
+
+def test_a_success_with_a_caveat_says_so() -> None:
+    """In the terminal's first line and at the top of the page."""
+    cut = "cut at 160 of 400 steps by train.max_minutes=2"
+    result = Result.model_construct(
+        status="succeeded", caveats=[cut], notes=[cut], steps=160, failure=None, fabric=None, command=None
+    )
+    data = SimpleNamespace(state="succeeded", figures=result)
+    assert cut in headline(data).title and headline(data).tone != "good"  # type: ignore[arg-type]
+    assert cut in result.outcome

@@ -242,3 +242,30 @@ def test_a_host_file_that_nobody_named_is_told(
         "\nhosts "
         not in run(capsys, tmp_path, "digits", "--hosts", str(file).replace("hostfile", "./hostfile"))[1]
     )
+
+
+@pytest.mark.parametrize(
+    ("recipe", "more", "note"),
+    [
+        ("demo", ["train.warmup=2000", "train.max_steps=6"], "of 6 steps"),
+        (
+            "seq2seq",
+            ["train.max_steps=null", "train.warmup=30", "data.validation_fraction=0.1"],
+            "of 9 steps",
+        ),
+        ("seq2seq", ["train.max_steps=null", "train.warmup=8", "data.validation_fraction=0.1"], None),
+        ("seq2seq", ["train.max_steps=6"], None),
+        ("text2sql-wikisql", [], None),
+        ("sft", ["train.max_steps=6", "data.prompt=question"], None),
+    ],
+)
+def test_a_training_that_ends_within_its_warm_up(
+    recipe: str, more: list[str], note: str | None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Is told before the start. Recipes for one's own data have a warm-up that scales with the steps."""
+    rows = [{"question": f"say {number}", "sql": f"SELECT {number}"} for number in range(300)]
+    (tmp_path / "pairs.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    given = [f"data.path={tmp_path / 'pairs.jsonl'}"] if recipe != "demo" else []
+    plan = document(capsys, tmp_path, recipe, "--hosts", "local:2", *given, *more)
+    (told,) = [each for each in plan["plan"]["notes"] if "never reaches its peak" in each] or [None]
+    assert (told is None) is (note is None) and (note or "") in (told or "")

@@ -164,6 +164,8 @@ def _say(
     model: TrainedModel, question: str, schema: str | None, before: Sequence[tuple[str, str]] = ()
 ) -> Answers:
     """Print the answer to one question as it grows. `before`: earlier turns of the conversation."""
+    from muster.cli.views.results import shown
+
     streamed = []
 
     def said(piece: str) -> None:
@@ -181,7 +183,7 @@ def _say(
     if streamed and "".join(streamed).strip() != whole.strip():  # it ends within a character
         say("")
         streamed.clear()
-    say("" if streamed else whole)
+    say("" if "".join(streamed).strip() else shown(whole))
     return answers
 
 

@@ -53,6 +53,14 @@ def bench(
         int | None,
         Option("--jobs", "-j", min=1, help="Largest number of jobs at the same time; default: up to 64."),
     ] = None,
+    minutes: Annotated[
+        float | None,
+        Option(
+            "--minutes",
+            min=0.1,
+            help="The time given: no job starts that would not end in it; adaptive groups use all of it.",
+        ),
+    ] = None,
     baseline: Annotated[
         Path | None,
         Option(
@@ -113,6 +121,7 @@ def bench(
     console = err_console()
     with BenchView(console) as view:
         around = Surroundings(view, view.announce, view.progress, baseline=baseline)
+        around.minutes = minutes or around.minutes
         if inputs is None:
             found = continue_bench(folder, around, at_once=at_once)
         else:

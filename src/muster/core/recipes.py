@@ -143,13 +143,16 @@ def _first_sentence(text: str) -> str:
     return re.split(r"(?<=\.)\s", " ".join(comment), maxsplit=1)[0]
 
 
-def load_recipe(source: str, overrides: Iterable[str] = ()) -> Recipe:
-    """Read a recipe by path or shipped name, follow `inherit`, lay `key=value` overrides over it, validate.
+def load_recipe(source: str | Mapping[str, Any], overrides: Iterable[str] = ()) -> Recipe:
+    """Read a recipe by path or shipped name, or one as its file would hold it; follow `inherit`, lay
+    `key=value` overrides over it, validate.
 
     Raises RecipeError naming the file or the field's full path, with near names for a misspelt one.
     """
     given = [parse_override(override) for override in overrides]
-    return validate(lay_over(read_layers(source), given), where=source)
+    if isinstance(source, str):
+        return validate(lay_over(read_layers(source), given), where=source)
+    return validate(lay_over(layers_of(source, Path.cwd() / "recipe"), given), where="the recipe")
 
 
 def lay_over(below: Mapping[str, Any], changes: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -525,6 +528,7 @@ _ELSEWHERE = {
     "train.epochs": ("num_train_epochs", "num_epochs", "n_epochs", "epoch"),
     "train.max_steps": ("steps", "train_steps", "max_train_steps", "iterations"),
     "train.schedule": ("lr_scheduler_type", "lr_scheduler", "scheduler"),
+    "train.min_learning_rate": ("min_lr", "lr_min", "min_lr_ratio"),
     "train.warmup": ("warmup_steps", "warmup_ratio", "num_warmup_steps", "lr_warmup_steps"),
     "train.clip": ("max_grad_norm", "gradient_clipping", "grad_clip", "clip_grad_norm"),
     "train.workers": ("dataloader_num_workers", "num_workers"),

@@ -7,6 +7,7 @@ holds what it really trains with against them (worker/main.py).
 from __future__ import annotations
 
 import math
+from typing import Any
 
 from muster.core.recipe import Train
 
@@ -18,9 +19,39 @@ def warmup_steps(train: Train, total: int) -> int:
     return int(train.warmup) if train.warmup >= 1 else math.ceil(total * train.warmup)
 
 
+def steps_of(train: Train, samples: int, global_batch: int, accumulation: int) -> int:
+    """The optimizer steps of a training on so many samples: of each epoch all micro-steps, the last optimizer
+    step with fewer of them."""
+    if train.max_steps:
+        return train.max_steps
+    micro_steps = -(-samples // (global_batch // accumulation))
+    per_epoch = max(1, -(-micro_steps // accumulation))
+    return max(1, math.ceil(train.epochs * per_epoch))
+
+
+def warmup_note(train: Train, total: int) -> str | None:
+    """That the learning rate never reaches its peak; None where it does."""
+    if train.warmup < max(1, total):
+        return None
+    steps = "1 step" if total == 1 else f"{total:,} steps"
+    return (
+        f"train.warmup={train.warmup:g} is no shorter than the training of {steps}, so the learning rate "
+        "never reaches its peak: a fraction, such as train.warmup=0.1, scales with the steps"
+    )
+
+
 def learning_rate(train: Train, step: int, total: int) -> float:
     """The rate of optimizer step `step` (1 is the first) of `total`. A warm-up begins with rate 0."""
     return train.rate * _factor(train, step - 1, total)
+
+
+def scheduler(train: Train) -> dict[str, Any]:
+    """The arguments of TrainingArguments with which Transformers follows the schedule. A floor is said as a
+    share of the rate: for a rate Transformers asks the optimizer, and DeepSpeed's have no `defaults`."""
+    if not train.min_learning_rate:
+        return {"lr_scheduler_type": train.schedule}
+    share = {"min_lr_rate": train.min_learning_rate / train.rate}
+    return {"lr_scheduler_type": "cosine_with_min_lr", "lr_scheduler_kwargs": share}
 
 
 def _factor(train: Train, done: int, total: int) -> float:
@@ -36,5 +67,7 @@ def _factor(train: Train, done: int, total: int) -> float:
         return 1.0 / math.sqrt((done - warmup + scale) / scale)
     left = max(1, total - warmup)
     if train.schedule == "cosine":
-        return max(0.0, 0.5 * (1.0 + math.cos(math.pi * (done - warmup) / left)))
+        floor = train.min_learning_rate / train.rate
+        falling = 0.5 * (1.0 + math.cos(math.pi * (done - warmup) / left))
+        return max(0.0, falling * (1.0 - floor) + floor)
     return max(0.0, (total - done) / left)

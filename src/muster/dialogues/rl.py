@@ -70,8 +70,10 @@ class Generation(Section):
 class RolloutRecipe(DialogueRecipe):
     """A decoder generates answers to prompts, and learns which ones are rewarded. A sample is an answer."""
 
+    split_words: ClassVar[tuple[str, ...]] = ("gen",)
     packages: ClassVar[tuple[str, ...]] = ("trl",)
     answered: ClassVar[bool] = False
+    dropout: ClassVar[bool] = False
     output: ClassVar[Output] = "log-probs"
     metric: ClassVar[str] = "exact match"
     other_models: ClassVar[tuple[tuple[str, str], ...]] = (("reward", "model"),)
@@ -111,6 +113,11 @@ class RolloutRecipe(DialogueRecipe):
                     hint="reward.model=RUN or reward.function=FILE.py:NAME; or a field database beside it",
                 )
 
+    def files(self) -> tuple[str, ...]:
+        """The file of reward.function."""
+        place = (self.reward.function or "").rpartition(":")[0]
+        return (place,) if place.endswith(".py") else ()
+
     def sequence(self, config: Mapping[str, Any] | None) -> int:
         """Tokens of a prompt with its answer."""
         return self.generation.prompt + self.generation.answer
@@ -145,9 +152,10 @@ class RolloutRecipe(DialogueRecipe):
         }
         return self.model_copy(update=shorter)
 
-    def example(self, question: str | None) -> tuple[str, int]:
-        """A prompt as it is."""
-        return question or "The ", self.evaluate.max_new_tokens or self.generation.answer
+    @property
+    def new_tokens(self) -> int:
+        """As many as in training."""
+        return self.evaluate.max_new_tokens or self.generation.answer
 
 
 def check_function(name: str) -> None:

@@ -21,12 +21,16 @@ HINTS = tuple(
         | {"rror", "Exception", "Traceback", "exit code", "exitcode", "exits with", "signal", "SIGTERM"}
         | {"SIGINT", "CANCELLED", "Terminated", "Interrupt", "Segmentation", "Bus error", "exited with"}
         | {"  host      : ", "  rank      : ", "Root Cause (first observed", "what():"}
+        | {"above exception", "<Signals.", "Hangup"}
         | {"Aborted", "Illegal instruction", "Floating point exception"}
     )
 )
 _EXCEPTION = re.compile(
     r"(?:\[rank\d+\]: ?)?(?:[A-Za-z_]\w*\.)*_?[A-Z]\w*(?:Error|Exception|Interrupt|Exit)\b(?=: |$)"
 )
+_HANDLED = "During handling of the above exception, another exception occurred"
+BAD_ROW = "dataset_row"
+_SOURCE = re.compile(r"\s+raise \w")  # a line of a program, in a traceback
 _CAUGHT = re.compile(r": Caught \w+ in DataLoader worker process \d")
 _WHAT = re.compile(r"\s*what\(\): +\S")  # an exception of C++ that ended the process
 _MARK = re.compile(r"^\[rank\d+\]: ?")  # whose line it is
@@ -45,12 +49,13 @@ _SHELL = re.compile(
 # A signal that a program brings upon itself: 4, 5, 7, 8 and 11.
 _CRASH = re.compile(
     r"(?:exits with return code =|exitcode *:) -(?:4|5|7|8|11)\b|exited on signal (?:4|5|7|8|11)\b|"
+    r"died with <Signals\.SIG(?:ILL|TRAP|BUS|FPE|SEGV)|"
     r"srun: error: \S+: tasks? [\d,-]+: (?:Segmentation fault|Bus error|Illegal instruction)"
 )
 # Signals that a scheduler sends, or others do.
 _EXTERNAL = re.compile(
     r"Main process received SIG(?:TERM|INT), exiting|got signal: (?:15|2)\b|killed by signal: Terminated|"
-    r"exited on signal (?:15|2)\b|"
+    r"exited on signal (?:15|2)\b|died with <Signals\.SIG(?:TERM|INT)|"
     r"CANCELLED AT \S+ \*\*\*|timeout: sending signal|"
     r"Received (?:Signals\.)?(?:SIGTERM|SIGINT|15|2) death signal|"
     r"^(?:Terminated|KeyboardInterrupt)(?:: |  |\s*$)"
@@ -96,6 +101,7 @@ _MORE = 8  # digits that another one's may have more
 _USUAL = 1000  # characters; longer lines are not remembered
 _MOST = 10_000  # ranks and hosts whose signs are kept
 _SHAPES = 1000  # of echoes
+_NEAR = 20  # lines that launchers print when they are ended
 _GAP = 10_000  # lines without a sign, after which a program that tells no steps has gone on
 
 
@@ -269,8 +275,27 @@ class Signs:
             if key not in self.now and len(self.now) < _MOST:
                 if weight in _MET and len(self.shapes) < _SHAPES:
                     self.shapes.add(shape_of(text, host))
-                place = (spot.number, spot.when, spot.code if weight == "exception" else None) if spot else ()
+                raised = weight == "exception" or (self.traceback and _EXCEPTION.match(text))
+                place = (spot.number, spot.when, spot.code if raised else None) if spot else ()
                 self.now[key] = Sign(weight, failure, text, host, rank, *place)
+
+    def _asked_till_now(self) -> str | None:
+        """The failure that the program did not get past before it was ended from outside: what it said last,
+        where that is no echo of another rank's; None: there is none."""
+        known = find(self.last) if self.last and self.spot else None
+        if known is None or known.phrase.weight != "symptom" or self.spot is None:
+            return None
+        own = known.failure.blame != "peer" and known.failure.retry != "by cause"
+        return known.failure.id if own and (self.spot.number or 0) - self.last_number <= _NEAR else None
+
+    def _handled(self) -> None:
+        """The exception that was said last is no reason: the program met it, and failed by another one. But
+        no program means to meet a full device, or a row that cannot be read."""
+        for key, sign in list(self.now.items()):
+            known = known_failures().get(sign.failure or "")
+            kept = known is not None and (known.phase in ("training", "checkpoint") or known.id == BAD_ROW)
+            if sign.text == self.last and sign.weight in ("cause", "exception") and not kept:
+                del self.now[key]
 
     def _remember(self, known: Recognised, raw: str, shape: str) -> None:
         if len(self.symptoms) < _SHAPES and (match := _WHOSE.match(raw)):
@@ -293,6 +318,11 @@ class Signs:
     def _look(self, text: str, host: str | None) -> None:
         if "Traceback (most recent call last)" in text:
             self.traceback = True
+            return
+        if _HANDLED in text:
+            self._handled()
+            return
+        if self.traceback and _SOURCE.match(text):
             return
         if "Root Cause (first observed" in text:
             self.root = True
@@ -325,15 +355,20 @@ class Signs:
             if not {"cause", "exception", "crash"} & said:
                 self._add("limit", None, text, (None,))
             return
-        if _EXTERNAL.search(text):
+        sent = known.failure.id if known and known.phrase.weight == "external" else None
+        if sent or _EXTERNAL.search(text):
             if not {"cause", "exception", "crash", "killed"} & said:
-                self._add("external", None, text, hosts)
+                asked = self._asked_till_now()
+                weight: Weight = "cause" if asked else "external"
+                self._add(weight, asked or sent, self.last if asked else text, hosts)
             return
         if known and known.phrase.weight in ("cause", "symptom") and _goes_on(text, known):
             known = None
         raised = _WHAT.match(text) or (self.traceback and _EXCEPTION.match(text))
         if known and known.phrase.weight == "exception" and not raised:
             known = None  # the program says what it met, and goes on
+        if known and known.phrase.weight == "symptom" and _CRASH.search(text):
+            known = None  # Python's words for a program that it started
         if known and known.phrase.weight != "notice":
             # Slurm says on which host the step was, and not which failed.
             nobody = known.phrase.weight == "scheduler" and "CANCELLED" in text

@@ -20,6 +20,24 @@ class Wish:
     stop: str | None = None
 
 
+_PRESSED: list[int] = []  # each Ctrl-C that became a wish
+
+
+@contextmanager
+def keyboard_interrupts() -> Iterator[None]:
+    """For callers that are no command: raise KeyboardInterrupt at the end where Ctrl-C was pressed inside
+    `interrupts`, as Python does elsewhere."""
+    before = len(_PRESSED)
+    try:
+        yield
+    except Exception as error:
+        if len(_PRESSED) > before:
+            raise KeyboardInterrupt from error
+        raise
+    if len(_PRESSED) > before:
+        raise KeyboardInterrupt
+
+
 @contextmanager
 def interrupts() -> Iterator[Wish]:
     """While inside, those signals set the wish. Elsewhere than in the main thread nothing changes."""
@@ -29,6 +47,8 @@ def interrupts() -> Iterator[Wish]:
         return
 
     def note(number: int, frame: FrameType | None) -> None:
+        if number == signal.SIGINT:
+            _PRESSED.append(number)
         wish.stop = wish.stop or f"stopped by {_MEANINGS[signal.Signals(number)]}"
 
     heeded = [

@@ -19,6 +19,7 @@ from muster.core.recipe import Recipe
 from muster.core.recipes import WORDS
 
 PATIENCE = 5.0  # seconds for a connection to the hub
+DATA = ("data.name", "data.mix")  # keys that name data sets
 WEIGHTS = ("*.safetensors", "*.bin", "*.index.json")
 _OFFLINE = ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")
 _PROXIES = ("https_proxy", "HTTPS_PROXY", "http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY")
@@ -42,7 +43,7 @@ def check_names(recipe: Recipe, env: Mapping[str, str], *, hub: bool = True) -> 
 
 def _ways(key: str, name: str) -> str:
     """What to do without a hub."""
-    if key == "data.name":
+    if key in DATA:
         return "where there is a network, `muster prepare` fetches it; or data.path=FILE or FOLDER"
     ways = "a local folder works without network access"
     if key == "model.name":
@@ -68,8 +69,9 @@ def _needed(recipe: Recipe) -> Iterator[tuple[str, str, tuple[str, ...]]]:
     for section, key in recipe.other_models:
         if name := getattr(getattr(recipe, section), key):
             yield f"{section}.{key}", name, WEIGHTS
-    if recipe.data.name:
-        yield "data.name", recipe.data.name, ("*",)
+    for source in recipe.data.sources():
+        if source.name:
+            yield "data.mix" if source.name != recipe.data.name else "data.name", source.name, ("*",)
 
 
 def _check_folder(key: str, folder: Path, patterns: tuple[str, ...]) -> None:
@@ -99,11 +101,11 @@ def _cached(key: str, name: str, patterns: tuple[str, ...], env: Mapping[str, st
     base = env.get("XDG_CACHE_HOME") or "~/.cache"
     home = Path(env.get("HF_HOME") or f"{base}/huggingface").expanduser()
     hub = env.get("HF_HUB_CACHE") or env.get("HUGGINGFACE_HUB_CACHE")
-    kind = "datasets" if key == "data.name" else "models"
+    kind = "datasets" if key in DATA else "models"
     kept = (Path(hub).expanduser() if hub else home / "hub") / f"{kind}--{name.replace('/', '--')}"
     if any(_has(each, patterns) for each in kept.glob("snapshots/*")):
         return True
-    if key != "data.name":
+    if key not in DATA:
         return False
     made = Path(env.get("HF_DATASETS_CACHE") or home / "datasets").expanduser()
     plain = _PLAIN.sub("", name.lower())  # the library changes capitals and dashes in the folder's name
@@ -112,7 +114,7 @@ def _cached(key: str, name: str, patterns: tuple[str, ...], env: Mapping[str, st
 
 def _out_of_reach(key: str, env: Mapping[str, str]) -> str | None:
     """Why the hub cannot be asked; None: it can, or that is not known (there is a proxy)."""
-    names = (*_OFFLINE, "HF_DATASETS_OFFLINE") if key == "data.name" else _OFFLINE
+    names = (*_OFFLINE, "HF_DATASETS_OFFLINE") if key in DATA else _OFFLINE
     offline = next((name for name in names if env.get(name, "").upper() in ("1", "TRUE", "YES", "ON")), None)
     if offline:
         return f"{offline} is set"

@@ -16,17 +16,20 @@ from muster.core import families
 from muster.core.errors import DataError, RecipeError
 from muster.core.inventory import MOUNTED, Inventory, read_inventory
 from muster.core.job import Decision
+from muster.core.promises import held_module
 from muster.core.recipe import EVERYWHERE, Recipe
 from muster.core.recipes import anchored, load_recipe, validate, workloads
 from muster.core.registry import load_plugin
 from muster.core.secrets import completed
 from muster.engines.base import spec_of
+from muster.fleet.launchers.base import Request
 from muster.inputs.hub import has_weights
 from muster.inputs.model import check_model, model_config
 from muster.inputs.peaks import read_peaks
 from muster.store.runfolder import DEFAULT_ROOT, LAST, PipelineFolder, RunFolder, find_any, folder_at
 from muster.store.values import kept
 
+LAUNCHERS = "muster.launchers"
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
@@ -42,7 +45,9 @@ class Inputs:
     env_files: tuple[Decision, ...] = ()  # files that were read unasked, and what they set
 
 
-def read_inputs(source: str, hosts: str, overrides: list[str], *, waits: bool = False) -> Inputs:
+def read_inputs(
+    source: str | Mapping[str, Any], hosts: str, overrides: list[str], *, waits: bool = False
+) -> Inputs:
     """Read and check everything that can be checked before a host is asked. `waits`: see read_inventory.
 
     Raises RecipeError, InventoryError, DataError.
@@ -60,7 +65,7 @@ def inputs_of(data: Mapping[str, Any], hosts: str) -> Inputs:
     return check(recipe, read_inventory(hosts, waits=True))
 
 
-def read_recipe(source: str, overrides: Sequence[str]) -> Recipe:
+def read_recipe(source: str | Mapping[str, Any], overrides: Sequence[str]) -> Recipe:
     """A recipe with its changes, its paths whole. `model.name=RUN`, or the folder of a saved model, means its
     weights, shape and tokenizer, also over a recipe that describes a model from scratch; what is said beside
     it wins. Raises RecipeError."""
@@ -88,7 +93,9 @@ def check(recipe: Recipe, inventory: Inventory) -> Inputs:
         raise RecipeError(
             f"is {name}, but the hosts are pretend hosts on this machine", where="launch.launcher"
         )
-    launcher = load_plugin("muster.launchers", name)
+    launcher = held_module(
+        LAUNCHERS, name, load_plugin(LAUNCHERS, name), {"requests": list[Request], "remote": list[str]}
+    )
     here = launcher.ONE_MACHINE and not recipe.launch.python
     if here and recipe.workload.replace("_", "-") not in (known := workloads()):
         hint = f"known here: {', '.join(sorted(known))}"

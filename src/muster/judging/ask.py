@@ -98,14 +98,15 @@ def _of_host(state: State, part: Component, host: int) -> list[_Question]:
     known = max([chance for kind, chance in kinds.items() if kind != "host"], default=0.0)
     total = sum(kinds.values())
     named = known >= state.settings.named * total or not state.settings.alone
-    sure = 1.0 - total <= SURE * (1.0 - state.settings.convict)
+    once = host in state.once
+    sure = not once and 1.0 - total <= SURE * (1.0 - state.settings.convict)
     few = sum(not state.case.readings.alone[row] for row in state.case.readings.of_host[host]) < (
         state.settings.sweeps + AGAIN
     )
-    convicted = total >= state.settings.convict
+    convicted = not once and total >= state.settings.convict
     if convicted and named and (sure or not few):
         return []
-    least = LITTLE if few and (convicted or _puzzling(state, host)) else WORTH
+    least = LITTLE if few and (convicted or once or _puzzling(state, host)) else WORTH
     with_partner = _tells(part, lambda each: _own_chance(each, host))
     found = [_Question(with_partner, (host,), partner=True, least=least)]
     if state.settings.alone:

@@ -81,7 +81,7 @@ def side_by_side(
     for each, moment in zip(observations, moments, strict=True):
         pace, doubt = paces.get(((each.work, len(each.hosts)), moment), (0.0, drift))
         if each.seconds is not None and each.outcome == "succeeded":
-            each = replace(each, seconds=each.seconds * math.exp(-pace)) if pace else each
+            each = _at_pace(each, each.seconds, math.exp(-pace)) if pace else each
         if len(each.computing) >= FEWEST:
             each = replace(each, computing=_beside_each_other(each.computing))
         elif each.computing and pace:
@@ -89,6 +89,12 @@ def side_by_side(
         made.append(each)
         doubts.append(doubt if moment else 0.0)
     return Detrended(tuple(made), tuple(doubts))
+
+
+def _at_pace(job: Observation, seconds: float, factor: float) -> Observation:
+    """The job with times so many times as long."""
+    halves = (job.halves[0] * factor, job.halves[1] * factor) if job.halves else None
+    return replace(job, seconds=seconds * factor, halves=halves)
 
 
 def _beside_each_other(seconds: tuple[float, ...]) -> tuple[float, ...]:

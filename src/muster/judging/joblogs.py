@@ -188,6 +188,7 @@ def observation_of(log: JobLog, work: str, shared: SharedEnds | None = None) -> 
         return Observation(
             log.path, hosts, seconds, work=work, computing=log.computing, moment=log.moment, began=log.began,
             ended=log.ended, exchanges=log.exchanges, spread=log.spread,
+            halves=log.measured.halves if log.measured else None,
         )  # fmt: skip
     if shared and shared.of(log):
         return None

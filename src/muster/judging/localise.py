@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 
 from muster.judging.baseline import Baseline, Class
 from muster.judging.detrend import moments_of, side_by_side
-from muster.judging.explain import Component, explain, outstanding, switch_faults
+from muster.judging.explain import Component, explain, outstanding, rests_on_one_job, switch_faults
 from muster.judging.faults import OF_HOSTS, FaultCase
 from muster.judging.observation import Observation, Settings, Topology
 from muster.judging.readings import read
@@ -19,7 +19,8 @@ MANY = 2.0  # hosts that seem to be bad, from where on faults are more common th
 @dataclass(frozen=True)
 class State:
     """All that is known after some waves. `suspects`: host -> the probability that it is bad, by itself or
-    with all that are behind its switch; absent: nothing points at it."""
+    with all that are behind its switch; absent: nothing points at it. `once`: the suspects of which a single
+    job says so, and others do not: as suspicious as that makes them, none is convicted."""
 
     observations: tuple[Observation, ...]
     case: FaultCase
@@ -27,6 +28,7 @@ class State:
     baselines: Mapping[Class, Baseline]
     suspects: Mapping[int, float]
     part_of: Mapping[int, Component] = field(repr=False)
+    once: frozenset[int] = frozenset()
 
     @property
     def topology(self) -> Topology:
@@ -65,6 +67,12 @@ def localise(
         parts = explain(case)
         suspects = _suspects(parts)
     part_of = {host: part for part in parts for row in part.rows for host in readings.hosts[row]}
+    once = frozenset(
+        host
+        for host in suspects
+        if (fit := part_of[host].likeliest(host)) is not None and rests_on_one_job(case, host, fit)
+    )
+    suspects |= {host: min(suspects[host], settings.named) for host in once}
     for part in parts:
         for fault in part.faults():
             if fault.kind == "rack":
@@ -72,7 +80,7 @@ def localise(
                     if switch == fault.where[0]:
                         suspects[host] = max(suspects.get(host, 0.0), part.of_host(host, switch))
                         part_of[host] = part
-    return State(detrended.observations, case, parts, baselines, suspects, part_of)
+    return State(detrended.observations, case, parts, baselines, suspects, part_of, once)
 
 
 def _slowed_by_switches(

@@ -17,6 +17,7 @@ from muster.core.job import Decision, Facts, place
 from muster.core.near import near_names
 from muster.core.recipe import Recipe
 from muster.core.result import Planned as Promise
+from muster.core.schedule import steps_of, warmup_note
 from muster.engines.base import spec_of
 from muster.fleet.shell import Shell
 from muster.fleet.supervisor import Supervisor
@@ -42,7 +43,7 @@ HOPELESS = 2.0  # times a rank's room: what needs more by closed forms does not 
 TIGHT = 0.5  # of a rank's room: closed forms, which miss by up to 37 %, will do for what needs less
 
 
-def recipe_of(source: str, overrides: list[str]) -> Recipe:
+def recipe_of(source: str | Mapping[str, Any], overrides: list[str]) -> Recipe:
     """A recipe as a user names it. Raises RecipeError."""
     return read_recipe(source, overrides)
 
@@ -228,11 +229,25 @@ def _attempt(
     outlook = Outlook(machines, ground.known, samples, told.price, decided.reach, fewer, once)
     if job.device == "cpu" and any(about.get("gpus") for about in ground.facts.values()):
         start.notes.append("the hosts' GPUs are not used: the recipe says launch.device=cpu")
+    if (told_of_warmup := _warmup(decided, samples)) is not None:
+        start.notes.append(told_of_warmup)
     if decided.setting is not None and machines is not None:
         faster = grouping(decided.recipe, decided.setting, machines, decided.room, ground.known)
         start.notes.extend([faster] if faster else [])
     made = plan_of(decided.recipe, decided.setting, decided.room, outlook, start)
     return _with_cost_note(replace(decided, plan=made), told)
+
+
+def _warmup(decided: Decided, samples: int | None) -> str | None:
+    """That the training ends before its warm-up. Its samples are counted for that, where they can be here."""
+    recipe, batch = decided.recipe, decided.job.batch
+    if not recipe.trains or recipe.train.warmup < 1:
+        return None
+    if recipe.train.max_steps is None and samples is None:
+        samples = recipe.epoch_samples()
+    if recipe.train.max_steps is None and samples is None:
+        return None
+    return warmup_note(recipe.train, steps_of(recipe.train, samples or 0, batch.global_, batch.accumulation))
 
 
 def _advice(decided: Decided, ground: Ground, samples: int | None) -> list[Decision]:

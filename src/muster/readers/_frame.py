@@ -90,6 +90,7 @@ class Frame:
         self.spawned = 0  # processes that the launcher names with their command
         self.left = 0  # processes that exited successfully
         self.steps = 0  # of the last mark of progress
+        self.arrived: float | None = None  # when the lines of a job that runs came; None: they lie in a file
         self.prefixes: dict[str, re.Pattern[str]] = {}  # what stood before the first line of a traceback
         self.signs = Signs()
 

@@ -12,12 +12,14 @@ from typing import Annotated
 
 from pydantic import OnErrorOmit, StringConstraints, TypeAdapter
 
-from muster.core.registry import load_plugin, loading, plugin_names
+from muster.core.errors import BrokenPluginError
+from muster.core.registry import load_plugin, plugin_names, warn
 from muster.core.units import counted
 from muster.failures.signs import HINTS as SIGN_HINTS
 from muster.failures.signs import Sign, shortened
 from muster.readers._frame import FOR_FACTS, FOR_READERS, FOR_SIGNS, Frame, own_stamp
 from muster.readers._frame import HINTS as FRAME_HINTS
+from muster.readers._guard import guarded_reader
 from muster.readers._mapping import Mapping
 from muster.readers._paths import folder_of, hosts_of_path, is_slurm, split_hosts
 from muster.readers._where import LinePlace
@@ -54,9 +56,11 @@ def _readers() -> tuple[tuple[tuple[str, ...], _MADE], ...]:
     """(hints, reader) of every format, by name."""
     found = []
     for name in sorted(plugin_names(PACKAGE)):
-        with loading(PACKAGE, name):
+        try:
             module = load_plugin(PACKAGE, name)
-            found.append((module.HINTS, module.Reader))
+            found.append(guarded_reader(name, module))
+        except BrokenPluginError as error:
+            warn(str(error))
     return tuple(found)
 
 

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal, Protocol
 
+from muster.core.robust import halves_of
 from muster.failures.signs import Sign
 
 WARM_UP = 10  # optimizer steps that are left out, as `measure.warmup` of a recipe; at most a third of the run
@@ -86,6 +87,7 @@ class MeasuredWindows:
     unit: Unit = "samples"  # what `samples` counts
     error: float | None = None  # relative standard error of the seconds; None: fewer than three windows
     stalls: Stalls | None = None
+    halves: tuple[float, float] | None = None  # seconds a sample of usual windows before and after the middle
 
     @property
     def rate(self) -> float:
@@ -178,6 +180,7 @@ def measure(windows: Sequence[LogWindow]) -> MeasuredWindows | None:
         interrupted=any(each.interrupted for each in windows),
         error=error,
         stalls=stalls,
+        halves=halves_of([each.seconds / each.samples for each in windows]),
     )
 
 
@@ -310,7 +313,9 @@ class JobLog:
 class LineReader(Protocol):
     """What a module's `Reader` makes."""
 
-    closed: bool  # it needs no more lines
+    @property
+    def closed(self) -> bool:
+        """Whether it needs no more lines."""
 
     def line(self, text: str) -> None:
         """Read a line."""

@@ -103,6 +103,8 @@ def headline(data: RunData) -> Headline:
     )
     if figures and figures.fabric:
         steps = counted(len(set(figures.fabric.seconds) - {"rendezvous"}), "measurement")
+    if data.state == "succeeded" and figures and figures.caveats:
+        return Headline("✓", "calm", f"The run {figures.outcome}")
     if data.state == "succeeded" and figures:
         return Headline("✓", "good", f"The run succeeded: {steps} in {format_seconds(figures.seconds.total)}")
     if data.state == "running":
@@ -297,7 +299,7 @@ def _learning(data: RunData, figures: Result) -> list[KeyFigure]:
     quality = figures.quality
     kind = recipe_class(figures.workload)
     metric = quality.metric if quality else kind.metric
-    exact, same = KeyFigure(metric[:1].upper() + metric[1:]), KeyFigure("Execution accuracy")
+    exact, same = KeyFigure(metric[:1].upper() + metric[1:]), KeyFigure("Same rows from the database")
     if quality is not None:
         asked = f"of {counted(quality.questions, 'question' if metric == 'exact match' else 'sample')}"
         right = round(quality.exact_match * quality.questions)

@@ -56,6 +56,24 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int) -> PreTrainedTokenize
     )
 
 
+def without_end(tokenizer: Any) -> None:
+    """Have a tokenizer put no end of text behind a text, as a decoder needs it, which goes on with the text.
+    What it puts before a text stays."""
+    backend, end = getattr(tokenizer, "backend_tokenizer", None), tokenizer.eos_token_id
+    whole = tokenizer("a")["input_ids"]
+    before = len(whole) - 1 - len(tokenizer("a", add_special_tokens=False)["input_ids"])
+    if backend is None or end is None or before < 0 or whole[-1] != end:
+        return
+    if getattr(tokenizer, "add_eos_token", False):
+        tokenizer.add_eos_token = False
+    first = tokenizer.convert_ids_to_tokens(whole[:before])
+    backend.post_processor = processors.TemplateProcessing(
+        single=[*first, "$A"],
+        pair=[*first, "$A", "$B:1"],
+        special_tokens=[*dict(zip(first, whole, strict=False)).items()],
+    )
+
+
 TEXT_END = "<|endoftext|>"
 
 

@@ -78,7 +78,9 @@ class CausalLmRecipe(Recipe):
     loading: ClassVar[str] = """\
 from transformers import pipeline
 model = pipeline("text-generation", model={model})
-print(model({question}, max_new_tokens={new})[0]["generated_text"])"""
+print(model({question}, max_new_tokens={new}, num_beams={recipe.evaluate.beams}, do_sample=False,
+    add_special_tokens=False, return_full_text=False,
+    clean_up_tokenization_spaces=False)[0]["generated_text"])"""
 
     workload: str = Field("causal-lm", description=WORKLOAD)
     data: TextData = Field(default_factory=TextData, description=DATA)

@@ -20,7 +20,7 @@ from muster.worker.loss import Tally, TokenLoss, fused_head
 from muster.worker.models import load_from, to_answer
 from muster.worker.together import check_alike
 from muster.worker.trainer import Trainer, wired
-from muster.worker.workloads.base import Built
+from muster.worker.workloads.base import Built, limit_notes
 from muster.workloads.causal_lm.model import sequence_of
 from muster.workloads.causal_lm.sources import source_of
 from muster.workloads.causal_lm.spec import TextData
@@ -75,7 +75,7 @@ def build(context: Context, arguments: dict[str, Any]) -> Built:
         processing=tokenizer,
         moved=True,
     )
-    notes = _notes(tokens, train, held_out) if tokens else []
+    notes = _notes(tokens, train, held_out, recipe.evaluate.limit) if tokens else []
     return Built(trainer, count_batch, len(train), [], held_samples=len(held_out), notes=notes)
 
 
@@ -143,7 +143,7 @@ def _synthetic(context: Context, config: Any, sequence: int) -> tuple[Rows, Rows
     )
 
 
-def _notes(tokens: Tokens, train: Rows, held_out: Rows) -> list[str]:
+def _notes(tokens: Tokens, train: Rows, held_out: Rows, limit: int | None) -> list[str]:
     """What was read, and what of it was left out."""
     meta = tokens.meta
     parts = meta["parts"]
@@ -157,6 +157,8 @@ def _notes(tokens: Tokens, train: Rows, held_out: Rows) -> list[str]:
             notes.append(f"{left} do not fill a sequence of {rows.sequence:,}: left out")
     if not len(held_out):
         notes.append("the held-out text does not fill one sequence: there is no perplexity")
+    if isinstance(held_out, Packed):
+        notes += limit_notes(held_out.tokens // held_out.sequence, limit)
     skipped = meta["skipped"]
     if skipped["count"]:
         notes.append(

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
-from muster.core.data import Data, Generated
+from muster.core.data import Data, Generated, SplitData
 from muster.core.errors import DataError
 from muster.core.families import t5
 from muster.core.recipe import DATA, WORKLOAD, Recipe
@@ -19,7 +19,7 @@ from muster.core.section import PositiveInt
 from muster.core.workload import Lengths
 from muster.store import databases
 from muster.store.lines import MISSING, text_of, value_at
-from muster.store.records import find_data, hold_out, parts_of, read_rows
+from muster.store.records import Splits, find_data, hold_out, parts_of, read_rows
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -35,12 +35,13 @@ PAIRS = (
 )  # fmt: skip
 
 
-class PairData(Data):
+class PairData(SplitData):
     """Inputs and their targets."""
 
     exclusive: ClassVar[tuple[str, ...]] = (*Data.exclusive, "generated")
     embedded: ClassVar[str | None] = "generated"
     pairs: ClassVar[tuple[tuple[str, str], ...]] = PAIRS
+    cut_by: ClassVar[str] = "data.max_source or data.max_target"
     executed: ClassVar[bool] = False  # targets are SQL, which a row's database runs
 
     generated: Generated | None = Field(
@@ -94,6 +95,11 @@ class PairData(Data):
             raise ValueError("schema=database needs SQLite files beside data.path; a hub's data has none")
         return self
 
+    @property
+    def splits(self) -> Splits:
+        """Which splits of a data set are read."""
+        return Splits(self.train_split, self.held_out_split)
+
     @classmethod
     def key(cls, field: str) -> str:
         """A field as recipes call it: data.question."""
@@ -127,8 +133,10 @@ class PairRecipe(Recipe):
     loading: ClassVar[str] = """\
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 words, model = AutoTokenizer.from_pretrained({model}), AutoModelForSeq2SeqLM.from_pretrained({model})
-print(words.decode(model.generate(words({question}, return_tensors="pt").input_ids, max_new_tokens={new})\
-[0], skip_special_tokens=True))"""
+tokens = words(
+    {question}, truncation=True, max_length={recipe.data.max_source}, return_tensors="pt").input_ids
+made = model.generate(tokens, max_new_tokens={new}, num_beams={recipe.evaluate.beams}, do_sample=False)
+print(words.decode(made[0], skip_special_tokens=True, clean_up_tokenization_spaces=False))"""
 
     workload: str = Field("seq2seq", description=WORKLOAD)
     data: PairData = Field(default_factory=PairData, description=DATA)
@@ -137,7 +145,7 @@ print(words.decode(model.generate(words({question}, return_tensors="pt").input_i
         """Read the files as the ranks will. Raises DataError."""
         if path is None:
             return
-        files, data = find_data(path), self.data
+        files, data = find_data(path, self.data.splits), self.data
         groups = {group_of(row, data) for row in read_pairs(files.train, data, limit=data.limit)}
         if files.validation:
             for _ in read_pairs(files.validation, data):
@@ -147,9 +155,9 @@ print(words.decode(model.generate(words({question}, return_tensors="pt").input_i
 
     def describe_data(self, path: Path) -> str:
         """Files by name, and the fields that are read."""
-        files = find_data(path)
+        files = find_data(path, self.data.splits)
         row = next(read_pairs(files.train, self.data, limit=1))
-        told = parts_of(path, files.train, files.validation, self.data.validation_fraction)
+        told = parts_of(path, files.train, files.validation, self.data.validation_fraction, files.unused)
         schema = f" with schema {self.data.schema_}" if self.data.schema_ else ""
         return f"{told}; from field {row.fields[0]}{schema} to field {row.fields[1]}"
 
@@ -164,7 +172,7 @@ print(words.decode(model.generate(words({question}, return_tensors="pt").input_i
             return min(data.generated.train, data.limit or data.generated.train)
         if not data.path or not Path(data.path).exists():
             return None
-        files = find_data(Path(data.path))
+        files = find_data(Path(data.path), data.splits)
         groups = [group_of(row, data) for row in read_pairs(files.train, data, limit=data.limit)]
         held = set() if files.validation else held_groups(groups, data, self.train.seed)
         return sum(group not in held for group in groups)

@@ -30,7 +30,7 @@ from muster.worker.loss import IGNORED
 from muster.worker.models import load_from, to_answer
 from muster.worker.together import check_alike, first_on_disk
 from muster.worker.trainer import Common, wired
-from muster.worker.workloads.base import Built, Counts, HeldOut
+from muster.worker.workloads.base import Built, Counts, HeldOut, limit_notes
 from muster.workloads.seq2seq.model import make_model, mask_unasked
 from muster.workloads.seq2seq.shapes import Shape, choose_shapes, round_up, shape_of
 from muster.workloads.seq2seq.spec import (
@@ -41,8 +41,6 @@ from muster.workloads.seq2seq.spec import (
     pair_of,
     read_pairs,
 )
-
-EVALUATION_SAMPLES = 2000  # for the loss during training, which wants to be cheap
 
 
 @dataclass(frozen=True)
@@ -67,17 +65,16 @@ def build(context: Context, arguments: dict[str, Any]) -> Built:
     recipe, data = context.recipe, data_of(context.recipe)
     with first_on_disk(context) as first:
         pairs = load_pairs(data, context.cache, may_write=first, seed=recipe.train.seed)
-    train, held = pairs.train, pairs.held_out
+    train, held, limit = pairs.train, pairs.held_out, recipe.evaluate.limit
     tokenizer = make_tokenizer(context, train)
     check_alike(context, "the questions are", lambda: digest_of_pairs(train, held, tokenizer))
-    limit = recipe.evaluate.limit
+    notes = [*([pairs.about] if pairs.about else []), *limit_notes(len(held), limit)]
     held = held[:limit]
-    notes = [pairs.about] if pairs.about else []
     notes += cover_characters(tokenizer, [pair.expected for pair in train])
     model = make_model(context, tokenizer)
     mask_unasked()
     encoded = Encoded(train, tokenizer, data)
-    encoded_held = Encoded(held[:EVALUATION_SAMPLES], tokenizer, data)
+    encoded_held = Encoded(held, tokenizer, data)
     notes += schemas_cut(encoded, encoded_held, data.max_source)
     start = model.config.decoder_start_token_id
     multiple = 8 if context.device == "cuda" else 1  # tensor cores want it; on a CPU it is only work
@@ -248,7 +245,7 @@ def load_pairs(data: PairData, cache: Path, *, may_write: bool, seed: int) -> Pa
         folder = Path(data.path).expanduser() if data.path else cache
         if not data.path and may_write:
             _generate(data.generated or Generated(), cache)
-        files = find_data(folder)
+        files = find_data(folder, data.splits)
         train = list(read_pairs(files.train, data, limit=data.limit))
         held_out = list(read_pairs(files.validation, data)) if files.validation else []
         about = names_of(files.train) + (f", held out {names_of(files.validation)}" if held_out else "")
@@ -287,7 +284,7 @@ def _generate(generated: Generated, folder: Path) -> None:
 
 def _from_hub(data: PairData) -> tuple[list[PairRow], list[PairRow], str]:
     assert data.name
-    loaded = hub_parts(data.name, data.subset)
+    loaded = hub_parts(data.name, data.subset, data.splits)
     held_name = held_part(loaded)
     parts: dict[str, list[PairRow]] = {}
     wanted = {root for field in data.fields() for root in (field, field.partition(".")[0])}

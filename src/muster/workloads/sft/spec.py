@@ -58,6 +58,7 @@ class SftRecipe(DialogueRecipe):
     quantizes: ClassVar[bool] = True
     float8: ClassVar[bool] = True
     metric: ClassVar[str] = "exact match"
+    split_words: ClassVar[tuple[str, ...]] = ("sft",)
 
     workload: str = Field("sft", description=WORKLOAD)
     data: SftData = Field(default_factory=SftData, description=DATA)
