@@ -420,7 +420,7 @@ def stopped(job: JobLog) -> JobLog:
 def _ended(job: JobLog, frame: Frame, sign: Sign) -> JobLog:
     outcome: Outcome = "timeout" if sign.weight in ("external", "limit") else "failed"
     failed = frame.signs.by_themselves()
-    onward = frame.signs.onward.when if sign.weight == "limit" and frame.signs.onward else None
+    onward = frame.signs.onward.when if outcome == "timeout" and frame.signs.onward else None
     quiet = sign.when - onward if sign.when is not None and onward is not None else None
     return replace(
         job, outcome=outcome, reason=shortened(sign.text), failure=sign.failure, failed=failed, quiet=quiet
