@@ -323,7 +323,7 @@ def _job(
         notes.append(f"the measured windows include {best.skipped} skipped steps")
     if best and best.interrupted:
         notes.append("the measured windows include evaluation or saving")
-    contradicted = _contradicted(best, ordered)
+    contradicted = _contradicted(best, figures)
     if best and contradicted:
         notes.append(
             f"the measured windows give {best.rate:,.5g} {best.unit}/s, and the tool itself says "
@@ -379,16 +379,22 @@ def measured(reading: Reading) -> MeasuredWindows | None:
     return replace(found, timed=reading.timed, unit=unit) if found else None
 
 
-def _contradicted(best: MeasuredWindows | None, found: Sequence[Reading]) -> float | None:
-    """What a tool itself says, where that is more than APART of the measured rate."""
+def _contradicted(
+    best: MeasuredWindows | None, found: Sequence[tuple[Reading, MeasuredWindows | None]]
+) -> float | None:
+    """What a tool itself says, or another format of the same log counts, where that is more than APART of the
+    measured rate."""
     if best is None:
         return None
-    own = [each.own for each in found if each.own]
+    own = [each.own for each, _ in found if each.own]
+    own += [other.rate for each, other in found[1:] if other and not each.sure and other.unit == best.unit]
     return next((each for each in own if abs(best.rate / each - 1) > APART), None)
 
 
-def _worth(reading: Reading, figures: MeasuredWindows | None) -> tuple[bool, bool, bool, float]:
-    return figures is not None, reading.whole, reading.exact, figures.seconds if figures else 0.0
+def _worth(reading: Reading, figures: MeasuredWindows | None) -> tuple[bool, bool, bool, bool, float]:
+    counted_well = reading.sure and figures is not None and figures.unit == "samples"
+    seconds = figures.seconds if figures else 0.0
+    return figures is not None, reading.whole, counted_well, reading.exact, seconds
 
 
 def _outcome(job: JobLog, frame: Frame, ends: Sequence[bool]) -> JobLog:
