@@ -41,6 +41,13 @@ def said(*lines: str) -> Explanation:
     return explain_stream(io.BytesIO("\n".join([*lines, ""]).encode()))
 
 
+def test_a_crash_after_the_end_is_told_beside_the_answer() -> None:
+    crash = "[t] [ERROR] [launch.py:321:sigkill_handler] ['python3'] exits with return code = -11"
+    found = said(*chat_log(["n1"]), crash)
+    assert (found.answer, found.exit_code) == ("nothing", 0)
+    assert len(found.notes) == 1 and "return code = -11" in found.notes[0]
+
+
 @pytest.mark.parametrize(
     ("entry", "phrase"), PHRASES, ids=[f"{entry.id}-{phrase.pattern[:30]}" for entry, phrase in PHRASES]
 )

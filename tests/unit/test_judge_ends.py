@@ -186,6 +186,12 @@ def test_jobs_that_time_ended_tell_their_pace() -> None:
     others = [ran(host, n) for host in FLEET[1:] for n in (0, 1)]
     well = judged("x", [*others, limited(FLEET[0], 0.2), limited(FLEET[0], 0.2001)], Settings(), {})
     assert set(conditions(well).values()) == {"fit"}
+    term = "[{at}] [INFO] [launch.py:328:sigkill_handler] Main process received SIGTERM, exiting"
+    ended = [
+        one([*chat_log([FLEET[0]], 0.2 + n / 9000, ends=False), term.format(at=at(40))], f"t{n}.log")
+        for n in (0, 1)
+    ]
+    assert set(conditions(judged("x", [*others, *ended], Settings(), {})).values()) == {"fit"}
     hung = [limited(FLEET[0], 0.2, quiet=3000), limited(FLEET[0], 0.2001, quiet=3000)]
     assert failing(judged("x", [*others, *hung], Settings(), {})) == {FLEET[0]}
 

@@ -300,10 +300,12 @@ PDSH = """
 
 def test_plain_pdsh() -> None:
     """No hostfile says who they are; a rank or a step before a colon is nobody."""
-    text = "".join(PDSH.format(host=f"gpu-{n}", n=n).lstrip("\n") for n in (1, 2))
+    text = "".join(PDSH.format(host=f"gpu0{n}", n=n).lstrip("\n") for n in (1, 2))
     job = one(["rank3: [2025-03-04 10:00:00,976] [INFO] x", *text.splitlines()], "x.log")
-    assert (job.hosts, job.hosts_from, job.failed_hosts) == (("gpu-1", "gpu-2"), "log", ("gpu-1", "gpu-2"))
+    assert (job.hosts, job.hosts_from, job.failed_hosts) == (("gpu01", "gpu02"), "log", ("gpu01", "gpu02"))
     assert job.reason == "RuntimeError: boo"
+    devices = one([line.replace("gpu0", "GPU") for line in text.splitlines()], "x.log")
+    assert devices.hosts == ()
 
 
 def test_the_ranks_are_those_of_the_whole_job() -> None:

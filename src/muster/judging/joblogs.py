@@ -35,7 +35,7 @@ from muster.readers.base import APART, JobLog, MeasuredWindows
 # Why nothing is known of a host that no observation is of.
 AS_MOST = "its jobs ended like most jobs of the same work, so they do not show how the host is"
 MANY = 8  # jobs, of which some should share a host
-WENT_ON = 300.0  # seconds without progress, within which a job is not called hung
+WENT_ON = 30.0, 300.0  # seconds without progress, within which a short and a long job are not called hung
 DRIFTED = 3.0  # standard errors by which a whole fleet differs from its baseline, at least
 ALONE = "it is not known what its jobs trained (--workload NAME says it), so they are compared with no others"
 UNPLACED = "it is not known on which hosts its jobs ran, so they are no evidence"
@@ -211,11 +211,12 @@ def observation_of(log: JobLog, work: str, shared: SharedEnds | None = None) -> 
 
 def _cut(log: JobLog, shared: SharedEnds | None) -> bool:
     """Whether a job was cut off that did its work until then: its log just stops like those of its peers, or
-    its time was over while it went on. Its pace is as good as that of one that ended."""
+    it was ended from outside while it went on. Its pace is as good as that of one that ended."""
     if log.outcome != "timeout" or log.measured is None:
         return False
     window = log.measured.seconds / log.measured.windows
-    went_on = log.quiet is not None and log.quiet <= max(WENT_ON, 3 * window)
+    hung = max(3 * window, min(0.2 * log.measured.seconds, WENT_ON[1]), WENT_ON[0])
+    went_on = log.quiet is not None and log.quiet <= hung
     return went_on or (shared is not None and shared.of(log))
 
 

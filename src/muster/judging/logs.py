@@ -149,8 +149,9 @@ def save_csv(found: Judged, path: Path) -> None:
     for job in found.jobs:
         verdicts = dict.fromkeys(condition.get(host, "unknown") for host in job.hosts)
         rows.append([
-            ",".join(job.hosts), _figure(job.samples_per_second, ".4f"), job.outcome, job.job, job.workload,
-            len(job.hosts) or None, _figure(job.measured_seconds, ".3f"), job.reason, job.memory,
+            ",".join(job.hosts), _figure(job.samples_per_second, ".4f"),
+            "below" if job.misses else job.outcome, job.job, job.workload, len(job.hosts) or None,
+            _figure(job.measured_seconds, ".3f"), job.reason or "; ".join(job.misses) or None, job.memory,
             _figure(job.variation, ".6f"), _figure(job.slower, ".6f"), job.steps, job.skipped_steps,
             " ".join(verdicts),
         ])  # fmt: skip

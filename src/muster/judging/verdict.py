@@ -248,7 +248,14 @@ class _Hosts:
         if chance > 1.0 - state.settings.named:
             return self._in_doubt(base, host, chance)
         if not bounds or any(each.condition == "unknown" for each in subjects):
-            return replace(base, reason=self._never_good(host, rows), settle=self._settle(name[0]))
+            # Good in some way, and its other jobs are another's fault: less suspected than one in doubt.
+            shown = bool(bounds) and all(each.condition == "fit" or not each.jobs for each in subjects)
+            return replace(
+                base,
+                condition="probably fit" if shown else "unknown",
+                reason=self._never_good(host, rows),
+                settle=self._settle(name[0]),
+            )
         low = math.expm1(smallest(self.readings, rows, state.settings))
         confidence = 1.0 - max(chance, _unseen(state, rows, low))
         differs = self._differs(rows)

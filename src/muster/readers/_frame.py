@@ -40,6 +40,10 @@ _PDSH = re.compile(
     r"([A-Za-z][\w.-]*\d[\w.-]*): "
     r"(?=\[?\d{4}-\d\d-\d\d[ T]|\[(?:INFO|WARNING|rank\d|default\d)| iteration +\d|Traceback \()"
 )
+# What stands there as well, and is of one host: its devices, and processes by their number (gpu07 is a host).
+_DEVICE = re.compile(
+    r"(?!.*0\d)(?:gpu|cuda|npu|xpu|device|worker|actor|trainer|learner)[-_]?\d{1,2}", re.IGNORECASE
+)
 _OLMO = re.compile(r"\d{4}-\d\d-\d\d [\d:.,]+\t([\w.-]+):\d{1,6}\tolmo")  # a host, and its local rank
 _WORLD = re.compile(
     rf"(?<!\w)(?:dist_|distributed_)?world[_ ]size['\"]?\s*(?:\.{{2,}}|[=:])\s*({FIGURE})(?!\w)"
@@ -117,7 +121,9 @@ class Frame:
         """Whether a line begins with the name of a host that no hostfile names, as pdsh puts it there."""
         if head in self.prefixed:
             return True
-        if self.slots or len(self.prefixed) >= MOST_HOSTS or not _PDSH.match(text) or not is_host(head):
+        if self.slots or len(self.prefixed) >= MOST_HOSTS or not _PDSH.match(text):
+            return False
+        if not is_host(head) or _DEVICE.fullmatch(head):
             return False
         self.prefixed.add(head)
         self._speaks(head)

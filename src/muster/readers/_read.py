@@ -39,6 +39,7 @@ from muster.store.logfiles import BrokenFile, Lines
 PACKAGE = "muster.readers"
 UNKNOWN_WORK = "the log does not say what it trained (no command, no settings): compared with no other job"
 NO_FORMAT = "no known log format was recognised; --mapping FILE can say how its lines are read"
+LATE = "a process crashed after the training had ended"
 TABLE, MAPPED = "table", "mapped lines"  # formats that mappings tell
 MOST_RANKS = 8  # of a host, where nothing says how many hosts there are
 TOLD, LAST = 5, 5  # signs, and lines at the end, that are kept to explain a failure
@@ -324,7 +325,7 @@ def _job(
         notes.append(f"the measured windows include {best.skipped} skipped steps")
     if best and best.interrupted:
         notes.append("the measured windows include evaluation or saving")
-    contradicted = _contradicted(best, ordered)
+    contradicted = _contradicted(best, figures)
     if best and contradicted:
         notes.append(
             f"the measured windows give {best.rate:,.5g} {best.unit}/s, and the tool itself says "
@@ -380,16 +381,22 @@ def measured(reading: Reading) -> MeasuredWindows | None:
     return replace(found, timed=reading.timed, unit=unit) if found else None
 
 
-def _contradicted(best: MeasuredWindows | None, found: Sequence[Reading]) -> float | None:
-    """What a tool itself says, where that is more than APART of the measured rate."""
+def _contradicted(
+    best: MeasuredWindows | None, found: Sequence[tuple[Reading, MeasuredWindows | None]]
+) -> float | None:
+    """What a tool itself says, or another format of the same log counts, where that is more than APART of the
+    measured rate."""
     if best is None:
         return None
-    own = [each.own for each in found if each.own]
+    own = [each.own for each, _ in found if each.own]
+    own += [other.rate for each, other in found[1:] if other and not each.sure and other.unit == best.unit]
     return next((each for each in own if abs(best.rate / each - 1) > APART), None)
 
 
-def _worth(reading: Reading, figures: MeasuredWindows | None) -> tuple[bool, bool, bool, float]:
-    return figures is not None, reading.whole, reading.exact, figures.seconds if figures else 0.0
+def _worth(reading: Reading, figures: MeasuredWindows | None) -> tuple[bool, bool, bool, bool, float]:
+    counted_well = reading.sure and figures is not None and figures.unit == "samples"
+    seconds = figures.seconds if figures else 0.0
+    return figures is not None, reading.whole, counted_well, reading.exact, seconds
 
 
 def _outcome(job: JobLog, frame: Frame, ends: Sequence[bool]) -> JobLog:
@@ -399,7 +406,7 @@ def _outcome(job: JobLog, frame: Frame, ends: Sequence[bool]) -> JobLog:
         return _ended(job, frame, decisive)
     if any(ends) or frame.signs.late:
         if late := frame.signs.late:
-            note = f"a process crashed after the training had ended: {shortened(late)}"
+            note = f"{LATE}: {shortened(late)}"
             job = replace(job, notes=(*job.notes, note))
         if job.steps and job.skipped == job.steps:
             why = f"all {job.steps} steps were skipped by the loss scaler: nothing was trained"
@@ -421,7 +428,7 @@ def stopped(job: JobLog) -> JobLog:
 def _ended(job: JobLog, frame: Frame, sign: Sign) -> JobLog:
     outcome: Outcome = "timeout" if sign.weight in ("external", "limit") else "failed"
     failed = frame.signs.by_themselves()
-    onward = frame.signs.onward.when if sign.weight == "limit" and frame.signs.onward else None
+    onward = frame.signs.onward.when if outcome == "timeout" and frame.signs.onward else None
     quiet = sign.when - onward if sign.when is not None and onward is not None else None
     return replace(
         job, outcome=outcome, reason=shortened(sign.text), failure=sign.failure, failed=failed, quiet=quiet

@@ -276,7 +276,7 @@ class JobLog:
     loss: float | None = None
     computing: tuple[float, ...] = ()  # seconds that each of `hosts` took for the same work of its own
     job: str = ""  # files of the same one are of one job, as a mapping says
-    quiet: float | None = None  # seconds without progress before its time was over
+    quiet: float | None = None  # seconds without progress before it was ended from outside
     digest: int = 0  # of its file, the same of a copy, within this process; 0: not known
     moment: str = ""  # what has the same one was measured side by side
     began: float | None = None  # and `ended`: seconds since 1970, on the clock of who wrote it

@@ -22,7 +22,7 @@ from muster.fleet.cause import LAST_WORDS
 from muster.readers._harmless import without_harmless
 from muster.readers._mapping import load_mappings
 from muster.readers._paths import place_of
-from muster.readers._read import read_blocks
+from muster.readers._read import LATE, read_blocks
 from muster.readers._why import sign_of
 from muster.readers.base import JobLog
 from muster.runs.recorder import ATTEMPT
@@ -262,6 +262,7 @@ def _nothing(of: str, jobs: Sequence[JobLog], notes: list[str]) -> Explanation:
             says += ": it was killed from outside, hangs, or still runs"
         lines = _telling(stopped or jobs)
         return Explanation(of=of, answer="unknown", says=says, lines=lines, notes=notes)
+    notes += [f"{log.path}: {note}" for log in jobs for note in log.notes if note.startswith(LATE)]
     good = sum(log.outcome == "succeeded" for log in jobs)
     says = f"nothing failed here: {counted(good, 'job')} ended well" if good else "no known failure is in it"
     return Explanation(of=of, answer="nothing", says=says, notes=notes)
