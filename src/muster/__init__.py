@@ -13,7 +13,17 @@ from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
 __all__ = [
+    "BrokenPluginError",
+    "DataError",
+    "HostError",
+    "InventoryError",
+    "JobError",
     "MusterError",
+    "PluginWarning",
+    "RecipeError",
+    "RunFolderError",
+    "UsageError",
+    "WorkerError",
     "ask",
     "bench",
     "check",
@@ -26,20 +36,36 @@ __all__ = [
     "step",
     "train",
 ]
+_ERRORS = tuple(name for name in __all__ if name[0].isupper())
 _MARKS = ("step", "phase", "note")  # of a script that `muster run` starts: marks.py
 
 if TYPE_CHECKING:
+    from muster import api as api
     from muster.api import ask, bench, check, explain, judge, plan, report, train
-    from muster.core.errors import MusterError
+    from muster.core.errors import (
+        BrokenPluginError,
+        DataError,
+        HostError,
+        InventoryError,
+        JobError,
+        MusterError,
+        PluginWarning,
+        RecipeError,
+        RunFolderError,
+        UsageError,
+        WorkerError,
+    )
     from muster.marks import note, phase, step
 
 
 def __getattr__(name: str) -> Any:
-    if name not in __all__:
-        raise AttributeError(f"module 'muster' has no attribute {name!r}")
     from importlib import import_module
 
-    home = "marks" if name in _MARKS else "core.errors" if name == "MusterError" else "api"
+    if name == "api":
+        return import_module("muster.api")
+    if name not in __all__:
+        raise AttributeError(f"module 'muster' has no attribute {name!r}")
+    home = "marks" if name in _MARKS else "core.errors" if name in _ERRORS else "api"
     found = getattr(import_module(f"muster.{home}"), name)
     if name in _MARKS:  # called in every step: the next time without this function
         globals()[name] = found

@@ -1,20 +1,23 @@
 """The verbs as functions on plain objects: what `import muster` offers.
 
 Names mean what they mean on the command line: a recipe or a suite is a file or a shipped name, `hosts` is
-what HOSTS is there (`hostfile`, `node[01-16]`, `local:2x1`, an inventory), `overrides` are `key=value`, and
-`runs` is the folder of all runs. Results are the frozen models whose JSON the verbs print.
+what HOSTS is there (`hostfile`, `node[01-16]`, `local:2x1`, an inventory), and `runs` is the folder of all
+runs. A recipe may be a mapping, as its file would hold it. `overrides` are `key=value`, or a mapping of
+dotted keys: {"train.max_steps": 3}. Results are the frozen models whose JSON the verbs print.
 
 What a user can cause is raised as a `muster.MusterError`: its text says what failed; `where`, `host` and
 `hint` say where, on which host, and what helps. A run that fails is no exception: its `Result.status` and
-`Result.failure` say so.
+`Result.failure` say so. Ctrl-C ends a run on all hosts, and is then raised as KeyboardInterrupt.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from muster.fleet.interrupts import keyboard_interrupts
 from muster.store.runfolder import DEFAULT_ROOT, RunFolder, find_any, run_folder_of
 
 if TYPE_CHECKING:
@@ -30,15 +33,31 @@ if TYPE_CHECKING:
 Words = str | Sequence[str]  # one, or several
 
 
+Overrides = Words | Mapping[str, Any]
+Source = str | Path | Mapping[str, Any]  # of a recipe
+
+
 def _words(given: Words) -> list[str]:
     return [given] if isinstance(given, str) else list(given)
 
 
+def _overrides(given: Overrides) -> list[str]:
+    """As they are typed."""
+    if not isinstance(given, Mapping):
+        return _words(given)
+    return [f"{key}={json.dumps(value, default=str)}" for key, value in given.items()]
+
+
+def _source(given: Source) -> str | Mapping[str, Any]:
+    return str(given) if isinstance(given, Path) else given
+
+
+@keyboard_interrupts()
 def check(
     hosts: str,
     *,
     recipe: str = "",
-    overrides: Words = (),
+    overrides: Overrides = (),
     profile: str = "",
     gpus: int | None = None,
     group: bool = True,
@@ -52,15 +71,16 @@ def check(
     from muster.core.inventory import read_inventory
 
     wanted = WantedChecks(recipe or None, profile or None, gpus, group)
-    return inspect(read_inventory(hosts), settings_of(recipe, _words(overrides)), wanted)
+    return inspect(read_inventory(hosts), settings_of(recipe, _overrides(overrides)), wanted)
 
 
+@keyboard_interrupts()
 def plan(
-    recipe: str,
+    recipe: Source,
     hosts: str = "",
     *,
     on: str = "",
-    overrides: Words = (),
+    overrides: Overrides = (),
     samples: int | None = None,
     price: float | None = None,
     tokens: int | None = None,
@@ -82,18 +102,21 @@ def plan(
         raise UsageError("either hosts or on is needed", hint='on="h200:8x4,10Gbit", or hosts="node[1-4]"')
     told = UserFigures(samples, price, tokens=tokens)
     if on:
-        made = plan_on(recipe_of(recipe, _words(overrides)), on, told, traced=traced).plan
+        made = plan_on(recipe_of(_source(recipe), _overrides(overrides)), on, told, traced=traced).plan
     else:
-        made = plan_hosts(read_inputs(recipe, hosts, _words(overrides)), told, traced=traced).plan
+        made = plan_hosts(
+            read_inputs(_source(recipe), hosts, _overrides(overrides)), told, traced=traced
+        ).plan
     assert made is not None  # what trains nothing is refused
     return made
 
 
+@keyboard_interrupts()
 def train(
-    recipe: str,
+    recipe: Source,
     hosts: str,
     *,
-    overrides: Words = (),
+    overrides: Overrides = (),
     output: Path | str | None = None,
     runs: Path | str = DEFAULT_ROOT,
 ) -> Result:
@@ -106,13 +129,14 @@ def train(
     from muster.reports.page import report as write_report
     from muster.runs.train import train as run_train
 
-    inputs = read_inputs(recipe, hosts, _words(overrides))
+    inputs = read_inputs(_source(recipe), hosts, _overrides(overrides))
     run = RunFolder(Path(output).absolute()) if output else run_folder_of(inputs.recipe, Path(runs))
     result = run_train(inputs, run)
     write_report(run)
     return result
 
 
+@keyboard_interrupts()
 def ask(
     run: Path | str = "last",
     questions: Words = (),
@@ -135,11 +159,12 @@ def ask(
     return run_ask(folder, _words(questions), evaluate=evaluate, limit=limit, schema=schema)
 
 
+@keyboard_interrupts()
 def bench(
     suite: str,
     hosts: str,
     *,
-    overrides: Words = (),
+    overrides: Overrides = (),
     recipe: str = "",
     jobs: int | None = None,
     baseline: Path | str | None = None,
@@ -156,7 +181,7 @@ def bench(
     from muster.benches.folder import BenchFolder, new_bench_folder
     from muster.benches.inputs import read_bench
 
-    inputs = read_bench(suite, hosts, _words(overrides), recipe=recipe, at_once=jobs)
+    inputs = read_bench(suite, hosts, _overrides(overrides), recipe=recipe, at_once=jobs)
     folder = BenchFolder(Path(output).absolute()) if output else new_bench_folder(Path(runs), inputs.name)
     return run_bench(inputs, folder, Surroundings(baseline=Path(baseline) if baseline else None))
 

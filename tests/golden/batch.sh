@@ -7,7 +7,7 @@
 #SBATCH --exclusive
 #SBATCH --mem=0
 #SBATCH --no-requeue
-export MUSTER_TICKET=7ea
+export MUSTER_TICKET=7ea MUSTER_GRACE=60
 cd '/home/me and you' || exit 1
 if [ -e '/runs/it'"'"'s one/job.json' ]; then
   exec /opt/venv/bin/python -m muster resume '/runs/it'"'"'s one'

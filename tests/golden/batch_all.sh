@@ -11,7 +11,7 @@
 #SBATCH --open-mode=append
 #SBATCH --signal=B:TERM@120
 #SBATCH --requeue
-export MUSTER_TICKET=7ea
+export MUSTER_TICKET=7ea MUSTER_GRACE=120
 cd '/home/me and you' || exit 1
 if [ -e '/runs/it'"'"'s one/job.json' ]; then
   exec /opt/venv/bin/python -m muster resume '/runs/it'"'"'s one'

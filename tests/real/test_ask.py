@@ -185,7 +185,9 @@ def test_an_expected_query_that_cannot_be_run(trained: RunFolder) -> None:
         file.write_text(before)
     said = " ".join(done.stderr.split())
     assert done.returncode == 0, said
-    assert "same rows from the database" in said
+    assert done.stdout.startswith("3 questions in ") and "same rows from the database" in done.stdout
+    rows = [json.loads(line) for line in trained.asked.read_text().splitlines()]
+    assert rows[0]["question"] == first["question"] and len(rows) == 3
     assert "1 held-out question does not count in same rows" in said
     assert "question 1: no such table: lake" in said
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -10,9 +11,13 @@ from pathlib import Path
 import pytest
 
 import muster
+from muster.core import families
+from muster.core.recipes import parse_override
+from muster.fleet.interrupts import interrupts, keyboard_interrupts
+from muster.planner.forecast import UNCOUNTED
 from tests.unit.test_contracts import HEAVY, LAZY
 
-VERBS = sorted(set(muster.__all__) - {"MusterError", *muster._MARKS})
+VERBS = sorted(set(muster.__all__) - {*muster._ERRORS, *muster._MARKS})
 
 
 def test_importing_takes_no_time() -> None:
@@ -82,3 +87,69 @@ def test_marks_are_looked_up_once() -> None:
     vars(muster).pop("step", None)
     muster.step(loss=1.0)
     assert vars(muster)["step"] is muster.step
+
+
+def test_what_help_names_is_there() -> None:
+    code = "import muster; print(muster.api.__name__, issubclass(muster.RecipeError, muster.UsageError))"
+    assert subprocess.check_output([sys.executable, "-c", code], text=True).split() == ["muster.api", "True"]
+    assert all(isinstance(getattr(muster, name), type) for name in muster._ERRORS)
+
+
+@pytest.mark.parametrize(
+    "overrides", [{"train.max_steps": 7}, {"train": {"max_steps": 7}}, ["train.max_steps=7"]]
+)
+def test_overrides_may_be_a_mapping(overrides: object) -> None:
+    planned = muster.plan("digits", on="h100:8", overrides=overrides, traced=False)  # type: ignore[arg-type]
+    assert planned == muster.plan("digits", on="h100:8", overrides="train.max_steps=7", traced=False)
+
+
+def test_values_of_overrides_are_what_they_are() -> None:
+    given = {"train.learning_rate": 1e-05, "data.path": None, "model.name": "null", "train.compile": True}
+    made = [parse_override(word) for word in muster.api._overrides(given)]
+    assert float(made[0]["train"]["learning_rate"]) == 1e-05
+    assert made[1:] == [{"data": {"path": None}}, {"model": {"name": "null"}}, {"train": {"compile": True}}]
+
+
+def test_a_recipe_may_be_a_mapping() -> None:
+    planned = muster.plan({"inherit": "digits", "train": {"max_steps": 7}}, on="h100:8", traced=False)
+    assert planned == muster.plan("digits", on="h100:8", overrides="train.max_steps=7", traced=False)
+    with pytest.raises(muster.RecipeError, match="max_stepz"):
+        muster.plan({"inherit": "digits", "train": {"max_stepz": 7}}, on="h100:8", traced=False)
+
+
+def test_ctrl_c_is_raised_once_the_run_has_ended() -> None:
+    """And a loop does not go on with the next training."""
+    ended = []
+
+    @keyboard_interrupts()
+    def run(fails: bool) -> str:
+        with interrupts() as wish:
+            signal.raise_signal(signal.SIGINT)
+        ended.append(wish.stop)
+        if fails:
+            raise muster.JobError("stopped by Ctrl-C")
+        return "stopped"
+
+    for fails in (False, True):
+        with pytest.raises(KeyboardInterrupt):
+            run(fails)
+    assert ended == ["stopped by Ctrl-C"] * 2
+
+    @keyboard_interrupts()
+    def terminated() -> str | None:
+        with interrupts() as wish:
+            signal.raise_signal(signal.SIGTERM)
+        return wish.stop
+
+    assert terminated() == "stopped by SIGTERM"
+
+
+def test_no_time_has_a_reason() -> None:
+    planned = muster.plan("s1-opt-350m-ppo", on="h100:8", traced=False)
+    assert planned.time is None and any("time" in note for note in planned.notes)
+
+
+def test_no_time_where_operations_are_not_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(families, "products", lambda config, shape: None)
+    planned = muster.plan("digits", on="h100:8", traced=False)
+    assert planned.time is None and UNCOUNTED in planned.notes

@@ -400,3 +400,15 @@ def test_another_error_is_not_the_attentions(tmp_path: Path) -> None:
     with pytest.raises(RecipeError, match="cannot be loaded") as caught:
         made_by(recipe_from(recipe))
     assert caught.value.where == "model.name"
+
+
+def test_extremes_stand_in_the_log_too(capsys: pytest.CaptureFixture[str]) -> None:
+    model, inputs = make("t5", "eager")
+    listening = Listening(train(model), window=1)
+    listening.step(inputs)
+    (_, told) = listening.events[-1]
+    line = capsys.readouterr().out.splitlines()[-1]
+    assert line.startswith("step 1: ")
+    largest, smallest = max(told["largest"]), min(told["smallest"])
+    assert f"{largest:.5g} ({told['layers'][told['largest'].index(largest)]})" in line
+    assert f"{smallest:.5g} ({told['layers'][told['smallest'].index(smallest)]})" in line

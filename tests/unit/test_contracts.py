@@ -18,7 +18,7 @@ from click.testing import CliRunner
 import muster
 import muster.fleet.launchers
 from muster.cli.app import VERBS, app
-from muster.core.registry import FOLDERS, PACKAGES, load_plugin, plugin_names
+from muster.core.registry import CONTRACTS, FOLDERS, PACKAGES, load_plugin, plugin_names
 
 LAUNCHERS = sorted(plugin_names("muster.launchers"))
 HEAVY = {"torch", "transformers", "deepspeed", "accelerate", "datasets", "peft", "numpy"}
@@ -83,7 +83,8 @@ def test_a_module_is_in_the_registry_by_being_there(package: str) -> None:
 @pytest.fixture
 def third_party(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """An installed distribution that offers a plug-in of its own, and one under each name that ships."""
-    (tmp_path / "theirs.py").write_text("THEIRS = True\n")
+    wanted = [each if isinstance(each, str) else each[0] for needed in CONTRACTS.values() for each in needed]
+    (tmp_path / "theirs.py").write_text(f"THEIRS = {' = '.join(wanted)} = True\n")
     info = tmp_path / "theirs-1.0.dist-info"
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: theirs\nVersion: 1.0\n")

@@ -103,6 +103,7 @@ def installed(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     if (folder / "pyproject.toml").exists():
         offer(folder)
         monkeypatch.syspath_prepend(str(folder))
+        monkeypatch.setenv("PYTHONPATH", str(folder))  # hosts are asked for the package
 
 
 def parsed(words: list[str], *, whole: bool = True) -> Any:

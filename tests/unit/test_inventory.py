@@ -77,7 +77,7 @@ def test_this_machine(text: str, hosts: list[tuple[str, int | None]]) -> None:
         ("node[0-100000]", "is not a range of hosts"),
         ("node[0-99999][0-99999]", "is more than 100000 hosts"),
         ("node[1-" + "9" * 5000 + "]", "is not a host name"),
-        ("fe80::1", "is not a host name"),
+        ("fe80::1", "is an IPv6 address without brackets"),
         ("host 1", "is not a host name"),
         ("host1\n:8", "is not a host name"),
         ("host/1", "is not a host name"),
@@ -251,3 +251,42 @@ def test_a_password_in_a_hosts_name_is_not_repeated(text: str, tmp_path: Path) -
         with pytest.raises(InventoryError) as caught:
             parse_hosts(source) if source == text else read_inventory(source)
         assert "pw-4711" not in f"{caught.value} {caught.value.hint} {caught.value.where}"
+
+
+@pytest.mark.parametrize("name", ["hostfile", "hosts.txt", "fit.json", "machinefile", "my.hosts"])
+def test_a_missing_host_file_is_no_host(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(InventoryError, match="no such host file") as caught:
+        read_inventory(name)
+    assert caught.value.where == name
+    (tmp_path / name).write_text("node1\n")
+    if not name.endswith(".json"):
+        assert read_inventory(name).names == ("node1",)
+
+
+@pytest.mark.parametrize("text", ["locla:2", "loacl:2x1", "locl:2", "Local:2"])
+def test_a_misspelt_local(text: str) -> None:
+    with pytest.raises(InventoryError) as caught:
+        parse_hosts(text)
+    assert f"local:{text.partition(':')[2]}" in (caught.value.hint or "")
+
+
+def test_names_that_are_near_to_local_are_hosts() -> None:
+    assert given("localhost:2,local1:2,vocal:2,locla") == [
+        ("localhost", 2), ("local1", 2), ("vocal", 2), ("locla", None),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("text", ["fe80::1", "2001:db8::5:8", "me@fe80::1,node1"])
+def test_an_address_without_brackets(text: str) -> None:
+    """Its end is not slots."""
+    with pytest.raises(InventoryError) as caught:
+        parse_hosts(text)
+    assert f"[{text.partition(',')[0].rpartition('@')[2]}]" in (caught.value.hint or "")
+
+
+def test_case_makes_no_other_host() -> None:
+    with pytest.raises(InventoryError, match="twice"):
+        parse_hosts("node1,NODE1")
+    with pytest.raises(InventoryError):
+        parse_hostfile("node1\nNode1 slots=2\n", source="hosts")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 from pathlib import Path
 
@@ -114,3 +115,15 @@ def test_tokens_where_the_log_tells_them(tmp_path: Path) -> None:
 def test_the_document_says_what_was_asked(tmp_path: Path) -> None:
     found = judge(fleet(tmp_path, {FLEET[0]: 2}), at_least="900samples/s")
     assert Judged.model_validate(json.loads(found.model_dump_json())).at_least == "900 samples/s"
+
+
+def test_the_csv_says_which_jobs_miss_it(tmp_path: Path) -> None:
+    """`Status` is what a benchmark's table is read by: a job below the bar is none that succeeded."""
+    logs = fleet(tmp_path / "logs", {FLEET[2]: 1.5})
+    out = tmp_path / "out.csv"
+    CliRunner().invoke(app, ["judge", str(logs), "--at-least", "800samples/s", "--output", str(out)])
+    with out.open() as file:
+        rows = {row["Hostnames"]: row for row in csv.DictReader(file)}
+    assert {host for host, row in rows.items() if row["Status"] == "below"} == {FLEET[2]}
+    assert "800" in rows[FLEET[2]]["reason"] and not rows[FLEET[3]]["reason"]
+    assert {row["Status"] for host, row in rows.items() if host != FLEET[2]} == {"succeeded"}

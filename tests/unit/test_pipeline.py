@@ -17,6 +17,7 @@ from muster.benches.bench import Surroundings, bench
 from muster.benches.folder import BenchFolder
 from muster.benches.schedule import make_schedule
 from muster.cli import app as cli
+from muster.cli.views.pipelines import show_pipeline
 from muster.core.entries import in_order
 from muster.core.errors import MusterError, RecipeError, RunFolderError, UsageError
 from muster.core.pipeline import Pipeline, PipelineResult, find_pipeline, load_pipeline
@@ -596,3 +597,22 @@ def test_a_suites_jobs_start_from_the_models_of_those_before(tmp_path: Path) -> 
     assert taken["more-1x-001"] == [f'model.name="{model}"'] and "more-1x-002" not in taken
     with pytest.raises(RecipeError, match=r"more: model.name: begin keeps no model"):
         inputs_of(tmp_path, "local:2x1", jobs[0], {"name": "begin", "set": {"checkpoint.model": False}})
+
+
+def test_show_tells_the_step_of_the_running_step(
+    played: Played, folder: PipelineFolder, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def looks(run: RunFolder) -> str:
+        with run.claim():
+            show_pipeline(folder, json=True)
+            show_pipeline(folder, json=False)
+        return fails(run)
+
+    played.bad["reward"] = looks
+    begin(folder)
+    told, end = json.JSONDecoder().raw_decode(out := capsys.readouterr().out)
+    assert told["state"] == "running" and told["running"]["name"] == "reward"
+    assert told["running"]["step"] == 0
+    assert "step 0 of" in out[end:]
+    show_pipeline(folder, json=True)
+    assert "running" not in json.loads(capsys.readouterr().out)

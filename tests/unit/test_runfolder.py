@@ -243,3 +243,24 @@ def test_a_run_that_is_not_found(tmp_path: Path, text: str, what: str, hint: str
 def test_there_is_no_last_run(tmp_path: Path) -> None:
     with pytest.raises(RunFolderError, match="no such run"):
         find_run("last", tmp_path)
+
+
+def test_a_result_of_a_later_version_is_read(run: RunFolder) -> None:
+    """Keys that nobody knows here, at any depth, are passed over; the file is whole."""
+    with run.claim():
+        result = finish(run, "failed")
+    data = json.loads(run.result.read_text())
+    data["tomorrow"] = {"a": 1}
+    data["failure"] = {"what": "it broke", "mood": "bad"}
+    data["hosts"] = [{**host, "colour": "red"} for host in data.get("hosts") or []]
+    run.result.write_text(json.dumps(data))
+    read = run.read_result()
+    assert read is not None and read.id == result.id
+    assert read.failure is not None and read.failure.what == "it broke"
+
+
+def test_no_hint_deletes_a_result(run: RunFolder) -> None:
+    run.result.write_text('{"id": 1, "status": "failed", "tomorrow": 1}')
+    with pytest.raises(RunFolderError) as caught:
+        run.read_result()
+    assert not {"remove", "delete", "rm"} & set((caught.value.hint or "").split())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,7 +12,7 @@ import pytest
 from muster.core.errors import RecipeError
 from muster.core.recipe import Train
 from muster.core.recipes import load_recipe
-from muster.core.schedule import learning_rate, warmup_steps
+from muster.core.schedule import learning_rate, scheduler, warmup_steps
 from muster.engines.base import spec_of
 
 SCHEDULES = ["linear", "cosine", "constant_with_warmup", "inverse_sqrt"]
@@ -39,6 +40,61 @@ def test_as_transformers_own_schedulers(schedule: str, warmup: float) -> None:
         assert learning_rate(train, step, TOTAL) == wanted
         optimizer.step()
         scheduler.step()
+
+
+@pytest.mark.parametrize("warmup", [0, 8, 0.1, 37])
+def test_a_cosine_to_a_floor_is_transformers_own(warmup: float) -> None:
+    """By the arguments that ranks give, and with an optimizer that has no defaults, as DeepSpeed's."""
+    torch = pytest.importorskip("torch")
+    from transformers import get_scheduler
+
+    train = Train(schedule="cosine", warmup=warmup, learning_rate=3e-4, min_learning_rate=6e-5)
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=train.rate)
+    del optimizer.defaults["lr"]
+    told = scheduler(train)
+    steps = warmup_steps(train, TOTAL)
+    made = get_scheduler(
+        told["lr_scheduler_type"], optimizer, num_warmup_steps=steps, num_training_steps=TOTAL,
+        scheduler_specific_kwargs=told["lr_scheduler_kwargs"],
+    )  # fmt: skip
+    for step in range(1, TOTAL + 1):
+        assert learning_rate(train, step, TOTAL) == pytest.approx(
+            optimizer.param_groups[0]["lr"], rel=1e-12, abs=1e-18
+        )
+        optimizer.step()
+        made.step()
+
+
+def test_a_cosine_to_a_floor_by_hand() -> None:
+    train = Train(schedule="cosine", learning_rate=10.0, min_learning_rate=2.0)
+    assert [learning_rate(train, step, 4) for step in (1, 3, 5)] == pytest.approx([10, 6, 2])
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        ["train.min_learning_rate=1e-6"],
+        ["train.schedule=cosine", "train.learning_rate=1e-6", "train.min_learning_rate=1e-5"],
+    ],
+)
+def test_a_floor_that_makes_no_sense(settings: list[str]) -> None:
+    with pytest.raises(RecipeError, match="min_learning_rate"):
+        load_recipe("demo", ["train.schedule=linear", *settings])
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"scheduler": {"type": "WarmupLR", "params": {}}},
+        {"optimizer": {"type": "AdamW", "params": {"lr": 1e-7}}},
+    ],
+)
+def test_a_floor_of_a_rate_that_deepspeed_decides(options: dict[str, Any]) -> None:
+    floor = ["train.schedule=cosine", "train.min_learning_rate=1e-6"]
+    recipe = load_recipe("demo", [*floor, "engine.name=deepspeed", f"engine.options={json.dumps(options)}"])
+    with pytest.raises(RecipeError) as caught:
+        spec_of("deepspeed").checked(recipe)
+    assert caught.value.where == "train.min_learning_rate"
 
 
 def test_a_linear_warm_up_is_linear() -> None:

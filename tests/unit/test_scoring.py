@@ -334,13 +334,15 @@ def test_a_hubs_rows_are_read_by_their_form(monkeypatch: pytest.MonkeyPatch) -> 
         {"prompt": "\n\nHuman: A\n\nAssistant:", "response": " r", "chosen": " b", "rejected": " c"},
         {"prompt": "\n\nHuman: B\n\nAssistant:", "response": " r", "chosen": " b", "rejected": " b"},
     ]
-    monkeypatch.setattr(load, "hub_parts", lambda *_: {"train": rows, "test": rows[:1]})
+    parts = {"train": rows, "test": rows[:1], "other": rows[1:]}
+    monkeypatch.setattr(load, "hub_parts", lambda *_: parts)
     source, wanted = Source(name="Dahoas/rm-static"), Wanted(pairs=True)
     with pytest.raises(DataError, match="is the chosen one") as told:
         load._from_hub(source, wanted, None)
     assert told.value.where == "Dahoas/rm-static, train[1]"
     errors: list[DataError] = []
-    train, held = load._from_hub(source, wanted, errors.append)
+    train, held, notes = load._from_hub(source, wanted, errors.append)
+    assert any("response" in note for note in notes) and any("other" in note for note in notes)
     assert len(train) == len(held) == len(errors) == 1
     assert (train[0].answer, train[0].rejected) == (" b", " c")
     assert json.dumps(train[0].question).startswith('"\\n\\nHuman: A')

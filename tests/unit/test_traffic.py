@@ -10,11 +10,14 @@ from hypothesis import strategies as st
 
 from muster.core.errors import UsageError
 from muster.core.hardware.links import SharedLink, find_link
+from muster.core.recipes import load_recipe
 from muster.core.trace import Parameter
 from muster.engines.ddp.spec import FIRST_BUCKET, DdpSpec
 from muster.engines.deepspeed.spec import buckets
 from muster.engines.spread import ModelSpread
 from muster.engines.traffic import Call, Segment, Traffic
+from muster.inputs.model import whole_config
+from muster.planner.setting import setting_of
 from muster.planner.time.collective import CALL, ring, seconds, tree
 from muster.planner.time.steptime import OverlapPace, lump, traffic_of, waited
 from tests.support import parse_machines
@@ -361,3 +364,29 @@ def test_groups_keep_gathers_off_the_slow_link() -> None:
         frozen = tuple(replace(each, trained=False) for each in tensors)
         gathers = [call for call in traffic_of(frozen, zero).calls() if call.operation == "all-gather"]
         assert {call.group for call in gathers if call.size > 1000} == {8}
+
+
+@pytest.mark.parametrize(
+    ("settings", "normed"),
+    [
+        (["engine.zero=0"], False),
+        (["engine.zero=1"], True),
+        (["engine.zero=3"], True),
+        (["engine.zero=0", "engine.options.gradient_clipping=1.0"], True),
+        (["engine.zero=1", "engine.options.zero_optimization={compute_grad_norm: false}"], False),
+        (["engine.name=fsdp", "engine.zero=0"], True),
+    ],
+)  # fmt: skip
+def test_without_clipping_the_norm_is_exchanged_where_an_engine_needs_it(
+    settings: list[str], normed: bool
+) -> None:
+    """tests/real/test_traffic.py counts the same in real ranks."""
+    recipe = load_recipe(
+        "s1-opt-350m", ["engine.name=deepspeed", "engine.options={}", *settings, "train.clip=0"]
+    )
+    config = whole_config(recipe)
+    setting = setting_of(recipe, config, "fp32", "cpu", [1, 1])
+    assert setting is not None and setting.spread.clips is normed
+    clipped = recipe.model_copy(update={"train": recipe.train.model_copy(update={"clip": 1.0})})
+    setting = setting_of(clipped, config, "fp32", "cpu", [1, 1])
+    assert setting is not None and setting.spread.clips

@@ -19,7 +19,7 @@ from muster.checks.questions import HostAnswers, Patience, Questions, failed
 from muster.checks.registry import Family, checks_of, families
 from muster.checks.survey import Progress, sample, starter, survey
 from muster.checks.unreachable import Unreached, remedy_for
-from muster.core.errors import JobError, refused
+from muster.core.errors import BrokenPluginError, JobError, refused
 from muster.core.hostlist import fold_hosts
 from muster.core.inventory import Host, Inventory, inventory_document
 from muster.core.job import Placement
@@ -218,6 +218,8 @@ ANSWERED = Check(
     "Every probe on the host finishes in time.",
     "A disk, driver or name server that hangs a probe also hangs a job.",
 )
+UNREAD = "the probe's answer could not be read"
+UNJUDGED = "the check itself failed"
 Heard = Mapping[str, HostAnswers | Unreached]
 
 
@@ -233,7 +235,7 @@ def judge(known: Sequence[Family], heard: Heard, context: Context) -> list[Findi
         judged, nonsense = _judged(family, _whole(answers), _whole(peers), context)
         findings += judged
         findings += [
-            Finding(check.name, host, Level.UNKNOWN, "the probe's answer could not be read", why)
+            Finding(check.name, host, Level.UNKNOWN, UNREAD if answers[host] else UNJUDGED, why)
             for host, why in {**lost, **nonsense}.items()
             for check in family.checks
         ]
@@ -279,6 +281,9 @@ def _judged(
     def judged(answers: Answers, peers: Answers, suspects: Sequence[str]) -> list[Finding]:
         try:
             return family.judge(answers, peers, context)
+        except BrokenPluginError as error:
+            nonsense.update(dict.fromkeys(suspects, str(error)))
+            return []
         except Exception as error:
             nonsense.update(dict.fromkeys(suspects, f"{type(error).__name__}: {error}"))
             return []

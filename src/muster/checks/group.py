@@ -10,8 +10,9 @@ from muster.checks.base import Check, Context, Finding, Level
 from muster.checks.questions import HostAnswers
 from muster.checks.registry import Family
 from muster.checks.unreachable import Unreached
-from muster.core.errors import JobError, MusterError
+from muster.core.errors import BrokenPluginError, JobError, MusterError
 from muster.core.inventory import Host
+from muster.core.registry import warn
 from muster.fabric.measure import measure
 from muster.fleet.interrupts import interrupts
 from muster.fleet.shell import Shell
@@ -61,7 +62,10 @@ def together(
         findings += [Finding(GROUPED.name, host.label, Level.PASS) for host in hosts]
         for family in known:
             if family.judge_group is not None:
-                findings += family.judge_group(data, context)
+                try:
+                    findings += family.judge_group(data, context)
+                except BrokenPluginError as error:
+                    warn(str(error))
         return data, findings
     problem = "the group checks were stopped"
     evidence = f"{_TRIES} hosts could not take part"

@@ -6,14 +6,17 @@ import importlib
 import io
 import os
 import sys
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import click
 
 from muster import __version__
-from muster.cli.output import fail
+from muster.cli.output import fail, say
 from muster.cli.parameters import command
-from muster.core.errors import MusterError, UsageError
+from muster.core.errors import MusterError, PluginWarning, UsageError
 from muster.core.near import did_you_mean
 
 VERBS = (
@@ -108,13 +111,30 @@ def _divided(arguments: list[str]) -> tuple[list[str], list[str] | None]:
     return arguments[:cut], arguments[cut + 1 :]
 
 
+@contextmanager
+def _plugin_warnings() -> Iterator[None]:
+    """Say what warnings about plug-ins say as messages."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("always", PluginWarning)
+        usual = warnings.showwarning
+
+        def show(message: Any, category: type[Warning], *place: Any, **more: Any) -> None:
+            if issubclass(category, PluginWarning):
+                say(f"warning: {message}", err=True)
+            else:
+                usual(message, category, *place, **more)
+
+        warnings.showwarning = show
+        yield
+
+
 def _call(arguments: list[str], behind: list[str] | None = None) -> int:
 
     wants_json = "--json" in arguments
     try:
         if "_MUSTER_COMPLETE" in os.environ:
             app.main(prog_name="muster")  # a shell asks what can follow: this exits
-        with app.make_context("muster", list(arguments), obj=behind) as context:
+        with _plugin_warnings(), app.make_context("muster", list(arguments), obj=behind) as context:
             result: Any = app.invoke(context)
     except MusterError as error:
         return fail(str(error), error.hint, as_json=wants_json, code=error.exit_code, detail=error.as_dict())
@@ -127,12 +147,15 @@ def _call(arguments: list[str], behind: list[str] | None = None) -> int:
     except BrokenPipeError:
         raise
     except Exception as error:
+        from muster.core.registry import blamed
         from muster.failures.table import disk_full
 
         if isinstance(error, OSError) and (full := disk_full(error)):
             return fail(str(full), full.hint, as_json=wants_json, code=1, detail=full.as_dict())
         if os.environ.get("MUSTER_DEBUG"):
             raise
+        if plugin := blamed(error):
+            return fail(str(plugin), plugin.hint, as_json=wants_json, code=1, detail=plugin.as_dict())
         return fail(
             f"an error in muster itself: {type(error).__name__}: {error}",
             "MUSTER_DEBUG=1 shows where; please report it",

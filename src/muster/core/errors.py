@@ -5,7 +5,7 @@ MusterError                exit code
 │   ├── InventoryError         a host list
 │   ├── RecipeError            a recipe or an override
 │   ├── DataError              a data file (with its line)
-│   ├── BrokenPluginError      a third party's plug-in that cannot be loaded
+│   ├── BrokenPluginError      a third party's plug-in that cannot be used
 │   └── RunFolderError         a run folder that is missing, taken or unfinished
 └── JobError               1   something failed after the start
     ├── HostError              a host: unreachable, lost, unfit
@@ -72,7 +72,23 @@ class RecipeError(UsageError):
 
 
 class BrokenPluginError(UsageError):
-    """A third party's plug-in that is installed and cannot be loaded, or does not hold what it has to."""
+    """A third party's plug-in that is installed and cannot be loaded, fails, or does not hold what it has to.
+
+    `package`: the distribution that offers it; `place`: its FILE or FILE:LINE. None: not known.
+    """
+
+    def __init__(
+        self,
+        what: str,
+        *,
+        where: str | None = None,
+        hint: str | None = None,
+        package: str | None = None,
+        place: str | None = None,
+    ) -> None:
+        super().__init__(what, where=where, hint=hint)
+        self.package = package
+        self.place = place
 
 
 class DataError(UsageError):
@@ -93,6 +109,10 @@ class HostError(JobError):
 
 class WorkerError(JobError):
     """A rank that failed."""
+
+
+class PluginWarning(UserWarning):
+    """A third party's plug-in that is left out, and why."""
 
 
 @contextmanager

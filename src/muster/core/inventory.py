@@ -6,6 +6,7 @@ Parsing is pure; only `read_inventory` touches a file and this machine's name.
 
 from __future__ import annotations
 
+import difflib
 import ipaddress
 import json
 import os
@@ -31,6 +32,9 @@ _NAME = re.compile(
     r"(?:[A-Za-z0-9_](?:[A-Za-z0-9_.\-]*[A-Za-z0-9_])?|\[[0-9A-Fa-f:.]+(?:%[A-Za-z0-9_.\-]+)?\])"
 )
 _LOCAL = re.compile(r"local(?::(?P<a>[^x]*)(?:x(?P<b>.*))?)?", re.DOTALL)
+_FILE = re.compile(
+    r".*\.(?:txt|json|ya?ml|hosts|hostfile|list|cfg|conf|ini|csv)|(?:host|machine|node)_?(?:file|list)"
+)
 _PRETEND = re.compile(r"local[0-9]*")
 _FOLDED = re.compile(r"\[([0-9]{1,9}(?:-[0-9]{1,9})?(?:,[0-9]{1,9}(?:-[0-9]{1,9})?)*)\]")
 
@@ -91,7 +95,9 @@ def read_inventory(text: str, *, waits: bool = False) -> Inventory:
         try:
             content = Path(text).read_text(encoding="utf-8")
         except IsADirectoryError:
-            raise InventoryError("is a folder, not a host file", where=text) from None
+            inside = sorted(each for each in Path(text).iterdir() if each.is_file())[:1]
+            hint = f"one of its files, such as {inside[0]}" if inside else None
+            raise InventoryError("is a folder, not a host file", where=text, hint=hint) from None
         except FileNotFoundError:
             raise InventoryError(
                 "no such host file", where=text, hint="one host per line: `node1 slots=8`"
@@ -101,6 +107,9 @@ def read_inventory(text: str, *, waits: bool = False) -> Inventory:
         if content.lstrip().startswith("{"):
             return parse_inventory(content, source=text)
         return _without_ssh(parse_hostfile(content, source=text))
+    if _FILE.fullmatch(text.lower()):
+        hint = f"one host per line: `node1 slots=8`; a host of this name: {text}:SLOTS"
+        raise InventoryError("no such host file", where=text, hint=hint)
     inventory = parse_hosts(text, os.environ)
     if inventory.ask is not None and not waits:
         raise InventoryError(
@@ -118,11 +127,21 @@ def parse_hosts(text: str, env: Mapping[str, str] | None = None) -> Inventory:
     local = _LOCAL.fullmatch(text)
     if local:
         return _parse_local(text, local["a"], local["b"])
+    name, _, count = text.partition(":")
+    if _misspelt(name) and re.fullmatch(r"\d+(x\d+)?", count):
+        hint = f"did you mean local:{count}? A host of this name stands in a host file"
+        raise InventoryError("looks like this machine, misspelt", where=text, hint=hint)
     hosts = []
     for item in split_outside("[]", text):
         name, slots = _split_slots(item, where=text)
         hosts += [Host(each, slots) for each in _unfold(name, where=text)]
     return _checked(hosts, launcher="ssh", source=text)
+
+
+def _misspelt(name: str) -> bool:
+    """Whether a name is `local` with a letter too many, too few, or two in the wrong order."""
+    near = difflib.SequenceMatcher(None, name.lower(), "local").ratio() > 0.85
+    return name.isalpha() and name != "local" and (near or sorted(name.lower()) == sorted("local"))
 
 
 def parse_hostfile(content: str, *, source: str) -> Inventory:
@@ -266,6 +285,14 @@ def _split_slots(item: str, *, where: str) -> tuple[str, int | None]:
             where=where.replace(secret, HIDDEN),
             hint="keys log in: ssh-copy-id USER@HOST",
         )
+    user, at, address = item.rpartition("@")
+    login = user + at
+    if address.count(":") > 1 and "[" not in item:
+        raise InventoryError(
+            "is an IPv6 address without brackets, whose end would be slots",
+            where=where,
+            hint=f"{login}[{address}], or {login}[{address}]:8 with slots",
+        )
     head, colon, tail = item.rpartition(":")
     if not colon or item.endswith("]"):
         name, slots = item, None
@@ -314,11 +341,11 @@ def _unfold(name: str, *, where: str) -> list[str]:
 def _checked(hosts: list[Host], *, launcher: str, source: str) -> Inventory:
     seen: set[str] = set()
     for host in hosts:
-        if host.label in seen:
+        if host.label.lower() in seen:  # case means nothing in the names of hosts (RFC 4343)
             raise InventoryError(
                 f"host {host.label!r} is named twice", where=source, hint="name each host once, as in host1:8"
             )
-        seen.add(host.label)
+        seen.add(host.label.lower())
     return Inventory(tuple(hosts), launcher, source)
 
 

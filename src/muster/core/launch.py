@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import BeforeValidator, Field
+from pydantic import BeforeValidator, Field, model_validator
 
 from muster.core.section import PositiveInt, Section, SlurmText
 
@@ -40,6 +40,15 @@ class Slurm(Section):
     grace: PositiveInt = Field(
         60, description="Seconds before the time limit at which the job is ended cleanly."
     )
+
+    @model_validator(mode="after")
+    def _begins(self) -> Slurm:
+        if self.minutes is not None and 60 * self.minutes <= self.grace:
+            raise ValueError(
+                f"minutes={self.minutes} is no longer than grace={self.grace} seconds: the job would be "
+                "ended as it begins"
+            )
+        return self
 
 
 class Launch(Section):

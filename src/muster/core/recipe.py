@@ -15,7 +15,8 @@ from muster.core.data import Data
 from muster.core.errors import BrokenPluginError, UsageError
 from muster.core.launch import Hang, Launch
 from muster.core.measure import Evaluate, Measure
-from muster.core.registry import WORKLOADS, declared, plugin_names
+from muster.core.promises import held_to
+from muster.core.registry import ENGINES, WORKLOADS, declared, package_of, plugin_names
 from muster.core.section import AutoInt, Fraction, PositiveInt, Section
 from muster.core.workload import Workload
 
@@ -226,6 +227,9 @@ class Train(Section):
     schedule: Literal["linear", "cosine", "constant", "constant_with_warmup", "inverse_sqrt"] = Field(
         "linear", description="Learning rate schedule, by Transformers' names."
     )
+    min_learning_rate: Annotated[float, Field(ge=0)] = Field(
+        0.0, description="Learning rate at the last step of schedule cosine, which falls to it."
+    )
     warmup: Annotated[float, Field(ge=0)] = Field(
         0, description="Warm-up steps of the learning rate; a number below 1 is a fraction of all steps."
     )
@@ -305,6 +309,16 @@ class Train(Section):
     def _warms_up(self) -> Train:
         if self.schedule == "constant" and self.warmup:
             raise ValueError("schedule constant has no warm-up: schedule=constant_with_warmup, or warmup=0")
+        return self
+
+    @model_validator(mode="after")
+    def _ends_below(self) -> Train:
+        if self.min_learning_rate and self.schedule != "cosine":
+            raise ValueError(f"min_learning_rate is of schedule=cosine, and the schedule is {self.schedule}")
+        if self.learning_rate != "auto" and self.min_learning_rate > self.learning_rate:
+            raise ValueError(
+                f"min_learning_rate={self.min_learning_rate:g} is above learning_rate={self.learning_rate:g}"
+            )
         return self
 
 
@@ -434,6 +448,12 @@ class Recipe(Workload, Section):
         return [*few, *([float8.PACKAGE] if self.precision == float8.NAME else [])]
 
     @property
+    def offered_by(self) -> list[str]:
+        """Packages of third parties that offer its workload and engine: ranks import both."""
+        named = ((WORKLOADS, self.workload), (ENGINES, self.engine.name))
+        return [package for group, name in named if (package := package_of(group, name))]
+
+    @property
     def keeps_half(self) -> bool:
         """Whether weights, gradients and moments are kept in bf16 alone."""
         return self.train.optimizer == "adamw-bf16"
@@ -487,7 +507,8 @@ def recipe_class(workload: Any) -> type[Recipe]:
     """What a workload's recipe may hold and what the workload answers, by its spec.py; one that has none, or
     is not installed here, holds what all may. Raises BrokenPluginError."""
     try:
-        return declared(WORKLOADS, str(workload or "text2sql"), "RECIPE", Recipe)
+        name = str(workload or "text2sql")
+        return held_to(WORKLOADS, name, declared(WORKLOADS, name, "RECIPE", Recipe), Recipe)
     except BrokenPluginError:
         raise
     except UsageError:

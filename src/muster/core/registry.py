@@ -1,21 +1,26 @@
 """Plug-ins: every module or folder of a package, and entry points of third parties. Entry points append,
-never replace."""
+never replace. What goes wrong in a third party's is said with its package, file and line; a verb that can do
+without it warns (PluginWarning) and goes on."""
 
 from __future__ import annotations
 
 import importlib
 import importlib.util
+import multiprocessing
 import pkgutil
 import sys
+import traceback
+import warnings
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import cache
 from importlib.machinery import PathFinder
 from importlib.metadata import entry_points
+from pathlib import Path
 from types import ModuleType
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
-from muster.core.errors import BrokenPluginError, UsageError
+from muster.core.errors import BrokenPluginError, MusterError, PluginWarning, UsageError
 from muster.core.near import did_you_mean
 
 T = TypeVar("T")
@@ -31,6 +36,22 @@ PACKAGES = {
     WORKLOADS: "muster.workloads",
 }
 FOLDERS = (ENGINES, WORKLOADS)  # whose plug-ins are folders: what the control side asks, what ranks run
+# (group, part) -> what the module must have; any one of a tuple.
+CONTRACTS: Mapping[tuple[str, str | None], tuple[str | tuple[str, ...], ...]] = {
+    ("muster.checks", None): ("CHECKS",),
+    ("muster.launchers", None): ("ONE_MACHINE", "DIALS", "requests", "remote"),
+    ("muster.readers", None): ("HINTS", "Reader"),
+    (ENGINES, "runtime"): ("join", "arguments"),
+    (WORKLOADS, "train"): (("build", "measure"),),
+}
+
+
+class Offer(NamedTuple):
+    """An entry point: the plug-in's name, its module, and the distribution that offers it."""
+
+    name: str
+    module: str
+    package: str
 
 
 @cache
@@ -48,17 +69,42 @@ def own_plugins(group: str) -> Mapping[str, str]:
 
 
 def plugin_names(group: str) -> dict[str, str]:
-    """The same with those of third parties: entry points of the group, whose value is a module or folder."""
-    found = dict(own_plugins(group))
-    for name, module in _entry_points(group, tuple(sys.path)):
-        found.setdefault(name, module)
-    return found
+    """The same with those of third parties: entry points of the group, whose value is a module or folder.
+    Warns of those whose names are taken."""
+    names = dict(own_plugins(group))
+    for offer in _offers(group, tuple(sys.path)):
+        if names.setdefault(offer.name, offer.module) != offer.module:
+            held = "Muster's own" if offer.name in own_plugins(group) else f"the one in {names[offer.name]}"
+            warn(f"{_called(group, offer.name)} of the package {offer.package} has the name of {held}")
+    return names
+
+
+def package_of(group: str, name: str) -> str | None:
+    """The distribution that offers a plug-in; None: it is Muster's own, or there is none."""
+    key = name.replace("-", "_")
+    offers = () if key in own_plugins(group) else _offers(group, tuple(sys.path))
+    return next((offer.package or None for offer in offers if offer.name == key), None)
+
+
+def warn(text: str) -> None:
+    """Say once that a plug-in, or a part of it, is left out. A process of a pool keeps silent: the one that
+    started it, or the figures of a job, say the same."""
+    if multiprocessing.parent_process() is None:
+        _warn_once(text)
 
 
 @cache
-def _entry_points(group: str, path: tuple[str, ...]) -> tuple[tuple[str, str], ...]:
+def _warn_once(text: str) -> None:
+    warnings.warn(f"{text}: it is left out", PluginWarning, stacklevel=1)
+
+
+@cache
+def _offers(group: str, path: tuple[str, ...]) -> tuple[Offer, ...]:
     """Of every installed distribution, which takes time: once for each state of sys.path."""
-    return tuple((point.name.replace("-", "_"), point.value) for point in entry_points(group=group))
+    return tuple(
+        Offer(point.name.replace("-", "_"), point.value, point.dist.name if point.dist else "")
+        for point in entry_points(group=group)
+    )
 
 
 def load_plugin(group: str, name: str, part: str | None = None) -> ModuleType:
@@ -66,15 +112,25 @@ def load_plugin(group: str, name: str, part: str | None = None) -> ModuleType:
     Raises UsageError with near names, and BrokenPluginError for a third party's that cannot be imported."""
     inner = load_part(group, name, part) if part else None
     path = find_plugin(group, name)
-    with loading(group, name):
-        return inner or importlib.import_module(path)
+    with guarded(group, name):
+        module = inner or importlib.import_module(path)
+        _check_contract(group, name, part, module)
+        return module
+
+
+def _check_contract(group: str, name: str, part: str | None, module: ModuleType) -> None:
+    """Raise BrokenPluginError where a module lacks what Muster calls."""
+    for wanted in CONTRACTS.get((group, part), ()):
+        if not any(hasattr(module, each) for each in ([wanted] if isinstance(wanted, str) else wanted)):
+            lacking = wanted if isinstance(wanted, str) else " or ".join(wanted)
+            raise broken(group, name, f"it has no {lacking}", module.__file__)
 
 
 def load_part(group: str, name: str, part: str) -> ModuleType | None:
     """The module `part` of a plug-in that is a folder; None: it has no such part, or is one module, which is
     not imported. Raises as `load_plugin`."""
     path = find_plugin(group, name)
-    with loading(group, name):
+    with guarded(group, name):
         about = importlib.util.find_spec(path)
         if about is None:
             raise ModuleNotFoundError(f"No module named {path!r}")
@@ -92,27 +148,66 @@ def declared(group: str, name: str, attribute: str, kind: type[T]) -> type[T]:
     found = getattr(spec, attribute, None) if spec else kind
     if isinstance(found, type) and issubclass(found, kind):
         return found
-    raise BrokenPluginError(
-        f"its spec.py has no {attribute} that is derived from {kind.__name__}", where=_called(group, name)
-    )
+    lacking = f"its spec.py has no {attribute} that is derived from {kind.__name__}"
+    raise broken(group, name, lacking, spec.__file__ if spec else None)
 
 
 @contextmanager
-def loading(group: str, name: str) -> Iterator[None]:
-    """What a third party's modules raise inside, and what they lack, as one error."""
+def guarded(group: str, name: str, doing: str = "cannot be loaded") -> Iterator[None]:
+    """Round each call of a plug-in: what a third party's raises becomes one BrokenPluginError. A user's
+    errors (MusterError) pass."""
     try:
         yield
-    except BrokenPluginError:
+    except MusterError:
         raise
     except Exception as error:
         if name.replace("-", "_") in own_plugins(group):
             raise
-        reason = (str(error).strip() or "no reason given").splitlines()[0]
-        raise BrokenPluginError(
-            f"cannot be loaded: {type(error).__name__}: {reason}",
-            where=_called(group, name),
-            hint="the package that offers it is broken, or lacks what it needs",
-        ) from error
+        raise _broken_by(error, group, name, doing) from error
+
+
+def broken(group: str, name: str, what: str, place: str | None = None) -> BrokenPluginError:
+    """The error of a plug-in that does not keep its contract. `place`: FILE or FILE:LINE."""
+    package = package_of(group, name)
+    said = [f"package {package}" if package else "", place or ""]
+    origin = ", ".join(part for part in said if part)
+    return BrokenPluginError(
+        f"{what} ({origin})" if origin else what,
+        where=_called(group, name),
+        hint="the package that offers it is broken, or lacks what it needs",
+        package=package,
+        place=place,
+    )
+
+
+def blamed(error: BaseException) -> BrokenPluginError | None:
+    """The plug-in of a third party in whose file an error arose, wherever it was called; None: in no such."""
+    files = {frame.filename for frame in traceback.extract_tb(error.__traceback__)}
+    for group in PACKAGES:
+        for offer in _offers(group, tuple(sys.path)):
+            if offer.name not in own_plugins(group) and any(_within(file, offer.module) for file in files):
+                return _broken_by(error, group, offer.name, "failed")
+    return None
+
+
+def _broken_by(error: BaseException, group: str, name: str, doing: str) -> BrokenPluginError:
+    """With the last line of the plug-in's own that an error passed through."""
+    module = plugin_names(group)[name.replace("-", "_")]
+    frames = traceback.extract_tb(error.__traceback__)
+    lines = [f"{frame.filename}:{frame.lineno}" for frame in frames if _within(frame.filename, module)]
+    if isinstance(error, SyntaxError) and error.filename:
+        lines.append(f"{error.filename}:{error.lineno}")
+    reason = (str(error).strip() or "no reason given").splitlines()[0]
+    return broken(group, name, f"{doing}: {type(error).__name__}: {reason}", lines[-1] if lines else None)
+
+
+def _within(file: str, module: str) -> bool:
+    """Whether a file is the module's own, or of the package that it stands in."""
+    about = None
+    with suppress(ImportError, ValueError, AttributeError):
+        about = importlib.util.find_spec(module.partition(".")[0])
+    places = (about.submodule_search_locations or [about.origin or ""]) if about else []
+    return any(place and (file == place or Path(place) in Path(file).parents) for place in places)
 
 
 def _called(group: str, name: str) -> str:

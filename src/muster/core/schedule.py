@@ -7,6 +7,7 @@ holds what it really trains with against them (worker/main.py).
 from __future__ import annotations
 
 import math
+from typing import Any
 
 from muster.core.recipe import Train
 
@@ -44,6 +45,15 @@ def learning_rate(train: Train, step: int, total: int) -> float:
     return train.rate * _factor(train, step - 1, total)
 
 
+def scheduler(train: Train) -> dict[str, Any]:
+    """The arguments of TrainingArguments with which Transformers follows the schedule. A floor is said as a
+    share of the rate: for a rate Transformers asks the optimizer, and DeepSpeed's have no `defaults`."""
+    if not train.min_learning_rate:
+        return {"lr_scheduler_type": train.schedule}
+    share = {"min_lr_rate": train.min_learning_rate / train.rate}
+    return {"lr_scheduler_type": "cosine_with_min_lr", "lr_scheduler_kwargs": share}
+
+
 def _factor(train: Train, done: int, total: int) -> float:
     warmup = warmup_steps(train, total)
     if train.schedule == "constant":
@@ -57,5 +67,7 @@ def _factor(train: Train, done: int, total: int) -> float:
         return 1.0 / math.sqrt((done - warmup + scale) / scale)
     left = max(1, total - warmup)
     if train.schedule == "cosine":
-        return max(0.0, 0.5 * (1.0 + math.cos(math.pi * (done - warmup) / left)))
+        floor = train.min_learning_rate / train.rate
+        falling = 0.5 * (1.0 + math.cos(math.pi * (done - warmup) / left))
+        return max(0.0, falling * (1.0 - floor) + floor)
     return max(0.0, (total - done) / left)

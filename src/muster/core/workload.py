@@ -75,6 +75,15 @@ class Drawing:
 
 
 @dataclass(frozen=True)
+class Survey:
+    """What a training will read, as far as this machine can tell. `samples`: of an epoch; None: not known;
+    `notes`: what of the data is held out, left out, changed or cut, for people."""
+
+    samples: int | None = None
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
 class Spot:
     """A host's place in a job, and where its ranks meet. `python`: its interpreter."""
 
@@ -116,6 +125,7 @@ class Workload:
     output: ClassVar[Output] = "logits"  # of the trained model
     # (section, key) of further models that a recipe names: anchored and looked up as model.name is.
     other_models: ClassVar[tuple[tuple[str, str], ...]] = ()
+    cut_by: ClassVar[str] = ""  # the keys that say how long a sample may be, where longer ones are cut
     # Fields of the model's configuration that another key of the recipe sets: image_size -> data.size.
     config_keys: ClassVar[Mapping[str, str]] = {}
     metric: ClassVar[str] = "exact match"  # what its answers to held-out samples are judged by
@@ -148,6 +158,11 @@ class Workload:
         """Training samples of an epoch, where that can be told here; it may mean reading the data."""
         return None
 
+    def survey(self, config: Mapping[str, Any] | None) -> Survey:
+        """Look at the data for the plan of a model of this configuration (None: not known here). It may mean
+        reading them. Raises DataError."""
+        return Survey(self.epoch_samples())
+
     def config_of_data(self) -> dict[str, Any]:
         """Fields of the model's configuration that the data decide. Raises DataError."""
         return {}
@@ -173,6 +188,10 @@ class Workload:
         """What its agent must look for on a host, beside what all need. `base`: the job's folder there; None:
         before there is one."""
         return {}
+
+    def files(self) -> tuple[str, ...]:
+        """Files that its ranks read beside models and data, by whole paths."""
+        return ()
 
     def held_models(self) -> tuple[HeldModel, ...]:
         """The models of a step beside the one that is trained."""

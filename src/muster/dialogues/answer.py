@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from muster.dialogues.load import read
 from muster.dialogues.rows import Dialogue, Turn
 from muster.dialogues.spec import DialogueRecipe
-from muster.dialogues.tokens import Templates, padded, turns_of
+from muster.dialogues.tokens import Templates, converses, padded, turns_of
 from muster.worker.decoders import room_of
 from muster.worker.models import load_from, to_answer
 from muster.worker.workloads.base import HeldOut
@@ -54,7 +54,7 @@ class Answerer:
     @property
     def converses(self) -> bool:
         """Whether it was trained on chat messages, and takes earlier turns."""
-        return bool(self.tokenizer.chat_template)
+        return converses(self.tokenizer)
 
     @torch.inference_mode()  # type: ignore[untyped-decorator]
     def answer(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import os
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
@@ -13,7 +14,7 @@ from pydantic import Field
 from muster.core import families
 from muster.core.errors import DataError, RecipeError
 from muster.core.section import PositiveInt, Section
-from muster.core.workload import Drawing, HeldModel, Lengths, Output
+from muster.core.workload import Drawing, HeldModel, Lengths, Output, Survey
 from muster.dialogues.rows import Dialogue
 from muster.dialogues.spec import DialogueRecipe
 
@@ -70,6 +71,7 @@ class Generation(Section):
 class RolloutRecipe(DialogueRecipe):
     """A decoder generates answers to prompts, and learns which ones are rewarded. A sample is an answer."""
 
+    split_words: ClassVar[tuple[str, ...]] = ("gen",)
     packages: ClassVar[tuple[str, ...]] = ("trl",)
     answered: ClassVar[bool] = False
     dropout: ClassVar[bool] = False
@@ -111,6 +113,25 @@ class RolloutRecipe(DialogueRecipe):
                     where=sample.where,
                     hint="reward.model=RUN or reward.function=FILE.py:NAME; or a field database beside it",
                 )
+
+    @property
+    def per_prompt(self) -> int:
+        """Samples that an epoch trains on for each prompt."""
+        return 1
+
+    def survey(self, config: Mapping[str, Any] | None) -> Survey:
+        """As all dialogues, with the answers that are drawn as samples."""
+        found = super().survey(config)
+        return replace(found, samples=found.samples and found.samples * self.per_prompt)
+
+    def longest_prompt(self, config: Mapping[str, Any]) -> tuple[int, str]:
+        """As generation says."""
+        return self.generation.prompt, f"generation.prompt={self.generation.prompt:,}"
+
+    def files(self) -> tuple[str, ...]:
+        """The file of reward.function."""
+        place = (self.reward.function or "").rpartition(":")[0]
+        return (place,) if place.endswith(".py") else ()
 
     def sequence(self, config: Mapping[str, Any] | None) -> int:
         """Tokens of a prompt with its answer."""

@@ -13,8 +13,9 @@ from muster.core.batch import Batch
 from muster.core.errors import RecipeError
 from muster.core.hardware.devices import WIDE
 from muster.core.job import Decision, Facts, Job, Placement
+from muster.core.promises import held_to
 from muster.core.recipe import Engine, Recipe
-from muster.core.registry import ENGINES, declared, load_plugin, own_plugins
+from muster.core.registry import ENGINES, declared, guarded, load_plugin, own_plugins
 from muster.core.trace import Arithmetic, Parameter
 from muster.engines.spread import ModelSpread, Tensors
 from muster.engines.states import States
@@ -67,6 +68,10 @@ class EngineSpec:
     whole_checkpoints: ClassVar[bool] = False  # that any number of ranks reads
     gathers_tensors: ClassVar[bool] = False  # that it cuts one by one, not a module in one block
     copies: ClassVar[int] = 4  # times a gradient is read and written: into a bucket, averaged, out again
+
+    def extras(self, recipe: Recipe) -> tuple[str, ...]:
+        """Packages that the first rank imports for this recipe and not for others. Raises RecipeError."""
+        return ()
 
     # --- words -------------------------------------------------------------------------------------------
 
@@ -248,7 +253,8 @@ class EngineSpec:
 @cache
 def spec_of(name: str) -> EngineSpec:
     """What the engine of this name answers. Raises UsageError with near names, and BrokenPluginError."""
-    return declared(ENGINES, name, "SPEC", EngineSpec)(name)
+    with guarded(ENGINES, name):
+        return held_to(ENGINES, name, declared(ENGINES, name, "SPEC", EngineSpec), EngineSpec)(name)
 
 
 def runtime_of(name: str) -> ModuleType:

@@ -54,7 +54,8 @@ class ModelSpread:
     `sync_each_batch`: gradients are reduced in every micro-step, where the engine would wait for the last
     one; `bucket`, `prefetch`, `persistence`, `live`, `reuse`, `sub_group`: DeepSpeed's keys, in elements
     (`reuse`: max_reuse_distance); `overlap`: overlap_comm; `pins`: host memory is page-locked; `clips`: the
-    gradients' norm; `counts`: the ranks agree on the number of tokens of a step.
+    ranks agree on the gradients' norm, which FSDP's do without clipping too (Transformers tells it in either
+    case: trainer.py, _get_grad_norm); `counts`: the ranks agree on the number of tokens of a step.
     """
 
     engine: str

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import FrameType
@@ -13,11 +15,43 @@ from typing import Any
 _MEANINGS = {signal.SIGINT: "Ctrl-C", signal.SIGTERM: "SIGTERM", signal.SIGHUP: "a closed terminal (SIGHUP)"}
 
 
+GRACE = "MUSTER_GRACE"  # in a batch job: so many seconds before its time limit Slurm sends SIGTERM
+SLACK = 90.0  # Slurm looks at its jobs once a minute, and may be early
+
+
+def meaning(number: int, env: Mapping[str, str], now: float) -> str:
+    """What a signal says, for people. `now`: seconds since 1970. SIGTERM near a batch job's end, as Slurm
+    tells it (SLURM_JOB_END_TIME, from 22.05 on), is its time limit."""
+    end, grace = env.get("SLURM_JOB_END_TIME", ""), env.get(GRACE, "")
+    known = number == signal.SIGTERM and end.isdecimal() and grace.isdecimal()
+    if known and abs(int(end) - int(grace) - now) <= SLACK:
+        return f"Slurm's time limit (SIGTERM {grace} s before it)"
+    return _MEANINGS[signal.Signals(number)]
+
+
 @dataclass
 class Wish:
     """Why the user, or the system, wants the job to end; None: it may go on."""
 
     stop: str | None = None
+
+
+_PRESSED: list[int] = []  # each Ctrl-C that became a wish
+
+
+@contextmanager
+def keyboard_interrupts() -> Iterator[None]:
+    """For callers that are no command: raise KeyboardInterrupt at the end where Ctrl-C was pressed inside
+    `interrupts`, as Python does elsewhere."""
+    before = len(_PRESSED)
+    try:
+        yield
+    except Exception as error:
+        if len(_PRESSED) > before:
+            raise KeyboardInterrupt from error
+        raise
+    if len(_PRESSED) > before:
+        raise KeyboardInterrupt
 
 
 @contextmanager
@@ -29,7 +63,9 @@ def interrupts() -> Iterator[Wish]:
         return
 
     def note(number: int, frame: FrameType | None) -> None:
-        wish.stop = wish.stop or f"stopped by {_MEANINGS[signal.Signals(number)]}"
+        if number == signal.SIGINT:
+            _PRESSED.append(number)
+        wish.stop = wish.stop or f"stopped by {meaning(number, os.environ, time.time())}"
 
     heeded = [
         number for number in _MEANINGS if signal.getsignal(number) != signal.SIG_IGN

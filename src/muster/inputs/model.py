@@ -105,6 +105,7 @@ def check_model(recipe: Recipe) -> None:
     elsewhere = {name: key for name, key in recipe.config_keys.items() if name in decided}
     named = "model.name" if recipe.model.name and "model_type" not in own else "model.config.model_type"
     _check_family(recipe, config, named)
+    _check_direction(recipe, config, named)
     _check_output(recipe, config)
     config |= {name: decided[name] for name in elsewhere}
     check_config(config, FieldSource(own, str(base) if base else None, elsewhere))
@@ -202,6 +203,26 @@ def _check_family(recipe: Recipe, config: Mapping[str, Any], where: str) -> None
         where=where,
         hint=f"such as {', '.join(next(iter(each.SIZES)) for each in recipe.families)}",
     )
+
+
+# Encoders, which see what comes behind a token, but for `is_decoder` in their configuration. Transformers
+# makes a language model of each, with a warning, and its loss means nothing.
+_BOTH_WAYS = (
+    "bert", "bert-generation", "big_bird", "camembert", "data2vec-text", "distilbert", "electra", "ernie",
+    "megatron-bert", "modernbert", "rembert", "roberta", "roberta-prelayernorm", "roformer", "xlm-roberta",
+    "xlm-roberta-xl", "xmod",
+)  # fmt: skip
+
+
+def _check_direction(recipe: Recipe, config: Mapping[str, Any], where: str) -> None:
+    """Raise RecipeError for an encoder where each token is to be foretold from those before it."""
+    kind = config.get("model_type")
+    if gpt2 in recipe.families and kind in _BOTH_WAYS and not config.get("is_decoder"):
+        raise RecipeError(
+            f"a {kind} sees the tokens that it is to foretell, so that {recipe.workload} teaches it nothing",
+            where=where,
+            hint=f"a decoder, such as {', '.join(next(iter(each.SIZES)) for each in recipe.families)}",
+        )
 
 
 def _check_output(recipe: Recipe, config: Mapping[str, Any]) -> None:

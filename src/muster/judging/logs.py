@@ -24,7 +24,9 @@ from muster.core.hostlist import fold_hosts
 from muster.core.units import counted, format_number, parse_rate
 from muster.judging import Baseline, Class, Settings
 from muster.judging.document import Condition, JobEntry, Judged, Peers, Verdict
+from muster.judging.grouping import without_lone_guesses
 from muster.judging.joblogs import judged
+from muster.readers._harmless import without_harmless
 from muster.readers._mapping import Mapping, load_mappings
 from muster.readers._read import read_blocks
 from muster.readers.base import JobLog
@@ -68,7 +70,7 @@ def judge(
     known = [each.of_workload(workload) for each in load_mappings(mappings)]
     given = {path.resolve() for path in [*mappings, *([baseline] if baseline else [])]}
     files = [each for each in find_logs(where) if each.path.resolve() not in given]
-    logs = list(read_logs(files, known, named, progress))
+    logs = without_lone_guesses(without_harmless(list(read_logs(files, known, named, progress))))
     if workload:
         logs = [
             replace(log, workload=workload, recipe=workload, alone="") if log.alone else log for log in logs
@@ -147,8 +149,9 @@ def save_csv(found: Judged, path: Path) -> None:
     for job in found.jobs:
         verdicts = dict.fromkeys(condition.get(host, "unknown") for host in job.hosts)
         rows.append([
-            ",".join(job.hosts), _figure(job.samples_per_second, ".4f"), job.outcome, job.job, job.workload,
-            len(job.hosts) or None, _figure(job.measured_seconds, ".3f"), job.reason, job.memory,
+            ",".join(job.hosts), _figure(job.samples_per_second, ".4f"),
+            "below" if job.misses else job.outcome, job.job, job.workload, len(job.hosts) or None,
+            _figure(job.measured_seconds, ".3f"), job.reason or "; ".join(job.misses) or None, job.memory,
             _figure(job.variation, ".6f"), _figure(job.slower, ".6f"), job.steps, job.skipped_steps,
             " ".join(verdicts),
         ])  # fmt: skip

@@ -12,6 +12,16 @@ from pydantic import Field
 from muster.core.section import Part
 
 SCHEMA_VERSION = 1
+NEARLY_FULL = 0.88  # of a device: from here on a plan says so, and names what would leave more free
+SPEAKS_FOR = (
+    "of Muster's own training; other trainers take more: about 14 bytes a logit in half precision where the "
+    "loss is Transformers', 4 bytes a parameter where AdamW is foreach, whole gradients under no_sync"
+)
+# Decisions that change what a rank holds.
+_MEMORY = (
+    "engine.zero", "engine.sync_each_batch", "engine.group", "train.gradient_checkpointing",
+    "train.fused_loss", "model.create", "batch.micro",
+)  # fmt: skip
 
 
 class MemoryPlan(Part):
@@ -27,11 +37,17 @@ class MemoryPlan(Part):
     basis: str = Field(description="where the activations are from: traced, or closed form")
     moment: str = Field(description="when the peak is")
     lacking: str | None = Field(description="device or host, where there is too little; None: it fits")
+    speaks_for: str = Field(SPEAKS_FOR, description="whose memory this is")
 
     @property
     def tight(self) -> bool:
         """Whether the device has less than the margin left."""
         return self.device_room is not None and self.device_bytes > (1 - self.margin) * self.device_room
+
+    @property
+    def nearly_full(self) -> bool:
+        """Whether so much of the device is used that what varies in a run may be too much."""
+        return self.device_room is not None and self.device_bytes > NEARLY_FULL * self.device_room
 
 
 class TimePlan(Part):
@@ -63,6 +79,18 @@ class TimePlan(Part):
     )
     assumed: list[str] = Field(description="what was neither measured nor stated by a maker")
     calibrated: bool = Field(description="the device's efficiency was learned from measured runs")
+
+
+class TrainingPlan(Part):
+    """What the training will be, for people, as the recipe and the engine's own configuration say."""
+
+    samples: int | None = Field(description="of an epoch; None: not known here")
+    steps: int | None = Field(description="optimizer steps; None: not known here")
+    length: str = Field(description="what the number of steps is from, and what may end the training earlier")
+    optimizer: str
+    decay: str = Field(description="the optimizer's groups: which weights decay")
+    schedule: str
+    order: str = Field(description="of the samples")
 
 
 class ScalingPoint(Part):
@@ -106,6 +134,11 @@ class Plan(Part):
     )
     ranks: int
     batch: dict[str, int]
+    training: TrainingPlan | None = Field(None, description="None: an earlier version's plan")
+    data: list[str] = Field(
+        default_factory=list,
+        description="what of the data is held out, left out, changed or cut, as far as it is known here",
+    )
     memory: MemoryPlan | None = Field(None, description="None: the model is not known here")
     time: TimePlan | None = Field(None, description="None: the device's speed is not known")
     scaling: list[ScalingPoint] = Field(default_factory=list)
@@ -115,5 +148,15 @@ class Plan(Part):
     candidates: list[Candidate] = Field(default_factory=list)
     sentence: str | None = None
     would_fit: list[str] = Field(default_factory=list, description="the smallest changes with which it fits")
+    roomier: list[str] = Field(
+        default_factory=list,
+        description="where the device is nearly full, the smallest changes with which it is not",
+    )
     decisions: list[dict[str, Any]] = Field(default_factory=list)
     notes: list[str] = Field(default_factory=list)
+
+    @property
+    def choices(self) -> list[str]:
+        """What was decided of what a rank holds, as overrides: with other values it may not fit."""
+        told = [(each["field"], each["value"]) for each in self.decisions if each["field"] in _MEMORY]
+        return [f"{field}={str(value).lower()}" for field, value in told if value not in (None, False)]

@@ -42,6 +42,7 @@ UNTRACED = (
     "samples/s is too high: memory traffic is not counted where the model is not traced. Published runs take "
     "0.9 to 1.4 times as long from about 1 G parameters on, and several times as long with 0.1 G and less"
 )
+UNCOUNTED = "no time: the model was not traced, and no formula has its operations"
 
 
 @dataclass(frozen=True)
@@ -219,8 +220,9 @@ def _with_time(recipe: Recipe, setting: Setting, room: Room, outlook: Outlook, m
     machines = outlook.machines
     case = case_of(setting, machines) if machines is not None else None
     if case is None:
-        undrawn = [] if setting.drawing is None else [_undrawn(setting, machines)]
-        return made.model_copy(update={"notes": [*made.notes, *undrawn]})
+        why = UNCOUNTED if machines is not None else ""  # else a note says which machine is not known
+        why = why if setting.drawing is None else _undrawn(setting, machines)
+        return made.model_copy(update={"notes": [*made.notes, *([why] if why else [])]})
     samples, epochs = outlook.samples, recipe.train.epochs
     if outlook.once:
         epochs = 1.0

@@ -51,6 +51,8 @@ def greeting(
     launch = recipe.launch
     workdir = (launch.workdir or "~/.cache/muster").rstrip("/")
     trackers = [name for each in recipe.measure.report_to for name in TRACKERS[each]]
+    engine = spec_of(recipe.engine.name)
+    packages = [*engine.packages, *engine.extras(recipe), *recipe.extras, *recipe.offered_by]
     return {
         place.host: {
             "run_root": str(run_dir.parent),
@@ -62,7 +64,7 @@ def greeting(
             "python": launch.python,
             "setup": launch.setup,
             "device": launch.device,
-            "packages": [*trackers, *spec_of(recipe.engine.name).packages, *recipe.extras],
+            "packages": [*trackers, *packages],
             "controller_python": sys.executable,
             "timeout": launch.timeout,
             "lease": launch.lease,

@@ -82,6 +82,8 @@ def remedies(setting: Setting, room: Room, model: str, said: OpenChoices = NOTHI
         more = _more_ranks(setting, room, said, shards=shards)
         ways += [more] if more else []
     larger = None if ways else _larger(setting, room)
+    half = _half_kept(setting, room)
+    ways += [half] if half else []
     smaller = _smaller(setting, room, model)
     if smaller:
         ways.append(f"model.name={smaller}")
@@ -267,6 +269,16 @@ def _more_ranks(setting: Setting, room: Room, said: OpenChoices, *, shards: bool
     return best[1] if best else None
 
 
+def _half_kept(setting: Setting, room: Room) -> str | None:
+    """Frozen weights in bf16 alone, beside adapters."""
+    adapted = setting.trainable < setting.parameters and setting.quantized is None
+    able = spec_of(setting.engine).keeps_half and setting.precision == "bf16" and not setting.keeps_half
+    if not (adapted and able) or setting.others or setting.drawing:
+        return None
+    halved = replace(setting, keeps_half=True, trace=None)
+    return "train.optimizer=adamw-bf16" if _fits(halved, room) else None
+
+
 def _larger(setting: Setting, room: Room) -> str | None:
     """The smallest GPUs that are known on which it fits as it is, where the device is what it lacks."""
     if setting.device != "cuda" or room.device is None:
@@ -290,7 +302,7 @@ def _smaller(setting: Setting, room: Room, model: str) -> str | None:
         if name.rpartition("/")[0] == owner
     }
     for name, count in sorted(sizes.items(), key=lambda size: -size[1]):
-        if count >= setting.parameters:
+        if count >= sizes[model]:  # not of the setting's parameters, which have adapters as well
             continue
         share = setting.trainable / setting.parameters
         config = {**setting.config, **family.SIZES[name]}

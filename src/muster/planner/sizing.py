@@ -84,6 +84,9 @@ def _learning_rate(recipe: Recipe, decisions: list[Decision]) -> Recipe:
         why = f"{recipe.model.name} was trained with it"
         decisions.append(Decision("train.learning_rate", fixed, why))
     train = recipe.train.model_copy(update={"learning_rate": float(fixed)})
+    if train.min_learning_rate > train.rate:
+        what = f"is {train.min_learning_rate:g}, above train.learning_rate={fixed:g}"
+        raise RecipeError(what, where="train.min_learning_rate")
     return recipe.model_copy(update={"train": train})
 
 

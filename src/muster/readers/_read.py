@@ -12,21 +12,34 @@ from typing import Annotated
 
 from pydantic import OnErrorOmit, StringConstraints, TypeAdapter
 
-from muster.core.registry import load_plugin, loading, plugin_names
+from muster.core.errors import BrokenPluginError
+from muster.core.registry import load_plugin, plugin_names, warn
 from muster.core.units import counted
 from muster.failures.signs import HINTS as SIGN_HINTS
 from muster.failures.signs import Sign, shortened
 from muster.readers._frame import FOR_FACTS, FOR_READERS, FOR_SIGNS, Frame, own_stamp
 from muster.readers._frame import HINTS as FRAME_HINTS
-from muster.readers._mapping import Mapping
+from muster.readers._guard import guarded_reader
+from muster.readers._mapping import LONGEST, Mapping
 from muster.readers._paths import folder_of, hosts_of_path, is_slurm, split_hosts
 from muster.readers._where import LinePlace
-from muster.readers.base import APART, JobLog, LineReader, MeasuredWindows, Outcome, Reading, Unit, Why
+from muster.readers.base import (
+    APART,
+    NOWHERE,
+    JobLog,
+    LineReader,
+    MeasuredWindows,
+    Outcome,
+    Reading,
+    Unit,
+    Why,
+)
 from muster.store.logfiles import BrokenFile, Lines
 
 PACKAGE = "muster.readers"
 UNKNOWN_WORK = "the log does not say what it trained (no command, no settings): compared with no other job"
 NO_FORMAT = "no known log format was recognised; --mapping FILE can say how its lines are read"
+LATE = "a process crashed after the training had ended"
 TABLE, MAPPED = "table", "mapped lines"  # formats that mappings tell
 MOST_RANKS = 8  # of a host, where nothing says how many hosts there are
 TOLD, LAST = 5, 5  # signs, and lines at the end, that are kept to explain a failure
@@ -43,9 +56,11 @@ def _readers() -> tuple[tuple[tuple[str, ...], _MADE], ...]:
     """(hints, reader) of every format, by name."""
     found = []
     for name in sorted(plugin_names(PACKAGE)):
-        with loading(PACKAGE, name):
+        try:
             module = load_plugin(PACKAGE, name)
-            found.append((module.HINTS, module.Reader))
+            found.append(guarded_reader(name, module))
+        except BrokenPluginError as error:
+            warn(str(error))
     return tuple(found)
 
 
@@ -107,7 +122,9 @@ def _read_file(
         elif not jobs:
             jobs.append(_with_hosts(_unread(path, frame, whole, fitting), frame, named))
         jobs[started:] = [
-            each if each.outcome == "succeeded" else replace(each, why=_why(frame, whole))
+            replace(each, shapes=frozenset(frame.signs.shapes))
+            if each.outcome == "succeeded"
+            else replace(each, why=_why(frame, whole))
             for each in jobs[started:]
         ]
         feed = feed.again()
@@ -274,6 +291,8 @@ def _unknown(path: str, first: str, last: str, mappings: Sequence[Mapping]) -> s
         return "is empty"
     if any(mapping.delimiter_of(first) for mapping in mappings):
         return "has the columns that a mapping names, but no row with values in all of them"
+    if any(mapping.line for mapping in mappings) and len(first) > LONGEST:
+        return f"begins with a line of {len(first):,} characters, and a mapping searches at most {LONGEST:,}"
     if any(mapping.line for mapping in mappings):
         return f"no line of it matches the expression of a mapping; its first is {shortened(first)}"
     if path.lower().endswith((".csv", ".tsv")):
@@ -298,7 +317,7 @@ def _job(
     def told(name: str) -> float | None:
         return next((value for each in ordered if (value := getattr(each, name)) is not None), None)
 
-    steps, skipped, memory = told("steps"), told("skipped"), told("memory")
+    steps, skipped, memory, total = (told(name) for name in ("steps", "skipped", "memory", "total"))
     notes = [note for each in ordered for note in each.notes]
     if best is None and told("reported") is not None:
         notes.append("no step times: the rate is the one that the tool printed, with its warm-up")
@@ -306,12 +325,15 @@ def _job(
         notes.append(f"the measured windows include {best.skipped} skipped steps")
     if best and best.interrupted:
         notes.append("the measured windows include evaluation or saving")
-    contradicted = _contradicted(best, ordered)
+    contradicted = _contradicted(best, figures)
     if best and contradicted:
         notes.append(
-            f"the measured windows give {best.rate:,.5g} samples/s, and the tool itself says "
+            f"the measured windows give {best.rate:,.5g} {best.unit}/s, and the tool itself says "
             f"{contradicted:,.5g} of the same steps"
         )
+        if not figures[0][0].sure:
+            notes[-1] += ": neither is taken"
+            best = None
     spans = [each.span for each in ordered if each.span]
     recipes = list(dict.fromkeys(each.recipe for each in ordered if each.recipe))
     job = JobLog(
@@ -325,9 +347,10 @@ def _job(
         alone="" if frame.recipe or recipes else UNKNOWN_WORK,
         batch=told("batch") or frame.batch,
         steps=int(steps) if steps is not None else None,
+        total=int(total) if total is not None else None,
         skipped=int(skipped) if skipped is not None else None,
         measured=best,
-        reported=told("reported"),
+        reported=told("reported") if best or not contradicted else None,
         contradicted=contradicted,
         memory=int(memory) if memory is not None else None,
         unit=best.unit if best else next((each.unit for each in ordered if not each.batch), "samples"),
@@ -358,16 +381,22 @@ def measured(reading: Reading) -> MeasuredWindows | None:
     return replace(found, timed=reading.timed, unit=unit) if found else None
 
 
-def _contradicted(best: MeasuredWindows | None, found: Sequence[Reading]) -> float | None:
-    """What a tool itself says, where that is more than APART of the measured rate."""
+def _contradicted(
+    best: MeasuredWindows | None, found: Sequence[tuple[Reading, MeasuredWindows | None]]
+) -> float | None:
+    """What a tool itself says, or another format of the same log counts, where that is more than APART of the
+    measured rate."""
     if best is None:
         return None
-    own = [each.own for each in found if each.own]
+    own = [each.own for each, _ in found if each.own]
+    own += [other.rate for each, other in found[1:] if other and not each.sure and other.unit == best.unit]
     return next((each for each in own if abs(best.rate / each - 1) > APART), None)
 
 
-def _worth(reading: Reading, figures: MeasuredWindows | None) -> tuple[bool, bool, float]:
-    return figures is not None, reading.exact, figures.seconds if figures else 0.0
+def _worth(reading: Reading, figures: MeasuredWindows | None) -> tuple[bool, bool, bool, bool, float]:
+    counted_well = reading.sure and figures is not None and figures.unit == "samples"
+    seconds = figures.seconds if figures else 0.0
+    return figures is not None, reading.whole, counted_well, reading.exact, seconds
 
 
 def _outcome(job: JobLog, frame: Frame, ends: Sequence[bool]) -> JobLog:
@@ -375,24 +404,35 @@ def _outcome(job: JobLog, frame: Frame, ends: Sequence[bool]) -> JobLog:
     decisive = frame.signs.decisive()
     if frame.signs.broke and decisive is not None:
         return _ended(job, frame, decisive)
-    if any(ends):
+    if any(ends) or frame.signs.late:
+        if late := frame.signs.late:
+            note = f"{LATE}: {shortened(late)}"
+            job = replace(job, notes=(*job.notes, note))
         if job.steps and job.skipped == job.steps:
             why = f"all {job.steps} steps were skipped by the loss scaler: nothing was trained"
             return replace(job, outcome="failed", reason=why, failure="loss_scale_too_high", measured=None)
         return job
     if decisive is not None:
         return _ended(job, frame, decisive)
-    if ends or not job.format:
-        where = f"after step {job.steps}" if job.steps else "before its first step"
-        why = f"the log stops {where} without an error and without an end"
-        return replace(job, outcome="timeout", reason=why)
-    return job
+    return stopped(job) if ends or not job.format else job
+
+
+def stopped(job: JobLog) -> JobLog:
+    """Of a log that has no word of its end."""
+    whole = f" of {job.total}" if job.total else ""
+    where = f"after step {job.steps}{whole}" if job.steps else "before its first step"
+    why = f"the log stops {where} without an error and without an end"
+    return replace(job, outcome="timeout", reason=why, failure=None, failed=())
 
 
 def _ended(job: JobLog, frame: Frame, sign: Sign) -> JobLog:
     outcome: Outcome = "timeout" if sign.weight in ("external", "limit") else "failed"
     failed = frame.signs.by_themselves()
-    return replace(job, outcome=outcome, reason=shortened(sign.text), failure=sign.failure, failed=failed)
+    onward = frame.signs.onward.when if outcome == "timeout" and frame.signs.onward else None
+    quiet = sign.when - onward if sign.when is not None and onward is not None else None
+    return replace(
+        job, outcome=outcome, reason=shortened(sign.text), failure=sign.failure, failed=failed, quiet=quiet
+    )
 
 
 def _with_hosts(job: JobLog, frame: Frame, named: re.Pattern[str] | None) -> JobLog:
@@ -414,7 +454,7 @@ def _unplaced(job: JobLog, frame: Frame) -> str:
     """Why the hosts that are known may not be those that the job ran on."""
     count, ranks = len(set(job.hosts)), frame.ranks or 0
     if not count:
-        return "neither the log nor its name says on which hosts it ran"
+        return NOWHERE
     if frame.nodes:
         told = f"the job ran on {counted(frame.nodes, 'host')}, and {counted(count, 'host')} of it are named"
         return told if frame.nodes != count else ""

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 
+from muster.core.units import counted
 from muster.readers._frame import Frame, stamp, uncoloured
 from muster.readers._lines import LineFormat, MappedSteps
 from muster.readers._mapping import LONGEST, Mapping
@@ -18,16 +20,19 @@ class Reader:
     """The lines that the first mapping matches which matches any."""
 
     def __init__(self, frame: Frame, mappings: Sequence[Mapping]) -> None:
+        self.frame = frame
         self.known = [
             MappedSteps(LineFormat(FORMAT, HINTS, re.compile(each.line), unit=each.unit), frame, each)
             for each in mappings
             if each.line
         ]
         self.closed = not self.known
+        self.long = 0  # lines that were not searched
 
     def line(self, text: str) -> None:
         """Any line."""
         if len(text) > LONGEST:
+            self.long += 1
             return
         text = uncoloured(text)
         for steps in self.known:
@@ -35,9 +40,14 @@ class Reader:
                 self.known = [steps]
                 groups = match.groupdict()
                 time = groups.get("time")
-                steps.begin(groups, steps.mapping.moment(time) if time else stamp(text))
+                at = steps.mapping.moment(time) if time else stamp(text)
+                steps.begin(groups, self.frame.arrived if at is None else at)
                 return
 
     def readings(self) -> list[Reading]:
         """One for each job that a line names, or for each host."""
-        return [reading for steps in self.known for reading in steps.readings()]
+        found = [reading for steps in self.known for reading in steps.readings()]
+        if not self.long:
+            return found
+        note = f"{counted(self.long, 'line')} of more than {LONGEST:,} characters not searched by the mapping"
+        return [replace(each, notes=(*each.notes, note)) for each in found]

@@ -299,7 +299,7 @@ def _learning(data: RunData, figures: Result) -> list[KeyFigure]:
     quality = figures.quality
     kind = recipe_class(figures.workload)
     metric = quality.metric if quality else kind.metric
-    exact, same = KeyFigure(metric[:1].upper() + metric[1:]), KeyFigure("Execution accuracy")
+    exact, same = KeyFigure(metric[:1].upper() + metric[1:]), KeyFigure("Same rows from the database")
     if quality is not None:
         asked = f"of {counted(quality.questions, 'question' if metric == 'exact match' else 'sample')}"
         right = round(quality.exact_match * quality.questions)

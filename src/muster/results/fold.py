@@ -31,6 +31,7 @@ from muster.core.result import (
     Seconds,
     Status,
     Unscored,
+    WrittenFile,
     unscored_words,
 )
 from muster.core.secrets import masked_words
@@ -279,6 +280,7 @@ class Folder:
     split: events.Split | None = None
     counted: dict[int, events.FlopsCounted] = field(default_factory=dict)
     profiled: list[events.Profiled] = field(default_factory=list)
+    wrote: dict[str, events.Wrote] = field(default_factory=dict)  # by path
     model_path: str | None = None
     began: float | None = None
     attempt_began: float | None = None
@@ -314,6 +316,8 @@ class Folder:
             self.counted[rank] = event
         elif isinstance(event, events.Profiled):
             self.profiled.append(event)
+        elif isinstance(event, events.Wrote):
+            self.wrote[event.path] = event
         elif isinstance(event, events.Progress):
             self.progress = event
             if not self.windows:  # muster.step counts its own steps, and tells its own losses
@@ -425,7 +429,8 @@ def make_result(
     if skipped:
         notes.append(f"{skipped} of {last_step} steps were skipped by the loss scaler and do not count")
     if folder.data and folder.data.cut:
-        notes.append(f"{counted(folder.data.cut, 'sample')} cut to data.max_source or data.max_target")
+        by = f" to {recipe.cut_by}" if recipe.cut_by else ""
+        notes.append(f"{counted(folder.data.cut, 'sample')} cut{by}")
     if folder.data and folder.data.skipped:
         notes.append(f"{counted(folder.data.skipped, 'sample')} skipped, since they cannot be used")
     quality = _quality(folder)
@@ -437,6 +442,10 @@ def make_result(
     if speed and speed.data_share is not None and speed.data_share > STARVING:
         notes.append(starving_note(speed.data_share, recipe.train.loaders))
     notes += [*_counting(folder.counted.get(0)), *_profiles(folder.profiled)]
+    notes += [
+        f"{each.what} of {recipe.engine.name} is on {each.host}: {each.path}"
+        for each in folder.wrote.values()
+    ]
     if folder.attempt > 1:
         notes.append(f"this run was resumed: attempt {folder.attempt}")
     for each in job.decisions:
@@ -476,6 +485,10 @@ def make_result(
             folder.profiled,
             lambda rank: usual_seconds(windows, recipe.measure.warmup, job.world_size, rank),
         ),
+        files=[
+            WrittenFile(what=each.what, host=each.host or "", path=each.path, head=each.head)
+            for each in folder.wrote.values()
+        ],
         quality=quality,
         attention=attention_report(list(folder.attention.values()), seconds.training),
         hang=folder.hang,

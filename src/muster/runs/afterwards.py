@@ -7,6 +7,7 @@ import shlex
 from typing import Any
 
 from muster.core import families
+from muster.dialogues.rows import PROMPTS_NOTE as PROMPTS
 from muster.runs.resume import frozen_recipe
 from muster.store.runfolder import RunFolder, from_here
 
@@ -37,6 +38,7 @@ def loading_lines(run: RunFolder) -> str:
     if positions and not config.get("is_encoder_decoder"):
         new = min(new, positions // 2)  # as worker/decoders.py: room_of
     chat = (run.model / "chat_template.jinja").is_file()  # where Transformers keeps it
+    chat = chat and PROMPTS not in run.read_json(run.model / "tokenizer_config.json")
     return ((chat and recipe.loading_chat) or recipe.loading).format(
         model=json.dumps(from_here(run.model)),
         question=json.dumps(question, ensure_ascii=False),

@@ -19,9 +19,10 @@ from muster.core.units import counted
 from muster.failures.signs import Sign, order, shortened
 from muster.failures.table import Blame, KnownFailure, Phase, Retry, find, known_failures
 from muster.fleet.cause import LAST_WORDS
+from muster.readers._harmless import without_harmless
 from muster.readers._mapping import load_mappings
 from muster.readers._paths import place_of
-from muster.readers._read import read_blocks
+from muster.readers._read import LATE, read_blocks
 from muster.readers._why import sign_of
 from muster.readers.base import JobLog
 from muster.runs.recorder import ATTEMPT
@@ -176,7 +177,7 @@ def explain_logs(where: Path) -> Explanation:
         raise UsageError("is no text", where=str(where))
     if len({re.sub(r"#\d+$", "", job.path) for job in jobs}) == 1:  # the name of one log is no host's
         jobs = [replace(job, hosts=()) if job.hosts_from.startswith("guess") else job for job in jobs]
-    return _of_jobs(str(where), jobs)
+    return _of_jobs(str(where), without_harmless(jobs))
 
 
 def explain_stream(raw: IO[bytes]) -> Explanation:
@@ -261,6 +262,7 @@ def _nothing(of: str, jobs: Sequence[JobLog], notes: list[str]) -> Explanation:
             says += ": it was killed from outside, hangs, or still runs"
         lines = _telling(stopped or jobs)
         return Explanation(of=of, answer="unknown", says=says, lines=lines, notes=notes)
+    notes += [f"{log.path}: {note}" for log in jobs for note in log.notes if note.startswith(LATE)]
     good = sum(log.outcome == "succeeded" for log in jobs)
     says = f"nothing failed here: {counted(good, 'job')} ended well" if good else "no known failure is in it"
     return Explanation(of=of, answer="nothing", says=says, notes=notes)

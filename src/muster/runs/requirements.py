@@ -19,9 +19,9 @@ PROFILER = "deepspeed"  # has the one of measure.profile=flops
 def needed(recipe: Recipe) -> list[str]:
     """The packages that the recipe's ranks import."""
     if not recipe.trains:
-        return list(recipe.imported)
+        return [*recipe.imported, *recipe.offered_by]
     more = [PROFILER] if recipe.measure.profile == "flops" else []
-    more += [*spec_of(recipe.engine.name).packages, *recipe.packages, *recipe.extras]
+    more += [*spec_of(recipe.engine.name).packages, *recipe.packages, *recipe.extras, *recipe.offered_by]
     return list(dict.fromkeys([*NEEDED, *more]))
 
 
@@ -31,7 +31,7 @@ def check_hosts(facts: Facts, recipe: Recipe) -> None:
     for host, about in facts.items():
         missing = [name for name in wanted if not about["versions"].get(name)]
         if missing:
-            extra = set(missing) <= set(recipe.extras)
+            extra = set(missing) <= {*recipe.extras, *recipe.offered_by}
             train = " ".join(missing) if extra else "'passmuster[train]'"
             raise UsageError(
                 f"{', '.join(missing)} not installed for {about['python']}",
@@ -48,6 +48,17 @@ def check_hosts(facts: Facts, recipe: Recipe) -> None:
                     hint=f"pip install {TRACKERS[tracker][0]} there, or leave it out",
                     failure="remote_module_missing",
                 )
+    own = spec_of(recipe.engine.name).extras(recipe) if recipe.trains else ()
+    host, about = next(iter(facts.items()))
+    missing = [name for name in own if not about["versions"].get(name)]
+    if missing:
+        raise UsageError(
+            f"{', '.join(missing)} not installed for {about['python']}, and the {recipe.engine.name} "
+            "configuration reports to it",
+            host=host,
+            hint=f"pip install {' '.join(missing)} there, or leave that section out",
+            failure="remote_module_missing",
+        )
     for name in wanted:
         values = {about["versions"][name] for about in facts.values()}
         if len(values) > 1:

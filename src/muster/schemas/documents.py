@@ -14,7 +14,7 @@ from muster.checks.profiles import profile_schema
 from muster.checks.registry import checks_of, families
 from muster.core.pipeline import Pipeline, PipelineResult
 from muster.core.recipe import Recipe, recipe_classes
-from muster.core.registry import ENGINES, own_plugins
+from muster.core.registry import ENGINES, plugin_names
 from muster.core.result import Result
 from muster.judging.document import Judged
 from muster.planner.document import Plan
@@ -65,5 +65,5 @@ def recipe_schema() -> dict[str, Any]:
             "description": "Other recipes that this one starts from, by name or path; later keys override "
             "earlier ones.",
         }
-    schema["$defs"]["Engine"]["properties"]["name"]["enum"] = sorted(own_plugins(ENGINES))
+    schema["$defs"]["Engine"]["properties"]["name"]["enum"] = sorted(plugin_names(ENGINES))
     return {"title": "Muster recipe", "anyOf": [refs[model] for model in models], **schema}

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import json
+import operator
 import os
 import re
 import shlex
@@ -144,15 +146,31 @@ class Folder:
         if not self.result.exists():
             return None
         try:
-            return kind.model_validate_json(self.result.read_text(encoding="utf-8"))
+            return tolerant(kind, json.loads(self.result.read_text(encoding="utf-8")))
         except (OSError, ValueError) as error:
             found = error.errors() if hasattr(error, "errors") else []  # pydantic's, which is not imported
             what = found[0]["msg"] if found else str(error)
             raise RunFolderError(
                 f"is damaged: {what}",
                 where=str(self.result),
-                hint="remove this file: the run then counts as not finished, and its events are still there",
+                hint="keep it under another name: the run then counts as not finished, and its events are "
+                "still there",
             ) from None
+
+
+def tolerant(kind: type[Document], data: Any) -> Document:
+    """A document without the keys that this version does not know, as a later one may have written them.
+    Raises ValueError for whatever else is wrong."""
+    try:
+        return kind.model_validate(data)
+    except ValueError as error:
+        found: list[Any] = getattr(error, "errors", list)()  # pydantic's, which is not imported
+        unknown = [each["loc"] for each in found if each["type"] == "extra_forbidden"]
+        if not unknown or len(unknown) < len(found):
+            raise
+    for *path, key in unknown:
+        functools.reduce(operator.getitem, path, data).pop(key)
+    return tolerant(kind, data)
 
 
 @dataclass(frozen=True)
@@ -199,6 +217,7 @@ class RunFolder(Folder):
     code = Inside("code")  # of a command, where it was brought to hosts that share this folder
     # Held-out questions with the model's answers, one JSON object per line.
     predictions = Inside("predictions.jsonl")
+    asked = Inside("asked.jsonl")  # what `muster ask --evaluate` answered last
     hang = Inside("hang.json")  # where each rank stood when the job was found to hang
     fabric = Inside("fabric")  # the fabric workload's tables, as CSV files
     room = Inside(".room")  # holds some room on the disk while the job runs, for its result

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import platform
 import random
@@ -17,7 +18,7 @@ from transformers.utils import is_torch_tf32_available
 
 from muster.core.errors import MusterError, UsageError, WorkerError
 from muster.core.registry import WORKLOADS, load_plugin
-from muster.core.schedule import steps_of, warmup_note
+from muster.core.schedule import scheduler, steps_of, warmup_note
 from muster.core.versions import versions_of
 from muster.engines.base import packages
 from muster.store import events
@@ -89,6 +90,7 @@ def _device_name(context: Context) -> str:
 # ----------------------------------------------------------------------------------------------------
 # A recipe's training settings as Transformers' TrainingArguments, the same for every workload and engine.
 
+_HEAD_LINES, _HEAD_WIDTH = 40, 160  # of a file that the engine wrote
 NEVER = 1 << 62  # a step that no run reaches
 
 
@@ -104,7 +106,7 @@ def training_arguments(context: Context) -> dict[str, Any]:
         "num_train_epochs": train.epochs,
         "max_steps": train.max_steps or -1,
         "learning_rate": train.rate,
-        "lr_scheduler_type": train.schedule,
+        **scheduler(train),
         "warmup_steps": train.warmup if train.warmup < 1 else int(train.warmup),
         **({"optim": "adamw_bnb_8bit"} if train.optimizer == "adamw-8bit" else {}),
         "weight_decay": train.weight_decay,
@@ -251,6 +253,7 @@ def _train(context: Context, workload: ModuleType) -> _Trained:
         if resume and hasattr(engine, "readable"):
             resume = stack.enter_context(engine.readable(context, resume))
         trainer.train(resume_from_checkpoint=str(resume) if resume else None)
+    _tell_files(context)
     if (
         context.recipe.evaluate.after
         and trainer.eval_dataset is not None
@@ -269,6 +272,17 @@ def _train(context: Context, workload: ModuleType) -> _Trained:
     }
     step = int(trainer.state.global_step)
     return _Trained(step, meter.total_skipped, seconds, built.held_out, weights.changed)
+
+
+def _tell_files(context: Context) -> None:
+    """Say what the engine wrote by itself; the first rank does that."""
+    written = getattr(context.engine, "written", None)
+    for what, path in written(context).items() if written and context.main else ():
+        head = []
+        if path.is_file():
+            with path.open(encoding="utf-8", errors="replace") as file:
+                head = [line.rstrip()[:_HEAD_WIDTH] for line in itertools.islice(file, _HEAD_LINES)]
+        context.emit(events.Wrote, what=what, path=str(path), head=head)
 
 
 def _with_engine(arguments: dict[str, Any], own: dict[str, Any]) -> dict[str, Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from rich.markup import escape
 
@@ -14,6 +15,7 @@ from muster.cli.views.results import print_afterwards, print_failure
 from muster.core.pipeline import PipelineResult, StepResult
 from muster.core.units import format_number, format_seconds
 from muster.runs.dry_run import format_dry_run
+from muster.runs.listing import show
 from muster.runs.pipeline import Seen, dry_run_of, read_pipeline, run_pipeline, so_far
 from muster.store.runfolder import PipelineFolder
 
@@ -55,13 +57,21 @@ def show_pipeline(folder: PipelineFolder, *, json: bool) -> int:
     """How far a pipeline has come, and what its steps came to. -> exit code."""
     state, result = folder.state(), folder.read_result()
     shown = result or so_far(folder)
+    now = next((each for each in shown.pipeline if each.status == "running"), None)
+    running = show(folder.step(now.name)) if now else None
     if json:
         told = shown.model_dump(mode="json")
-        about = {"id": folder.id, "path": str(folder.path), "state": state}
+        about: dict[str, Any] = {"id": folder.id, "path": str(folder.path), "state": state}
+        if now and running:
+            progress = {"step": running.step, "total_steps": running.total_steps, "loss": running.loss}
+            about["running"] = {"name": now.name, **progress}
         print_json({**about, "pipeline": told["pipeline"], "result": told if result else None})
         return 0
     say(folder.id)
     _print_result(shown, state)
+    if now and running:
+        loss = f", loss {running.loss:.4f}" if running.loss is not None else ""
+        say(f"  {now.name:<22} step {running.step} of {running.total_steps or '?'}{loss}")
     for name, path in (("folder", folder.path), ("report", folder.report)):
         if path.exists():
             say(f"  {name:<22} {path}")

@@ -8,11 +8,13 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from muster.cli.output import out_console, print_row, table
+from muster.cli.output import out_console, print_row, table, wrapped
 from muster.core.hostlist import fold_hosts
 from muster.core.job import FASTEST, SLOWER
 from muster.core.units import counted, format_bytes, format_count, format_number, format_seconds
+from muster.inputs.read import INHERITED
 from muster.planner.document import MemoryPlan, Plan, TimePlan
+from muster.runs.dry_run import training_rows
 
 SHORT = {
     "engine.zero": "zero",
@@ -47,10 +49,16 @@ def print_plan(plan: Plan) -> None:
     rows += [("compiled", f"{'yes' if each['value'] else 'no'}: {each['why']}") for each in compiled]
     loaders = [each for each in plan.decisions if each["field"] == "train.workers" and each["value"]]
     rows += [("loaders", f"{each['value']} processes per rank: {each['why']}") for each in loaders]
+    if plan.training:
+        rows += training_rows(plan.training.model_dump())
+    rows += [("data" if index == 0 else "", note) for index, note in enumerate(plan.data)]
+    rows += [
+        (f"from {each['value']}", str(each["why"])) for each in plan.decisions if each["field"] == INHERITED
+    ]
     for name, value in rows:
         print_row(console, name, value, width=12)
     if plan.memory:
-        _memory(console, plan.memory, plan.device)
+        _memory(console, plan.memory, plan)
     if plan.time:
         _time(console, plan.time)
     if plan.candidates:
@@ -67,6 +75,8 @@ def print_plan(plan: Plan) -> None:
             console.print(f"[yellow]note[/yellow]  {escape(words)}")
     for way in plan.would_fit:
         console.print(f"[yellow]would fit[/yellow]  {escape(way)}")
+    for way in plan.roomier:
+        console.print(f"[yellow]more room[/yellow]  {escape(way)}")
     for note in plan.notes:
         console.print(f"[yellow]note[/yellow]  {escape(note)}")
 
@@ -79,9 +89,12 @@ def _hosts(plan: Plan) -> list[str]:
     return [f"{plan.hosts:,} of {given:,}, {each.partition('; ')[0]}{idle}" for each in why]
 
 
-def _memory(console: Console, memory: MemoryPlan, device: str) -> None:
+def _memory(console: Console, memory: MemoryPlan, plan: Plan) -> None:
+    device = plan.device
     kind = f"{memory.lacking} memory" if device == "cuda" else "memory"
-    fits = "[yellow]tight, may not fit[/yellow]" if memory.tight else "[green]fits[/green]"
+    full = "[yellow]nearly full[/yellow]" if memory.nearly_full else "[green]fits[/green]"
+    fits = "[yellow]tight, may not fit[/yellow]" if memory.tight else full
+    fits += f" with {escape(', '.join(plan.choices))}" if plan.choices else ""
     verdict = fits if memory.lacking is None else f"[red]too little {kind}[/red]"
     console.print(
         f"\n  [bold]Memory of a rank[/bold]  {verdict}  (activations: {memory.basis}; peak: {memory.moment})"
@@ -99,6 +112,8 @@ def _memory(console: Console, memory: MemoryPlan, device: str) -> None:
         has = f" of {format_bytes(room)}{free}" if room else ""
         made.add_row(place, "[bold]all", f"[bold]{format_bytes(total)}[/bold]{has}")
     console.print(made)
+    for line in wrapped(memory.speaks_for, 2):
+        console.print(f"  [dim]{line}[/dim]")
 
 
 def _large(parts: Mapping[str, int], total: int) -> list[tuple[str, int]]:

@@ -114,6 +114,27 @@ def _as_stated(device: Device, text: str) -> bool:
     return abs(int(stated[1]) * 1e9 / device.memory - 1) < 0.1
 
 
+def ambiguous(text: str) -> list[str]:
+    """Of the devices that are named in a text such as a100:8x4: which is taken, where there are others of the
+    name with other memory."""
+    found = []
+    for word in dict.fromkeys(each.partition(":")[0].strip().lower() for each in text.split(",")):
+        device, plain = named(word), _plain(word)
+        if device is None or device.memory is None or _STATED.search(word.upper()):
+            continue
+        others = {
+            round(_memory(entry) / 1e9): str(entry["name"])
+            for entry in entries()
+            if _plain(str(entry["name"])).startswith(plain)
+            and _STATED.search(str(entry["name"]).upper())
+            and abs(_memory(entry) / device.memory - 1) > 0.1
+        }
+        if others:
+            more = ", ".join(f"{name} ({size} GB)" for size, name in sorted(others.items()))
+            found.append(f"{word} is taken for {device.name} ({device.memory / 1e9:.0f} GB); also: {more}")
+    return found
+
+
 def names() -> list[str]:
     """The canonical names of all devices in the table."""
     return [str(entry["name"]) for entry in entries()]

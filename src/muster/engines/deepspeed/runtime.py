@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from muster.core.errors import RecipeError, WorkerError
+from muster.core.schedule import scheduler
+from muster.engines.deepspeed import config as configuration
 from muster.engines.deepspeed.config import user_training
 from muster.store import events
 from muster.store.atomic import write_text
@@ -80,6 +82,9 @@ def arguments(context: Context) -> dict[str, Any]:
     # What a user's file or options fix wins; Transformers wants its own arguments to say the same.
     fixed = user_training(config)
     arguments: dict[str, Any] = {"deepspeed": config, **{_NAMES[name]: fixed[name] for name in fixed}}
+    train = context.recipe.train
+    if "learning_rate" in fixed and train.min_learning_rate:
+        arguments |= scheduler(train.model_copy(update={"learning_rate": fixed["learning_rate"]}))
     if "scheduler" in config:
         arguments["lr_scheduler_type"] = "linear"  # Transformers wants one; DeepSpeed's own is used
     return arguments
@@ -111,6 +116,12 @@ def skipped_steps(trainer: Any) -> int | None:
     """As its engine counts them, those before a checkpoint included; None: there is no engine yet."""
     count: int | None = getattr(trainer.deepspeed, "skipped_steps", None)
     return count
+
+
+def written(context: Context) -> dict[str, Path]:
+    """What DeepSpeed wrote by itself -> the file or folder."""
+    places = configuration.written(context.engine_config or {})
+    return {what: path.absolute() for what, path in places.items() if path.exists()}
 
 
 def complete(folder: Path, model: Any) -> None:

@@ -41,6 +41,9 @@ class DeepSpeedSpec(EngineSpec):
     gathers_tensors: ClassVar[bool] = True
     copies: ClassVar[int] = 6
 
+    def extras(self, recipe: Recipe) -> tuple[str, ...]:
+        return configuration.tracker_packages(configuration.given_config(recipe))
+
     # --- the recipe, and a configuration of the engine's own ---------------------------------------------
 
     def described(self, engine: Engine) -> str:
@@ -54,6 +57,7 @@ class DeepSpeedSpec(EngineSpec):
         engine = recipe.engine
         self.check_sync(engine)
         self.check_group(engine)
+        self._check_floor(recipe)
         if engine.config:
             if engine.group:
                 raise RecipeError(
@@ -78,6 +82,21 @@ class DeepSpeedSpec(EngineSpec):
         configuration.deepspeed_config(mildest, Batch(1, 1, 1), "fp32")
         stage = configuration.given_stage(recipe)
         return recipe if stage is None else recipe.choosing(zero=stage)
+
+    def _check_floor(self, recipe: Recipe) -> None:
+        """Raise RecipeError for a floor of a rate that the user's own configuration decides otherwise."""
+        floor = recipe.train.min_learning_rate
+        if not floor:
+            return
+        own = configuration.given_config(recipe)
+        rate = configuration.user_training(own).get("learning_rate")
+        has = "a scheduler of its own" if configuration.section(own, "scheduler") else f"the rate {rate}"
+        if configuration.section(own, "scheduler") or (rate is not None and rate < floor):
+            raise RecipeError(
+                f"is {floor:g}, and DeepSpeed's configuration has {has}",
+                where="train.min_learning_rate",
+                hint="leave one of them out",
+            )
 
     def given(self, recipe: Recipe) -> Fixed:
         """By the user's own file, with engine.options laid over it."""
@@ -126,6 +145,9 @@ class DeepSpeedSpec(EngineSpec):
         given = {field: zero.get(key, default) for key, (field, default) in _SIZES.items()}
         found |= {field: int(value) for field, value in given.items() if isinstance(value, int | float)}
         found["pins"] = all(each.get("pin_memory", True) for each in offloads.values())
+        # Its stages take the norm whatever it is for, plain data parallelism to clip alone.
+        normed = stage > 0 and zero.get("compute_grad_norm", True)
+        found["clips"] = bool(normed or whole["gradient_clipping"])
         found["overlap"] = bool(zero.get("overlap_comm", stage == 3))
         found["together"] = "optimizer" in whole
         group = _number(zero, _GROUP, 1) if stage == 3 else 1

@@ -12,6 +12,7 @@ from muster.core.hostlist import fold_hosts
 from muster.core.job import Placement
 from muster.core.launch import Launch
 from muster.core.slurm import SlurmAsk
+from muster.fleet.interrupts import GRACE
 from muster.fleet.launchers.base import Home, Request, dialling_argv, dialling_env, interpreter
 
 ONE_MACHINE = False
@@ -105,7 +106,7 @@ def batch_script(ask: SlurmAsk, launch: Launch, batch: BatchJob) -> str:
         [
             "#!/bin/bash",
             *lines,
-            f"export {TICKET}={batch.ticket}",
+            f"export {TICKET}={batch.ticket} {GRACE}={slurm.grace}",
             f"cd {shlex.quote(batch.folder)} || exit 1",
             f"if [ -e {shlex.quote(batch.run + '/job.json')} ]; then",
             f"  exec {shlex.join(again)}",

@@ -89,6 +89,7 @@ class Setting:
     keeps_half: bool = False  # weights, gradients and moments are in half precision alone
     group: int = 0  # ranks that hold all weights among themselves, fewer than all
     share: float = 1.0  # of micro, samples of a rank on average: below 1 where batch.split differs
+    clips: bool = True  # ranks agree on the gradients' norm
     saves: bool = True  # the first rank gathers the trained model
     checkpoints: bool = False  # or does so for each checkpoint
     fused_loss: bool | str = False  # as the recipe has it

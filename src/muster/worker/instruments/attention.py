@@ -13,6 +13,7 @@ sees whole activations, also where parameters are sharded.
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -123,10 +124,17 @@ class AttentionMonitor(TrainerCallback):  # type: ignore[misc]
         places = [place for place in range(len(self.names)) if seen[place] > 0]
         if places:
             two_stacks = bool(getattr(self.trainer.model.config, "is_encoder_decoder", False))
+            layers = layer_names([self.names[place] for place in places], two_stacks=two_stacks)
+            high, low = max(places, key=largest.__getitem__), max(places, key=negated.__getitem__)
+            sys.stdout.write(  # into the host's log, for tools that know no events
+                f"step {step}: attention logits from {-negated[low]:.5g} ({layers[places.index(low)]}) to "
+                f"{largest[high]:.5g} ({layers[places.index(high)]})\n"
+            )
+            sys.stdout.flush()
             self.emit(
                 events.Attention,
                 step=step,
-                layers=layer_names([self.names[place] for place in places], two_stacks=two_stacks),
+                layers=layers,
                 largest=[_number(largest[place]) for place in places],
                 smallest=[_number(-negated[place]) for place in places],
                 seconds=largest[-1],

@@ -155,7 +155,7 @@ def _notes(tokens: Tokens, train: Rows, held_out: Rows) -> list[str]:
         if isinstance(rows, Packed) and rows.left_out:
             left = f"the last {rows.left_out:,} {name} tokens"
             notes.append(f"{left} do not fill a sequence of {rows.sequence:,}: left out")
-    if not len(held_out):
+    if not len(held_out) and parts["validation"]["tokens"]:
         notes.append("the held-out text does not fill one sequence: there is no perplexity")
     if isinstance(held_out, Packed):
         notes += limit_notes(held_out.tokens // held_out.sequence, held_out.limit)

@@ -89,9 +89,9 @@ def build(context: Context, arguments: dict[str, Any]) -> Built:
     (train, bad), (held_out, bad_held_out) = _readable(context, train), _readable(context, held_out)
     if not len(train):
         raise DataError("no training image can be read", where=data.path or data.name)
-    if not len(held_out):
+    if not len(held_out) and len(limited):
         raise DataError("no held-out image can be read", where=data.path or data.name)
-    share = min(arguments["per_device_eval_batch_size"], -(-len(held_out) // context.world_size))
+    share = min(arguments["per_device_eval_batch_size"], max(1, -(-len(held_out) // context.world_size)))
     arguments = {**arguments, "per_device_eval_batch_size": share, "label_names": ["labels"]}
     trainer = wired(
         _Trainer,

@@ -20,10 +20,10 @@ from transformers import (
 from muster.core.data import Generated
 from muster.core.recipe import Recipe
 from muster.core.units import counted
-from muster.store.records import find_data, names_of
+from muster.store.records import find_data, held_note, names_of
 from muster.worker.context import Context
 from muster.worker.data.digest import short_digest
-from muster.worker.data.hub import held_part, hub_parts
+from muster.worker.data.hub import held_part, hub_parts, unused_parts
 from muster.worker.data.sampler import GroupedSampler
 from muster.worker.data.tokenizer import named_tokenizer, train_tokenizer
 from muster.worker.loss import IGNORED
@@ -36,6 +36,7 @@ from muster.workloads.seq2seq.shapes import Shape, choose_shapes, round_up, shap
 from muster.workloads.seq2seq.spec import (
     PairData,
     PairRow,
+    files_notes,
     group_of,
     held_groups,
     pair_of,
@@ -68,7 +69,7 @@ def build(context: Context, arguments: dict[str, Any]) -> Built:
     train, held, limit = pairs.train, pairs.held_out, recipe.evaluate.limit
     tokenizer = make_tokenizer(context, train)
     check_alike(context, "the questions are", lambda: digest_of_pairs(train, held, tokenizer))
-    notes = [*([pairs.about] if pairs.about else []), *limit_notes(len(held), limit)]
+    notes = [*([pairs.about] if pairs.about else []), *pairs.notes, *limit_notes(len(held), limit)]
     held = held[:limit]
     notes += cover_characters(tokenizer, [pair.expected for pair in train])
     model = make_model(context, tokenizer)
@@ -230,24 +231,28 @@ class Answerer:
 
 @dataclass(frozen=True)
 class Pairs:
-    """The training and the held-out pairs, and a note that says where they are from."""
+    """The training and the held-out pairs, a note that says where they are from, and what of it is not
+    used."""
 
     train: list[Pair]
     held_out: list[Pair]
     about: str = ""
+    notes: tuple[str, ...] = ()
 
 
 def load_pairs(data: PairData, cache: Path, *, may_write: bool, seed: int) -> Pairs:
     """The recipe's pairs. `may_write`: this process may fill `cache`. Raises DataError."""
+    notes = list[str]()
     if data.name:
         train, held_out, about = _from_hub(data)
     else:
         folder = Path(data.path).expanduser() if data.path else cache
         if not data.path and may_write:
             _generate(data.generated or Generated(), cache)
-        files = find_data(folder)
+        files = find_data(folder, data.splits)
         train = list(read_pairs(files.train, data, limit=data.limit))
         held_out = list(read_pairs(files.validation, data)) if files.validation else []
+        notes += files_notes(files, data) if data.path else []
         about = names_of(files.train) + (f", held out {names_of(files.validation)}" if held_out else "")
     told = f"questions: {about}; {_fields_told(train[-1:], data)}"
     missing = sorted({row.missing for row in (*train, *held_out) if row.missing}) if data.executed else []
@@ -258,8 +263,9 @@ def load_pairs(data: PairData, cache: Path, *, may_write: bool, seed: int) -> Pa
         held = held_groups((group_of(row, data) for row in train), data, seed)
         held_out = [row for row in train if group_of(row, data) in held]
         train = [row for row in train if group_of(row, data) not in held]
-        told += f"; held out {len(held_out):,} of them"
-    return Pairs(_pairs(train, data), _pairs(held_out, data), told if data.name or data.path else "")
+        notes += held_note(len(held_out), len(train) + len(held_out), data.validation_fraction)
+    told = told if data.name or data.path else ""
+    return Pairs(_pairs(train, data), _pairs(held_out, data), told, tuple(notes))
 
 
 def _fields_told(rows: Sequence[PairRow], data: PairData) -> str:
@@ -284,7 +290,7 @@ def _generate(generated: Generated, folder: Path) -> None:
 
 def _from_hub(data: PairData) -> tuple[list[PairRow], list[PairRow], str]:
     assert data.name
-    loaded = hub_parts(data.name, data.subset)
+    loaded = hub_parts(data.name, data.subset, data.splits)
     held_name = held_part(loaded)
     parts: dict[str, list[PairRow]] = {}
     wanted = {root for field in data.fields() for root in (field, field.partition(".")[0])}
@@ -299,6 +305,8 @@ def _from_hub(data: PairData) -> tuple[list[PairRow], list[PairRow], str]:
             pair_of(record, data, f"{place}[{number}]", blank=True) for number, record in enumerate(rows)
         ]
     about = data.name + (f", held out its part {held_name}" if held_name else "")
+    unused = unused_parts(loaded, held_name)
+    about += f", not used {', '.join(unused)}" if unused else ""
     return parts["train"][: data.limit], parts[held_name] if held_name else [], about
 
 

@@ -1,0 +1,95 @@
+"""What a plan says beside its memory: for whom, with which choices, how full, and what would help."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from muster.cli.views.plans import print_plan
+from muster.core.errors import RecipeError
+from muster.core.hardware.devices import ambiguous
+from muster.core.recipes import load_recipe
+from muster.inputs.model import check_model
+from muster.planner.document import NEARLY_FULL, Plan
+from muster.planner.outlook import UserFigures
+from muster.planner.plan import plan_on, recipe_of
+
+GPT2 = ["model.name=gpt2-large", "data.sequence=1024", "engine.name=ddp", "precision=bf16", "batch.micro=1"]
+
+
+def planned(recipe: str, on: str, *settings: str) -> Plan:
+    made = plan_on(recipe_of(recipe, list(settings)), on, UserFigures(), traced=False)
+    assert made.plan is not None
+    return made.plan
+
+
+def test_a_plan_says_whose_memory_it_is(capsys: pytest.CaptureFixture[str]) -> None:
+    plan = planned("causal-lm", "a100-80gb:1", *GPT2)
+    assert plan.memory and plan.memory.speaks_for and not plan.memory.nearly_full and not plan.roomier
+    print_plan(plan)
+    assert plan.memory.speaks_for.split(";")[0] in " ".join(capsys.readouterr().out.split())
+
+
+def test_choices_stand_beside_the_verdict(capsys: pytest.CaptureFixture[str]) -> None:
+    """What was decided by itself, and what was asked for is not."""
+    plan = planned("causal-lm", "a100-80gb:2", *GPT2, "engine.name=deepspeed", "engine.zero=auto")
+    stage = next(each["value"] for each in plan.decisions if each["field"] == "engine.zero")
+    assert f"engine.zero={stage}" in plan.choices
+    assert not [each for each in plan.choices if each.startswith("batch.micro")]
+    print_plan(plan)
+    assert f"fits with {', '.join(plan.choices)}" in " ".join(capsys.readouterr().out.split())
+
+
+def device_of(share: float, *settings: str) -> str:
+    """A device of which the plan's memory is such a share."""
+    memory = planned("causal-lm", "a100-80gb:1", *GPT2, *settings).memory
+    assert memory is not None
+    return f"gpu{{memory={memory.device_bytes / share / 1e9:.4f}GB,bf16=300,capability=8.0}}:1"
+
+
+@pytest.mark.parametrize(("share", "full"), [(0.86, False), (0.90, True)])
+def test_nearly_full_and_what_helps(share: float, full: bool) -> None:
+    plan = planned("causal-lm", device_of(share), *GPT2)
+    assert plan.memory and plan.memory.lacking is None and plan.memory.nearly_full is full
+    assert bool(plan.roomier) is full and not plan.would_fit
+    if full:
+        words = plan.roomier[0].split()
+        again = planned("causal-lm", device_of(share), *GPT2, *words).memory
+        assert again and again.device_room
+        assert again.device_bytes <= NEARLY_FULL * again.device_room
+
+
+def test_the_model_that_is_planned_is_not_offered() -> None:
+    """Adapters make it larger than its own size in the table."""
+    lora = ["lora.rank=512", "lora.targets=all-linear"]
+    plan = planned("causal-lm", device_of(1.02, *lora), *GPT2, *lora)
+    assert plan.would_fit and "model.name=gpt2-large" not in plan.would_fit
+
+
+def test_adapters_beside_weights_in_bf16() -> None:
+    lora = ["lora.rank=8", "lora.targets=all-linear", "model.name=facebook/opt-6.7b", "engine.name=ddp"]
+    base = ["data.sequence=512", "precision=bf16", "batch.micro=1", "train.gradient_checkpointing=true"]
+    plan = planned("causal-lm", "rtx-3090:1", *lora, *base)
+    assert "train.optimizer=adamw-bf16" in plan.would_fit
+    again = planned("causal-lm", "rtx-3090:1", *lora, *base, "train.optimizer=adamw-bf16")
+    assert again.memory and again.memory.lacking is None
+
+
+def test_a_name_of_two_sizes_is_said() -> None:
+    (said,) = ambiguous("a100:8x4,hdr")
+    assert "40gb" in said and "80gb" in said
+    assert not ambiguous("a100-80gb:8") and not ambiguous("h200:8") and not ambiguous("l4:1")
+    assert said in planned("causal-lm", "a100:1", *GPT2).notes
+
+
+@pytest.mark.parametrize("kind", ["bert", "roberta"])
+def test_an_encoder_is_no_language_model(kind: str, tmp_path: Path) -> None:
+    shape = {"model_type": kind, "hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
+    settings = ["model.init=random", f"model.config={json.dumps(shape)}", "data.sequence=16"]
+    with pytest.raises(RecipeError) as caught:
+        check_model(load_recipe("causal-lm", settings))
+    assert caught.value.where == "model.config.model_type"
+    decoder = json.dumps({**shape, "is_decoder": True})
+    check_model(load_recipe("causal-lm", ["model.init=random", f"model.config={decoder}"]))
