@@ -136,10 +136,11 @@ CHATML = (
 )
 
 
-@pytest.mark.parametrize("template", [None, CHATML])
+@pytest.mark.parametrize(("template", "closed"), [(None, False), (CHATML, False), (CHATML, True)])
 @pytest.mark.parametrize("name", ["sft", "reward", "grpo"])
-def test_the_lines_say_what_ask_says(name: str, template: str | None, tmp_path: Path) -> None:
-    """Also of plain prompts, and with a chat template of the tokenizer's own."""
+def test_the_lines_say_what_ask_says(name: str, template: str | None, closed: bool, tmp_path: Path) -> None:
+    """Also of plain prompts, and with a chat template of the tokenizer's own. `closed`: with a token for the
+    end of an answer."""
     from muster.worker.data.tokenizer import train_tokenizer
 
     data = smallest_recipe(name)
@@ -149,6 +150,9 @@ def test_the_lines_say_what_ask_says(name: str, template: str | None, tmp_path: 
             row["prompt"] = [{"role": "user", "content": row["prompt"]}]
         tokenizer = train_tokenizer([f"say {' '.join(WORDS)} no <|im_start|>assistant user"] * 9, 300)
         tokenizer.chat_template, tokenizer.pad_token = template, tokenizer.eos_token  # as GPT-2 is used
+        if closed:
+            tokenizer.add_special_tokens({"additional_special_tokens": ["<|im_end|>"]})
+            tokenizer.split_special_tokens = False
         tokenizer.save_pretrained(tmp_path / "words")
         data["model"]["tokenizer"] = str(tmp_path / "words")
     (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))

@@ -38,6 +38,7 @@ def begun(folder: Path, data: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -
     train_here(folder, data)
     monkeypatch.undo()
     (found,) = calls
+    found[0].trainer.accelerator = SimpleNamespace(mixed_precision="no")  # what was its state is reset
     return found
 
 

@@ -17,7 +17,8 @@ words = AutoTokenizer.from_pretrained({{model}})
 model = AutoModelForSequenceClassification.from_pretrained({{model}})
 prompt, answer = (part.strip() for part in {{question}}.split("=>", 1))
 {parts}
-tokens += said if words.eos_token_id in said else [*said, words.eos_token_id]
+end = words.eos_token_id
+tokens += said[: len(said) - said[::-1].index(end)] if end in said else [*said, end]
 print(format(model(torch.tensor([tokens])).logits.item(), ".4f"))"""
 
 
