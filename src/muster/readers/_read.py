@@ -318,22 +318,10 @@ def _job(
         return next((value for each in ordered if (value := getattr(each, name)) is not None), None)
 
     steps, skipped, memory, total = (told(name) for name in ("steps", "skipped", "memory", "total"))
-    notes = [note for each in ordered for note in each.notes]
-    if best is None and told("reported") is not None:
-        notes.append("no step times: the rate is the one that the tool printed, with its warm-up")
-    if best and best.skipped:
-        notes.append(f"the measured windows include {best.skipped} skipped steps")
-    if best and best.interrupted:
-        notes.append("the measured windows include evaluation or saving")
     contradicted = _contradicted(best, figures)
-    if best and contradicted:
-        notes.append(
-            f"the measured windows give {best.rate:,.5g} {best.unit}/s, and the tool itself says "
-            f"{contradicted:,.5g} of the same steps"
-        )
-        if not figures[0][0].sure:
-            notes[-1] += ": neither is taken"
-            best = None
+    notes = [*(note for each in ordered for note in each.notes), *_doubts(best, ordered, contradicted)]
+    if contradicted and not ordered[0].sure:
+        best = None
     spans = [each.span for each in ordered if each.span]
     recipes = list(dict.fromkeys(each.recipe for each in ordered if each.recipe))
     job = JobLog(
@@ -369,6 +357,26 @@ def _job(
     if frame.recipe or not recipes or any(each.complete for each in ordered):
         return job
     return replace(job, recipe=f"{job.recipe}; in {folder_of(path, job.hosts)}")
+
+
+def _doubts(
+    best: MeasuredWindows | None, found: Sequence[Reading], contradicted: float | None
+) -> Iterator[str]:
+    """What makes a job's rate doubtful, for people."""
+    if best is None:
+        if any(each.reported is not None for each in found):
+            yield "no step times: the rate is the one that the tool printed, with its warm-up"
+        return
+    if best.skipped:
+        yield f"the measured windows include {best.skipped} skipped steps"
+    if best.interrupted:
+        yield "the measured windows include evaluation or saving"
+    if contradicted:
+        both = (
+            f"the measured windows give {best.rate:,.5g} {best.unit}/s, and the tool itself says "
+            f"{contradicted:,.5g} of the same steps"
+        )
+        yield both if found[0].sure else f"{both}: neither is taken"
 
 
 def measured(reading: Reading) -> MeasuredWindows | None:
