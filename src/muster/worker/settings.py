@@ -17,6 +17,7 @@ from muster.worker.loss import TokenLoss
 from muster.worker.models import dropouts_of
 
 TOLERANCE = 1e-6  # relative; schedulers compute in another order
+OWN = ("vocab_size", "use_cache")  # of a model's configuration, which Muster settles
 Setting = tuple[str, Any, Any]  # its key, what the recipe says, what the libraries hold
 
 
@@ -132,7 +133,7 @@ def of_model(context: Context, model: Any) -> Iterator[Setting]:
     recipe, config = context.recipe, getattr(model, "config", None)
     for name, wanted in (recipe.model.config or {}).items():
         held = getattr(config, name, wanted)
-        if name != "vocab_size" and isinstance(wanted, int | float) and isinstance(held, int | float):
+        if name not in OWN and isinstance(wanted, int | float) and isinstance(held, int | float):
             yield f"model.config.{name}", wanted, held
     if not recipe.dropout:
         yield "dropout", 0.0, max(dropouts_of(model), default=0.0)

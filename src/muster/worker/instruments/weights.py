@@ -41,4 +41,4 @@ def sums_of(model: Any) -> list[int]:
         local = part.to_local() if hasattr(part, "to_local") else part
         bits = local.detach().contiguous().view(-1).view(BITS[local.element_size()])
         sums.append(bits.sum(dtype=torch.int64))
-    return [int(each) for each in torch.stack(sums).tolist()] if sums else []
+    return [int(each) for each in sums]
