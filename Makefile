@@ -9,7 +9,6 @@ CORES := $(shell $(PYTHON) -c 'import os; print(max(2, min(8, len(os.sched_getaf
 WORKERS := -n $(CORES) --no-loadscope-reorder
 # Half of a slow test's time is waiting: for a rank's end, a lease, a timeout.
 MORE := -n $(shell expr $(CORES) + 1) --no-loadscope-reorder
-TORCH := $(shell sed -n 's/^torch==//p' constraints.txt)
 
 # A Python that may write no bytecode compiles everything anew, in each of pytest's workers and in all that they start.
 export PYTHONDONTWRITEBYTECODE :=
@@ -42,27 +41,13 @@ picture: $(VENV)/.train
 wheel: $(VENV)/.dev
 	$(BIN)/python -m build --wheel --outdir dist .
 
-# Without a GPU the CPU build of torch is enough, and some GB smaller: taken where an index offers it.
-$(VENV)/.torch: constraints.txt
-	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10) and "Python 3.10 or later is needed")'
-	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --upgrade pip
-	if nvidia-smi -L >/dev/null 2>&1; then \
-	  $(BIN)/python -m pip install --quiet torch==$(TORCH); \
-	else \
-	  $(BIN)/python -m pip install --quiet torch==$(TORCH)+cpu 2>/dev/null || \
-	  $(BIN)/python -m pip install --quiet torch==$(TORCH)+cpu --index-url https://download.pytorch.org/whl/cpu 2>/dev/null || \
-	  $(BIN)/python -m pip install --quiet torch==$(TORCH); \
-	fi
+$(VENV)/.train: dev/install.py pyproject.toml constraints.txt
+	$(PYTHON) dev/install.py train
 	touch $@
 
-$(VENV)/.train: $(VENV)/.torch pyproject.toml constraints.txt
-	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[train]'
-	touch $@
-
-$(VENV)/.dev: $(VENV)/.train
-	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[train,fp8,dev]'
-	touch $@
+$(VENV)/.dev: dev/install.py pyproject.toml constraints.txt
+	$(PYTHON) dev/install.py train fp8 dev
+	touch $@ $(VENV)/.train
 
 # DeepSpeed compiles its Adam for CPUs at first use, most of a minute: once, before jobs would wait for it. It
 # waits for ever at the lock of a build that was killed, so such a lock is removed before.

@@ -56,10 +56,11 @@ def topology(count: int, behind: int = 8) -> Topology:
 PLACE = topology(64)
 
 
-def hosts(by: float, *kinds: Kind, number: int = 1, chance: float = 1.0) -> Plant:
+def hosts(by: float, *kinds: Kind, number: int = 1, chance: float = 1.0, late: bool = False) -> Plant:
     """Different hosts, each of one of the kinds."""
     return lambda draw, fleet: tuple(
-        Planted(draw.choice(kinds), (host,), by, chance) for host in draw.sample(fleet.hosts, number)
+        Planted(draw.choice(kinds), (host,), by, chance, late=late)
+        for host in draw.sample(fleet.hosts, number)
     )
 
 
@@ -107,6 +108,15 @@ ANY: tuple[Kind, ...] = ("compute", "card")
 TAILS = {"t3": 0.97, "t3, slow side": 0.97}
 ONE = {"hosts differ by 0.3 %": 0.9, "hosts differ by 0.38 %": None}
 THREE = {"hosts differ by 0.3 %": None, "hosts differ by 0.38 %": None}
+# What fleets have beside their noise.
+HARDER: dict[str, dict[str, Any]] = {
+    "1 % of jobs 30 % slow once": {"hiccups": 0.01, "hiccup": (0.3, 0.3)},
+    "5 % of jobs 30 % slow once": {"hiccups": 0.05, "hiccup": (0.3, 0.3)},
+    "16 hosts alike 8 % slower": {"older": (16, 0.08)},
+    "10 % of hosts three times as noisy": {"unsteady": (0.1, 3.0)},
+}
+COURSE: dict[str, Any] = {"course": 0.002}
+UNTIMED: dict[str, Any] = {"drift": 0.02, "timed": False}
 _EVERYWHERE = (
     Bar("one host 5 % slow, compute", hosts(0.05, "compute"), 3, 0.99, 1.0, of=TAILS),
     Bar("one host 5 % slow, card", hosts(0.05, "card"), 3, 0.99, 1.0, of=TAILS),
@@ -140,6 +150,21 @@ BARS = (
         )
     ),
     Bar("healthy, 1 % of jobs hiccup", NONE, 6, fleet={"hiccups": 0.01}),
+    *(
+        Bar(f"{name}, {noise}", plant, 6, least, fleet=how)
+        for noise, how in HARDER.items()
+        for name, plant, least in (
+            ("one host 5 % slow, either", hosts(0.05, *ANY), 0.95),
+            ("healthy", NONE, None),
+        )
+    ),
+    *(
+        Bar(f"one host slows by {by:.0%} in mid-job", hosts(by, "compute", late=True), 6, 0.95, fleet=COURSE)
+        for by in (0.1, 0.3, 1.3)
+    ),
+    Bar("healthy, jobs tell their course", NONE, 6, fleet=COURSE),
+    Bar("one host 5 % slow, either, drift of 2 %, untimed", hosts(0.05, *ANY), 6, fleet=UNTIMED),
+    Bar("healthy, drift of 2 %, untimed", NONE, 6, fleet=UNTIMED),
 )
 BY_NAME = {bar.name: bar for bar in BARS}
 
@@ -182,8 +207,9 @@ def least(bar: Bar, model: str) -> float | None:
 
 def fleet_of(bar: Bar, model: str, seed: int, *, timed: bool = True) -> SimulatedFleet:
     planted = bar.plant(random.Random(seed), PLACE)
-    how = {**(of_real_jobs() if model == REAL else NOISES[model]), **bar.fleet}
-    return SimulatedFleet(PLACE, planted, seed=seed + 1_000_000, timed=timed, **how)
+    noise = of_real_jobs() if model == REAL else NOISES[model]
+    how = {"timed": timed, **noise, **bar.fleet}
+    return SimulatedFleet(PLACE, planted, seed=seed + 1_000_000, **how)
 
 
 def good_accused(named: Iterable[tuple[str, ...]], fleet: SimulatedFleet) -> int:

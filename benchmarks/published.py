@@ -232,7 +232,7 @@ def run(runs: Path = RUNS, only: Iterable[str] = (), *, traced: bool = True) -> 
         data = json.loads(runs.read_text(encoding="utf-8"))
     every = [*data["rows"], *json.loads(OURS.read_text(encoding="utf-8"))["rows"]]
     chosen, found = set(only), []
-    here, kept = Path.cwd(), os.environ.get("XDG_DATA_HOME")
+    here, environment = Path.cwd(), dict(os.environ)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         os.environ |= {"HF_HUB_OFFLINE": "1", "XDG_DATA_HOME": name}  # no calibration
@@ -246,9 +246,8 @@ def run(runs: Path = RUNS, only: Iterable[str] = (), *, traced: bool = True) -> 
                     found.append({**compared(row, plan), "details": plan})
         finally:
             os.chdir(here)
-            os.environ.pop("XDG_DATA_HOME")
-            if kept is not None:
-                os.environ["XDG_DATA_HOME"] = kept
+            os.environ.clear()
+            os.environ.update(environment)
     return found
 
 

@@ -4,7 +4,8 @@ The model. The logarithm of a job's time is that of its slowest member (the host
 largest slowdown that is planted on it), or what a link or switch adds to it, plus the noise of the job and of
 its wave. Alone, only slow compute shows. The slowdown of a fault is one of the job's time: 0.05 is 5 %
 slower, 100 is 101 times as long. Of a group's step, `communication` is spent in collectives: a host with slow
-compute does s / (1 - communication) more outside them, so that its step is s longer; the others wait.
+compute does s / (1 - communication) more outside them, so that its step is s longer; the others wait. A job
+that tells its course has so many windows, half of them before its middle.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from muster.judging.localise import State, localise
 from muster.judging.observation import Group, Observation, Settings, Topology
 
 STEPS = 100  # of a job: how long it runs
+WINDOWS = 6  # of a job that tells its course
 
 # The noise of one job: a source of random numbers and the number of hosts in -> what it adds to log(time).
 Noise = Callable[[random.Random, int], float]
@@ -64,19 +66,23 @@ class Planted:
     """A fault: of a host (`compute`, `card`), a `link` of two hosts, or all behind a `switch` (by its name;
     `uplink`: only across). `by`: share of a job's time, 0 for a fault that makes jobs fail; `chance`: of
     showing in a job (below 1: it comes and goes); `work`: the only one in which it shows (a GPU that is
-    throttled under a heavy load)."""
+    throttled under a heavy load); `late`: only from the middle of a job on (a card that grows hot)."""
 
     kind: Kind
     where: tuple[str, ...]
     by: float
     chance: float = 1.0
     work: str | None = None
+    late: bool = False
 
 
 @dataclass
 class SimulatedFleet:
     """Hosts with faults. `noise`: relative standard deviation from run to run, or what draws it; `spread`:
-    from host to host, for good; `hiccups`: share of jobs slowed by 1 to 20 % by something that does not last;
+    from host to host, for good; `hiccups`: share of jobs slowed by something that does not last, by a share
+    of their time between the two of `hiccup`; `older`: how many hosts are of other hardware, alike slower by
+    a share; `unsteady`: share of the hosts whose jobs scatter so many times as much; `course`: deviation
+    between the halves of a job, where jobs tell them;
     `waits`: jobs tell what each host waited; `drift`: of the whole fleet, from wave to wave (each wave has a
     pace of its own, whatever the one before had); `timed`: jobs tell which of them ran at once, and when."""
 
@@ -86,6 +92,10 @@ class SimulatedFleet:
     seed: int = 0
     spread: float = 0.0
     hiccups: float = 0.0
+    hiccup: tuple[float, float] = (0.01, 0.2)
+    older: tuple[int, float] = (0, 0.0)
+    unsteady: tuple[float, float] = (0.0, 1.0)
+    course: float = 0.0
     communication: float = 0.2
     waits: bool = False
     drift: float = 0.0
@@ -105,6 +115,12 @@ class SimulatedFleet:
                 self.of_host.setdefault(each.where[0], []).append(each)
         gauss = self.random.gauss
         self.own = {host: gauss(0.0, self.spread) if self.spread else 0.0 for host in self.topology.hosts}
+        count, slower = self.older
+        for host in self.random.sample(self.topology.hosts, count) if count else ():
+            self.own[host] += math.log1p(slower)
+        share, times = self.unsteady
+        count = round(share * len(self.topology.hosts))
+        self.times = dict.fromkeys(self.random.sample(self.topology.hosts, count) if count else (), times)
 
     def run(self, groups: Iterable[Group], work: str = "") -> list[Observation]:
         """A wave: every group's job, at once."""
@@ -125,6 +141,7 @@ class SimulatedFleet:
         self.jobs += 1
         name = f"job{self.jobs}"
         computes: dict[str, float] = {}
+        late = 0.0
         worst = slowest = max([self.own[host] for host in hosts])
         for fault in self._met(hosts):
             if fault.work is not None and fault.work != work:
@@ -134,12 +151,18 @@ class SimulatedFleet:
             if not fault.by:
                 return Observation(name, hosts, None, "failed", work=work)
             by_itself = fault.kind in ("compute", "card")
+            if fault.late:
+                late = max(late, math.log1p(fault.by))
+                continue
             worst = max(worst, (self.own[fault.where[0]] if by_itself else slowest) + math.log1p(fault.by))
             if fault.kind == "compute":
                 computes[fault.where[0]] = fault.by
         if self.hiccups and self.random.random() < self.hiccups:
-            worst = max(worst, slowest + math.log1p(self.random.uniform(0.01, 0.2)))
-        seconds = math.exp(worst + pace + self.draw(self.random, len(hosts)))
+            worst = max(worst, slowest + math.log1p(self.random.uniform(*self.hiccup)))
+        times = max([self.times.get(host, 1.0) for host in hosts]) if self.times else 1.0
+        early = worst + pace + times * self.draw(self.random, len(hosts))
+        halves, spread = self._course(early, late)
+        seconds = 0.5 * (halves[0] + halves[1]) if halves else math.exp(early)
         computing: tuple[float, ...] = ()
         if self.waits and len(hosts) > 1:
             busy = 1.0 - self.communication
@@ -148,7 +171,17 @@ class SimulatedFleet:
                 * math.exp(pace + self.draw(self.random, len(hosts)))
                 for host in hosts
             )
-        return Observation(name, hosts, seconds, work=work, computing=computing)
+        return Observation(name, hosts, seconds, work=work, computing=computing, spread=spread, halves=halves)
+
+    def _course(self, early: float, late: float) -> tuple[tuple[float, float] | None, float | None]:
+        """Seconds of a step before and after a job's middle, of which the second half is slower by `late`
+        (log) than the first; and the standard error of their mean by so many windows."""
+        if not self.course:
+            return None, None
+        apart = 0.5 * self.random.gauss(0.0, self.course)
+        first, second = math.exp(early - apart), math.exp(early + late + apart)
+        error = abs(second - first) / (first + second) / math.sqrt(WINDOWS - 1)
+        return (first, second), error
 
     def _met(self, hosts: Group) -> list[Planted]:
         """The faults that a job on these hosts meets."""

@@ -36,6 +36,27 @@ for name in ("STATE", "DATA"):
 WARM = ("tests/real/", "tests/cluster/")  # their jobs would cost imports above all
 
 
+# What a later test in the same process would read.
+GUARDED = ("HF_", "TRANSFORMERS_", "XDG_", "MUSTER_", "CUDA_VISIBLE_DEVICES", "HOME", "PATH")
+
+
+@pytest.fixture(autouse=True)
+def environment_is_kept() -> Iterator[None]:
+    """Fail the test that leaves another environment: a later one on its worker would fail for it."""
+    before = dict(os.environ)
+    yield
+    changed = {
+        name: os.environ.get(name)
+        for name in {*before, *os.environ}
+        if name.startswith(GUARDED) and os.environ.get(name) != before.get(name)
+    }
+    for name in changed:
+        os.environ.pop(name, None)
+        if name in before:
+            os.environ[name] = before[name]
+    assert not changed, f"the test leaves variables of the environment: {changed}"
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """Which Python a test's processes are: before its fixtures, which may start some.

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
+import io
+import json
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,9 +14,11 @@ import pytest
 
 from muster.core.errors import RecipeError
 from muster.core.recipe import recipe_class, recipe_from
-from muster.core.recipes import load_recipe, shipped_recipes
+from muster.core.recipes import dump_yaml, load_recipe, shipped_recipes
 from muster.core.registry import load_plugin, plugin_names
+from muster.runs.afterwards import loading_lines
 from muster.store import events
+from muster.store.runfolder import RunFolder
 from muster.store.sealed import compare, what_is_wrong
 from tests.support import needs_torch, train_here
 from tests.unit.test_contracts import promised
@@ -77,7 +82,7 @@ def smallest_recipe(workload: str) -> dict[str, Any]:
             data["data"] |= {source: {**data["data"][source], **SMALL.get(source, {})}, "limit": 64}
             data["engine"] = {"name": "ddp"}
             data["train"] |= {"max_steps": 3, "warmup": 0}
-            data["evaluate"] |= {"limit": 4, "every": 2}
+            data["evaluate"] |= {"limit": 3, "every": 2}
             data["measure"] |= {"window": 1}
             data["checkpoint"] |= {"every": 2}
             return data
@@ -105,6 +110,8 @@ def test_a_workload_trains_measures_and_answers(name: str, tmp_path: Path) -> No
         assert what_is_wrong(event.path, [event.manifest])[0] is None
     assert compare(str(tmp_path / "model"), saved[2].files)[0] is None
     assert isinstance(told[-1], events.Done) and told[-1].step == 3
+    assert told[-1].weights_changed is not None
+    assert told[-1].weights_changed or name in ("grpo", "rloo")  # whose answers no one would reward yet
     recipe = recipe_from(data)
     answerer = module.Answerer(tmp_path / "model", recipe, "cpu")
     if hasattr(module, "score"):
@@ -115,6 +122,73 @@ def test_a_workload_trains_measures_and_answers(name: str, tmp_path: Path) -> No
     answers, seconds = answerer.answer([question])
     assert len(answers) == 1 and isinstance(answers[0], str)
     assert seconds > 0
+    limited = "held-out figures are of 3 of 4 held-out samples (evaluate.limit)"
+    started = next(event for event in told if isinstance(event, events.Started))
+    assert (limited in started.notes) is (name not in ("causal_lm", "image_classification"))
+    if recipe.tokenized:
+        assert lines_say(RunFolder(tmp_path), data, question) == asked(tmp_path, data, question)
+
+
+WORDS = ["one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten"]
+CHATML = (
+    "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n"
+    "{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
+
+@pytest.mark.parametrize("template", [None, CHATML])
+@pytest.mark.parametrize("name", ["sft", "reward", "grpo"])
+def test_the_lines_say_what_ask_says(name: str, template: str | None, tmp_path: Path) -> None:
+    """Also of plain prompts, and with a chat template of the tokenizer's own."""
+    from muster.worker.data.tokenizer import train_tokenizer
+
+    data = smallest_recipe(name)
+    rows = [{"prompt": f"say {word} {word}", "chosen": word, "rejected": "no"} for word in WORDS]
+    if template:
+        for row in rows:
+            row["prompt"] = [{"role": "user", "content": row["prompt"]}]
+        tokenizer = train_tokenizer([f"say {' '.join(WORDS)} no <|im_start|>assistant user"] * 9, 300)
+        tokenizer.chat_template, tokenizer.pad_token = template, tokenizer.eos_token  # as GPT-2 is used
+        tokenizer.save_pretrained(tmp_path / "words")
+        data["model"]["tokenizer"] = str(tmp_path / "words")
+    (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    (tmp_path / "ones.py").write_text(
+        "def ones(prompts, answers, expected):\n    return [1.0] * len(answers)\n"
+    )
+    data["data"] |= {"generated": None, "path": str(tmp_path / "rows.jsonl"), "validation_fraction": 0.3}
+    data["train"] |= {"max_steps": 1}
+    if name == "grpo":
+        data["reward"] |= {"function": f"{tmp_path / 'ones.py'}:ones"}
+    done = train_here(tmp_path, data)[-1]
+    assert isinstance(done, events.Done) and done.weights_changed is (
+        name != "grpo"
+    )  # all are worth the same
+    question = "say one one" + (" => one" if name == "reward" else "")
+    assert lines_say(RunFolder(tmp_path), data, question) == asked(tmp_path, data, question)
+
+
+def asked(folder: Path, data: dict[str, Any], question: str) -> str:
+    """What `muster ask` says."""
+    recipe = recipe_from(data)
+    module = load_plugin("muster.worker.workloads", recipe.workload, "train")
+    answers, _ = module.Answerer(folder / "model", recipe, "cpu").answer([question])
+    return answers[0].strip()
+
+
+def lines_say(run: RunFolder, data: dict[str, Any], question: str) -> str:
+    """What the lines print that `ask` and `train` show. The model's weights are made larger: each token of a
+    prompt then changes the answer."""
+    from safetensors.torch import load_file, save_file
+
+    file = run.model / "model.safetensors"
+    weights = {name: 4 * each if each.ndim > 1 else each for name, each in load_file(file).items()}
+    save_file(weights, file, {"format": "pt"})
+    run.recipe.write_text(dump_yaml(data))
+    run.predictions.write_text(json.dumps({"question": question}) + "\n")
+    told = io.StringIO()
+    with contextlib.redirect_stdout(told):
+        exec(loading_lines(run), {})
+    return told.getvalue().strip()
 
 
 def test_a_number_that_transformers_would_contradict_is_bad_input() -> None:

@@ -19,7 +19,7 @@ from muster.runs.train import train
 from muster.store import events
 from muster.store.runfolder import RunFolder
 from tests.images import BLUE, GREEN, RED, png, write_folder
-from tests.support import by_the_three_lines, losses, needs_torch, resumed_at_the_end, said, train_here
+from tests.support import by_the_lines, losses, needs_torch, resumed_at_the_end, said, train_here
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(400), pytest.mark.usefixtures("torch_here")]
 
@@ -271,7 +271,7 @@ def test_ask(learned: tuple[RunFolder, Result]) -> None:
 
 
 def test_transformers_takes_grey_models(learned: tuple[RunFolder, Result]) -> None:
-    """The three lines that load the model name a grey and a coloured image as `muster ask` does."""
+    """The lines that load the model name a grey and a coloured image as `muster ask` does."""
     from PIL import Image
 
     from muster.workloads.image_classification.images import read_digits
@@ -283,7 +283,7 @@ def test_transformers_takes_grey_models(learned: tuple[RunFolder, Result]) -> No
     grey = Image.fromarray(images[int(event.question.split("[")[1][:-1])])
     for image in (grey, grey.convert("RGB")):
         image.save(folder / "image.png")
-        named = ast.literal_eval(by_the_three_lines(done))
+        named = ast.literal_eval(by_the_lines(done))
         assert named[0]["label"] == event.predicted
 
 

@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 
+from muster.reports.page import render
+from muster.reports.rundata import gather
 from muster.store import events
 from muster.store.runfolder import RunFolder
 from muster.worker.context import Context, read_context
@@ -78,6 +80,8 @@ def test_a_users_deepspeed_file(tmp_path: Path) -> None:
                 "warmup_type": "linear",
             },
         },
+        "flops_profiler": {"enabled": True, "profile_step": 2, "output_file": "profiles/flops.txt"},
+        "csv_monitor": {"enabled": True, "output_path": "csv", "job_name": "own"},
     }
     file = tmp_path / "own.json"
     file.write_text(json.dumps(content))
@@ -99,6 +103,13 @@ def test_a_users_deepspeed_file(tmp_path: Path) -> None:
     assert rates == pytest.approx([0.0, *expected[:-1]])  # what steps used: DeepSpeed begins one step late
     curve = losses(done)
     assert curve[-1] < curve[0] - 0.3
+    profile, csv = sorted(result.files, key=lambda each: not each.head)
+    assert [profile.what, profile.host, csv.what, csv.head] == ["flops_profiler", "local", "csv_monitor", []]
+    lines = [line.rstrip() for line in Path(profile.path).read_text().splitlines()]
+    assert lines[: len(profile.head)] == profile.head
+    assert any("Flops Profiler" in line for line in profile.head)
+    assert any(Path(csv.path).glob("*.csv"))
+    assert profile.path in " ".join(result.notes) and profile.head[1] in render(gather(done))
 
 
 # --- memory against time ---------------------------------------------------------------------------------

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from muster.core.errors import RecipeError
+from muster.core.result import Pace
 from muster.runs.listing import stop
 from muster.store.runfolder import RunFolder
 from muster.store.tree import read_tree
@@ -370,3 +371,48 @@ def test_a_command_needs_no_package_of_musters(start: str, tmp_path: Path) -> No
     ]
     done = subprocess.run(argv, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0 and "hello" in done.stdout + done.stderr, done.stdout + done.stderr
+
+
+def test_what_a_script_of_ones_own_may_want(tmp_path: Path) -> None:
+    """--local_rank=N as DeepSpeed's launcher gives it, steps without any time on their lines, and a note
+    where two ranks form no group."""
+    script = tmp_path / "apart.py"
+    script.write_text(
+        "import argparse, os, time, torch.distributed\n"
+        "parser = argparse.ArgumentParser()\n"
+        "parser.add_argument('--local_rank', type=int)\n"
+        "assert parser.parse_args().local_rank == int(os.environ['LOCAL_RANK'])\n"
+        "for step in range(1, 27):\n"
+        "    print(f'at {step} of 26', flush=True)\n"
+        "    time.sleep(0.5)\n"
+    )
+    words = ["--local-rank", "--line", r"^at (?P<step>\d+)"]
+    code, result, said = muster(tmp_path, *words, "--", str(script), hosts="local:2")
+    assert code == 0, said
+    assert (result["command"]["unit"], result["steps"]) == ("steps", 26) and result["command"]["rate"]
+    assert [note for note in result["notes"] if "none of the 2 ranks has formed a process group" in note]
+
+
+def test_a_rank_that_sleeps_in_each_step_from_the_middle(tmp_path: Path) -> None:
+    """Its processes compute no longer than the others': the stacks tell whom these wait for."""
+    needs_torch()
+    script = tmp_path / "late.py"
+    script.write_text(
+        "import time, torch, torch.distributed as dist\n"
+        "def fetch(step):\n"
+        "    time.sleep(0.1 if step < 60 or dist.get_rank() == 0 else 1.5)\n"
+        "dist.init_process_group('gloo')\n"
+        "for step in range(1, 78):\n"
+        "    fetch(step)\n"
+        "    dist.all_reduce(torch.ones(4))\n"
+        "    if dist.get_rank() == 0:\n"
+        "        print(f'at {step} of 77', flush=True)\n"
+        "dist.destroy_process_group()\n"
+    )
+    code, result, said = muster(tmp_path, "--line", r"^at (?P<step>\d+)", "--", str(script))
+    assert code == 0, said
+    (note,) = [each for each in result["notes"] if each.startswith("steps take")]
+    assert "the others wait for rank 1 on local1 at fetch (late.py:3)" in note
+    page = (tmp_path / "runs/job/report.html").read_text()
+    assert ">Speed<" in page and "steps/s" in page
+    assert not result["pace"] or "computes" in Pace.model_validate(result["pace"]).words

@@ -6,13 +6,17 @@ import json
 import shlex
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 
-from muster.cli.ask import _talk
+from muster.cli.ask import _answer, _print_wrong, _talk
+from muster.cli.views.results import print_answers
 from muster.core.errors import RunFolderError, UsageError
 from muster.core.recipes import dump_yaml, load_recipe
+from muster.core.result import Result
+from muster.reports.words import headline
 from muster.runs.afterwards import loading_lines, next_command
 from muster.runs.ask import Answers, TrainedModel, check_questions, side_by_side
 from muster.store.atomic import write_text
@@ -85,7 +89,7 @@ def test_a_model_of_few_positions_is_asked_for_fewer_tokens(
     config: dict[str, object], new: int, tmp_path: Path
 ) -> None:
     run = trained(tmp_path, "causal-lm", config, "evaluate.max_new_tokens=100")
-    assert f"max_new_tokens={new})" in loading_lines(run)
+    assert f"max_new_tokens={new}," in loading_lines(run)
     assert json.dumps(str(run.model)) in loading_lines(run)
 
 
@@ -175,3 +179,44 @@ def test_what_asks_and_hears(monkeypatch: pytest.MonkeyPatch) -> None:
     model.answerer = SimpleNamespace(rewards=lambda pairs: [0.5 for _ in pairs])
     model.answer({"pairs": [["a", "b"]]}, say)
     assert said[0] == {"row": {"question": "a", "predicted": "b", "reward": 0.5}}
+
+
+def test_an_empty_answer_is_seen(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """By people; a program reads it as it is."""
+    monkeypatch.setattr(
+        Told, "ask", lambda *_, **__: Answers([{"question": "a", "predicted": " "}], 1.0, "cpu")
+    )
+    _answer(Told(), ["a"], None, evaluate=False, limit=None, json=False, file=Path("none"))  # type: ignore[arg-type]
+    assert capsys.readouterr().out.strip() == "(empty answer)"
+    _answer(Told(), ["a"], None, evaluate=False, limit=None, json=True, file=Path("none"))  # type: ignore[arg-type]
+    assert json.loads(capsys.readouterr().out)["answers"][0]["predicted"] == " "
+    print_answers([{"question": "a", "predicted": ""}, {"question": "b", "predicted": "yes"}])
+    assert capsys.readouterr().out.count("(empty answer)") == 1
+
+
+def test_a_success_with_a_caveat_says_so() -> None:
+    """In the terminal's first line and at the top of the page."""
+    cut = "cut at 160 of 400 steps by train.max_minutes=2"
+    given = {"status": "succeeded", "caveats": [cut], "steps": 160, "failure": None, "fabric": None}
+    result: Result = Result.model_construct(**given)  # type: ignore[arg-type]
+    data = SimpleNamespace(state="succeeded", figures=result)
+    assert cut in headline(data).title and headline(data).tone != "good"  # type: ignore[arg-type]
+    assert cut in result.outcome
+
+
+def test_of_a_held_out_set_the_score_and_ten_wrong_answers(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """All of them are in a file; what is right, or could not be scored, is not shown."""
+    rows: list[dict[str, Any]] = [
+        {"question": f"q{n}", "predicted": f"p{n}", "expected": "e", "exact": n % 2 == 0, "executed": None}
+        for n in range(60)
+    ]
+    rows.append({**rows[1], "question": "lake", "unscored": "no such table"})
+    _print_wrong(rows, tmp_path / "asked.jsonl")
+    shown = capsys.readouterr().out
+    assert "10 of 30 wrong answers" in shown
+    assert shown.count("wrong") == 11 and "q19" in shown and "q21" not in shown and "lake" not in shown
+    assert [json.loads(line) for line in (tmp_path / "asked.jsonl").read_text().splitlines()] == rows
+    _print_wrong(rows, tmp_path / "gone" / "asked.jsonl")
+    assert "asked.jsonl" in capsys.readouterr().err

@@ -159,6 +159,17 @@ def test_too_little_text(tmp_path: Path) -> None:
     assert notes[-1] == "the held-out text does not fill one sequence: there is no perplexity"
 
 
+def test_text_that_a_limit_leaves_out_is_told(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("so many words that some are held out\n" * 50)
+    data = {"path": str(tmp_path / "a.txt"), "validation_fraction": 0.5}
+    for limit, there in ((None, False), (1 << 20, False), (3, True)):
+        made = recipe(data=data, model={"init": "random", "vocab_size": 300}, evaluate={"limit": limit})
+        tokens = open_tokens(source_of(made.data), causal_lm.tokenizing(made), tmp_path / "cache")  # type: ignore[arg-type]
+        train, held_out = causal_lm._packed(made, tokens, 4)
+        told = [each for each in causal_lm._notes(tokens, train, held_out) if "evaluate.limit" in each]
+        assert bool(told) is there and len(held_out) == min(limit or 1 << 20, held_out.tokens // 4)  # type: ignore[union-attr]
+
+
 def test_what_was_skipped_is_told_also_from_the_cache(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_bytes(b"good line\n" * 50 + b"\xff\xff\n")
     made = recipe(

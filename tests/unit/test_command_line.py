@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import csv
+import io
 import json
 import os
 import subprocess
@@ -244,6 +246,25 @@ def test_what_is_no_condition(where: str, tmp_path: Path) -> None:
     made(tmp_path / "a", RESULT)
     with pytest.raises(UsageError, match="is not a condition"):
         runs_table(tmp_path, where)
+
+
+def test_runs_beside_each_other_as_markdown_and_csv(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    memory = {"allocator_peak": 33_780_000_000, "resident_peak": 2**30}
+    made(tmp_path / "a", {**RESULT, "model": "t5|small", "memory": memory})
+    made(tmp_path / "b", {"status": "failed", "seconds": {"total": "long"}})
+    code, out, _ = typed(capsys, "ls", "--runs", str(tmp_path), "--markdown")
+    heads, rule, *rows = [[cell.strip() for cell in line.split(" | ")] for line in out.splitlines()]
+    assert code == 0 and {len(each) for each in (heads, rule, *rows)} == {len(heads)}
+    first = dict(zip(heads, rows[0], strict=True))
+    assert first["model"] == "t5\\|small" and first["device memory"] == "33.8 GB"
+    assert first["technique"] == RESULT["engine"] and "perplexity" not in heads
+    code, out, _ = typed(capsys, "ls", "--runs", str(tmp_path), "--csv")
+    table = list(csv.DictReader(io.StringIO(out)))
+    assert [row["id"] for row in table] == ["a", "b"]
+    assert (table[0]["allocator_peak"], table[1]["allocator_peak"]) == ("33780000000", "")
+    assert float(table[0]["seconds"]) == RESULT["seconds"]["total"] and table[0]["model"] == "t5|small"
 
 
 def test_a_run_has_the_name_that_it_is_given(tmp_path: Path) -> None:

@@ -48,6 +48,22 @@ SAID = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hel
         ),
         ({"messages": SAID, "system": "Be kind."}, [("system", "Be kind."), ("user", "Hi")], "Hello"),
         ({"prompt": SAID[:1], "completion": SAID[1:]}, [("user", "Hi")], "Hello"),
+        # Alpaca's rows with what was said before: nothing of it is dropped.
+        (
+            {"instruction": "A", "input": "C", "output": "B", "system": "S", "history": [["Q", "R"]]},
+            [("system", "S"), ("user", "Q"), ("assistant", "R"), ("user", "A\n\nC")],
+            "B",
+        ),
+        ({"instruction": "A", "output": "B", "system": " ", "history": []}, [("text", "A")], "B"),
+        ({"instruction": "A", "output": "B", "system": None, "history": None}, [("text", "A")], "B"),
+        (
+            {"messages": [{"role": "system", "content": "T"}, *SAID], "system": "S", "history": [["Q", "R"]]},
+            [("system", "T"), ("user", "Q"), ("assistant", "R"), ("user", "Hi")],
+            "Hello",
+        ),
+        # UltraChat's: the prompt stands beside the messages, and no answer does.
+        ({"prompt": "Hi", "prompt_id": "0", "messages": SAID}, [("user", "Hi")], "Hello"),
+        ({"prompt": "A", "completion": SAID[1]}, [("user", "A")], "Hello"),
     ],
 )
 def test_the_common_forms_are_found(row: dict[str, Any], turns: list[tuple[str, str]], answer: str) -> None:
@@ -127,6 +143,54 @@ def test_what_nothing_is_learned_from(row: dict[str, Any], wanted: Wanted, what:
     assert found.value.where == "x:7"
 
 
+@pytest.mark.parametrize(
+    ("row", "turns"),
+    [
+        # UltraFeedback's: a text, and lists of messages that begin with it.
+        ({"prompt": "Hi", "chosen": SAID}, [("user", "Hi")]),
+        ({"prompt": "Hi", "chosen": SAID[1:]}, [("user", "Hi")]),
+        (
+            {"prompt": "Hi", "chosen": [{"role": "system", "content": "S"}, *SAID]},
+            [("system", "S"), ("user", "Hi")],
+        ),
+        # LLaMA-Factory's: each answer is a message.
+        (
+            {
+                "conversations": [{"from": "human", "value": "Hi"}],
+                "chosen": {"from": "gpt", "value": "Hello"},
+            },
+            [("user", "Hi")],
+        ),
+        ({"chosen": SAID}, [("user", "Hi")]),
+    ],
+)
+def test_pairs_of_messages_are_a_chat(row: dict[str, Any], turns: list[tuple[str, str]]) -> None:
+    """Their roles are known, so that the chat template is used."""
+    chosen = row["chosen"]
+    last = chosen[-1] if isinstance(chosen, list) else chosen
+    other = {name: "No" if name in ("content", "value") else value for name, value in last.items()}
+    rejected = [*chosen[:-1], other] if isinstance(chosen, list) else other
+    found = dialogue_of({**row, "rejected": rejected}, PAIRS, "x:1")
+    assert [(turn.role, turn.text) for turn in found.turns] == turns
+    assert (found.chat, found.answer, found.rejected) == (True, "Hello", "No")
+
+
+def test_a_history_that_is_none_is_refused() -> None:
+    with pytest.raises(DataError, match="history"):
+        dialogue_of({"instruction": "A", "output": "B", "history": [["Q"]]}, Wanted(), "x:1")
+
+
+def test_rows_of_one_set_take_one_form(tmp_path: Path) -> None:
+    rows = [{"instruction": f"A{n}", "output": "B", "system": "S" if n % 2 else ""} for n in range(20)]
+    file = str(_file(tmp_path / "a.jsonl", rows))
+    samples = load_samples(_recipe(path=file))
+    assert all(each.chat for each in (*samples.train, *samples.held_out))
+    assert any("10 prompts" in note for note in samples.notes)
+    plain = str(_file(tmp_path / "b.jsonl", [{"prompt": f"A{n}", "answer": "B"} for n in range(9)]))
+    assert not any(each.chat for each in load_samples(_recipe(path=plain)).train)
+    assert all(each.chat for each in load_samples(_recipe(path=plain, template="chat")).train)
+
+
 def test_prompts_alone_need_no_answer() -> None:
     assert dialogue_of({"prompt": "A"}, Wanted(answered=False), "x:1").answer is None
 
@@ -178,6 +242,19 @@ def test_a_mix_has_its_shares_and_repeats_nothing(tmp_path: Path) -> None:
     assert sum(each.startswith("1-") for each in found) == 90
     assert found != sorted(found)  # shuffled: not one set after the other
     assert load_samples(_recipe(mix=mix, validation_fraction=0.1)).train == samples.train
+
+
+def test_a_mix_without_shares_is_all_of_it_and_what_shares_leave_out_is_said(tmp_path: Path) -> None:
+    one = _file(tmp_path / "one.jsonl", [{"prompt": f"1-{n}", "answer": "x"} for n in range(10)])
+    two = _file(tmp_path / "two.jsonl", [{"prompt": f"2-{n}", "answer": "x"} for n in range(80)])
+    samples = load_samples(_recipe(mix=[{"path": str(one)}, {"path": str(two)}], validation_fraction=0.1))
+    found = [each.question for each in samples.train]
+    assert len(set(found)) == 81 and found != sorted(found)
+    assert not any("share" in note for note in samples.notes if "data.mix" in note)
+    shared = _recipe(mix=[{"path": str(one), "share": 1}, {"path": str(two)}], validation_fraction=0.1)
+    samples = load_samples(shared)
+    assert len(samples.train) == 18
+    assert any("63 of 81" in note for note in samples.notes)
 
 
 def test_a_single_set_keeps_its_order() -> None:
@@ -265,6 +342,59 @@ def test_all_answers_of_a_chat_are_learned_and_each_ends(tokenizer: Any) -> None
     asked = [token for part in parts[:-1] for token in part.tokens]
     assert templates.prompt(sample.turns) == asked  # what is asked later is what was seen
     assert templates.answer(sample.turns, "So") == parts[-1].tokens
+
+
+CHATML = (
+    "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
+
+def test_an_answer_ends_once_as_its_template_ends_it(tmp_path: Path) -> None:
+    """ChatML over a tokenizer whose texts end otherwise, as Qwen2.5's base model has it."""
+    needs_torch()
+    from transformers import AutoTokenizer
+
+    from muster.dialogues.tokens import Templates, converses, with_template
+    from muster.worker.data.tokenizer import train_text_tokenizer
+
+    made = train_text_tokenizer(["user assistant Hi Hello now So"] * 9, 300)
+    made.split_special_tokens = False
+    made.add_special_tokens({"additional_special_tokens": ["<|im_start|>", "<|im_end|>"]})
+    made.chat_template = CHATML
+    assert with_template(made, chat=True, template="auto")  # is said
+    templates, end = Templates(made), made.convert_tokens_to_ids("<|im_end|>")
+    said = [*SAID, {"role": "user", "content": "now"}, {"role": "assistant", "content": "So"}]
+    sample = dialogue_of({"messages": said}, Wanted(), "x")
+    parts = templates.parts(sample)
+    assert [made.decode(part.tokens) for part in parts if part.learned] == ["Hello<|im_end|>", "So<|im_end|>"]
+    whole = made.apply_chat_template(said, tokenize=False).rstrip("\n")
+    assert made.decode([token for part in parts for token in part.tokens]) == whole
+    assert templates.prompt(sample.turns) == [token for part in parts[:-1] for token in part.tokens]
+    assert (templates.end, made.eos_token_id, made.pad_token_id) == (end, end, end)
+    made.save_pretrained(str(tmp_path))
+    again = AutoTokenizer.from_pretrained(str(tmp_path))
+    assert (again.eos_token_id, converses(again), again.chat_template) == (end, True, CHATML)
+
+
+def test_a_tokenizer_keeps_a_template_that_plain_prompts_do_not_use(tmp_path: Path) -> None:
+    needs_torch()
+    from transformers import AutoTokenizer
+
+    from muster.dialogues.tokens import turns_of, with_template
+    from muster.worker.data.tokenizer import train_text_tokenizer
+
+    made = train_text_tokenizer(["user assistant Hi Hello now So"] * 9, 300)
+    made.chat_template = CHATML
+    (note,) = with_template(made, chat=False, template="auto")
+    assert "data.template" in note
+    made.save_pretrained(str(tmp_path / "one"))
+    again = AutoTokenizer.from_pretrained(str(tmp_path / "one"))
+    assert again.chat_template == CHATML
+    assert turns_of(again, "Hi") == (Turn("text", "Hi"),)  # it is asked as it was trained
+    with_template(again, chat=True, template="auto")
+    again.save_pretrained(str(tmp_path / "two"))
+    assert turns_of(AutoTokenizer.from_pretrained(str(tmp_path / "two")), "Hi") == (Turn("user", "Hi"),)
 
 
 def test_an_end_that_a_user_writes_is_text(tokenizer: Any) -> None:

@@ -23,10 +23,13 @@ import pytest
 from muster.cli import app as cli
 from muster.core.batch import Batch
 from muster.core.inventory import read_inventory
+from muster.core.recipe import Recipe
 from muster.core.recipes import load_recipe
 from muster.engines.deepspeed.config import deepspeed_config, fill_auto
 from muster.workloads.causal_lm.spec import CausalLmRecipe
 from muster.workloads.image_classification.spec import ImageRecipe
+from muster.workloads.reward.spec import RewardRecipe
+from muster.workloads.sft.spec import SftRecipe
 from muster.workloads.text2sql.spec import TextToSqlData, TextToSqlRecipe
 from tests.images import png, write_folder
 from tests.pages import (
@@ -319,14 +322,19 @@ def test_the_lines_that_load_a_model_are_those_that_a_run_prints() -> None:
     """Tests with real ranks run these (tests/support.py: the lines of a finished run)."""
     page = ROOT / "docs" / "using-the-model.md"
     shown = [ast.dump(ast.parse(block.text)) for block in blocks(page) if block.language == "python"]
-    said = (
-        (TextToSqlRecipe, TextToSqlData.model_fields["prefix"].default + "How many singers are there?", 96),
+    question = "How many singers are there?"
+    said: tuple[tuple[type[Recipe], str, int], ...] = (
+        (TextToSqlRecipe, TextToSqlData.model_fields["prefix"].default + question, 96),
         (CausalLmRecipe, "def main(", 64),
+        (SftRecipe, question, 64),
+        (RewardRecipe, "How are you? => Well.", 0),
         (ImageRecipe, "", 0),
     )
     lines = [
-        recipe.loading.format(model='"RUN/model"', question=json.dumps(question), new=new)
-        for recipe, question, new in said
+        (kind.loading_chat or kind.loading).format(
+            model='"RUN/model"', question=json.dumps(question), new=new, recipe=kind()
+        )
+        for kind, question, new in said
     ]
     assert shown == [ast.dump(ast.parse(each)) for each in lines]
 

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from muster.cli import main
+from muster.core.recipes import load_recipe
 from tests.support import TINY
 
 
@@ -78,7 +79,7 @@ def test_it_is_short_and_the_whole_order_is_a_word_away(
     argv = ["demo", "--hosts", "local:2x1", *TINY]
     code, out, _ = run(capsys, tmp_path, *argv)
     assert code == 0
-    assert len(out.splitlines()) <= 12
+    assert len(out.splitlines()) <= 18
     for words in ("local[0-1]", "ZeRO-1", "fits", "--verbose"):
         assert words in out
     code, whole, _ = run(capsys, tmp_path, *argv, "--verbose")
@@ -242,3 +243,91 @@ def test_a_host_file_that_nobody_named_is_told(
         "\nhosts "
         not in run(capsys, tmp_path, "digits", "--hosts", str(file).replace("hostfile", "./hostfile"))[1]
     )
+
+
+def test_it_says_what_is_trained_how(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Steps as the trainer counts them, the optimizer, its groups, the schedule and the order."""
+    rows = [{"prompt": f"p{n}", "answer": "x", "score": n} for n in range(40)]
+    file = tmp_path / "a.jsonl"
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    words = ["sft", "--hosts", "local:2x1", f"data.path={file}", "batch.micro=4", "train.epochs=3"]
+    plan = document(capsys, tmp_path, *words, "train.weight_decay=0.1")["plan"]
+    training = plan["training"]
+    assert (training["samples"], training["steps"]) == (38, 15)  # 3 x ceil(38 / 8); two are held out
+    for words_, part in (("0.002", "optimizer"), ("0.98", "optimizer"), ("norms", "decay"), ("42", "order")):
+        assert words_ in training[part]
+    assert "2 steps" in training["schedule"]  # a twelfth of them
+    told = " ".join(plan["data"])
+    assert "2 of 40 samples are held out" in told and "data.validation_fraction" in told
+    assert "not read: score" in told
+
+
+def test_it_says_which_settings_an_inherited_recipe_gives(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    mine = tmp_path / "mine.yaml"
+    mine.write_text("inherit: seq2seq\ntrain: {epochs: 2, beta2: 0.9}\nbatch: {accumulation: 3}\n")
+    for source, name in ((str(mine), "seq2seq"), ("seq2seq", "seq2seq")):
+        more = ["train.epochs=2", "train.beta2=0.9", "batch.accumulation=3"] if source == "seq2seq" else []
+        told = document(capsys, tmp_path, source, "--hosts", "local:2x1", *more)
+        (found,) = [each for each in told["decisions"] if each["field"] == "inherited"]
+        assert found["value"] == name
+        settings = dict(word.partition("=")[::2] for word in found["why"].split(" ") if "=" in word)
+        assert settings["train.learning_rate"] == "0.002" and settings["batch.micro"] == "16"
+        assert not {"train.beta2", "batch.accumulation", "train.max_steps", "train.max_minutes"} & {*settings}
+        assert told["recipe"]["train"]["max_minutes"] is None
+    told = document(capsys, tmp_path, "seq2seq", "--hosts", "local:2x1")
+    assert not [each for each in told["decisions"] if each["field"] == "inherited"]
+
+
+def test_texts_that_will_be_cut_are_said_before_the_start(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """By the tokenizer that will be trained, or by bytes where none can be had."""
+    rows = [{"question": "word " * (200 if n % 2 else 3) + str(n), "answer": "yes"} for n in range(40)]
+    file = tmp_path / "a.jsonl"
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    told = document(capsys, tmp_path, "seq2seq", "--hosts", "local:2x1", f"data.path={file}")
+    (note,) = [each for each in told["plan"]["data"] if "data.max_source=96" in each]
+    assert any(f"{count} of 38 inputs" in note for count in (18, 19, 20))
+    assert not any("max_target" in each for each in told["plan"]["data"])
+    rows = [{"prompt": f"p{n}", "answer": "word " * (400 if n else 3)} for n in range(20)]
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    told = document(capsys, tmp_path, "sft", "--hosts", "local:2x1", f"data.path={file}")
+    assert any("data.sequence=128" in each and "lose the end" in each for each in told["plan"]["data"])
+
+
+def test_a_demo_of_this_machine_uses_the_gpus_of_others(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its precision, device and threads are no settings of a user's model."""
+    for name in ("sft", "reward", "dpo", "seq2seq", "text2sql-wikisql", "digits", "vit-cifar10"):
+        recipe = load_recipe(name)
+        assert (recipe.precision, recipe.launch.device, recipe.launch.threads) == ("auto", "auto", None)
+
+
+@pytest.mark.parametrize(
+    ("recipe", "more", "note"),
+    [
+        ("demo", ["train.warmup=2000", "train.max_steps=6"], "of 6 steps"),
+        (
+            "seq2seq",
+            ["train.max_steps=null", "train.warmup=30", "data.validation_fraction=0.1"],
+            "of 9 steps",
+        ),
+        ("seq2seq", ["train.max_steps=null", "train.warmup=8", "data.validation_fraction=0.1"], None),
+        ("seq2seq", ["train.max_steps=6"], None),
+        ("text2sql-wikisql", [], None),
+        ("sft", ["train.max_steps=6", "data.prompt=question"], None),
+    ],
+)
+def test_a_training_that_ends_within_its_warm_up(
+    recipe: str, more: list[str], note: str | None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Is told before the start. Recipes for one's own data have a warm-up that scales with the steps."""
+    rows = [{"question": f"say {number}", "sql": f"SELECT {number}"} for number in range(300)]
+    (tmp_path / "pairs.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    given = [f"data.path={tmp_path / 'pairs.jsonl'}"] if recipe != "demo" else []
+    plan = document(capsys, tmp_path, recipe, "--hosts", "local:2", *given, *more)
+    (told,) = [each for each in plan["plan"]["notes"] if "never reaches its peak" in each] or [None]
+    assert (told is None) is (note is None) and (note or "") in (told or "")

@@ -29,6 +29,7 @@ SAMPLES: list[events.Event] = [
         formula=None,
     ),
     events.Profiled(**WHEN, what="trace", first_step=5, last_step=6, path="/x/profile/t.json.gz", bytes=9),
+    events.Wrote(**WHEN, what="flops_profiler", path="/x/f.txt", head=["a", ""]),
     events.Log(**WHEN, step=20, epoch=0.5, loss=3.25, learning_rate=5e-5, gradient_norm=None),
     events.Evaluated(**WHEN, step=20, loss=2.5),
     events.Attention(**WHEN, step=20, layers=["layer0"], largest=[9.5], smallest=[None], seconds=0.25),

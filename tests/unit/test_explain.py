@@ -525,3 +525,78 @@ def test_an_exception_behind_what_a_tool_puts_before_each_line(prefix: str) -> N
     assert found.failure.evidence is not None and found.failure.evidence.line == len(lines)
     assert found.failure.evidence.code == "/w/train.py:7 in main"
     assert said(*printed[:2]).failure is None
+
+
+ASKED = (
+    "[W1126 10:59:{:02d}.888553035 socket.cpp:764] [c10d] The IPv6 network addresses of "
+    "(nosuch.invalid, 44021) cannot be retrieved (gai error: -2 - Name or service not known)."
+)
+
+
+def test_a_name_that_was_asked_for_until_the_end_and_not_the_signal_that_ended_it() -> None:
+    """A machine without IPv6 addresses says so once, and goes on: then it is the signal."""
+    asked = [ASKED.format(second) for second in range(30)]
+    found = said(
+        "start", *asked, "W1126 10:59:40 torch/x.py:1] Received Signals.SIGTERM death signal, shutting"
+    )
+    assert found.failure is not None and found.failure.id == "dns_unresolved"
+    going = [f"batch of {number}" for number in range(60)]
+    found = said("start", asked[0], *going, "W1126 10:59:40 torch/x.py:1] Received 15 death signal, shutting")
+    assert found.failure is not None and "15 death" in found.failure.what
+
+
+def raised(*text: str) -> list[str]:
+    """A traceback of the user's own file that ends so."""
+    return [
+        "Traceback (most recent call last):",
+        '  File "/job/train.py", line 7, in main',
+        "    load()",
+        *text,
+    ]
+
+
+HANDLED = ["", "During handling of the above exception, another exception occurred:", ""]
+CAUSED = ["", "The above exception was the direct cause of the following exception:", ""]
+
+
+def test_an_exception_that_was_being_handled_is_not_the_reason() -> None:
+    missing = "ModuleNotFoundError: No module named 'apex'"
+    found = said(*raised(missing), *HANDLED, *raised("KeyError: 'vocab'"))
+    assert found.failure is not None and found.failure.what == "KeyError: 'vocab'"
+    found = said(*raised(missing), *HANDLED, *raised("KeyError: 'a'"), *HANDLED, *raised("ValueError: b"))
+    assert found.failure is not None and found.failure.what == "ValueError: b"
+    found = said(*raised(missing), *CAUSED, *raised("RuntimeError: cannot begin"))
+    assert found.failure is not None and found.failure.what == missing
+    full = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB."
+    found = said(*raised(full), *HANDLED, *raised("IndexError: list index out of range"))
+    assert found.failure is not None and found.failure.id == "cuda_oom"
+    row = "pyarrow.lib.ArrowInvalid: JSON parse error: Column(/a) changed from number to object in row 3"
+    last = "datasets.exceptions.DatasetGenerationError: An error occurred while generating the dataset"
+    found = said(*raised(row), *HANDLED, *raised("ValueError: no value"), *CAUSED, *raised(last))
+    assert found.failure is not None and (found.failure.id, found.failure.what) == ("dataset_row", row)
+
+
+def test_what_a_full_gpu_says_of_other_processes() -> None:
+    """Total less what is free and what this process has; a context of its own is no other process."""
+    words = "torch.OutOfMemoryError: CUDA out of memory. GPU 0 has a total capacity of 7.79 GiB of which "
+    rest = " GiB memory in use. Of the allocated memory 4.21 GiB is allocated by PyTorch."
+    for own, failure in (("4.43", "gpu_shared"), ("7.30", "cuda_oom")):
+        found = said(
+            *raised(f"{words}20.75 MiB is free. Including non-PyTorch memory, this process has {own}{rest}")
+        )
+        assert found.failure is not None and found.failure.id == failure
+        assert found.failure.evidence and found.failure.evidence.code == "/job/train.py:7 in main"
+
+
+@pytest.mark.parametrize(
+    ("line", "failure"),
+    [
+        ("subprocess.CalledProcessError: Command 'x' died with <Signals.SIGSEGV: 11>.", "crashed"),
+        ("subprocess.CalledProcessError: Command 'x' died with <Signals.SIGBUS: 7>.", "bus_error"),
+        ("IndexError: index out of range in self", "index_out_of_range"),
+    ],
+)
+def test_signals_by_pythons_names_and_the_users_own_line(line: str, failure: str) -> None:
+    found = said(*raised(line))
+    assert found.failure is not None and found.failure.id == failure and found.failure.evidence
+    assert found.failure.evidence.code == "/job/train.py:7 in main"

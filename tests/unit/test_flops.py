@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from fractions import Fraction
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,8 +22,10 @@ from muster.core.profile import StepProfile
 from muster.core.recipe import recipe_from
 from muster.core.result import Flops
 from muster.core.units import format_flops
+from muster.inputs.read import read_recipe
+from muster.planner.orders import greeting
 from muster.results.fold import fold, make_result
-from muster.runs.requirements import check_hosts, check_profile
+from muster.runs.requirements import check_hosts, check_profile, needed
 from muster.store import events
 from muster.store.windows import measured
 
@@ -390,3 +394,28 @@ def test_what_was_profiled_and_what_was_miscounted_is_told() -> None:
     got = make_result(fold([counted, *profiled]), job(), status="succeeded", failure=None, ended=9.0).notes
     assert "the model's FLOPs, as counted, are 1.500 times what the formula of its family says" in got
     assert "steps 5 to 6 ran under a profiler, outside every throughput; trace: /r/t0, /r/t1" in got
+
+
+def test_a_configurations_trackers_are_asked_of_the_first_host(tmp_path: Path) -> None:
+    """Rank 0 alone reports; the hint names the package, which no extra of Muster's brings."""
+    file = tmp_path / "own.json"
+    file.write_text(
+        json.dumps(
+            {"tensorboard": {"enabled": True}, "comet": {"enabled": True}, "wandb": {"enabled": False}}
+        )
+    )
+    recipe = read_recipe("demo", ["engine.name=deepspeed", f"engine.config={file}"])
+    places = place([(Host("a"), 1), (Host("b"), 1)])
+    hosts = greeting(recipe, places, run_dir=tmp_path, nonce="n", job_id="j", attempt=1)
+    assert {"tensorboard", "comet-ml"} <= set(hosts["a"]["packages"]) and "wandb" not in hosts["a"][
+        "packages"
+    ]
+    have = dict.fromkeys(needed(recipe), "1")
+    facts = {
+        name: {"versions": {**have, "tensorboard": "1"}, "python": "python", "shared": True} for name in "ab"
+    }
+    with pytest.raises(UsageError, match="comet-ml not installed") as refused:
+        check_hosts(facts, recipe)
+    assert refused.value.host == "a" and "pip install comet-ml there" in (refused.value.hint or "")
+    facts["a"]["versions"]["comet-ml"] = "3"
+    check_hosts(facts, recipe)

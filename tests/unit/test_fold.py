@@ -10,7 +10,8 @@ import pytest
 from muster.core.batch import Batch
 from muster.core.inventory import Host
 from muster.core.job import PASSED_OVER, Decision, Job, place
-from muster.core.recipe import recipe_from
+from muster.core.recipe import recipe_class, recipe_from
+from muster.core.recipes import field_paths
 from muster.core.result import Extreme, Result
 from muster.engines.base import spec_of
 from muster.results.fold import Folder, fold, make_result, model_name
@@ -113,6 +114,13 @@ def test_step_times_are_those_of_the_slowest_rank() -> None:
     got = throughput([[window(10, 0), window(10, 1, seconds=3.0, step_seconds=slow)]], warmup=0, world_size=2)
     assert got is not None
     assert (got.step_seconds_median, got.step_seconds_p95) == (0.1, 2.1)
+
+
+def test_the_halves_are_in_the_order_of_the_steps() -> None:
+    """What `variation` cannot tell: the second half takes twice as long."""
+    course = [[0.1] * 10, [0.1] * 8 + [0.3, 0.2], [0.2] * 10, [0.2] * 9 + [0.1]]
+    got = throughput([[window(10, 0, step_seconds=each)] for each in course], warmup=0, world_size=1)
+    assert got is not None and got.halves == (0.1, 0.2)
 
 
 def test_without_step_times_the_mean_stands_in() -> None:
@@ -462,3 +470,44 @@ def test_a_training_that_was_cut_says_where() -> None:
     assert not any("cut at" in note for note in result(whole, job(train={"max_minutes": 2})).notes)
     broken = make_result(folder, job(), status="failed", failure=None, ended=9.0)
     assert not any("cut at" in note for note in broken.notes)  # the failure says why
+
+
+def test_samples_that_are_cut_name_keys_that_the_workload_has() -> None:
+    for name in ("sft", "reward", "seq2seq", "text2sql"):
+        kind = recipe_class(name)
+        keys = kind.cut_by.split(" or ")
+        assert all(key in field_paths(kind) for key in keys)
+
+
+def test_a_training_that_learned_nothing_is_no_plain_success() -> None:
+    """Weights that are those of the start, on every rank; no answer that was rewarded."""
+
+    def ended(figures: dict[str, float], *changed: bool | None) -> Result:
+        logs = [events.Log(time=0.0, rank=0, step=step, loss=0.0, figures=figures) for step in (10, 20)]
+        done = [
+            events.Done(time=0.0, rank=rank, step=20, weights_changed=each)
+            for rank, each in enumerate(changed)
+        ]
+        return result(fold([begin(), *both(10), *both(20), *logs, *done]))
+
+    nothing = ended({"reward": 0.0, "reward_std": 0.0, "equal_groups": 1.0}, False, False)
+    assert nothing.caveats == ["no answer was rewarded", "the weights did not change in 20 steps"]
+    assert nothing.notes[:2] == nothing.caveats and nothing.status == "succeeded"
+    assert all(each in nothing.outcome for each in nothing.caveats)
+    alike = ended({"reward": 1.0, "reward_std": 0.0, "equal_groups": 1.0}, True, True)
+    assert alike.caveats == ["all answers to each prompt were worth the same"]
+    for figures in ({}, {"reward": 0.5, "equal_groups": 0.9}, {"reward": 0.0, "reward_std": 1.0}):
+        for changed in ((True, False), (None, None), (True, True)):
+            fine = ended(figures, *changed)
+            assert fine.caveats == [] and fine.outcome == "succeeded"
+
+
+@pytest.mark.parametrize(
+    ("workload", "keys"), [("text2sql", "data.max_source or data.max_target"), ("sft", "data.sequence")]
+)
+def test_samples_are_cut_by_keys_that_their_workload_has(workload: str, keys: str) -> None:
+    read = events.DataRead(time=1, rank=0, train=10, validation=2, cut=3)
+    made = make_result(
+        fold([read]), job(workload=workload), status="succeeded", failure=None, ended=9.0, planned=None
+    )
+    assert f"3 samples cut to {keys}" in made.notes

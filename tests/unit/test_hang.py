@@ -47,14 +47,16 @@ class Job:
             )
             self.watch.looked(stand.host, found)
 
-    def until(self, end: float, *, steps_every: float = 0.0, output_every: float = 0.0) -> float | None:
+    def until(
+        self, end: float, *, steps_every: float = 0.0, output_every: float = 0.0, news: bool = True
+    ) -> float | None:
         """Let the time pass. -> when the job was found to hang"""
         while self.time < end:
             self.time = round(self.time + 0.5, 1)
             if steps_every and self.time % steps_every == 0:
                 self.watch.pulses([[0, self.watch.steps + 1, self.watch.steps + 1, ""]])
             if output_every and self.time % output_every == 0:
-                self.watch.output()
+                self.watch.output([f"line {self.time}" if news else f"[10:00:{self.time}] the same"])
             asked = len(self.looks)
             if self.watch.tick():
                 return self.time
@@ -261,3 +263,9 @@ def test_an_old_answer_is_none() -> None:
     late = Looked.model_validate({"m": "looked", "number": 99, "ranks": [], "xid": []})
     job.watch.looked("node0", late)
     assert job.watch.tick() is None and job.watch.asked["node0"] is None
+
+
+def test_the_same_line_again_is_no_progress() -> None:
+    """As of a rendezvous that asks for a name that nobody knows; a line that differs in a number is news."""
+    assert Job().until(300, output_every=5) is None
+    assert Job().until(300, output_every=5, news=False) is not None

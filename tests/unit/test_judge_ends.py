@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 
@@ -10,7 +11,7 @@ from muster.judging import Settings
 from muster.judging.document import Judged
 from muster.judging.joblogs import AS_MOST, judged
 from muster.readers.base import JobLog, MeasuredWindows, Outcome
-from tests.unit.logs import chat_log, one
+from tests.unit.logs import at, chat_log, one
 
 FLEET = [f"node-{number:03d}" for number in range(1, 17)]
 BROKEN = "RuntimeError: CUDA error: uncorrectable ECC error encountered"
@@ -159,3 +160,42 @@ def test_a_host_of_which_no_log_tells_anything() -> None:
     found = judged("x", [silent, *(ran(host) for host in FLEET)], Settings(), {})
     assert conditions(found)["quiet"] == "unknown"
     assert found.hosts[-1].reason == "the logs of its jobs have neither step times nor a failure"
+
+
+def limited(host: str, step: float, *, quiet: int = 20) -> JobLog:
+    """A job that Slurm ended after so many seconds without a step."""
+    lines = chat_log([host], step, ends=False, windows=30)
+    over = at(10 + 310 * step + quiet).replace(" ", "T").partition(",")[0]
+    return one(
+        [*lines, f"slurmstepd: error: *** JOB 77 ON {host} CANCELLED AT {over} DUE TO TIME LIMIT ***"],
+        f"{step}/{host}.log",
+    )
+
+
+def test_jobs_that_time_ended_tell_their_pace() -> None:
+    """All of them; or one host's alone, which hung in vain if nothing came of it for long."""
+    noise = {host: 1 + ((n * 7919) % 61 - 30) / 10_000 for n, host in enumerate(FLEET)}
+    slow = {FLEET[6]: 1.25}
+    logs = [
+        limited(host, 0.2 * noise[host] * slow.get(host, 1) * more) for host in FLEET for more in (1, 1.001)
+    ]
+    assert {log.outcome for log in logs} == {"timeout"} and all(log.quiet for log in logs)
+    found = judged("x", logs, Settings(), {})
+    assert {host for host, each in conditions(found).items() if each != "fit"} == {FLEET[6]}
+    assert conditions(found)[FLEET[6]] == "slow"
+    others = [ran(host, n) for host in FLEET[1:] for n in (0, 1)]
+    well = judged("x", [*others, limited(FLEET[0], 0.2), limited(FLEET[0], 0.2001)], Settings(), {})
+    assert set(conditions(well).values()) == {"fit"}
+    hung = [limited(FLEET[0], 0.2, quiet=3000), limited(FLEET[0], 0.2001, quiet=3000)]
+    assert failing(judged("x", [*others, *hung], Settings(), {})) == {FLEET[0]}
+
+
+def test_logs_that_just_stop_like_all_others_tell_their_pace() -> None:
+    logs = [
+        one(chat_log([host], 0.2 * (1.25 if host == FLEET[3] else 1 + n / 9000), ends=False), f"{n}.log")
+        for n, host in enumerate(FLEET)
+    ]
+    logs += [replace(log, path=f"again-{log.path}", digest=0, began=None) for log in logs]
+    found = judged("x", logs, Settings(), {})
+    assert conditions(found)[FLEET[3]] == "slow"
+    assert {each for host, each in conditions(found).items() if host != FLEET[3]} == {"fit"}

@@ -16,10 +16,11 @@ import pytest
 
 from muster.agent.provision import REMOTE
 from muster.checks.families import disk
-from muster.core.errors import HostError, JobError, UsageError
+from muster.core.errors import HostError, JobError, RecipeError, UsageError
 from muster.core.inventory import Host as Named
 from muster.fleet.shell import Shell
-from muster.inputs.read import read_inputs
+from muster.inputs.hub import check_names
+from muster.inputs.read import read_inputs, read_recipe
 from muster.prepare.pinned import pinned_here, read_requirements
 from muster.prepare.plan import Options, make_plan, plan_as_dict
 from muster.prepare.prepare import waypoint
@@ -435,3 +436,37 @@ def test_a_command_has_no_step_to_warm_up_with(tmp_path: Path) -> None:
     recipe.write_text("command: ['true']\n")
     inputs, options = read_inputs(str(recipe), "local:1", []), Options(environment=False)
     assert not plan_as_dict(make_plan(inputs, options), inputs, options)["warm"]
+
+
+def test_a_plan_names_all_that_a_step_of_rlhf_reads(tmp_path: Path, options: Options) -> None:
+    """A mix's files and hub sets, the reward model, the critic, and the file of a reward function."""
+    for name in ("reward", "critic"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.json").write_text("{}")
+    (tmp_path / "own.jsonl").write_text('{"prompt": "a", "answer": "b"}\n' * 4)
+    (tmp_path / "worth.py").write_text(
+        "def length(prompts, answers, expected): return [0.0] * len(answers)\n"
+    )
+    recipe = tmp_path / "third.yaml"
+    recipe.write_text(
+        "inherit: ppo\n"
+        "model: {name: org/actor, init: pretrained, tokenizer: org/words}\n"
+        f"reward: {{model: {tmp_path}/reward, function: 'worth.py:length'}}\n"
+        "ppo: {critic: org/critic}\n"
+        "data: {mix: [{path: own.jsonl}, {name: org/chats, subset: small}, {name: /gone/set}]}\n"
+    )
+    plan = make_plan(read_inputs(str(recipe), "node1", []), options)
+    assert plan.local == tuple(f"{tmp_path}/{name}" for name in ("reward", "own.jsonl", "worth.py"))
+    assert set(plan.hub) == {
+        ("model", "org/actor"), ("tokenizer", "org/words"), ("model", "org/critic"),
+        ("dataset", "org/chats:small"),
+    }  # fmt: skip
+    assert [note.partition(" ")[0] for note in plan.notes] == ["/gone/set"]
+
+
+def test_a_mix_of_hub_names_is_looked_for_before_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    recipe = read_recipe("sft", ["data={mix: [{name: org/chats}]}", "model.init=random"])
+    with pytest.raises(RecipeError, match="org/chats") as told:
+        check_names(recipe, {})
+    assert told.value.where == "data.mix"

@@ -54,17 +54,19 @@ def test_the_timers_own_average_where_lines_have_no_stamps() -> None:
     assert one(lines).step_seconds == pytest.approx(0.2, rel=1e-4)
 
 
-def test_without_a_batch_the_average_still_gives_a_rate() -> None:
-    """As of a program of one's own that uses DeepSpeed."""
+def test_without_a_batch_time_stamps_give_the_pace() -> None:
+    """As of a program of one's own that uses DeepSpeed: its timer leaves out what is between the steps."""
     lines = [line for line in chat_log(["node-1"]) if "SamplesPerSec" in line]
     job = one(lines, "logs/node-1.log")
     assert (job.batch, job.step_seconds, job.hosts, job.hosts_from) == (
         None,
-        None,
+        0.2,
         ("node-1",),
         "guess: file name",
     )
-    assert job.rate == pytest.approx(960, rel=1e-4)
+    assert (job.unit, job.rate) == ("steps", pytest.approx(5, rel=1e-4))
+    assert job.reported == pytest.approx(960, rel=1e-4)
+    assert one([line.partition("] ")[2] for line in lines]).rate == pytest.approx(960, rel=1e-4)
     assert job.outcome == "succeeded"  # these lines do not say when a job is over
 
 
@@ -95,3 +97,54 @@ def test_latency_lines_of_deepspeed_chat() -> None:
         for latency in (9.0, *[4.0] * 29)
     ]
     assert one(lines, "node-1.log").rate == pytest.approx(8.0)
+
+
+# Lambda's and DeepSpeedExamples' step 3 (dschat/utils/perf.py, deepspeed/runtime/hybrid_engine.py)
+ENGINE = (
+    "|E2E latency=12.60s |Gather latency=0.77s (6.12%) |Generate time=6.19s (49.18%) "
+    "|Training time=3.41s (27.08%) |Others=2.99 (23.72%)|CurSamplesPerSec=10.16 |AvgSamplesPerSec=9.81"
+)
+STEP = (
+    "End-to-End => Latency: 12.60s, TFLOPs: 69.5, Samples/sec: 10.16, Time/seq 0.10s, Batch Size: 128, "
+    "Total Seq. Length: 512"
+)
+MICRO = (
+    "Model Parameters: 0.331 B, Latency: {latency}s, TFLOPs: 0.51, Samples/sec: {rate}, Time/seq 0.28s, "
+    "Batch Size: 2, Sequence Length: 512"
+)
+
+
+def test_a_step_with_generation_is_not_its_training() -> None:
+    """DeepSpeed's timer sees the training of two models; the step has 128 prompts in 12.6 s."""
+    lines = [line for line in chat_log(["node-1"]) if "SamplesPerSec" in line or "dist_world_size" in line]
+    for said in ([ENGINE], [STEP], [ENGINE, STEP]):
+        job = one([*lines[:3], *(said * 10), *lines[3:6], *(said * 10), *lines[6:]], "node-1.log")
+        assert (job.unit, job.rate) == ("samples", pytest.approx(10.16, rel=1e-3))
+    wrong = STEP.replace("10.16", "0.16").replace("128", "2")  # where an unsupervised data set is given
+    assert one(["dist_world_size=8", *([wrong] * 20)], "node-1.log").step_seconds == pytest.approx(
+        12.6, rel=0.01
+    )
+
+
+def test_a_latency_is_of_one_ranks_micro_batch() -> None:
+    """Two of them a step, 0.55 and 0.14 s, on eight ranks: 46 samples/s, and not 5.8."""
+    pair = [MICRO.format(latency=0.55, rate=3.63), MICRO.format(latency=0.14, rate=14.01)]
+    job = one(["dist_world_size=8", *(pair * 30)], "node-1.log")
+    assert job.rate == pytest.approx(8 * 4 / (2 / 3.63 + 2 / 14.01), rel=0.01)
+    runner = (
+        "[2025-01-02 15:45:22,160] [INFO] [runner.py:607:main] cmd = python3 -u -m deepspeed.launcher.launch "
+        "--world_info=eyJsb2NhbGhvc3QiOiBbMCwgMSwgMiwgMywgNCwgNSwgNiwgN119 --master_port=29500 main.py "
+        "--model_name_or_path facebook/opt-350m --per_device_train_batch_size 2 "
+    )
+    timer = [
+        *(pair * 10),
+        "[{at}] [INFO] [timer.py:264:stop] epoch=0/micro_step={micro}/global_step={step}, "
+        "RunningAvgSamplesPerSec=46.5, CurrSamplesPerSec=46.8, MemAllocated=5.53GB, MaxMemAllocated=8.61GB",
+    ]
+    lines = [
+        line.format(at=at(0.69 * step), micro=2 * step, step=step)
+        for step in range(10, 210, 10)
+        for line in timer
+    ]
+    job = one([runner, "[2025] [INFO] [launch.py:163:main] dist_world_size=8", *lines], "node-1.log")
+    assert (job.batch, job.rate) == (32, pytest.approx(32 / 0.69, rel=1e-3))

@@ -8,6 +8,7 @@ import pytest
 
 from muster.judging import Settings
 from muster.judging.joblogs import culprits_of, judged
+from muster.readers._harmless import without_harmless
 from muster.readers.base import JobLog
 from muster.store.logfiles import BrokenFile
 from tests.unit.logs import chat_log, one, read_log
@@ -286,3 +287,69 @@ def test_what_a_program_says_of_itself_counts_beside_data_and_as_a_warning(
 def test_a_table_or_a_program_that_names_a_failure_is_no_job(name: str) -> None:
     """Such as the results of an earlier `muster judge --output`, in the folder of the logs."""
     assert one(["job,reason", "node07,RuntimeError: CUDA out of memory"], name).outcome == "unreadable"
+
+
+PLUGIN = (
+    "{host}:4239:4239 [0] NCCL INFO NET/Plugin : Plugin load (libnccl-net.so) returned 2 : "
+    "libnccl-net.so: cannot open shared object file: No such file or directory"
+)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        PLUGIN.format(host="n1"),
+        "ATL-GPUNode-012:1039703:1041339 [0] NCCL INFO [Service thread] Connection closed by localRank 5",
+        "2024-07-08 05:53:16.025410: I tensorflow/x.cc:9] libnvinfer.so.7: cannot open shared object file",
+        "I0708 05:53:16.025410 139 net.cc:9] libibverbs.so.1: cannot open shared object file",
+        "2024-07-08 05:53:16 | INFO     | app:main:7 - CUDA out of memory, trying half of the batch",
+        'level=info msg="torch.OutOfMemoryError: CUDA out of memory"',
+    ],
+)
+def test_a_line_below_a_warning_is_no_evidence(line: str) -> None:
+    stops = one([*chat_log(["n1", "n2"], ends=False), line])
+    assert (stops.outcome, stops.failure, stops.failed_hosts) == ("timeout", None, ())
+    crash = "n2: [t] [ERROR] [launch.py:321:sigkill_handler] ['python3'] exits with return code = -11"
+    crashed = one([*chat_log(["n1", "n2"], ends=False), line, crash])
+    assert (crashed.failure, crashed.failed_hosts) == ("crashed", ("n2",))
+    error = "n1: [t] [INFO] x ERROR: torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 56.00 MiB."
+    assert one([*chat_log(["n1", "n2"], ends=False), error]).failure == "cuda_oom"
+
+
+CRASHES = [
+    ["n2: [t] [ERROR] [launch.py:321:sigkill_handler] ['python3'] exits with return code = -11",
+     "pdsh@head: n2: ssh exited with exit code 245"],
+    ["srun: error: n2: task 12: Segmentation fault (core dumped)",
+     "srun: error: n2: task 12: Exited with exit code 139"],
+    ["job.sh: line 7: 4242 Aborted                 (core dumped) python main.py"],
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("lines", CRASHES)
+def test_a_crash_after_the_end_is_none_in_training(lines: list[str]) -> None:
+    """Whether the training's end is said, or all other ranks left well (a public log of 128 ranks)."""
+    whole = chat_log(["n1", "n2"])
+    for last in (whole, [line for line in whole[:-1] if "Throughput" not in line]):
+        job = one([*last, *lines])
+        assert (job.outcome, job.failure, job.reason) == ("succeeded", None, None)
+        assert job.pace and any(lines[0][-20:] in note for note in job.notes)
+    within = one([*chat_log(["n1", "n2"], ends=False), *lines])
+    assert within.outcome == "failed"
+    oom = "n2: torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 56.00 MiB."
+    assert one([*whole, oom, *lines]).failure == "cuda_oom"
+
+
+def test_what_jobs_that_end_well_print_too_is_no_reason() -> None:
+    """An error that a program gets over: it stands in most logs of jobs that trained to the end."""
+    met = ["Traceback (most recent call last):", "OSError: libfoo.so.1: cannot open shared object file"]
+    logs = [one([*met, *chat_log([f"n{n}"])], f"n{n}.log") for n in range(1, 9)]
+    crash = "[t] [ERROR] [launch.py:321:sigkill_handler] ['python3'] exits with return code = -11"
+    bad = one([*chat_log(["n9"], ends=False, windows=3), *met, crash], "n9.log")
+    assert bad.failure == "shared_library"
+    found = without_harmless([*logs, bad])
+    assert found[:-1] == logs
+    assert (found[-1].failure, found[-1].failed_hosts) == ("crashed", ())
+    stops = one([*chat_log(["n9"], ends=False, windows=3), *met], "n9.log")
+    assert without_harmless([*logs, stops])[-1].outcome == "timeout"
+    other = one([*chat_log(["n9"], ends=False), met[0], met[1].replace("foo", "bar")], "n9.log")
+    assert without_harmless([*logs, other])[-1].failure == "shared_library"

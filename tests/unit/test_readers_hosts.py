@@ -68,7 +68,8 @@ def test_names_that_are_hosts(path: str, hosts: tuple[str, ...]) -> None:
      "resnet50/bs24.log", "lr3e-4.log", "4nodes.log", "nodes16.log", "8gpus/train.log", "adamw.log",
      "version_0/metrics.csv", "h100/bf16/tp8.log", "fleet3.tar.gz/train.log", "v2.log", "h200/x.log",
      "a100/b200/l40s.log", "mi300x.log", "t5.log", "s1.log", "e5/train.log", "k8s.log",
-     "worker_logs/0.log", "part-00001.csv"],
+     "worker_logs/0.log", "part-00001.csv", "a3f2a1b9-1234-4abc-8def-1234567890ab.log",
+     "trainer-7d9f8b6c5-x2x4p.log", "train-v45-20251231-160511.log", "deadbeef1.log", "issue692.log"],
 )  # fmt: skip
 def test_names_that_are_none(path: str) -> None:
     assert hosts_of_path(path)[0] == ()
@@ -83,7 +84,7 @@ def test_a_guess_says_that_it_is_one() -> None:
 
 def test_this_machine_is_no_name() -> None:
     """A launcher without a hostfile says `localhost` on every host."""
-    lines = [line.replace("'n1'", "'localhost'") for line in chat_log(["n1"])[1:]]
+    lines = [line.replace("'n1'", "'localhost'").removeprefix("n1: ") for line in chat_log(["n1"])[1:]]
     job = one(lines, "node7.log")
     assert (job.hosts, job.hosts_from, job.outcome) == (("node7",), "guess: file name", "succeeded")
     assert one(lines, "slurm-104.out").hosts == ()
@@ -277,3 +278,38 @@ def test_slurm_jobs_in_one_file() -> None:
     ]
     first, second = appended(*logs)
     assert (first.hosts, second.hosts) == (("node10", "node11"), ("node20", "node21"))
+
+
+def test_a_name_like_no_other_is_no_host(tmp_path: Path) -> None:
+    """Models, data sets and experiments have numbers too; hosts come in series, or say what they are."""
+    for name in ("t5-small", "wmt16-en-de", "abc9", "cifar10", "alpha1", "alpha2", "node7"):
+        (tmp_path / f"{name}.log").write_text("\n".join(metaseq_log()) + f"\n{name}\n")
+    found = judge(tmp_path)
+    assert [each.hosts for each in found.hosts] == [["alpha1"], ["alpha2"], ["node7"]]
+    lone = next(job for job in found.jobs if job.job == "cifar10.log")
+    assert (lone.hosts, lone.hosts_from, lone.outcome) == ([], "", "succeeded")
+
+
+PDSH = """
+{host}: [2025-03-04 10:00:0{n},976] [INFO] [comm.py:652:init_distributed] cdb=None
+{host}: Traceback (most recent call last):
+{host}:   File "/x/train.py", line 7, in <module>
+{host}: RuntimeError: boo
+"""
+
+
+def test_plain_pdsh() -> None:
+    """No hostfile says who they are; a rank or a step before a colon is nobody."""
+    text = "".join(PDSH.format(host=f"gpu-{n}", n=n).lstrip("\n") for n in (1, 2))
+    job = one(["rank3: [2025-03-04 10:00:00,976] [INFO] x", *text.splitlines()], "x.log")
+    assert (job.hosts, job.hosts_from, job.failed_hosts) == (("gpu-1", "gpu-2"), "log", ("gpu-1", "gpu-2"))
+    assert job.reason == "RuntimeError: boo"
+
+
+def test_the_ranks_are_those_of_the_whole_job() -> None:
+    """Megatron-DeepSpeed: all of them, then those that share a part of the model."""
+    said = [
+        "using world size: 64, data-parallel-size: 1, tensor-model-parallel size: 8",
+        "[2023-07-07 10:00:00,000] [INFO] [config.py:964:print]   world_size ................... 1",
+    ]
+    assert one([*said, *metaseq_log()], "x.log").world_size == 64

@@ -3,6 +3,7 @@ expected is worked out by hand from the lines."""
 
 from __future__ import annotations
 
+import re
 from datetime import datetime, timedelta
 
 import pytest
@@ -10,6 +11,7 @@ import pytest
 from muster.judging import Settings
 from muster.judging.joblogs import judged
 from muster.readers.base import JobLog
+from muster.readers.mllog import GUESSED
 from tests.unit.logs import one
 
 
@@ -34,6 +36,12 @@ MEGATRON = """
  [2024-04-06 03:02:18] iteration       72/     100 | consumed samples:         9216 | elapsed time per iteration (ms): 5470.7 | throughput per GPU (TFLOP/s/GPU): 238.7 | learning rate: 1.440000E-05 | global batch size:   128 | lm loss: 1.820313E+00 | load_balancing_loss: 1.019612E+00 | loss scale: 1.0 | grad norm: 1.305 | num zeros: 0.0 | number of skipped iterations:   0 | number of nan iterations:   0 |
  [2024-04-06 03:02:24] iteration       73/     100 | consumed samples:         9344 | elapsed time per iteration (ms): 5829.9 | throughput per GPU (TFLOP/s/GPU): 224.0 | learning rate: 1.460000E-05 | global batch size:   128 | lm loss: 1.798953E+00 | load_balancing_loss: 1.010977E+00 | loss scale: 1.0 | grad norm: 1.539 | num zeros: 0.0 | number of skipped iterations:   0 | number of nan iterations:   0 |
 """  # noqa: E501
+# ms-swift's examples/train/activation_cpu_offload, and a public log of version 4 (bars and all)
+SWIFT = """
+Train:   2%|\u258f         | 1/60 [00:42<41:47, 42.51s/it]{'loss': '0.3713', 'grad_norm': '0.8901', 'learning_rate': '3.333e-05', 'token_acc': '0.921', 'epoch': '0.08602', 'global_step/max_steps': '1/60', 'elapsed_time': '43s', 'remaining_time': '41m 48s', 'memory(GiB)': '14.3', 'train_speed(s/it)': '42.51'}
+Train:   8%|\u258a         | 5/60 [03:52<43:40, 47.64s/it]{'loss': '0.2992', 'grad_norm': '0.6541', 'learning_rate': '9.97e-05', 'token_acc': '0.9285', 'epoch': '0.4301', 'global_step/max_steps': '5/60', 'elapsed_time': '3m 53s', 'remaining_time': '42m 43s', 'memory(GiB)': '14.3', 'train_speed(s/it)': '46.61'}
+"""  # noqa: E501
+SWIFT_3 = "{'loss': 2.1327579, 'grad_norm': 1.72890568, 'learning_rate': 8.346e-05, 'token_acc': 0.58396158, 'epoch': 0.32, 'global_step/max_steps': '5/16', 'percentage': '31.25%', 'elapsed_time': '5m 28s', 'remaining_time': '12m 2s', 'memory(GiB)': 24.8, 'train_speed(iter/s)': 0.015218}"  # noqa: E501
 # https://github.com/FZJ-JSC/jubench-megatron-lm DESCRIPTION.md
 MEGATRON_DEEPSPEED = """
 [default3]: iteration       10/ 3125000 | consumed samples:          960 | elapsed time per iteration (s): 7.2310 | learning rate: 4.438E-07 | global batch size:    96 | lm loss: 1.010967E+01 | loss scale: 4096.0 | grad norm: 178.553 | number of skipped iterations:   0 | number of nan iterations:   0 | samples per second: 13.276 | TFLOPs: 101.54 |
@@ -74,6 +82,15 @@ def test_megatron_that_is_cut_off() -> None:
     assert (job.outcome, job.steps) == ("timeout", 3)
 
 
+def test_megatron_that_came_to_its_last_iteration() -> None:
+    """Without a word of its end. A line every ten iterations need not be of the last one."""
+    last = MEGATRON.replace("/     100", "/      73")
+    job = read(last)
+    assert (job.outcome, job.total, job.steps) == ("succeeded", 73, 3)
+    every = "".join(line for line in last.splitlines(keepends=True) if "72/" not in line)
+    assert read(every.replace("/      73", "/      74")).outcome == "timeout"  # by itself it always says it
+
+
 def test_megatron_deepspeed_has_seconds() -> None:
     job = read(MEGATRON_DEEPSPEED + DONE)
     expect(job, "Megatron-LM", samples=1920, seconds=53.551 + 56.192, steps=20)
@@ -86,6 +103,30 @@ def test_megatrons_skipped_iterations_and_validation() -> None:
     job = read(MEGATRON_EVALUATED + DONE)
     expect(job, "Megatron-LM", samples=320, seconds=9.045 + 8.403, steps=20)
     assert (job.steps, job.skipped, job.memory) == (70, 21, int(1464.3408203125 * 2**20))
+
+
+def test_swift() -> None:
+    """Its pace is the mean since it began: 5 x 46.61 - 42.51 s. Time stamps before the lines are better."""
+    job = read(SWIFT)
+    assert (
+        job.format
+        and job.format.startswith("ms-swift")
+        and job.measured is not None
+        and job.measured.steps == 4
+    )
+    assert job.measured.seconds == pytest.approx(5 * 46.61 - 42.51, abs=1)  # it rounds to seconds
+    assert (job.outcome, job.total, job.loss, job.memory) == ("timeout", 60, 0.2992, int(14.3 * 2**30))
+    lines = []
+    for n in range(5, 17):
+        at, took = (
+            datetime(2025, 3, 4, 10) + timedelta(seconds=65.7 * n),
+            f"{int(65.7 * n) // 60}m {int(65.7 * n) % 60}s",
+        )
+        told = SWIFT_3.replace("'5/16'", f"'{n}/16'").replace("5m 28s", took)
+        lines.append(f"{at.isoformat()}00Z {told}")
+    evaluated = "{'eval_loss': 0.00052, 'eval_runtime': 9.8, 'global_step/max_steps': '16/16'}"
+    whole = read("\n".join([*lines, evaluated]))
+    assert whole.measured and whole.step_seconds == pytest.approx(65.7) and whole.outcome == "succeeded"
 
 
 def test_a_run_that_began_anew() -> None:
@@ -123,6 +164,14 @@ TITAN = """
 [rank0]:[titan] 2026-05-18 16:04:49,702 - root - INFO - step: 17  loss:  3.14459  grad_norm:  0.5303  memory:  9.46GiB(64.99%)  tps: 7,282  tflops: 0.52  mfu: 0.17%
 """  # noqa: E501
 # https://github.com/pytorch/torchtitan/pull/1408: four ranks, none of them in order
+# torchtitan's docs of 2024, before `wps` was called `tps`; under srun --label
+TITAN_2024 = """
+0: [rank0]:2024-07-12 16:09:30,000 - root - INFO - Training starts at step 1, with local batch size 1, global batch size 32, sequence length 8192, total steps 200 (warmup 20)
+0: [rank0]:2024-07-12 16:09:46,008 - root - INFO - step: 10  loss:  8.9000  memory: 26.47GiB(33.47%)  wps: 1,780  mfu: 10.46%
+1: [rank0]:2024-07-12 16:09:46,009 - root - INFO - step: 10  loss:  8.9000  memory: 26.47GiB(33.47%)  wps: 1,780  mfu: 10.46%
+0: [rank0]:2024-07-12 16:10:32,008 - root - INFO - step: 20  loss:  8.1000  memory: 26.47GiB(33.47%)  wps: 1,780  mfu: 10.46%
+0: [rank0]:2024-07-12 16:11:18,508 - root - INFO - step: 30  loss:  7.9000  memory: 26.47GiB(33.47%)  wps: 1,780  mfu: 10.46%
+"""  # noqa: E501
 TITAN_RANKS = """
 [rank1]:[titan] 2025-07-18 13:14:25,094 - root - INFO - step:  7  loss:  4.5845  grad_norm:  2.2028  memory: 13.59GiB(14.31%)  tps: 33,610  tflops: 2.40  mfu: 0.24%
 [rank3]:[titan] 2025-07-18 13:14:25,093 - root - INFO - step:  7  loss:  4.5845  grad_norm:  2.2028  memory: 13.59GiB(14.31%)  tps: 33,619  tflops: 2.40  mfu: 0.24%
@@ -303,6 +352,11 @@ def test_modded_nanogpts_clock_begins_again() -> None:
     assert job.outcome == "timeout"
 
 
+def test_torchtitan_of_2024() -> None:
+    job = read(TITAN_2024)
+    expect(job, "torchtitan", samples=640, seconds=92.5, steps=20)
+
+
 # ---- OLMo-core, Composer -----------------------------------------------------------------------------------
 
 # ai2-olmo-core 3.0.0 on a CPU, lines between left out
@@ -380,11 +434,24 @@ def test_olmo_core() -> None:
     assert job.measured and job.measured.tokens == 51200
 
 
+def test_olmo_by_its_host_and_rank() -> None:
+    """As the whole log of a cluster has them: who writes stands in the line."""
+    named = [
+        f"2024-04-17 09:42:{n:02d}.509\tnode-b{host}:0\tolmo.train:816\tINFO\t[step={n}/30]"
+        for n in range(2, 32, 2)
+        for host in (1, 2)
+    ]
+    job = read("\n".join(named[:-2]), "x.log")
+    assert (job.hosts, job.hosts_from, job.outcome) == (("node-b1", "node-b2"), "log", "timeout")
+    assert "28 of 30" in (job.reason or "")
+    assert read("\n".join(named), "x.log").outcome == "succeeded"
+
+
 def test_olmo() -> None:
-    """Megabytes here, and no end of its own."""
+    """Megabytes here, and it was cut off."""
     job = read(OLMO_1)
     expect(job, "OLMo-core", samples=2, seconds=78.634, steps=2)
-    assert (job.outcome, job.memory) == ("succeeded", 53_695_000_000)
+    assert (job.outcome, job.total, job.memory) == ("timeout", 739_328, 53_695_000_000)
     assert job.measured and job.measured.tokens == 2097152
 
 
@@ -520,8 +587,12 @@ def test_time_of_parts_gives_way_to_a_time_with_everything_in_it() -> None:
 
 
 def test_deepspeeds_time_of_parts() -> None:
-    """Forward, backward and step of one step, in both spellings: 173.66 ms."""
+    """Forward, backward and step of one step, in both spellings: 173.66 ms, of the 183 that time stamps tell:
+    loading and all that is between the parts is in those alone."""
     job = read(PARTS)
+    expect(job, "DeepSpeed (time of parts)", samples=1, seconds=0.183, steps=1)
+    assert job.contradicted == pytest.approx(1 / 0.17366)
+    job = read(re.sub(r"^\[[^\]]*\] ", "", PARTS, flags=re.MULTILINE))
     expect(job, "DeepSpeed (time of parts)", samples=1, seconds=0.17366, steps=1)
     job = read(PARTS_NOW + PARTS_NOW)
     expect(job, "DeepSpeed (time of parts)", samples=1, seconds=0.41958, steps=1)
@@ -549,6 +620,47 @@ def test_mlperf_by_samples() -> None:
     expect(job, "MLPerf", samples=384, seconds=196.067, steps=48)
     assert (job.outcome, job.workload, job.batch, job.steps) == ("succeeded", "llama2_70b_lora", 8, 240)
     assert (job.reported, job.began, job.ended) == (1.958973805780254, 1715848320.425, 1715850093.688)
+
+
+def test_mlperfs_figures_that_disagree_are_not_taken() -> None:
+    """`train_samples` that counts batches; epochs that begin and end at once."""
+    end = mllog(1695776068290, "run_stop", about='"status": "success", "epoch": 34')
+    batches = [line.replace("1281167", "401") for line in RESNET]
+    job = one([*batches, end], "node-1.log")
+    assert (job.outcome, job.measured, job.reported) == ("succeeded", None, None)
+    assert any("17.635" in note and "56,317" in note for note in job.notes)
+    silent = one([*(line for line in RESNET if "throughput" not in line), end], "node-1.log")
+    assert silent.rate and GUESSED in silent.notes
+    apart = [mllog(1695775269934 + 22_000 * n + 10 * (each == "epoch_stop"), each, about=f'"epoch_num": {n}')
+             for n in range(30) for each in ("epoch_start", "epoch_stop")]  # fmt: skip
+    short = one([*RESNET[:4], *apart, end], "node-1.log")
+    assert (short.measured, short.rate) == (None, None) and any("0.3 s" in note for note in short.notes)
+
+
+def test_mlperfs_tokens() -> None:
+    """A rate of tokens beside samples of so many."""
+    said = [mllog(1715848254167, "max_sequence_length", "8192")]
+    lines = [
+        re.sub(r'"throughput": ([\d.]+)', lambda m: f'"throughput": {8192 * float(m[1])}', line)
+        for line in LORA
+    ]
+    assert one([*said, *lines], "node-1.log").rate == pytest.approx(384 / 196.067)
+    assert one(lines, "node-1.log").rate is None
+
+
+def test_time_stamps_win_over_a_tools_own_time() -> None:
+    """An iteration of 5 s by its own timer every 7.5 s."""
+    lines = [
+        MEGATRON.split("\n")[1].replace("03:02:12", f"03:{n * 15 // 2 // 60:02d}:{n * 15 // 2 % 60:02d}")
+        .replace("71/", f"{n + 1}/").replace("5361.6", "5000.0").replace("9088", f"{128 * (n + 1)}")
+        for n in range(100)
+    ]  # fmt: skip
+    job = one([*lines, DONE], "node-1.log")
+    assert job.step_seconds == pytest.approx(7.5, rel=1e-3)
+    assert job.contradicted == pytest.approx(128 / 5)
+    agree = one([line.replace("5000.0", "7500.0") for line in lines] + [DONE], "node-1.log")
+    assert agree.step_seconds == pytest.approx(7.5) and agree.contradicted is None
+    assert one([*lines[:10], DONE], "node-1.log").step_seconds == 5  # too short for whole seconds
 
 
 def test_mlperf_by_epochs() -> None:

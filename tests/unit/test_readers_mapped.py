@@ -12,7 +12,8 @@ from muster.core.errors import UsageError
 from muster.judging import Settings
 from muster.judging.joblogs import judged
 from muster.judging.logs import judge
-from muster.readers._mapping import LONGEST, Mapping, load_mapping
+from muster.readers._live import Live
+from muster.readers._mapping import LONGEST, Mapping, load_mapping, made_mapping
 from muster.readers.base import JobLog
 from tests.unit.logs import metaseq_log, read_log
 
@@ -149,7 +150,7 @@ def test_what_cannot_be_is_refused(tmp_path: Path) -> None:
     for text, what in (
         ("line: 'a(?P<seconds>'", "line: is not a regular expression"),
         (r"line: '(?P<stepp>\d+) (?P<seconds>\S+)'", "unknown group 'stepp'"),
-        (r"line: '(?P<step>\d+) (?P<loss>\S+)'", "no group tells how fast it was"),
+        (r"line: '(?P<loss>\S+)'", "no group tells how fast it was"),
         (r"line: '(?P<seconds>(\d+)+)'", "repeats a group that itself repeats"),
         (r"line: '(?:x|xx)*(?P<seconds>\d+)'", "repeats a group that itself repeats"),
         (r"line: '((?:[a-z]+\s*)){2,}(?P<seconds>\d+)'", "repeats a group that itself repeats"),
@@ -211,3 +212,18 @@ def test_lines_that_are_too_long_are_said() -> None:
     assert job.steps == 40 and any(f"{LONGEST:,}" in note for note in job.notes)
     (job,) = jobs([f"{long} {line}" for line in own()], line=OWN, unit="ms")
     assert job.outcome == "unreadable" and f"{LONGEST:,}" in (job.reason or "")
+
+
+def test_a_step_alone_is_timed_by_the_stamps_of_its_lines() -> None:
+    """Of a job that runs, by the moments at which lines without a stamp come."""
+    mapping = made_mapping({"line": r"at (?P<step>\d+)", "batch": 4}, "here")
+    live = Live([mapping])
+    live.lines([f"2026-03-01 10:00:{2 * step:02d}.500 at {step}" for step in range(30)])
+    seen = live.seen()
+    assert seen is not None and seen.measured is not None
+    assert (seen.measured.unit, seen.measured.rate) == ("samples", pytest.approx(2.0))
+    live = Live([mapping])
+    for step in range(5):
+        live.lines([f"at {step}"])
+    seen = live.seen()
+    assert seen is not None and seen.measured is not None and seen.measured.timed

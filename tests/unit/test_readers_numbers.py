@@ -14,6 +14,7 @@ from muster.judging import Settings
 from muster.judging.joblogs import judged
 from muster.readers._frame import Frame
 from muster.readers.base import FIGURE, number
+from muster.readers.deepspeed_chat import OF_A_RANK
 from tests.unit.logs import chat_log, one, trainer_log
 
 HOST = "ml-512-node-001"
@@ -122,8 +123,9 @@ def test_a_rate_that_the_end_contradicts_is_said() -> None:
     """Without a timer: DeepSpeed-Chat's own account of its steps."""
     lines = ["Model Parameters: 1.3 B, Latency: 0.20s, TFLOPs: 69.5, Samples/sec: 120, Batch Size: 24"] * 30
     said = [*lines, "Execution time: 6.0000 seconds for 30 steps", "Throughput: 240.0000 samples/sec"]
-    (note,) = one(said, "node-1.log").notes
-    assert "120" in note and "240" in note
+    alone, note = one(said, "node-1.log").notes
+    assert "120" in note and "240" in note and alone == OF_A_RANK
+    assert one(["dist_world_size=2", *said], "node-1.log").notes == ()  # of both ranks
 
 
 def test_times_of_a_day_and_more() -> None:

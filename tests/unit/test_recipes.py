@@ -555,3 +555,13 @@ def test_epochs_that_are_given_beat_steps_that_are_inherited(tmp_path: Path) -> 
     (tmp_path / "own.yaml").write_text("inherit: demo\ntrain: {epochs: 2}\n")
     assert load_recipe(str(tmp_path / "own.yaml")).train.max_steps is None
     assert load_recipe(str(tmp_path / "own.yaml"), ["train.max_steps=5"]).train.max_steps == 5
+
+
+def test_a_section_is_no_part_of_what_two_names_share() -> None:
+    """train.early_stopping_patience was said to be near train.learning_rate."""
+    with pytest.raises(RecipeError) as refused:
+        load_recipe("demo", ["train.early_stopping_patience=3"])
+    assert (refused.value.hint or "").startswith("known keys here")
+    with pytest.raises(RecipeError) as refused:
+        load_recipe("demo", ["train.learning_rat=3"])
+    assert refused.value.hint == "did you mean train.learning_rate?"

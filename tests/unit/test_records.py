@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from muster.core.errors import DataError
-from muster.store.records import find_data, hold_out, read_rows
+from muster.store.records import Splits, find_data, hold_out, read_rows
+from muster.worker.data import hub
 from muster.workloads.seq2seq.spec import PairRow, read_pairs
 from muster.workloads.text2sql.spec import TextToSqlData
 
@@ -189,6 +190,72 @@ def test_what_is_found_in_a_folder(
     found = find_data(tmp_path)
     assert found.train == tuple(tmp_path / name for name in train)
     assert found.validation == tuple(tmp_path / name for name in held_out)
+
+
+SNAPSHOT = [
+    f"{part}_{kind}-00000-of-00001.parquet" for part in ("test", "train") for kind in ("gen", "prefs", "sft")
+]
+
+
+@pytest.mark.parametrize(
+    ("names", "splits", "train", "held_out"),
+    [
+        (SNAPSHOT, Splits(words=("sft",)), ["train_sft"], ["test_sft"]),
+        (SNAPSHOT, Splits(words=("pref", "prefs")), ["train_prefs"], ["test_prefs"]),
+        (SNAPSHOT, Splits("train_gen"), ["train_gen"], ["test_gen"]),
+        (SNAPSHOT, Splits("test_gen", "train_sft"), ["test_gen"], ["train_sft"]),
+        (SNAPSHOT, Splits(),
+         ["train_gen", "train_prefs", "train_sft"], ["test_gen", "test_prefs", "test_sft"]),
+        (["train_spider.json", "train_others.json", "dev.json"], Splits(words=("sft",)),
+         ["train_others", "train_spider"], ["dev"]),
+        (["train-00000-of-00001-0123456789abcdef.parquet", "test.parquet"], Splits(words=("sft",)),
+         ["train"], ["test"]),
+        (["train_1.jsonl", "train_2.jsonl", "tables.json"], Splits("train"), ["train_1", "train_2"], []),
+    ],
+)  # fmt: skip
+def test_splits_of_a_snapshot(
+    tmp_path: Path, names: list[str], splits: Splits, train: list[str], held_out: list[str]
+) -> None:
+    for name in names:
+        (tmp_path / name).touch()
+    found = find_data(tmp_path, splits)
+
+    def of(files: tuple[Path, ...]) -> list[str]:
+        return [file.name.partition("-0")[0].partition(".")[0] for file in files]
+
+    assert (of(found.train), of(found.validation)) == (train, held_out)
+    assert len(found.train) + len(found.validation) + len(found.unused) == len(names)
+
+
+@pytest.mark.parametrize(
+    ("splits", "train", "held_out"),
+    [
+        (Splits(words=("sft",)), "train_sft", "test_sft"),
+        (Splits("train_gen"), "train_gen", "test_gen"),
+        (Splits("train_gen", "test_sft"), "train_gen", "test_sft"),
+        (Splits(), None, None),
+    ],
+)
+def test_splits_of_a_hubs_data(
+    splits: Splits, train: str | None, held_out: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parts = {f"{part}_{kind}": [f"{part}_{kind}"] for part in ("train", "test") for kind in ("sft", "gen")}
+    monkeypatch.setattr(hub, "load", lambda *_, **__: parts)
+    if train is None:
+        with pytest.raises(DataError, match="several train parts") as caught:
+            hub.hub_parts("any", None, splits)
+        assert "data.train_split" in str(caught.value.hint)
+        return
+    found = hub.hub_parts("any", None, splits)
+    assert (found["train"], found[str(hub.held_part(found))]) == ([train], [held_out])
+
+
+def test_a_split_that_is_not_there(tmp_path: Path) -> None:
+    for name in SNAPSHOT:
+        (tmp_path / name).touch()
+    with pytest.raises(DataError, match="no split 'train_dpo'") as caught:
+        find_data(tmp_path, Splits("train_dpo"))
+    assert "train_prefs" in str(caught.value.hint)
 
 
 @pytest.mark.parametrize("name", ["odd.name", "test.jsonl"])

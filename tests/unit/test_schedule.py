@@ -113,7 +113,7 @@ def test_a_constant_rate_has_no_warm_up() -> None:
 def watch(rates: list[float], **context: Any) -> list[str]:
     """What is noted when steps use these rates."""
     pytest.importorskip("transformers")
-    from muster.worker.main import ScheduleWatch
+    from muster.worker.settings import SettingsWatch
 
     said: list[str] = []
     about = SimpleNamespace(
@@ -129,7 +129,7 @@ def watch(rates: list[float], **context: Any) -> list[str]:
             **context,
         }
     )
-    watching = ScheduleWatch(about)  # type: ignore[arg-type]
+    watching = SettingsWatch(about, None)  # type: ignore[arg-type]
     for step, rate in enumerate(rates):
         state = SimpleNamespace(global_step=step, max_steps=6)
         optimizer = SimpleNamespace(param_groups=[{"lr": rate}])

@@ -236,6 +236,68 @@ def test_a_function_that_cannot_be_loaded(tmp_path: Path, body: str, name: str) 
         load_function(f"{tmp_path}/rewards.py:{name}")
 
 
+@pytest.mark.parametrize("kind", ["gpt2", "llama", "opt"])
+def test_a_reward_is_read_at_the_end_where_padding_is_the_end(kind: str, tmp_path: Path) -> None:
+    """GPT-2 has no pad token, and is padded with its end of text, which each answer ends with."""
+    import torch
+
+    from muster.dialogues.rewarding import make_reward_model, read_at_end, rewards
+    from muster.dialogues.scoring import Scorer
+    from muster.worker.data.tokenizer import train_tokenizer
+    from muster.workloads.reward.train import Answerer
+
+    words = train_tokenizer(["one two three"] * 9, 300)
+    words.pad_token = words.eos_token
+    end = words.eos_token_id
+    sizes = {
+        "num_hidden_layers": 1,
+        "hidden_size": 16,
+        "num_attention_heads": 2,
+        "max_position_embeddings": 64,
+    }
+    recipe: Any = recipe_from(
+        {"workload": "reward", "model": {"init": "random", "config": {"model_type": kind, **sizes}}}
+    )
+    context = context_of(recipe)
+    model = make_reward_model(context, words).eval()
+    texts = [[5, 6, 7, 8, end], [9, 10, end], [end]]
+
+    def read(model: Any, text: list[int]) -> float:
+        with torch.no_grad():
+            return float(model.score(model.base_model(torch.tensor([text]))[0][0, -1]))
+
+    expected = [read(model, text) for text in texts]
+    assert len(set(expected)) == 3
+    assert rewards(model, texts, end).tolist() == pytest.approx(expected, abs=1e-6)
+    assert rewards(model, texts, end, 1).tolist() == pytest.approx(expected, abs=1e-6)
+    with torch.no_grad():  # padded on the left as well
+        left = model(torch.tensor([[end, end, *texts[1]]]), attention_mask=torch.tensor([[0, 0, 1, 1, 1]]))
+        assert float(left.logits) != pytest.approx(read(model, texts[1][:-1]), abs=1e-6)
+
+    model.save_pretrained(tmp_path)
+    words.save_pretrained(tmp_path)
+    scored: Any = recipe_from({"workload": "grpo", "reward": {"model": str(tmp_path)}})
+    scorer = Scorer(context_of(scored), scored, words)
+    samples = [Dialogue((Turn("text", "one"),), None, None, f"x:{i}") for i in range(2)]
+    whole = [[*words("one", add_special_tokens=False)["input_ids"], *text] for text in texts[:2]]
+    assert scorer(samples, texts[:2]) == pytest.approx([read(model, text) for text in whole], abs=1e-6)
+    answerer = Answerer(tmp_path, recipe, "cpu")
+    answer = [*words("one", add_special_tokens=False)["input_ids"]] * 2
+    assert answerer.rewards([("one", "one")]) == pytest.approx([read(model, [*answer, end])], abs=1e-6)
+
+    model.config.pad_token_id = end  # one that others trained so reads what it was trained on
+    read_at_end(model)
+    before = [read(model, text[:-1]) for text in texts[:2]]
+    assert rewards(model, texts[:2], end).tolist() == pytest.approx(before, abs=1e-6)
+
+
+def context_of(recipe: Any) -> Any:
+    spec = SimpleNamespace(made_by_first=False)
+    return SimpleNamespace(
+        device="cpu", recipe=recipe, precision="fp32", local_rank=0, main=True, spec=spec, engine=None
+    )
+
+
 def test_a_reward_model_reads_the_same_tokens(tmp_path: Path) -> None:
     from muster.dialogues.scoring import check_tokenizer
     from muster.worker.data.tokenizer import train_tokenizer
@@ -272,13 +334,15 @@ def test_a_hubs_rows_are_read_by_their_form(monkeypatch: pytest.MonkeyPatch) -> 
         {"prompt": "\n\nHuman: A\n\nAssistant:", "response": " r", "chosen": " b", "rejected": " c"},
         {"prompt": "\n\nHuman: B\n\nAssistant:", "response": " r", "chosen": " b", "rejected": " b"},
     ]
-    monkeypatch.setattr(load, "hub_parts", lambda *_: {"train": rows, "test": rows[:1]})
+    parts = {"train": rows, "test": rows[:1], "other": rows[1:]}
+    monkeypatch.setattr(load, "hub_parts", lambda *_: parts)
     source, wanted = Source(name="Dahoas/rm-static"), Wanted(pairs=True)
     with pytest.raises(DataError, match="is the chosen one") as told:
         load._from_hub(source, wanted, None)
     assert told.value.where == "Dahoas/rm-static, train[1]"
     errors: list[DataError] = []
-    train, held = load._from_hub(source, wanted, errors.append)
+    train, held, notes = load._from_hub(source, wanted, errors.append)
+    assert any("response" in note for note in notes) and any("other" in note for note in notes)
     assert len(train) == len(held) == len(errors) == 1
     assert (train[0].answer, train[0].rejected) == (" b", " c")
     assert json.dumps(train[0].question).startswith('"\\n\\nHuman: A')

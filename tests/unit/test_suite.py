@@ -7,8 +7,10 @@ from typing import Any
 
 import pytest
 
+from muster.benches.inputs import read_bench
 from muster.benches.schedule import make_schedule
-from muster.benches.suite import Threshold, find_suite, load_suite, shipped_suites, suite_from
+from muster.benches.suite import Narrowing, Threshold, find_suite, load_suite, shipped_suites, suite_from
+from muster.cli.app import main
 from muster.core.errors import MusterError, UsageError
 from muster.core.recipes import load_recipe
 from tests.unit.benches import suite_of, write_suite
@@ -158,3 +160,58 @@ def test_names_that_are_none(source: str) -> None:
 )
 def test_bounds(bound: dict[str, Any], value: float, good: bool) -> None:
     assert Threshold.model_validate({"figure": "memory", **bound}).met(value) is good
+
+
+# --- a part of a suite, from the command line ------------------------------------------------------------
+
+
+def test_one_entry_on_so_many_hosts_with_a_time_limit_and_a_speed() -> None:
+    inputs = read_bench(
+        "s1", "node[01-04]:8", narrowing=Narrowing(("opt-350m",), "2", 300.0, "600samples/s/host")
+    )
+    assert {(task.entry, len(task.hosts), task.timeout) for task in inputs.schedule.tasks} == {
+        ("opt-350m", 2, 300.0)
+    }
+    (entry,) = inputs.suite.jobs
+    bound = inputs.suite.of(entry).thresholds[-1]
+    assert (bound.figure, bound.at_least, bound.per) == ("samples_per_second", 600.0, "host")
+
+
+def test_an_entry_brings_those_that_it_follows() -> None:
+    data = {
+        "jobs": [
+            {"recipe": "demo", "name": "a"}, {"recipe": "demo", "name": "b", "after": "a"},
+            {"recipe": "demo", "name": "c", "groups": [1]},
+        ],
+    }  # fmt: skip
+    suite = suite_from(data, where="here")
+    assert [each.name for each in Narrowing(only=("b",)).of(suite).jobs] == ["a", "b"]
+    assert Narrowing(groups="1, all").of(suite).of(suite.jobs[0]).groups == [1, "all"]
+    narrowed = Narrowing(groups="doubling").of(suite)
+    assert narrowed.of(narrowed.jobs[2]).groups == "doubling"
+    assert Narrowing().of(suite) == suite
+
+
+@pytest.mark.parametrize(
+    ("words", "where", "hint"),
+    [
+        ({"only": ("opt-350",)}, "--only", "did you mean opt-350m"),
+        ({"groups": "two"}, "--groups", "1,2,all"),
+        ({"groups": "0"}, "--groups", "1,2,all"),
+        ({"groups": ","}, "--groups", None),
+        ({"at_least": "600"}, "--at-least", "600samples/s"),
+    ],
+)
+def test_a_part_that_there_is_not(words: dict[str, Any], where: str, hint: str | None) -> None:
+    with pytest.raises(UsageError) as refused:
+        Narrowing(**words).of(load_suite("s1"))
+    assert refused.value.where == where
+    assert hint is None or "such as" in (refused.value.hint or "") or hint in (refused.value.hint or "")
+
+
+@pytest.mark.parametrize("name", sorted(shipped_suites()))
+def test_a_shipped_suite_can_be_printed(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["bench", name, "--print"])
+    assert not ended.value.code
+    assert capsys.readouterr().out == find_suite(name).read_text()

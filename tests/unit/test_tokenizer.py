@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-from muster.worker.data.tokenizer import train_tokenizer
+from muster.worker.data.tokenizer import train_tokenizer, without_end
 
 TEXTS = [
     "translate to SQL: Which customers from Karburg have points above 402?",
@@ -93,3 +93,23 @@ def _shared() -> PreTrainedTokenizerFast:
     if not _CACHE:
         _CACHE.append(train_tokenizer(TEXTS, 320))
     return _CACHE[0]
+
+
+@pytest.mark.parametrize("before", [[], ["<unk>"]])
+def test_a_decoder_goes_on_with_a_text(before: list[str], tmp_path: Path) -> None:
+    """No end of text is put behind it, also by the saved tokenizer; what is put before it stays."""
+    from tokenizers import processors
+
+    made = train_tokenizer(TEXTS, 320)
+    plain = made("points", add_special_tokens=False)["input_ids"]
+    if before:
+        numbers = [("<unk>", 2), ("</s>", 1)]
+        made.backend_tokenizer.post_processor = processors.TemplateProcessing(
+            single=[*before, "$A", "</s>"], special_tokens=numbers
+        )
+    assert made("points")["input_ids"] == [*[2] * len(before), *plain, 1]
+    for _ in range(2):
+        without_end(made)
+        assert made("points")["input_ids"] == [*[2] * len(before), *plain]
+    made.save_pretrained(tmp_path)
+    assert AutoTokenizer.from_pretrained(tmp_path)("points")["input_ids"] == [*[2] * len(before), *plain]

@@ -1034,6 +1034,7 @@ class Agent:
         self.keep = False  # the controller could not write it down
         self.sealed = {}  # type: Dict[str, Any]
         self.beats = {}  # type: Dict[int, int]  # of each rank, its signs of life as they were told last
+        self.without_group = []  # type: List[int]
         self.told = collections.deque()  # type: Deque[Dict[str, Any]]  # by threads, to be said
         self.tree = {}  # type: Dict[str, Any]  # the code that is brought
         self.lacks = set()  # type: Set[str]
@@ -1538,6 +1539,11 @@ class Agent:
                 news.append([rank, steps, beats, phase.rstrip(b"\0").decode("utf-8", "replace")])
         return news
 
+    def ungrouped(self) -> List[int]:
+        """Ranks that have imported torch.distributed and called no init_process_group (inside.py)."""
+        bases = {r: os.path.join(self.place, "rank%d" % r) for r in self.spec.get("ranks", ()) if self.place}
+        return [r for r, b in bases.items() if os.path.exists(b + ".dist") and not os.path.exists(b + ".ask")]
+
     def look(self, order: Dict[str, Any]) -> None:
         """Find out where the ranks stand, by the program that came with the question."""
 
@@ -1595,8 +1601,11 @@ class Agent:
         now = time.monotonic()
         if now - self.beaten >= (BEAT / 2 if self.asked else 1.2 * BEAT):
             self.beaten, self.asked = now, False
-            news = self.pulses()
-            self.say("beat", **({"pulses": news} if news else {}))
+            news, ungrouped = self.pulses(), self.ungrouped()
+            told = {"pulses": news} if news else {}  # type: Dict[str, Any]
+            if ungrouped != self.without_group:
+                self.without_group = told["ungrouped"] = ungrouped
+            self.say("beat", **told)
         while self.told:
             told = self.told.popleft()
             self.say(told.pop("m"), **told)
@@ -1666,7 +1675,13 @@ class Agent:
             for tail in self.tails + list(self.logs):  # the controller has them, without secrets
                 remove(tail.path)
             for rank in self.spec.get("ranks", ()):
-                for kind in ("pulse", "ask", "flight", "stacks"):  # what a rank says of where it stands
+                for kind in (
+                    "pulse",
+                    "ask",
+                    "dist",
+                    "flight",
+                    "stacks",
+                ):  # what a rank says of where it stands
                     remove(os.path.join(self.place, "rank%d.%s" % (rank, kind)))
         return 0 if code == 0 else 1
 

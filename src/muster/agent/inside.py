@@ -59,12 +59,21 @@ class _Finder:
 
         def load_and_wrap(module: Any) -> None:
             load(module)
+            mark_import(self.base)
             join = getattr(module, "init_process_group", None)
             if join is not None:
                 module.init_process_group = _wrapped(join, self.base)
 
         loader.exec_module = load_and_wrap
         return spec
+
+
+def mark_import(base: str) -> None:
+    """Leave the file BASE.dist: the program could form a group. With no BASE.ask beside it, it has not."""
+    try:
+        open(base + ".dist", "w").close()
+    except OSError:
+        pass
 
 
 def _wrapped(join: Callable[..., Any], base: str) -> Callable[..., Any]:

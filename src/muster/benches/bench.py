@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
 import selectors
+import statistics
 import sys
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -16,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from muster.benches.child import Child, adopted, finished
+from muster.benches.clock import durations, expected, kind_of, late_after
 from muster.benches.document import Bench, BenchJob, JobRecord
 from muster.benches.fold import Ended, fold_bench
 from muster.benches.folder import BenchFolder
@@ -37,10 +40,11 @@ from muster.core.errors import JobError, MusterError, UsageError
 from muster.core.inventory import Host
 from muster.core.pipeline import models_taken
 from muster.core.recipe import Recipe
-from muster.core.units import counted
+from muster.core.units import counted, format_seconds
 from muster.fleet.interrupts import interrupts
 from muster.fleet.shell import Shell, more_files
-from muster.judging import Baseline, Class, Settings, localise, next_wave
+from muster.judging import Baseline, Class, Settings, State, localise, next_wave
+from muster.judging.baseline import FEWEST
 from muster.judging.logs import COLUMNS, csv_text, load_baselines
 from muster.runs.listing import stop
 from muster.store.runfolder import RunFolder
@@ -72,7 +76,10 @@ Grown = Callable[[Mapping[str, JobRecord], Collection[str]], list[Task]]
 @dataclass
 class Jobs:
     """All jobs of a bench, and those that are over. `grown` gives all that there are once some have ended;
-    `unstarted`: those that could not be started, and why. A bench that goes on tries them again."""
+    `unstarted`: those that could not be started, and why. A bench that goes on tries them again.
+
+    `minutes`: the time given. A job that is not likely to end within it is not started.
+    """
 
     folder: BenchFolder
     inputs: BenchInputs
@@ -81,33 +88,58 @@ class Jobs:
     shell: Shell
     spectator: Spectator
     grown: Grown
+    minutes: float = math.inf
     unstarted: dict[str, MusterError] = field(default_factory=dict)
     children: list[Child] = field(default_factory=list)
     lingering: list[tuple[float, Task]] = field(default_factory=list)  # until when
     selector: selectors.BaseSelector = field(default_factory=selectors.DefaultSelector)
+    begun: float = field(default_factory=time.monotonic)
+    postponed: int = 0  # jobs that may start, and would not end in the time given
 
     def run(self) -> str | None:
         """Until all are over. -> why they were stopped before that; None: they were not."""
         self.folder.stop_request.unlink(missing_ok=True)
+        given = f"the {self.minutes:g} minutes given are over"
         with interrupts() as wish:
             try:
                 while True:
                     if self.folder.stop_request.exists():
                         wish.stop = wish.stop or "stopped by `muster stop`"
+                    if self.left() <= 0:
+                        wish.stop = wish.stop or given
                     if wish.stop:
                         for child in self.children:
                             child.stop(wish.stop)
                     elif self._start():
                         continue  # what waited for a job that cannot be started may start
                     if not self.children and (wish.stop or not self._due()):
-                        return wish.stop
+                        return wish.stop or (given if self.postponed else None)
                     self._listen()
+                    self._cut_late()
                     for child in list(self.children):
                         if child.process.poll() is not None:
                             self._reap(child)
                     self.spectator.turn(self.children, self.tasks, self.done)
             finally:
                 self._leave()
+
+    def left(self) -> float:
+        """Seconds of the time given."""
+        return self.begun + 60 * self.minutes - time.monotonic()
+
+    def _cut_late(self) -> None:
+        """End the jobs that take several times as long as those alike: that is evidence, and the bench goes
+        on."""
+        seconds = durations(self.tasks, self.done)
+        for child in self.children:
+            limit, age = late_after(child.task, seconds), time.monotonic() - child.begun
+            if limit is not None and age > limit:
+                alike = seconds[kind_of(child.task)]
+                usual = format_seconds(statistics.median(alike))
+                child.cut(
+                    f"cut after {format_seconds(age)}: {len(alike)} jobs alike took {usual} (median)",
+                    late=True,
+                )
 
     def _start(self) -> bool:
         """Whatever may start now. -> whether a job is over that was not even started."""
@@ -116,7 +148,12 @@ class Jobs:
         self.lingering = [(until, task) for until, task in self.lingering if now < until]
         running = [*(child.task for child in self.children), *(task for _, task in self.lingering)]
         over = {*self.done, *self.unstarted}
-        for task in startable(self.tasks, over, running, self.inputs.at_once):
+        ready = startable(self.tasks, over, running, self.inputs.at_once)
+        seconds, left = durations(self.tasks, self.done), self.left()
+        self.postponed = sum((expected(task, seconds) or 0.0) > left for task in ready)
+        for task in ready:
+            if (expected(task, seconds) or 0.0) > left:
+                continue
             run = self.folder.next_attempt(task.id)
             if any(self._failed(each) for each in task.after):
                 self._give_up(task, run)
@@ -315,13 +352,15 @@ def not_started(unstarted: Mapping[str, MusterError]) -> list[str]:
 
 @dataclass
 class Growth:
-    """All jobs of a bench as far as they are known. `over`: adaptive entries with nothing left to ask."""
+    """All jobs of a bench as far as they are known. `over`: adaptive entries with nothing left to ask.
+    `timed`: the bench has a time, and adaptive entries ask as long as it lasts."""
 
     inputs: BenchInputs
     folder: BenchFolder
     stored: Mapping[Class, Baseline]
     notes: list[str] = field(default_factory=list)
     over: set[str] = field(default_factory=set)
+    timed: bool = False
 
     def grown(self, done: Mapping[str, JobRecord], unstarted: Collection[str] = ()) -> list[Task]:
         """All jobs, after those that are `done`, or could not be started."""
@@ -363,8 +402,8 @@ class Growth:
         state = localise(observed(own, logs), self.inputs.topology, settings, self.stored)
         refused = {frozenset(task.hosts) for task in own if done[task.id].usage and not task.warm_up}
         groups = [group for group in next_wave(state) if frozenset(group) not in refused]
-        if groups and number > suite.waves:
-            return self._end(entry, f"more was left to ask after {suite.waves} waves")
+        if groups and number > suite.waves and not self.timed:
+            return self._end(entry, f"more was left to ask after {suite.waves} waves{more_waves(state)}")
         held = suite.of(entry)
         tasks = wave_tasks(entry.name, number, groups, held.timeout)
         tasks, notes = possible(tasks, self.inputs.impossible)
@@ -380,6 +419,24 @@ class Growth:
 
     def _note(self, notes: Sequence[str]) -> None:
         self.notes += [note for note in notes if note not in self.notes]
+
+
+MANY_WAVES = 50
+SURE = 5.0  # standard errors by which a slowdown has to stand out
+
+
+def more_waves(state: State) -> str:
+    """Say which spread was seen, and how many waves would tell the slowdown that is asked for: the error of a
+    mean falls with the root of their number. Empty where no spread is known."""
+    spreads = [each.sigma for each in state.baselines.values() if each.count >= FEWEST and not each.stored]
+    if not spreads:
+        return ""
+    spread, slow = statistics.median(spreads), state.settings.slow
+    waves = math.ceil((SURE * spread / slow) ** 2)
+    seen = f": jobs alike differ by {spread:.1%}, and {slow:.1%} is asked for (`slow`)"
+    if waves <= MANY_WAVES:
+        return f"{seen}; about {waves} waves would tell (`waves`, or `--minutes`)"
+    return f"{seen}, which no sensible number of waves would tell; {SURE * spread:.0%} could be told in one"
 
 
 def all_alike(tasks: Sequence[Task], wave: int, done: Mapping[str, JobRecord]) -> str | None:
@@ -421,6 +478,7 @@ class Surroundings:
     progress: Progress = lambda done, total, unreached: None
     shell: Shell = field(default_factory=Shell)
     baseline: Path | None = None  # what an earlier bench, or muster judge --json, found normal
+    minutes: float = math.inf  # the time given
 
 
 def bench(inputs: BenchInputs, folder: BenchFolder, around: Surroundings | None = None) -> Bench:
@@ -545,7 +603,7 @@ def _jobs(
     stored: Mapping[Class, Baseline],
     dropped: Mapping[str, str],
 ) -> Bench:
-    growth = Growth(inputs, folder, stored)
+    growth = Growth(inputs, folder, stored, timed=around.minutes < math.inf)
     tasks = list(inputs.schedule.tasks)
     done = folder.records([task.id for task in tasks])
     notes = settle_unfinished(folder, tasks, done)
@@ -553,7 +611,7 @@ def _jobs(
         around.announce(note)
     if done:
         around.announce(f"{len(done)} jobs are over already")
-    jobs = Jobs(folder, inputs, tasks, done, around.shell, around.spectator, growth.grown)
+    jobs = Jobs(folder, inputs, tasks, done, around.shell, around.spectator, growth.grown, around.minutes)
     stopped = jobs.run()
     found = fold_bench(
         Ended(

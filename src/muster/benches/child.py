@@ -39,7 +39,8 @@ class Child:
     words: str = ""  # its last line of progress, until it is asked to end
     out: bytearray = field(default_factory=bytearray)
     stopped: str | None = None  # why it was asked to end
-    timed_out: bool = False
+    timed_out: str | None = None  # why it was ended for want of time
+    late: bool = False  # that was because jobs alike take a fraction of it
     used: list[tuple[float, float]] = field(default_factory=list)  # when, core-seconds by then
     _sampled: float = field(default=0.0, init=False)
     _rest: bytes = field(default=b"", init=False)
@@ -92,6 +93,12 @@ class Child:
             self.process.send_signal(signal.SIGINT)
             self._next = (time.monotonic() + ASKED, signal.SIGTERM)
 
+    def cut(self, why: str, *, late: bool = False) -> None:
+        """End it for want of time, and record why."""
+        if self.stopped is None:
+            self.timed_out, self.late = why, late
+            self.stop(why)
+
     def tick(self) -> None:
         """The clock: what it uses, a timeout, and ends that were asked for and did not come."""
         now = time.monotonic()
@@ -99,9 +106,8 @@ class Child:
             self._sampled = now + max(_SAMPLE, (now - self.begun) / 20)
             seconds = processor_seconds(self.process.pid)
             self.used += [(time.time(), seconds)] if seconds is not None else []
-        if self.stopped is None and now - self.begun > self.task.timeout:
-            self.timed_out = True
-            self.stop(f"timeout of {self.task.timeout:g} s")
+        if now - self.begun > self.task.timeout:
+            self.cut(f"timeout: not over after {self.task.timeout:g} s")
         if self._next and now > self._next[0] and self.process.poll() is None:
             last = self._next[1] == signal.SIGTERM
             self.process.send_signal(self._next[1])
@@ -157,6 +163,7 @@ def finished(child: Child, run: str) -> JobRecord | None:
         started=child.started,
         ended=time.time(),
         exit_code=code,
+        cut=outcome == "timeout" and child.late,
         devices=devices_of(child.run, result),
         result=result,
         machine=machine_id(),
@@ -209,7 +216,8 @@ def _late(child: Child, result: Result | None) -> dict[str, Any]:
     """It did not end in time: how far had it come?"""
     steps = f"after {result.steps} steps" if result is not None and result.steps else None
     stood = steps or (f"it had said: {child.words}" if child.words else "it had said nothing")
-    return {"reason": f"timeout: not over after {child.task.timeout:g} s; {stood}"}
+    why = child.timed_out or f"timeout: not over after {child.task.timeout:g} s"
+    return {"reason": f"{why}; {stood}"}
 
 
 def _of_result(result: Result) -> dict[str, Any]:

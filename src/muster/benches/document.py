@@ -28,6 +28,9 @@ class JobRecord(Part):
     hint: str | None = None
     failure: str | None = Field(None, description="id in the table of failures")
     failed_host: str | None = Field(None, description="that is to blame, as far as the job itself knows")
+    cut: bool = Field(
+        False, description="several times as long as those alike, so it was ended: its speed by then counts"
+    )
     usage: bool = Field(False, description="bad input, or stopped by somebody: nothing that hosts did")
     run: str = Field(description="the job's run folder, relative to the bench's; its last attempt")
     started: float = Field(description="Unix time")
@@ -39,6 +42,11 @@ class JobRecord(Part):
     controller_use: list[tuple[float, float]] = Field(
         default_factory=list, description="Unix time, core-seconds that the controller had used by then"
     )
+
+    @property
+    def measured(self) -> bool:
+        """Whether its speed is evidence: it succeeded, or it was cut for being late and had one by then."""
+        return self.outcome == "succeeded" or bool(self.cut and self.result and self.result.throughput)
 
 
 class BenchJob(JobEntry):

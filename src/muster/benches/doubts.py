@@ -57,7 +57,7 @@ def doubts_of(
             tuple(_exchanges(record)),
         )
         for job, record in records.items()
-        if record.outcome == "succeeded"
+        if record.measured
     }
 
 

@@ -148,6 +148,8 @@ def _job(
         **{
             **fields,
             "hosts": list(task.hosts),
+            "outcome": record.outcome,  # one that was cut is judged by its speed all the same
+            "reason": record.reason or fields.get("reason"),
             "failed_host": record.failed_host,
             "world_size": result.world_size if result else None,
         },

@@ -12,7 +12,7 @@ from typing import Any
 
 from muster.benches.folder import BenchFolder
 from muster.benches.schedule import Impossible, Schedule, make_schedule, read_task
-from muster.benches.suite import Entry, Suite, load_suite, suite_from
+from muster.benches.suite import Entry, Narrowing, Suite, load_suite, suite_from
 from muster.benches.switches import check_switches, switches_of
 from muster.core.batch import resolve_batch
 from muster.core.entries import command_name, in_order, recipes_of
@@ -29,6 +29,7 @@ from muster.store.values import recipe_file
 from muster.workloads.command.spec import CommandRecipe
 
 AT_ONCE = 64  # jobs at a time unless more are asked for: each has a controller on this machine, of 0.1 GB
+_WHOLE = Narrowing()
 SPARE = 60.0  # seconds beyond its own timeout after which a job ends by itself, should the bench be gone
 
 
@@ -76,6 +77,7 @@ def read_bench(
     *,
     recipe: str | Mapping[str, Any] = "",
     at_once: int | None = None,
+    narrowing: Narrowing = _WHOLE,
 ) -> BenchInputs:
     """Read and check everything that can be checked before a host is asked.
 
@@ -83,7 +85,7 @@ def read_bench(
     key=value of every recipe in which the key means something, or ENTRY:key=value of one. Raises UsageError
     and its kinds.
     """
-    suite = load_suite(source)
+    suite = narrowing.of(load_suite(source))
     if recipe:
         suite = _with_recipe(suite, recipe) if isinstance(recipe, str) else _with_command(suite, recipe)
     if at_once is not None:

@@ -130,12 +130,13 @@ def _logs(
     told: Speed | None,
 ) -> list[JobLog]:
     result = record.result
+    outcome = "succeeded" if record.measured else record.outcome
     base = JobLog(
-        task.id, record.outcome, format="muster", hosts=task.hosts, hosts_from="muster", workload=task.entry,
+        task.id, outcome, format="muster", hosts=task.hosts, hosts_from="muster", workload=task.entry,
         recipe=_about(record, recipes[task.entry]), world_size=result.world_size if result else None,
         family=task.entry, began=record.started, ended=record.ended,
     )  # fmt: skip
-    if record.outcome != "succeeded" or result is None:
+    if not record.measured or result is None:
         host = record.failed_host if record.failed_host in task.hosts else None
         guilty = ((host, record.failure),) if host else ()
         hosts = () if record.usage else task.hosts
@@ -158,7 +159,13 @@ def _logs(
         seconds = samples / speed.samples_per_second
         tokens = speed.tokens_per_second * seconds or None
         measured = MeasuredWindows(
-            samples, seconds, speed.measured_steps, speed.windows, tokens, speed.variation
+            samples,
+            seconds,
+            speed.measured_steps,
+            speed.windows,
+            tokens,
+            speed.variation,
+            halves=speed.halves,
         )
     return [
         replace(

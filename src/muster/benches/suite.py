@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
 
@@ -13,7 +15,7 @@ from muster.core.errors import UsageError
 from muster.core.near import did_you_mean
 from muster.core.recipes import find_file, read_yaml
 from muster.core.section import PositiveInt, Section
-from muster.core.units import parse_bytes
+from muster.core.units import parse_bytes, parse_rate
 
 SHIPPED = Path(__file__).resolve().parent.parent / "suites"
 
@@ -220,6 +222,11 @@ class Suite(Section):
 
     @model_validator(mode="after")
     def _sensible(self) -> Suite:
+        self.check_jobs()
+        return self
+
+    def check_jobs(self) -> None:
+        """Raise ValueError where entries, groups and what follows what do not go together."""
         check_names(self.jobs, "entry", "entries")
         if any(groups == [] for groups in (self.groups, *(each.groups for each in self.jobs))):
             raise ValueError("groups must name at least one size")
@@ -234,7 +241,6 @@ class Suite(Section):
             if each.after and (len(alike) > 1 or held[each.name].groups == "adaptive"):
                 what = "must have the same groups (none of them adaptive), cover and repeats"
                 raise ValueError(f"{' and '.join(held)} {what}, since one follows the other")
-        return self
 
     def of(self, entry: Entry) -> EntrySettings:
         """An entry with what the suite says for all."""
@@ -256,6 +262,67 @@ class EntrySettings(Section):
     timeout: float
     warm_up: bool
     thresholds: list[Threshold]
+
+
+@dataclass(frozen=True)
+class Narrowing:
+    """A part of a suite, from the command line. Empty: as the suite says.
+
+    `only`: names of entries, whose predecessors stay as well; `groups`: such as 1,2,all; `timeout`: seconds
+    of a job; `at_least`: a speed that every job must reach, such as 600samples/s.
+    """
+
+    only: tuple[str, ...] = ()
+    groups: str = ""
+    timeout: float | None = None
+    at_least: str = ""
+
+    def of(self, suite: Suite) -> Suite:
+        """The suite, narrowed. Raises UsageError."""
+        jobs = _with_predecessors(suite, self.only) if self.only else suite.jobs
+        changes: dict[str, Any] = {}
+        if self.groups:
+            changes["groups"] = _sizes_of(self.groups)
+        if self.timeout is not None:
+            changes["timeout"] = self.timeout
+        jobs = [entry.model_copy(update=dict.fromkeys(changes)) for entry in jobs]  # null: as the suite
+        if self.at_least:
+            value, figure, per = parse_rate(self.at_least, "--at-least")
+            bound = {"figure": figure, "at_least": value, "per": per}
+            changes["thresholds"] = [*suite.thresholds, Threshold.model_validate(bound)]
+        made = suite.model_copy(update={**changes, "jobs": jobs})
+        try:
+            made.check_jobs()
+        except ValueError as error:
+            raise UsageError(str(error), where="--groups") from None
+        return made
+
+
+def _with_predecessors(suite: Suite, only: Sequence[str]) -> list[Entry]:
+    entries = {entry.name: entry for entry in suite.jobs}
+    for name in only:
+        if name not in entries:
+            hint = did_you_mean(name, entries) or f"entries: {', '.join(entries)}"
+            raise UsageError(f"the suite has no entry {name!r}", where="--only", hint=hint)
+    kept = list(only)
+    for name in kept:  # which grows
+        kept += [before for before in entries[name].after if before not in kept]
+    return [entry for entry in suite.jobs if entry.name in kept]
+
+
+def _sizes_of(text: str) -> Sizes:
+    """1,2,all, or a word. Raises UsageError."""
+    words = [word.strip() for word in text.split(",") if word.strip()]
+    if words in (["doubling"], ["adaptive"]):
+        return "doubling" if words == ["doubling"] else "adaptive"
+    sizes: list[int | Literal["all"]] = []
+    for word in words:
+        if word != "all" and not (word.isdecimal() and int(word)):
+            raise UsageError(
+                f"is no number of hosts: {word!r}", where="--groups", hint="2, or 1,2,all, doubling, adaptive"
+            )
+        sizes.append("all" if word == "all" else int(word))
+    return sizes
 
 
 def shipped_suites() -> dict[str, Path]:

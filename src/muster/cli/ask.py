@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 from muster.cli.options import Json, Root, Run
 from muster.cli.output import err_console, out_console, print_json, say
@@ -37,6 +37,9 @@ EXAMPLES = """Examples:
   muster ask last "def main(" (a language model goes on with the text)
 
   muster ask last cat.png dog.jpg (a vision model names what is on them)"""
+
+
+WRONG = 10  # answers that are shown of a held-out set
 
 
 def ask(
@@ -96,7 +99,7 @@ def ask(
         if talk:
             _talk(model, tables)
         else:
-            _answer(model, questions, tables, evaluate=evaluate, limit=limit, json=json)
+            _answer(model, questions, tables, evaluate=evaluate, limit=limit, json=json, file=folder.asked)
     if not json:
         print_afterwards(folder, asked=not evaluate)
     return 0
@@ -164,6 +167,8 @@ def _say(
     model: TrainedModel, question: str, schema: str | None, before: Sequence[tuple[str, str]] = ()
 ) -> Answers:
     """Print the answer to one question as it grows. `before`: earlier turns of the conversation."""
+    from muster.cli.views.results import shown
+
     streamed = []
 
     def said(piece: str) -> None:
@@ -181,7 +186,7 @@ def _say(
     if streamed and "".join(streamed).strip() != whole.strip():  # it ends within a character
         say("")
         streamed.clear()
-    say("" if streamed else whole)
+    say("" if "".join(streamed).strip() else shown(whole))
     return answers
 
 
@@ -193,8 +198,10 @@ def _answer(
     evaluate: bool,
     limit: int | None,
     json: bool,
+    file: Path,
 ) -> None:
-    """Answer all questions, or the held-out set, and print everything."""
+    """Answer all questions, and print everything; or the held-out set: its score, some wrong answers, and all
+    of them in a file."""
     from rich.markup import escape
 
     from muster.cli.views.results import print_answers
@@ -223,7 +230,7 @@ def _answer(
     if json:
         print_json({**summary, "answers": answers.rows})
         return
-    if count > 1 or evaluate:
+    if count > 1 and not evaluate:
         print_answers(answers.rows)
     each = f"{summary['milliseconds_per_question']:.0f} ms each, {answers.device}"
     parts = [f"{counted(count, 'question')} in {answers.seconds:.2f} s ({each})"]
@@ -231,9 +238,31 @@ def _answer(
         parts.append(f"{answers.metric} {100 * answers.exact_match:.1f} %")
     if evaluate and answers.execution_match is not None:
         parts.append(f"same rows from the database {100 * answers.execution_match:.1f} %")
-    err_console().print("; ".join(parts))
+    console = out_console() if evaluate else err_console()  # the score is what was asked for
+    console.print("; ".join(parts))
+    if evaluate:
+        _print_wrong(answers.rows, file)
     if evaluate and (left_out := unscored_words(count, answers.scored, answers.unscored)):
         err_console().print(f"[yellow]note[/yellow]: {escape(left_out)}")
+
+
+def _print_wrong(rows: list[dict[str, Any]], file: Path) -> None:
+    """Some answers that are not what was expected; all go into the file."""
+    import json
+
+    from muster.cli.views.results import print_answers
+    from muster.store.atomic import write_text
+
+    wrong = [row for row in rows if not (row["exact"] or row["executed"] or row.get("unscored"))]
+    if wrong:
+        say(f"{min(WRONG, len(wrong))} of {counted(len(wrong), 'wrong answer')}:")
+        print_answers(wrong, WRONG)
+    try:
+        write_text(file, "".join(f"{json.dumps(row, ensure_ascii=False)}\n" for row in rows))
+    except OSError as error:
+        err_console().print(f"[yellow]note[/yellow]: {file} cannot be written: {error.strerror}")
+    else:
+        err_console().print(f"all answers  {file}", soft_wrap=True)
 
 
 def _print_score(answers: Answers, *, as_json: bool) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Annotated
 
 from muster.cli.options import EXIT_CODES, Hosts, Json, Root, Start, split_words
-from muster.cli.output import err_console, print_json
+from muster.cli.output import err_console, print_json, say
 from muster.cli.parameters import Argument, Option
 from muster.core.errors import UsageError
 
@@ -19,6 +19,10 @@ EXAMPLES = f"""Examples:
   muster bench my-suite.yaml --hosts local:3x1 --jobs 2 digits:train.max_steps=50
 
   muster bench acceptance --hosts hostfile --start rank -- ./mytest --size 100
+
+  muster bench s1 --hosts node[01-64] --only opt-350m --groups 2 --timeout 300 --at-least 600samples/s
+
+  muster bench s1 --print > mine.yaml
 
   muster bench --continue runs/20261122-093000-bench-acceptance-4f2a
 
@@ -49,9 +53,29 @@ def bench(
     start: Annotated[
         Start, Option("--start", help="How the command behind `--` is started, as for `muster run`.")
     ] = "torchrun",
+    only: Annotated[
+        str, Option("--only", help="Entries of the suite to run, such as opt-350m,opt-13b; default: all.")
+    ] = "",
+    groups: Annotated[
+        str, Option("--groups", help="Hosts of a job: 2, or 1,2,all, doubling, adaptive.")
+    ] = "",
+    timeout: Annotated[
+        float | None, Option("--timeout", min=1, help="Seconds after which a job is ended.")
+    ] = None,
+    at_least: Annotated[
+        str, Option("--at-least", help="A speed that every job must reach, such as 600samples/s.")
+    ] = "",
     at_once: Annotated[
         int | None,
         Option("--jobs", "-j", min=1, help="Largest number of jobs at the same time; default: up to 64."),
+    ] = None,
+    minutes: Annotated[
+        float | None,
+        Option(
+            "--minutes",
+            min=0.1,
+            help="The time given: no job starts that would not end in it; adaptive groups use all of it.",
+        ),
     ] = None,
     baseline: Annotated[
         Path | None,
@@ -64,6 +88,7 @@ def bench(
     ] = None,
     root: Root = Path("runs"),
     dry_run: Annotated[bool, Option("--dry-run", help="Print the schedule; start nothing.")] = False,
+    print_suite: Annotated[bool, Option("--print", help="Print the suite's file; start nothing.")] = False,
     every: Annotated[bool, Option("--all", help="Show every host and job, however many.")] = False,
     json: Json = False,
 ) -> int:
@@ -78,6 +103,7 @@ def bench(
     from muster.benches.bench import dry_run as schedule
     from muster.benches.folder import BenchFolder, new_bench_folder
     from muster.benches.inputs import read_bench
+    from muster.benches.suite import Narrowing, find_suite
     from muster.cli.views.bench import BenchView
     from muster.cli.views.benches import print_bench, print_schedule
 
@@ -93,6 +119,10 @@ def bench(
             "--hosts": hosts,
             "--recipe": recipe,
             "-- COMMAND": own,
+            "--only": only,
+            "--groups": groups,
+            "--timeout": timeout,
+            "--at-least": at_least,
             "--output": output,
             "--dry-run": dry_run,
         }
@@ -102,9 +132,14 @@ def bench(
         folder = BenchFolder(go_on.absolute())
     elif not suite:
         raise UsageError("no suite was given", hint="muster bench acceptance --hosts node[01-64]")
+    elif print_suite:
+        say(find_suite(suite).read_text(encoding="utf-8"), end="")
+        return 0
     else:
         job = {"workload": "command", "command": own, "run": {"start": start}} if own else recipe
-        inputs = read_bench(suite, hosts, changes, recipe=job, at_once=at_once)
+        names = tuple(name.strip() for name in only.split(",") if name.strip())
+        narrowing = Narrowing(names, groups, timeout, at_least)
+        inputs = read_bench(suite, hosts, changes, recipe=job, at_once=at_once, narrowing=narrowing)
         folder = BenchFolder(output.absolute()) if output else new_bench_folder(root, inputs.name)
         if dry_run:
             plan = schedule(inputs, folder)
@@ -113,6 +148,7 @@ def bench(
     console = err_console()
     with BenchView(console) as view:
         around = Surroundings(view, view.announce, view.progress, baseline=baseline)
+        around.minutes = minutes or around.minutes
         if inputs is None:
             found = continue_bench(folder, around, at_once=at_once)
         else:

@@ -8,13 +8,15 @@ from typing import Annotated, Any
 from muster.cli.options import Json, Root
 from muster.cli.output import print_columns, print_json, say, terminal_width
 from muster.cli.parameters import Option
-from muster.core.units import format_number, format_seconds
+from muster.core.units import format_bytes, format_number, format_seconds
 
 EXAMPLES = """Examples:
 
   muster ls
 
   muster ls --where "status = 'failed'"
+
+  muster ls --where "model = 't5-small'" --markdown > table.md
 
   muster ls --where "engine LIKE 'deepspeed%' AND samples_per_second > 100" --json"""
 
@@ -25,6 +27,16 @@ _SHOWN: dict[str, tuple[str, str]] = {
     "exact": ("exact_match", ".1%"), "ranks": ("world_size", "d"), "engine": ("engine", "s"),
     "same rows": ("execution_match", ".1%"),
 }  # fmt: skip
+# The same of --markdown and --csv, where numbers are as they are in --json.
+_COMPARED: dict[str, tuple[str, str]] = {
+    "run": ("id", "s"), "model": ("model", "s"), "technique": ("engine", "s"),
+    "precision": ("precision", "s"), "hosts": ("hosts", "d"), "ranks": ("world_size", "d"),
+    "status": ("status", "s"), "time": ("seconds", ""),
+    "samples/s": ("samples_per_second", "n"), "loss": ("loss_final", ".4f"),
+    "held-out loss": ("evaluation_loss", ".4f"), "perplexity": ("perplexity", "n"),
+    "exact": ("exact_match", ".1%"), "same rows": ("execution_match", ".1%"),
+    "device memory": ("allocator_peak", "b"), "host memory": ("resident_peak", "b"),
+}  # fmt: skip
 _ALWAYS = 2  # columns that are never left out
 
 
@@ -33,6 +45,10 @@ def ls(
     where: Annotated[
         str | None, Option("--where", help="A condition in SQL over the columns of --json.")
     ] = None,
+    markdown: Annotated[
+        bool, Option("--markdown", help="A table in Markdown: models, techniques, times, results, memory.")
+    ] = False,
+    as_csv: Annotated[bool, Option("--csv", help="The same as CSV, in seconds and bytes.")] = False,
     json: Json = False,
 ) -> int:
     """List runs and benches."""
@@ -42,6 +58,9 @@ def ls(
     rows = runs_table(root, where)
     if json:
         print_json(rows)
+        return 0
+    if markdown or as_csv:
+        say(_markdown(rows) if markdown else _csv(rows), end="")
         return 0
     if rows:
         _table(rows)
@@ -59,6 +78,26 @@ def ls(
     if not rows and not found:
         say(f"no runs in {root}/", err=True)
     return 0
+
+
+def _markdown(rows: list[dict[str, Any]]) -> str:
+    """Without the columns in which no run has anything."""
+    written = {name: [_word(row[key], form) for row in rows] for name, (key, form) in _COMPARED.items()}
+    names = [name for name, words in written.items() if any(words)] or ["run"]
+    lines = [names, ["---" if _COMPARED[name][1] == "s" else "---:" for name in names]]
+    lines += [[written[name][place].replace("|", "\\|") for name in names] for place in range(len(rows))]
+    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+
+
+def _csv(rows: list[dict[str, Any]]) -> str:
+    import csv
+    import io
+
+    text = io.StringIO()
+    table = csv.writer(text, lineterminator="\n")
+    table.writerow([key for key, _ in _COMPARED.values()])
+    table.writerows([row[key] for key, _ in _COMPARED.values()] for row in rows)
+    return text.getvalue()
 
 
 def _table(rows: list[dict[str, Any]]) -> None:
@@ -82,6 +121,8 @@ def _word(value: Any, form: str) -> str:
     try:
         if value is None:
             return ""
+        if form == "b":
+            return format_bytes(value)
         if form == "n":
             return format_number(value)
         return format(value, form) if form else format_seconds(value)

@@ -75,7 +75,7 @@ class Option:
         *names: str,
         help: str = "",
         metavar: str | None = None,
-        min: int | None = None,
+        min: float | None = None,
         complete: Names | None = None,
     ) -> None:
         self.names, self.help, self.metavar, self.min, self.complete = names, help, metavar, min, complete
@@ -165,9 +165,9 @@ def _parameter(name: str, hint: Any, default: Any) -> click.Parameter:
     )
 
 
-def _type(kind: Any, least: int | None) -> Any:
+def _type(kind: Any, least: float | None) -> Any:
     if kind is int:
-        return int if least is None else click.IntRange(min=least)
+        return int if least is None else click.IntRange(min=int(least))
     if kind is float:
         return float if least is None else click.FloatRange(min=least)
     if typing.get_origin(kind) is Literal:

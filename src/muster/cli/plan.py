@@ -71,7 +71,7 @@ def plan(
     from muster.cli.views.plans import print_plan
     from muster.cli.views.waiting import Waiting
     from muster.core.pipeline import find_pipeline
-    from muster.inputs.read import read_inputs
+    from muster.inputs.read import inherited_decisions, read_inputs
     from muster.planner.plan import plan_hosts, plan_on, recipe_of
     from muster.planner.write import write_plan
 
@@ -92,7 +92,10 @@ def plan(
         return _plan_steps(file, hosts, on, changes, told, traced=not quick, json=json)
     with Waiting(err_console()) as line:
         if on:
-            decided = plan_on(recipe_of(recipe, changes), on, told, traced=not quick, say=line.now)
+            noted = inherited_decisions(recipe, changes)
+            decided = plan_on(
+                recipe_of(recipe, changes), on, told, traced=not quick, say=line.now, noted=noted
+            )
         else:
             inputs = read_inputs(recipe, hosts, changes)
             decided = plan_hosts(inputs, told, traced=not quick, say=line.now)

@@ -50,6 +50,9 @@ def run(
         list[Names] | None,
         Option("--names", help="With --start rank, set a rank's variables by these names as well."),
     ] = None,
+    local_rank: Annotated[
+        bool, Option("--local-rank", help="Append --local_rank=N for each rank, as `deepspeed` does.")
+    ] = False,
     sync: Annotated[
         str, Option("--sync", help="A folder of code to bring to every host, less what .gitignore names.")
     ] = "",
@@ -90,6 +93,7 @@ def run(
     own = {
         "start": start,
         "names": names or [],
+        "local_rank": local_rank,
         "sync": sync or None,
         "workdir": workdir or None,
         "metrics": metrics or None,

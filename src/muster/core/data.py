@@ -11,6 +11,21 @@ from muster.core.section import PositiveInt, Section
 OnBad = Literal["error", "skip"]
 
 
+class Source(Section):
+    """One data set of a mix."""
+
+    exclusive: ClassVar[tuple[str, ...]] = ("name", "path")
+
+    name: str | None = Field(None, description="A data set of the Hugging Face hub.")
+    subset: str | None = Field(None, description="Configuration of the hub data set. Null: its only one.")
+    path: str | None = Field(None, description="A file, or a folder with training and validation files.")
+    share: Annotated[float, Field(gt=0)] | None = Field(
+        None,
+        description="Its part of the mixed training samples, relative to the other shares. Null: 1 where "
+        "another set has a share; where none has, all samples of all sets.",
+    )
+
+
 class Data(Section):
     """What every workload's data may have. Of its sources, at most one is given."""
 
@@ -22,9 +37,10 @@ class Data(Section):
     path: str | None = Field(
         None, description="A file, or a folder that holds training and validation files."
     )
-    validation_fraction: Annotated[float, Field(gt=0, lt=1)] = Field(
+    validation_fraction: Annotated[float, Field(ge=0, lt=1)] = Field(
         0.05,
-        description="Share of the training data that is held out where the data has no validation part.",
+        description="Share of the training data that is held out where the data has no validation part. 0: "
+        "all of it is trained on, and nothing is evaluated.",
     )
     limit: PositiveInt | None = Field(
         None, description="Use only the first so many training samples. Null: all of them."
@@ -37,6 +53,28 @@ class Data(Section):
     def source(self) -> str | None:
         """The name of the source that is given."""
         return next((name for name in self.exclusive if getattr(self, name, None) is not None), None)
+
+    def sources(self) -> tuple[Source, ...]:
+        """The data sets that are read, by name or path; none where they are made on the spot."""
+        if self.name or self.path:
+            return (Source(name=self.name, subset=self.subset, path=self.path),)
+        return ()
+
+
+class SplitData(Data):
+    """Data whose splits may be named."""
+
+    train_split: str | None = Field(
+        None,
+        description="The split to train on, such as train_sft of train_sft-00000-of-00001.parquet. Null: "
+        "what is called train; of several such splits those of the workload (sft: train_sft; reward and dpo: "
+        "train_prefs; grpo, rloo and ppo: train_gen), else all of them.",
+    )
+    held_out_split: str | None = Field(
+        None,
+        description="The split that is held out. Null: what is called validation, test or the like; of "
+        "several the one that ends as the training split does.",
+    )
 
 
 class Generated(Section):

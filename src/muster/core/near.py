@@ -10,8 +10,11 @@ def near_names(name: str, known: Iterable[str], limit: int = 3) -> list[str]:
     import difflib
 
     names = sorted(set(known))
-    close = difflib.get_close_matches(name, names, n=limit, cutoff=0.6)
-    tail = name.rpartition(".")[2]
+    head, dot, tail = name.rpartition(".")
+    siblings = {other[len(head) + 1 :]: other for other in names if dot and other.startswith(head + dot)}
+    close = [siblings[each] for each in difflib.get_close_matches(tail, siblings, n=limit, cutoff=0.6)]
+    others = [other for other in names if other not in siblings.values()]
+    close += difflib.get_close_matches(name, others, n=limit, cutoff=0.6)
     for other in names:
         if other not in close and (other.rpartition(".")[2] == tail or (len(tail) > 3 and tail in other)):
             close.append(other)

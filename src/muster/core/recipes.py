@@ -155,6 +155,45 @@ def load_recipe(source: str | Mapping[str, Any], overrides: Iterable[str] = ()) 
     return validate(lay_over(layers_of(source, Path.cwd() / "recipe"), given), where="the recipe")
 
 
+# Of a recipe below, what is not said: what a model or a data set replaces as a whole, measuring, and values
+# that may be secrets.
+_UNSAID = (
+    "workload", "measure", "env", "model.config", "model.name", "data.generated", "data.library", "data.path",
+)  # fmt: skip
+
+
+def inherited(source: str | Mapping[str, Any], overrides: Iterable[str] = ()) -> tuple[str, dict[str, Any]]:
+    """The settings that a recipe has from those that it inherits, or a shipped one under overrides, by their
+    dotted paths, without defaults; and the names of these recipes. Raises RecipeError."""
+    given = [parse_override(override) for override in overrides]
+    path = find_recipe(source) if isinstance(source, str) else Path.cwd() / "recipe"
+    if isinstance(source, str):
+        own, parents = read_layer(path, (), "recipe", RecipeError)
+    else:
+        own, parents = parents_of(source, "recipe", RecipeError, str(path))
+    if path.parent == SHIPPED:
+        own, parents = {}, [path.stem] if given else []
+    said = {key for layer in (own, *given) for key in _leaves(layer)}
+    whole = read_layers(source) if isinstance(source, str) else layers_of(source, path)
+    merged = lay_over(whole, given) if parents else {}
+    usual = _leaves(recipe_class(merged.get("workload"))().as_dict())
+    found = {
+        key: value
+        for key, value in _leaves(merged).items()
+        if key not in said and value != usual.get(key) and not key.startswith(_UNSAID)
+    }
+    return ", ".join(Path(each).stem for each in parents), found
+
+
+def _leaves(data: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Values by their dotted paths."""
+    found: dict[str, Any] = {}
+    for key, value in data.items():
+        path = f"{prefix}{key}"
+        found |= _leaves(value, f"{path}.") if isinstance(value, Mapping) and value else {path: value}
+    return found
+
+
 def lay_over(below: Mapping[str, Any], changes: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Changes over a recipe, all of one layer: a model's name and its fields may come in any order. Pure."""
     merged = dict(below)
@@ -366,15 +405,18 @@ def _rivals(model: type[BaseModel] | None) -> tuple[str, ...]:
 
 def begin_anew(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
     """`below` without what `above` replaces by naming an engine, a model, a configuration of another type, or
-    epochs. Pure.
+    a length. Pure.
 
     Options are an engine's own. A model's name replaces the shape: of the configuration below, SETTINGS alone
     stay. Another type replaces all of it, since one type's fields mean nothing to another, and the name of a
-    known size. Epochs are another measure of what max_steps says.
+    known size. Epochs are another measure of what max_steps says; and max_minutes
+    would end a length that is given.
     """
     old, new = (layer.get("train") for layer in (below, above))
-    if isinstance(old, Mapping) and isinstance(new, Mapping) and new.get("epochs") is not None:
-        below = {**below, "train": {key: value for key, value in old.items() if key != "max_steps"}}
+    if isinstance(old, Mapping) and isinstance(new, Mapping):
+        lengths = [key for key in ("epochs", "max_steps") if new.get(key) is not None]
+        others = {"max_minutes", "max_steps"} if lengths else set()
+        below = {**below, "train": {key: value for key, value in old.items() if key not in others}}
     old, new = (layer.get("engine") for layer in (below, above))
     if (
         isinstance(old, Mapping)

@@ -49,6 +49,9 @@ class Throughput(Part):
     )
     windows: int
     measured_steps: int
+    halves: tuple[float, float] | None = Field(
+        None, description="median seconds of a step before and after the middle of the measured ones"
+    )
 
 
 class Code(Part):
@@ -131,6 +134,15 @@ class Memory(Part):
     allocator_peak: int | None = Field(None, description="the framework's allocator (CUDA)")
     device_peak: int | None = Field(None, description="in use on the device, by everything")
     resident_peak: int | None = Field(None, description="a rank's resident host memory")
+
+
+class WrittenFile(Part):
+    """A file or folder that the engine wrote by itself, as its configuration asks."""
+
+    what: str = Field(description="the section that asks for it: flops_profiler, tensorboard")
+    host: str
+    path: str = Field(description="on that host")
+    head: list[str] = Field(default_factory=list, description="first lines of a file of text")
 
 
 class Unscored(Part):
@@ -261,6 +273,9 @@ def _longer(more: float, others: str = "") -> str:
     return f"{words} {than} {others}" if others else words
 
 
+KERNEL = "the processes' own time"  # a source of Pace
+
+
 class Pace(Part):
     """Whether one host holds the others up."""
 
@@ -279,9 +294,15 @@ class Pace(Part):
             return "; ".join(each.words for each in self.stragglers[:NAMED])
         if self.within is None:
             return ""
+        differs = f"differs by {100 * self.within:.1f} % of a step"
+        if self.source == KERNEL:  # which sees who computes, and neither who sleeps nor what is slow in all
+            sure = "longer" if self.within < LEAST else "surely longer"
+            return (
+                f"none of {self.hosts} hosts computes {sure}: the time of its processes {differs}; "
+                "a rank that sleeps or waits is not seen so"
+            )
         sure = "slow" if self.within < LEAST else "surely slow"
-        differs = f"what each does itself differs by {100 * self.within:.1f} % of a step"
-        return f"none of {self.hosts} hosts is {sure}: {differs}"
+        return f"none of {self.hosts} hosts is {sure}: what each does itself {differs}"
 
 
 class Evidence(Part):
@@ -385,6 +406,9 @@ class Result(Part):
     profiles: list[StepProfile] = Field(
         default_factory=list, description="where a step's time goes, of each rank with measure.profile=trace"
     )
+    files: list[WrittenFile] = Field(
+        default_factory=list, description="what the engine wrote by itself, as its configuration asks"
+    )
     planned: Planned | None = Field(None, description="None: the model was not known before the run")
     quality: Quality | None = None
     attention: Attention | None = None
@@ -396,6 +420,15 @@ class Result(Part):
     versions: dict[str, str] = Field(default_factory=dict)
     model_path: str | None = None
     notes: list[str] = Field(default_factory=list, description="what a reader must know to trust the figures")
+    caveats: list[str] = Field(
+        default_factory=list,
+        description="those of the notes that say what a success lacks: steps, a change of the weights",
+    )
+
+    @property
+    def outcome(self) -> str:
+        """The status with its caveats, for people."""
+        return f"{self.status}, but {'; '.join(self.caveats)}" if self.caveats else self.status
 
     @property
     def memory_beside_plan(self) -> float | None:

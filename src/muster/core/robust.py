@@ -8,6 +8,15 @@ from collections.abc import Sequence
 MAD = 1.4826  # of a normal distribution: its standard deviation over its MAD
 
 
+HALF = 3  # values, from which on the middle of a half is known
+
+
+def halves_of(values: Sequence[float]) -> tuple[float, float] | None:
+    """The medians of those before and of those after the middle. None: there are too few."""
+    half = len(values) // 2
+    return (statistics.median(values[:half]), statistics.median(values[-half:])) if half >= HALF else None
+
+
 def deviation(values: Sequence[float], middle: float | None = None) -> float:
     """The median distance from the middle (by default their median), scaled: for normal values their standard
     deviation. Raises StatisticsError where there are no values."""

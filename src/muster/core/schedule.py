@@ -19,6 +19,27 @@ def warmup_steps(train: Train, total: int) -> int:
     return int(train.warmup) if train.warmup >= 1 else math.ceil(total * train.warmup)
 
 
+def steps_of(train: Train, samples: int, global_batch: int, accumulation: int) -> int:
+    """The optimizer steps of a training on so many samples: of each epoch all micro-steps, the last optimizer
+    step with fewer of them."""
+    if train.max_steps:
+        return train.max_steps
+    micro_steps = -(-samples // (global_batch // accumulation))
+    per_epoch = max(1, -(-micro_steps // accumulation))
+    return max(1, math.ceil(train.epochs * per_epoch))
+
+
+def warmup_note(train: Train, total: int) -> str | None:
+    """That the learning rate never reaches its peak; None where it does."""
+    if train.warmup < max(1, total):
+        return None
+    steps = "1 step" if total == 1 else f"{total:,} steps"
+    return (
+        f"train.warmup={train.warmup:g} is no shorter than the training of {steps}, so the learning rate "
+        "never reaches its peak: a fraction, such as train.warmup=0.1, scales with the steps"
+    )
+
+
 def learning_rate(train: Train, step: int, total: int) -> float:
     """The rate of optimizer step `step` (1 is the first) of `total`. A warm-up begins with rate 0."""
     return train.rate * _factor(train, step - 1, total)

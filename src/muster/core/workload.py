@@ -75,6 +75,15 @@ class Drawing:
 
 
 @dataclass(frozen=True)
+class Survey:
+    """What a training will read, as far as this machine can tell. `samples`: of an epoch; None: not known;
+    `notes`: what of the data is held out, left out, changed or cut, for people."""
+
+    samples: int | None = None
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
 class Spot:
     """A host's place in a job, and where its ranks meet. `python`: its interpreter."""
 
@@ -106,6 +115,7 @@ class Workload:
     families: ClassVar[tuple[ModuleType, ...]] = ()  # of models that it trains, the usual one first; (): any
     tokenized: ClassVar[bool] = True  # samples become tokens: the model has a vocabulary
     packed: ClassVar[bool] = False  # each sample is one full sequence of tokens
+    dropout: ClassVar[bool] = True  # else it trains without, whatever its model says
     traced: ClassVar[bool] = False  # its model.py says how (TRACED)
     quantizes: ClassVar[bool] = (
         False  # weights may be in 4 or 8 bits: its model is made by worker/decoders.py
@@ -115,14 +125,17 @@ class Workload:
     output: ClassVar[Output] = "logits"  # of the trained model
     # (section, key) of further models that a recipe names: anchored and looked up as model.name is.
     other_models: ClassVar[tuple[tuple[str, str], ...]] = ()
+    cut_by: ClassVar[str] = ""  # the keys that say how long a sample may be, where longer ones are cut
     # Fields of the model's configuration that another key of the recipe sets: image_size -> data.size.
     config_keys: ClassVar[Mapping[str, str]] = {}
     metric: ClassVar[str] = "exact match"  # what its answers to held-out samples are judged by
     # What kinds of answers are called where they are not texts: by the names of reports/answers.py.
     answer_names: ClassVar[Mapping[str, str]] = {}
     short: ClassVar[tuple[str, ...]] = SHORT_TRAINING  # changes of a recipe that make its job a short one
-    # Python that loads the trained model from the folder {model} and gives it {question}, for {new} tokens.
+    # Python that loads the trained model from the folder {model} and gives it {question}, for {new} tokens;
+    # {recipe} is the run's. `loading_chat`: where its tokenizer has a chat template.
     loading: ClassVar[str] = ""
+    loading_chat: ClassVar[str] = ""
 
     @classmethod
     def usual_type(cls) -> str | None:
@@ -144,6 +157,11 @@ class Workload:
     def epoch_samples(self) -> int | None:
         """Training samples of an epoch, where that can be told here; it may mean reading the data."""
         return None
+
+    def survey(self, config: Mapping[str, Any] | None) -> Survey:
+        """Look at the data for the plan of a model of this configuration (None: not known here). It may mean
+        reading them. Raises DataError."""
+        return Survey(self.epoch_samples())
 
     def config_of_data(self) -> dict[str, Any]:
         """Fields of the model's configuration that the data decide. Raises DataError."""
@@ -170,6 +188,10 @@ class Workload:
         """What its agent must look for on a host, beside what all need. `base`: the job's folder there; None:
         before there is one."""
         return {}
+
+    def files(self) -> tuple[str, ...]:
+        """Files that its ranks read beside models and data, by whole paths."""
+        return ()
 
     def held_models(self) -> tuple[HeldModel, ...]:
         """The models of a step beside the one that is trained."""

@@ -13,12 +13,10 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from muster.dialogues.load import read
 from muster.dialogues.rows import Dialogue, Turn
 from muster.dialogues.spec import DialogueRecipe
-from muster.dialogues.tokens import Templates, padded, turns_of
+from muster.dialogues.tokens import Templates, converses, padded, turns_of
 from muster.worker.decoders import room_of
 from muster.worker.models import load_from, to_answer
 from muster.worker.workloads.base import HeldOut
-
-NEW_TOKENS = 128  # of an answer where the recipe does not say
 
 
 def questions(recipe: DialogueRecipe, cache: Path) -> list[HeldOut]:
@@ -56,7 +54,7 @@ class Answerer:
     @property
     def converses(self) -> bool:
         """Whether it was trained on chat messages, and takes earlier turns."""
-        return bool(self.tokenizer.chat_template)
+        return converses(self.tokenizer)
 
     @torch.inference_mode()  # type: ignore[untyped-decorator]
     def answer(
@@ -79,7 +77,7 @@ class Answerer:
         return answers, time.perf_counter() - began
 
     def _generated(self, prompts: Sequence[list[int]]) -> list[str]:
-        new, room = room_of(self.model.config, self.recipe.evaluate.max_new_tokens or NEW_TOKENS)
+        new, room = room_of(self.model.config, self.recipe.new_tokens)
         inputs, mask = padded([prompt[-room:] for prompt in prompts], self.tokenizer.pad_token_id, left=True)
         made = self.model.generate(
             inputs.to(self.device),

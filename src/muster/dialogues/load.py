@@ -11,18 +11,36 @@ from transformers import AutoTokenizer
 
 from muster.core.data import Generated
 from muster.core.errors import DataError
-from muster.dialogues.rows import USER, Dialogue, Turn, Wanted, dialogue_of, read_dialogues
-from muster.dialogues.spec import DialogueRecipe, Samples, Source, load_samples, split_part
-from muster.dialogues.tokens import Fitting, Templates, texts_of, with_template
+from muster.dialogues.rows import (
+    USER,
+    Dialogue,
+    Turn,
+    Wanted,
+    dialogue_of,
+    fields_read,
+    read_dialogues,
+)
+from muster.dialogues.spec import (
+    DialogueRecipe,
+    Samples,
+    Source,
+    load_samples,
+    skip_note,
+    split_part,
+    texts_of,
+)
+from muster.dialogues.tokens import Fitting, Templates, with_template
 from muster.store.lines import Skip
+from muster.store.records import Splits
 from muster.worker.context import Context
 from muster.worker.data import sqlgen
 from muster.worker.data.digest import short_digest
-from muster.worker.data.hub import held_part, hub_parts
+from muster.worker.data.hub import held_part, hub_parts, unused_parts
 from muster.worker.data.sqlgen.wrong import wrong_queries
-from muster.worker.data.tokenizer import named_tokenizer, train_tokenizer
+from muster.worker.data.tokenizer import named_tokenizer, train_tokenizer, without_end
 from muster.worker.models import load_from
 from muster.worker.together import check_alike, first_on_disk
+from muster.worker.workloads.base import limit_notes
 
 
 def samples_of(context: Context) -> Samples:
@@ -32,7 +50,7 @@ def samples_of(context: Context) -> Samples:
         found = read(recipe, context.cache, may_write=first)
     check_alike(context, "the samples are", lambda: _digest(found))
     recipe.check_rows(found.train + found.held_out)
-    return replace(found, held_out=found.held_out[: recipe.evaluate.limit])
+    return found
 
 
 def recipe_of(context: Context) -> DialogueRecipe:
@@ -65,9 +83,12 @@ def _asked(samples: list[Dialogue], *, wrong: bool, seed: int) -> list[Dialogue]
     return [replace(each, rejected=query) for each, query in zip(asked, queries, strict=True)]
 
 
-def _from_hub(source: Source, wanted: Wanted, skip: Skip | None) -> tuple[list[Dialogue], list[Dialogue]]:
+def _from_hub(
+    source: Source, wanted: Wanted, skip: Skip | None, splits: Splits | None = None
+) -> tuple[list[Dialogue], list[Dialogue], list[str]]:
+    """Samples to train on, those that are held out, and what is not used. Raises DataError."""
     assert source.name
-    loaded = hub_parts(source.name, source.subset)
+    loaded = hub_parts(source.name, source.subset, splits)
     held_name = held_part(loaded)
     parts: dict[str, list[Dialogue]] = {}
     for name in filter(None, ("train", held_name)):
@@ -79,7 +100,12 @@ def _from_hub(source: Source, wanted: Wanted, skip: Skip | None) -> tuple[list[D
                 if skip is None:
                     raise
                 skip(error)
-    return parts["train"], parts[held_name] if held_name else []
+    first: dict[str, Any] = next(iter(loaded["train"]), {})
+    unread = [name for name in first if name not in fields_read(first, wanted)]
+    notes = [f"{source.name}: fields that are not read: {', '.join(unread)}"] if unread else []
+    unused = unused_parts(loaded, held_name)
+    notes += [f"{source.name}: not used: {', '.join(unused)}"] if unused else []
+    return parts["train"], parts[held_name] if held_name else [], notes
 
 
 def _digest(samples: Samples) -> str:
@@ -94,15 +120,18 @@ def _digest(samples: Samples) -> str:
     return f"{told[0]} to train on and {told[1]} held out"
 
 
-def tokenizer_of(context: Context, samples: Samples) -> Any:
-    """The model's own tokenizer, or one trained on the samples, with the chat template that they need."""
+def tokenizer_of(context: Context, samples: Samples) -> tuple[Any, list[str]]:
+    """The model's own tokenizer, or one trained on the samples, with the chat template that they need; and
+    notes."""
     recipe = recipe_of(context)
     name = named_tokenizer(recipe.model)
     if name is None:
-        made = train_tokenizer(texts_of(samples.train), recipe.model.vocab_size)
+        texts = (text for each in samples.train for text in texts_of(each))
+        made = train_tokenizer(texts, recipe.model.vocab_size)
     else:
         where = "model.tokenizer" if recipe.model.tokenizer != "auto" else "model.name"
         made = load_from(AutoTokenizer.from_pretrained, name, where)
+    without_end(made)
     if made.eos_token_id is None:
         raise DataError("the tokenizer has no end of text, so no answer would end", where="model.tokenizer")
     chats = {each.chat for each in (*samples.train, *samples.held_out)}
@@ -112,18 +141,14 @@ def tokenizer_of(context: Context, samples: Samples) -> Any:
             where="data",
             hint="write them in one form; a model learns one",
         )
-    with_template(made, chat=chats == {True}, template=recipe.data.template)
-    return made
+    return made, with_template(made, chat=chats == {True}, template=recipe.data.template)
 
 
 def notes_of(samples: Samples, errors: Sequence[DataError]) -> list[str]:
     """Where samples are from, and why some were left out."""
-    notes = [samples.about] if samples.about else []
+    notes = [*([samples.about] if samples.about else []), *samples.notes]
     first = samples.first_skipped or (f"{errors[0].where}: {errors[0].what}" if errors else None)
-    if first:
-        count = samples.skipped + len(errors)
-        notes.append(f"could not be used and were left out (data.bad=skip): {count:,}; the first: {first}")
-    return notes
+    return [*notes, *skip_note(samples.skipped + len(errors), first)]
 
 
 class Encoding:
@@ -131,8 +156,10 @@ class Encoding:
 
     def __init__(self, context: Context) -> None:
         self.recipe = recipe_of(context)
-        self.samples = samples_of(context)
-        self.tokenizer = tokenizer_of(context, self.samples)
+        samples, limit = samples_of(context), self.recipe.evaluate.limit
+        self.samples = replace(samples, held_out=samples.held_out[:limit])
+        self.tokenizer, tokenizer_notes = tokenizer_of(context, self.samples)
+        self._notes = [*tokenizer_notes, *limit_notes(len(samples.held_out), limit)]
         self.templates = Templates(self.tokenizer)
         self.errors: list[DataError] | None = [] if self.recipe.data.bad == "skip" else None
         self.multiple = 8 if context.device == "cuda" else 1  # tensor cores want it; on a CPU it is only work
@@ -150,7 +177,7 @@ class Encoding:
     @property
     def notes(self) -> list[str]:
         """For the result."""
-        return notes_of(self.samples, self.errors or [])
+        return [*notes_of(self.samples, self.errors or []), *self._notes]
 
     @property
     def skipped(self) -> int:

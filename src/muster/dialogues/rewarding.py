@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from types import MethodType
 from typing import Any
 
 import torch
 from transformers import AutoModelForSequenceClassification
+from transformers.modeling_outputs import SequenceClassifierOutputWithPast
 
 from muster.core.errors import RecipeError
 from muster.dialogues.tokens import padded
@@ -32,11 +34,40 @@ def make_reward_model(context: Context, tokenizer: Any, *, longest: int | None =
             context, lambda: AutoModelForSequenceClassification.from_config(config, dtype=torch.float32)
         )
     fit_vocabulary(context, model, tokenizer)
-    model.config.pad_token_id = tokenizer.pad_token_id  # it finds the last token by it
+    settle_padding(model, tokenizer)
+    read_at_end(model)
     without_cache(model)
     if longest is not None:
         unmask(model, longest)
     return add_lora(context, model, "SEQ_CLS") if recipe.lora else model
+
+
+def settle_padding(model: Any, tokenizer: Any) -> None:
+    """Have the saved model find the last token as it was trained. Transformers takes the last one that is no
+    padding: where texts are padded with their end, that is the one before the end. Without a pad token it
+    takes the last one of a single text, and no batch."""
+    pad = tokenizer.pad_token_id
+    model.config.pad_token_id = None if pad == tokenizer.eos_token_id else pad
+
+
+def read_at_end(model: Any) -> None:
+    """Have a model give the number of each row's last token: of those that the mask has, the last one that is
+    not the model's own pad token. Without a layer `score`, Transformers' way stays."""
+    if not hasattr(model, "score"):
+        return
+
+    def forward(
+        self: Any, input_ids: torch.Tensor, attention_mask: torch.Tensor | None = None, **more: Any
+    ) -> SequenceClassifierOutputWithPast:
+        hidden = self.base_model(input_ids=input_ids, attention_mask=attention_mask, **more)[0]
+        counts = torch.ones_like(input_ids) if attention_mask is None else attention_mask.long()
+        if self.config.pad_token_id is not None:
+            counts = counts * (input_ids != self.config.pad_token_id)
+        last = (counts * torch.arange(input_ids.shape[1], device=input_ids.device)).argmax(-1)
+        rows = torch.arange(len(last), device=last.device)
+        return SequenceClassifierOutputWithPast(logits=self.score(hidden[rows, last]))
+
+    model.forward = MethodType(forward, model)
 
 
 def _check_kind(config: Any) -> None:

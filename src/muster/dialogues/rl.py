@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import os
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
@@ -13,7 +14,7 @@ from pydantic import Field
 from muster.core import families
 from muster.core.errors import DataError, RecipeError
 from muster.core.section import PositiveInt, Section
-from muster.core.workload import Drawing, HeldModel, Lengths, Output
+from muster.core.workload import Drawing, HeldModel, Lengths, Output, Survey
 from muster.dialogues.rows import Dialogue
 from muster.dialogues.spec import DialogueRecipe
 
@@ -70,8 +71,10 @@ class Generation(Section):
 class RolloutRecipe(DialogueRecipe):
     """A decoder generates answers to prompts, and learns which ones are rewarded. A sample is an answer."""
 
+    split_words: ClassVar[tuple[str, ...]] = ("gen",)
     packages: ClassVar[tuple[str, ...]] = ("trl",)
     answered: ClassVar[bool] = False
+    dropout: ClassVar[bool] = False
     output: ClassVar[Output] = "log-probs"
     metric: ClassVar[str] = "exact match"
     other_models: ClassVar[tuple[tuple[str, str], ...]] = (("reward", "model"),)
@@ -111,6 +114,25 @@ class RolloutRecipe(DialogueRecipe):
                     hint="reward.model=RUN or reward.function=FILE.py:NAME; or a field database beside it",
                 )
 
+    @property
+    def per_prompt(self) -> int:
+        """Samples that an epoch trains on for each prompt."""
+        return 1
+
+    def survey(self, config: Mapping[str, Any] | None) -> Survey:
+        """As all dialogues, with the answers that are drawn as samples."""
+        found = super().survey(config)
+        return replace(found, samples=found.samples and found.samples * self.per_prompt)
+
+    def longest_prompt(self, config: Mapping[str, Any]) -> tuple[int, str]:
+        """As generation says."""
+        return self.generation.prompt, f"generation.prompt={self.generation.prompt:,}"
+
+    def files(self) -> tuple[str, ...]:
+        """The file of reward.function."""
+        place = (self.reward.function or "").rpartition(":")[0]
+        return (place,) if place.endswith(".py") else ()
+
     def sequence(self, config: Mapping[str, Any] | None) -> int:
         """Tokens of a prompt with its answer."""
         return self.generation.prompt + self.generation.answer
@@ -145,9 +167,10 @@ class RolloutRecipe(DialogueRecipe):
         }
         return self.model_copy(update=shorter)
 
-    def example(self, question: str | None) -> tuple[str, int]:
-        """A prompt as it is."""
-        return question or "The ", self.evaluate.max_new_tokens or self.generation.answer
+    @property
+    def new_tokens(self) -> int:
+        """As many as in training."""
+        return self.evaluate.max_new_tokens or self.generation.answer
 
 
 def check_function(name: str) -> None:

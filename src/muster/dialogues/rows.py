@@ -20,6 +20,7 @@ PROMPTS = ("prompt", "messages", "conversations", "instruction", "question")
 ANSWERS = ("chosen", "answer", "completion", "response", "output", "sql", "sql.human_readable", "query")
 REJECTED = ("rejected",)
 INPUT = "input"  # Alpaca's: what the instruction is about
+BEFORE = ("system", "history")  # Alpaca's, and LLaMA-Factory's: what was said before the prompt
 TEXT, USER, ASSISTANT, SYSTEM = "text", "user", "assistant", "system"
 # Names of roles -> ours. ShareGPT says human and gpt.
 ROLES = {
@@ -27,6 +28,7 @@ ROLES = {
     "assistant": ASSISTANT, "gpt": ASSISTANT, "bot": ASSISTANT, "model": ASSISTANT,
     "system": SYSTEM,
 }  # fmt: skip
+PROMPTS_NOTE = "muster_prompts"  # in a saved tokenizer's configuration, where prompts were plain text
 LAST_TURN = "\n\nAssistant:"  # where the answer begins in dialogues that are one text
 
 
@@ -74,7 +76,7 @@ class Wanted:
     def fields(self) -> tuple[str, ...]:
         """All that may be read."""
         named = (self.prompt, self.answer, self.rejected)
-        return (*(name for name in named if name), *PROMPTS, *ANSWERS, *REJECTED, INPUT, "database", "system")
+        return (*(name for name in named if name), *PROMPTS, *ANSWERS, *REJECTED, INPUT, "database", *BEFORE)
 
 
 def read_dialogues(
@@ -106,14 +108,14 @@ def dialogue_of(
 ) -> Dialogue:
     """A row as a dialogue. `folder`: where its database is looked for. Raises DataError for what nothing can
     be learned from: an empty prompt or answer, a rejected answer that equals the chosen one."""
-    name = wanted.prompt or _first(record, PROMPTS)
+    name = wanted.prompt or _prompt(record, wanted)
     answer: str | None
     rejected: str | None = None
     if name is None and wanted.pairs:
         turns, answer, rejected = _shared_begin(record, wanted, where)
     else:
         name = name or PROMPTS[0]
-        turns = _turns(record, name, where)
+        turns = _within(record, wanted, _turns(record, name, where), where)
         answer = _answer(record, wanted, turns, where)
         if answer is None and turns and turns[-1].role == ASSISTANT:
             answer, turns = turns[-1].text, turns[:-1]
@@ -135,6 +137,14 @@ def dialogue_of(
     return Dialogue(turns, answer, rejected, where, database)
 
 
+def fields_read(record: Mapping[str, Any], wanted: Wanted) -> list[str]:
+    """The fields that a row's dialogue is made of."""
+    prompt = wanted.prompt or _prompt(record, wanted)
+    found = [prompt, wanted.answer or _first(record, ANSWERS), "database", *BEFORE]
+    found += [wanted.rejected or REJECTED[0]] if wanted.pairs else []
+    return [name for name in (*found, *([INPUT] if prompt == "instruction" else [])) if name]
+
+
 def _check_pair(answer: str, rejected: str, where: str) -> None:
     if not rejected.strip():
         raise DataError("has an empty rejected answer", where=where, hint="data.bad=skip leaves it out")
@@ -145,14 +155,30 @@ def _check_pair(answer: str, rejected: str, where: str) -> None:
 
 
 def _first(record: Mapping[str, Any], names: Sequence[str]) -> str | None:
-    """The first that holds a text or a list; else the first that is there, for the error's sake."""
+    """The first that holds a text or messages; else the first that is there, for the error's sake."""
     there = [name for name in names if value_at(record, name) not in (MISSING, None)]
-    return next((name for name in there if isinstance(value_at(record, name), str | list)), (*there, None)[0])
+    usable = (name for name in there if isinstance(_listed(value_at(record, name)), str | list))
+    return next(usable, (*there, None)[0])
+
+
+def _listed(value: Any) -> Any:
+    """A message by itself as a list of messages; anything else as it is."""
+    alone = isinstance(value, Mapping) and not {"role", "from"}.isdisjoint(value)
+    return [value] if alone else value
+
+
+def _prompt(record: Mapping[str, Any], wanted: Wanted) -> str | None:
+    """The field of the prompt, where the recipe names none: messages before a text that has no answer beside
+    it (UltraChat's form)."""
+    name = _first(record, PROMPTS)
+    if not wanted.answered or wanted.answer or _first(record, ANSWERS) or name is None:
+        return name
+    return next((each for each in PROMPTS if isinstance(value_at(record, each), list)), name)
 
 
 def _turns(record: Mapping[str, Any], name: str, where: str) -> tuple[Turn, ...]:
     """The prompt: messages, or a text; Alpaca's instruction with its input below it."""
-    value = value_at(record, name)
+    value = _listed(value_at(record, name))
     if isinstance(value, list):
         turns = tuple(_message(each, name, where) for each in value)
     else:
@@ -161,10 +187,42 @@ def _turns(record: Mapping[str, Any], name: str, where: str) -> tuple[Turn, ...]
         if name == "instruction" and isinstance(more, str) and more.strip():
             text = f"{text}\n\n{more}"
         turns = (Turn(TEXT, text),)
-    system = record.get("system")
-    if isinstance(system, str) and system.strip() and turns and turns[0].role not in (SYSTEM, TEXT):
-        turns = (Turn(SYSTEM, system), *turns)
+    earlier, own = _earlier(record, where), [turn for turn in turns[:1] if turn.role == SYSTEM]
+    if own:  # the messages' own
+        earlier = tuple(turn for turn in earlier if turn.role != SYSTEM)
+    return (*own, *earlier, *turns[len(own) :])
+
+
+def _earlier(record: Mapping[str, Any], where: str) -> tuple[Turn, ...]:
+    """What a row's system and history say before its prompt. `history`: pairs of what a user and an assistant
+    said."""
+    system, history = (record.get(name) for name in BEFORE)
+    turns: tuple[Turn, ...] = ()
+    if isinstance(system, str) and system.strip():
+        turns = (Turn(SYSTEM, system),)
+    for pair in history if isinstance(history, list) else ():
+        if not isinstance(pair, list) or len(pair) != 2 or not all(isinstance(text, str) for text in pair):
+            hint = 'pairs of two texts: [["a question", "its answer"]]'
+            raise DataError("its history has something that is no pair of texts", where=where, hint=hint)
+        turns += (Turn(USER, pair[0]), Turn(ASSISTANT, pair[1]))
     return turns
+
+
+def _within(
+    record: Mapping[str, Any], wanted: Wanted, turns: tuple[Turn, ...], where: str
+) -> tuple[Turn, ...]:
+    """A prompt that is a text as a user's message, where messages are beside it: earlier ones of the row, or
+    those of its answer, which may begin with what was said before it (UltraFeedback's form)."""
+    name = wanted.answer or _first(record, ANSWERS)
+    value = _listed(value_at(record, name)) if name else None
+    spoken = value if isinstance(value, list) else []
+    if not turns or turns[-1].role != TEXT or not (spoken or len(turns) > 1):
+        return turns
+    *before, prompt = turns
+    said = tuple(_message(each, str(name), where) for each in spoken[:-1])
+    if said and said[-1].role == USER and said[-1].text.split() == prompt.text.split():
+        return said if said[0].role == SYSTEM else (*before, *said)
+    return (*before, Turn(USER, prompt.text))
 
 
 def _message(value: Any, name: str, where: str) -> Turn:
@@ -188,8 +246,9 @@ def _answer(record: Mapping[str, Any], wanted: Wanted, turns: tuple[Turn, ...], 
 
 
 def _said(record: Mapping[str, Any], name: str, turns: tuple[Turn, ...], where: str, key: str) -> str:
-    """An answer to these turns: a text; or a list of messages, of which all but the last are the prompt's."""
-    value = value_at(record, name)
+    """An answer to these turns: a text; a message; or a list of them, of which all but the last are the
+    prompt's."""
+    value = _listed(value_at(record, name))
     if not isinstance(value, list) or not value:
         return text_of(record, name, where, key)
     *before, last = (_message(each, name, where) for each in value)
@@ -210,7 +269,7 @@ def _shared_begin(record: Mapping[str, Any], wanted: Wanted, where: str) -> tupl
     """Two whole dialogues with the same begin: lists of messages, or texts, whose last answer follows the
     last "Assistant:" that they share."""
     names = wanted.answer or "chosen", wanted.rejected or REJECTED[0]
-    values = [value_at(record, name) for name in names]
+    values = [_listed(value_at(record, name)) for name in names]
     if all(isinstance(value, list) and value for value in values):
         chosen, rejected = (
             tuple(_message(each, name, where) for each in value)

@@ -16,7 +16,7 @@ import torch
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 from muster.core.errors import DataError, RecipeError
-from muster.dialogues.rewarding import rewards
+from muster.dialogues.rewarding import read_at_end, rewards
 from muster.dialogues.rl import RolloutRecipe
 from muster.dialogues.rows import Dialogue
 from muster.dialogues.tokens import Templates
@@ -182,7 +182,7 @@ def load_reward_model(context: Context, tokenizer: Any) -> Any:
             f"{name} gives {model.config.num_labels} numbers for a text, and a reward is one",
             where="reward.model",
         )
-    model.config.pad_token_id = tokenizer.pad_token_id
+    read_at_end(model)
     return model.to(_device(context)).eval().requires_grad_(False)
 
 

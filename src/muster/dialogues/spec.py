@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
@@ -13,36 +14,33 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 from pydantic import Field, field_validator
 
 from muster.core import families
-from muster.core.data import Data, Generated, OnBad
+from muster.core.data import Data, Generated, OnBad, Source, SplitData
 from muster.core.errors import DataError, RecipeError
 from muster.core.families import gpt2, llama, opt
 from muster.core.recipe import DATA, Recipe
-from muster.core.section import PositiveInt, Section
-from muster.core.workload import Lengths
-from muster.dialogues.rows import Dialogue, Wanted, read_dialogues
-from muster.store.records import find_data, hold_out, parts_of
+from muster.core.section import PositiveInt
+from muster.core.workload import Lengths, Survey
+from muster.dialogues.rows import LAST_TURN, USER, Dialogue, Turn, Wanted, fields_read, read_dialogues
+from muster.store.records import (
+    Splits,
+    find_data,
+    held_note,
+    hold_out,
+    parts_of,
+    unread_note,
+    unused_note,
+)
+from muster.store.tokens import counter, named_tokenizer, spread, too_long
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
 SEQUENCE = 512  # tokens of a sample where neither the recipe nor the model says less
+NEW_TOKENS = 128  # of an answer where the recipe does not say
 SPLIT_SEED = 1234  # of the parts of data.split: the same for all steps, whatever their own seeds are
 
 
-class Source(Section):
-    """One data set of a mix."""
-
-    exclusive: ClassVar[tuple[str, ...]] = ("name", "path")
-
-    name: str | None = Field(None, description="A data set of the Hugging Face hub.")
-    subset: str | None = Field(None, description="Configuration of the hub data set. Null: its only one.")
-    path: str | None = Field(None, description="A file, or a folder with training and validation files.")
-    share: Annotated[float, Field(gt=0)] = Field(
-        1.0, description="Its part of the mixed training samples, relative to the other shares."
-    )
-
-
-class DialogueData(Data):
+class DialogueData(SplitData):
     """Prompts and answers."""
 
     exclusive: ClassVar[tuple[str, ...]] = (*Data.exclusive, "mix", "generated")
@@ -54,8 +52,9 @@ class DialogueData(Data):
     )
     mix: list[Source] | None = Field(
         None,
-        description="Several data sets. Each gives its share of the training samples; as many are taken as "
-        "the shares allow without repeating one.",
+        description="Several data sets. Where none has a share, all of their samples are trained on. Else "
+        "each gives its share of the training samples; as many are taken as the shares allow without "
+        "repeating one, and the others are counted.",
     )
     prompt: str | None = Field(
         None,
@@ -82,11 +81,12 @@ class DialogueData(Data):
         description="Longest sample in tokens, prompt and answer together. Longer answers are cut, and "
         f"counted. Null: {SEQUENCE}, or as many positions as the model has, if that is less.",
     )
-    template: Literal["auto", "plain"] = Field(
+    template: Literal["auto", "chat", "plain"] = Field(
         "auto",
         description="How chat messages become text. auto: by the tokenizer's own chat template; plain where "
         "it has none. plain: lines that begin with Human: and Assistant:. Prompts that are plain text are "
-        "taken as they are.",
+        "taken as they are, unless others of the data are messages. chat: as auto, and plain text is a "
+        "user's message.",
     )
     padding: Literal["dynamic", "fixed"] = Field(
         "dynamic",
@@ -107,13 +107,16 @@ class DialogueData(Data):
         return value
 
     def sources(self) -> tuple[Source, ...]:
-        """The data sets that are read: those of the mix, or the one that is named; none where they are
-        generated."""
-        if self.mix:
-            return tuple(self.mix)
-        if self.name or self.path:
-            return (Source(name=self.name, subset=self.subset, path=self.path),)
-        return ()
+        """Those of the mix, or the one that is named; none where they are generated."""
+        return tuple(self.mix) if self.mix else super().sources()
+
+
+_LOADING = """\
+from transformers import pipeline
+model = pipeline("text-generation", model={model})
+print(model(QUESTION, max_new_tokens={new}, num_beams={recipe.evaluate.beams}, do_sample=False,
+    eos_token_id=model.tokenizer.eos_token_id, return_full_text=False,
+    clean_up_tokenization_spaces=False)[0]["generated_text"])"""
 
 
 class DialogueRecipe(Recipe):
@@ -121,12 +124,12 @@ class DialogueRecipe(Recipe):
 
     families: ClassVar[tuple[ModuleType, ...]] = (llama, opt, gpt2)
     traced: ClassVar[bool] = True
+    cut_by: ClassVar[str] = "data.sequence"
     pairs: ClassVar[bool] = False  # a sample has a rejected answer as well
     answered: ClassVar[bool] = True  # a sample needs an answer
-    loading: ClassVar[str] = """\
-from transformers import pipeline
-model = pipeline("text-generation", model={model})
-print(model({question}, max_new_tokens={new}, return_full_text=False)[0]["generated_text"])"""
+    split_words: ClassVar[tuple[str, ...]] = ()  # in the names of splits that are this workload's
+    loading: ClassVar[str] = _LOADING.replace("QUESTION", "{question}")
+    loading_chat: ClassVar[str] = _LOADING.replace("QUESTION", '[{{"role": "user", "content": {question}}}]')
 
     data: DialogueData = Field(default_factory=DialogueData, description=DATA)
 
@@ -135,6 +138,12 @@ print(model({question}, max_new_tokens={new}, return_full_text=False)[0]["genera
         """What is needed of a row."""
         data = self.data
         return Wanted(data.prompt, data.answer, data.rejected, self.answered, self.pairs)
+
+    @property
+    def splits(self) -> Splits:
+        """Which splits of a data set are read."""
+        words = ("prefs", "pref", "preference", "preferences") if self.pairs else self.split_words
+        return Splits(self.data.train_split, self.data.held_out_split, words)
 
     def check_data(self, path: Path | None, config: Mapping[str, Any]) -> None:
         """Read the files as the ranks will. Raises DataError and RecipeError."""
@@ -158,8 +167,8 @@ print(model({question}, max_new_tokens={new}, return_full_text=False)[0]["genera
 
     def describe_data(self, path: Path) -> str:
         """Files by name."""
-        files = find_data(path)
-        return parts_of(path, files.train, files.validation, self.data.validation_fraction)
+        files = find_data(path, self.splits)
+        return parts_of(path, files.train, files.validation, self.data.validation_fraction, files.unused)
 
     def short_data(self, samples: int) -> dict[str, Any]:
         """Fewer generated questions."""
@@ -167,12 +176,53 @@ print(model({question}, max_new_tokens={new}, return_full_text=False)[0]["genera
 
     def epoch_samples(self) -> int | None:
         """As the recipe says, or as the files have them; a hub data set's number is not known."""
+        return self.survey(None).samples
+
+    def survey(self, config: Mapping[str, Any] | None) -> Survey:
+        """The samples as ranks will have them; with a model's configuration, what its lengths cut."""
         data = self.data
         if data.generated:
-            return part_size(data, min(data.generated.train, data.limit or data.generated.train))
+            return Survey(part_size(data, min(data.generated.train, data.limit or data.generated.train)))
         if not all(source.path and Path(source.path).exists() for source in data.sources()):
-            return None
-        return len(load_samples(self).train)
+            return Survey()
+        samples = load_samples(self)
+        cut = [] if config is None else self._too_long(samples.train, config)
+        plain = named_tokenizer(self.model) and not any(each.chat for each in samples.train)
+        told = [
+            "prompts are plain text and taken as they are; data.template=chat puts a chat's template round"
+        ]
+        return Survey(len(samples.train), (*samples.notes, *samples.skips, *(told if plain else []), *cut))
+
+    def _too_long(self, samples: Sequence[Dialogue], config: Mapping[str, Any]) -> list[str]:
+        """What to say of samples that are longer than the recipe lets them be."""
+        some = [samples[index] for index in spread(len(samples))]
+        counted = counter(self.model, lambda: (text for each in some for text in texts_of(each)))
+        exact = counted.exact and not any(each.chat for each in some)  # a template adds its own
+        numbers = iter(counted.count([text for each in some for text in texts_of(each)]))
+        prompts, wholes = [], []
+        for each in some:
+            prompt = sum(next(numbers) for _ in each.turns)
+            answers = [next(numbers) + 1 for text in (each.answer, each.rejected) if text]  # with its end
+            prompts.append(prompt)
+            wholes.append(prompt + max(answers, default=0))
+        (limit, key), longest = self.longest_prompt(config), self.sequence(config)
+        notes = []
+        if told := too_long(prompts, len(samples), limit, exact=exact):
+            then = "left out" if self.data.bad == "skip" else "an error (data.bad=skip leaves them out)"
+            notes.append(f"{told[0]} prompts have no room in {key}, and are {then}; the longest: {told[1]:,}")
+        fits = [whole for prompt, whole in zip(prompts, wholes, strict=True) if prompt <= limit]
+        count = round(len(samples) * len(fits) / len(prompts)) if prompts else 0
+        if self.answered and (told := too_long(fits, count, longest, exact=exact)):
+            notes.append(
+                f"{told[0]} samples are longer than data.sequence={longest:,} tokens and lose the end of "
+                f"an answer; the longest has {told[1]:,}"
+            )
+        return notes
+
+    def longest_prompt(self, config: Mapping[str, Any]) -> tuple[int, str]:
+        """Tokens of the longest prompt that is used, and the key that says so."""
+        sequence = self.sequence(config)
+        return sequence - 1, f"data.sequence={sequence:,}"
 
     def sequence(self, config: Mapping[str, Any] | None) -> int:
         """Tokens of the longest sample, for a model of this configuration."""
@@ -195,7 +245,12 @@ print(model({question}, max_new_tokens={new}, return_full_text=False)[0]["genera
 
     def example(self, question: str | None) -> tuple[str, int]:
         """A prompt as it is."""
-        return question or "The ", self.evaluate.max_new_tokens or 64
+        return question or "The ", self.new_tokens
+
+    @property
+    def new_tokens(self) -> int:
+        """The most tokens of an answer to a question."""
+        return self.evaluate.max_new_tokens or NEW_TOKENS
 
 
 # ----------------------------------------------------------------------------------------------------
@@ -205,45 +260,96 @@ print(model({question}, max_new_tokens={new}, return_full_text=False)[0]["genera
 @dataclass(frozen=True)
 class Samples:
     """What is trained on, what is held out, how many rows were left out (data.bad=skip) with the first of
-    their places, and where it all is from."""
+    their places, where it all is from, and what of it is changed or left out, for people."""
 
     train: list[Dialogue]
     held_out: list[Dialogue]
     skipped: int = 0
     first_skipped: str | None = None
     about: str = ""
+    notes: tuple[str, ...] = ()
+
+    @property
+    def skips(self) -> list[str]:
+        """What to say of rows that were left out."""
+        return skip_note(self.skipped, self.first_skipped)
+
+
+def skip_note(count: int, first: str | None) -> list[str]:
+    """What to say of so many rows that were left out."""
+    told = f"could not be used and were left out (data.bad=skip): {count:,}; the first: {first}"
+    return [told] if count else []
+
+
+def texts_of(sample: Dialogue) -> list[str]:
+    """All its texts in order."""
+    answers = [text for text in (sample.answer, sample.rejected) if text]
+    return [*(turn.text for turn in sample.turns), *answers]
 
 
 def load_samples(recipe: DialogueRecipe, hub: Any = None) -> Samples:
-    """The recipe's samples. `hub`: reads one that has a hub name, (source, wanted, skip) -> (train, held
-    out). Raises DataError with the file and the line."""
+    """The recipe's samples. `hub`: reads one that has a hub name, (source, wanted, skip, splits) -> (train,
+    held out, notes). Raises DataError with the file and the line."""
     data, wanted = recipe.data, recipe.wanted
     skipped: list[DataError] = []
     skip = skipped.append if data.bad == "skip" else None
-    trains, helds, abouts = [], [], []
+    trains, helds, abouts, notes = [], [], list[str](), list[str]()
     for source in data.sources():
         if source.path:
-            files = find_data(Path(source.path).expanduser())
+            files = find_data(Path(source.path).expanduser(), recipe.splits)
             train = list(read_dialogues(files.train, wanted, skip=skip))
             held = list(read_dialogues(files.validation, wanted, skip=skip)) if files.validation else []
             abouts.append(source.path)
+            notes += unused_note(files)
+            notes += unread_note(files.train[0], partial(fields_read, wanted=wanted), wanted.fields)
         else:
-            train, held = hub(source, wanted, skip)
+            train, held, told = hub(source, wanted, skip, recipe.splits)
+            notes += told
             abouts.append(str(source.name))
         if not held:
+            count = len(train)
             train, held = parted(train, data.validation_fraction, recipe.train.seed, abouts[-1])
+            told = held_note(len(held), count, data.validation_fraction)
+            notes += [f"{Path(abouts[-1]).name}: {each}" for each in told] if data.mix else told
         trains.append(train)
         helds.append(held)
     train = mixed(trains, [source.share for source in data.sources()])
-    held_out = [each for held in helds for each in held]
-    about = f"samples: {', '.join(abouts)}"
+    given = sum(map(len, trains))
+    if len(train) < given:
+        notes.append(
+            f"the shares of data.mix leave out {given - len(train):,} of {given:,} training samples; without "
+            "shares all are trained on"
+        )
+    train, held_out, told = in_one_form(train, [each for held in helds for each in held], data.template)
+    part = split_part(data, train)
     return Samples(
-        split_part(data, train)[: data.limit],
+        part[: data.limit],
         held_out,
         len(skipped),
         f"{skipped[0].where}: {skipped[0].what}" if skipped else None,
-        about,
+        f"samples: {', '.join(abouts)}",
+        (*notes, *told),
     )
+
+
+def in_one_form(
+    train: list[Dialogue], held_out: list[Dialogue], template: str
+) -> tuple[list[Dialogue], list[Dialogue], list[str]]:
+    """Prompts that are plain text as a user's messages, where others are chat messages or the recipe wants
+    them so; and a note. Text that has roles in it stays, and is refused beside messages."""
+    texts = sum(not each.chat for each in (*train, *held_out))
+    mixes = 0 < texts < len(train) + len(held_out)
+    if not texts or not (mixes or template == "chat"):
+        return train, held_out, []
+
+    def spoken(each: Dialogue) -> Dialogue:
+        if each.chat or LAST_TURN.strip() in each.question:
+            return each
+        return replace(each, turns=(*each.turns[:-1], Turn(USER, each.question)))
+
+    told = f"{texts:,} prompts that are plain text are taken as a user's messages"
+    why = [f"{told}, as the other prompts are messages"] if mixes else []
+    return [spoken(each) for each in train], [spoken(each) for each in held_out], why
 
 
 def parted(
@@ -261,15 +367,17 @@ def _key(sample: Dialogue) -> str:
     return "\n".join(turn.text for turn in sample.turns)
 
 
-def mixed(sets: Sequence[list[Dialogue]], shares: Sequence[float]) -> list[Dialogue]:
+def mixed(sets: Sequence[list[Dialogue]], shares: Sequence[float | None]) -> list[Dialogue]:
     """Of each set its share, in a shuffled order; a single set as it is. The largest mix that repeats no
-    sample: the set that is shortest for its share gives all it has."""
+    sample: the set that is shortest for its share gives all it has. Without any share all sets are whole."""
     if len(sets) < 2:
         return [each for part in sets for each in part]
-    unit = min(len(part) / share for part, share in zip(sets, shares, strict=True))
+    whole = all(share is None for share in shares)
+    parts = [len(part) if whole else share or 1.0 for part, share in zip(sets, shares, strict=True)]
+    unit = min((len(part) / share for part, share in zip(sets, parts, strict=True) if share), default=0.0)
     dice = random.Random(SPLIT_SEED)
     found: list[Dialogue] = []
-    for part, share in zip(sets, shares, strict=True):
+    for part, share in zip(sets, parts, strict=True):
         found += dice.sample(part, min(len(part), round(unit * share)))
     dice.shuffle(found)
     return found

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,7 +11,7 @@ import torch
 from torch.utils.data import Dataset
 
 from muster.core.errors import DataError
-from muster.dialogues.rows import ASSISTANT, TEXT, Dialogue, Turn
+from muster.dialogues.rows import ASSISTANT, PROMPTS_NOTE, TEXT, Dialogue, Turn
 from muster.worker.loss import IGNORED
 from muster.worker.workloads.base import Counts
 
@@ -75,29 +75,36 @@ class Templates:
         messages = [{"role": turn.role, "content": turn.text} for turn in turns]
         if answer is not None:
             messages.append({"role": ASSISTANT, "content": answer})
-        parts, done = [], ""
+        parts, done, over = [], "", list[int]()
         for index, message in enumerate(messages):
             if message["role"] != ASSISTANT:
                 continue
             before = self._render(messages[:index], ask=True)
             after = self._render(messages[: index + 1], ask=False)
-            parts += [self._new(done, before, learned=False), self._new(before, after, learned=True)]
-            done = after
+            said, rest = self._ended(self._new(before, after))
+            parts += [Part([*over, *self._new(done, before)], False), Part(said, True)]
+            done, over = after, rest
         if answer is None:
-            parts.append(self._new(done, self._render(messages, ask=True), learned=False))
+            parts.append(Part([*over, *self._new(done, self._render(messages, ask=True))], False))
         return parts
 
-    def _new(self, before: str, after: str, *, learned: bool) -> Part:
+    def _new(self, before: str, after: str) -> list[int]:
+        """The tokens of what the template has added."""
         if not after.startswith(before):
             raise DataError(
                 "the tokenizer's chat template rewrites earlier turns, so no answer can be told apart",
                 where="data.template",
                 hint="data.template=plain, or samples of one question and one answer",
             )
-        tokens = self._tokens(after[len(before) :])
-        if learned and self.end not in tokens:
-            tokens.append(self.end)
-        return Part(tokens, learned)
+        return self._tokens(after[len(before) :])
+
+    def _ended(self, tokens: list[int]) -> tuple[list[int], list[int]]:
+        """An answer with its end, which is given to it where the template has none; and what the template has
+        behind that, which a model that stops at the end never writes."""
+        if self.end not in tokens:
+            return [*tokens, self.end], []
+        size = len(tokens) - tokens[::-1].index(self.end)
+        return tokens[:size], tokens[size:]
 
     def _render(self, messages: Sequence[Mapping[str, str]], *, ask: bool) -> str:
         if not messages:
@@ -117,20 +124,53 @@ class Templates:
         return tokens[:-1] if start and len(tokens) > 1 and tokens[-1] == self.end else tokens
 
 
-def with_template(tokenizer: Any, *, chat: bool, template: str) -> None:
-    """Give the tokenizer the chat template that is used; none where prompts are plain text, so that who asks
-    the saved model does as the training did."""
-    if not chat:
-        tokenizer.chat_template = None
-    elif template == "plain" or not tokenizer.chat_template:
+def with_template(tokenizer: Any, *, chat: bool, template: str) -> list[str]:
+    """Give the tokenizer the chat template that is used, and the end of an answer that it writes; where
+    prompts are plain text, a note of it, so that who asks the saved model does as the training did. -> notes.
+    """
+    notes = []
+    tokenizer.init_kwargs.pop(PROMPTS_NOTE, None)
+    tokenizer.init_kwargs |= {} if chat else {PROMPTS_NOTE: TEXT}
+    if not chat and tokenizer.chat_template:
+        notes.append(
+            "prompts are plain text and taken as they are: the tokenizer's chat template is not used "
+            "(data.template=chat takes them as a user's messages)"
+        )
+    elif chat and (template == "plain" or not tokenizer.chat_template):
         tokenizer.chat_template = PLAIN
+    end = closing(tokenizer) if chat else None
+    if end not in (None, tokenizer.eos_token_id):
+        told = tokenizer.convert_ids_to_tokens(end)
+        notes.append(
+            f"the chat template ends an answer with {told}, and the tokenizer a text with "
+            f"{tokenizer.eos_token}: {told} is the end of an answer, of the saved tokenizer as well"
+        )
+        tokenizer.eos_token = told
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token
+    return notes
+
+
+def closing(tokenizer: Any) -> int | None:
+    """The special token that the chat template puts behind an answer; None: none."""
+    said = [{"role": "user", "content": "question"}, {"role": ASSISTANT, "content": "answer"}]
+    try:
+        text: str = tokenizer.apply_chat_template(said, tokenize=False)
+    except Exception:  # a template is a program that may refuse this; real samples say what is wrong
+        return None
+    special = {number for number, token in tokenizer.added_tokens_decoder.items() if token.special}
+    tokens = tokenizer(text.rpartition("answer")[2], add_special_tokens=False)["input_ids"]
+    return next((token for token in tokens if token in special), None)
+
+
+def converses(tokenizer: Any) -> bool:
+    """Whether prompts are chat messages for a model with this tokenizer."""
+    return bool(tokenizer.chat_template) and PROMPTS_NOTE not in tokenizer.init_kwargs
 
 
 def turns_of(tokenizer: Any, text: str, before: Sequence[Turn] = ()) -> tuple[Turn, ...]:
     """A question as the saved model reads it. `before`: earlier turns of the conversation."""
-    if tokenizer.chat_template:
+    if converses(tokenizer):
         return (*before, Turn("user", text))
     return (Turn(TEXT, "".join(turn.text for turn in before) + text),)
 
@@ -362,10 +402,3 @@ def count_learned(inputs: Mapping[str, Any]) -> Counts:
     """A row is a sample, also where several are packed in it."""
     mask = inputs["attention_mask"]
     return Counts(int(mask.shape[0]), mask.sum(), mask.numel())
-
-
-def texts_of(samples: Sequence[Dialogue]) -> Iterator[str]:
-    """All texts, for a tokenizer that is trained on them."""
-    for sample in samples:
-        yield from (turn.text for turn in sample.turns)
-        yield from (text for text in (sample.answer, sample.rejected) if text)

@@ -69,6 +69,10 @@ class EngineSpec:
     gathers_tensors: ClassVar[bool] = False  # that it cuts one by one, not a module in one block
     copies: ClassVar[int] = 4  # times a gradient is read and written: into a bucket, averaged, out again
 
+    def extras(self, recipe: Recipe) -> tuple[str, ...]:
+        """Packages that the first rank imports for this recipe and not for others. Raises RecipeError."""
+        return ()
+
     # --- words -------------------------------------------------------------------------------------------
 
     @property

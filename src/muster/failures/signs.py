@@ -21,12 +21,16 @@ HINTS = tuple(
         | {"rror", "Exception", "Traceback", "exit code", "exitcode", "exits with", "signal", "SIGTERM"}
         | {"SIGINT", "CANCELLED", "Terminated", "Interrupt", "Segmentation", "Bus error", "exited with"}
         | {"  host      : ", "  rank      : ", "Root Cause (first observed", "what():"}
+        | {"above exception", "<Signals.", "Hangup"}
         | {"Aborted", "Illegal instruction", "Floating point exception"}
     )
 )
 _EXCEPTION = re.compile(
     r"(?:\[rank\d+\]: ?)?(?:[A-Za-z_]\w*\.)*_?[A-Z]\w*(?:Error|Exception|Interrupt|Exit)\b(?=: |$)"
 )
+_HANDLED = "During handling of the above exception, another exception occurred"
+BAD_ROW = "dataset_row"
+_SOURCE = re.compile(r"\s+raise \w")  # a line of a program, in a traceback
 _CAUGHT = re.compile(r": Caught \w+ in DataLoader worker process \d")
 _WHAT = re.compile(r"\s*what\(\): +\S")  # an exception of C++ that ended the process
 _MARK = re.compile(r"^\[rank\d+\]: ?")  # whose line it is
@@ -45,12 +49,13 @@ _SHELL = re.compile(
 # A signal that a program brings upon itself: 4, 5, 7, 8 and 11.
 _CRASH = re.compile(
     r"(?:exits with return code =|exitcode *:) -(?:4|5|7|8|11)\b|exited on signal (?:4|5|7|8|11)\b|"
+    r"died with <Signals\.SIG(?:ILL|TRAP|BUS|FPE|SEGV)|"
     r"srun: error: \S+: tasks? [\d,-]+: (?:Segmentation fault|Bus error|Illegal instruction)"
 )
 # Signals that a scheduler sends, or others do.
 _EXTERNAL = re.compile(
     r"Main process received SIG(?:TERM|INT), exiting|got signal: (?:15|2)\b|killed by signal: Terminated|"
-    r"exited on signal (?:15|2)\b|"
+    r"exited on signal (?:15|2)\b|died with <Signals\.SIG(?:TERM|INT)|"
     r"CANCELLED AT \S+ \*\*\*|timeout: sending signal|"
     r"Received (?:Signals\.)?(?:SIGTERM|SIGINT|15|2) death signal|"
     r"^(?:Terminated|KeyboardInterrupt)(?:: |  |\s*$)"
@@ -72,6 +77,16 @@ _DATA = re.compile(
 )
 # A warning: the program goes on.
 _WARNING = re.compile(r"\b[A-Z]\w*Warning: |\bWARNING\b|(?:^|\[)W\d* ")
+# A level below that, as logging, loguru, glog, TensorFlow, NCCL and logfmt write it; and one above.
+_BELOW = re.compile(
+    r"(?:^|[\s\[(|])(?:INFO|DEBUG|TRACE)(?=[\s\]):|]|$)|(?:^|\s)[ID]\d{4} \d\d:\d\d|: [ID] \w+/|"
+    r"\blevel\"?[=:] ?\"?(?:info|debug|trace)\b"
+)
+_ABOVE = re.compile(r"\b(?:ERROR|FATAL|CRITICAL)\b")
+# Exit codes of a program that brought a signal upon itself, as the launcher, a shell and ssh count them.
+_OWN_SIGNALS = frozenset(
+    code for signal in (4, 5, 6, 7, 8, 11) for code in (-signal, 128 + signal, 256 - signal)
+)
 _ELASTIC = re.compile(r"\s+host +: (\S+)")  # torchrun's account of a process: its host, then its exit code
 _ACCOUNT = re.compile(r"\s+exitcode +: ")
 _RANK = re.compile(r"\s+rank +: (\d{1,9})")  # and the process's rank
@@ -81,10 +96,12 @@ _ALIKE: tuple[frozenset[Weight], ...] = (frozenset(("killed", "crash")),)
 _BY_ITSELF: tuple[Weight, ...] = ("cause", "killed", "crash", "exception")
 # What a line begins with, where it says whose it is: a host, then what torch, mpirun and srun put before it.
 _WHOSE = re.compile(r"(?:\S+: )?(?:\[(?:rank|default)\d+\]:|\[\d+,\d+\]<std|\s*\d{1,6}: )?")
+_MET: tuple[Weight, ...] = ("cause", "exception", "symptom")  # what a program can meet and get over
 _MORE = 8  # digits that another one's may have more
 _USUAL = 1000  # characters; longer lines are not remembered
 _MOST = 10_000  # ranks and hosts whose signs are kept
 _SHAPES = 1000  # of echoes
+_NEAR = 20  # lines that launchers print when they are ended
 _GAP = 10_000  # lines without a sign, after which a program that tells no steps has gone on
 
 
@@ -146,11 +163,15 @@ class Signs:
     root: bool = False  # the account of the process that failed first begins
     first: int | None = None  # its rank
     spot: Spot | None = None  # of the line that is looked at
+    onward: Spot | None = None  # of the last mark of progress
     last: str = ""  # the last sign of any kind
     last_number: int = 0
     marked: bool = False  # it tells its steps
     symptoms: dict[str, _Echo] = field(default_factory=dict)  # by their shape
     echoes: int = 0  # lines that say only that something else has failed
+    finished: bool = False  # the training has ended; what comes is the end of the program
+    late: str = ""  # the first line that says that a process crashed after that
+    shapes: set[str] = field(default_factory=set)  # of all lines that may be a reason, also of earlier ones
 
     def line(self, text: str, host: str | None, raw: str = "", shape: str = "") -> None:
         """Look at a line, without its host's prefix. What it quotes of others says nothing of this job.
@@ -185,10 +206,14 @@ class Signs:
 
     def progress(self) -> None:
         """Another step was done."""
-        self.marked = True
+        self.marked, self.finished, self.onward = True, False, self.spot
         if self.now or self.earlier:
             self.now, self.earlier, self.echoes = {}, self.now, 0
             self.forget()
+
+    def finish(self) -> None:
+        """The training has ended as it should."""
+        self.finished = True
 
     def decisive(self) -> Sign | None:
         """The one that explains most: a cause before what it led to; None: there is no sign.
@@ -248,8 +273,29 @@ class Signs:
         for host in hosts:
             key = weight, host, rank
             if key not in self.now and len(self.now) < _MOST:
-                place = (spot.number, spot.when, spot.code if weight == "exception" else None) if spot else ()
+                if weight in _MET and len(self.shapes) < _SHAPES:
+                    self.shapes.add(shape_of(text, host))
+                raised = weight == "exception" or (self.traceback and _EXCEPTION.match(text))
+                place = (spot.number, spot.when, spot.code if raised else None) if spot else ()
                 self.now[key] = Sign(weight, failure, text, host, rank, *place)
+
+    def _asked_till_now(self) -> str | None:
+        """The failure that the program did not get past before it was ended from outside: what it said last,
+        where that is no echo of another rank's; None: there is none."""
+        known = find(self.last) if self.last and self.spot else None
+        if known is None or known.phrase.weight != "symptom" or self.spot is None:
+            return None
+        own = known.failure.blame != "peer" and known.failure.retry != "by cause"
+        return known.failure.id if own and (self.spot.number or 0) - self.last_number <= _NEAR else None
+
+    def _handled(self) -> None:
+        """The exception that was said last is no reason: the program met it, and failed by another one. But
+        no program means to meet a full device, or a row that cannot be read."""
+        for key, sign in list(self.now.items()):
+            known = known_failures().get(sign.failure or "")
+            kept = known is not None and (known.phase in ("training", "checkpoint") or known.id == BAD_ROW)
+            if sign.text == self.last and sign.weight in ("cause", "exception") and not kept:
+                del self.now[key]
 
     def _remember(self, known: Recognised, raw: str, shape: str) -> None:
         if len(self.symptoms) < _SHAPES and (match := _WHOSE.match(raw)):
@@ -261,9 +307,22 @@ class Signs:
         for echo in self.symptoms.values():
             echo.heard.clear()
 
+    def _is_late(self, code: int, signal: bool) -> bool:
+        """Whether a process's end, or what follows from it, comes after a training that ended well."""
+        if not self.finished or not (code or signal) or self.broke:
+            return False
+        said = {weight for weight, *_ in (*self.now, *self.earlier)}
+        crash = signal or code in _OWN_SIGNALS
+        return (crash and not {"cause", "exception"} & said) or bool(self.late)
+
     def _look(self, text: str, host: str | None) -> None:
         if "Traceback (most recent call last)" in text:
             self.traceback = True
+            return
+        if _HANDLED in text:
+            self._handled()
+            return
+        if self.traceback and _SOURCE.match(text):
             return
         if "Root Cause (first observed" in text:
             self.root = True
@@ -280,6 +339,9 @@ class Signs:
         code = next((int(code) for code in left.groups() if code), 0) if left else 0
         code = -code if left and left["mpi"] else code
         shell = _SHELL.search(text)
+        if self._is_late(code, bool(_CRASH.search(text) or (shell and shell["how"] != "Killed"))):
+            self.late = self.late or text
+            return
         if shell or (code and code not in (-15, -2)):  # those were ended because of another
             self.broke = True
         named = _WHO.search(text)
@@ -293,19 +355,20 @@ class Signs:
             if not {"cause", "exception", "crash"} & said:
                 self._add("limit", None, text, (None,))
             return
-        if _EXTERNAL.search(text):
+        sent = known.failure.id if known and known.phrase.weight == "external" else None
+        if sent or _EXTERNAL.search(text):
             if not {"cause", "exception", "crash", "killed"} & said:
-                self._add("external", None, text, hosts)
+                asked = self._asked_till_now()
+                weight: Weight = "cause" if asked else "external"
+                self._add(weight, asked or sent, self.last if asked else text, hosts)
             return
-        if (
-            known
-            and known.phrase.weight in ("cause", "symptom")
-            and not _WARNING.search(known.phrase.example)
-        ):
-            known = None if _WARNING.search(text) else known
+        if known and known.phrase.weight in ("cause", "symptom") and _goes_on(text, known):
+            known = None
         raised = _WHAT.match(text) or (self.traceback and _EXCEPTION.match(text))
         if known and known.phrase.weight == "exception" and not raised:
             known = None  # the program says what it met, and goes on
+        if known and known.phrase.weight == "symptom" and _CRASH.search(text):
+            known = None  # Python's words for a program that it started
         if known and known.phrase.weight != "notice":
             # Slurm says on which host the step was, and not which failed.
             nobody = known.phrase.weight == "scheduler" and "CANCELLED" in text
@@ -319,6 +382,24 @@ class Signs:
             self._add("symptom" if _CAUGHT.search(text) else "exception", None, text, hosts)
         elif code or shell:
             self._add("exit", None, text, hosts, rank)
+
+
+def _goes_on(text: str, entry: Recognised) -> bool:
+    """Whether the line says what its program met and got over, unlike the one in the table: it is a warning,
+    or of a lower level."""
+    match = entry.phrase.expression.search(text)
+    begin = text[: match.start()] if match else text
+    below = _BELOW.search(begin)
+    if below and not _ABOVE.search(begin, below.end()) and not _BELOW.search(entry.phrase.example):
+        return True
+    return bool(_WARNING.search(text)) and not _WARNING.search(entry.phrase.example)
+
+
+def shape_of(text: str, *hosts: str | None) -> str:
+    """A reason without its numbers and hosts: what the same line has in another job's log."""
+    for host in filter(None, hosts):
+        text = text.replace(host, "")
+    return re.sub(r"\d+", "", shortened(text))
 
 
 def order(weight: Weight) -> int:

@@ -92,6 +92,27 @@ class Recognised(NamedTuple):
         return self.phrase.remedy.replace("{host}", "HOST")
 
 
+SHARED_GPU = "gpu_shared"
+_UNITS = {"KiB": 2.0**10, "MiB": 2.0**20, "GiB": 2.0**30}
+_MOST_OF_OTHERS = 0.1  # of a GPU, which a process's own context takes as well
+
+
+def others_hold(text: str) -> float | None:
+    """Bytes of a GPU that other processes hold, by PyTorch's words on a full one; None: few, or not known."""
+
+    def told(pattern: str) -> float | None:
+        match = re.search(pattern.replace("#", r"([\d.]+) ([KMG]iB)"), text)
+        return float(match[1]) * _UNITS[match[2]] if match else None
+
+    total = told("total capacity of #") or told("# total capacity")
+    free = told("of which # is free") or told("# free")
+    own = told("this process has # memory in use") or told("# reserved in total by PyTorch")
+    if total is None or free is None or own is None:
+        return None
+    held = total - free - own
+    return held if held > _MOST_OF_OTHERS * total else None
+
+
 @cache
 def known_failures() -> Mapping[str, KnownFailure]:
     """All entries by id, in the order of trial."""
@@ -118,6 +139,8 @@ def find(text: str, *sources: Source) -> Recognised | None:
     """The first failure that claims a text; None: no known one. `sources`: a line of a log by default."""
     for entry, phrase in phrases(*(sources or ("log",))):
         if phrase.hint in text and phrase.expression.search(text):
+            if entry.id == SHARED_GPU and not others_hold(text):
+                continue
             return Recognised(entry, phrase, text)
     return None
 

@@ -17,6 +17,8 @@ from muster.readers._frame import uncoloured
 from muster.readers._why import sign_of
 from muster.store import events
 
+UNRESOLVED = "dns_unresolved"
+_ADDRESSES = re.compile(r"addresses of \((\S+), \d+\)")
 _ACCOUNT = re.compile(r"exitcode +: (-?\d+)")  # torchrun's, of a rank
 
 if TYPE_CHECKING:
@@ -165,6 +167,26 @@ def judge_command(
         hint=known.remedy.replace("{host}", host) if known else failure.hint,
         id=sign.failure,
     )
+
+
+def unresolved(
+    words: Callable[[str, int | None], Iterable[Sequence[str]]], places: Sequence[Placement]
+) -> Failure | None:
+    """The name that a rank asked for until it was ended, since its host cannot look it up; None: none did."""
+    known = known_failures()[UNRESOLVED]
+    for place in places:
+        for rank in (*place.ranks, None):
+            sign = sign_of(words(place.host, rank))
+            if sign is not None and sign.failure == UNRESOLVED:
+                name = _ADDRESSES.search(sign.text)
+                return Failure(
+                    what=f"the name {name[1]} cannot be looked up" if name else shortened(sign.text),
+                    where=None if rank is None else f"rank {rank}",
+                    host=place.host,
+                    hint=known.remedy.replace("{host}", name[1] if name else place.host),
+                    id=known.id,
+                )
+    return None
 
 
 def _killed_before(

@@ -85,6 +85,7 @@ class _Exit(_Message):
 class _Beat(_Message):
     model_config = ConfigDict(strict=False, extra="allow")
     pulses: list[tuple[int, _Count, _Count, str]] = Field(default_factory=list)
+    ungrouped: list[int] = Field(default_factory=list)
 
 
 class Begun(Part):
@@ -225,6 +226,7 @@ def of_job(place: Placement, message: Mapping[str, Any]) -> None:
     """What the agent of a job says. Raises ValueError."""
     _check(_JOB, message)
     told = [message.get("rank"), *(each[0] for each in message.get("pulses", ()))]
+    told += message.get("ungrouped", ())
     if message["m"] == "looked":
         told += [each["rank"] for each in message["ranks"]]
     for rank in told:

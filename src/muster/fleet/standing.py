@@ -70,14 +70,15 @@ def _for_pending(frame: Frame) -> bool:
     return frame[0] in _ENGINE or "torch/distributed/" in frame[1]
 
 
-def _in_collective(frames: Sequence[Frame]) -> bool:
+def in_collective(frames: Sequence[Frame]) -> bool:
+    """Whether a Python stack is in the code that ranks wait for each other in."""
     return any(part in frame[1] for frame in frames[:3] for part in _COLLECTIVES)
 
 
 def line_of(frames: Sequence[Frame]) -> str | None:
     """The innermost line that is not a library's, for people; of libraries alone, the innermost one."""
     own = next((each for each in frames if not any(part in each[1] for part in _LIBRARIES)), None)
-    found = own or next((each for each in frames if not _in_collective([each])), None)
+    found = own or next((each for each in frames if not in_collective([each])), None)
     return f"{found[0]} ({found[1].rsplit('/', 1)[-1]}:{found[2]})" if found else None
 
 
@@ -150,7 +151,7 @@ class Stand:
         if states == {"t"}:  # who is only watched, as by strace, runs on
             return "traced"
         mains = [each for each in look.mains if each]
-        if mains and all(_in_collective(each) for each in mains):
+        if mains and all(in_collective(each) for each in mains):
             return "waiting"
         children = look.cpu - look.own_cpu > BUSY or look.wants_below > WANTS
         if look.io > FLOWING or look.disk_moves or children:  # their work is work

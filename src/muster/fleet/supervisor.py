@@ -53,6 +53,8 @@ class Listener:
     # Each: rank, steps, signs of life, phase.
     pulses: Callable[[Sequence[Sequence[Any]]], None] = lambda pulses: None
     looked: Callable[[str, Looked], None] = lambda host, found: None  # the answer to Supervisor.look
+    # Ranks of the host that could have formed a process group, and have not.
+    ungrouped: Callable[[str, Sequence[int]], None] = lambda host, ranks: None
 
 
 @dataclass
@@ -351,6 +353,8 @@ class Supervisor:
         elif kind == "beat":
             if pulses := message.get("pulses"):
                 listener.pulses(pulses)
+            if "ungrouped" in message:
+                listener.ungrouped(host, message["ungrouped"])
         elif kind == "looked":
             listener.looked(host, Looked.model_validate(message))
         else:

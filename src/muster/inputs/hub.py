@@ -17,8 +17,10 @@ from muster.core.errors import RecipeError
 from muster.core.near import did_you_mean
 from muster.core.recipe import Recipe
 from muster.core.recipes import WORDS
+from muster.store.tokens import snapshots
 
 PATIENCE = 5.0  # seconds for a connection to the hub
+DATA = ("data.name", "data.mix")  # keys that name data sets
 WEIGHTS = ("*.safetensors", "*.bin", "*.index.json")
 _OFFLINE = ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")
 _PROXIES = ("https_proxy", "HTTPS_PROXY", "http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY")
@@ -42,7 +44,7 @@ def check_names(recipe: Recipe, env: Mapping[str, str], *, hub: bool = True) -> 
 
 def _ways(key: str, name: str) -> str:
     """What to do without a hub."""
-    if key == "data.name":
+    if key in DATA:
         return "where there is a network, `muster prepare` fetches it; or data.path=FILE or FOLDER"
     ways = "a local folder works without network access"
     if key == "model.name":
@@ -68,8 +70,9 @@ def _needed(recipe: Recipe) -> Iterator[tuple[str, str, tuple[str, ...]]]:
     for section, key in recipe.other_models:
         if name := getattr(getattr(recipe, section), key):
             yield f"{section}.{key}", name, WEIGHTS
-    if recipe.data.name:
-        yield "data.name", recipe.data.name, ("*",)
+    for source in recipe.data.sources():
+        if source.name:
+            yield "data.mix" if source.name != recipe.data.name else "data.name", source.name, ("*",)
 
 
 def _check_folder(key: str, folder: Path, patterns: tuple[str, ...]) -> None:
@@ -96,15 +99,13 @@ def _has(folder: Path, patterns: tuple[str, ...]) -> bool:
 
 def _cached(key: str, name: str, patterns: tuple[str, ...], env: Mapping[str, str]) -> bool:
     """Whether the hub's cache, or that of the datasets library, has it."""
+    kind = "datasets" if key in DATA else "models"
+    if any(_has(each, patterns) for each in snapshots(name, kind, env)):
+        return True
+    if key not in DATA:
+        return False
     base = env.get("XDG_CACHE_HOME") or "~/.cache"
     home = Path(env.get("HF_HOME") or f"{base}/huggingface").expanduser()
-    hub = env.get("HF_HUB_CACHE") or env.get("HUGGINGFACE_HUB_CACHE")
-    kind = "datasets" if key == "data.name" else "models"
-    kept = (Path(hub).expanduser() if hub else home / "hub") / f"{kind}--{name.replace('/', '--')}"
-    if any(_has(each, patterns) for each in kept.glob("snapshots/*")):
-        return True
-    if key != "data.name":
-        return False
     made = Path(env.get("HF_DATASETS_CACHE") or home / "datasets").expanduser()
     plain = _PLAIN.sub("", name.lower())  # the library changes capitals and dashes in the folder's name
     return made.is_dir() and any(_PLAIN.sub("", each.name.lower()) == plain for each in made.iterdir())
@@ -112,7 +113,7 @@ def _cached(key: str, name: str, patterns: tuple[str, ...], env: Mapping[str, st
 
 def _out_of_reach(key: str, env: Mapping[str, str]) -> str | None:
     """Why the hub cannot be asked; None: it can, or that is not known (there is a proxy)."""
-    names = (*_OFFLINE, "HF_DATASETS_OFFLINE") if key == "data.name" else _OFFLINE
+    names = (*_OFFLINE, "HF_DATASETS_OFFLINE") if key in DATA else _OFFLINE
     offline = next((name for name in names if env.get(name, "").upper() in ("1", "TRUE", "YES", "ON")), None)
     if offline:
         return f"{offline} is set"

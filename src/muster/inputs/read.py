@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import pwd
 import re
@@ -18,7 +19,7 @@ from muster.core.inventory import MOUNTED, Inventory, read_inventory
 from muster.core.job import Decision
 from muster.core.promises import held_module
 from muster.core.recipe import EVERYWHERE, Recipe
-from muster.core.recipes import anchored, load_recipe, validate, workloads
+from muster.core.recipes import anchored, inherited, load_recipe, validate, workloads
 from muster.core.registry import load_plugin
 from muster.core.secrets import completed
 from muster.engines.base import spec_of
@@ -29,6 +30,7 @@ from muster.inputs.peaks import read_peaks
 from muster.store.runfolder import DEFAULT_ROOT, LAST, PipelineFolder, RunFolder, find_any, folder_at
 from muster.store.values import kept
 
+INHERITED = "inherited"  # the field of decisions that say what comes from which recipe
 LAUNCHERS = "muster.launchers"
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
@@ -42,7 +44,7 @@ class Inputs:
     launcher: ModuleType
     launcher_name: str
     env: dict[str, str]  # the ranks' variables with their values
-    env_files: tuple[Decision, ...] = ()  # files that were read unasked, and what they set
+    noted: tuple[Decision, ...] = ()  # what was read unasked: files and what they set, inherited settings
 
 
 def read_inputs(
@@ -56,7 +58,20 @@ def read_inputs(
     if recipe.measure.peaks:
         read_peaks(recipe.measure.peaks)
     inventory = read_inventory(hosts, waits=waits)
-    return check(recipe, inventory)
+    found = check(recipe, inventory)
+    return replace(found, noted=(*inherited_decisions(source, overrides), *found.noted))
+
+
+def inherited_decisions(source: str | Mapping[str, Any], overrides: Sequence[str]) -> list[Decision]:
+    """Which settings of the recipes below stay under the user's own."""
+    name, settings = inherited(source, [*_implied(overrides), *overrides])
+    told = " ".join(f"{key}={_short(value)}" for key, value in settings.items())
+    return [Decision(INHERITED, name, told)] if told else []
+
+
+def _short(value: Any) -> str:
+    """A value as it may stand on the command line."""
+    return value if isinstance(value, str) else json.dumps(value)
 
 
 def inputs_of(data: Mapping[str, Any], hosts: str) -> Inputs:
@@ -69,14 +84,18 @@ def read_recipe(source: str | Mapping[str, Any], overrides: Sequence[str]) -> Re
     """A recipe with its changes, its paths whole. `model.name=RUN`, or the folder of a saved model, means its
     weights, shape and tokenizer, also over a recipe that describes a model from scratch; what is said beside
     it wins. Raises RecipeError."""
+    return absolute(load_recipe(source, [*_implied(overrides), *overrides]))
+
+
+def _implied(overrides: Sequence[str]) -> list[str]:
+    """What the name of a run or of a saved model's folder means."""
     said = {word.partition("=")[0].strip(): word.partition("=")[2].strip() for word in overrides}
-    implied: list[str] = []
     name = said.get("model.name", "")
     own = bool(name) and not families.size(name)
-    if "model.init" not in said and own and (_run_of(name) or has_weights(name)):
-        implied = ["model.init=pretrained", "model.config=null", "model.tokenizer=auto"]
-        implied = [word for word in implied if word.partition("=")[0] not in said]
-    return absolute(load_recipe(source, [*implied, *overrides]))
+    if "model.init" in said or not own or not (_run_of(name) or has_weights(name)):
+        return []
+    implied = ["model.init=pretrained", "model.config=null", "model.tokenizer=auto"]
+    return [word for word in implied if word.partition("=")[0] not in said]
 
 
 def check(recipe: Recipe, inventory: Inventory) -> Inputs:

@@ -98,14 +98,15 @@ def _of_host(state: State, part: Component, host: int) -> list[_Question]:
     known = max([chance for kind, chance in kinds.items() if kind != "host"], default=0.0)
     total = sum(kinds.values())
     named = known >= state.settings.named * total or not state.settings.alone
-    sure = 1.0 - total <= SURE * (1.0 - state.settings.convict)
+    once = host in state.once
+    sure = not once and 1.0 - total <= SURE * (1.0 - state.settings.convict)
     few = sum(not state.case.readings.alone[row] for row in state.case.readings.of_host[host]) < (
         state.settings.sweeps + AGAIN
     )
-    convicted = total >= state.settings.convict
+    convicted = not once and total >= state.settings.convict
     if convicted and named and (sure or not few):
         return []
-    least = LITTLE if few and (convicted or _puzzling(state, host)) else WORTH
+    least = LITTLE if few and (convicted or once or _puzzling(state, host)) else WORTH
     with_partner = _tells(part, lambda each: _own_chance(each, host))
     found = [_Question(with_partner, (host,), partner=True, least=least)]
     if state.settings.alone:
@@ -246,6 +247,8 @@ def _next_wave(state: State, *, early: bool) -> tuple[Group, ...]:
                 wave.take((question.hosts[0], other))
         else:
             wave.take(question.hosts)
+    if state.settings.alone:
+        _alike_alone(wave)
     if any(len(group) == 1 for group in wave.groups):
         _alone_beside(wave)
     _sweep(wave)
@@ -253,6 +256,17 @@ def _next_wave(state: State, *, early: bool) -> tuple[Group, ...]:
         _pairs_beside(wave)
     names = state.topology.hosts
     return tuple(tuple(names[host] for host in group) for group in wave.groups)
+
+
+def _alike_alone(wave: _Wave) -> None:
+    """Some of the hosts that are alike slower in groups, and some of the others: other hardware is slower
+    alone too, and so many slow cards are not."""
+    for group in wave.state.alike:
+        mine = {wave.state.topology.index[host] for host in group.hosts}
+        for side in (mine, set(range(len(wave.state.topology.hosts))) - mine):
+            need = FEWEST - len(side & wave.alone)
+            for host in [host for host in sorted(side) if wave.free(host)][: max(0, need)]:
+                wave.take((host,))
 
 
 def _alone_beside(wave: _Wave) -> None:

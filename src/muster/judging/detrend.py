@@ -7,7 +7,8 @@ jobs, drawn towards nothing by as much as so few jobs can be wrong; what stays u
 doubt of its readings. A moment with too few jobs of a kind takes the pace of its other kinds.
 
 Moments come from the jobs' own words (`moment`), or from when they began and ended: a job belongs to a moment
-where at least half of it ran during the moment's first job.
+where at least half of it ran during the moment's first job. Where neither is known, drift still shows: jobs
+are slow whoever runs them. Then it is noise, that all jobs of a moment share (judging/unpaced.py).
 """
 
 from __future__ import annotations
@@ -15,10 +16,10 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from muster.core.robust import deviation
-from muster.judging.baseline import FEWEST, FLOOR, TYPICAL, robust
+from muster.judging.baseline import FEWEST, FLOOR, TYPICAL, Class, robust
 from muster.judging.observation import Observation
 
 _Kind = tuple[str, int]  # work, and number of hosts
@@ -31,10 +32,12 @@ FEW = 8  # jobs of a moment, from where on bad ones among them are looked for
 @dataclass(frozen=True)
 class Detrended:
     """`observations` with times as if every moment had been alike; `doubts`: for each, the variance that is
-    left in its pace, as a share of the time squared."""
+    left in its pace, as a share of the time squared; `usual`: by how much (log) a usual moment is slower than
+    the fastest, where moments are not known."""
 
     observations: tuple[Observation, ...]
     doubts: tuple[float, ...]
+    usual: Mapping[Class, float] = field(default_factory=dict)
 
 
 def moments_of(observations: Sequence[Observation]) -> list[str]:
@@ -81,7 +84,7 @@ def side_by_side(
     for each, moment in zip(observations, moments, strict=True):
         pace, doubt = paces.get(((each.work, len(each.hosts)), moment), (0.0, drift))
         if each.seconds is not None and each.outcome == "succeeded":
-            each = replace(each, seconds=each.seconds * math.exp(-pace)) if pace else each
+            each = _at_pace(each, each.seconds, math.exp(-pace)) if pace else each
         if len(each.computing) >= FEWEST:
             each = replace(each, computing=_beside_each_other(each.computing))
         elif each.computing and pace:
@@ -89,6 +92,12 @@ def side_by_side(
         made.append(each)
         doubts.append(doubt if moment else 0.0)
     return Detrended(tuple(made), tuple(doubts))
+
+
+def _at_pace(job: Observation, seconds: float, factor: float) -> Observation:
+    """The job with times so many times as long."""
+    halves = (job.halves[0] * factor, job.halves[1] * factor) if job.halves else None
+    return replace(job, seconds=seconds * factor, halves=halves)
 
 
 def _beside_each_other(seconds: tuple[float, ...]) -> tuple[float, ...]:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from muster.judging.faults import COST, OF_HOSTS, Fault, FaultCase, Fit, Kind
 from muster.judging.observation import Settings
-from muster.judging.readings import DOUBTFUL, TOGETHER
+from muster.judging.readings import DOUBTFUL, FAILED, HARDWARE, TOGETHER
 
 HOPELESS = 16.0  # nats above the best: dropped
 
@@ -65,6 +65,18 @@ class Component:
             ]
         )
 
+    def likeliest(self, host: int) -> Fit | None:
+        """How the fault of the host fits in the likeliest explanation that has one; None: none has."""
+        return next(
+            (
+                fit
+                for each in self.explanations
+                for fault, fit in zip(each.faults, each.fits, strict=True)
+                if fault.kind in OF_HOSTS and fault.where[0] == host
+            ),
+            None,
+        )
+
     def faults(self) -> list[Fault]:
         """All that are considered, in a fixed order."""
         return sorted({fault for each in self.explanations for fault in each.faults})
@@ -82,6 +94,27 @@ def would_slow(case: FaultCase, fault: Fault, hosts: tuple[int, ...]) -> bool:
         apart = abs(hosts.index(a) - hosts.index(b))
         return apart in (1, len(hosts) - 1)
     return case.passes(fault, hosts)
+
+
+def rests_on_one_job(case: FaultCase, host: int, fit: Fit) -> bool:
+    """Whether one job alone speaks for the host's fault, however slow it was, and others of the same work,
+    or half of its own steps, against it. One that names a hardware error is enough."""
+    readings = case.readings
+    shown = shown_by(case, fit)
+    if len({readings.source[row] for row in shown}) != 1 or any(readings.most[r] >= HARDWARE for r in shown):
+        return False
+    works = {readings.kind[row].work for row in shown}
+    least = fit.by / 2 if fit.by < FAILED else FAILED
+    return any(row in readings.half for row in shown) or any(
+        readings.value[row] < least and readings.kind[row].work in works and not readings.hint[row]
+        for row in readings.of_host[host]
+    )
+
+
+def shown_by(case: FaultCase, fit: Fit) -> list[int]:
+    """The readings that are as slow as the fault makes them, or half as much, or failed."""
+    values = case.readings.value
+    return [row for row, by in fit.expects if by > 0 and values[row] >= min(by, FAILED) / 2]
 
 
 def outstanding(case: FaultCase) -> list[int]:

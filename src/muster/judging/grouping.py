@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from muster.failures.signs import weight_of
-from muster.readers._paths import place_of
-from muster.readers.base import JobLog
+from muster.readers._paths import is_node, place_of
+from muster.readers.base import NOWHERE, JobLog
 
 
 @dataclass(frozen=True)
@@ -48,6 +49,23 @@ def files_of(logs: Sequence[JobLog]) -> list[File]:
         )
         for index, log in enumerate(logs)
     ]
+
+
+def without_lone_guesses(logs: Sequence[JobLog]) -> list[JobLog]:
+    """Hosts come in series: a name that only a file or folder tells, and that differs from every other host's
+    in more than numbers, is taken for one only where it says that it is a node's. Else any name of a model, a
+    data set or an experiment would be."""
+    named = {host for log in logs for host in log.hosts}
+    series = Counter(re.sub(r"[0-9]+", "", host) for host in named)
+
+    def of(log: JobLog) -> JobLog:
+        if not log.hosts_from.startswith("guess"):
+            return log
+        if all(is_node(host) or series[re.sub(r"[0-9]+", "", host)] > 1 for host in log.hosts):
+            return log
+        return replace(log, hosts=(), hosts_from="", unplaced=NOWHERE)
+
+    return [of(log) for log in logs]
 
 
 def notes_of(files: Sequence[File]) -> list[str]:

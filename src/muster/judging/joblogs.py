@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, get_args
 
+from muster.core.hostlist import fold_hosts
 from muster.core.units import counted
 from muster.failures.table import blame_of, is_hardware, known_failures
 from muster.judging import (
@@ -34,6 +35,7 @@ from muster.readers.base import APART, JobLog, MeasuredWindows
 # Why nothing is known of a host that no observation is of.
 AS_MOST = "its jobs ended like most jobs of the same work, so they do not show how the host is"
 MANY = 8  # jobs, of which some should share a host
+WENT_ON = 300.0  # seconds without progress, within which a job is not called hung
 DRIFTED = 3.0  # standard errors by which a whole fleet differs from its baseline, at least
 ALONE = "it is not known what its jobs trained (--workload NAME says it), so they are compared with no others"
 UNPLACED = "it is not known on which hosts its jobs ran, so they are no evidence"
@@ -72,6 +74,8 @@ def judged(
     hosts = sorted({host for each in files for host in each.log.hosts}, key=_natural)
     state = localise(observations, Topology.of(hosts, switches or {}), settings, stored)
     verdict, least = judge_state(state), _least(state)
+    works = iter([each.work for each in state.observations])
+    jobs = [replace(job, work=next(works)) if job.observation is not None else job for job in jobs]
     silent = _silent(jobs, verdict)
     conditions = Counter(each.condition for each in verdict.hosts)
     outcomes = Counter(log.outcome for log in logs)
@@ -90,7 +94,14 @@ def judged(
             for key, peers in sorted(_peers(jobs, verdict.baselines).items())
         ],
         jobs=[_entry(each, verdict) for each in jobs],
-        notes=[*notes_of(files), *shared.notes(), *_notes(jobs), *_apart(verdict, stored)],
+        notes=[
+            *notes_of(files),
+            *shared.notes(),
+            *_notes(jobs),
+            *_apart(verdict, stored),
+            *_alike(verdict),
+            *_drifting(state, least),
+        ],
     )
 
 
@@ -180,13 +191,14 @@ def observation_of(log: JobLog, work: str, shared: SharedEnds | None = None) -> 
     hosts = tuple(dict.fromkeys(log.hosts))
     if not hosts or log.unplaced or log.outcome == "unreadable":
         return None
-    if log.outcome == "succeeded":
+    if log.outcome == "succeeded" or _cut(log, shared):
         seconds = log.pace
         if seconds is None or not 0 < seconds < math.inf:
             return None
         return Observation(
             log.path, hosts, seconds, work=work, computing=log.computing, moment=log.moment, began=log.began,
             ended=log.ended, exchanges=log.exchanges, spread=log.spread,
+            halves=log.measured.halves if log.measured else None,
         )  # fmt: skip
     if shared and shared.of(log):
         return None
@@ -195,6 +207,16 @@ def observation_of(log: JobLog, work: str, shared: SharedEnds | None = None) -> 
         log.path, hosts, None, log.outcome, work, culprits=culprits_of(log), hardware=broken,
         began=log.began, ended=log.ended,
     )  # fmt: skip
+
+
+def _cut(log: JobLog, shared: SharedEnds | None) -> bool:
+    """Whether a job was cut off that did its work until then: its log just stops like those of its peers, or
+    its time was over while it went on. Its pace is as good as that of one that ended."""
+    if log.outcome != "timeout" or log.measured is None:
+        return False
+    window = log.measured.seconds / log.measured.windows
+    went_on = log.quiet is not None and log.quiet <= max(WENT_ON, 3 * window)
+    return went_on or (shared is not None and shared.of(log))
 
 
 def _peers(jobs: Sequence[_Job], baselines: Mapping[Class, Baseline]) -> dict[Class, document.Peers]:
@@ -237,6 +259,28 @@ def _apart(verdict: Judgement, stored: Mapping[Class, Baseline]) -> list[str]:
     if not stored or verdict.baselines.keys() & stored.keys():
         return []
     return ["nothing was compared with the baseline: it has no jobs of the same work on as many hosts"]
+
+
+def _drifting(state: State, least: Mapping[Class, float]) -> list[str]:
+    """Works whose pace drifts, where it is not known when their jobs ran."""
+    found = []
+    for work, deviation in state.drifts.items():
+        slow = max([by for key, by in least.items() if key.work == work])
+        found.append(
+            f"jobs{f' of {work}' if work else ''} are slow at times, whoever runs them (standard deviation "
+            f"{deviation:.1%}), and it is not known when they ran: the fleet's pace drifts, so nobody is "
+            f"accused of less than {slow:.0%}; time stamps in the logs would tell more"
+        )
+    return found
+
+
+def _alike(verdict: Judgement) -> list[str]:
+    """Hosts that are slower than the others by the same."""
+    return [
+        f"{each.words} {fold_hosts(each.hosts)} are judged beside each other; where they are of the same "
+        "hardware as the others, they are slow"
+        for each in verdict.alike
+    ]
 
 
 def _entry(job: _Job, verdict: Judgement) -> document.JobEntry:

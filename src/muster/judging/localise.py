@@ -6,12 +6,14 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from muster.judging.alike import KINDS, Alike, apart, hosts_alike
 from muster.judging.baseline import Baseline, Class
 from muster.judging.detrend import moments_of, side_by_side
-from muster.judging.explain import Component, explain, outstanding, switch_faults
+from muster.judging.explain import Component, explain, outstanding, rests_on_one_job, switch_faults
 from muster.judging.faults import OF_HOSTS, FaultCase
 from muster.judging.observation import Observation, Settings, Topology
 from muster.judging.readings import read
+from muster.judging.unpaced import unpaced, with_doubt
 
 MANY = 2.0  # hosts that seem to be bad, from where on faults are more common than was assumed
 
@@ -19,7 +21,10 @@ MANY = 2.0  # hosts that seem to be bad, from where on faults are more common th
 @dataclass(frozen=True)
 class State:
     """All that is known after some waves. `suspects`: host -> the probability that it is bad, by itself or
-    with all that are behind its switch; absent: nothing points at it."""
+    with all that are behind its switch; absent: nothing points at it. `once`: the suspects of which a single
+    job says so, and others do not: as suspicious as that makes them, none is convicted. `alike`: hosts
+    slower than others by the same, judged beside each other; `drifts`: by work, the deviation of a pace that
+    drifts, of which the moments are not known."""
 
     observations: tuple[Observation, ...]
     case: FaultCase
@@ -27,6 +32,9 @@ class State:
     baselines: Mapping[Class, Baseline]
     suspects: Mapping[int, float]
     part_of: Mapping[int, Component] = field(repr=False)
+    once: frozenset[int] = frozenset()
+    alike: tuple[Alike, ...] = ()
+    drifts: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def topology(self) -> Topology:
@@ -53,9 +61,20 @@ def localise(
     """
     settings = settings or Settings()
     moments = moments_of(observations)
-    slowed = _slowed_by_switches(observations, moments, topology, settings, stored)
-    detrended = side_by_side(observations, moments, slowed)
-    readings, baselines = read(detrended, topology, stored)
+    alike: list[Alike] = []
+    for _ in range(KINDS):
+        slowed = _slowed_by_switches(observations, moments, topology, settings, stored)
+        detrended = side_by_side(observations, moments, slowed)
+        readings, baselines = read(detrended, topology, stored)
+        drift = unpaced(readings, moments)
+        if drift.deviation:
+            readings, baselines = read(with_doubt(detrended, drift), topology, stored)
+            readings.spread |= drift.deviation
+        groups = hosts_alike(observations, readings, topology, settings)
+        if not groups:
+            break
+        alike += groups
+        observations = apart(observations, groups)
     case = FaultCase(readings, topology, settings)
     parts = explain(case)
     suspects = _suspects(parts)
@@ -65,6 +84,12 @@ def localise(
         parts = explain(case)
         suspects = _suspects(parts)
     part_of = {host: part for part in parts for row in part.rows for host in readings.hosts[row]}
+    once = frozenset(
+        host
+        for host in suspects
+        if (fit := part_of[host].likeliest(host)) is not None and rests_on_one_job(case, host, fit)
+    )
+    suspects |= {host: min(suspects[host], settings.named) for host in once}
     for part in parts:
         for fault in part.faults():
             if fault.kind == "rack":
@@ -72,7 +97,9 @@ def localise(
                     if switch == fault.where[0]:
                         suspects[host] = max(suspects.get(host, 0.0), part.of_host(host, switch))
                         part_of[host] = part
-    return State(detrended.observations, case, parts, baselines, suspects, part_of)
+    return State(
+        detrended.observations, case, parts, baselines, suspects, part_of, once, tuple(alike), drift.deviation
+    )
 
 
 def _slowed_by_switches(

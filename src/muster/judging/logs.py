@@ -24,7 +24,9 @@ from muster.core.hostlist import fold_hosts
 from muster.core.units import counted, format_number, parse_rate
 from muster.judging import Baseline, Class, Settings
 from muster.judging.document import Condition, JobEntry, Judged, Peers, Verdict
+from muster.judging.grouping import without_lone_guesses
 from muster.judging.joblogs import judged
+from muster.readers._harmless import without_harmless
 from muster.readers._mapping import Mapping, load_mappings
 from muster.readers._read import read_blocks
 from muster.readers.base import JobLog
@@ -68,7 +70,7 @@ def judge(
     known = [each.of_workload(workload) for each in load_mappings(mappings)]
     given = {path.resolve() for path in [*mappings, *([baseline] if baseline else [])]}
     files = [each for each in find_logs(where) if each.path.resolve() not in given]
-    logs = list(read_logs(files, known, named, progress))
+    logs = without_lone_guesses(without_harmless(list(read_logs(files, known, named, progress))))
     if workload:
         logs = [
             replace(log, workload=workload, recipe=workload, alone="") if log.alone else log for log in logs

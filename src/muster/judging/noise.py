@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_right
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 DEGREES = (math.inf, 8.0, 4.0, 3.0, 2.0)  # of freedom
@@ -87,3 +87,62 @@ def learn(deviations: Iterable[float]) -> NoiseTail:
 
 
 PRIOR = learn(())
+
+# A job can be slowed by something that does not last: 1 in 4,500, until more are seen (slow jobs whose hosts
+# have no other one; the assumption counts for 900 jobs, and for the fewer the more are seen), by more than y
+# with a probability of (0.05 / (0.05 + y))^2, until sizes are seen (the assumption counts for three). So a
+# larger slowdown is always the stronger evidence: what a hiccup costs grows faster than what a fault's own
+# variation costs.
+HICCUPS, ASSUMED, SIZE, SIZES = 0.2, 900.0, 0.05, 3.0
+ALIKE = 0.15  # hiccups of one cause differ by so much of their size
+_PLACES = 120  # of the table, in equal steps of log(1 + y / SIZE)
+_PACE = 0.05
+
+
+def _lomax(size: float) -> float:
+    """The density that is assumed of a hiccup's size."""
+    return 2.0 * SIZE**2 / (SIZE + size) ** 3
+
+
+_SIZES = tuple(SIZE * math.expm1(_PACE * i) for i in range(_PLACES))
+_PEAK = 0.5 * math.log(2.0 * math.pi)
+
+
+@dataclass(frozen=True)
+class Hiccups:
+    """How often jobs are slowed by what does not last, and by how much. `costs`: minus the log of the density
+    per unit of log(time), of sizes in equal steps of log(1 + size / SIZE); it grows with the size."""
+
+    costs: tuple[float, ...]
+
+    def cost(self, size: float, sigma: float) -> float:
+        """Of a hiccup, in units of the peak of a noise of this deviation."""
+        place = math.log1p(size / SIZE) / _PACE
+        index = int(place)
+        if index >= _PLACES - 1:  # as assumed, from the end of the table on
+            known = self.costs[-1] + 3.0 * (math.log(SIZE + size) - math.log(SIZE + _SIZES[-1]))
+        else:
+            low = self.costs[index]
+            known = low + (place - index) * (self.costs[index + 1] - low)
+        return known - _PEAK - math.log(sigma)
+
+
+def learn_hiccups(sizes: Sequence[tuple[float, float]], jobs: int, count: float) -> Hiccups:
+    """From those that were seen among so many jobs: each one's size, and the deviation of its noise; `count`:
+    how many there will have been."""
+    rate = (HICCUPS + count) / (ASSUMED / (1.0 + count) + jobs)
+    total = [SIZES * _lomax(at) for at in _SIZES]
+    for size, sigma in sizes:
+        wide = max(ALIKE * size, sigma)
+        for index, at in enumerate(_SIZES):
+            off = (at - size) / wide
+            if abs(off) < 5.0:
+                total[index] += math.exp(-0.5 * off * off) / (wide * math.sqrt(2.0 * math.pi))
+    costs, least = [], math.inf
+    for each in reversed(total):  # a smaller one is never the less likely
+        least = min(least, -math.log(rate * each / (SIZES + len(sizes))))
+        costs.append(least)
+    return Hiccups(tuple(reversed(costs)))
+
+
+RARE = learn_hiccups((), 0, 0.0)

@@ -27,7 +27,7 @@ class Observation:
     (judging/detrend.py); `began`, `ended`: when the job ran, in seconds on any one clock, from which moments
     follow where none is given; `exchanges`: the step is nothing but an exchange between hosts, so that a slow
     processor does not show in it; `spread`: relative standard error of `seconds`, by the job's own windows:
-    its reading is not known any better.
+    its reading is not known any better; `halves`: seconds of a usual step before and after the job's middle.
     Raises UsageError for hosts that stand twice, and figures that do not go together.
     """
 
@@ -44,6 +44,7 @@ class Observation:
     ended: float | None = None
     exchanges: bool = False
     spread: float | None = None
+    halves: tuple[float, float] | None = None
 
     def __post_init__(self) -> None:
         if not self.hosts or (len(self.hosts) > 1 and len(set(self.hosts)) < len(self.hosts)):
@@ -58,6 +59,8 @@ class Observation:
             )
         if self.spread is not None and not 0 <= self.spread < math.inf:
             raise UsageError(f"a spread must be 0 or more, not {self.spread}", where=self.job)
+        if self.halves is not None and not all(0 < each < math.inf for each in self.halves):
+            raise UsageError(f"halves need times of their steps, not {self.halves}", where=self.job)
         if self.computing and len(self.computing) != len(self.hosts):
             raise UsageError(
                 f"{len(self.computing)} times for {len(self.hosts)} hosts",

@@ -8,19 +8,16 @@ as if the host had run alone, and costs no run; but a hiccup of the run is in bo
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 from muster.judging.baseline import FLOOR, KEPT, Baseline, Class, fleet_baselines
+from muster.judging.course import slow_halves
 from muster.judging.detrend import Detrended
-from muster.judging.noise import PRIOR, NoiseTail, learn
+from muster.judging.noise import PRIOR, RARE, Hiccups, NoiseTail, learn, learn_hiccups
 from muster.judging.observation import Link, Observation, Settings, Topology, ring_links
 
-# A job can be slowed by something that does not last: 1 in 4,500, until more are seen (slow jobs whose hosts
-# have no other one; the assumption counts for 900 jobs), by more than y with a probability of
-# (0.05 / (0.05 + y))^2. So a larger slowdown is always the stronger evidence: what a hiccup costs grows
-# faster than what a fault's own variation (VARIES) costs.
-HICCUPS, ASSUMED, SIZE = 0.2, 900.0, 0.05
 CRASH = 9.2  # a job dies by chance: 1 in 10,000
 # A job that names a hardware error of its host did not die by chance: one is enough.
 HARDWARE = 30.0
@@ -39,6 +36,7 @@ TOGETHER = 3.2  # deviations: jobs of a host that stand out only taken together
 FAR = 4.0  # deviations: no noise, or hardly ever
 CLIP = 3.0  # deviations: readings further off tell nothing of how healthy hosts differ
 DIFFER = 0.002  # what hosts usually differ by (64 healthy 8-GPU hosts: 0.0018, with the noise of their jobs)
+MOST_HICCUPS = 0.1  # of jobs; what is more frequent is no hiccup
 MOST = 12  # readings of a host that are compared with each other
 APART = 4.0  # standard deviations of hosts: that far from its peers a healthy one hardly is (1 in 30,000)
 
@@ -49,8 +47,9 @@ class Readings:
     `sigma`: its deviation; `most`: of a failure, what it weighs at most; of a time, what is taken off a
     hiccup's cost; `least`: what a reading below what was expected can weigh at most; `alone`: of one host,
     without the network; `hint`: of what a host did within a job; `source`: which observation; `kind`: which
-    class. `hiccups`: share of jobs. `slow`, `fast`: the noise on either side. `spread`: by work, the standard
-    deviation of what healthy hosts differ by."""
+    class. `half`: those of jobs that were slow in one half. `hiccups`: what slows jobs and does not last;
+    `only`: the one reading that they were learned from, of which that says nothing. `slow`, `fast`: the noise
+    on either side. `spread`: by work, the standard deviation of what healthy hosts differ by."""
 
     value: list[float] = field(default_factory=list)
     sigma: list[float] = field(default_factory=list)
@@ -62,7 +61,9 @@ class Readings:
     source: list[int] = field(default_factory=list)
     kind: list[Class] = field(default_factory=list)
     of_host: dict[int, list[int]] = field(default_factory=dict)
-    hiccups: float = HICCUPS / ASSUMED
+    hiccups: Hiccups = RARE
+    only: int | None = None
+    half: set[int] = field(default_factory=set)
     slow: NoiseTail = PRIOR
     fast: NoiseTail = PRIOR
     spread: dict[str, float] = field(default_factory=dict)
@@ -123,12 +124,9 @@ class Readings:
             cost = math.log(wide / sigma)
         if off <= 0.0:
             return min(cost + self.fast.cost(-off / wide), self.least[row])
-        hiccup = _HICCUP + 3.0 * math.log(SIZE + off) - math.log(sigma * self.hiccups) - self.most[row]
+        hiccups = RARE if row == self.only else self.hiccups
+        hiccup = hiccups.cost(off, sigma) - self.most[row]
         return min(cost + self.slow.cost(off / wide), hiccup)
-
-
-# -log of the density of a hiccup of size y, 2 a^2 / (a + y)^3, in units of the peak of the noise.
-_HICCUP = -math.log(2.0 * SIZE**2) - 0.5 * math.log(2.0 * math.pi)
 
 
 def _times(
@@ -190,7 +188,11 @@ def read(
 ) -> tuple[Readings, dict[Class, Baseline]]:
     """Readings of all observations that can be compared with something, and the baselines used. Jobs with a
     host that is not in the topology help to make the baselines, no more."""
-    baselines = _baselines(detrended.observations, stored)
+    baselines = {
+        key: replace(base, seconds=base.seconds * math.exp(detrended.usual.get(key, 0.0)))
+        for key, base in _baselines(detrended.observations, stored).items()
+    }
+    halves = slow_halves(detrended.observations, baselines)
     index = topology.index
     rows = Readings()
     for number, (each, doubt) in enumerate(zip(detrended.observations, detrended.doubts, strict=True)):
@@ -207,10 +209,14 @@ def read(
             continue
         base = baselines.get(kind)
         if base is not None:
+            value = math.log(each.seconds / base.seconds)
             sigma = max(base.sigma, each.spread or 0.0)  # no better known than its own steps are
+            if number in halves:
+                rows.half.add(len(rows.value))
+                value, sigma = halves[number]
             sigma = math.sqrt(sigma * sigma + doubt) if doubt else sigma
             least = BESIDE if each.moment and len(hosts) == 1 else FASTER
-            rows.add(hosts, math.log(each.seconds / base.seconds), sigma, number, kind, 0.0, least)
+            rows.add(hosts, value, sigma, number, kind, 0.0, least)
         if each.computing and len(hosts) > 1:
             kind = Class(each.work, len(hosts), "busy")
             base = baselines.get(kind)
@@ -240,17 +246,39 @@ def _learn_noise(rows: Readings, topology: Topology) -> None:
         if len(found) > 1 and mean * math.sqrt(len(found)) > TOGETHER and min(found) > 0.5 * mean:
             usual[one] = mean
     off = {row: rows.deviations(row) - max([usual.get(one, 0.0) for one in of_row[row]]) for row in groups}
-    far: dict[int, int] = {}
-    for row in groups:
-        if off[row] > FAR:
-            for host in rows.hosts[row]:
-                far[host] = far.get(host, 0) + 1
-    jobs = {host: len(shared["host", host, 0]) for row in groups for host in rows.hosts[row]}
-    again = [row for row in groups if all(jobs[host] > 1 for host in rows.hosts[row])]
-    chance = sum(off[row] > FAR and all(far[host] == 1 for host in rows.hosts[row]) for row in again)
+    again = [row for row in groups if all(len(shared["host", host, 0]) > 1 for host in rows.hosts[row])]
     rows.slow = learn([off[row] for row in again if off[row] > 0])
     rows.fast = learn([-rows.deviations(row) for row in groups if rows.deviations(row) <= 0])
-    rows.hiccups = (HICCUPS + chance) / (ASSUMED + len(groups))
+    alone = [row for row, one in enumerate(rows.alone) if one and not (rows.failed(row) or rows.hint[row])]
+    off |= {row: rows.deviations(row) for row in alone}
+    _learn_hiccups(rows, off, again)
+
+
+def _learn_hiccups(rows: Readings, off: Mapping[int, float], again: Collection[int]) -> None:
+    """From jobs, in groups or alone, that were far `off` though no other one of their hosts was. `again`:
+    groups whose hosts have others; alone, others of the same work. Those whose hosts met a second one by
+    chance are not seen: of a share r of hiccups, a job with n others of its hosts is seen with a probability
+    of r (1 - r)^n."""
+    far: dict[int, int] = {}
+    jobs: dict[int, int] = {}
+    for row, by in off.items():
+        for host in rows.hosts[row]:
+            jobs[host] = jobs.get(host, 0) + 1
+            far[host] = far.get(host, 0) + (by > FAR)
+    alike = Counter((rows.hosts[row], rows.kind[row].work) for row in off if rows.alone[row])
+    told = {
+        *again,
+        *(row for row in off if rows.alone[row] and alike[rows.hosts[row], rows.kind[row].work] > 1),
+    }
+    seen = [row for row in sorted(told) if off[row] > FAR and all(far[h] == 1 for h in rows.hosts[row])]
+    others = Counter(sum(jobs[host] - 1 for host in rows.hosts[row]) for row in told)
+    share = 0.0
+    for _ in range(8 if seen else 0):
+        share = min(MOST_HICCUPS, len(seen) / sum(count * (1.0 - share) ** n for n, count in others.items()))
+    rows.only = seen[0] if len(seen) == 1 else None
+    rows.hiccups = learn_hiccups(
+        [(rows.value[row], rows.sigma[row]) for row in seen], len(off), share * len(off)
+    )
 
 
 def _shared(rows: Readings, row: int, topology: Topology) -> list[tuple[str, int, int]]:

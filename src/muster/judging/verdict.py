@@ -7,11 +7,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from muster.core.units import format_slower
+from muster.core.units import counted, format_slower
+from muster.judging.alike import Alike
 from muster.judging.ask import next_wave
 from muster.judging.baseline import FLOOR, Baseline, Class
 from muster.judging.document import Evidence, Subject
-from muster.judging.explain import Component, Explanation, blamed
+from muster.judging.explain import Component, Explanation, blamed, shown_by
 from muster.judging.faults import COST, OF_HOSTS, OF_SWITCHES, Fault, Fit, Kind
 from muster.judging.localise import State, localise
 from muster.judging.observation import Group, Observation, Settings, Topology
@@ -60,7 +61,7 @@ class Judgement:
     """One verdict per host, in the topology's order; links and switches that are accused; the baselines.
 
     `one_of`: hosts and switches of which at least one is surely bad, or a link between them, where none of
-    them is accused by itself.
+    them is accused by itself; `alike`: hosts that are slower than others by the same.
     """
 
     hosts: tuple[Verdict, ...]
@@ -68,6 +69,7 @@ class Judgement:
     switches: tuple[Verdict, ...]
     baselines: Mapping[Class, Baseline]
     one_of: tuple[tuple[str, ...], ...] = ()
+    alike: tuple[Alike, ...] = ()
 
     @property
     def accused(self) -> tuple[Verdict, ...]:
@@ -88,7 +90,7 @@ def judge(
 def judge_state(state: State) -> Judgement:
     """Verdicts of a State."""
     told = _Hosts(state)
-    hosts = tuple(told.verdict(host) for host in range(len(state.topology.hosts)))
+    hosts = tuple(_of_its_kind(state, told.verdict(host)) for host in range(len(state.topology.hosts)))
     links: list[Verdict] = []
     switches: list[Verdict] = []
     for part in state.parts:
@@ -99,7 +101,21 @@ def judge_state(state: State) -> Judgement:
             if verdict is not None:
                 (links if fault.kind == "link" else switches).append(verdict)
     accused = {each.subject for each in (*hosts, *links, *switches) if each.bad}
-    return Judgement(hosts, tuple(links), tuple(switches), state.baselines, _one_of(state, accused))
+    return Judgement(
+        hosts, tuple(links), tuple(switches), state.baselines, _one_of(state, accused), state.alike
+    )
+
+
+def _of_its_kind(state: State, verdict: Verdict) -> Verdict:
+    """Of a host that is good beside those that are as slow: that they are not judged beside the others."""
+    group = next((each for each in state.alike if verdict.subject[0] in each.hosts), None)
+    if group is None or verdict.condition not in ("fit", "differs"):
+        return verdict
+    reason = f"{group.words}; beside them: {verdict.reason}"
+    settle = "which hardware each host has: jobs of unlike hardware are not compared"
+    return replace(
+        verdict, condition="probably fit", confidence=1.0 - verdict.confidence, reason=reason, settle=settle
+    )
 
 
 def _one_of(state: State, accused: set[tuple[str, ...]]) -> tuple[tuple[str, ...], ...]:
@@ -115,10 +131,28 @@ def _one_of(state: State, accused: set[tuple[str, ...]]) -> tuple[tuple[str, ...
                 else:
                     subjects += [state.topology.hosts[host] for host in fault.where]
         names = tuple(sorted(set(subjects), key=lambda name: state.topology.index.get(name, -1)))
-        blamed_already = any(set(each) & set(names) for each in accused)
+        blamed_already = any(set(each) & set(names) for each in accused) or _one_job(state, part)
         if 1.0 - none >= state.settings.convict and names and not blamed_already:
             found.append(names)
     return tuple(found)
+
+
+def _one_job(state: State, part: Component) -> bool:
+    """Whether it is a single job that was slow, whose hosts all have good ones of the same work."""
+    readings = state.case.readings
+    slowest = max([readings.value[row] for row in part.rows])
+    mine = {row for row in part.rows if readings.value[row] >= slowest / 2}
+    if len({readings.source[row] for row in mine}) > 1:
+        return False
+    works = {readings.kind[row].work for row in mine}
+    return all(
+        any(
+            row not in mine and readings.kind[row].work in works and readings.deviations(row) <= STANDS_OUT
+            for row in readings.of_host[host]
+        )
+        for row in mine
+        for host in readings.hosts[row]
+    )
 
 
 def _unread(state: State) -> dict[str, list[Observation]]:
@@ -212,7 +246,7 @@ class _Hosts:
             subjects=subjects,
         )
         if chance > 1.0 - state.settings.named:
-            return self._in_doubt(base, chance)
+            return self._in_doubt(base, host, chance)
         if not bounds or any(each.condition == "unknown" for each in subjects):
             return replace(base, reason=self._never_good(host, rows), settle=self._settle(name[0]))
         low = math.expm1(smallest(self.readings, rows, state.settings))
@@ -229,13 +263,32 @@ class _Hosts:
             )
         return replace(base, condition="fit", confidence=confidence, reason=_looked_at(subjects))
 
-    def _in_doubt(self, base: Verdict, chance: float) -> Verdict:
+    def _in_doubt(self, base: Verdict, host: int, chance: float) -> Verdict:
         """Suspected, and not convicted."""
         settle = self._settle(base.subject[0])
+        if host in self.state.once:
+            return replace(base, reason=self._once(host, chance), settle=settle)
         if chance <= PROBABLY:
             reason = f"bad with a probability of {below(chance)}"
             return replace(base, condition="probably fit", reason=reason, settle=settle)
         return replace(base, reason=f"suspected: bad with a probability of {below(chance)}", settle=settle)
+
+    def _once(self, host: int, chance: float) -> str:
+        """What a single job says of it."""
+        state, readings = self.state, self.readings
+        fit = state.part_of[host].likeliest(host)
+        assert fit is not None  # it is in `once` for it
+        row = shown_by(state.case, fit)[0]
+        job = state.observations[readings.source[row]].job
+        others = len({readings.source[each] for each in readings.of_host[host]}) - 1
+        if readings.failed(row):
+            what = f"{job} failed"
+        else:
+            half = "one half of " if row in readings.half else ""
+            what = f"{half}{job} was {format_slower(math.expm1(readings.value[row]), 'its peers', digits=1)}"
+        beside = f"its {counted(others, 'other job')} {'was' if others == 1 else 'were'} not"
+        beside = beside if others else "it has no other"
+        return f"suspected, with a probability of {below(chance)}, for one job alone: {what}, {beside}"
 
     def _settle(self, name: str) -> str:
         """Which job would tell more of a host."""
@@ -387,6 +440,9 @@ def _bad_host(state: State, part: Component, host: int, evidence: tuple[Evidence
     condition, slower, within = _size(state, best[1])
     name = state.topology.hosts[host]
     what = "its jobs fail" if slower is None else format_slower(slower, _whom(state, best[1]), digits=1)
+    shown = shown_by(state.case, best[1])
+    if 2 * sum(row in state.case.readings.half for row in shown) > len(shown):
+        what += ", in one half of each job"
     reason = f"{what}, {_where(state, host, best[1])}{WORDS[kind]}"
     if kind == "rack":
         switch, _ = state.topology.switches[state.topology.behind[host]]
@@ -450,6 +506,9 @@ def _shared(state: State, part: Component, fault: Fault) -> Verdict | None:
         for one, fit in zip(each.faults, each.fits, strict=True)
         if one == fault
     )
+    readings = state.case.readings
+    if fault.kind == "link" and len({readings.source[r] for r in shown_by(state.case, fit)}) < 2:
+        return None  # one job, however slow, is a suspicion
     condition, slower, within = _size(state, fit)
     if fault.kind == "link":
         scope: Literal["link", "switch"] = "link"

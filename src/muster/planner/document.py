@@ -81,6 +81,18 @@ class TimePlan(Part):
     calibrated: bool = Field(description="the device's efficiency was learned from measured runs")
 
 
+class TrainingPlan(Part):
+    """What the training will be, for people, as the recipe and the engine's own configuration say."""
+
+    samples: int | None = Field(description="of an epoch; None: not known here")
+    steps: int | None = Field(description="optimizer steps; None: not known here")
+    length: str = Field(description="what the number of steps is from, and what may end the training earlier")
+    optimizer: str
+    decay: str = Field(description="the optimizer's groups: which weights decay")
+    schedule: str
+    order: str = Field(description="of the samples")
+
+
 class ScalingPoint(Part):
     """The same job on another number of hosts."""
 
@@ -122,6 +134,11 @@ class Plan(Part):
     )
     ranks: int
     batch: dict[str, int]
+    training: TrainingPlan | None = Field(None, description="None: an earlier version's plan")
+    data: list[str] = Field(
+        default_factory=list,
+        description="what of the data is held out, left out, changed or cut, as far as it is known here",
+    )
     memory: MemoryPlan | None = Field(None, description="None: the model is not known here")
     time: TimePlan | None = Field(None, description="None: the device's speed is not known")
     scaling: list[ScalingPoint] = Field(default_factory=list)

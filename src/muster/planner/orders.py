@@ -51,7 +51,8 @@ def greeting(
     launch = recipe.launch
     workdir = (launch.workdir or "~/.cache/muster").rstrip("/")
     trackers = [name for each in recipe.measure.report_to for name in TRACKERS[each]]
-    packages = [*spec_of(recipe.engine.name).packages, *recipe.extras, *recipe.offered_by]
+    engine = spec_of(recipe.engine.name)
+    packages = [*engine.packages, *engine.extras(recipe), *recipe.extras, *recipe.offered_by]
     return {
         place.host: {
             "run_root": str(run_dir.parent),

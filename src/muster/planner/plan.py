@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -18,6 +18,8 @@ from muster.core.job import Decision, Facts, place
 from muster.core.near import near_names
 from muster.core.recipe import Recipe
 from muster.core.result import Planned as Promise
+from muster.core.schedule import warmup_note
+from muster.core.workload import Survey
 from muster.engines.base import spec_of
 from muster.fleet.shell import Shell
 from muster.fleet.supervisor import Supervisor
@@ -37,6 +39,7 @@ from muster.planner.setting import assumed_length, assumed_shapes, why_unknown
 from muster.planner.sizing import said_of
 from muster.planner.time.steptime import Calibration
 from muster.planner.tracing import once, tracer
+from muster.planner.training import training_plan
 
 Say = Callable[[str], None]
 HOPELESS = 2.0  # times a rank's room: what needs more by closed forms does not fit, whatever a trace finds
@@ -49,16 +52,23 @@ def recipe_of(source: str | Mapping[str, Any], overrides: list[str]) -> Recipe:
 
 
 def plan_on(
-    recipe: Recipe, on: str, told: UserFigures, *, traced: bool = True, say: Say | None = None
+    recipe: Recipe,
+    on: str,
+    told: UserFigures,
+    *,
+    traced: bool = True,
+    say: Say | None = None,
+    noted: Sequence[Decision] = (),
 ) -> Decided:
-    """A recipe on machines that are not there. `say`: what is done that takes seconds. Raises UsageError for
-    what is not understood."""
+    """A recipe on machines that are not there. `say`: what is done that takes seconds; `noted`: decisions of
+    before. Raises UsageError for what is not understood."""
     check_plannable(recipe, told)
     inventory, facts, machines = hypothetical(parse_parts(on), f"--on {on}", told.host_memory)
     inputs, chosen = first_hosts(check(recipe, inventory))
     if not traced:
         check_closed_form(recipe)
     ground = Ground(facts, inventory.hosts, load_calibration(), machines).of(inputs.inventory.hosts)
+    inputs = replace(inputs, noted=tuple(noted))
     decided = _attempt(inputs, ground, told, partial(tracer, say=say) if traced else None, chosen, on)
     return _noted(decided, *ambiguous(on))
 
@@ -137,11 +147,12 @@ def plan_first(inputs: Inputs, facts: Facts, chosen: Chosen | None = None) -> De
         return _with_hosts(decide(inputs, facts), chosen)
     notes: list[str] = []
     ground, told = ground_of(inputs, facts, UserFigures(), _calibration(notes)), UserFigures()
-    decided = _attempt(inputs, ground, told, None, chosen)
+    survey = inputs.recipe.survey(whole_config(inputs.recipe))
+    decided = _attempt(inputs, ground, told, None, chosen, survey=survey)
     assert decided.plan is not None
     hopeless = decided.refused is not None and _hopeless(decided)
     if not hopeless and (decided.refused or _tight(decided) or decided.plan.time is not None):
-        decided = _attempt(inputs, ground, told, tracer, chosen)
+        decided = _attempt(inputs, ground, told, tracer, chosen, survey=survey)
     if decided.refused:
         raise decided.refused
     return _noted(decided, *notes)
@@ -207,21 +218,22 @@ def _attempt(
     tracer: Tracer | None,
     chosen: Chosen | None = None,
     words: str | None = None,
+    survey: Survey | None = None,
 ) -> Decided:
     """Everything decided, with a plan, whether it fits or not. `chosen`: the hosts, where that was done
-    before; `words`: what to call the machines."""
+    before; `words`: what to call the machines; `survey`: of the data, where they were looked at before."""
+    survey = survey or inputs.recipe.survey(whole_config(inputs.recipe))
     decided = settle(inputs, ground, tracer)
     decided = _with_hosts(decided, decided.chosen or chosen)
     job, chosen, machines = decided.job, decided.chosen, decided.machines
     if decided.recipe.bits is not None and job.device != "cuda":
         raise no_gpu(decided.recipe)
-    # Counting them may mean reading the data, which only a time is worth.
-    samples = told.samples or (decided.recipe.epoch_samples() if machines is not None else None)
+    samples = told.samples or survey.samples
     if told.tokens is not None and decided.setting is not None:
         samples = -(-told.tokens // decided.setting.lengths.all)
     if chosen is None or not chosen.timed:  # else slower hosts were left out already
         decided = decided.saying(*job.decisions, *_advice(decided, ground, samples))
-    start = _begun(inputs, decided, words or inputs.inventory.source)
+    start = _begun(inputs, decided, words or inputs.inventory.source, survey, samples)
     alike = machines is None or len(ground.hosts) != len(decided.slots)
     fewer = None if alike else ground.fewer(decided.slots, job.device, job.precision)
     if fewer is not None:
@@ -312,8 +324,8 @@ def ask(inputs: Inputs, shell: Shell, *, into: Path | None = None) -> Facts:
             return supervisor.greet(specs)
 
 
-def _begun(inputs: Inputs, decided: Decided, words: str) -> Plan:
-    """The plan without memory and time."""
+def _begun(inputs: Inputs, decided: Decided, words: str, survey: Survey, samples: int | None) -> Plan:
+    """The plan without memory and time. `samples`: of an epoch."""
     recipe, setting, chosen, job = decided.recipe, decided.setting, decided.chosen, decided.job
     name = recipe.model.name or "the model"
     ways = []
@@ -325,8 +337,12 @@ def _begun(inputs: Inputs, decided: Decided, words: str) -> Plan:
     if setting:
         group = setting.group if setting.spread.grouped else 0
         engine = spec_of(engine).label(setting.stage, group)
+    training = training_plan(recipe, setting, job.batch, samples)
+    warming = warmup_note(recipe.train, training.steps) if training.steps else None
     return Plan(
         model=recipe.model.name,
+        training=training,
+        data=list(survey.notes),
         engine=engine,
         precision=job.precision,
         device=job.device,
@@ -336,10 +352,12 @@ def _begun(inputs: Inputs, decided: Decided, words: str) -> Plan:
         ranks=job.world_size,
         batch=job.batch.as_dict(),
         candidates=list(compared) if len(compared) > 1 else [],
-        decisions=[{"field": d.field, "value": d.value, "why": d.why} for d in job.decisions],
+        decisions=[
+            {"field": d.field, "value": d.value, "why": d.why} for d in (*inputs.noted, *job.decisions)
+        ],
         would_fit=ways,
         roomier=roomier,
-        notes=_notes(decided),
+        notes=[*_notes(decided), *filter(None, [warming])],
     )
 
 

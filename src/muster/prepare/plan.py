@@ -5,13 +5,14 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from muster.core import families
 from muster.core.errors import UsageError, refused
+from muster.core.recipe import Recipe
 from muster.core.recipes import WORDS
 from muster.inputs.read import Inputs
 from muster.prepare.pinned import Pinned, pinned_here, read_requirements
@@ -71,26 +72,41 @@ def make_plan(inputs: Inputs, options: Options) -> PreparePlan:
 
 def _needs(inputs: Inputs) -> tuple[tuple[str, ...], tuple[tuple[str, str], ...], tuple[str, ...]]:
     """What a recipe reads: paths, things of the hub, and notes about the rest."""
-    model, data = inputs.recipe.model, inputs.recipe.data
+    recipe, data = inputs.recipe, inputs.recipe.data
     local, hub, notes = [], [], []
-    tokenizer = model.tokenizer if model.tokenizer not in WORDS else None
-    folder = data.name if (data.name or "").startswith("/") else None
-    for name, kind in ((model.name, "model"), (tokenizer, "tokenizer"), (data.path or folder, "data")):
-        if name and (kind == "data" or name.startswith("/")):
-            if not Path(name).exists():
-                notes.append(f"{name} is not on this machine: the hosts have to have it")
+    for kind, name in _named(recipe):
+        whole = name.partition(":")[0] if kind == "dataset" else name
+        if whole.startswith("/") or kind == "path":
+            if not Path(whole).exists():
+                notes.append(f"{whole} is not on this machine: the hosts have to have it")
             elif not inputs.launcher.ONE_MACHINE:
-                local.append(name)
-        elif name and kind == "model" and model.init == "random":
-            if families.size(name) is None:
-                hub.append(("tokenizer", name))  # its configuration alone
-        elif name:
+                local.append(whole)
+        else:
             hub.append((kind, name))
-    if data.name and not folder:
-        hub.append(("dataset", f"{data.name}:{data.subset}" if data.subset else data.name))
-    if data.embedded and not (data.name or data.path):
+    if data.embedded and not data.source:
         notes.append("the data is made on the spot: the first rank on each disk does that as a run begins")
     return tuple(dict.fromkeys(local)), tuple(dict.fromkeys(hub)), tuple(notes)
+
+
+def _named(recipe: Recipe) -> Iterator[tuple[str, str]]:
+    """(model, tokenizer, dataset or path; its name) of all that the recipe's ranks read."""
+    model = recipe.model
+    if model.name and (model.init != "random" or model.name.startswith("/")):
+        yield "model", model.name
+    elif model.name and families.size(model.name) is None:
+        yield "tokenizer", model.name  # its configuration alone
+    if model.tokenizer not in WORDS:
+        yield "tokenizer", model.tokenizer
+    for section, key in recipe.other_models:
+        if name := getattr(getattr(recipe, section), key):
+            yield "model", name
+    for source in recipe.data.sources():
+        if source.path:
+            yield "path", source.path
+        elif source.name:
+            yield "dataset", f"{source.name}:{source.subset}" if source.subset else source.name
+    for file in recipe.files():
+        yield "path", file
 
 
 def _wheels(folder: Path) -> tuple[PackedFile, ...]:

@@ -15,6 +15,7 @@ from datetime import datetime, timezone
 from muster.core.errors import UsageError
 from muster.core.inventory import parse_hosts
 from muster.failures.signs import Signs
+from muster.readers._paths import is_host
 from muster.readers.base import FIGURE, number
 
 MOST_HOSTS = 100_000
@@ -34,6 +35,12 @@ _NODES = re.compile(r"(?<![\w-])(?:nnodes=|SLURM_NNODES[=:] ?|SLURM_JOB_NUM_NODE
 _LOCAL = ("localhost", "localhost.localdomain", "127.0.0.1", "::1", "local")  # names of no host
 # A whole word; with \b before it, a pattern is tried at every character instead of being searched for.
 _BATCH = re.compile(rf"train_batch_size(?<![\w-]train_batch_size)[^\w+-]+({FIGURE})(?!\w)")
+# What pdsh puts before each line of a host, where the line itself begins as those of a training do.
+_PDSH = re.compile(
+    r"([A-Za-z][\w.-]*\d[\w.-]*): "
+    r"(?=\[?\d{4}-\d\d-\d\d[ T]|\[(?:INFO|WARNING|rank\d|default\d)| iteration +\d|Traceback \()"
+)
+_OLMO = re.compile(r"\d{4}-\d\d-\d\d [\d:.,]+\t([\w.-]+):\d{1,6}\tolmo")  # a host, and its local rank
 _WORLD = re.compile(
     rf"(?<!\w)(?:dist_|distributed_)?world[_ ]size['\"]?\s*(?:\.{{2,}}|[=:])\s*({FIGURE})(?!\w)"
 )
@@ -53,7 +60,7 @@ _MODEL = re.compile(r"--?(?:actor_)?model(?:_name_or_path|_name|_id|_path)?$|--?
 HINTS = (
     "slots", "WORLD INFO", "world_info", "NODELIST", " NCCL ", "train_batch_size", "world_size",
     "world size", "[launch.py:", "] cmd = ", "nnodes=", "SLURM_NNODES", "NUM_NODES", "SLURM_JOB_ID",
-    "SLURM_JOBID", "NODENAME=", "HOSTNAME=", "initialized host",
+    "SLURM_JOBID", "NODENAME=", "HOSTNAME=", "initialized host", "\tolmo",
 )  # fmt: skip
 # To whom a line may say something, as bits; readers' begin at bit 2.
 FOR_FACTS, FOR_SIGNS, FOR_READERS = 1, 2, 2
@@ -66,6 +73,7 @@ class Frame:
         self.slots = dict(slots or {})  # host -> its ranks; in their order
         self.later: dict[str, int | None] = {}  # the same of a hostfile after the launcher: of the next job
         self.spoken: dict[str, None] = {}  # hosts whose own lines there are, as NCCL's
+        self.prefixed: set[str] = set()  # hosts whose names stand before their lines
         self.launched = False  # DeepSpeed's launcher itself said which hosts it takes
         self.nodes: int | None = None  # hosts of the job, where their number is said
         self.slurm = False  # it is the log of a Slurm job
@@ -78,6 +86,7 @@ class Frame:
         self.spawned = 0  # processes that the launcher names with their command
         self.left = 0  # processes that exited successfully
         self.steps = 0  # of the last mark of progress
+        self.arrived: float | None = None  # when the lines of a job that runs came; None: they lie in a file
         self.prefixes: dict[str, re.Pattern[str]] = {}  # what stood before the first line of a traceback
         self.signs = Signs()
 
@@ -88,9 +97,9 @@ class Frame:
         if "\x1b" in raw:
             text, telling = _COLOUR.sub("", raw), FOR_FACTS | FOR_SIGNS  # a colour within a word hides it
         host, text = None, _LABEL.sub("", text, count=1) if _LABEL.match(text) else text
-        if self.slots:
+        if text[:1].isalpha():
             head, colon, rest = text.partition(": ")
-            if colon and head in self.slots:
+            if colon and (head in self.slots or self._is_pdsh(head, text)):
                 host = head
                 text = rest[label.end() :] if (label := _LABEL.match(rest)) else rest
         if _TRACEBACK in text:
@@ -103,6 +112,16 @@ class Frame:
         if telling & FOR_SIGNS:
             self.signs.line(text, host, raw, shape)
         return text
+
+    def _is_pdsh(self, head: str, text: str) -> bool:
+        """Whether a line begins with the name of a host that no hostfile names, as pdsh puts it there."""
+        if head in self.prefixed:
+            return True
+        if self.slots or len(self.prefixed) >= MOST_HOSTS or not _PDSH.match(text) or not is_host(head):
+            return False
+        self.prefixed.add(head)
+        self._speaks(head)
+        return True
 
     def _learn(self, prefix: str) -> None:
         """What stands before a traceback, as kubectl, Ray, pdsh, compose or journald put it before every line
@@ -141,6 +160,10 @@ class Frame:
         self.steps = step
         self.signs.progress()
 
+    def finish(self) -> None:
+        """A reader has seen that the training is over."""
+        self.signs.finish()
+
     @property
     def hosts(self) -> tuple[str, ...]:
         """The hosts that the log names, as launchers or, without one, NCCL name them."""
@@ -173,6 +196,8 @@ class Frame:
         if " NCCL " in text and (match := _NCCL.match(text)):
             self._speaks(match[1])
             self.most = max(self.most, int(match[2] or 0))
+        if "\tolmo" in text and (match := _OLMO.match(text)):
+            self._speaks(match[1])
         if ("HOSTNAME=" in text or "NODENAME=" in text or "initialized host" in text) and (
             match := _HERE.search(text)
         ):
@@ -183,7 +208,8 @@ class Frame:
         if "train_batch_size" in text and (match := _BATCH.search(text)):
             self.batch = number(match[1]) or self.batch
         if "world" in text and (match := _WORLD.search(text)):
-            self.world_size = int(number(match[1]) or 0) or self.world_size
+            # Megatron says it of all ranks, and DeepSpeed then of one that has its own part of the model.
+            self.world_size = max(int(number(match[1]) or 0), self.world_size or 0) or None
         if "[launch.py:" in text:
             self._process(text)
         elif "] cmd = " in text and not self.recipe and (match := _RUNNER.search(text)):
@@ -207,6 +233,8 @@ class Frame:
             return
         if match[1] != "spawned":
             self.left += 1
+            if self.steps:  # no rank leaves well while another one trains
+                self.finish()
             return
         self.spawned += 1
         command = _literal(text.partition("with command: ")[2]) if self.spawned == 1 else None

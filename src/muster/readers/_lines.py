@@ -7,7 +7,8 @@ time                        the time stamp of the line; without it, the first on
 seconds, ms                 of a step: the mean since the line before, or of this one (`single`);
 ms_fwd, ms_bwd, ms_step     parts of it, which are added
 elapsed, elapsed_ms         since a clock began, training only
-clock, pace, per            the same as 1:02:03, and as the mean pace since then (13.20 and it/s or s/it)
+clock, pace, per            the same as 1:02:03 or 1h 2m 3s, and as the mean pace since then (13.20 and it/s
+                            or s/it)
 samples, tokens             so far
 batch, step_tokens          of one step
 samples_per_second, tokens_per_second
@@ -26,7 +27,7 @@ from functools import cached_property
 
 from muster.readers._frame import Frame, stamp
 from muster.readers._mapping import Mapping
-from muster.readers.base import LogWindow, Reading, Series, Unit, number
+from muster.readers.base import APART, LogWindow, Reading, Series, Unit, number
 
 STEPS_ONLY = "the batch size is unknown: rates are in steps, not in samples"
 _TEXTS = ("time", "clock", "per", "host", "rank")
@@ -35,6 +36,7 @@ _MOST_SETTINGS = 32
 _A_DATE = 1e8  # seconds since 1970; less is a time of day
 _LEAST = 20  # times as long as a clock's resolution is what is told from it
 _LARGEST_STEP = 10**12
+_CLOCK = (1, 60, 3600, 86400)  # seconds of what a clock shows, from its end
 _MOST_PLACES = 20_000  # hosts and jobs of a file
 
 
@@ -52,6 +54,7 @@ class LineFormat:
     whole: bool = False  # all of that is among the settings
     ends: tuple[str, ...] = ()  # words of the end of a training that was not cut off
     tells_end: bool = False  # it always writes them
+    counts_down: bool = False  # `total` is of the whole training: a log that stops before it was cut off
     single: bool = False  # a step's time is its own, not the mean since the line before
     device: bool = False  # tokens are those of one device
     rough: bool = False  # what other formats say of the same steps is better
@@ -82,6 +85,8 @@ class Steps:
         self.frame = frame
         self.series = Series()
         self.own = Series()  # the same by the tool's own rates
+        self.walled = Series()  # the same by time stamps, where the tool has another time
+        self.fine = False  # stamps have parts of seconds
         self.settings: dict[str, None] = {}
         self.size = ""
         self.unit: Unit | None = None
@@ -93,6 +98,7 @@ class Steps:
         self.last: _Step | None = None  # where the next window begins
         self.final: _Step | None = None
         self.recent: tuple[int, ...] = ()  # numbers of the last two steps
+        self.total = 0  # of the whole training
         self.facts: dict[str, float] = {}  # what holds from step to step
         self.begun = self.steps = 0
         self.numbered = False  # lines say which step they are of
@@ -109,6 +115,7 @@ class Steps:
             self.interrupted = True
         if any(word in text for word in self.form.ends):
             self.ended = True
+            self.frame.finish()
         match = self.form.step.search(text)
         if match:
             self.begin(match.groupdict(), stamp(text))
@@ -133,10 +140,15 @@ class Steps:
         if not 0 <= step <= _LARGEST_STEP:
             return
         self._flush()
-        self.other = rank is None and step in self.recent
+        self.other = step in self.recent
         if self.other:
             return
         self.recent = (*self.recent[-1:], step)
+        if self.form.counts_down and groups.get("epoch") is None:
+            self.total = int(number(groups.get("total")) or 0)
+            if step == self.total > 0:
+                self.ended = True
+                self.frame.finish()
         if at is not None and at > _A_DATE:
             self.span = (self.span[0] if self.span else at), at
         self.now = _Step(step, at, self.interrupted)
@@ -178,6 +190,8 @@ class Steps:
         if self.form.device and self.series.total and not self.frame.ranks:
             notes.append("tokens are those of one device")
         own = self.own.measured() if self.own.total == self.series.total and unit == "samples" else None
+        if walled := self._walled():
+            own = self.series.scaled(batch if batch and unit == "steps" else 1.0).measured()
         recipe = "; ".join([self.form.name, *self.settings]) if self.size else ""
         return [
             Reading(
@@ -185,8 +199,8 @@ class Steps:
                 recipe=recipe,
                 complete=self.form.whole,
                 own=own.rate if own else None,
-                series=self.series if self.series.total else None,
-                exact=self.exact,
+                series=walled or (self.series if self.series.total else None),
+                exact=self.fine if walled else self.exact,
                 per_step=unit == "steps",
                 unit=unit,
                 timed=self.timed,
@@ -196,11 +210,27 @@ class Steps:
                 span=self.span,
                 skipped=self.skipped,
                 memory=int(self.memory) or None,
-                ended=True if self.ended else False if self.form.tells_end else None,
+                ended=True if self.ended else False if self.form.tells_end or self._cut() else None,
+                total=self.total or None,
                 loss=self.loss,
                 notes=tuple(notes),
             )
         ]
+
+    def _walled(self) -> Series | None:
+        """The windows by time stamps, where these have more or less in them than the tool's own times and
+        they are exact enough to tell; None: they agree, or there are none."""
+        walled, told = self.walled.measured(), self.series.measured()
+        if walled is None or told is None or not self.timed or self.unit == "tokens":
+            return None
+        known = walled.seconds >= (0 if self.fine else 2 / APART) and 2 * walled.windows >= told.windows
+        return self.walled if known and abs(told.rate / walled.rate - 1) > APART else None
+
+    def _cut(self) -> bool:
+        """Whether a line of a later step is missing. Lines come every so many steps, the last one need not be
+        of the last step."""
+        every = self.recent[-1] - self.recent[0] if len(self.recent) > 1 else 1
+        return bool(self.total) and self.total - self.recent[-1] >= max(1, every)
 
     def _flush(self) -> None:
         """The step is complete: the next one begins, or there is none."""
@@ -257,11 +287,22 @@ class Steps:
             tokens = used * told["step_tokens"]
         if tokens is None and tokens_rate:
             tokens = tokens_rate * seconds * (self.frame.ranks or 1 if self.form.device else 1)
+        if seconds is not None and ("seconds" in told or "elapsed" in told):
+            self._add_walled(last, now, lost, interrupted)
         if rate and samples and "seconds" in told:
             self.own.add(LogWindow(steps, lost, samples, samples / rate, interrupted=interrupted))
         unit: Unit = "steps" if samples is None else "samples"
         done = float(used) if samples is None else samples
         return self._add(unit, True, LogWindow(steps, lost, done, seconds, tokens, interrupted))
+
+    def _add_walled(self, last: _Step, now: _Step, lost: int, interrupted: bool) -> None:
+        if last.stamp is None or now.stamp is None or now.stamp <= last.stamp:
+            return
+        gap = now.number - last.number
+        used = gap - min(lost, gap)
+        samples = used * now.told["batch"] if "batch" in now.told else used
+        self.fine = self.fine or now.stamp % 1 > 0
+        self.walled.add(LogWindow(gap, gap - used, samples, now.stamp - last.stamp, None, interrupted))
 
     def _add(self, unit: Unit, timed: bool, window: LogWindow) -> LogWindow | None:
         """A series is of one kind: that of its first window."""
@@ -275,13 +316,15 @@ class Steps:
             return steps * now.told["seconds"]
         if "elapsed" in now.told and "elapsed" in last.told:
             return now.told["elapsed"] - last.told["elapsed"]
-        if now.clock and last.clock:
+        stamps = (last.stamp, now.stamp) if last.stamp is not None and now.stamp is not None else None
+        fine = stamps is not None and any(each % 1 for each in stamps)
+        if now.clock and last.clock and not fine:
             self.exact = False
             passed, unsure = now.clock[0] - last.clock[0], now.clock[1] + last.clock[1]
             return passed if passed >= _LEAST * unsure else None
-        if now.stamp is not None and last.stamp is not None:
-            self.exact = self.exact and (now.stamp % 1 > 0 or last.stamp % 1 > 0)
-            return now.stamp - last.stamp
+        if stamps is not None:
+            self.exact = self.exact and fine
+            return stamps[1] - stamps[0]
         return None
 
 
@@ -345,7 +388,8 @@ def _clock(groups: Dict[str, str | None]) -> tuple[float, float] | None:
     clock, pace, step = groups.get("clock"), groups.get("pace"), number(groups.get("step"))
     if not clock:
         return None
-    low = float(sum(int(part) * 60**place for place, part in enumerate(reversed(clock.split(":")))))
+    parts = reversed(re.findall(r"\d+", clock))
+    low = float(sum(int(part) * unit for part, unit in zip(parts, _CLOCK, strict=False)))
     high = low + 1
     value = number(pace)
     if pace and value and step:

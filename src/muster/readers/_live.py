@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -43,9 +44,11 @@ class Live:
 
     def lines(self, lines: Sequence[str]) -> None:
         """The next ones, without their ends."""
+        self.feed.frame.arrived = time.time()
         rest = self.feed.take(iter([lines]))
         while rest is not None:  # another training begins in the same output
             self.feed = self.feed.again()
+            self.feed.frame.arrived = time.time()
             rest = self.feed.take(rest)
 
     def seen(self) -> Seen | None:

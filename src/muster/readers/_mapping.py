@@ -23,6 +23,8 @@ columns:
 or an expression for a line, with some of GROUPS:
 
 line: '(?P<time>\S+) step (?P<step>\d+) loss (?P<loss>\S+) (?P<seconds>\S+) s'
+                               with a step and no time, the time stamps of the lines count, and of a job that
+                               runs the moments at which its lines come
 time: "%H:%M:%S"               the form of `time`, as strptime has it; without it, ISO 8601 or a number
 """
 
@@ -105,8 +107,11 @@ class Mapping(Section):
         if not (self.columns or self.line or self.path):
             raise ValueError("needs columns (of a table), line (an expression for a line) or path")
         groups = expression("line", self.line, GROUPS).groupindex if self.line else {}
-        if self.line and not set(groups) & set(PACES):
-            raise ValueError(f"line: no group tells how fast it was: needs one of {', '.join(PACES)}")
+        if self.line and not set(groups) & {*PACES, "step"}:
+            raise ValueError(
+                f"line: no group tells how fast it was: needs one of {', '.join(PACES)}; or step, and time "
+                "stamps in the lines"
+            )
         if self.time and "time" not in groups:
             raise ValueError("time: it is the form of a group `time`, and line has none")
         if self.time and "%" not in self.time:

@@ -18,6 +18,7 @@ _WORDS = (
     r"slurm|jobs?|pbs|lsf|run|exp|experiment|trial|seed|fold|step|epoch|iter|iteration|ckpt|checkpoint|batch|"
     r"(?:local[-_]?)?rank|(?:local[-_]?)?task|proc|process|logs?|out|output|err|error|std(?:out|err)|train|"
     r"training|trainer|eval|test|bench|benchmark|results?|metrics|attempt|version|restart|retry|try|part|chunk|"
+    r"case|issue|sample|example|demo|debug|note|gist|session|page|doc|script|file|question|thread|post|report|bug|"
     r"shard|wave|phase|stage|round|set|group|pair|cluster|rack|zone|site|config|model|data|worker[-_]?logs|copy"
 )
 _SETTINGS = (
@@ -34,6 +35,11 @@ _SIZE = re.compile(r"(?:^|-)(?:\d+(?:\.\d+)?[kmbt]|\d+x[nN]?\d*)(?:-|$)", re.IGN
 _HOST = re.compile(r"[A-Za-z][A-Za-z0-9-]*(?:\[[\d,-]+\][A-Za-z0-9-]*)?")
 _NODE = re.compile(
     r"(?:^|-)((?:node|host|gpu|dgx|hgx|nid|compute|worker|server)-?[\d\[][\d\[\],-]*)$", re.IGNORECASE
+)
+# What nobody calls a host: UUIDs, hashes, dates, and what Kubernetes puts behind the name of a pod.
+_RANDOM = re.compile(
+    r"[0-9a-f]{7,}|.*[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}.*|.*(?<![0-9])20[0-9]{6}(?![0-9]).*|"
+    r".*-[bcdf-hj-np-tv-z2456789]{7,10}-[bcdf-hj-np-tv-z2456789]{5}"
 )
 _ADDRESS = re.compile(r"\d{1,3}(?:\.\d{1,3}){3}")
 _ARCHIVE = re.compile(r"\.(?:tar|tgz|txz|tbz2?)(?:\.|$)", re.IGNORECASE)
@@ -108,12 +114,22 @@ def _host_of(part: str) -> str:
     """The host in a part of a name; nothing: there is none."""
     while (shorter := _BEFORE.sub("", _AFTER.sub("", part), count=1)) != part:
         part = shorter
-    if not _HOST.fullmatch(part) or not re.search(r"\d", part):
+    if not _HOST.fullmatch(part) or not re.search(r"\d", part) or _RANDOM.fullmatch(part):
         return ""
     if _SIZE.search(part) or _NO_HOST.fullmatch(part):
         node = _NODE.search(part)
         return node[1] if node else ""
     return part
+
+
+def is_host(name: str) -> bool:
+    """Whether a word can be a host's name, and is none of a job, a rank or a setting with its number."""
+    return bool(_host_of(name.partition(".")[0]))
+
+
+def is_node(name: str) -> bool:
+    """Whether a name says that it is a host's: node07, gpu-a-gpu12."""
+    return _NODE.search(name) is not None
 
 
 def is_slurm(path: str) -> bool:

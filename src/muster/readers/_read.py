@@ -23,7 +23,17 @@ from muster.readers._guard import GuardedReader, guarded_reader
 from muster.readers._mapping import LONGEST, Mapping
 from muster.readers._paths import folder_of, hosts_of_path, is_slurm, split_hosts
 from muster.readers._where import LinePlace
-from muster.readers.base import APART, JobLog, LineReader, MeasuredWindows, Outcome, Reading, Unit, Why
+from muster.readers.base import (
+    APART,
+    NOWHERE,
+    JobLog,
+    LineReader,
+    MeasuredWindows,
+    Outcome,
+    Reading,
+    Unit,
+    Why,
+)
 from muster.store.logfiles import BrokenFile, Lines
 
 PACKAGE = "muster.readers"
@@ -111,7 +121,9 @@ def _read_file(
         elif not jobs:
             jobs.append(_with_hosts(_unread(path, frame, whole, fitting), frame, named))
         jobs[started:] = [
-            each if each.outcome == "succeeded" else replace(each, why=_why(frame, whole))
+            replace(each, shapes=frozenset(frame.signs.shapes))
+            if each.outcome == "succeeded"
+            else replace(each, why=_why(frame, whole))
             for each in jobs[started:]
         ]
         if faults := feed.faults():  # which the processes of a pool say nowhere else
@@ -311,7 +323,7 @@ def _job(
     def told(name: str) -> float | None:
         return next((value for each in ordered if (value := getattr(each, name)) is not None), None)
 
-    steps, skipped, memory = told("steps"), told("skipped"), told("memory")
+    steps, skipped, memory, total = (told(name) for name in ("steps", "skipped", "memory", "total"))
     notes = [note for each in ordered for note in each.notes]
     if best is None and told("reported") is not None:
         notes.append("no step times: the rate is the one that the tool printed, with its warm-up")
@@ -322,9 +334,12 @@ def _job(
     contradicted = _contradicted(best, ordered)
     if best and contradicted:
         notes.append(
-            f"the measured windows give {best.rate:,.5g} samples/s, and the tool itself says "
+            f"the measured windows give {best.rate:,.5g} {best.unit}/s, and the tool itself says "
             f"{contradicted:,.5g} of the same steps"
         )
+        if not figures[0][0].sure:
+            notes[-1] += ": neither is taken"
+            best = None
     spans = [each.span for each in ordered if each.span]
     recipes = list(dict.fromkeys(each.recipe for each in ordered if each.recipe))
     job = JobLog(
@@ -338,9 +353,10 @@ def _job(
         alone="" if frame.recipe or recipes else UNKNOWN_WORK,
         batch=told("batch") or frame.batch,
         steps=int(steps) if steps is not None else None,
+        total=int(total) if total is not None else None,
         skipped=int(skipped) if skipped is not None else None,
         measured=best,
-        reported=told("reported"),
+        reported=told("reported") if best or not contradicted else None,
         contradicted=contradicted,
         memory=int(memory) if memory is not None else None,
         unit=best.unit if best else next((each.unit for each in ordered if not each.batch), "samples"),
@@ -379,8 +395,8 @@ def _contradicted(best: MeasuredWindows | None, found: Sequence[Reading]) -> flo
     return next((each for each in own if abs(best.rate / each - 1) > APART), None)
 
 
-def _worth(reading: Reading, figures: MeasuredWindows | None) -> tuple[bool, bool, float]:
-    return figures is not None, reading.exact, figures.seconds if figures else 0.0
+def _worth(reading: Reading, figures: MeasuredWindows | None) -> tuple[bool, bool, bool, float]:
+    return figures is not None, reading.whole, reading.exact, figures.seconds if figures else 0.0
 
 
 def _outcome(job: JobLog, frame: Frame, ends: Sequence[bool]) -> JobLog:
@@ -388,24 +404,35 @@ def _outcome(job: JobLog, frame: Frame, ends: Sequence[bool]) -> JobLog:
     decisive = frame.signs.decisive()
     if frame.signs.broke and decisive is not None:
         return _ended(job, frame, decisive)
-    if any(ends):
+    if any(ends) or frame.signs.late:
+        if late := frame.signs.late:
+            note = f"a process crashed after the training had ended: {shortened(late)}"
+            job = replace(job, notes=(*job.notes, note))
         if job.steps and job.skipped == job.steps:
             why = f"all {job.steps} steps were skipped by the loss scaler: nothing was trained"
             return replace(job, outcome="failed", reason=why, failure="loss_scale_too_high", measured=None)
         return job
     if decisive is not None:
         return _ended(job, frame, decisive)
-    if ends or not job.format:
-        where = f"after step {job.steps}" if job.steps else "before its first step"
-        why = f"the log stops {where} without an error and without an end"
-        return replace(job, outcome="timeout", reason=why)
-    return job
+    return stopped(job) if ends or not job.format else job
+
+
+def stopped(job: JobLog) -> JobLog:
+    """Of a log that has no word of its end."""
+    whole = f" of {job.total}" if job.total else ""
+    where = f"after step {job.steps}{whole}" if job.steps else "before its first step"
+    why = f"the log stops {where} without an error and without an end"
+    return replace(job, outcome="timeout", reason=why, failure=None, failed=())
 
 
 def _ended(job: JobLog, frame: Frame, sign: Sign) -> JobLog:
     outcome: Outcome = "timeout" if sign.weight in ("external", "limit") else "failed"
     failed = frame.signs.by_themselves()
-    return replace(job, outcome=outcome, reason=shortened(sign.text), failure=sign.failure, failed=failed)
+    onward = frame.signs.onward.when if sign.weight == "limit" and frame.signs.onward else None
+    quiet = sign.when - onward if sign.when is not None and onward is not None else None
+    return replace(
+        job, outcome=outcome, reason=shortened(sign.text), failure=sign.failure, failed=failed, quiet=quiet
+    )
 
 
 def _with_hosts(job: JobLog, frame: Frame, named: re.Pattern[str] | None) -> JobLog:
@@ -427,7 +454,7 @@ def _unplaced(job: JobLog, frame: Frame) -> str:
     """Why the hosts that are known may not be those that the job ran on."""
     count, ranks = len(set(job.hosts)), frame.ranks or 0
     if not count:
-        return "neither the log nor its name says on which hosts it ran"
+        return NOWHERE
     if frame.nodes:
         told = f"the job ran on {counted(frame.nodes, 'host')}, and {counted(count, 'host')} of it are named"
         return told if frame.nodes != count else ""

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal, Protocol
 
+from muster.core.robust import halves_of
 from muster.failures.signs import Sign
 
 WARM_UP = 10  # optimizer steps that are left out, as `measure.warmup` of a recipe; at most a third of the run
@@ -24,6 +25,7 @@ APART = 0.02  # a rate that is further from the tool's own than this is said
 FIGURE = r"[-+]?\d{1,18}(?:[,_]\d{3})*(?:\.\d*)?(?:[eE][-+]?\d{1,3})?"
 _THOUSANDS = re.compile(r"[-+]?\d{1,3}(?:,\d{3})+(?:\.\d*)?(?:[eE][-+]?\d+)?")
 
+NOWHERE = "neither the log nor its name says on which hosts it ran"
 Outcome = Literal["succeeded", "failed", "timeout", "unreadable"]
 Unit = Literal["samples", "steps", "tokens"]  # what a rate counts: what is known of these, in this order
 
@@ -85,6 +87,7 @@ class MeasuredWindows:
     unit: Unit = "samples"  # what `samples` counts
     error: float | None = None  # relative standard error of the seconds; None: fewer than three windows
     stalls: Stalls | None = None
+    halves: tuple[float, float] | None = None  # seconds a sample of usual windows before and after the middle
 
     @property
     def rate(self) -> float:
@@ -177,6 +180,7 @@ def measure(windows: Sequence[LogWindow]) -> MeasuredWindows | None:
         interrupted=any(each.interrupted for each in windows),
         error=error,
         stalls=stalls,
+        halves=halves_of([each.seconds / each.samples for each in windows]),
     )
 
 
@@ -205,6 +209,8 @@ class Reading:
     format: str
     series: Series | None = None
     exact: bool = True  # its times are finer than seconds
+    whole: bool = False  # its steps have everything in them, where other formats' may leave something out
+    sure: bool = True  # False: what its samples are is a guess, which the tool's own figure can refute
     per_step: bool = False  # the series counts steps, not samples: the batch was not known to the reader
     timed: bool = True  # False: the series is of rates alone, each with a second of its own
     unit: Unit = "samples"  # what the series counts
@@ -212,6 +218,7 @@ class Reading:
     reported: float | None = None  # samples/s as the tool itself says, warm-up and all
     own: float | None = None  # samples/s as the tool itself says, of the same steps as `series`
     steps: int | None = None  # attempted
+    total: int | None = None  # that it was to make
     skipped: int | None = None
     memory: int | None = None  # peak of the allocator, bytes
     loss: float | None = None  # the last one
@@ -259,6 +266,7 @@ class JobLog:
     family: str = ""  # among which jobs an ending may be shared; else by what was trained
     batch: float | None = None
     steps: int | None = None
+    total: int | None = None  # steps that it was to make
     skipped: int | None = None
     measured: MeasuredWindows | None = None
     reported: float | None = None
@@ -268,6 +276,7 @@ class JobLog:
     loss: float | None = None
     computing: tuple[float, ...] = ()  # seconds that each of `hosts` took for the same work of its own
     job: str = ""  # files of the same one are of one job, as a mapping says
+    quiet: float | None = None  # seconds without progress before its time was over
     digest: int = 0  # of its file, the same of a copy, within this process; 0: not known
     moment: str = ""  # what has the same one was measured side by side
     began: float | None = None  # and `ended`: seconds since 1970, on the clock of who wrote it
@@ -276,6 +285,7 @@ class JobLog:
     spread: float | None = None  # relative standard error of its step's time, by its own windows
     notes: tuple[str, ...] = ()
     why: Why | None = None  # of any outcome but succeeded
+    shapes: frozenset[str] = frozenset()  # of one that succeeded: lines that are reasons elsewhere
 
     @property
     def failed_hosts(self) -> tuple[str, ...]:

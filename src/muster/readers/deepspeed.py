@@ -6,6 +6,7 @@ import re
 from collections.abc import Sequence
 
 from muster.readers._frame import Frame, stamp
+from muster.readers._lines import STEPS_ONLY
 from muster.readers._mapping import Mapping
 from muster.readers.base import FIGURE, LogWindow, Reading, Series, number
 
@@ -17,6 +18,10 @@ _TIMER = re.compile(rf"(?:global_step=|\b\d{{1,12}}/)(\d{{1,12}}), (?:RunningAvg
 _PEAK = re.compile(rf"MaxMemAllocated=({FIGURE})\s?GB")
 _SKIPPED = re.compile(r"\bstep=(\d{1,12}), skipped=(\d{1,12})")
 _OVERFLOW = re.compile(r"Overflow detected\. Skipping step|OVERFLOW! (?:Rank 0 )?Skipping step")
+_MICRO_STEP = re.compile(r"epoch=0/micro_step=(\d{1,12})/")
+_MICRO = re.compile(r"--per_device_train_batch_size[ =](\d{1,9})\b")
+_OTHER = re.compile(r"generation_batch|tensor[-_]model[-_]parallel|pipeline[-_]model|--ppo")
+OWN_TIMER = "the times are those of the tool's own timer, which leaves out loading and what is between steps"
 _START = 2  # steps that ThroughputTimer leaves out of its running average
 
 
@@ -24,8 +29,8 @@ class Reader:
     """Windows between two of the timer's lines.
 
     Their seconds are those of the lines' time stamps: wall time between two synchronised steps, loading and
-    all. Without stamps or batch, the running average r over k steps gives the timer's own: (k - 2) / r
-    seconds per sample of a step have gone by, in which loading between steps does not count.
+    all; without a batch the windows count steps. Without stamps, the running average r over k steps gives the
+    timer's own: (k - 2) / r seconds per sample of a step have gone by, without loading between steps.
     """
 
     def __init__(self, frame: Frame, mappings: Sequence[Mapping]) -> None:
@@ -43,43 +48,54 @@ class Reader:
         self.total_steps = 0
         self.interrupted = False
         self.memory = 0.0
+        self.accumulation = 0  # micro-steps of a step; 0: not known
 
     def line(self, text: str) -> None:
         """One of the lines in HINTS."""
         timer = _TIMER.search(text) if "SamplesPerSec=" in text else None
         if timer:
+            if not self.accumulation and (micro := _MICRO_STEP.search(text)) and int(timer[1]):
+                self.accumulation = int(micro[1]) // int(timer[1])
             self._mark(int(timer[1]), number(timer[2]), text)
         elif match := _SKIPPED.search(text):
             self.counter = int(match[2])
         elif _OVERFLOW.search(text):
             self.overflows += 1
-        elif "Skipping step" not in text:
+        elif "Skipping step" not in text and "SamplesPerSec=" not in text:
             self.interrupted = True
 
     def readings(self) -> list[Reading]:
         """One, where a timer's or a step's line was seen."""
         if not self.marked:
             return []
-        batch = self.frame.batch
-        own = self.timed.measured()
-        if batch is None:
-            series = self.timed
-        elif self.walled.measured() is not None:
-            series = self.walled.scaled(batch)
-        else:
-            series = self.timed.scaled(batch, batch)
+        batch = self.frame.batch or self._batch()
+        own, walled = self.timed.measured(), self.walled.measured() is not None
+        series, notes = self.walled.scaled(batch or 1.0), () if batch else (STEPS_ONLY,)
+        if not walled:
+            series, notes = self.timed.scaled(batch or 1.0, batch or 1.0), (OWN_TIMER,)
         return [
             Reading(
                 format=FORMAT,
                 series=series,
+                unit="samples" if batch or not walled else "steps",
                 batch=batch,
-                own=own.rate if own else None,
+                reported=own.rate if own and walled and not batch else None,
+                own=own.rate if own and batch else None,
                 steps=self.total_steps,
                 skipped=self.total_skipped,
                 memory=int(self.memory * 2**30) or None,
                 ended=self._ended(),
+                notes=notes,
             )
         ]
+
+    def _batch(self) -> float | None:
+        """By the launcher's command, which names a rank's micro-batch; None: it does not."""
+        micro, ranks = _MICRO.search(self.frame.recipe), self.frame.ranks
+        # What generates has another one; and whose ranks share a part of the model is not known here.
+        if micro is None or not ranks or not self.accumulation or _OTHER.search(self.frame.recipe):
+            return None
+        return float(micro[1]) * ranks * self.accumulation
 
     def _ended(self) -> bool | None:
         """Whether all processes left well. Launchers of 2023 do not say how many they start."""

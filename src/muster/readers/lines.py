@@ -52,6 +52,7 @@ FORMATS = (
         stops=("validation loss at", "saving checkpoint at iteration"),
         ends=("[after training is done]", "[exiting program "),
         tells_end=True,
+        counts_down=True,
     ),
     LineFormat(  # whose figures have three digits, and a K where they are thousands
         "nanotron",
@@ -63,14 +64,21 @@ FORMATS = (
             r"lm_loss: (?P<loss>[\d.]+)",
         ),
         single=True,
+        counts_down=True,
     ),
     LineFormat(
         "torchtitan",
-        hints=("tps: ", "Trainer is initialized with", " total parameters"),
+        hints=(
+            "tps: ",
+            "wps: ",
+            "Trainer is initialized with",
+            "Training starts at step",
+            " total parameters",
+        ),
         step=re.compile(r"(?:\[rank(?P<rank>\d+)\]:.*)?\bstep: *(?P<step>\d+) +loss: *(?P<loss>\S+)"),
         facts=_all(
             r"\bmemory: *(?P<memory_gib>[\d.]+)GiB",
-            r"\btps: *(?P<tokens_per_second>[\d,.]+)",
+            r"\b[tw]ps: *(?P<tokens_per_second>[\d,.]+)",
             r"\bglobal batch size (?P<batch>\d+)",
         ),
         settings=_all(
@@ -153,6 +161,19 @@ FORMATS = (
         settings=_all(r"Building transformer with [\d,]+ total params"),
         stops=(" evals...", "Saving checkpoint"),
         ends=("Training complete",),
+        counts_down=True,
+    ),
+    LineFormat(  # its clock shows whole seconds, its pace is the mean since that began
+        "ms-swift",
+        hints=("'global_step/max_steps': ",),
+        step=re.compile(
+            r"^(?!.*'eval_)(?=(?:.*?'train_speed\((?P<per>iter/s|s/it)\)': '?(?P<pace>[\d.]+))?)"
+            r"(?=(?:.*?'elapsed_time': '(?P<clock>[\ddhms ]+)')?)"
+            r".*?'global_step/max_steps': '(?P<step>\d+)/(?P<total>\d+)'"
+        ),
+        facts=_all(r"'loss': '?(?P<loss>[\d.e+-]+)", r"'memory\(GiB\)': '?(?P<memory_gib>[\d.]+)"),
+        stops=("'eval_loss'",),
+        counts_down=True,
     ),
     LineFormat(
         "MaxText",
@@ -175,6 +196,7 @@ FORMATS = (
             r"\bTrain loss/train/total: (?P<loss>\S+)",
         ),
         stops=("[Eval batch=",),
+        counts_down=True,
     ),
     LineFormat(  # `wall_clock_breakdown`: a line for each step
         "DeepSpeed (time of parts)",

@@ -20,6 +20,7 @@ class Reader:
     """The lines that the first mapping matches which matches any."""
 
     def __init__(self, frame: Frame, mappings: Sequence[Mapping]) -> None:
+        self.frame = frame
         self.known = [
             MappedSteps(LineFormat(FORMAT, HINTS, re.compile(each.line), unit=each.unit), frame, each)
             for each in mappings
@@ -39,7 +40,8 @@ class Reader:
                 self.known = [steps]
                 groups = match.groupdict()
                 time = groups.get("time")
-                steps.begin(groups, steps.mapping.moment(time) if time else stamp(text))
+                at = steps.mapping.moment(time) if time else stamp(text)
+                steps.begin(groups, self.frame.arrived if at is None else at)
                 return
 
     def readings(self) -> list[Reading]:

@@ -49,6 +49,7 @@ class Reader:
             self.overflows += 1
         elif "done training" in text:
             self.done = True
+            self.frame.finish()
         elif "num_updates" in text and (told := _figures(text)):
             self.format = FORMAT if '"num_updates"' in text else "fairseq"
             self._mark(text, told)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+import statistics
 from collections.abc import Mapping as Dict
 from collections.abc import Sequence
 
 from muster.readers._frame import Frame
 from muster.readers._mapping import Mapping
-from muster.readers.base import LogWindow, Reading, Series, number
+from muster.readers.base import APART, LogWindow, Reading, Series, number
 
 FORMAT = "MLPerf"
 HINTS = (":::MLLOG",)
@@ -17,6 +18,9 @@ _OPENS = ("block_start", "epoch_start", "eval_stop")  # from here on it trains, 
 _CLOSES = ("block_stop", "epoch_stop", "eval_start")
 _WORK = ("submission_benchmark", "global_batch_size", "gradient_accumulation_steps")
 _SAMPLES_AS_EPOCHS = ("bert",)  # benchmarks whose `epoch_num` counts samples
+_MOST = 10_000  # figures that are kept
+COVERED = 0.1  # of a training's time is in its windows at least, or these are something else
+GUESSED = "its samples are `train_samples` an epoch, whatever that counts: no second figure confirms them"
 
 
 class Reader:
@@ -32,7 +36,12 @@ class Reader:
         self.told: dict[str, object] = {}  # global_batch_size, train_samples, submission_benchmark, ...
         self.opened: tuple[float, str, Dict[str, object]] | None = None  # seconds, key, metadata
         self.done = 0.0  # samples
-        self.throughput: float | None = None
+        self.throughputs: list[float] = []
+        self.spent = 0.0  # seconds of the windows, and of evaluations
+        self.evaluated = 0.0
+        self.evaluating: float | None = None
+        self.opened_at = self.closed_at = 0.0  # the first window begins, the last one ends
+        self.guessed = False  # samples are those that an epoch should have
         self.begun: float | None = None  # seconds since 1970; and the last event
         self.last = 0.0
         self.ended = False
@@ -50,10 +59,19 @@ class Reader:
         if key == "run_start":
             self.begun = self.begun or time / 1000
         self.last = time / 1000
-        self.ended = self.ended or key == "run_stop"
+        if key == "run_stop":
+            self.ended = True
+            self.frame.finish()
         if key == "tracked_stats" and isinstance(value, dict):
-            self.throughput = number(value.get("throughput")) or self.throughput
-        elif key in _OPENS:
+            if (rate := number(value.get("throughput"))) and len(self.throughputs) < _MOST:
+                self.throughputs.append(rate)
+            return
+        if key == "eval_start":
+            self.evaluating = time / 1000
+        elif key == "eval_stop" and self.evaluating is not None:
+            self.evaluated += time / 1000 - self.evaluating
+            self.evaluating = None
+        if key in _OPENS:
             self.opened = time / 1000, str(key), about
         elif key in _CLOSES:
             self._close(time / 1000, about)
@@ -65,12 +83,22 @@ class Reader:
         if not self.begun and not self.series.total:
             return []
         batch = self._batch()
+        series, own = self.series if self.series.total else None, self._own()
+        notes: tuple[str, ...] = ()
+        whole = self.closed_at - self.opened_at - self.evaluated
+        if series and self.spent < COVERED * whole:
+            said = f"its blocks and epochs have {self.spent:.3g} s of {whole:.4g}: not what it trained"
+            series, notes = None, (said,)
+        elif series and self.guessed and not own:
+            notes = (GUESSED,)
         return [
             Reading(
                 format=FORMAT,
-                series=self.series if self.series.total else None,
+                series=series,
+                sure=False,
                 batch=batch,
-                reported=self.throughput,
+                reported=self.throughputs[-1] if self.throughputs else None,
+                own=own,
                 steps=round(self.done / batch) if batch and self.done else None,
                 span=(self.begun, self.last) if self.begun else None,
                 ended=self.ended,
@@ -78,8 +106,18 @@ class Reader:
                 workload=str(self.told.get("submission_benchmark", "")),
                 recipe=" ".join(str(self.told.get(name, "")) for name in _WORK) if batch else "",
                 complete=True,
+                notes=notes,
             )
         ]
+
+    def _own(self) -> float | None:
+        """The tool's own samples/s; of tokens, where it says how many a sequence has and that fits better."""
+        if not self.throughputs:
+            return None
+        own, figures = statistics.median(self.throughputs), self.series.measured()
+        length = number(self.told.get("max_sequence_length"))
+        tokens = figures and length and abs(own / length / figures.rate - 1) < APART
+        return own / length if tokens and length else own
 
     def _batch(self) -> float | None:
         return number(self.told.get("global_batch_size")) or None
@@ -93,6 +131,8 @@ class Reader:
             return
         steps = max(1, round(samples / (self._batch() or samples)))
         self.done += samples
+        self.spent += time - started
+        self.opened_at, self.closed_at = self.opened_at or started, time
         self.series.add(LogWindow(steps, 0, samples, time - started))
         self.frame.progress(round(self.done))
 
@@ -107,4 +147,5 @@ class Reader:
         whole = number(self.told.get("train_samples"))
         if first is None or last is None or whole is None:
             return None
+        self.guessed = True
         return whole * (last - first or (key == "epoch_start"))  # whose end has the same number

@@ -168,6 +168,7 @@ class Reader:
             days, hours, minutes = (int(part or 0) for part in match.groups()[:3])
             seconds = number(match[4])
             if seconds is not None:
+                self.frame.finish()
                 self.runtime = seconds + 60 * (minutes + 60 * (hours + 24 * days))
         if match := _SAMPLES.search(text):
             self.reported = number(match[1]) or self.reported

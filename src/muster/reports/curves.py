@@ -7,6 +7,7 @@ import statistics
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 
 from muster.reports.charts import Chart, ChartSeries, Point, style_of, usable
 from muster.reports.rundata import RunData
@@ -22,7 +23,7 @@ def charts(data: RunData) -> list[Chart]:
     windows = data.folder.ordered_windows()
     clock = clock_of(data)
     if data.figures and data.figures.command:
-        return [loss(data), *host_charts(data)]
+        return [loss(data), speed(data, windows), *host_charts(data)]
     return [
         loss(data),
         *learned(data),
@@ -134,6 +135,27 @@ def throughput(data: RunData, windows: Sequence[Sequence[events.Window]]) -> Cha
         shade=shade,
         note="Shaded: warm-up, which no figure includes." if shade else "",
         nothing="No measured window has figures from every rank.",
+    )
+
+
+def speed(data: RunData, windows: Sequence[Sequence[events.Window]]) -> Chart:
+    """Steps per second of a command: of its windows, or else between two looks at what it printed."""
+    points: list[Point] = []
+    for each in windows:
+        seconds = max(window.seconds for window in each)
+        if usable(seconds) and seconds > 0:
+            points.append((float(each[0].step), each[0].steps / seconds))
+    told = [data.folder.logs[step] for step in sorted(data.folder.logs)] if not points else []
+    for before, now in pairwise(told):
+        if now.time > before.time:
+            points.append((float(now.step), (now.step - before.step) / (now.time - before.time)))
+    return Chart(
+        "Speed",
+        "steps/s",
+        "step",
+        (ChartSeries("steps/s", tuple(points), "c0 thick"),),
+        span=steps_of(data),
+        nothing="Its output told no two steps.",
     )
 
 

@@ -59,6 +59,7 @@ def render(data: RunData) -> str:
         pace=data.figures.pace.words if data.figures and data.figures.pace else "",
         groups=groups,
         profiles=[profile.lines for profile in data.figures.profiles] if data.figures else [],
+        heads=[each for each in data.figures.files if each.head] if data.figures else [],
         notes=notes(data),
         pictures=[draw(chart) for chart in charts if has_points(chart)],
         missing=nothing,

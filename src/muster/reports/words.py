@@ -103,6 +103,8 @@ def headline(data: RunData) -> Headline:
     )
     if figures and figures.fabric:
         steps = counted(len(set(figures.fabric.seconds) - {"rendezvous"}), "measurement")
+    if data.state == "succeeded" and figures and figures.caveats:
+        return Headline("✓", "calm", f"The run {figures.outcome}")
     if data.state == "succeeded" and figures:
         return Headline("✓", "good", f"The run succeeded: {steps} in {format_seconds(figures.seconds.total)}")
     if data.state == "running":

@@ -31,6 +31,7 @@ from muster.core.result import (
     Seconds,
     Status,
     Unscored,
+    WrittenFile,
     unscored_words,
 )
 from muster.core.secrets import masked_words
@@ -279,6 +280,7 @@ class Folder:
     split: events.Split | None = None
     counted: dict[int, events.FlopsCounted] = field(default_factory=dict)
     profiled: list[events.Profiled] = field(default_factory=list)
+    wrote: dict[str, events.Wrote] = field(default_factory=dict)  # by path
     model_path: str | None = None
     began: float | None = None
     attempt_began: float | None = None
@@ -314,6 +316,8 @@ class Folder:
             self.counted[rank] = event
         elif isinstance(event, events.Profiled):
             self.profiled.append(event)
+        elif isinstance(event, events.Wrote):
+            self.wrote[event.path] = event
         elif isinstance(event, events.Progress):
             self.progress = event
             if not self.windows:  # muster.step counts its own steps, and tells its own losses
@@ -382,7 +386,21 @@ def fold(stream: Iterable[events.Event]) -> Folder:
     return folder
 
 
-_LENGTHS = ("max_source", "max_target", "sequence")  # keys of `data` that samples are cut to
+def caveats(folder: Folder, recipe: Recipe, steps: int) -> list[str]:
+    """What a success of so many steps lacks of what was asked for, for people."""
+    found, first = [], folder.started.get(0)
+    if first and 0 < steps < first.total_steps:
+        limit = recipe.train.max_minutes
+        by = f" by train.max_minutes={limit:g}" if limit else ""
+        found.append(f"cut at {steps:,} of {first.total_steps:,} steps{by}")
+    told = [log.figures for log in folder.logs.values()]
+    if told and not any(each.get("reward", 1) or each.get("reward_std", 0) for each in told):
+        found.append("no answer was rewarded")
+    elif told and all(each.get("equal_groups") == 1 for each in told):
+        found.append("all answers to each prompt were worth the same")
+    if folder.done and all(done.weights_changed is False for done in folder.done.values()):
+        found.append(f"the weights did not change in {counted(steps, 'step')}")
+    return found
 
 
 def make_result(
@@ -402,11 +420,8 @@ def make_result(
     losses = [log.loss for log in logs if log.loss is not None]
     began = folder.began or ended
     last_step = max(folder.windows, default=0)
-    notes = [*(first.notes if first else []), *folder.noted]
-    if status == "succeeded" and first and 0 < last_step < first.total_steps:
-        limit = recipe.train.max_minutes
-        by = f" by train.max_minutes={limit:g}" if limit else ""
-        notes.insert(0, f"cut at {last_step:,} of {first.total_steps:,} steps{by}")
+    lacks = caveats(folder, recipe, last_step) if status == "succeeded" else []
+    notes = [*lacks, *(first.notes if first else []), *folder.noted]
     if told := split_note(job, folder.split):
         notes.append(told)
     notes += pace_notes(job, recipe, folder.facts, folder.split, first, folder.data)
@@ -414,9 +429,8 @@ def make_result(
     if skipped:
         notes.append(f"{skipped} of {last_step} steps were skipped by the loss scaler and do not count")
     if folder.data and folder.data.cut:
-        keys = [f"data.{key}" for key in _LENGTHS if hasattr(recipe.data, key)]
-        longest = " or ".join(keys) or "the longest that is taken"
-        notes.append(f"{counted(folder.data.cut, 'sample')} cut to {longest}")
+        by = f" to {recipe.cut_by}" if recipe.cut_by else ""
+        notes.append(f"{counted(folder.data.cut, 'sample')} cut{by}")
     if folder.data and folder.data.skipped:
         notes.append(f"{counted(folder.data.skipped, 'sample')} skipped, since they cannot be used")
     quality = _quality(folder)
@@ -428,6 +442,10 @@ def make_result(
     if speed and speed.data_share is not None and speed.data_share > STARVING:
         notes.append(starving_note(speed.data_share, recipe.train.loaders))
     notes += [*_counting(folder.counted.get(0)), *_profiles(folder.profiled)]
+    notes += [
+        f"{each.what} of {recipe.engine.name} is on {each.host}: {each.path}"
+        for each in folder.wrote.values()
+    ]
     if folder.attempt > 1:
         notes.append(f"this run was resumed: attempt {folder.attempt}")
     for each in job.decisions:
@@ -467,6 +485,10 @@ def make_result(
             folder.profiled,
             lambda rank: usual_seconds(windows, recipe.measure.warmup, job.world_size, rank),
         ),
+        files=[
+            WrittenFile(what=each.what, host=each.host or "", path=each.path, head=each.head)
+            for each in folder.wrote.values()
+        ],
         quality=quality,
         attention=attention_report(list(folder.attention.values()), seconds.training),
         hang=folder.hang,
@@ -481,6 +503,7 @@ def make_result(
         versions=dict(first.versions) if first else {},
         model_path=folder.model_path,
         notes=notes,
+        caveats=lacks,
     )
     if recipe.foreign:
         return of_command(made, folder, job)

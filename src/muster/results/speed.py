@@ -11,6 +11,7 @@ from muster.core.hostlist import fold_hosts
 from muster.core.job import Job
 from muster.core.measure import Measure
 from muster.core.result import Flops, Throughput
+from muster.core.robust import halves_of
 from muster.store import events
 from muster.store.windows import Windows, measured
 
@@ -34,7 +35,8 @@ def throughput(windows: Windows, warmup: int, world_size: int) -> Throughput | N
         for each, s in zip(chosen, seconds, strict=True)
         if s > 0 and each[0].steps == longest
     ]
-    steps = sorted(s for each in chosen for s in max(each, key=lambda w: w.seconds).step_seconds)
+    course = [s for each in chosen for s in max(each, key=lambda w: w.seconds).step_seconds]
+    steps = sorted(course)
     mean = duration / max(1, sum(each[0].steps for each in chosen))
     return Throughput(
         samples_per_second=sum(w.samples for each in chosen for w in each) / duration,
@@ -46,6 +48,7 @@ def throughput(windows: Windows, warmup: int, world_size: int) -> Throughput | N
         data_share=_data_share(chosen, duration),
         windows=len(chosen),
         measured_steps=sum(each[0].steps - max(w.skipped for w in each) for each in chosen),
+        halves=halves_of(course),
     )
 
 

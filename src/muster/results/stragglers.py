@@ -24,7 +24,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from muster.core.job import Job
-from muster.core.result import LEAST, Pace, Straggler
+from muster.core.result import KERNEL, LEAST, Pace, Straggler
 from muster.core.robust import deviation
 from muster.store import events
 
@@ -44,7 +44,7 @@ MOMENTS = 8  # in which a link was used, before it is named
 USED = 0.05  # of the time: a link that carries less tells nothing
 MANY = 100  # hosts: of more, links are not compared in each moment, since that takes a second
 TOLD_BYTES = 1 << 18  # of a link in a moment
-WINDOWS, KERNEL = "windows of steps", "the processes' own time"
+WINDOWS = "windows of steps"
 
 Shares = dict[str, float]  # host -> its own time in a moment, as a share of the moment
 

@@ -6,6 +6,8 @@ import json
 import shlex
 from typing import Any
 
+from muster.core import families
+from muster.dialogues.rows import PROMPTS_NOTE as PROMPTS
 from muster.runs.resume import frozen_recipe
 from muster.store.runfolder import RunFolder, from_here
 
@@ -21,8 +23,8 @@ def next_command(run: RunFolder, *, asked: bool = False) -> str:
 
 
 def loading_lines(run: RunFolder) -> str:
-    """Three lines of Python that load the trained model and ask it; empty where there is none, or it reads
-    no text."""
+    """Python that loads the trained model and asks it, with the answer that `muster ask` gives; empty where
+    there is no model, or it reads no text."""
     if not run.model.is_dir():
         return ""
     recipe = frozen_recipe(run)
@@ -32,13 +34,16 @@ def loading_lines(run: RunFolder) -> str:
     question, longest = example
     new = recipe.evaluate.max_new_tokens or longest
     config = run.read_json(run.model / "config.json")
-    positions = config.get("n_positions") or config.get("max_position_embeddings")
-    if isinstance(positions, int) and not config.get("is_encoder_decoder"):
-        new = min(new, positions // 2)  # the question needs some as well
-    return recipe.loading.format(
+    positions = families.positions(config)
+    if positions and not config.get("is_encoder_decoder"):
+        new = min(new, positions // 2)  # as worker/decoders.py: room_of
+    chat = (run.model / "chat_template.jinja").is_file()  # where Transformers keeps it
+    chat = chat and PROMPTS not in run.read_json(run.model / "tokenizer_config.json")
+    return ((chat and recipe.loading_chat) or recipe.loading).format(
         model=json.dumps(from_here(run.model)),
         question=json.dumps(question, ensure_ascii=False),
         new=new,
+        recipe=recipe,
     )
 
 

@@ -27,7 +27,7 @@ from muster.engines.base import spec_of
 from muster.fleet.launchers.base import Home
 from muster.fleet.shell import Shell
 from muster.inputs.hub import check_names
-from muster.inputs.read import Inputs
+from muster.inputs.read import INHERITED, Inputs
 from muster.planner.decide import Decided
 from muster.planner.hosts import AUTO
 from muster.planner.memory.fit import Room, fits
@@ -234,8 +234,14 @@ def _data(recipe: Recipe) -> str | None:
 def format_dry_run(told: Mapping[str, Any], *, verbose: bool = False) -> str:
     """For a person: in about ten lines, or with the whole order."""
     rows = [("would run", _what(told)), ("on", _where(told)), *_training(told)]
+    plan = told["plan"] or {}
     if told["data"]:
-        rows.insert(2, ("data", told["data"]))
+        rows[2:2] = [("data", told["data"]), *(("", text) for text in plan.get("data", []))]
+    rows += [
+        (f"from {each['value']}" if each["field"] == INHERITED else "", each["why"])
+        for each in told["decisions"]
+        if each["field"] == INHERITED
+    ]
     rows.append(("run folder", told["run"]))
     notes = told["plan"]["notes"] if told["plan"] else []
     if told["assumed"] and not verbose:  # they would say what nobody was asked
@@ -285,6 +291,8 @@ def _training(told: Mapping[str, Any]) -> list[tuple[str, str]]:
         return []
     product = f"{batch['micro']} x {batch['accumulation']} x {counted(told['world_size'], 'rank')}"
     rows = [("batch", f"{batch['global']} samples a step = {product}")]
+    if plan and (training := plan["training"]):
+        rows += training_rows(training)
     memory = plan["memory"] if plan else None
     if memory is None:
         return rows
@@ -298,6 +306,18 @@ def _training(told: Mapping[str, Any]) -> list[tuple[str, str]]:
     if time is not None:
         rows.append(("time", f"{time['samples_per_second']:,.1f} samples/s predicted"))
     return rows
+
+
+def training_rows(training: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """A plan's training, for people."""
+    steps = f"{training['steps']:,}" if training["steps"] is not None else "not known before the data is read"
+    return [
+        ("steps", f"{steps}: {training['length']}"),
+        ("optimizer", training["optimizer"]),
+        ("decay", training["decay"]),
+        ("schedule", training["schedule"]),
+        ("order", training["order"]),
+    ]
 
 
 def _order(told: Mapping[str, Any]) -> list[str]:

@@ -19,6 +19,7 @@ from muster.core.units import counted
 from muster.failures.signs import Sign, order, shortened
 from muster.failures.table import Blame, KnownFailure, Phase, Retry, find, known_failures
 from muster.fleet.cause import LAST_WORDS
+from muster.readers._harmless import without_harmless
 from muster.readers._mapping import load_mappings
 from muster.readers._paths import place_of
 from muster.readers._read import read_blocks
@@ -176,7 +177,7 @@ def explain_logs(where: Path) -> Explanation:
         raise UsageError("is no text", where=str(where))
     if len({re.sub(r"#\d+$", "", job.path) for job in jobs}) == 1:  # the name of one log is no host's
         jobs = [replace(job, hosts=()) if job.hosts_from.startswith("guess") else job for job in jobs]
-    return _of_jobs(str(where), jobs)
+    return _of_jobs(str(where), without_harmless(jobs))
 
 
 def explain_stream(raw: IO[bytes]) -> Explanation:

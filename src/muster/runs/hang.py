@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import statistics
 import time
 from collections import deque
@@ -21,6 +22,8 @@ UPDATES = 3  # nor within so many of the times between two signs of progress
 ANSWER = 15.0  # seconds that hosts get to say where their ranks stand
 QUIET = 5.0  # seconds after which an agent is silent, which speaks once a second
 LEAD = 5.0  # seconds before the limit at which they are asked, so that they have answered by then
+REMEMBERED, LONGEST = 1000, 200  # lines, and characters of one
+_TIMES = re.compile(r"\d+:\d\d(?::\d\d)?(?:[.,]\d+)?")  # of a day, or since something
 PARTS = frozenset(("data", "forward", "backward", "optimizer"))  # phases that are parts of a step
 
 
@@ -50,6 +53,7 @@ class Watch:
         self.paces: deque[float] = deque(maxlen=100)  # seconds of a step
         self.gaps: deque[float] = deque(maxlen=100)  # seconds between two signs of progress
         self.patience = 1.0  # more for each look that found something alive
+        self.printed: dict[str, None] = {}  # the last lines, without times
         self.number = 0  # of the looks
         self.asked: dict[str, Looked | None] = {}  # per host that was asked; empty: none is
         self.asked_at = 0.0
@@ -77,9 +81,17 @@ class Watch:
             self.phases[rank] = phase
         self.progress(max(steps for _, steps, _, _ in news) or None)
 
-    def output(self) -> None:
-        """Somebody printed something, which counts where no steps are known."""
-        if not self.steps:
+    def output(self, lines: Sequence[str]) -> None:
+        """Somebody printed these, which counts where no steps are known: but for what was printed before,
+        such as a program that tries the same again and again."""
+        if self.steps:
+            return
+        new = [text for line in lines if (text := _TIMES.sub("", line)[:LONGEST]) not in self.printed]
+        for text in new:
+            self.printed[text] = None
+            if len(self.printed) > REMEMBERED:
+                del self.printed[next(iter(self.printed))]
+        if new:
             self.progress()
 
     def looked(self, host: str, found: Looked) -> None:

@@ -48,6 +48,17 @@ def check_hosts(facts: Facts, recipe: Recipe) -> None:
                     hint=f"pip install {TRACKERS[tracker][0]} there, or leave it out",
                     failure="remote_module_missing",
                 )
+    own = spec_of(recipe.engine.name).extras(recipe) if recipe.trains else ()
+    host, about = next(iter(facts.items()))
+    missing = [name for name in own if not about["versions"].get(name)]
+    if missing:
+        raise UsageError(
+            f"{', '.join(missing)} not installed for {about['python']}, and the {recipe.engine.name} "
+            "configuration reports to it",
+            host=host,
+            hint=f"pip install {' '.join(missing)} there, or leave that section out",
+            failure="remote_module_missing",
+        )
     for name in wanted:
         values = {about["versions"][name] for about in facts.values()}
         if len(values) > 1:

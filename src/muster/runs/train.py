@@ -29,10 +29,11 @@ from muster.core.versions import versions_of
 from muster.engines.base import packages
 from muster.fabric.run import judged, write_tables
 from muster.failures.table import disk_full
-from muster.fleet.cause import judge_command, judge_outcome, with_way_on
+from muster.fleet.cause import judge_command, judge_outcome, unresolved, with_way_on
 from muster.fleet.fetch import copy_between, fetch_model, fetch_profiles
 from muster.fleet.interrupts import interrupts
 from muster.fleet.launchers.slurm import TICKET
+from muster.fleet.messages import Looked
 from muster.fleet.shell import Shell
 from muster.fleet.supervisor import Listener, Outcome, Supervisor
 from muster.inputs.hub import check_names
@@ -46,9 +47,11 @@ from muster.results.stragglers import Stragglers
 from muster.runs.checkpoints import BEGINNING, Start, WantedCheckpoint, choose
 from muster.runs.continuing import continued, same_batch
 from muster.runs.explain import with_evidence
+from muster.runs.groups import Groups
 from muster.runs.hang import Watch
 from muster.runs.recorder import FLUSH, Follower, Recorder, Watcher
 from muster.runs.requirements import check_disk, check_hosts, check_profile, check_sharing
+from muster.runs.slowdown import Slowdown
 from muster.store import events, sealed
 from muster.store.atomic import write_json, write_text
 from muster.store.runfolder import RunFolder, new_mark
@@ -164,7 +167,7 @@ def agree(
         id=run.id,
         attempt=attempt.number,
         resume_step=start.step,
-        decisions=(*inputs.env_files, *decided.job.decisions, *unmeasured, *start.said),
+        decisions=(*inputs.noted, *decided.job.decisions, *unmeasured, *start.said),
         peaks=peaks,
     )
     if start.step is not None:
@@ -254,8 +257,15 @@ def _run(
         per_host=per_host,
     )
 
+    groups = Groups(job.world_size)
+    watched = follow is not None and not per_host and job.world_size > 1
+    slowdown = Slowdown(job.placements, supervisor.look) if watched else None
+
     def tick() -> str | None:
         claim.touch()
+        for text in (groups.note(hang.steps), slowdown.note(hang.steps) if slowdown else None):
+            if text is not None:
+                recorder.record(events.Noted(time=time.time(), attempt=recorder.attempt, text=text))
         recorder.write_logs(FLUSH)
         if wish.stop:
             return wish.stop
@@ -268,9 +278,14 @@ def _run(
             return found.what if inputs.recipe.hang.action == "stop" else None
         return None
 
+    def looked(host: str, found: Looked) -> None:
+        hang.looked(host, found)
+        if slowdown is not None:
+            slowdown.looked(host, found)
+
     def log(host: str, rank: int | None, lines: list[str]) -> None:
         recorder.log(host, rank, lines)
-        hang.output()
+        hang.output(lines)
         if follow is not None and follow.steps > hang.steps:
             hang.progress(follow.steps)
 
@@ -280,7 +295,9 @@ def _run(
             recorder.state("begin", resume_step=job.resume_step, hosts=list(facts))
             for host, about in facts.items():
                 recorder.host_facts(host, {k: v for k, v in about.items() if k != "port"})
-            listener = Listener(recorder.event, log, recorder.hardware, tick, hang.pulses, hang.looked)
+            listener = Listener(
+                recorder.event, log, recorder.hardware, tick, hang.pulses, looked, groups.heard
+            )
             code = bring_code(tree, run, supervisor, facts) if tree else None
             begun = time.monotonic()
             outcome = supervisor.run(with_code(decided.orders), listener)
@@ -360,6 +377,8 @@ def _conclude(
         )
     if folder.hang is not None and outcome.stopped == folder.hang.what:
         status, failure = "failed", hang.failure()
+    if status != "succeeded" and outcome.stopped and not hang.steps:
+        failure = unresolved(recorder.lines_of, job.placements) or failure
     first = job.placements[0]
     trains = inputs.recipe.trains
     saved = trains and inputs.recipe.checkpoint.model

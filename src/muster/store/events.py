@@ -170,6 +170,15 @@ class Profiled(_Event):
     summary: StepProfile | None = Field(None, description="of a trace; None: it has none")
 
 
+class Wrote(_Event):
+    """The engine wrote a file or a folder by itself, as its configuration asks."""
+
+    kind: Literal["wrote"] = "wrote"
+    what: str = Field(description="the section that asks for it: flops_profiler, tensorboard")
+    path: str
+    head: list[str] = Field(default_factory=list, description="first lines of a file of text")
+
+
 class Log(_Event):
     """The trainer's own figures, averaged over all ranks."""
 
@@ -336,6 +345,9 @@ class Done(_Event):
     step: int
     skipped: int = 0
     seconds: dict[str, float] = Field(default_factory=dict)
+    weights_changed: bool | None = Field(
+        None, description="by the steps of this attempt, of those on this rank; None: not known"
+    )
 
 
 class JobState(_Event):
@@ -354,6 +366,7 @@ Event = (
     | Window
     | FlopsCounted
     | Profiled
+    | Wrote
     | Log
     | Evaluated
     | Attention

@@ -17,6 +17,8 @@ _COLUMNS: dict[str, tuple[str, ...]] = {
     "world_size": ("world_size",), "hosts": ("hosts",), "steps": ("steps",), "loss_final": ("loss_final",),
     "samples_per_second": ("throughput", "samples_per_second"), "exact_match": ("quality", "exact_match"),
     "execution_match": ("quality", "execution_match"), "seconds": ("seconds", "total"),
+    "evaluation_loss": ("evaluation_loss",), "perplexity": ("perplexity",),
+    "allocator_peak": ("memory", "allocator_peak"), "resident_peak": ("memory", "resident_peak"),
     "started": ("started",), "failure": ("failure", "what"),
 }  # fmt: skip
 

@@ -22,6 +22,8 @@ PARQUET = (".parquet",)
 SUFFIXES = (*JSON_LINES, *TABLES, *PARQUET)  # of files whose rows have fields
 TRAIN_NAMES = ("train", "training")
 HELD_OUT_NAMES = ("validation", "valid", "val", "dev", "test", "eval", "heldout")
+# Behind a split's name: the numbers of its shards, and the hash that the hub once added.
+_SHARD = re.compile(r"([-_ ]?[0-9]+([-_ ]of[-_ ][0-9]+)?)?(-[0-9a-f]{16})?$")
 ROWS = 1024  # of a Parquet file that are in memory at a time
 
 csv.field_size_limit(LONGEST_LINE)
@@ -29,10 +31,57 @@ csv.field_size_limit(LONGEST_LINE)
 
 @dataclass(frozen=True)
 class DataFiles:
-    """The parts of a data set on disk; validation is empty where it must be split off."""
+    """The parts of a data set on disk; validation is empty where it must be split off. `unused`: further
+    files of samples there."""
 
     train: tuple[Path, ...]
     validation: tuple[Path, ...] = ()
+    unused: tuple[Path, ...] = ()
+
+
+@dataclass(frozen=True)
+class Splits:
+    """Which splits of a data set are wanted: by their names; None: as they are called. `words`: of several
+    that are called so, those with one of these words (train_sft)."""
+
+    train: str | None = None
+    held_out: str | None = None
+    words: tuple[str, ...] = ()
+
+    def check(self, names: Sequence[str], where: str) -> None:
+        """Raise DataError for a split that is not there."""
+        for key, name in (("train_split", self.train), ("held_out_split", self.held_out)):
+            if name is not None and name not in names:
+                hint = f"data.{key}=NAME, one of: {', '.join(names)}"
+                raise DataError(f"has no split {name!r}", where=where, hint=hint)
+
+    def train_of(self, names: Sequence[str]) -> list[str]:
+        """The splits to train on."""
+        if self.train is not None:
+            return [name for name in names if name == self.train]
+        return self._those(_first_kind(names, TRAIN_NAMES))
+
+    def held_of(self, names: Sequence[str], train: Sequence[str]) -> list[str]:
+        """The splits that are held out: of several those that end as the ones that are trained on do."""
+        if self.held_out is not None:
+            return [name for name in names if name == self.held_out]
+        held = _first_kind([name for name in names if name not in train], HELD_OUT_NAMES)
+        ends = {name.removeprefix(_word(name)) for name in train}
+        return [name for name in held if name.removeprefix(_word(name)) in ends] or self._those(held)
+
+    def _those(self, names: list[str]) -> list[str]:
+        """Of several names those with a word that is wanted; all where none has one."""
+        return [name for name in names if {*re.split(r"[-_.]", name)} & {*self.words}] or names
+
+
+def _word(name: str) -> str:
+    return re.split(r"[-_.]", name)[0]
+
+
+def _first_kind(names: Sequence[str], kinds: Sequence[str]) -> list[str]:
+    """Those that begin with the first of these words that one begins with."""
+    kind = next((each for each in kinds if any(_word(name) == each for name in names)), None)
+    return [name for name in names if _word(name) == kind]
 
 
 def is_of(file: Path, suffixes: tuple[str, ...]) -> bool:
@@ -40,13 +89,15 @@ def is_of(file: Path, suffixes: tuple[str, ...]) -> bool:
     return file.name.lower().endswith(suffixes)
 
 
-def find_data(path: Path) -> DataFiles:
+def find_data(path: Path, splits: Splits | None = None) -> DataFiles:
     """The train and held-out files of a folder, or a single file. Raises DataError.
 
-    What is named after a held-out part, such as test.jsonl, is trained on only where `path` is that file.
+    What is named after a held-out part, such as test.jsonl, is trained on only where `path` is that file, or
+    `splits` names it.
     """
     if path.is_file():
         return DataFiles((path,))
+    splits = splits or Splits()
     hint = "expected a train file (train.jsonl, train.csv, train.parquet, ...) and a validation file"
     if not path.is_dir():
         raise DataError("no such data", where=str(path), hint=f"a file of samples, or a folder: {hint}")
@@ -57,13 +108,21 @@ def find_data(path: Path) -> DataFiles:
         if is_of(each, SUFFIXES) and not each.relative_to(path).as_posix().startswith((".", "_"))
     )
     kinds = [
-        by_part(path, (each for each in files if is_of(each, kind))) for kind in (JSON_LINES, TABLES, PARQUET)
+        _by_split(path, [each for each in files if is_of(each, kind)])
+        for kind in (JSON_LINES, TABLES, PARQUET)
     ]
+    splits.check([name for parts in kinds for name in parts], str(path))
     for parts in kinds:
-        train = next((parts[name] for name in TRAIN_NAMES if name in parts), None)
-        if train is not None:
-            held_out = (each[name] for each in (parts, *kinds) for name in HELD_OUT_NAMES if name in each)
-            return DataFiles(tuple(train), tuple(next(held_out, ())))
+        train = splits.train_of([*parts])
+        if not train:
+            continue
+        held = [
+            [file for name in splits.held_of([*each], train) for file in each[name]]
+            for each in (parts, *kinds)
+        ]
+        held_out = next(filter(None, held), [])
+        used = [file for name in train for file in parts[name]]
+        return DataFiles(tuple(used), tuple(held_out), tuple(sorted({*files} - {*used, *held_out})))
     if len(files) == 1 and by_part(path, files).keys().isdisjoint(HELD_OUT_NAMES):
         return DataFiles((files[0],))
     found = ", ".join(each.relative_to(path).as_posix() for each in files[:5]) or "none"
@@ -72,6 +131,16 @@ def find_data(path: Path) -> DataFiles:
         where=str(path),
         hint=f"{hint}, or data.path=FILE; files of samples there: {found}",
     )
+
+
+def _by_split(root: Path, files: Sequence[Path]) -> dict[str, list[Path]]:
+    """Files by the split that they are of: train_sft of train_sft-00000-of-00001.parquet."""
+    found: dict[str, list[Path]] = {}
+    for part, members in by_part(root, files).items():
+        for file in members:
+            name = _SHARD.sub("", file.name.partition(".")[0].lower())
+            found.setdefault(name if _word(name) == part else part, []).append(file)
+    return found
 
 
 def by_part(root: Path, files: Iterable[Path]) -> dict[str, list[Path]]:
@@ -101,8 +170,34 @@ def parts_of(
 ) -> str:
     """Which files of `path` are for what, for people. `fraction`: held out where no file is."""
     told = f"{path}: train {names_of(train)}; held out "
-    told += names_of(held_out) if held_out else f"{fraction:.3g} of it"
+    told += names_of(held_out) if held_out else f"{fraction:.3g} of it" if fraction else "nothing"
     return told + (f"; not used: {names_of(unused)}" if unused else "")
+
+
+def held_note(count: int | None, of: int | None, fraction: float) -> list[str]:
+    """What to say where data has no part to hold out. `count`, `of`: samples; None: not counted yet."""
+    if not fraction:
+        return ["nothing is held out (data.validation_fraction=0): the model is not evaluated"]
+    some = f"{100 * fraction:.3g} %" if count is None else f"{count:,} of {of:,} samples"
+    are = "are" if count != 1 else "is"
+    ways = "data.validation_fraction sets the share, 0 trains on all"
+    return [f"{some} {are} held out, since the data has no part for that: {ways}"]
+
+
+def unread_note(
+    file: Path, read: Callable[[dict[str, Any]], Iterable[str]], fields: Sequence[str]
+) -> list[str]:
+    """What to say of a file's fields that nobody reads, by its first row. `read`: those that a row's sample
+    is made of; `fields`: all that are looked for."""
+    row = next((row for _, row in read_rows(file, lambda _: None, fields=fields)), {})
+    used = {root for field in read(row) for root in (field, field.partition(".")[0])}
+    left = [str(name) for name in row if name not in used]
+    return [f"{file.name}: fields that are not read: {', '.join(left)}"] if left else []
+
+
+def unused_note(files: DataFiles) -> list[str]:
+    """What to say of files of samples that nobody reads."""
+    return [f"not used: {names_of(files.unused)}"] if files.unused else []
 
 
 def hold_out(
@@ -111,6 +206,8 @@ def hold_out(
     """Which keys (questions, prompts) to hold out where a data set has no part for that: all samples of a key
     stay together. `kind`: what keys are called. Raises DataError where none would be left to train on."""
     different = sorted(set(keys))
+    if not fraction:
+        return set()
     if len(different) < 2:
         told = f"{counted(len(different), f'different {kind}')} {'is' if len(different) == 1 else 'are'}"
         raise DataError(
@@ -239,8 +336,9 @@ def _batches(file: Path, fields: Sequence[str]) -> Iterator[list[dict[str, Any]]
     with parquet.ParquetFile(file) as opened:
         columns = [each.name for each in opened.schema_arrow if used(each.name, types.is_nested(each.type))]
         columns = columns or opened.schema_arrow.names
+        others = dict.fromkeys(name for name in opened.schema_arrow.names if name not in columns)
         for batch in opened.iter_batches(ROWS, columns=columns):
-            yield batch.to_pylist()
+            yield [{**row, **others} for row in batch.to_pylist()]
 
 
 def _batches_by_duckdb(file: Path, used: Callable[[str, bool], bool]) -> Iterator[list[dict[str, Any]]]:
@@ -251,9 +349,10 @@ def _batches_by_duckdb(file: Path, used: Callable[[str, bool], bool]) -> Iterato
         described = base.execute("DESCRIBE SELECT * FROM read_parquet($file)", source).fetchall()
         names = [name for name, kind, *_ in described if used(name, kind.endswith((")", "[]")))]
         names = names or [name for name, *_ in described]
+        others = dict.fromkeys(name for name, *_ in described if name not in names)
         quoted = ", ".join('"' + name.replace('"', '""') + '"' for name in names)
         found = base.execute(f"SELECT {quoted} FROM read_parquet($file)", source)
         while rows := found.fetchmany(ROWS):
-            yield [dict(zip(names, row, strict=True)) for row in rows]
+            yield [{**dict(zip(names, row, strict=True)), **others} for row in rows]
     except duckdb.Error as error:
         raise ValueError(str(error)) from None

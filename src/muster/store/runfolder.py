@@ -217,6 +217,7 @@ class RunFolder(Folder):
     code = Inside("code")  # of a command, where it was brought to hosts that share this folder
     # Held-out questions with the model's answers, one JSON object per line.
     predictions = Inside("predictions.jsonl")
+    asked = Inside("asked.jsonl")  # what `muster ask --evaluate` answered last
     hang = Inside("hang.json")  # where each rank stood when the job was found to hang
     fabric = Inside("fabric")  # the fabric workload's tables, as CSV files
     room = Inside(".room")  # holds some room on the disk while the job runs, for its result

@@ -42,6 +42,8 @@ def make_config(recipe: Recipe, tokenizer: Any) -> Any:
             fields["vocab_size"] = max(len(tokenizer), int(fields.get("vocab_size") or 0))
         for name in ("bos_token_id", "eos_token_id", "pad_token_id"):
             fields.setdefault(name, getattr(tokenizer, name, None))
+        if fields["pad_token_id"] == fields["eos_token_id"]:
+            fields["pad_token_id"] = None  # some models never train the embedding of padding
         config = config_for(kind, fields)
     check_kind(config)
     if spec.init == "random" and tokenizer is not None and len(tokenizer) > config.vocab_size:
@@ -85,11 +87,12 @@ def make_model(context: Context, config: Any, tokenizer: Any, *, longest: int | 
 
 
 def room_of(config: Any, new: int) -> tuple[int, int]:
-    """At most `new` tokens of an answer, and how many of a text's last ones fit before them."""
+    """At most `new` tokens of an answer, and how many of a text's last ones fit before them: half of the
+    positions at the least."""
     positions = positions_of(config)
     if positions is None:
         return new, 1 << 30
-    new = min(new, positions - 1)
+    new = min(new, positions // 2)
     return new, positions - new
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import math
+import itertools
 import os
 import platform
 import random
@@ -14,12 +14,11 @@ from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
 
-from transformers import TrainerCallback
 from transformers.utils import is_torch_tf32_available
 
 from muster.core.errors import MusterError, UsageError, WorkerError
 from muster.core.registry import WORKLOADS, load_plugin
-from muster.core.schedule import learning_rate, scheduler
+from muster.core.schedule import scheduler, steps_of, warmup_note
 from muster.core.versions import versions_of
 from muster.engines.base import packages
 from muster.store import events
@@ -39,7 +38,9 @@ PACKAGES = ("torch", "transformers", "accelerate", *packages(), "datasets", "pef
 def started(context: Context, built: Any) -> None:
     from muster.worker.arithmetic import arithmetic_of
 
-    total_steps = _total_steps(context, built.train_samples)
+    batch, train = context.batch, context.recipe.train
+    total_steps = steps_of(train, built.train_samples, batch.global_, batch.accumulation)
+    warming = warmup_note(train, total_steps)
     parameters = [
         (int(getattr(p, "ds_numel", p.numel())), p.requires_grad) for p in built.trainer.model.parameters()
     ]
@@ -51,7 +52,7 @@ def started(context: Context, built: Any) -> None:
         arithmetic=arithmetic_of(context),
         total_steps=total_steps,
         versions={"python": platform.python_version(), **versions_of(PACKAGES)},
-        notes=[*built.notes, *_unused(context, built.trainer), *_warming(context, total_steps)],
+        notes=[*built.notes, *_unused(context, built.trainer), *filter(None, [warming])],
     )
     if context.main:
         context.emit(
@@ -78,25 +79,6 @@ def _unused(context: Context, trainer: Any) -> list[str]:
     return ["train.fused_loss=true does nothing here: the logits are more than what the output layer gives"]
 
 
-def _warming(context: Context, steps: int) -> list[str]:
-    """That the learning rate never reaches its peak."""
-    warmup = context.recipe.train.warmup
-    if warmup < max(1, steps):
-        return []
-    return [
-        f"train.warmup={warmup:g} is no shorter than the training, {steps:,} steps: a fraction scales with it"
-    ]
-
-
-def _total_steps(context: Context, samples: int) -> int:
-    train = context.recipe.train
-    if train.max_steps:
-        return train.max_steps
-    micro_steps = -(-samples // (context.batch.micro * context.world_size))
-    per_epoch = max(1, -(-micro_steps // context.batch.accumulation))
-    return max(1, -int(-train.epochs * per_epoch // 1))
-
-
 def _device_name(context: Context) -> str:
     if context.device == "cuda":
         import torch
@@ -106,45 +88,9 @@ def _device_name(context: Context) -> str:
 
 
 # ----------------------------------------------------------------------------------------------------
-# Whether the learning rate is what the recipe says, in every step.
-
-TOLERANCE = 1e-6  # relative; schedulers compute in another order
-
-
-class ScheduleWatch(TrainerCallback):  # type: ignore[misc]
-    """Holds the optimizer's rate at the begin of every step against the recipe's formula; the first
-    difference becomes a note in the result.
-
-    Not watched: a scheduler of the engine's own, which the plan names, and fp16, whose skipped steps do not
-    move the schedule.
-    """
-
-    def __init__(self, context: Context) -> None:
-        self.context = context
-        fixed = context.spec.fixed(context.engine_config or {})
-        known = {name: value for name, value in fixed.train.items() if name in ("learning_rate", "warmup")}
-        self.train = context.recipe.train.model_copy(update=known)
-        self.watching = context.main and not fixed.schedule and context.precision != "fp16"
-
-    def on_step_begin(self, args: Any, state: Any, control: Any, optimizer: Any = None, **_: Any) -> None:
-        """Compare."""
-        if not self.watching or optimizer is None:
-            return
-        step, train = state.global_step + 1, self.train
-        wanted = learning_rate(train, step, state.max_steps)
-        rate = float(optimizer.param_groups[0]["lr"])
-        if not math.isclose(rate, wanted, rel_tol=TOLERANCE, abs_tol=TOLERANCE * train.rate):
-            self.watching = False
-            self.context.emit(
-                events.Noted,
-                text=f"the learning rate of step {step} was {rate:.6g}, where the recipe's schedule "
-                f"({train.schedule}, warm-up {train.warmup:g}) gives {wanted:.6g}",
-            )
-
-
-# ----------------------------------------------------------------------------------------------------
 # A recipe's training settings as Transformers' TrainingArguments, the same for every workload and engine.
 
+_HEAD_LINES, _HEAD_WIDTH = 40, 160  # of a file that the engine wrote
 NEVER = 1 << 62  # a step that no run reaches
 
 
@@ -265,7 +211,13 @@ def _run(context: Context) -> None:
         answer(context, workload, trained.held_out)
     leave()
     del store
-    context.emit(events.Done, step=trained.step, skipped=trained.skipped, seconds=trained.seconds)
+    context.emit(
+        events.Done,
+        step=trained.step,
+        skipped=trained.skipped,
+        seconds=trained.seconds,
+        weights_changed=trained.changed,
+    )
 
 
 @dataclass(frozen=True)
@@ -276,10 +228,12 @@ class _Trained:
     skipped: int
     seconds: dict[str, float]
     held_out: list[HeldOut]
+    changed: bool | None
 
 
 def _train(context: Context, workload: ModuleType) -> _Trained:
     from muster.worker.arithmetic import hold_arithmetic
+    from muster.worker.instruments.weights import WeightWatch
     from muster.worker.uneven import settle_shares
 
     engine = context.engine
@@ -290,6 +244,8 @@ def _train(context: Context, workload: ModuleType) -> _Trained:
     hold_arithmetic(context)
     settle_shares(context, built.trainer)  # before the instruments: what it tries out is nobody's figure
     trainer, meter = _instrument(context, built)
+    weights = WeightWatch()
+    trainer.add_callback(weights)
     started(context, built)
     context.emit(events.Phase, name="train")
     with contextlib.ExitStack() as stack:
@@ -297,7 +253,12 @@ def _train(context: Context, workload: ModuleType) -> _Trained:
         if resume and hasattr(engine, "readable"):
             resume = stack.enter_context(engine.readable(context, resume))
         trainer.train(resume_from_checkpoint=str(resume) if resume else None)
-    if context.recipe.evaluate.after and built.held_samples and not evaluated_last(trainer.state):
+    _tell_files(context)
+    if (
+        context.recipe.evaluate.after
+        and trainer.eval_dataset is not None
+        and not evaluated_last(trainer.state)
+    ):
         context.emit(events.Phase, name="evaluate")
         trainer.evaluate()
     saving = 0.0
@@ -309,7 +270,19 @@ def _train(context: Context, workload: ModuleType) -> _Trained:
         "evaluation": meter.evaluation_seconds,
         "saving": meter.saving_seconds + saving,
     }
-    return _Trained(int(trainer.state.global_step), meter.total_skipped, seconds, built.held_out)
+    step = int(trainer.state.global_step)
+    return _Trained(step, meter.total_skipped, seconds, built.held_out, weights.changed)
+
+
+def _tell_files(context: Context) -> None:
+    """Say what the engine wrote by itself; the first rank does that."""
+    written = getattr(context.engine, "written", None)
+    for what, path in written(context).items() if written and context.main else ():
+        head = []
+        if path.is_file():
+            with path.open(encoding="utf-8", errors="replace") as file:
+                head = [line.rstrip()[:_HEAD_WIDTH] for line in itertools.islice(file, _HEAD_LINES)]
+        context.emit(events.Wrote, what=what, path=str(path), head=head)
 
 
 def _with_engine(arguments: dict[str, Any], own: dict[str, Any]) -> dict[str, Any]:
@@ -355,6 +328,7 @@ def _instrument(context: Context, built: Any) -> tuple[Any, Any]:
     from muster.worker.instruments.logbook import Heart, Logbook
     from muster.worker.instruments.meter import Meter
     from muster.worker.instruments.profile import Profiler
+    from muster.worker.settings import SettingsWatch
 
     recipe, measure = context.recipe, context.recipe.measure
     trainer = built.trainer
@@ -385,7 +359,7 @@ def _instrument(context: Context, built: Any) -> tuple[Any, Any]:
         after=built.after,
     )
     trainer.add_callback(Keeper(context))
-    trainer.add_callback(ScheduleWatch(context))
+    trainer.add_callback(SettingsWatch(context, trainer))
     if recipe.measure.attention:
         every = recipe.measure.window
         monitor = AttentionMonitor(context.emit, main=context.main, window=every, device=context.device)

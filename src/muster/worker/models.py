@@ -198,6 +198,30 @@ def without_cache(model: Any) -> None:
             config.use_cache = False
 
 
+# Attributes of layers that hand a number to a function. (A torch.nn.Dropout has its own.)
+DROPOUTS = ("dropout", "attention_dropout", "activation_dropout", "layerdrop")
+
+
+def without_dropout(model: Any) -> Any:
+    """The model, without dropout, also where a layer has none as a module (OPT's, Llama's attention), which
+    TRL's disable_dropout passes over."""
+    for module in model.modules():
+        if isinstance(module, torch.nn.Dropout):
+            module.p = 0.0
+        for name in DROPOUTS:
+            if isinstance(getattr(module, name, None), float):
+                setattr(module, name, 0.0)
+    return model
+
+
+def dropouts_of(model: Any) -> Iterator[float]:
+    """The probabilities that `without_dropout` makes 0."""
+    for module in model.modules():
+        if isinstance(module, torch.nn.Dropout):
+            yield float(module.p)
+        yield from (value for name in DROPOUTS if isinstance(value := getattr(module, name, None), float))
+
+
 def add_lora(context: Context, model: Any, task: str | None, whole: list[str] | None = None) -> Any:
     """Low-rank adapters by PEFT; the base stays as it is. `task`: PEFT's word for the kind of model.
 

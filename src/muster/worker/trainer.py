@@ -26,6 +26,7 @@ from muster.worker.float8 import convert
 from muster.worker.heldout import ExactHeldOut, Filled
 from muster.worker.lean import keep_mode, remember_packages
 from muster.worker.loss import Tally, TokenLoss, fused_head
+from muster.worker.models import without_dropout
 
 # ----------------------------------------------------------------------------------------------------
 # Weights of a checkpoint, also where Transformers saves them under other names than the model has.
@@ -193,6 +194,8 @@ def wired(
     recipe, tally = context.recipe, Tally()
     if hasattr(context.engine, "before_trainer"):
         context.engine.before_trainer()
+    if not recipe.dropout:
+        without_dropout(model)
     if recipe.keeps_half:
         model.to(torch.bfloat16)
     if recipe.precision == float8.NAME:

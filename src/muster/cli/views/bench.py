@@ -14,11 +14,12 @@ from rich.text import Text
 
 from muster.benches.bench import Spectator
 from muster.benches.child import Child
+from muster.benches.clock import durations, remaining
 from muster.benches.document import JobRecord
 from muster.benches.schedule import Task
 from muster.cli.output import table
 from muster.core.hostlist import fold_hosts
-from muster.core.units import format_number, format_seconds
+from muster.core.units import counted, format_number, format_seconds
 
 SHOWN = 12  # running jobs in the live table
 QUIET = 30.0  # seconds between two lines where there is no terminal
@@ -83,9 +84,12 @@ class BenchView(Spectator):
 
     @staticmethod
     def _counted(tasks: Sequence[Task], done: Mapping[str, JobRecord]) -> str:
-        """12/12 finished, 0 failed"""
+        """12/20 finished, 0 failed, about 3 min left"""
         failed = sum(record.outcome != "succeeded" for record in done.values())
-        return f"{len(done)}/{len(tasks)} finished, {failed} failed"
+        left, unknown = remaining(tasks, done, durations(tasks, done), None)
+        more = f", about {format_seconds(left)} left" if left else ""
+        more += f" without {counted(unknown, 'job')} of a new kind" if left and unknown else ""
+        return f"{len(done)}/{len(tasks)} finished, {failed} failed{more}"
 
     def picture(
         self, children: Sequence[Child], tasks: Sequence[Task], done: Mapping[str, JobRecord]

@@ -12,7 +12,9 @@ from muster.cli.output import out_console, print_row, table, wrapped
 from muster.core.hostlist import fold_hosts
 from muster.core.job import FASTEST, SLOWER
 from muster.core.units import counted, format_bytes, format_count, format_number, format_seconds
+from muster.inputs.read import INHERITED
 from muster.planner.document import MemoryPlan, Plan, TimePlan
+from muster.runs.dry_run import training_rows
 
 SHORT = {
     "engine.zero": "zero",
@@ -47,6 +49,12 @@ def print_plan(plan: Plan) -> None:
     rows += [("compiled", f"{'yes' if each['value'] else 'no'}: {each['why']}") for each in compiled]
     loaders = [each for each in plan.decisions if each["field"] == "train.workers" and each["value"]]
     rows += [("loaders", f"{each['value']} processes per rank: {each['why']}") for each in loaders]
+    if plan.training:
+        rows += training_rows(plan.training.model_dump())
+    rows += [("data" if index == 0 else "", note) for index, note in enumerate(plan.data)]
+    rows += [
+        (f"from {each['value']}", str(each["why"])) for each in plan.decisions if each["field"] == INHERITED
+    ]
     for name, value in rows:
         print_row(console, name, value, width=12)
     if plan.memory:

@@ -35,7 +35,7 @@ def print_result(result: Result) -> None:
     if result.fabric:
         print_tables(console, result.fabric)
         console.print()
-    for note in result.notes:
+    for note in result.notes[len(result.caveats) :]:  # which the status has
         print_row(console, "note", note, style="yellow")
     if result.failure:
         print_failure(result.status, result.failure)
@@ -72,7 +72,7 @@ def result_rows(result: Result) -> list[tuple[str, str]]:
     if result.command:
         return command_rows(result, result.command)
     rows = [
-        ("status", result.status),
+        ("status", result.outcome),
         ("model", f"{result.model}, {format_count(result.parameters)} parameters"),
         (
             "spread",
@@ -194,6 +194,11 @@ def flops_words(flops: Flops) -> str:
     return f"{words}, MFU {100 * flops.mfu:.1f} %{hfu} of {format_flops(flops.peak)} ({flops.peak_source})"
 
 
+def shown(answer: str) -> str:
+    """An answer for people."""
+    return answer if answer.strip() else "(empty answer)"
+
+
 def print_answers(rows: list[dict[str, Any]], limit: int | None = None) -> None:
     """Questions, predictions and what was expected, as a table."""
     judged = bool(rows) and "expected" in rows[0]
@@ -204,7 +209,7 @@ def print_answers(rows: list[dict[str, Any]], limit: int | None = None) -> None:
         made.add_column("expected", ratio=3, overflow="fold")
         made.add_column("", no_wrap=True)
     for row in rows[:limit]:
-        cells = [escape(row["question"]), escape(row["predicted"])]
+        cells = [escape(row["question"]), escape(shown(row["predicted"]))]
         if judged:
             mark = (
                 "[green]exact[/green]"
@@ -230,7 +235,7 @@ def print_compared(names: list[str], told: list[list[dict[str, Any]]]) -> None:
         cells = [escape(rows[0]["question"])]
         for row in rows:
             reward = f"\n[dim]reward {row['reward']:.4g}[/dim]" if "reward" in row else ""
-            cells.append(escape(row["predicted"]) + reward)
+            cells.append(escape(shown(row["predicted"])) + reward)
         made.add_row(*cells)
     out_console(soft_wrap=False).print(made)
     for name, rows in zip(names, told, strict=True):

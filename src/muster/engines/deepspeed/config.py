@@ -60,6 +60,8 @@ _NOT_TRAINED_WITH = {
     "torch_autocast": "computes in what the recipe does not say: precision has its place",
     "weight_quantization": "changes the model, and needs calls in the training loop",
 }
+_TRACKERS = {"tensorboard": "tensorboard", "wandb": "wandb", "comet": "comet-ml"}  # sections -> packages
+_JOB_NAME = "DeepSpeedJobName"  # of a monitor's folder, where none is given
 _COMPRESSED = ("onebitadam", "onebitlamb", "zerooneadam")  # DeepSpeed reads names in any case
 # Sections without a list of keys.
 _SECTIONS = frozenset(
@@ -201,6 +203,23 @@ def given_config(recipe: Recipe) -> dict[str, Any]:
     """What the user says to DeepSpeed itself: the own file, if any, with engine.options laid over it."""
     engine = recipe.engine
     return _lay(read_user_config(engine.config) if engine.config else {}, engine.options)
+
+
+def tracker_packages(config: Mapping[str, Any]) -> tuple[str, ...]:
+    """What the monitors that a configuration switches on import (deepspeed/monitor/utils.py)."""
+    return tuple(package for key, package in _TRACKERS.items() if section(config, key).get("enabled") is True)
+
+
+def written(config: Mapping[str, Any]) -> dict[str, Path]:
+    """What DeepSpeed writes by itself -> the file or folder, from the rank's own folder."""
+    profiler, found = section(config, "flops_profiler"), {}
+    if profiler.get("enabled") and profiler.get("output_file"):
+        found["flops_profiler"] = Path(profiler["output_file"])
+    for key in ("tensorboard", "csv_monitor"):
+        own = section(config, key)
+        if own.get("enabled"):
+            found[key] = Path(own.get("output_path") or "") / (own.get("job_name") or _JOB_NAME)
+    return found
 
 
 def user_schedule(config: Mapping[str, Any]) -> tuple[str, str] | None:

@@ -13,6 +13,7 @@ from typing import Any
 
 from muster.core.errors import RecipeError, WorkerError
 from muster.core.schedule import scheduler
+from muster.engines.deepspeed import config as configuration
 from muster.engines.deepspeed.config import user_training
 from muster.store import events
 from muster.store.atomic import write_text
@@ -115,6 +116,12 @@ def skipped_steps(trainer: Any) -> int | None:
     """As its engine counts them, those before a checkpoint included; None: there is no engine yet."""
     count: int | None = getattr(trainer.deepspeed, "skipped_steps", None)
     return count
+
+
+def written(context: Context) -> dict[str, Path]:
+    """What DeepSpeed wrote by itself -> the file or folder."""
+    places = configuration.written(context.engine_config or {})
+    return {what: path.absolute() for what, path in places.items() if path.exists()}
 
 
 def complete(folder: Path, model: Any) -> None:

@@ -41,6 +41,9 @@ class DeepSpeedSpec(EngineSpec):
     gathers_tensors: ClassVar[bool] = True
     copies: ClassVar[int] = 6
 
+    def extras(self, recipe: Recipe) -> tuple[str, ...]:
+        return configuration.tracker_packages(configuration.given_config(recipe))
+
     # --- the recipe, and a configuration of the engine's own ---------------------------------------------
 
     def described(self, engine: Engine) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from muster.core.errors import DataError
+from muster.store.records import Splits
 
 HELD_OUT = ("validation", "test")  # parts of a data set: the first that is there
 CONVERTED = "refs/convert/parquet"  # the hub's own copy of a data set as Parquet files
@@ -33,11 +34,25 @@ def held_part(parts: dict[str, Any]) -> str | None:
     return next((name for name in HELD_OUT if name in parts and len(parts[name])), None)
 
 
-def hub_parts(name: str, subset: str | None = None) -> dict[str, Any]:
-    """A hub data set's parts by their names; there is a train part. Raises DataError."""
+def unused_parts(parts: dict[str, Any], held: str | None) -> list[str]:
+    """The names of a hub data set's parts that are neither trained on nor held out."""
+    used = [parts["train"], *([parts[held]] if held else [])]
+    return [name for name, part in parts.items() if not any(part is each for each in used)]
+
+
+def hub_parts(name: str, subset: str | None = None, splits: Splits | None = None) -> dict[str, Any]:
+    """A hub data set's parts by their names; there is a train part, and the held-out one that `splits` wants
+    is called validation. Raises DataError."""
     where = f"data.name={name}"
     hint = "without network access, download it and give data.path=FOLDER"
     loaded = dict(load(name, where, hint, name=subset))
-    if "train" not in loaded:
-        raise DataError("has no train part", where=where, hint=f"its parts: {', '.join(loaded)}")
-    return loaded
+    splits = splits or Splits()
+    splits.check([*loaded], where)
+    train = splits.train_of([*loaded])
+    if splits.train is None and "train" in loaded:
+        train = ["train"]
+    if len(train) != 1:
+        hint = f"data.train_split=NAME; its parts: {', '.join(loaded)}"
+        raise DataError("has several train parts" if train else "has no train part", where=where, hint=hint)
+    held = splits.held_of([*loaded], train) if splits.held_out or train != ["train"] else []
+    return {**loaded, "train": loaded[train[0]], **({"validation": loaded[held[0]]} if held else {})}

@@ -48,9 +48,14 @@ class Logbook(TrainerCallback):  # type: ignore[misc]
     def __init__(self, emit: Emitter, *, main: bool, max_minutes: float | None) -> None:
         self.emit = emit
         self.main = main
-        self.deadline = time.monotonic() + 60 * max_minutes if max_minutes else None
+        self.max_minutes = max_minutes
+        self.deadline: float | None = None
         self.out_of_time = False
         self.rate: float | None = None
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """The time of training begins."""
+        self.deadline = time.monotonic() + 60 * self.max_minutes if self.max_minutes else None
 
     def on_step_begin(self, args: Any, state: Any, control: Any, optimizer: Any = None, **_: Any) -> None:
         """The learning rate that this step will use; after it, engines differ in which one they tell."""

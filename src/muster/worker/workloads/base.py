@@ -34,6 +34,13 @@ class HeldOut:
     database: str | None = None
 
 
+def limit_notes(count: int, limit: int | None) -> list[str]:
+    """What to say where evaluate.limit leaves out some of so many held-out samples. -> notes."""
+    if limit is None or count <= limit:
+        return []
+    return [f"held-out figures are of {limit:,} of {count:,} held-out samples (evaluate.limit)"]
+
+
 @dataclass(frozen=True)
 class Built:
     """A workload, ready to train."""

@@ -16,8 +16,8 @@ from muster.core.errors import DataError, RecipeError
 from muster.core.families import gpt2, llama, opt
 from muster.core.recipe import DATA, WORKLOAD, Recipe
 from muster.core.section import PositiveInt, Section
-from muster.core.workload import Lengths
-from muster.store.records import parts_of
+from muster.core.workload import Lengths, Survey
+from muster.store.records import held_note, names_of, parts_of
 from muster.workloads.causal_lm.texts import OnBad, check_texts, find_texts
 
 CHECKED = 1 << 30  # bytes of text that are read before ranks start; they read all of it, and say the same
@@ -78,7 +78,9 @@ class CausalLmRecipe(Recipe):
     loading: ClassVar[str] = """\
 from transformers import pipeline
 model = pipeline("text-generation", model={model})
-print(model({question}, max_new_tokens={new})[0]["generated_text"])"""
+print(model({question}, max_new_tokens={new}, num_beams={recipe.evaluate.beams}, do_sample=False,
+    add_special_tokens=False, return_full_text=False,
+    clean_up_tokenization_spaces=False)[0]["generated_text"])"""
 
     workload: str = Field("causal-lm", description=WORKLOAD)
     data: TextData = Field(default_factory=TextData, description=DATA)
@@ -125,6 +127,16 @@ print(model({question}, max_new_tokens={new})[0]["generated_text"])"""
         """Of synthetic tokens, as the recipe says; how many sequences a text makes, its tokenizer decides."""
         count = self.data.synthetic.samples if self.data.synthetic else None
         return min(count, self.data.limit or count) if count is not None else None
+
+    def survey(self, config: Mapping[str, Any] | None) -> Survey:
+        """What is held out and not used."""
+        path = Path(self.data.path).expanduser() if self.data.path else None
+        if path is None or not path.exists():
+            return super().survey(config)
+        found = find_texts(path)
+        notes = [f"not used: {names_of(found.unused)}"] if found.unused else []
+        notes += [] if found.validation else held_note(None, None, self.data.validation_fraction)
+        return Survey(self.epoch_samples(), tuple(notes))
 
     def lengths(self, config: Mapping[str, Any] | None) -> Lengths | None:
         """The recipe's sequence, or as many positions as the model has."""

@@ -163,7 +163,10 @@ def _fill(folder: Path, source: TextSource, how: Tokenizing) -> None:
     if source.validation is not None:
         held = _write(folder / "validation.bin", source.validation(), tokenizer, dtype)
     split = "a part of its own"
-    if not held:
+    if not held and not how.fraction:
+        split = "nothing: data.validation_fraction=0"
+        (folder / "validation.bin").touch()
+    elif not held:
         split, train, held = _split(folder, dtype, train, how.fraction)
     files = {path.relative_to(folder).as_posix(): _settle(path) for path in _files(folder)}
     parts = {
@@ -293,7 +296,7 @@ class Packed(Dataset[Row]):  # type: ignore[misc]
     """
 
     def __init__(self, path: Path, dtype: str, tokens: int, sequence: int, limit: int | None = None) -> None:
-        self.path, self.dtype, self.tokens, self.sequence = path, dtype, tokens, sequence
+        self.path, self.dtype, self.tokens, self.sequence, self.limit = path, dtype, tokens, sequence, limit
         whole = tokens // sequence
         self.rows = whole if limit is None else min(whole, limit)
         self.left_out = tokens % sequence

@@ -20,7 +20,7 @@ from muster.worker.loss import Tally, TokenLoss, fused_head
 from muster.worker.models import load_from, to_answer
 from muster.worker.together import check_alike
 from muster.worker.trainer import Trainer, wired
-from muster.worker.workloads.base import Built
+from muster.worker.workloads.base import Built, limit_notes
 from muster.workloads.causal_lm.model import sequence_of
 from muster.workloads.causal_lm.sources import source_of
 from muster.workloads.causal_lm.spec import TextData
@@ -155,8 +155,10 @@ def _notes(tokens: Tokens, train: Rows, held_out: Rows) -> list[str]:
         if isinstance(rows, Packed) and rows.left_out:
             left = f"the last {rows.left_out:,} {name} tokens"
             notes.append(f"{left} do not fill a sequence of {rows.sequence:,}: left out")
-    if not len(held_out):
+    if not len(held_out) and parts["validation"]["tokens"]:
         notes.append("the held-out text does not fill one sequence: there is no perplexity")
+    if isinstance(held_out, Packed):
+        notes += limit_notes(held_out.tokens // held_out.sequence, held_out.limit)
     skipped = meta["skipped"]
     if skipped["count"]:
         notes.append(

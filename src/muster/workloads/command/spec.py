@@ -19,6 +19,8 @@ from muster.core.workload import Program, Spot
 from muster.readers._mapping import Mapping as LineMapping
 from muster.readers._mapping import load_mapping, made_mapping
 
+# Runs the words behind it with one more.
+_WITH_LOCAL_RANK = ("sh", "-c", 'exec "$@" --local_rank="$LOCAL_RANK"', "sh")
 TORCHRUN = ("-m", "torch.distributed.run")
 
 
@@ -30,6 +32,11 @@ class Run(Section):
         description="torchrun: `command` is a Python script with its arguments, or torchrun's options before "
         "these; torchrun starts each host's ranks. rank: the command once per slot, with torchrun's "
         "variables. host: once per host, with those that do not depend on a rank.",
+    )
+    local_rank: bool = Field(
+        False,
+        description="Append --local_rank=N to the words of each rank, as DeepSpeed's launcher does. Not with "
+        "start=host.",
     )
     names: list[Literal["ompi", "slurm", "pmi"]] = Field(
         default_factory=list,
@@ -121,6 +128,8 @@ class CommandRecipe(Recipe):
             raise RecipeError("is missing: there is nothing to run", where="command")
         if run.start == "torchrun":
             script_of(self.command)
+        if run.local_rank and run.start == "host":
+            raise RecipeError("needs the ranks that run.start=host does not know", where="run.local_rank")
         if run.names and run.start != "rank":
             raise RecipeError(f"needs run.start=rank, and it is {run.start}", where="run.names")
         if run.metrics and run.line:
@@ -146,6 +155,7 @@ class CommandRecipe(Recipe):
         """The command as a host starts it."""
         run, words = self.run, tuple(self.command)
         if run.start != "torchrun":
+            words = (*_WITH_LOCAL_RANK, *words) if run.local_rank else words
             return Program(words, run.start, names=tuple(run.names))
         before = (
             spot.python,
@@ -156,7 +166,12 @@ class CommandRecipe(Recipe):
             f"--master-addr={spot.address}",
             f"--master-port={spot.port}",
         )
-        return Program((*before, *script_of(words)), "host", torchrun=True)
+        script = script_of(words)
+        if run.local_rank:
+            begin = next((i for i, word in enumerate(script) if word == "-m" or word.endswith(".py")), 0)
+            own = (spot.python, "-u", *script[begin:])
+            script = [*script[:begin], "--no-python", *_WITH_LOCAL_RANK, *own]
+        return Program((*before, *script), "host", torchrun=True)
 
     @property
     def imported(self) -> tuple[str, ...]:

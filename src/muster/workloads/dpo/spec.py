@@ -28,6 +28,7 @@ class DpoRecipe(DialogueRecipe):
 
     packages: ClassVar[tuple[str, ...]] = ("trl",)
     pairs: ClassVar[bool] = True
+    dropout: ClassVar[bool] = False
     output: ClassVar[Output] = "log-probs"
 
     workload: str = Field("dpo", description=WORKLOAD)

@@ -38,6 +38,11 @@ class GrpoRecipe(RolloutRecipe):
         """Where beta is above 0."""
         return self.grpo.beta > 0
 
+    @property
+    def per_prompt(self) -> int:
+        """Its answers."""
+        return self.grpo.answers
+
     def check_data(self, path: Path | None, config: Mapping[str, Any]) -> None:
         """As all that generate."""
         check_held(self.grpo.beta, "grpo.beta", self)

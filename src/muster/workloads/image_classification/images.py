@@ -372,7 +372,7 @@ def load_parts(data: ImageData, seed: int, number: int | None) -> Parts:
         if part.faults and data.bad == "error":
             raise part.faults[0]
     train, held_out = parts.train, parts.held_out
-    if not len(held_out):
+    if not len(held_out) and data.validation_fraction:
         train, held_out = _split(train, data.validation_fraction, seed)
     if not len(train):
         raise DataError("has no images to train on", where=data.path or data.name)

@@ -17,8 +17,8 @@ from muster.core.families import vit
 from muster.core.recipe import DATA, WORKLOAD, Recipe
 from muster.core.section import PositiveInt, Section
 from muster.core.units import counted
-from muster.core.workload import Lengths
-from muster.store.records import parts_of
+from muster.core.workload import Lengths, Survey
+from muster.store.records import held_note, parts_of
 from muster.workloads.image_classification.files import (
     ImageFolders,
     ParquetTable,
@@ -122,6 +122,16 @@ print(model("image.png"))"""
             return None
         count = DIGITS - self.data.digits.validation
         return min(count, self.data.limit or count)
+
+    def survey(self, config: Mapping[str, Any] | None) -> Survey:
+        """What is held out."""
+        path = Path(self.data.path).expanduser() if self.data.path else None
+        if path is None or not path.exists():
+            return super().survey(config)
+        found = find_images(path)
+        held = found.held_out if isinstance(found, ImageFolders) else found.validation
+        notes = [] if held else held_note(None, None, self.data.validation_fraction)
+        return Survey(self.epoch_samples(), tuple(notes))
 
     @property
     def loaders(self) -> int:

@@ -19,7 +19,7 @@ from muster.worker.context import Context
 from muster.worker.models import to_answer
 from muster.worker.together import check_alike, first_on_disk, gather
 from muster.worker.trainer import Trainer, wired
-from muster.worker.workloads.base import Built, HeldOut
+from muster.worker.workloads.base import Built, HeldOut, limit_notes
 from muster.workloads.image_classification.images import (
     FAULTS,
     Augmentation,
@@ -43,7 +43,6 @@ from muster.workloads.image_classification.model import (
 )
 from muster.workloads.image_classification.spec import number_of_classes
 
-EVALUATION_SAMPLES = 2000  # for the loss during training, which wants to be cheap
 CHECKED = 50_000  # images that a rank decodes before the training, to find those that cannot be read
 
 
@@ -90,10 +89,9 @@ def build(context: Context, arguments: dict[str, Any]) -> Built:
     (train, bad), (held_out, bad_held_out) = _readable(context, train), _readable(context, held_out)
     if not len(train):
         raise DataError("no training image can be read", where=data.path or data.name)
-    if not len(held_out):
+    if not len(held_out) and len(limited):
         raise DataError("no held-out image can be read", where=data.path or data.name)
-    evaluated = held_out.only(spread(len(held_out), EVALUATION_SAMPLES))
-    share = min(arguments["per_device_eval_batch_size"], -(-len(evaluated) // context.world_size))
+    share = min(arguments["per_device_eval_batch_size"], max(1, -(-len(held_out) // context.world_size)))
     arguments = {**arguments, "per_device_eval_batch_size": share, "label_names": ["labels"]}
     trainer = wired(
         _Trainer,
@@ -101,7 +99,7 @@ def build(context: Context, arguments: dict[str, Any]) -> Built:
         model,
         TrainingArguments(**arguments),
         train=train,
-        held_out=evaluated,
+        held_out=held_out,
         lengths=[1] * len(train),
         collator=collate,
         processing=preparation,
@@ -110,7 +108,9 @@ def build(context: Context, arguments: dict[str, Any]) -> Built:
     trainer.context, trainer.preparation, trainer.told = context, preparation, set()
     skipped = bad + bad_held_out + len(parts.train.faults) + len(parts.held_out.faults)
     counter = Counter(tokens_per_image(model.config))
-    return Built(trainer, counter, len(train), _questions(held_out.part, parts.names), skipped=skipped)
+    notes = limit_notes(len(parts.held_out), recipe.evaluate.limit)
+    questions = _questions(held_out.part, parts.names)
+    return Built(trainer, counter, len(train), questions, skipped=skipped, notes=notes)
 
 
 def _some(part: Shard, limit: int | None) -> Shard:

@@ -15,6 +15,7 @@ from muster.dialogues.rewarding import make_reward_model
 from muster.dialogues.scoring import check_tokenizer
 from muster.dialogues.tokens import length_of, padded
 from muster.worker.context import Context
+from muster.worker.models import without_dropout
 from muster.workloads.ppo.objective import entropy_of, log_probs_of
 from muster.workloads.ppo.spec import PpoRecipe
 
@@ -89,17 +90,6 @@ def logits_of(
     given = {"input_ids": input_ids, "attention_mask": attention_mask, "use_cache": False}
     logits: torch.Tensor = model(**given, logits_to_keep=columns + 1).logits[:, :-1]
     return logits
-
-
-def without_dropout(model: Any) -> Any:
-    """The model, without dropout: pi / pi_old would be noise with it."""
-    for module in model.modules():
-        if isinstance(module, torch.nn.Dropout):
-            module.p = 0.0
-        for name in ("dropout", "attention_dropout", "activation_dropout", "layerdrop"):
-            if isinstance(getattr(module, name, None), float):
-                setattr(module, name, 0.0)
-    return model
 
 
 def make_critic(context: Context, tokenizer: Any) -> Any:

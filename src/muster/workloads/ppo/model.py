@@ -10,8 +10,9 @@ import torch
 from muster.core.trace import TraceRequest
 from muster.dialogues.tracing import batches_of, make_decoder
 from muster.worker.context import Context
+from muster.worker.models import without_dropout
 from muster.worker.tracing.tasks import Inputs, TraceTask
-from muster.workloads.ppo.actor_critic import logits_of, without_dropout
+from muster.workloads.ppo.actor_critic import logits_of
 from muster.workloads.ppo.objective import log_probs_of
 
 

@@ -105,10 +105,10 @@ class PpoRecipe(RolloutRecipe):
         """A micro-batch of answers after the other."""
         return Drawing(self.generation.prompt, self.generation.answer, at_once=False)
 
-    def epoch_samples(self) -> int | None:
-        """Answers that are trained on: each prompt's as often as there are steps on it."""
-        prompts = super().epoch_samples()
-        return prompts and prompts * self.ppo.epochs
+    @property
+    def per_prompt(self) -> int:
+        """As many as there are steps on an answer."""
+        return self.ppo.epochs
 
 
 RECIPE = PpoRecipe

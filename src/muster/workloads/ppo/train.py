@@ -21,9 +21,10 @@ from muster.dialogues.trl import Means
 from muster.worker.adapters import write_merged
 from muster.worker.context import Context
 from muster.worker.decoders import make_config, make_model
+from muster.worker.models import without_dropout
 from muster.worker.trainer import Trainer, wired
 from muster.worker.workloads.base import Built, Counts
-from muster.workloads.ppo.actor_critic import ActorCritic, Answered, logits_of, make_critic, without_dropout
+from muster.workloads.ppo.actor_critic import ActorCritic, Answered, logits_of, make_critic
 from muster.workloads.ppo.objective import advantages_of, log_probs_of, policy_loss, token_rewards, value_loss
 from muster.workloads.ppo.spec import Ppo, PpoRecipe
 

@@ -13,7 +13,7 @@ from trl import RewardConfig, RewardTrainer
 from muster.core.errors import UsageError
 from muster.dialogues.answer import Answerer as Dialogues
 from muster.dialogues.load import Encoding, read
-from muster.dialogues.rewarding import make_reward_model, rewards
+from muster.dialogues.rewarding import make_reward_model, read_at_end, rewards, settle_padding
 from muster.dialogues.rows import Dialogue
 from muster.dialogues.tokens import PairCollator, count_pairs, pairs, turns_of
 from muster.dialogues.trl import ByPairs
@@ -64,6 +64,7 @@ def build(context: Context, arguments: dict[str, Any]) -> Built:
         grouped=context.recipe.padding_varies,
         own_loss=True,
     )
+    settle_padding(model, tokenizer)  # which TRL's trainer has set
     return Built(trainer, count_pairs, len(train), [], train.cut, encoding.skipped, len(held), encoding.notes)
 
 
@@ -73,6 +74,10 @@ class Answerer(Dialogues):
     kind = AutoModelForSequenceClassification
 
     converses = False
+
+    def __init__(self, folder: Path, recipe: Any, device: str) -> None:
+        super().__init__(folder, recipe, device)
+        read_at_end(self.model)
 
     def answer(self, questions: Sequence[str], before: Any = ()) -> tuple[list[str], float]:
         """The reward of each "prompt => answer". Raises UsageError for a question without an answer."""

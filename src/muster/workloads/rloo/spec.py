@@ -35,6 +35,11 @@ class RlooRecipe(RolloutRecipe):
         """Where beta is above 0."""
         return self.rloo.beta > 0
 
+    @property
+    def per_prompt(self) -> int:
+        """Its answers."""
+        return self.rloo.answers
+
     def check_data(self, path: Path | None, config: Mapping[str, Any]) -> None:
         """As all that generate."""
         check_held(self.rloo.beta, "rloo.beta", self)

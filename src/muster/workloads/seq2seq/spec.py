@@ -3,7 +3,7 @@ start."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -11,15 +11,26 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
-from muster.core.data import Data, Generated
+from muster.core.data import Data, Generated, SplitData
 from muster.core.errors import DataError
 from muster.core.families import t5
 from muster.core.recipe import DATA, WORKLOAD, Recipe
 from muster.core.section import PositiveInt
-from muster.core.workload import Lengths
+from muster.core.workload import Lengths, Survey
 from muster.store import databases
 from muster.store.lines import MISSING, text_of, value_at
-from muster.store.records import find_data, hold_out, parts_of, read_rows
+from muster.store.records import (
+    DataFiles,
+    Splits,
+    find_data,
+    held_note,
+    hold_out,
+    parts_of,
+    read_rows,
+    unread_note,
+    unused_note,
+)
+from muster.store.tokens import counter, spread, too_long
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -35,7 +46,7 @@ PAIRS = (
 )  # fmt: skip
 
 
-class PairData(Data):
+class PairData(SplitData):
     """Inputs and their targets."""
 
     exclusive: ClassVar[tuple[str, ...]] = (*Data.exclusive, "generated")
@@ -94,6 +105,11 @@ class PairData(Data):
             raise ValueError("schema=database needs SQLite files beside data.path; a hub's data has none")
         return self
 
+    @property
+    def splits(self) -> Splits:
+        """Which splits of a data set are read."""
+        return Splits(self.train_split, self.held_out_split)
+
     @classmethod
     def key(cls, field: str) -> str:
         """A field as recipes call it: data.question."""
@@ -124,11 +140,14 @@ class PairRecipe(Recipe):
 
     families: ClassVar[tuple[ModuleType, ...]] = (t5,)
     traced: ClassVar[bool] = True
+    cut_by: ClassVar[str] = "data.max_source or data.max_target"
     loading: ClassVar[str] = """\
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 words, model = AutoTokenizer.from_pretrained({model}), AutoModelForSeq2SeqLM.from_pretrained({model})
-print(words.decode(model.generate(words({question}, return_tensors="pt").input_ids, max_new_tokens={new})\
-[0], skip_special_tokens=True))"""
+tokens = words(
+    {question}, truncation=True, max_length={recipe.data.max_source}, return_tensors="pt").input_ids
+made = model.generate(tokens, max_new_tokens={new}, num_beams={recipe.evaluate.beams}, do_sample=False)
+print(words.decode(made[0], skip_special_tokens=True, clean_up_tokenization_spaces=False))"""
 
     workload: str = Field("seq2seq", description=WORKLOAD)
     data: PairData = Field(default_factory=PairData, description=DATA)
@@ -137,7 +156,7 @@ print(words.decode(model.generate(words({question}, return_tensors="pt").input_i
         """Read the files as the ranks will. Raises DataError."""
         if path is None:
             return
-        files, data = find_data(path), self.data
+        files, data = find_data(path, self.data.splits), self.data
         groups = {group_of(row, data) for row in read_pairs(files.train, data, limit=data.limit)}
         if files.validation:
             for _ in read_pairs(files.validation, data):
@@ -147,9 +166,9 @@ print(words.decode(model.generate(words({question}, return_tensors="pt").input_i
 
     def describe_data(self, path: Path) -> str:
         """Files by name, and the fields that are read."""
-        files = find_data(path)
+        files = find_data(path, self.data.splits)
         row = next(read_pairs(files.train, self.data, limit=1))
-        told = parts_of(path, files.train, files.validation, self.data.validation_fraction)
+        told = parts_of(path, files.train, files.validation, self.data.validation_fraction, files.unused)
         schema = f" with schema {self.data.schema_}" if self.data.schema_ else ""
         return f"{told}; from field {row.fields[0]}{schema} to field {row.fields[1]}"
 
@@ -159,15 +178,42 @@ print(words.decode(model.generate(words({question}, return_tensors="pt").input_i
 
     def epoch_samples(self) -> int | None:
         """As the recipe says, or as the files have them; a hub data set's number is not known."""
+        return self.survey(None).samples
+
+    def survey(self, config: Mapping[str, Any] | None) -> Survey:
+        """The pairs as ranks will have them; with a model's configuration, what max_source and max_target
+        cut."""
         data = self.data
         if data.generated:
-            return min(data.generated.train, data.limit or data.generated.train)
+            return Survey(min(data.generated.train, data.limit or data.generated.train))
         if not data.path or not Path(data.path).exists():
-            return None
-        files = find_data(Path(data.path))
-        groups = [group_of(row, data) for row in read_pairs(files.train, data, limit=data.limit)]
-        held = set() if files.validation else held_groups(groups, data, self.train.seed)
-        return sum(group not in held for group in groups)
+            return Survey()
+        files = find_data(Path(data.path), data.splits)
+        rows = list(read_pairs(files.train, data, limit=data.limit))
+        notes = files_notes(files, data)
+        train = rows
+        if not files.validation:
+            held = held_groups((group_of(row, data) for row in rows), data, self.train.seed)
+            train = [row for row in rows if group_of(row, data) not in held]
+            notes += held_note(len(rows) - len(train), len(rows), data.validation_fraction)
+        return Survey(len(train), (*notes, *([] if config is None else self._too_long(train))))
+
+    def _too_long(self, rows: Sequence[PairRow]) -> list[str]:
+        """What to say of inputs and targets that are cut."""
+        data = self.data
+        some = [rows[index] for index in spread(len(rows))]
+        inputs, targets = [data.prefix + row.input for row in some], [row.target for row in some]
+        counted = counter(self.model, lambda: [*inputs, *targets])
+        notes = []
+        for what, texts, key in (("inputs", inputs, "max_source"), ("targets", targets, "max_target")):
+            limit = getattr(data, key)
+            lengths = [number + 1 for number in counted.count(texts)]  # with the end
+            if told := too_long(lengths, len(rows), limit, exact=counted.exact):
+                notes.append(
+                    f"{told[0]} {what} are longer than data.{key}={limit} tokens and lose their end; the "
+                    f"longest has {told[1]:,}"
+                )
+        return notes
 
     def lengths(self, config: Mapping[str, Any] | None) -> Lengths:
         """As the recipe limits inputs and targets."""
@@ -318,6 +364,16 @@ def schema_of(
 def group_of(row: PairRow, data: PairData) -> str:
     """What of a row stays on one side of the split."""
     return row.schema if data.hold_out == "schemas" else row.input
+
+
+def files_notes(files: DataFiles, data: PairData) -> list[str]:
+    """What to say of files and fields that nobody reads."""
+
+    def read(row: Mapping[str, Any]) -> list[str]:
+        schema = [data.schema_] if data.schema_ else []
+        return [*fields_of(row, data, str(files.train[0])), *schema, *databases.FIELDS]
+
+    return [*unused_note(files), *unread_note(files.train[0], read, data.fields())]
 
 
 def held_groups(groups: Iterable[str], data: PairData, seed: int) -> set[str]:

@@ -20,29 +20,28 @@ from transformers import (
 from muster.core.data import Generated
 from muster.core.recipe import Recipe
 from muster.core.units import counted
-from muster.store.records import find_data, names_of
+from muster.store.records import find_data, held_note, names_of
 from muster.worker.context import Context
 from muster.worker.data.digest import short_digest
-from muster.worker.data.hub import held_part, hub_parts
+from muster.worker.data.hub import held_part, hub_parts, unused_parts
 from muster.worker.data.sampler import GroupedSampler
 from muster.worker.data.tokenizer import named_tokenizer, train_tokenizer
 from muster.worker.loss import IGNORED
 from muster.worker.models import load_from, to_answer
 from muster.worker.together import check_alike, first_on_disk
 from muster.worker.trainer import Common, wired
-from muster.worker.workloads.base import Built, Counts, HeldOut
+from muster.worker.workloads.base import Built, Counts, HeldOut, limit_notes
 from muster.workloads.seq2seq.model import make_model, mask_unasked
 from muster.workloads.seq2seq.shapes import Shape, choose_shapes, round_up, shape_of
 from muster.workloads.seq2seq.spec import (
     PairData,
     PairRow,
+    files_notes,
     group_of,
     held_groups,
     pair_of,
     read_pairs,
 )
-
-EVALUATION_SAMPLES = 2000  # for the loss during training, which wants to be cheap
 
 
 @dataclass(frozen=True)
@@ -67,17 +66,16 @@ def build(context: Context, arguments: dict[str, Any]) -> Built:
     recipe, data = context.recipe, data_of(context.recipe)
     with first_on_disk(context) as first:
         pairs = load_pairs(data, context.cache, may_write=first, seed=recipe.train.seed)
-    train, held = pairs.train, pairs.held_out
+    train, held, limit = pairs.train, pairs.held_out, recipe.evaluate.limit
     tokenizer = make_tokenizer(context, train)
     check_alike(context, "the questions are", lambda: digest_of_pairs(train, held, tokenizer))
-    limit = recipe.evaluate.limit
+    notes = [*([pairs.about] if pairs.about else []), *pairs.notes, *limit_notes(len(held), limit)]
     held = held[:limit]
-    notes = [pairs.about] if pairs.about else []
     notes += cover_characters(tokenizer, [pair.expected for pair in train])
     model = make_model(context, tokenizer)
     mask_unasked()
     encoded = Encoded(train, tokenizer, data)
-    encoded_held = Encoded(held[:EVALUATION_SAMPLES], tokenizer, data)
+    encoded_held = Encoded(held, tokenizer, data)
     notes += schemas_cut(encoded, encoded_held, data.max_source)
     start = model.config.decoder_start_token_id
     multiple = 8 if context.device == "cuda" else 1  # tensor cores want it; on a CPU it is only work
@@ -233,24 +231,28 @@ class Answerer:
 
 @dataclass(frozen=True)
 class Pairs:
-    """The training and the held-out pairs, and a note that says where they are from."""
+    """The training and the held-out pairs, a note that says where they are from, and what of it is not
+    used."""
 
     train: list[Pair]
     held_out: list[Pair]
     about: str = ""
+    notes: tuple[str, ...] = ()
 
 
 def load_pairs(data: PairData, cache: Path, *, may_write: bool, seed: int) -> Pairs:
     """The recipe's pairs. `may_write`: this process may fill `cache`. Raises DataError."""
+    notes = list[str]()
     if data.name:
         train, held_out, about = _from_hub(data)
     else:
         folder = Path(data.path).expanduser() if data.path else cache
         if not data.path and may_write:
             _generate(data.generated or Generated(), cache)
-        files = find_data(folder)
+        files = find_data(folder, data.splits)
         train = list(read_pairs(files.train, data, limit=data.limit))
         held_out = list(read_pairs(files.validation, data)) if files.validation else []
+        notes += files_notes(files, data) if data.path else []
         about = names_of(files.train) + (f", held out {names_of(files.validation)}" if held_out else "")
     told = f"questions: {about}; {_fields_told(train[-1:], data)}"
     missing = sorted({row.missing for row in (*train, *held_out) if row.missing}) if data.executed else []
@@ -261,8 +263,9 @@ def load_pairs(data: PairData, cache: Path, *, may_write: bool, seed: int) -> Pa
         held = held_groups((group_of(row, data) for row in train), data, seed)
         held_out = [row for row in train if group_of(row, data) in held]
         train = [row for row in train if group_of(row, data) not in held]
-        told += f"; held out {len(held_out):,} of them"
-    return Pairs(_pairs(train, data), _pairs(held_out, data), told if data.name or data.path else "")
+        notes += held_note(len(held_out), len(train) + len(held_out), data.validation_fraction)
+    told = told if data.name or data.path else ""
+    return Pairs(_pairs(train, data), _pairs(held_out, data), told, tuple(notes))
 
 
 def _fields_told(rows: Sequence[PairRow], data: PairData) -> str:
@@ -287,7 +290,7 @@ def _generate(generated: Generated, folder: Path) -> None:
 
 def _from_hub(data: PairData) -> tuple[list[PairRow], list[PairRow], str]:
     assert data.name
-    loaded = hub_parts(data.name, data.subset)
+    loaded = hub_parts(data.name, data.subset, data.splits)
     held_name = held_part(loaded)
     parts: dict[str, list[PairRow]] = {}
     wanted = {root for field in data.fields() for root in (field, field.partition(".")[0])}
@@ -302,6 +305,8 @@ def _from_hub(data: PairData) -> tuple[list[PairRow], list[PairRow], str]:
             pair_of(record, data, f"{place}[{number}]", blank=True) for number, record in enumerate(rows)
         ]
     about = data.name + (f", held out its part {held_name}" if held_name else "")
+    unused = unused_parts(loaded, held_name)
+    about += f", not used {', '.join(unused)}" if unused else ""
     return parts["train"][: data.limit], parts[held_name] if held_name else [], about
 
 

@@ -10,6 +10,8 @@ from pydantic import Field
 
 from muster.core.errors import RecipeError
 from muster.core.recipe import DATA, WORKLOAD
+from muster.core.units import counted
+from muster.core.workload import Survey
 from muster.dialogues.spec import DialogueData, DialogueRecipe
 
 # Model types that keep packed samples apart by their positions (tests/unit/test_packing.py).
@@ -58,6 +60,7 @@ class SftRecipe(DialogueRecipe):
     quantizes: ClassVar[bool] = True
     float8: ClassVar[bool] = True
     metric: ClassVar[str] = "exact match"
+    split_words: ClassVar[tuple[str, ...]] = ("sft",)
 
     workload: str = Field("sft", description=WORKLOAD)
     data: SftData = Field(default_factory=SftData, description=DATA)
@@ -73,6 +76,14 @@ class SftRecipe(DialogueRecipe):
         if self.data.packing and "model_type" in config:
             check_packing(str(config["model_type"]), config.get("attn_implementation"))
         super().check_data(path, config)
+
+    def survey(self, config: Mapping[str, Any] | None) -> Survey:
+        """As all dialogues; of packed samples, the sequences are the samples."""
+        found = super().survey(config)
+        if not self.data.packing or found.samples is None:
+            return found
+        told = f"{counted(found.samples, 'sample')} are packed: how many sequences they fill, ranks will find"
+        return Survey(None, (*found.notes, told))
 
     @property
     def padding_varies(self) -> bool:

@@ -1,0 +1,58 @@
+"""How long a bench's jobs take: which one is late beside those alike, and what is left. Pure."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Collection, Mapping, Sequence
+
+from muster.benches.document import JobRecord
+from muster.benches.schedule import Task, rounds
+
+ALIKE = 3  # jobs of an entry and a size that have to succeed before another can be late
+LATE = 4.0  # times their median
+LEAST = 60.0  # seconds beyond their median: starts of short jobs differ by less
+
+Kind = tuple[str, int]  # an entry's name, hosts of a job
+
+
+def kind_of(task: Task) -> Kind:
+    """Jobs of one kind do the same work on as many hosts."""
+    return task.entry, len(task.hosts)
+
+
+def durations(tasks: Sequence[Task], records: Mapping[str, JobRecord]) -> dict[Kind, list[float]]:
+    """Return the seconds of the jobs that succeeded, by kind; warm-ups do less work and are left out."""
+    seconds: dict[Kind, list[float]] = {}
+    for task in tasks:
+        record = records.get(task.id)
+        if record is not None and record.outcome == "succeeded" and not task.warm_up:
+            seconds.setdefault(kind_of(task), []).append(record.ended - record.started)
+    return seconds
+
+
+def late_after(task: Task, seconds: Mapping[Kind, Sequence[float]]) -> float | None:
+    """Return the seconds after which a job is late; None: too few jobs alike have succeeded."""
+    alike = seconds.get(kind_of(task), ())
+    if task.warm_up or len(alike) < ALIKE:
+        return None
+    usual = statistics.median(alike)
+    return max(LATE * usual, usual + LEAST)
+
+
+def expected(task: Task, seconds: Mapping[Kind, Sequence[float]]) -> float | None:
+    """Return the seconds that a job is likely to take: the median of those alike, else of its entry's."""
+    alike = seconds.get(kind_of(task)) or [
+        each for (entry, _), some in seconds.items() if entry == task.entry for each in some
+    ]
+    return statistics.median(alike) if alike else None
+
+
+def remaining(
+    tasks: Sequence[Task], over: Collection[str], seconds: Mapping[Kind, Sequence[float]], at_once: int | None
+) -> tuple[float, int]:
+    """Estimate the seconds until all jobs have ended, and count those of which no job alike has ended yet,
+    which are not in it. Jobs that run count as if they began now."""
+    left = [task for task in tasks if task.id not in over]
+    unknown = sum(expected(task, seconds) is None for task in left)
+    waves = rounds(tasks, at_once, over)
+    return sum(max((expected(task, seconds) or 0.0 for task in wave), default=0.0) for wave in waves), unknown

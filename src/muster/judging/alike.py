@@ -1,0 +1,123 @@
+"""Hosts that are slower than the others by the same factor: other hardware, rather than as many faults. Pure.
+
+Two generations of machines in one fleet differ by a constant factor in everything that they run. Held against
+the faster ones, each of the slower ones would be accused. Faults are rare and seldom of one size: where a
+sixth of the hosts is slower by the same, alone too, that is what they are, and they are judged beside each
+other. Whether it is hardware is for somebody to say who knows it. Hosts behind one switch may share a fault
+instead (`rack`).
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from muster.core.units import format_slower
+from muster.judging.baseline import FEWEST
+from muster.judging.observation import Observation, Settings, Topology
+from muster.judging.readings import Readings
+
+SHARE = 1 / 6  # of the hosts, and more, are slower by the same; of eight in 64, each is accused
+REACH = 4.0  # deviations of a reading that hosts alike are apart, at most
+CLEARLY = 5.0  # deviations that they are slower, at least
+STRAY = 0.125  # as many hosts as this share of them may be nearly as slow
+MANY = 4  # groups of a host
+KINDS = 3  # of hardware, and one more, that a work is split into
+
+
+@dataclass(frozen=True)
+class Alike:
+    """Hosts that are slower than the others of a work by the same (share of a step's time)."""
+
+    work: str
+    hosts: tuple[str, ...]
+    slower: float
+
+    @property
+    def words(self) -> str:
+        """16 hosts alike, 8.0% slower than the others: other hardware?"""
+        than = format_slower(self.slower, "the others", digits=1)
+        return f"{len(self.hosts)} hosts alike, {than}: other hardware?"
+
+
+def hosts_alike(
+    observations: Sequence[Observation], readings: Readings, topology: Topology, settings: Settings
+) -> list[Alike]:
+    """One group of each work in which there is one, the largest. `observations`: with the times that jobs
+    had, whatever their moments."""
+    rows: dict[str, dict[int, list[int]]] = {}
+    for host, own in readings.of_host.items():
+        for row in own:
+            if not (readings.failed(row) or readings.hint[row]):
+                rows.setdefault(readings.kind[row].work, {}).setdefault(host, []).append(row)
+    found = []
+    for work, of_host in rows.items():
+        levels = {
+            host: level for host, own in of_host.items() if (level := _level(readings, own)) is not None
+        }
+        known = [row for host in levels for row in of_host[host]]
+        sigma = statistics.median([readings.sigma[row] for row in known] or [0.0])
+        mine = _together(levels, sigma, settings)
+        behind = {topology.behind[host] for host in mine}
+        if not mine or (len(behind) == 1 and -1 not in behind):
+            continue
+        level = statistics.median([levels[host] for host in mine])
+        if not _good_alone(observations, work, {topology.hosts[host] for host in mine}, level):
+            slower = math.expm1(level)
+            found.append(Alike(work, tuple([topology.hosts[host] for host in sorted(mine)]), slower))
+    return found
+
+
+def _level(readings: Readings, rows: Sequence[int]) -> float | None:
+    """By how much (log) a host is slower for good: its best group, since others may be slower (of many the
+    second best: one may be of a moment that was read wrongly); where it was in no two of them, its usual time
+    alone. (Alone, suspects run at other moments than those beside them.) None: it may be another host."""
+    groups = [row for row in rows if not readings.alone[row]]
+    if len({readings.hosts[row] for row in groups}) > 1:
+        return sorted([readings.value[row] for row in groups])[len(groups) >= MANY]
+    alone = [readings.value[row] for row in rows if readings.alone[row]]
+    return statistics.median(alone) if alone else None
+
+
+def _good_alone(observations: Sequence[Observation], work: str, mine: set[str], level: float) -> bool:
+    """Whether hosts that are slow in groups are as fast as the others alone: that is no slower hardware."""
+    times: dict[bool, list[float]] = {True: [], False: []}
+    for each in observations:
+        if each.work == work and len(each.hosts) == 1 and each.seconds and each.outcome == "succeeded":
+            times[each.hosts[0] in mine].append(math.log(each.seconds))
+    if min(len(own) for own in times.values()) < FEWEST:
+        return False
+    return statistics.median(times[True]) - statistics.median(times[False]) < level / 2
+
+
+def _together(levels: dict[int, float], sigma: float, settings: Settings) -> set[int]:
+    """The hosts of the largest group that is clearly slower and close together; none, where it is too small,
+    or not by itself."""
+    low = max(math.log1p(settings.slow), CLEARLY * sigma)
+    slow = sorted((level, host) for host, level in levels.items() if level > low)
+    best: list[tuple[float, int]] = []
+    for at, (level, _) in enumerate(slow):
+        here = [each for each in slow[at:] if each[0] <= level + REACH * sigma]
+        best = max(best, here, key=len)
+    if not best:
+        return set()
+    middle = statistics.median([level for level, _ in best])
+    mine = {host for level, host in slow if abs(level - middle) <= REACH * sigma}
+    near = sum(abs(level - middle) <= 3 * REACH * sigma for level, _ in slow) - len(mine)
+    few = len(mine) < max(FEWEST, math.floor(SHARE * len(levels)) + 1)
+    return set() if few or near > STRAY * len(mine) else mine
+
+
+def apart(observations: Sequence[Observation], groups: Sequence[Alike]) -> list[Observation]:
+    """The jobs with those of each group as work of its own: a job runs at the pace of its slowest host."""
+    made = []
+    for each in observations:
+        for group in groups:
+            if each.work == group.work and not set(each.hosts).isdisjoint(group.hosts):
+                name = f"with the {len(group.hosts)} hosts alike"
+                each = replace(each, work=f"{each.work}, {name}" if each.work else name)
+                break
+        made.append(each)
+    return made

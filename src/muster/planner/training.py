@@ -1,0 +1,74 @@
+"""What the training will be: its steps, optimizer, decay groups, schedule and order. Pure."""
+
+from __future__ import annotations
+
+from muster.core.batch import Batch
+from muster.core.recipe import Recipe, Train
+from muster.core.schedule import steps_of, warmup_steps
+from muster.core.units import counted, format_count
+from muster.engines.base import spec_of
+from muster.engines.states import elements
+from muster.planner.document import TrainingPlan
+from muster.planner.memory.fit import Setting
+
+
+def training_plan(recipe: Recipe, setting: Setting | None, batch: Batch, samples: int | None) -> TrainingPlan:
+    """`samples`: of an epoch, None: not known; `setting`: None where the model is not known."""
+    fixed = spec_of(recipe.engine.name).given(recipe)
+    known = {name: value for name, value in fixed.train.items() if name in Train.model_fields}
+    train = recipe.train.model_copy(update=known)
+    steps = None
+    if train.max_steps or samples is not None:
+        steps = steps_of(train, samples or 0, batch.global_, batch.accumulation)
+    return TrainingPlan(
+        samples=samples,
+        steps=steps,
+        length=_length(train, samples),
+        optimizer=_optimizer(train),
+        decay=_decay(train, setting),
+        schedule="of the engine's own configuration" if fixed.schedule else _schedule(train, steps),
+        order=_order(recipe),
+    )
+
+
+def _length(train: Train, samples: int | None) -> str:
+    most = f", and at most {train.max_minutes:g} minutes (train.max_minutes)" if train.max_minutes else ""
+    if train.max_steps:
+        return f"train.max_steps{most}"
+    epochs = f"{train.epochs:g} epoch{'s' if train.epochs != 1 else ''}"
+    return f"{epochs} of {counted(samples, 'sample') if samples is not None else 'all samples'}{most}"
+
+
+def _optimizer(train: Train) -> str:
+    clip = f"gradients clipped at {train.clip:g}" if train.clip else "no clipping"
+    return (
+        f"{train.optimizer}, learning rate {train.learning_rate:g}, betas {train.beta1:g} and "
+        f"{train.beta2:g}, epsilon {train.epsilon:g}, {clip}"
+        if train.learning_rate != "auto"
+        else f"{train.optimizer}, learning rate auto, betas {train.beta1:g} and {train.beta2:g}, {clip}"
+    )
+
+
+def _decay(train: Train, setting: Setting | None) -> str:
+    if not train.weight_decay:
+        return "no weight decay"
+    sizes = ["", ""]
+    groups = setting.spread.optimizer_groups(setting.tensors) if setting is not None else []
+    if len(groups) == 2:
+        sizes = [f" ({format_count(elements(group))} parameters)" for group in groups]
+    return f"{train.weight_decay:g} of matrices{sizes[0]}, none of norms and biases{sizes[1]}"
+
+
+def _schedule(train: Train, steps: int | None) -> str:
+    if train.schedule == "constant":
+        return train.schedule
+    if steps is not None or train.warmup >= 1:
+        return f"{train.schedule}, {counted(warmup_steps(train, steps or 0), 'step')} of warm-up"
+    return f"{train.schedule}, {100 * train.warmup:g} % of the steps as warm-up"
+
+
+def _order(recipe: Recipe) -> str:
+    alike = ", those of similar length in a batch" if recipe.padding_varies else ""
+    return (
+        f"drawn anew in each epoch by train.seed={recipe.train.seed}{alike}; the same on any number of ranks"
+    )

@@ -1,0 +1,126 @@
+"""How many tokens texts will have, before ranks start: by the tokenizer that they will use, where this
+machine has it. No torch is needed."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from muster.core.recipe import Model
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
+BYTES = 4  # of a token of English text, about: where no tokenizer is here
+COUNTED = 1000  # texts of a data set whose tokens are counted
+
+# A space belongs to the lower-case or all-capitals word after it ("employees", "SELECT"). It stands alone
+# before a capitalised word and before a digit: so a value is the same tokens in a question ("in Karburg") and
+# in SQL ("= 'Karburg'"), and a model can copy it. Digits stand alone: unseen numbers are seen digits.
+PIECES = r"\d| ?\p{Lu}{2,}(?!\p{Ll})| ?\p{Ll}+|\p{Lu}\p{Ll}*| ?[^\s\p{L}\p{N}]+|\s|."
+
+
+def named_tokenizer(model: Model) -> str | None:
+    """The tokenizer's hub name or folder: the one that is asked for, or the model's own; None: one is trained
+    on the data."""
+    if model.tokenizer != "auto":
+        return None if model.tokenizer == "train" else model.tokenizer
+    own = model.name and (model.init == "pretrained" or Path(model.name).is_dir())
+    return model.name if own else None
+
+
+def byte_level(
+    texts: Iterable[str], vocab_size: int, special: list[str], *, by_words: bool = False
+) -> Tokenizer:
+    """A trained byte-level BPE. `special`: the first entries; `by_words`: texts are split by PIECES first,
+    else as GPT-2's are."""
+    from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
+
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    smallest = len(special) + len(alphabet)
+    if vocab_size < smallest:
+        raise ValueError(f"a byte-level vocabulary needs at least {smallest} tokens, not {vocab_size}")
+    tokenizer = Tokenizer(models.BPE())
+    whole = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=not by_words)
+    words = [pre_tokenizers.Split(Regex(PIECES), behavior="isolated"), whole]
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(words) if by_words else whole
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size, special_tokens=special, initial_alphabet=alphabet, show_progress=False
+    )
+    tokenizer.train_from_iterator(texts, trainer)
+    return tokenizer
+
+
+# ----------------------------------------------------------------------------------------------------
+# Counting.
+
+
+@dataclass(frozen=True)
+class Counter:
+    """Numbers of texts' tokens, without what a tokenizer adds. `exact`: they are those of the ranks."""
+
+    count: Callable[[Sequence[str]], list[int]]
+    exact: bool
+
+
+def counter(model: Model, texts: Callable[[], Iterable[str]]) -> Counter:
+    """For the tokenizer of a recipe's model. `texts`: what one is trained on, where the model has none; a
+    part of the data will do."""
+    try:
+        import tokenizers
+    except ImportError:
+        return Counter(_by_bytes, exact=False)
+    name = named_tokenizer(model)
+    if name is None:
+        smallest = 300  # of the recipe's field
+        made, exact = byte_level(texts(), max(model.vocab_size, smallest), ["</s>"], by_words=True), False
+    else:
+        folders = [Path(name), *snapshots(name, "models", os.environ)]
+        file = next(
+            (each / "tokenizer.json" for each in folders if (each / "tokenizer.json").is_file()), None
+        )
+        if file is None:
+            return Counter(_by_bytes, exact=False)
+        try:
+            made, exact = tokenizers.Tokenizer.from_file(str(file)), True
+        except Exception:  # the library's own kind, of any damaged file: ranks will say it
+            return Counter(_by_bytes, exact=False)
+    made.no_truncation()
+    made.no_padding()
+
+    def count(texts: Sequence[str]) -> list[int]:
+        return [len(each.ids) for each in made.encode_batch(list(texts), add_special_tokens=False)]
+
+    return Counter(count, exact)
+
+
+def _by_bytes(texts: Sequence[str]) -> list[int]:
+    return [-(-len(text.encode("utf-8", "replace")) // BYTES) for text in texts]
+
+
+def snapshots(name: str, kind: str, env: Mapping[str, str]) -> list[Path]:
+    """The folders of a model or data set (`kind`: models, datasets) in the Hugging Face hub's cache."""
+    base = env.get("XDG_CACHE_HOME") or "~/.cache"
+    home = Path(env.get("HF_HOME") or f"{base}/huggingface").expanduser()
+    hub = env.get("HF_HUB_CACHE") or env.get("HUGGINGFACE_HUB_CACHE")
+    folder = (Path(hub).expanduser() if hub else home / "hub") / f"{kind}--{name.replace('/', '--')}"
+    return sorted(folder.glob("snapshots/*"))
+
+
+def spread(count: int, most: int = COUNTED) -> list[int]:
+    """At most so many numbers below `count`, evenly apart."""
+    return list(range(count)) if count <= most else [index * count // most for index in range(most)]
+
+
+def too_long(lengths: Sequence[int], of: int, limit: int, *, exact: bool) -> tuple[str, int] | None:
+    """How many of `of` texts are longer than `limit` tokens, in words, and the longest; None: none is.
+    `lengths`: of some of them, or of all."""
+    over = sum(length > limit for length in lengths)
+    if not over:
+        return None
+    about = "" if exact and len(lengths) == of else "about "
+    return f"{about}{round(over * of / len(lengths)):,} of {of:,}", max(lengths)

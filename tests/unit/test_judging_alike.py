@@ -1,0 +1,94 @@
+"""Hosts that are slower by the same factor: other hardware, and judged beside each other."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+from simulate import Planted, SimulatedFleet, hunt
+
+from muster.judging import Observation, Topology, judge, judge_state
+from muster.judging.document import Gate
+from muster.judging.logs import judge as judge_logs
+from tests.unit.logs import chat_log
+
+HOSTS = tuple(f"n{i:02d}" for i in range(64))
+PLACE = Topology(HOSTS, tuple((f"leaf{k}", HOSTS[8 * k : 8 * k + 8]) for k in range(8)))
+OLDER = random.Random(1).sample(HOSTS, 16)
+
+
+def singles(older: dict[str, float], bad: str = "", seed: int = 1, jobs: int = 3) -> list[Observation]:
+    """Jobs of each host alone, some of them slower by a share, and one 5 % slow."""
+    draw = random.Random(seed)
+    return [
+        Observation(
+            f"{host}-{job}",
+            (host,),
+            (1 + older.get(host, 0.0)) * (1.05 if host == bad else 1.0) * draw.gauss(1, 0.004),
+        )
+        for job in range(jobs)
+        for host in HOSTS
+    ]
+
+
+@pytest.mark.parametrize("slower", [0.08, 0.5, 2.0])
+def test_16_of_64_are_no_16_faults(slower: float) -> None:
+    found = judge(singles(dict.fromkeys(OLDER, slower)), PLACE)
+    assert not found.accused and not found.one_of
+    (group,) = found.alike
+    assert set(group.hosts) == set(OLDER) and group.slower == pytest.approx(slower, rel=0.05)
+    conditions = {each.subject[0]: each.condition for each in found.hosts}
+    assert {conditions[host] for host in OLDER} == {"probably fit"}  # nobody said that it is their hardware
+    assert {conditions[host] for host in HOSTS if host not in OLDER} == {"fit"}
+
+
+@pytest.mark.parametrize("bad", [OLDER[3], next(host for host in HOSTS if host not in OLDER)])
+def test_a_slow_host_is_named_among_those_of_its_kind(bad: str) -> None:
+    """One of them is not alike any more, and is held against the others."""
+    (verdict,) = judge(singles(dict.fromkeys(OLDER, 0.08), bad), PLACE).accused
+    slower = 1.05 * 1.08 - 1 if bad in OLDER else 0.05
+    assert verdict.subject == (bad,) and verdict.slower == pytest.approx(slower, abs=0.01)
+
+
+def test_in_pairs_of_either_kind_while_jobs_are_asked_for() -> None:
+    for seed in range(4):
+        for faults in ((), (Planted("card", (HOSTS[7 * seed],), 0.05),)):
+            fleet = SimulatedFleet(PLACE, faults, seed=seed, timed=True, older=(16, 0.08))
+            found = judge_state(hunt(fleet, 6).state)
+            assert {each.subject for each in found.accused} == {each.where for each in faults}
+            assert sum(len(each.hosts) for each in found.alike) in (15, 16, 17)
+
+
+def test_what_shows_in_groups_alone_is_no_hardware() -> None:
+    slow = tuple(Planted("card", (host,), 0.08) for host in OLDER)
+    fleet = SimulatedFleet(PLACE, slow, seed=3, timed=True)
+    found = judge_state(hunt(fleet, 8).state)
+    named = {each.subject[0] for each in found.accused if each.scope == "host"}
+    assert named <= set(OLDER) and len(named) >= 12 and not found.alike
+
+
+def test_faults_of_one_size_or_of_many_are_faults() -> None:
+    """Eight of 64, or as many as one likes that are not alike; and what hosts behind one switch share."""
+    few = judge(singles(dict.fromkeys(OLDER[:8], 0.08)), PLACE)
+    assert {each.subject[0] for each in few.accused} == set(OLDER[:8]) and not few.alike
+    unlike = {host: 0.05 + 0.02 * number for number, host in enumerate(OLDER)}
+    many = judge(singles(unlike), PLACE)
+    assert {each.subject[0] for each in many.accused} == set(OLDER) and not many.alike
+    rack = judge(singles(dict.fromkeys(HOSTS[:8], 0.08))[:48], Topology(HOSTS[:16], (("leaf0", HOSTS[:8]),)))
+    assert not rack.alike
+
+
+def test_from_logs(tmp_path: Path) -> None:
+    for number in range(16):
+        for job in range(2):
+            slower = 1.08 if number % 4 == 1 else 1.0
+            pace = 0.2 * slower * (1 + 0.002 * ((7 * number + 5 * job) % 5 - 2))
+            lines = chat_log([f"lx{number:02d}"], pace)
+            (tmp_path / f"{number}-{job}.log").write_text("\n".join(lines) + "\n")
+    found = judge_logs(tmp_path)
+    assert found.summary["slow"] == 0 and found.summary["probably fit"] == 4 and found.gate is Gate.OPEN
+    assert any("4 hosts alike" in note and "other hardware?" in note for note in found.notes)
+    works = {job.work for job in found.jobs}
+    assert len(works) == 2 and works == {each.work for each in found.peers}
+    assert all(abs(job.slower or 0) < 0.02 for job in found.jobs)
