@@ -19,7 +19,7 @@ from muster.failures.signs import HINTS as SIGN_HINTS
 from muster.failures.signs import Sign, shortened
 from muster.readers._frame import FOR_FACTS, FOR_READERS, FOR_SIGNS, Frame, own_stamp
 from muster.readers._frame import HINTS as FRAME_HINTS
-from muster.readers._guard import guarded_reader
+from muster.readers._guard import GuardedReader, guarded_reader
 from muster.readers._mapping import LONGEST, Mapping
 from muster.readers._paths import folder_of, hosts_of_path, is_slurm, split_hosts
 from muster.readers._where import LinePlace
@@ -127,6 +127,8 @@ def _read_file(
             else replace(each, why=_why(frame, whole))
             for each in jobs[started:]
         ]
+        if faults := feed.faults():  # which the processes of a pool say nowhere else
+            jobs[started:] = [replace(each, notes=(*each.notes, *faults)) for each in jobs[started:]]
         feed = feed.again()
     span = whole.span() if len(jobs) == 1 else None
     jobs = [replace(job, began=span[0], ended=span[1]) if span and not job.began else job for job in jobs]
@@ -227,6 +229,11 @@ class Feed:
     def readings(self) -> list[Reading]:
         """What was found."""
         return [reading for _, reader in self.made for reading in reader.readings()]
+
+    def faults(self) -> list[str]:
+        """Why readers of third parties were left out."""
+        made = (reader for _, reader in self.made if isinstance(reader, GuardedReader))
+        return [f"{reader.fault}: it is left out" for reader in made if reader.fault]
 
     def take(self, blocks: Iterator[Sequence[str]]) -> Iterator[Sequence[str]] | None:
         """Every line that says something to the frame, and to the readers that want it. -> what is left,
