@@ -154,7 +154,7 @@ def test_too_little_text(tmp_path: Path) -> None:
         causal_lm._packed(made, tokens, 64)
     train, held_out = causal_lm._packed(made, tokens, 4)
     assert len(train) and not len(held_out)
-    notes = causal_lm._notes(tokens, train, held_out, None)
+    notes = causal_lm._notes(tokens, train, held_out)
     assert notes[0].startswith("text: a.txt, 10 B")
     assert notes[-1] == "the held-out text does not fill one sequence: there is no perplexity"
 
@@ -177,7 +177,7 @@ def test_what_was_skipped_is_told_also_from_the_cache(tmp_path: Path) -> None:
     )
     for _ in range(2):
         tokens = open_tokens(source_of(made.data), causal_lm.tokenizing(made), tmp_path / "cache")  # type: ignore[arg-type]
-        notes = causal_lm._notes(tokens, *causal_lm._packed(made, tokens, 4), None)
+        notes = causal_lm._notes(tokens, *causal_lm._packed(made, tokens, 4))
         assert any(
             f"could not be read and were skipped: 1; the first: {tmp_path}/a.txt:51" in note for note in notes
         )

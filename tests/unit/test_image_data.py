@@ -263,6 +263,12 @@ def test_a_loader_process_maps_a_table_by_itself(tmp_path: Path) -> None:
     ]
 
 
+def test_no_image_is_held_out_where_no_share_is(tmp_path: Path) -> None:
+    write_parquet(tmp_path / "train.parquet", [(png(RED), index % 2) for index in range(6)])
+    made = parts(images(tmp_path, validation_fraction=0))
+    assert (len(made.train), len(made.held_out)) == (6, 0)
+
+
 def test_an_image_that_only_fills_up_a_batch_has_no_label() -> None:
     from muster.workloads.image_classification.images import collate
 

@@ -492,6 +492,7 @@ def test_a_cpu_job_is_not_timed_by_a_gpu() -> None:
     assert made.device == "cpu"
     assert made.time is None
     assert [each for each in made.notes if "GPUs are not used" in each]
+    assert [each for each in made.decisions if each["field"] == "launch.device" and each["value"] == "cpu"]
     assert not [each for each in plan("a100-40gb:2").notes if "GPUs are not used" in each]
 
 

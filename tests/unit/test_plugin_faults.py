@@ -6,6 +6,7 @@ from __future__ import annotations
 import sys
 import warnings
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -166,17 +167,18 @@ SOUND = {"hints": "('',)", "init": "pass", "line": "pass", "readings": "return [
         {"readings": "return ['x']"},
         {"readings": "return None.x"},
         {"hints": "3"},
-        {"hints": "('',)\nReader = None; del Reader\nclass Other: pass\nclass "} | {},
+        {"all": "HINTS = ('',)"},
     ],
 )
 def test_a_reader_that_fails_leaves_the_others(fault: dict[str, str], offer: Offer) -> None:
     lines = [f"step {step} {TRL}" for step in range(20)]
     before = _read.read_blocks("node1.log", [lines])
-    text = READER.format(**{**SOUND, **fault}) if "class" not in fault.get("hints", "") else "HINTS = ('',)"
+    text = fault.get("all") or READER.format(**{**SOUND, **fault})
     offer("muster.readers", {"__init__.py": text})
     after, said = warned(lambda: _read.read_blocks("node1.log", [lines]))
-    assert after == before
+    assert [replace(each, notes=before[0].notes) for each in after] == before
     assert len(said) == 1 and "their-pack" in said[0]
+    assert said[0] in after[0].notes or "cannot" in said[0] or "HINTS" in said[0] or "it has no" in said[0]
 
 
 def test_a_sound_reader_needs_no_closed(offer: Offer) -> None:

@@ -645,9 +645,9 @@ TRANSLATION = [
     mllog(1593121552091, "train_samples", "4590101"),
     mllog(1593121553750, "epoch_start", about='"epoch_num": 1'),
     "| epoch 001:   1000 / 2184 loss=81194.557, nll_loss=0.000, ppl=1.00, wps=176776, ups=3.1, "
-    "wpb=56091, bsz=485, num_updates=997, lr=0.000985036, gnorm=100454.812, clip=100%, oom=0, loss_scale=8.000, wall=323",
+    "wpb=56091, bsz=485, num_updates=997, lr=0.000985036, gnorm=100454.812, clip=100%, oom=0, loss_scale=8.000, wall=323",  # noqa: E501
     "| epoch 001:   2000 / 2184 loss=66602.039, nll_loss=0.000, ppl=1.00, wps=176938, ups=3.1, "
-    "wpb=56076, bsz=487, num_updates=1995, lr=0.00197106, gnorm=69763.465, clip=100%, oom=0, loss_scale=4.000, wall=639",
+    "wpb=56076, bsz=487, num_updates=1995, lr=0.00197106, gnorm=69763.465, clip=100%, oom=0, loss_scale=4.000, wall=639",  # noqa: E501
     mllog(1593122244244, "epoch_stop", about='"epoch_num": 1'),
     mllog(1593122244245, "eval_start", about='"epoch_num": 1'),
     mllog(1593122259695, "eval_stop", about='"epoch_num": 1'),

@@ -205,6 +205,15 @@ def test_the_pages_examples(tmp_path: Path) -> None:
     assert job.rate == pytest.approx(2 * 64 / 0.496) and job.measured and job.measured.tokens is None
 
 
+def test_lines_that_are_too_long_are_said() -> None:
+    """They are not searched; where all are so, that is the reason."""
+    long = "x" * LONGEST
+    (job,) = jobs([*own(), long + "it=41 loss=1 dt=1"], line=OWN, unit="ms")
+    assert job.steps == 40 and any(f"{LONGEST:,}" in note for note in job.notes)
+    (job,) = jobs([f"{long} {line}" for line in own()], line=OWN, unit="ms")
+    assert job.outcome == "unreadable" and f"{LONGEST:,}" in (job.reason or "")
+
+
 def test_a_step_alone_is_timed_by_the_stamps_of_its_lines() -> None:
     """Of a job that runs, by the moments at which lines without a stamp come."""
     mapping = made_mapping({"line": r"at (?P<step>\d+)", "batch": 4}, "here")
@@ -218,12 +227,3 @@ def test_a_step_alone_is_timed_by_the_stamps_of_its_lines() -> None:
         live.lines([f"at {step}"])
     seen = live.seen()
     assert seen is not None and seen.measured is not None and seen.measured.timed
-
-
-def test_lines_that_are_too_long_are_said() -> None:
-    """They are not searched; where all are so, that is the reason."""
-    long = "x" * LONGEST
-    (job,) = jobs([*own(), long + "it=41 loss=1 dt=1"], line=OWN, unit="ms")
-    assert job.steps == 40 and any(f"{LONGEST:,}" in note for note in job.notes)
-    (job,) = jobs([f"{long} {line}" for line in own()], line=OWN, unit="ms")
-    assert job.outcome == "unreadable" and f"{LONGEST:,}" in (job.reason or "")

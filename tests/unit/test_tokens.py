@@ -22,7 +22,7 @@ from muster.core.errors import DataError
 from muster.worker.data.tokenizer import TEXT_END, train_text_tokenizer
 from muster.workloads.causal_lm.sources import TextSource, source_of
 from muster.workloads.causal_lm.spec import TextData
-from muster.workloads.causal_lm.tokens import Tokenizing, Tokens, open_tokens
+from muster.workloads.causal_lm.tokens import Packed, Tokenizing, Tokens, open_tokens
 
 HOW = Tokenizing(None, 300, 0.1)
 TEXTS = [f"document {i}: def f{i}(x):\n    return x + {i}\n" for i in range(40)]
@@ -70,6 +70,13 @@ def test_of_few_documents_the_end_is_held_out(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="has no text"):
         open_tokens(source(["", ""]), HOW, tmp_path)
     assert not list(tmp_path.glob("*.partial"))
+
+
+def test_nothing_is_held_out_where_no_share_is(tmp_path: Path) -> None:
+    tokens = open_tokens(source(), Tokenizing(None, 300, 0.0), tmp_path)
+    assert tokens.meta["parts"]["train"]["documents"] == len(TEXTS)
+    assert tokens.meta["parts"]["validation"] == {"tokens": 0, "documents": 0}
+    assert not len(Packed(*tokens.part("validation"), 16))
 
 
 def test_what_decides_the_tokens_decides_the_folder(tmp_path: Path) -> None:

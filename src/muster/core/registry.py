@@ -87,8 +87,8 @@ def package_of(group: str, name: str) -> str | None:
 
 
 def warn(text: str) -> None:
-    """Say once that a plug-in, or a part of it, is left out. A process of a pool keeps silent: the one that
-    started it, or the figures of a job, say the same."""
+    """Say once that a plug-in, or a part of it, is left out. A process of a pool keeps silent: notes of what
+    it reads say the same."""
     if multiprocessing.parent_process() is None:
         _warn_once(text)
 

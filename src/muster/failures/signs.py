@@ -315,25 +315,28 @@ class Signs:
         crash = signal or code in _OWN_SIGNALS
         return (crash and not {"cause", "exception"} & said) or bool(self.late)
 
-    def _look(self, text: str, host: str | None) -> None:
+    def _leads(self, text: str) -> bool:
+        """Whether a line only says what those after it are of: a traceback, an account of a process."""
         if "Traceback (most recent call last)" in text:
             self.traceback = True
-            return
-        if _HANDLED in text:
+        elif _HANDLED in text:
             self._handled()
-            return
-        if self.traceback and _SOURCE.match(text):
-            return
-        if "Root Cause (first observed" in text:
+        elif self.traceback and _SOURCE.match(text):
+            pass
+        elif "Root Cause (first observed" in text:
             self.root = True
-            return
-        if match := _ELASTIC.match(text):
+        elif match := _ELASTIC.match(text):
             self.elastic = match[1]
-            return
-        if match := _RANK.match(text):
+        elif match := _RANK.match(text):
             self.elastic_rank = int(match[1])
             if self.root:
                 self.root, self.first = False, self.elastic_rank
+        else:
+            return False
+        return True
+
+    def _look(self, text: str, host: str | None) -> None:
+        if self._leads(text):
             return
         left = _EXITS.search(text)
         code = next((int(code) for code in left.groups() if code), 0) if left else 0

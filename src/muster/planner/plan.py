@@ -233,6 +233,10 @@ def _attempt(
         samples = -(-told.tokens // decided.setting.lengths.all)
     if chosen is None or not chosen.timed:  # else slower hosts were left out already
         decided = decided.saying(*job.decisions, *_advice(decided, ground, samples))
+    idle_gpus = job.device == "cpu" and any(about.get("gpus") for about in ground.facts.values())
+    if idle_gpus:  # said at the start as well
+        why = "the recipe says so, and the hosts' GPUs are not used"
+        decided = decided.saying(*decided.job.decisions, Decision("launch.device", "cpu", why))
     start = _begun(inputs, decided, words or inputs.inventory.source, survey, samples)
     alike = machines is None or len(ground.hosts) != len(decided.slots)
     fewer = None if alike else ground.fewer(decided.slots, job.device, job.precision)
@@ -240,7 +244,7 @@ def _attempt(
         start.notes.append("hosts differ: the slowest sets the pace, and fewer hosts are the fastest of them")
     once = told.tokens is not None
     outlook = Outlook(machines, ground.known, samples, told.price, decided.reach, fewer, once)
-    if job.device == "cpu" and any(about.get("gpus") for about in ground.facts.values()):
+    if idle_gpus:
         start.notes.append("the hosts' GPUs are not used: the recipe says launch.device=cpu")
     if decided.setting is not None and machines is not None:
         faster = grouping(decided.recipe, decided.setting, machines, decided.room, ground.known)

@@ -33,6 +33,7 @@ class GuardedReader:
 
     def __init__(self, name: str, module: ModuleType, frame: Frame, mappings: Sequence[Mapping]) -> None:
         self.name = name
+        self.fault = ""  # why it was left out
         self.reader = self._guarded(lambda: module.Reader(frame, mappings))
 
     @property
@@ -68,5 +69,5 @@ class GuardedReader:
             return None
 
     def _leave_out(self, error: BrokenPluginError) -> None:
-        self.reader = None
-        warn(str(error))
+        self.reader, self.fault = None, str(error)
+        warn(self.fault)

@@ -19,7 +19,7 @@ from muster.failures.signs import HINTS as SIGN_HINTS
 from muster.failures.signs import Sign, shortened
 from muster.readers._frame import FOR_FACTS, FOR_READERS, FOR_SIGNS, Frame, own_stamp
 from muster.readers._frame import HINTS as FRAME_HINTS
-from muster.readers._guard import guarded_reader
+from muster.readers._guard import GuardedReader, guarded_reader
 from muster.readers._mapping import LONGEST, Mapping
 from muster.readers._paths import folder_of, hosts_of_path, is_slurm, split_hosts
 from muster.readers._where import LinePlace
@@ -127,6 +127,8 @@ def _read_file(
             else replace(each, why=_why(frame, whole))
             for each in jobs[started:]
         ]
+        if faults := feed.faults():  # which the processes of a pool say nowhere else
+            jobs[started:] = [replace(each, notes=(*each.notes, *faults)) for each in jobs[started:]]
         feed = feed.again()
     span = whole.span() if len(jobs) == 1 else None
     jobs = [replace(job, began=span[0], ended=span[1]) if span and not job.began else job for job in jobs]
@@ -228,6 +230,11 @@ class Feed:
         """What was found."""
         return [reading for _, reader in self.made for reading in reader.readings()]
 
+    def faults(self) -> list[str]:
+        """Why readers of third parties were left out."""
+        made = (reader for _, reader in self.made if isinstance(reader, GuardedReader))
+        return [f"{reader.fault}: it is left out" for reader in made if reader.fault]
+
     def take(self, blocks: Iterator[Sequence[str]]) -> Iterator[Sequence[str]] | None:
         """Every line that says something to the frame, and to the readers that want it. -> what is left,
         where another job begins."""
@@ -318,22 +325,10 @@ def _job(
         return next((value for each in ordered if (value := getattr(each, name)) is not None), None)
 
     steps, skipped, memory, total = (told(name) for name in ("steps", "skipped", "memory", "total"))
-    notes = [note for each in ordered for note in each.notes]
-    if best is None and told("reported") is not None:
-        notes.append("no step times: the rate is the one that the tool printed, with its warm-up")
-    if best and best.skipped:
-        notes.append(f"the measured windows include {best.skipped} skipped steps")
-    if best and best.interrupted:
-        notes.append("the measured windows include evaluation or saving")
     contradicted = _contradicted(best, figures)
-    if best and contradicted:
-        notes.append(
-            f"the measured windows give {best.rate:,.5g} {best.unit}/s, and the tool itself says "
-            f"{contradicted:,.5g} of the same steps"
-        )
-        if not figures[0][0].sure:
-            notes[-1] += ": neither is taken"
-            best = None
+    notes = [*(note for each in ordered for note in each.notes), *_doubts(best, ordered, contradicted)]
+    if contradicted and not ordered[0].sure:
+        best = None
     spans = [each.span for each in ordered if each.span]
     recipes = list(dict.fromkeys(each.recipe for each in ordered if each.recipe))
     job = JobLog(
@@ -369,6 +364,26 @@ def _job(
     if frame.recipe or not recipes or any(each.complete for each in ordered):
         return job
     return replace(job, recipe=f"{job.recipe}; in {folder_of(path, job.hosts)}")
+
+
+def _doubts(
+    best: MeasuredWindows | None, found: Sequence[Reading], contradicted: float | None
+) -> Iterator[str]:
+    """What makes a job's rate doubtful, for people."""
+    if best is None:
+        if any(each.reported is not None for each in found):
+            yield "no step times: the rate is the one that the tool printed, with its warm-up"
+        return
+    if best.skipped:
+        yield f"the measured windows include {best.skipped} skipped steps"
+    if best.interrupted:
+        yield "the measured windows include evaluation or saving"
+    if contradicted:
+        both = (
+            f"the measured windows give {best.rate:,.5g} {best.unit}/s, and the tool itself says "
+            f"{contradicted:,.5g} of the same steps"
+        )
+        yield both if found[0].sure else f"{both}: neither is taken"
 
 
 def measured(reading: Reading) -> MeasuredWindows | None:
