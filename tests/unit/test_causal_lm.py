@@ -147,15 +147,15 @@ def test_what_has_no_positions() -> None:
 
 
 def test_too_little_text(tmp_path: Path) -> None:
-    (tmp_path / "a.txt").write_text("abcdefghijklmnopqrstuvwxyz0123456789")  # of which a token is held out
-    made = recipe(data={"path": str(tmp_path / "a.txt")}, model={"init": "random", "vocab_size": 257})
+    (tmp_path / "a.txt").write_text("".join(map(chr, range(33, 123))))  # of which tokens are held out
+    made = recipe(data={"path": str(tmp_path / "a.txt")}, model={"init": "random", "vocab_size": 300})
     tokens = open_tokens(source_of(made.data), causal_lm.tokenizing(made), tmp_path / "cache")  # type: ignore[arg-type]
     with pytest.raises(DataError, match="do not fill one sequence of 64"):
         causal_lm._packed(made, tokens, 64)
     train, held_out = causal_lm._packed(made, tokens, 4)
     assert len(train) and not len(held_out)
     notes = causal_lm._notes(tokens, train, held_out)
-    assert notes[0].startswith("text: a.txt, 36 B")
+    assert notes[0].startswith("text: a.txt, 90 B")
     assert notes[-1] == "the held-out text does not fill one sequence: there is no perplexity"
 
 
