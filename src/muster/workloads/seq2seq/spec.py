@@ -41,7 +41,6 @@ class PairData(Data):
     exclusive: ClassVar[tuple[str, ...]] = (*Data.exclusive, "generated")
     embedded: ClassVar[str | None] = "generated"
     pairs: ClassVar[tuple[tuple[str, str], ...]] = PAIRS
-    cut_by: ClassVar[str] = "data.max_source or data.max_target"
     executed: ClassVar[bool] = False  # targets are SQL, which a row's database runs
 
     generated: Generated | None = Field(
@@ -123,6 +122,7 @@ class PairData(Data):
 class PairRecipe(Recipe):
     """An encoder-decoder model learns what each text becomes."""
 
+    cut_by: ClassVar[str] = "data.max_source or data.max_target"
     families: ClassVar[tuple[ModuleType, ...]] = (t5,)
     traced: ClassVar[bool] = True
     loading: ClassVar[str] = """\
