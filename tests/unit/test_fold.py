@@ -335,7 +335,7 @@ def test_the_rest_of_a_result() -> None:
     assert (spent.total, spent.setup, spent.training, spent.evaluation) == (90.0, 2.0, 5.0, 2.0)
     assert spent.saving == pytest.approx(0.2)  # no rank told at its end: as the events do
     assert (got.parameters, got.versions, got.model_path) == (7, {"torch": "2"}, "/model")
-    assert got.notes == ["n", "3 samples cut", FEW]
+    assert got.notes == ["n", "3 samples cut to data.max_source or data.max_target", FEW]
     host = got.hosts[0]
     assert (host.facts, host.cpu_percent_mean, host.memory_used_peak, host.gpu_percent_mean) == (
         {"cores": 2},
