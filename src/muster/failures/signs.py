@@ -286,25 +286,31 @@ class Signs:
         for echo in self.symptoms.values():
             echo.heard.clear()
 
-    def _look(self, text: str, host: str | None) -> None:
+    def _account(self, text: str) -> bool:
+        """Whether a line is of a traceback, or of torchrun's account of a process, and no sign itself."""
         if "Traceback (most recent call last)" in text:
             self.traceback = True
-            return
+            return True
         if _HANDLED in text:
             self._handled()
-            return
+            return True
         if self.traceback and _SOURCE.match(text):
-            return
+            return True
         if "Root Cause (first observed" in text:
             self.root = True
-            return
+            return True
         if match := _ELASTIC.match(text):
             self.elastic = match[1]
-            return
+            return True
         if match := _RANK.match(text):
             self.elastic_rank = int(match[1])
             if self.root:
                 self.root, self.first = False, self.elastic_rank
+            return True
+        return False
+
+    def _look(self, text: str, host: str | None) -> None:
+        if self._account(text):
             return
         left = _EXITS.search(text)
         code = next((int(code) for code in left.groups() if code), 0) if left else 0
