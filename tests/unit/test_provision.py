@@ -16,6 +16,7 @@ import pytest
 
 from muster.agent.provision import REMOTE
 from muster.checks.families import disk
+from muster.cli.app import main
 from muster.core.errors import HostError, JobError, RecipeError, UsageError
 from muster.core.inventory import Host as Named
 from muster.fleet.shell import Shell
@@ -470,3 +471,11 @@ def test_a_mix_of_hub_names_is_looked_for_before_the_start(monkeypatch: pytest.M
     with pytest.raises(RecipeError, match="org/chats") as told:
         check_names(recipe, {})
     assert told.value.where == "data.mix"
+
+
+def test_a_pipeline_names_its_steps_recipes(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["prepare", "node1", "rlhf-demo", "--dry-run"])
+    assert ended.value.code == 2
+    said = capsys.readouterr().err
+    assert "is a pipeline" in said and "did you mean" not in said

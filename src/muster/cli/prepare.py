@@ -74,6 +74,7 @@ def prepare(
     The environment is what `pip install 'passmuster[train]'` needs, in the versions that are installed here.
     Run it again after an interruption or for new hosts: finished work is not repeated.
     """
+    from muster.core.pipeline import find_pipeline, load_pipeline
     from muster.inputs.read import read_inputs
     from muster.prepare.plan import Options, make_plan, plan_as_dict, plan_text
 
@@ -89,6 +90,16 @@ def prepare(
     if "RECIPE" not in named:
         raise UsageError(
             "no recipe was given", hint="muster prepare HOSTS RECIPE; `muster recipes` lists some"
+        )
+    if (pipeline := find_pipeline(named["RECIPE"])) is not None:
+        steps = ", ".join(
+            str(step.recipe) if isinstance(step.recipe, str) else step.name
+            for step in load_pipeline(pipeline).pipeline
+        )
+        raise UsageError(
+            f"is a pipeline: hosts are made ready for the recipe of each of its steps ({steps})",
+            where=named["RECIPE"],
+            hint="muster prepare HOSTS RECIPE, once for each",
         )
     inputs = read_inputs(named["RECIPE"], hosts, changes)
     options = Options(

@@ -138,6 +138,7 @@ class PairData(SplitData):
 class PairRecipe(Recipe):
     """An encoder-decoder model learns what each text becomes."""
 
+    cut_by: ClassVar[str] = "data.max_source or data.max_target"
     families: ClassVar[tuple[ModuleType, ...]] = (t5,)
     traced: ClassVar[bool] = True
     cut_by: ClassVar[str] = "data.max_source or data.max_target"
