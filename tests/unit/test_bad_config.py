@@ -174,8 +174,8 @@ NAMES = {
     ),
     "a type without a form": (
         "causal-lm",
-        config("bert"),
-        "'bert'",
+        config("bloom"),
+        "'bloom'",
         "without --quick the model itself is traced",
     ),
     "a misspelt size": (

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+CERTAIN = 0.95  # two names of a section are so alike: no other is meant
+
 
 def near_names(name: str, known: Iterable[str], limit: int = 3) -> list[str]:
     """The known names nearest to `name`, best first; names that contain its last part count as near."""
@@ -13,6 +15,8 @@ def near_names(name: str, known: Iterable[str], limit: int = 3) -> list[str]:
     head, dot, tail = name.rpartition(".")
     siblings = {other[len(head) + 1 :]: other for other in names if dot and other.startswith(head + dot)}
     close = [siblings[each] for each in difflib.get_close_matches(tail, siblings, n=limit, cutoff=0.6)]
+    if close and difflib.SequenceMatcher(None, name, close[0]).ratio() > CERTAIN:
+        return close[:1]
     others = [other for other in names if other not in siblings.values()]
     close += difflib.get_close_matches(name, others, n=limit, cutoff=0.6)
     for other in names:
