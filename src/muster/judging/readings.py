@@ -33,7 +33,7 @@ FAILED = 100.0  # the reading of a failed job, and what is expected of one: long
 STANDS_OUT = 2.5  # deviations of a normal distribution: what costs as much asks for an explanation
 DOUBTFUL = 0.5 * STANDS_OUT**2
 TOGETHER = 3.2  # deviations: jobs of a host that stand out only taken together
-FAR = 4.0  # deviations: no noise, or hardly ever
+FAR = 4.0  # deviations of a normal distribution: no noise, or hardly ever
 CLIP = 3.0  # deviations: readings further off tell nothing of how healthy hosts differ
 DIFFER = 0.002  # what hosts usually differ by (64 healthy 8-GPU hosts: 0.0018, with the noise of their jobs)
 MOST_HICCUPS = 0.1  # of jobs; what is more frequent is no hiccup
@@ -259,18 +259,19 @@ def _learn_hiccups(rows: Readings, off: Mapping[int, float], again: Collection[i
     groups whose hosts have others; alone, others of the same work. Those whose hosts met a second one by
     chance are not seen: of a share r of hiccups, a job with n others of its hosts is seen with a probability
     of r (1 - r)^n."""
+    beyond = {row for row, by in off.items() if by > FAR and rows.slow.cost(by) > 0.5 * FAR**2}
     far: dict[int, int] = {}
     jobs: dict[int, int] = {}
-    for row, by in off.items():
+    for row in off:
         for host in rows.hosts[row]:
             jobs[host] = jobs.get(host, 0) + 1
-            far[host] = far.get(host, 0) + (by > FAR)
+            far[host] = far.get(host, 0) + (row in beyond)
     alike = Counter((rows.hosts[row], rows.kind[row].work) for row in off if rows.alone[row])
     told = {
         *again,
         *(row for row in off if rows.alone[row] and alike[rows.hosts[row], rows.kind[row].work] > 1),
     }
-    seen = [row for row in sorted(told) if off[row] > FAR and all(far[h] == 1 for h in rows.hosts[row])]
+    seen = [row for row in sorted(told) if row in beyond and all(far[h] == 1 for h in rows.hosts[row])]
     others = Counter(sum(jobs[host] - 1 for host in rows.hosts[row]) for row in told)
     share = 0.0
     for _ in range(8 if seen else 0):

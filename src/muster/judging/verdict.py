@@ -325,15 +325,22 @@ class _Hosts:
         return tuple(found)
 
     def _subject(self, name: Literal["compute", "card"], rows: Sequence[int], jobs: int) -> Subject:
-        readings, settings = self.readings, self.state.settings
+        readings = self.readings
         if not rows:
             return Subject(name=name, condition="unknown")
         bound, good = 0.0, True
         for own in _by_kind(readings, rows):
             here = _at_most(readings, own)
             bound = max(bound, here)
-            good = good and here <= 2 * math.expm1(smallest(readings, own, settings))
+            good = good and here <= self._limit(own)
         return Subject(name=name, condition="fit" if good else "unknown", jobs=jobs, at_most=bound)
+
+    def _limit(self, rows: Sequence[int]) -> float:
+        """How slow a good host may be at most. Drift whose moments are unknown is no reason to accuse, nor to
+        call a host fit."""
+        if self.readings.kind[rows[0]].work in self.state.drifts:
+            return 2 * self.state.settings.slow
+        return 2 * math.expm1(smallest(self.readings, rows, self.state.settings))
 
     def _never_good(self, host: int, rows: Sequence[int]) -> str:
         """What is not known of a host whose jobs were slow, or differ too much, alone or in groups or in some
@@ -343,8 +350,9 @@ class _Hosts:
         groups = [row for row in rows if not readings.alone[row]]
 
         def good(own: Sequence[int]) -> bool:
-            limit = 2 * math.expm1(smallest(readings, own, settings))
-            return bool(own) and all(_at_most(readings, each) <= limit for each in _by_kind(readings, own))
+            return bool(own) and all(
+                _at_most(readings, each) <= self._limit(each) for each in _by_kind(readings, own)
+            )
 
         def slow(own: Sequence[int]) -> bool:
             return any(
