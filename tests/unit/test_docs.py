@@ -22,7 +22,7 @@ import pytest
 
 from muster.cli import app as cli
 from muster.core.batch import Batch
-from muster.core.inventory import read_inventory
+from muster.core.inventory import Host, inventory_document, read_inventory
 from muster.core.recipe import Recipe
 from muster.core.recipes import load_recipe
 from muster.engines.deepspeed.config import deepspeed_config, fill_auto
@@ -84,6 +84,7 @@ def folder(tmp_path: Path, data: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         "nodes/4nodes.txt": "hostname-001\nhostname-002\nhostname-003\nhostname-004\n",
         "my.yaml": "inherit: digits\nmodel: {config: {hidden_size: 64}}\n",
         "my-gpt2.yaml": "inherit: causal-lm\n",
+        "fit.json": json.dumps(inventory_document([Host("node1", 8), Host("node2", 8)], "ssh")),
         "peaks.json": json.dumps(checked(matmul("node1", 700e12))),
         "pairs.csv": "\n".join(["question,sql", *rows]),
         "pairs.jsonl": "\n".join(
