@@ -141,7 +141,6 @@ class PairRecipe(Recipe):
     cut_by: ClassVar[str] = "data.max_source or data.max_target"
     families: ClassVar[tuple[ModuleType, ...]] = (t5,)
     traced: ClassVar[bool] = True
-    cut_by: ClassVar[str] = "data.max_source or data.max_target"
     loading: ClassVar[str] = """\
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 words, model = AutoTokenizer.from_pretrained({model}), AutoModelForSeq2SeqLM.from_pretrained({model})
