@@ -47,7 +47,7 @@ def test_every_command_in_order(tmp_path: Path) -> None:
     build(tmp_path / "made", seed=3, train=300, validation=40)
     with (tmp_path / "pairs.csv").open("w", newline="") as file:
         rows = csv.writer(file)
-        rows.writerow(["question", "answer"])
+        rows.writerow(["question", "sql"])
         for line in (tmp_path / "made" / "train.jsonl").read_text().splitlines():
             pair = json.loads(line)
             rows.writerow([pair["question"], pair["sql"]])

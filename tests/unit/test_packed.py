@@ -75,7 +75,11 @@ def test_held_out_rows_are_whole_batches_for_every_rank() -> None:
     train = SimpleNamespace(label_smoothing=0.0, fused_loss=False, compiled=False, seed=0)
     context: Any = SimpleNamespace(
         recipe=SimpleNamespace(
-            train=train, engine=SimpleNamespace(stage=0), keeps_half=False, precision="bf16"
+            train=train,
+            engine=SimpleNamespace(stage=0),
+            keeps_half=False,
+            precision="bf16",
+            dropout=True,
         ),
         engine=object(),
         spec=SimpleNamespace(shards_weights=lambda stage, ranks: False),

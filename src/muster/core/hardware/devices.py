@@ -19,7 +19,7 @@ from typing import Any
 
 from muster.core.errors import UsageError
 from muster.core.near import near_names
-from muster.core.units import parse_bytes
+from muster.core.units import format_bytes, parse_bytes
 
 PRECISIONS = ("fp32", "tf32", "bf16", "fp16")
 WIDE = ("fp32", "tf32")  # numbers of four bytes: tf32 is shorter within products alone
@@ -117,22 +117,22 @@ def _as_stated(device: Device, text: str) -> bool:
 def ambiguous(text: str) -> list[str]:
     """Of the devices that are named in a text such as a100:8x4: which is taken, where there are others of the
     name with other memory."""
-    found = []
+    notes = []
     for word in dict.fromkeys(each.partition(":")[0].strip().lower() for each in text.split(",")):
         device, plain = named(word), _plain(word)
         if device is None or device.memory is None or _STATED.search(word.upper()):
             continue
         others = {
-            round(_memory(entry) / 1e9): str(entry["name"])
+            format_bytes(_memory(entry)): str(entry["name"])
             for entry in entries()
             if _plain(str(entry["name"])).startswith(plain)
             and _STATED.search(str(entry["name"]).upper())
             and abs(_memory(entry) / device.memory - 1) > 0.1
         }
         if others:
-            more = ", ".join(f"{name} ({size} GB)" for size, name in sorted(others.items()))
-            found.append(f"{word} is taken for {device.name} ({device.memory / 1e9:.0f} GB); also: {more}")
-    return found
+            more = ", ".join(f"{name} ({size})" for size, name in sorted(others.items()))
+            notes.append(f"{word} is taken for {device.name} ({format_bytes(device.memory)}); also: {more}")
+    return notes
 
 
 def names() -> list[str]:
