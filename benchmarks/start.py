@@ -28,7 +28,6 @@ VERBS: dict[str, list[str]] = {
     "muster --help": ["--help"],
     "muster ls": ["ls"],
     "muster stop RUN": ["stop", "run000"],
-    "muster schema recipe": ["schema", "recipe"],
     "muster show RUN": ["show", "run000"],
     "muster train --help": ["train", "--help"],
 }

@@ -1,9 +1,8 @@
-"""What ships: the wheel has recipes, templates, schemas and the agent; schemas are current."""
+"""What ships: the wheel has recipes, templates and the agent; keys are described."""
 
 from __future__ import annotations
 
 import ast
-import json
 import subprocess
 import sys
 import zipfile
@@ -50,7 +49,6 @@ def test_the_wheel_is_whole(wheel: zipfile.ZipFile) -> None:
         ("profiles", "*.yaml"),
         ("readers/mappings", "*.yaml"),
         ("reports/templates", "*"),
-        ("schemas", "*.json"),
         ("engines/deepspeed", "*.json"),
         ("core/hardware", "*.json"),
     ):
@@ -74,28 +72,6 @@ def test_the_control_side_does_not_require_torch(wheel: zipfile.ZipFile) -> None
     assert required
     for package in ("torch", "transformers", "deepspeed", "accelerate", "datasets", "peft"):
         assert not any(line.startswith(package) for line in required)
-
-
-@pytest.mark.parametrize(
-    "what",
-    [
-        "recipe",
-        "result",
-        "event",
-        "inspection",
-        "plan",
-        "judged",
-        "bench",
-        "suite",
-        "pipeline",
-        "profile",
-        "explanation",
-    ],
-)
-def test_schemas_are_current(what: str) -> None:
-    """Renew with: muster schema WHAT > src/muster/schemas/WHAT.schema.json"""
-    shipped = json.loads((ROOT / f"src/muster/schemas/{what}.schema.json").read_text(encoding="utf-8"))
-    assert shipped == schema_of(what)
 
 
 @pytest.mark.parametrize("what", ["recipe", "suite", "pipeline", "profile"])
