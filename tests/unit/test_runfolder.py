@@ -14,7 +14,7 @@ import pytest
 from muster.core.errors import RunFolderError
 from muster.core.result import Memory, Result, Seconds
 from muster.store.atomic import write_json
-from muster.store.runfolder import RunFolder, find_run, list_runs, new_mark, new_run_folder
+from muster.store.runfolder import RunFolder, find_run, list_folders, new_mark, new_run_folder
 
 CONTROLLER = """
 import sys; from pathlib import Path; from muster.store.runfolder import RunFolder
@@ -204,9 +204,9 @@ def test_runs_are_listed_in_the_order_of_their_start(tmp_path: Path) -> None:
     for name, started in (("zebra", 100), ("ape", 300), ("cat", 200)):
         make(tmp_path, name, started)
     (tmp_path / "no-run").mkdir()
-    assert [run.id for run in list_runs(tmp_path)] == ["zebra", "cat", "ape"]
+    assert [run.id for run in list_folders(tmp_path)] == ["zebra", "cat", "ape"]
     assert find_run("last", tmp_path).id == find_run("latest", tmp_path).id == "ape"
-    assert list_runs(tmp_path / "nowhere") == []
+    assert list_folders(tmp_path / "nowhere") == []
 
 
 def test_a_run_is_found_by_path_id_or_a_part_of_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

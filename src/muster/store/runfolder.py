@@ -463,10 +463,5 @@ def list_folders(root: Path = DEFAULT_ROOT) -> list[RunFolder | PipelineFolder]:
     return [each for path in paths if (each := folder_at(path))]
 
 
-def list_runs(root: Path = DEFAULT_ROOT) -> list[RunFolder]:
-    """The runs among them."""
-    return [each for each in list_folders(root) if isinstance(each, RunFolder)]
-
-
 def _safe(name: str) -> str:
     return re.sub(r"[^A-Za-z0-9_.\-]", "_", name)

@@ -38,11 +38,6 @@ class WireTime:
     inner: int
     outer: int
 
-    @property
-    def hops(self) -> int:
-        """Steps after each other."""
-        return self.inner + self.outer
-
 
 def library_of(device: str) -> str:
     """What moves tensors between ranks: gloo on CPUs, nccl on GPUs."""
