@@ -267,6 +267,7 @@ def test_code_is_brought(tmp_path: Path) -> None:
     ("words", "says"),
     [
         (["--", "no-such-program"], "no program no-such-program"),
+        (["--start", "torchrun", "--", "nosuch.py"], "there is no script nosuch.py"),
         (["--workdir", "/no/such/folder", "--", "true"], "there is no folder /no/such/folder"),
         (["--sync", "nowhere", "--", "true"], "no such folder"),
         (["--line", "step (", "--", "true"], "run.line"),

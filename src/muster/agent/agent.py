@@ -1181,8 +1181,8 @@ class Agent:
         return {name: version or None for name, version in told}
 
     def check_command(self) -> None:
-        """Whether a command's folder and program are here. Raises Problem."""
-        folder, program = self.spec.get("cwd"), self.spec.get("program")
+        """Whether a command's folder, program and script are here. Raises Problem."""
+        folder, program, script = (self.spec.get(name) for name in ("cwd", "program", "script"))
         if folder and not os.path.isdir(folder):
             hint = (
                 "`--sync DIR` brings a folder to every host; `--workdir DIR` names one that each of them has"
@@ -1195,6 +1195,11 @@ class Agent:
                     "no program %s" % program,
                     "it is looked for in PATH, or by its path; it must be executable",
                 )
+        if script and not os.path.isfile(os.path.join(folder or "/", script)):
+            raise Problem(
+                "there is no script %s in %s" % (script, folder),
+                "`--sync DIR` brings a folder to every host; `--workdir DIR` names one that each of them has",
+            )
 
     def checkpoints(self) -> Dict[int, Optional[str]]:
         """Steps of the checkpoints on this host; None: complete by its sizes, or what is wrong with one.

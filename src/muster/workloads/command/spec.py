@@ -179,7 +179,7 @@ class CommandRecipe(Recipe):
         return ("torch",) if self.run.start == "torchrun" else ()
 
     def before_start(self, base: str | None = None) -> dict[str, Any]:
-        """The folder and the program that must be there: code that is brought has them from then on."""
+        """The folder and the program or script that must be there: code that is brought has them from then on."""
         run = self.run
         if run.sync is None:
             folder = os.path.abspath(run.workdir or ".")  # noqa: PTH100 - of the hosts
@@ -187,7 +187,10 @@ class CommandRecipe(Recipe):
             return {}
         else:
             folder = str(PurePosixPath(base, "code", run.workdir or "."))
-        return {"cwd": folder, "program": None if run.start == "torchrun" else self.command[0]}
+        if run.start != "torchrun":
+            return {"cwd": folder, "program": self.command[0], "script": None}
+        first = script_of(self.command)[:1]
+        return {"cwd": folder, "program": None, "script": next((w for w in first if w.endswith(".py")), None)}
 
 
 RECIPE = CommandRecipe
