@@ -23,7 +23,7 @@ from muster.readers._mapping import load_mapping, made_mapping
 _WITH_LOCAL_RANK = ("sh", "-c", 'exec "$@" --local_rank="$LOCAL_RANK"', "sh")
 TORCHRUN = ("-m", "torch.distributed.run")
 # Launchers by the modules that `python -m` starts.
-_MODULES = {
+_MODULES: dict[tuple[str, ...], str] = {
     ("-m", "torch.distributed.run"): "torchrun",
     ("-m", "torch.distributed.launch"): "torchrun",
     ("-m", "accelerate.commands.launch"): "accelerate",
