@@ -52,6 +52,7 @@ def test_what_is_left() -> None:
     assert clock.remaining(tasks, {"j0", "j1"}, seconds, 2) == (100, 0)
     assert clock.remaining([*tasks, task("o", entry="vit")], {}, seconds, None) == (100, 1)
     assert clock.remaining(tasks, {each.id for each in tasks}, seconds, 2) == (0, 0)
+    assert clock.remaining([*tasks, task("o", entry="vit")], {"o"}, seconds, 2) == (200, 0)
 
 
 def test_a_late_job_is_cut_and_counts_against_its_host(

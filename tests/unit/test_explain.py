@@ -607,3 +607,11 @@ def test_signals_by_pythons_names_and_the_users_own_line(line: str, failure: str
     found = said(*raised(line))
     assert found.failure is not None and found.failure.id == failure and found.failure.evidence
     assert found.failure.evidence.code == "/job/train.py:7 in main"
+
+
+def test_a_host_is_not_to_blame_for_a_time_that_was_over(tmp_path: Path) -> None:
+    log = tmp_path / "node7.log"
+    line = "slurmstepd: error: *** JOB 4 ON node7 CANCELLED AT 2025-03-01T10:01:00 DUE TO {} ***"
+    for why, blame in (("TIME LIMIT", "scheduler"), ("PREEMPTION", "scheduler"), ("NODE FAILURE", "host")):
+        log.write_text(line.format(why) + "\n")
+        assert explain(str(log)).blame == blame

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,9 @@ from simulate import Planted, SimulatedFleet, hunt
 
 from muster.core.errors import UsageError
 from muster.core.robust import halves_of
-from muster.judging import Observation, Topology, judge, judge_state
+from muster.judging import Baseline, Class, Observation, Topology, judge, judge_state
+from muster.judging.baseline import FEWEST
+from muster.judging.course import slow_halves
 from muster.judging.document import Judged
 from muster.judging.logs import judge as judge_logs
 
@@ -49,6 +52,14 @@ def test_what_all_jobs_have_in_common_is_no_course_of_one() -> None:
     assert not judge(jobs(3, 0.0, growing=0.4), PLACE).accused
     (verdict,) = judge(jobs(3, 0.1, growing=0.4), PLACE).accused
     assert verdict.subject == ("n05",) and verdict.slower == pytest.approx(0.1, rel=0.1)
+
+
+def test_few_jobs_tell_no_course_of_one() -> None:
+    kind = Class("", 1)
+    for count, indexes in ((FEWEST - 1, set()), (FEWEST, {0})):
+        some = [replace(each, halves=(1.0, 1.0), seconds=1.0) for each in jobs(1, 0.0)[:count]]
+        some[0] = replace(some[0], halves=(0.8, 1.2))
+        assert set(slow_halves(some, {kind: Baseline(1.0, 0.01, count)})) == indexes
 
 
 @pytest.mark.parametrize("by", [0.1, 0.3, 1.3])

@@ -322,6 +322,8 @@ CRASHES = [
     ["srun: error: n2: task 12: Segmentation fault (core dumped)",
      "srun: error: n2: task 12: Exited with exit code 139"],
     ["job.sh: line 7: 4242 Aborted                 (core dumped) python main.py"],
+    ["  what():  CUDA driver error: driver shutting down",
+     "n2: [t] [ERROR] [launch.py:321:sigkill_handler] ['python3'] exits with return code = -6"],
 ]  # fmt: skip
 
 

@@ -8,6 +8,8 @@ from datetime import datetime, timezone
 import pytest
 
 from muster.judging.joblogs import observation_of, work_of
+from muster.readers._live import Live
+from muster.readers._mapping import made_mapping
 from muster.readers._read import read_blocks
 from tests.unit.logs import MAPPINGS, chat_log, metaseq_log, one, read_log, trainer_log
 
@@ -77,3 +79,24 @@ def test_what_is_kept_of_a_log_to_know_its_end_is_bounded() -> None:
     finally:
         tracemalloc.stop()
     assert job.began == job.ended == BEGAN and peak < 16 << 20
+
+
+def test_steps_of_one_second_are_counted_with_those_of_the_next() -> None:
+    """Stamps of whole seconds, five steps in each of them."""
+    lines = [f"2025-03-01 10:00:{5 + step // 5:02d} INFO step {step}/200 loss 2.5" for step in range(200)]
+    (job,) = read_log("node1.log", lines, (made_mapping({"line": r"step (?P<step>\d+)/"}, "m"),))
+    assert job.measured is not None and job.measured.rate == pytest.approx(5.0)
+
+
+def test_steps_that_arrive_together_are_counted_with_those_that_arrive_next(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Lines without stamps, ten a second, which come once a second."""
+    clock = iter(range(1_000_000_000, 1_000_000_020))
+    monkeypatch.setattr("muster.readers._live.time.time", lambda: float(next(clock)))
+    live = Live((made_mapping({"line": r"step (?P<step>\d+)"}, "m"),))
+    for second in range(20):
+        live.lines([f"step {10 * second + step}" for step in range(1, 11)])
+    seen = live.seen()
+    assert seen is not None and seen.measured is not None
+    assert seen.measured.rate == pytest.approx(10.0)

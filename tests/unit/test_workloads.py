@@ -169,6 +169,8 @@ def test_one_that_ranks_alone_know_has_what_all_recipes_have(
         ("accelerate launch train.py -e 3", "train.py -e 3"),
         ("deepspeed train.py --deepspeed ds.json", "train.py --deepspeed ds.json"),
         ("./train", "./train"),
+        ("python -m torch.distributed.run --nproc_per_node=8 train.py", "--nproc_per_node=8 train.py"),
+        ("python3 -u -m accelerate.commands.launch train.py -e 3", "train.py -e 3"),
     ],
 )
 def test_a_launcher_before_a_script_is_left_out(command: str, script: str) -> None:
@@ -184,6 +186,9 @@ def test_a_launcher_before_a_script_is_left_out(command: str, script: str) -> No
         "torchrun --standalone train.py --lr 1",
         "accelerate launch --config_file c.yaml train.py --lr 1",
         "deepspeed --num_gpus 8 train.py --lr 1",
+        "python -m torch.distributed.run --nnodes 2 train.py --lr 1",
+        "python -m torch.distributed.launch --standalone train.py --lr 1",
+        "python -m deepspeed.launcher.runner --num_gpus 8 train.py --lr 1",
     ],
 )
 def test_a_launcher_that_means_more_is_refused_before_the_start(command: str, tmp_path: Path) -> None:

@@ -342,7 +342,10 @@ class Signs:
         code = next((int(code) for code in left.groups() if code), 0) if left else 0
         code = -code if left and left["mpi"] else code
         shell = _SHELL.search(text)
-        if self._is_late(code, bool(_CRASH.search(text) or (shell and shell["how"] != "Killed"))):
+        known = find(text)
+        native = known is None and _WHAT.match(text)
+        crashed = bool(native or _CRASH.search(text) or (shell and shell["how"] != "Killed"))
+        if self._is_late(code, crashed):
             self.late = self.late or text
             return
         if shell or (code and code not in (-15, -2)):  # those were ended because of another
@@ -352,7 +355,6 @@ class Signs:
         hosts: Sequence[str | None] = split_hosts(who) if who else (host or (self.elastic if left else None),)
         said = {weight for weight, *_ in (*self.now, *self.earlier)}
         rank = self.elastic_rank if _ACCOUNT.match(text) else None
-        known = find(text)
         if known and known.phrase.weight == "limit":
             # What had failed by itself is ended then as well: that is no timeout.
             if not {"cause", "exception", "crash"} & said:

@@ -251,8 +251,10 @@ class Steps:
             used = first - int(min(last.told.get("skipped", 0.0), first))
             self.series.before = self.own.before = used + (steps - 1 if self.form.single else 0)
         window = self._window(last, now, steps, int(min(lost, steps)))
-        if window is None and now.clock and last.clock and now.clock[0] > last.clock[0]:
-            last.interrupted |= now.interrupted  # too short to be told: the next one has it as well
+        unclear = window is None and now.clock and last.clock and now.clock[0] > last.clock[0]
+        at_once = window is not None and window.seconds == 0 and "seconds" not in now.told
+        if unclear or at_once:  # too short to be told, as within one second: the next one has it as well
+            last.interrupted |= now.interrupted
             return
         self.steps += steps
         if window is not None:

@@ -22,6 +22,13 @@ from muster.readers._mapping import load_mapping, made_mapping
 # Runs the words behind it with one more.
 _WITH_LOCAL_RANK = ("sh", "-c", 'exec "$@" --local_rank="$LOCAL_RANK"', "sh")
 TORCHRUN = ("-m", "torch.distributed.run")
+# Launchers by the modules that `python -m` starts.
+_MODULES: dict[tuple[str, ...], str] = {
+    ("-m", "torch.distributed.run"): "torchrun",
+    ("-m", "torch.distributed.launch"): "torchrun",
+    ("-m", "accelerate.commands.launch"): "accelerate",
+    ("-m", "deepspeed.launcher.runner"): "deepspeed",
+}
 
 
 class Run(Section):
@@ -82,6 +89,8 @@ def script_of(command: Sequence[str]) -> list[str]:
     name = os.path.basename(words[0])  # noqa: PTH119 - of the hosts
     if re.fullmatch(r"python[\d.]*", name):
         words = words[2:] if words[1:2] == ["-u"] else words[1:]
+        name = _MODULES.get(tuple(words[:2]), name)
+        words = words[2:] if tuple(words[:2]) in _MODULES else words
     elif name in ("torchrun", "deepspeed"):
         words = words[1:]
     elif words[:2] == ["accelerate", "launch"]:
