@@ -155,3 +155,13 @@ def test_the_watch_says_where_a_rate_differs() -> None:
         {"main": False},
     ):
         assert watch(logarithmic, **asleep) == []
+
+
+def test_a_deepspeed_schedule_of_other_steps_is_refused_before_the_start() -> None:
+    scheduler = "engine.options.scheduler={type: WarmupDecayLR, params: {total_num_steps: 20}}"
+    words = ["engine.name=deepspeed", scheduler]
+    for steps in ("20", "null"):
+        spec_of("deepspeed").checked(load_recipe("sft", [*words, f"train.max_steps={steps}"]))
+    with pytest.raises(RecipeError, match="is 20, but") as caught:
+        spec_of("deepspeed").checked(load_recipe("sft", [*words, "train.max_steps=12"]))
+    assert str(caught.value.where).endswith("scheduler.params.total_num_steps")
