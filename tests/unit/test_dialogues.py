@@ -271,6 +271,16 @@ def test_parts_share_no_sample_and_are_all(tmp_path: Path) -> None:
     assert [part_size(_recipe(split=[2, 4, 4], part=part).data, 103) for part in (1, 2, 3)] == [21, 41, 41]
 
 
+def test_what_a_part_and_a_limit_leave_out_is_said(tmp_path: Path) -> None:
+    file = _file(tmp_path / "a.jsonl", [{"prompt": str(n), "answer": "x"} for n in range(100)])
+    given = {"path": str(file), "validation_fraction": 0}
+    assert not any("leaves out" in note or "split" in note for note in load_samples(_recipe(**given)).notes)
+    samples = load_samples(_recipe(**given, split=[2, 8], part=2, limit=30))
+    assert len(samples.train) == 30
+    assert any("80 of 100" in note for note in samples.notes)
+    assert any("50 of 80" in note for note in samples.notes)
+
+
 def test_the_rest_of_a_file_is_not_read_beyond_the_limit(tmp_path: Path) -> None:
     file = _file(tmp_path / "a.jsonl", [{"prompt": str(n), "answer": "x"} for n in range(9)])
     assert [each.question for each in read_dialogues([file], Wanted(), limit=2)] == ["0", "1"]
