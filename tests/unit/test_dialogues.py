@@ -64,6 +64,16 @@ SAID = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hel
         # UltraChat's: the prompt stands beside the messages, and no answer does.
         ({"prompt": "Hi", "prompt_id": "0", "messages": SAID}, [("user", "Hi")], "Hello"),
         ({"prompt": "A", "completion": SAID[1]}, [("user", "A")], "Hello"),
+        (
+            {"prompt": "Hi", "history": [["Q", "R"]], "chosen": SAID},
+            [("user", "Q"), ("assistant", "R"), ("user", "Hi")],
+            "Hello",
+        ),
+        (
+            {"conversations": [{"from": "Human", "value": "Hi"}, {"from": "GPT", "value": "Hello"}]},
+            [("user", "Hi")],
+            "Hello",
+        ),
     ],
 )
 def test_the_common_forms_are_found(row: dict[str, Any], turns: list[tuple[str, str]], answer: str) -> None:
@@ -80,6 +90,14 @@ def test_the_common_forms_are_found(row: dict[str, Any], turns: list[tuple[str, 
             {"chosen": "\n\nHuman: A\n\nAssistant: B", "rejected": "\n\nHuman: A\n\nAssistant: C"},
             "\n\nHuman: A\n\nAssistant:",
             (" B", " C"),
+        ),
+        (  # only what both share is the prompt
+            {
+                "chosen": "\n\nHuman: A\n\nAssistant: B\n\nHuman: D\n\nAssistant: E",
+                "rejected": "\n\nHuman: A\n\nAssistant: C",
+            },
+            "\n\nHuman: A\n\nAssistant:",
+            (" B\n\nHuman: D\n\nAssistant: E", " C"),
         ),
         (
             {"chosen": SAID, "rejected": [SAID[0], {"role": "assistant", "content": "No"}]},
@@ -601,3 +619,22 @@ def test_trl_is_looked_for_before_the_start(workload: str, wanted: bool) -> None
 
     assert ("trl" in needed(recipe_from({"workload": workload}))) is wanted
     assert "trl" in PACKAGES  # whose versions hosts tell
+
+
+def test_ranks_compare_rejected_answers_too() -> None:
+    needs_torch()
+    from muster.dialogues.load import _digest
+    from muster.dialogues.spec import Samples
+
+    row = {"prompt": "A", "chosen": "B"}
+    pairs = [dialogue_of({**row, "rejected": text}, PAIRS, "x:1") for text in ("C", "D")]
+    assert _digest(Samples(pairs[:1], [])) != _digest(Samples(pairs[1:], []))
+
+
+def test_a_limit_holds_for_generated_samples(tmp_path: Path) -> None:
+    needs_torch()
+    from muster.dialogues.load import read
+
+    recipe = _recipe(generated={"train": 8, "validation": 2}, limit=3)
+    found = read(recipe, tmp_path, may_write=True)
+    assert (len(found.train), len(found.held_out)) == (3, 2) and recipe.epoch_samples() == 3
