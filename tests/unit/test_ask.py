@@ -13,7 +13,7 @@ import pytest
 
 from muster.cli.ask import _answer, _print_wrong, _talk
 from muster.cli.views.results import print_answers
-from muster.core.errors import RunFolderError, UsageError
+from muster.core.errors import DataError, RunFolderError, UsageError
 from muster.core.recipes import dump_yaml, load_recipe
 from muster.core.result import Result
 from muster.reports.words import headline
@@ -220,3 +220,35 @@ def test_of_a_held_out_set_the_score_and_ten_wrong_answers(
     assert [json.loads(line) for line in (tmp_path / "asked.jsonl").read_text().splitlines()] == rows
     _print_wrong(rows, tmp_path / "gone" / "asked.jsonl")
     assert "asked.jsonl" in capsys.readouterr().err
+
+
+def test_held_out_samples_that_are_not_asked_are_counted(tmp_path: Path) -> None:
+    """A question behind a system's message is none that the model is asked alone."""
+    from muster.dialogues.answer import questions
+
+    system = {"role": "system", "content": "Count."}
+    rows = [
+        {"messages": [*([system] if n % 2 else []), {"role": "user", "content": f"{n}?"}, answer]}
+        for n in range(4)
+        for answer in [{"role": "assistant", "content": str(n)}]
+    ]
+    model, said = _Model.__new__(_Model), list[dict[str, Any]]()
+    model.answerer = SimpleNamespace(answer=lambda questions: ([""] * len(questions), 1.0))
+    model.cache = tmp_path
+    model.workload = SimpleNamespace(questions=questions)
+
+    def asked(used: list[dict[str, Any]]) -> None:
+        for name in ("train", "validation"):
+            lines = "".join(json.dumps(row) + "\n" for row in used)
+            (tmp_path / f"{name}.jsonl").write_text(lines, encoding="utf-8")
+        model.recipe = load_recipe("sft", [f"data.path={tmp_path}"])
+        model.answer({"limit": None}, lambda **message: said.append(message))
+
+    asked(rows)
+    assert [row["row"]["question"] for row in said[:-1]] == ["0?", "2?"]
+    assert len(said[-1]["done"]["notes"]) == 1 and "2 of 4" in said[-1]["done"]["notes"][0]
+    with pytest.raises(DataError, match="2 of 2"):
+        asked(rows[1::2])
+    said.clear()
+    asked(rows[::2])
+    assert said[-1]["done"]["notes"] == []

@@ -64,6 +64,16 @@ SAID = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hel
         # UltraChat's: the prompt stands beside the messages, and no answer does.
         ({"prompt": "Hi", "prompt_id": "0", "messages": SAID}, [("user", "Hi")], "Hello"),
         ({"prompt": "A", "completion": SAID[1]}, [("user", "A")], "Hello"),
+        (
+            {"prompt": "Hi", "history": [["Q", "R"]], "chosen": SAID},
+            [("user", "Q"), ("assistant", "R"), ("user", "Hi")],
+            "Hello",
+        ),
+        (
+            {"conversations": [{"from": "Human", "value": "Hi"}, {"from": "GPT", "value": "Hello"}]},
+            [("user", "Hi")],
+            "Hello",
+        ),
     ],
 )
 def test_the_common_forms_are_found(row: dict[str, Any], turns: list[tuple[str, str]], answer: str) -> None:
@@ -80,6 +90,14 @@ def test_the_common_forms_are_found(row: dict[str, Any], turns: list[tuple[str, 
             {"chosen": "\n\nHuman: A\n\nAssistant: B", "rejected": "\n\nHuman: A\n\nAssistant: C"},
             "\n\nHuman: A\n\nAssistant:",
             (" B", " C"),
+        ),
+        (  # only what both share is the prompt
+            {
+                "chosen": "\n\nHuman: A\n\nAssistant: B\n\nHuman: D\n\nAssistant: E",
+                "rejected": "\n\nHuman: A\n\nAssistant: C",
+            },
+            "\n\nHuman: A\n\nAssistant:",
+            (" B\n\nHuman: D\n\nAssistant: E", " C"),
         ),
         (
             {"chosen": SAID, "rejected": [SAID[0], {"role": "assistant", "content": "No"}]},
@@ -269,6 +287,16 @@ def test_parts_share_no_sample_and_are_all(tmp_path: Path) -> None:
     assert [len(part) for part in parts] == [21, 41, 41]
     assert sorted(int(each.question) for part in parts for each in part) == list(range(103))
     assert [part_size(_recipe(split=[2, 4, 4], part=part).data, 103) for part in (1, 2, 3)] == [21, 41, 41]
+
+
+def test_what_a_part_and_a_limit_leave_out_is_said(tmp_path: Path) -> None:
+    file = _file(tmp_path / "a.jsonl", [{"prompt": str(n), "answer": "x"} for n in range(100)])
+    given = {"path": str(file), "validation_fraction": 0}
+    assert not any("leaves out" in note or "split" in note for note in load_samples(_recipe(**given)).notes)
+    samples = load_samples(_recipe(**given, split=[2, 8], part=2, limit=30))
+    assert len(samples.train) == 30
+    assert any("80 of 100" in note for note in samples.notes)
+    assert any("50 of 80" in note for note in samples.notes)
 
 
 def test_the_rest_of_a_file_is_not_read_beyond_the_limit(tmp_path: Path) -> None:
@@ -591,3 +619,22 @@ def test_trl_is_looked_for_before_the_start(workload: str, wanted: bool) -> None
 
     assert ("trl" in needed(recipe_from({"workload": workload}))) is wanted
     assert "trl" in PACKAGES  # whose versions hosts tell
+
+
+def test_ranks_compare_rejected_answers_too() -> None:
+    needs_torch()
+    from muster.dialogues.load import _digest
+    from muster.dialogues.spec import Samples
+
+    row = {"prompt": "A", "chosen": "B"}
+    pairs = [dialogue_of({**row, "rejected": text}, PAIRS, "x:1") for text in ("C", "D")]
+    assert _digest(Samples(pairs[:1], [])) != _digest(Samples(pairs[1:], []))
+
+
+def test_a_limit_holds_for_generated_samples(tmp_path: Path) -> None:
+    needs_torch()
+    from muster.dialogues.load import read
+
+    recipe = _recipe(generated={"train": 8, "validation": 2}, limit=3)
+    found = read(recipe, tmp_path, may_write=True)
+    assert (len(found.train), len(found.held_out)) == (3, 2) and recipe.epoch_samples() == 3

@@ -229,6 +229,8 @@ def test_data_of_the_hosts_and_of_no_file(tmp_path: Path, capsys: pytest.Capture
     there = document(capsys, tmp_path, "causal-lm", "--hosts", "node1:1", "data.path=/data/there")
     assert there["data"] == "/data/there: not on this machine, not looked at"
     assert document(capsys, tmp_path, "digits", "--hosts", "node1:1")["data"] == "built in: digits"
+    mix = 'data.mix=[{"path": "/data/ours"}, {"path": "/data/theirs"}]'
+    assert document(capsys, tmp_path, "sft", "--hosts", "node1:1", mix)["data"] == "/data/ours, /data/theirs"
 
 
 def test_a_host_file_that_nobody_named_is_told(

@@ -78,6 +78,7 @@ def test_this_machine(text: str, hosts: list[tuple[str, int | None]]) -> None:
         ("node[0-99999][0-99999]", "is more than 100000 hosts"),
         ("node[1-" + "9" * 5000 + "]", "is not a host name"),
         ("fe80::1", "is an IPv6 address without brackets"),
+        ("node1:8;node2:8", "has a semicolon"),
         ("host 1", "is not a host name"),
         ("host1\n:8", "is not a host name"),
         ("host/1", "is not a host name"),

@@ -317,6 +317,7 @@ def test_a_launcher_that_lacks_something_is_refused(offer: Offer) -> None:
         ("a", list[str], False),
         (["a"], tuple[str, ...], True),
         ([1], list[str], False),
+        (["a", 1], list[str], False),
         (("a", "b"), tuple[str, str] | None, True),
         ({}, dict[str, Any], True),
         (3, dict[str, Any], False),

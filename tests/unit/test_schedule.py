@@ -12,7 +12,7 @@ import pytest
 from muster.core.errors import RecipeError
 from muster.core.recipe import Train
 from muster.core.recipes import load_recipe
-from muster.core.schedule import learning_rate, scheduler, warmup_steps
+from muster.core.schedule import learning_rate, scheduler, steps_of, warmup_steps
 from muster.engines.base import spec_of
 
 SCHEDULES = ["linear", "cosine", "constant_with_warmup", "inverse_sqrt"]
@@ -155,3 +155,20 @@ def test_the_watch_says_where_a_rate_differs() -> None:
         {"main": False},
     ):
         assert watch(logarithmic, **asleep) == []
+
+
+def test_a_deepspeed_schedule_of_other_steps_is_refused_before_the_start() -> None:
+    scheduler = "engine.options.scheduler={type: WarmupDecayLR, params: {total_num_steps: 20}}"
+    words = ["engine.name=deepspeed", scheduler]
+    for steps in ("20", "null"):
+        spec_of("deepspeed").checked(load_recipe("sft", [*words, f"train.max_steps={steps}"]))
+    with pytest.raises(RecipeError, match="is 20, but") as caught:
+        spec_of("deepspeed").checked(load_recipe("sft", [*words, "train.max_steps=12"]))
+    assert str(caught.value.where).endswith("scheduler.params.total_num_steps")
+
+
+def test_the_last_step_of_an_epoch_takes_what_is_left() -> None:
+    """5 micro-steps are 3 optimizer steps of 2, as Transformers' trainer counts them."""
+    assert steps_of(Train(epochs=1), samples=10, global_batch=4, accumulation=2) == 3
+    assert steps_of(Train(epochs=2), samples=10, global_batch=4, accumulation=2) == 6
+    assert steps_of(Train(epochs=1), samples=1, global_batch=8, accumulation=4) == 1

@@ -227,6 +227,7 @@ def _answer(
         summary |= {"exact_match": answers.exact_match, "execution_match": answers.execution_match}
         summary |= {"metric": answers.metric, "scored": answers.scored}
         summary |= {"unscored": [each.model_dump() for each in answers.unscored]}
+        summary |= {"notes": answers.notes}
     if json:
         print_json({**summary, "answers": answers.rows})
         return
@@ -242,8 +243,8 @@ def _answer(
     console.print("; ".join(parts))
     if evaluate:
         _print_wrong(answers.rows, file)
-    if evaluate and (left_out := unscored_words(count, answers.scored, answers.unscored)):
-        err_console().print(f"[yellow]note[/yellow]: {escape(left_out)}")
+    for note in filter(None, (unscored_words(count, answers.scored, answers.unscored), *answers.notes)):
+        err_console().print(f"[yellow]note[/yellow]: {escape(note)}")
 
 
 def _print_wrong(rows: list[dict[str, Any]], file: Path) -> None:

@@ -287,6 +287,8 @@ def _split_slots(item: str, *, where: str) -> tuple[str, int | None]:
         )
     user, at, address = item.rpartition("@")
     login = user + at
+    if ";" in item:
+        raise InventoryError("has a semicolon", where=where, hint="commas separate hosts: host1:8,host2:8")
     if address.count(":") > 1 and "[" not in item:
         raise InventoryError(
             "is an IPv6 address without brackets, whose end would be slots",

@@ -20,8 +20,15 @@ from muster.worker.workloads.base import HeldOut
 
 
 def questions(recipe: DialogueRecipe, cache: Path) -> list[HeldOut]:
-    """The held-out prompts of one turn, with their answers. Raises DataError."""
-    return asked(read(recipe, cache, may_write=True).held_out)
+    """The held-out prompts with their answers; some are left out, with the reason. Raises DataError."""
+    held = read(recipe, cache, may_write=True).held_out
+    return [HeldOut(each.question, each.answer or "", each.database, _unasked(each)) for each in held]
+
+
+def _unasked(sample: Dialogue) -> str | None:
+    if not sample.answer:
+        return "they have no expected answer"
+    return "they have messages before the question" if len(sample.turns) > 1 else None
 
 
 def asked(samples: Sequence[Dialogue]) -> list[HeldOut]:
@@ -29,7 +36,7 @@ def asked(samples: Sequence[Dialogue]) -> list[HeldOut]:
     return [
         HeldOut(each.question, each.answer, each.database)
         for each in samples
-        if each.answer and len(each.turns) == 1
+        if _unasked(each) is None and each.answer
     ]
 
 

@@ -322,6 +322,10 @@ def load_samples(recipe: DialogueRecipe, hub: Any = None) -> Samples:
         )
     train, held_out, told = in_one_form(train, [each for held in helds for each in held], data.template)
     part = split_part(data, train)
+    if len(part) < len(train):
+        notes.append(f"part {data.part} of data.split has {len(part):,} of {len(train):,} training samples")
+    if data.limit is not None and data.limit < len(part):
+        notes.append(f"data.limit leaves out {len(part) - data.limit:,} of {len(part):,} training samples")
     return Samples(
         part[: data.limit],
         held_out,

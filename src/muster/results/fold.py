@@ -34,6 +34,7 @@ from muster.core.result import (
     WrittenFile,
     unscored_words,
 )
+from muster.core.schedule import warmup_steps
 from muster.core.secrets import masked_words
 from muster.core.units import counted
 from muster.engines.base import spec_of
@@ -393,6 +394,10 @@ def caveats(folder: Folder, recipe: Recipe, steps: int) -> list[str]:
         limit = recipe.train.max_minutes
         by = f" by train.max_minutes={limit:g}" if limit else ""
         found.append(f"cut at {steps:,} of {first.total_steps:,} steps{by}")
+        warmup = warmup_steps(recipe.train, first.total_steps)
+        own = bool(recipe.engine.config) or "scheduler" in recipe.engine.options  # may warm up otherwise
+        if steps <= warmup and not own:
+            found.append(f"the learning rate did not reach its peak: its warm-up takes {warmup:,} steps")
     told = [log.figures for log in folder.logs.values()]
     if told and not any(each.get("reward", 1) or each.get("reward_std", 0) for each in told):
         found.append("no answer was rewarded")

@@ -35,6 +35,7 @@ class Answers:
     device: str
     figures: dict[str, float] = field(default_factory=dict)  # of a held-out set that is not questions
     metric: str = "exact match"  # what the share of right answers is called
+    notes: list[str] = field(default_factory=list)  # which held-out samples were not asked, and why
 
     @property
     def exact_match(self) -> float | None:

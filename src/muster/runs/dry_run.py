@@ -224,7 +224,10 @@ def _data(recipe: Recipe) -> str | None:
     if not recipe.trains or data.source is None:
         return None
     if data.path is None:
-        return f"{data.name} of the Hugging Face hub" if data.name else f"built in: {data.source}"
+        if data.name:
+            return f"{data.name} of the Hugging Face hub"
+        mixed = ", ".join(str(source.path or source.name) for source in data.sources())
+        return mixed or f"built in: {data.source}"
     path = Path(data.path).expanduser()
     if not path.exists():
         return f"{path}: not on this machine, not looked at"

@@ -11,6 +11,7 @@ import json
 import os
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -95,13 +96,20 @@ class _Model:
     def _evaluate(self, limit: int | None, say: Say) -> None:
         from muster.worker.quality import judge
 
-        held: list[HeldOut] = self.workload.questions(self.recipe, self.cache)[:limit]
+        every: list[HeldOut] = self.workload.questions(self.recipe, self.cache)
+        reasons = Counter(each.left_out for each in every if each.left_out)
+        notes = [
+            f"{count:,} of {len(every):,} held-out samples are not asked: {why}"
+            for why, count in reasons.items()
+        ]
+        held = [each for each in every if not each.left_out][:limit]
         if not held:
-            raise DataError("has no held-out questions", where="data")
+            raise DataError(": ".join(["has no held-out questions", *notes]), where="data")
         answers, seconds = self.answerer.answer([each.question for each in held])
         for each in judge(held, answers):
             say(row=vars(each))
-        say(done={"seconds": seconds, "metric": getattr(self.workload, "METRIC", self.recipe.metric)})
+        metric = getattr(self.workload, "METRIC", self.recipe.metric)
+        say(done={"seconds": seconds, "metric": metric, "notes": notes})
 
 
 class _Pieces:

@@ -58,6 +58,7 @@ class DeepSpeedSpec(EngineSpec):
         self.check_sync(engine)
         self.check_group(engine)
         self._check_floor(recipe)
+        self._check_steps(recipe)
         if engine.config:
             if engine.group:
                 raise RecipeError(
@@ -82,6 +83,17 @@ class DeepSpeedSpec(EngineSpec):
         configuration.deepspeed_config(mildest, Batch(1, 1, 1), "fp32")
         stage = configuration.given_stage(recipe)
         return recipe if stage is None else recipe.choosing(zero=stage)
+
+    def _check_steps(self, recipe: Recipe) -> None:
+        """Raise RecipeError for a scheduler of other steps, which Transformers refuses in ranks."""
+        scheduler = configuration.section(configuration.given_config(recipe), "scheduler")
+        total = configuration.section(scheduler, "params").get("total_num_steps", "auto")
+        if recipe.train.max_steps and total not in ("auto", recipe.train.max_steps):
+            raise RecipeError(
+                f"is {total}, but train.max_steps is {recipe.train.max_steps}",
+                where="the DeepSpeed configuration: scheduler.params.total_num_steps",
+                hint='"auto" there',
+            )
 
     def _check_floor(self, recipe: Recipe) -> None:
         """Raise RecipeError for a floor of a rate that the user's own configuration decides otherwise."""

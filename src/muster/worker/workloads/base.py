@@ -27,11 +27,13 @@ class Counts:
 
 @dataclass(frozen=True)
 class HeldOut:
-    """A question with its expected answer; `database`: a SQLite file that can run both, or None."""
+    """A question with its expected answer; `database`: a SQLite file that can run both, or None.
+    `left_out`: why it cannot be asked; None: it can."""
 
     question: str
     expected: str
     database: str | None = None
+    left_out: str | None = None
 
 
 def limit_notes(count: int, limit: int | None) -> list[str]:
