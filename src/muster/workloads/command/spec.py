@@ -188,7 +188,7 @@ class CommandRecipe(Recipe):
         return ("torch",) if self.run.start == "torchrun" else ()
 
     def before_start(self, base: str | None = None) -> dict[str, Any]:
-        """The folder and the program or script that must be there: code that is brought has them from then on."""
+        """The folder and the program or script that must be there: brought code has them from then on."""
         run = self.run
         if run.sync is None:
             folder = os.path.abspath(run.workdir or ".")  # noqa: PTH100 - of the hosts
