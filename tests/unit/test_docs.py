@@ -84,6 +84,7 @@ def folder(tmp_path: Path, data: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         "nodes/4nodes.txt": "hostname-001\nhostname-002\nhostname-003\nhostname-004\n",
         "my.yaml": "inherit: digits\nmodel: {config: {hidden_size: 64}}\n",
         "my-gpt2.yaml": "inherit: causal-lm\n",
+        "train.py": "print(1)\n",
         "fit.json": json.dumps(inventory_document([Host("node1", 8), Host("node2", 8)], "ssh")),
         "peaks.json": json.dumps(checked(matmul("node1", 700e12))),
         "pairs.csv": "\n".join(["question,sql", *rows]),

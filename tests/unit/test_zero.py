@@ -348,6 +348,11 @@ def test_the_training_numbers_of_a_users_file() -> None:
         "warmup": 7,
     }
     assert user_training({"scheduler": scheduler}) == {"learning_rate": 1e-3, "warmup": 7}
+    for kind, betas in (("AdamW", {"beta1": 0.9, "beta2": 0.999, "epsilon": 1e-8}), ("Lion", {})):
+        fixed = user_training({"optimizer": {"type": kind, "params": {"lr": 0.1}}})  # DeepSpeed's defaults
+        assert fixed == {"learning_rate": 0.1, **betas}
+    asked = {"type": "adam", "params": {"betas": "auto", "eps": "auto"}}
+    assert user_training({"optimizer": asked}) == {}
 
 
 @pytest.mark.parametrize("value", ["1e-3", True, None, [1, 2, 3]])

@@ -172,18 +172,25 @@ def user_batch(config: Mapping[str, Any]) -> dict[str, int]:
     return fixed
 
 
+# FusedAdam, DeepSpeedCPUAdam and torch.optim.AdamW have the same ones.
+ADAM: dict[str, Any] = {"betas": [0.9, 0.999], "eps": 1e-8}
+
+
 def user_training(config: Mapping[str, Any]) -> dict[str, Any]:
     """The fields of the recipe's `train` that a user's file fixes ("auto" fixes nothing). Raises RecipeError.
 
-    Those numbers of the file win, since a recipe's own always have a value.
+    Those numbers of the file win, since a recipe's own always have a value. Of an Adam that the file names,
+    what it leaves out is DeepSpeed's default.
     """
     optimizer, scheduler = (section(section(config, key), "params") for key in ("optimizer", "scheduler"))
-    beta1, beta2 = _pair(optimizer.get("betas", "auto"))
+    kind = str(section(config, "optimizer").get("type", "")).lower()
+    left_out = ADAM if kind in ("adam", "adamw") else dict.fromkeys(ADAM, "auto")
+    beta1, beta2 = _pair(optimizer.get("betas", left_out["betas"]))
     found = {
         "learning_rate": optimizer.get("lr", "auto"),
         "beta1": beta1,
         "beta2": beta2,
-        "epsilon": optimizer.get("eps", "auto"),
+        "epsilon": optimizer.get("eps", left_out["eps"]),
         "weight_decay": optimizer.get("weight_decay", "auto"),
         "clip": config.get("gradient_clipping", "auto"),
         "warmup": scheduler.get("warmup_num_steps", "auto"),
@@ -246,7 +253,18 @@ def user_decisions(recipe: Recipe) -> list[Decision]:
     """Numbers and the schedule, where the user's own DeepSpeed configuration has them: they win."""
     given, source = given_config(recipe), recipe.engine.config or "engine.options"
     numbers = user_training(given).items()
-    made = [Decision(f"train.{name}", value, f"{source} says so") for name, value in numbers]
+    said = {"beta1": "betas", "beta2": "betas", "epsilon": "eps"}
+    params = section(section(given, "optimizer"), "params")
+    made = [
+        Decision(
+            f"train.{name}",
+            value,
+            f"{source} says so"
+            if said.get(name, name) in params or name not in said
+            else f"DeepSpeed's default: {source} has an optimizer without {said[name]}",
+        )
+        for name, value in numbers
+    ]
     stage = given_stage(recipe)
     if stage is not None:
         made.insert(0, Decision("engine.zero", stage, f"{source} says so"))
