@@ -22,7 +22,9 @@ from muster.worker.workloads.base import HeldOut
 def questions(recipe: DialogueRecipe, cache: Path) -> list[HeldOut]:
     """The held-out prompts with their answers; some are left out, with the reason. Raises DataError."""
     held = read(recipe, cache, may_write=True).held_out
-    return [HeldOut(each.question, each.answer or "", each.database, _unasked(each)) for each in held]
+    return [
+        HeldOut(each.question, each.answer or "", each.database, left_out=_unasked(each)) for each in held
+    ]
 
 
 def _unasked(sample: Dialogue) -> str | None:

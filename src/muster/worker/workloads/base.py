@@ -33,7 +33,7 @@ class HeldOut:
     question: str
     expected: str
     database: str | None = None
-    left_out: str | None = None
+    left_out: str | None = field(default=None, kw_only=True)
 
 
 def limit_notes(count: int, limit: int | None) -> list[str]:
