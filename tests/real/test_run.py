@@ -160,9 +160,10 @@ def test_a_cause_is_named_and_not_its_echo(tmp_path: Path, does: str) -> None:
 def test_an_echo_is_no_cause(tmp_path: Path) -> None:
     """Torchrun's account of a rank that failed says nothing of why: the rank's own last words do."""
     needs_torch()
-    code, result, _ = muster(tmp_path, "--", "no-such-file.py", hosts="local:1x1")
+    (tmp_path / "reads.py").write_text('open("no-such-file")\n')
+    code, result, _ = muster(tmp_path, "--", str(tmp_path / "reads.py"), hosts="local:1x1")
     assert code == 1
-    assert "no-such-file.py': [Errno 2] No such file" in result["failure"]["what"]
+    assert "No such file or directory: 'no-such-file'" in result["failure"]["what"]
     assert "ChildFailedError" not in result["failure"]["what"]
 
 
