@@ -9,11 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 
 from muster.benches import clock
 from muster.benches.bench import MANY_WAVES, SURE, Surroundings, continue_bench, more_waves
 from muster.benches.document import JobRecord
 from muster.benches.schedule import Task
+from muster.cli.views.bench import BenchView
 from muster.judging import Class, Observation, Settings, Topology, localise
 from muster.judging.document import Gate
 from tests.unit.benches import diary_of, inputs_of, made, play, player, well
@@ -53,6 +55,28 @@ def test_what_is_left() -> None:
     assert clock.remaining([*tasks, task("o", entry="vit")], {}, seconds, None) == (100, 1)
     assert clock.remaining(tasks, {each.id for each in tasks}, seconds, 2) == (0, 0)
     assert clock.remaining([*tasks, task("o", entry="vit")], {"o"}, seconds, 2) == (200, 0)
+    again = [*tasks, Task("again", "gpt", tasks[0].hosts, 3600.0, repeat=2)]  # a host is in one job at a time
+    assert clock.remaining(again, {}, seconds, None) == (200, 0)
+
+
+def test_a_short_job_behind_a_long_one_uses_the_time_that_is_left(tmp_path: Path) -> None:
+    """The long one is of the same host and would not end; its first job tells so."""
+    jobs = [{"name": "long", "repeats": 2}, {"name": "short", "repeats": 1}]
+    inputs = inputs_of(tmp_path, "local:1x1", *jobs, groups=[1])
+
+    def plays(job: str, hosts: Sequence[str]) -> tuple[float, int, Any]:
+        return (4.0 if job.startswith("long") else 0.1), 0, made(hosts)
+
+    found, _ = play(tmp_path, inputs, plays, minutes=0.1)
+    assert [name for name, *_ in diary_of(tmp_path / "diary")] == ["long-1x-001-r1", "short-1x-001"]
+    assert not found.complete
+
+
+def test_the_view_estimates_by_the_jobs_at_a_time() -> None:
+    view = BenchView(Console())
+    view.begins(2)
+    tasks = [task(f"j{number}") for number in range(5)]
+    assert "about 3 min 20 s for the rest" in view._counted(tasks, {"j0": took(tasks[0], 100.0)})
 
 
 def test_a_late_job_is_cut_and_counts_against_its_host(
@@ -133,8 +157,9 @@ def test_how_many_waves_would_tell(sigma: float, slow: float, waves: int | None)
     ]
     state = localise(jobs, Topology.of(names, {}), Settings(slow=slow))
     spread = next(iter(state.baselines.values())).sigma
-    words = more_waves(state)
+    words = more_waves(state, 0)
     expected = math.ceil((SURE * spread / slow) ** 2)
     assert (expected <= MANY_WAVES) == (waves is not None)
     assert (f"about {expected} waves" in words) == (waves is not None)
     assert Class("w", 1) in state.baselines
+    assert "would tell" not in more_waves(state, expected)  # as many were made: it is not the spread

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from muster.benches.child import Child, adopted, finished
-from muster.benches.clock import durations, expected, kind_of, late_after
+from muster.benches.clock import Kind, durations, expected, kind_of, late_after
 from muster.benches.document import Bench, BenchJob, JobRecord
 from muster.benches.fold import Ended, fold_bench
 from muster.benches.folder import BenchFolder
@@ -60,6 +60,9 @@ PATIENCE = 60.0  # seconds until a process that was started holds its run, or ha
 class Spectator:
     """Who watches a bench; this one does not look."""
 
+    def begins(self, at_once: int) -> None:
+        """The jobs begin, so many at a time."""
+
     def began(self, task: Task, run: Path) -> None:
         """A job was started."""
 
@@ -93,13 +96,17 @@ class Jobs:
     children: list[Child] = field(default_factory=list)
     lingering: list[tuple[float, Task]] = field(default_factory=list)  # until when
     selector: selectors.BaseSelector = field(default_factory=selectors.DefaultSelector)
-    begun: float = field(default_factory=time.monotonic)
-    postponed: int = 0  # jobs that may start, and would not end in the time given
+    begun: float = field(default_factory=time.monotonic)  # of the time given
+    seconds: dict[Kind, list[float]] = field(init=False)  # that jobs took
+
+    def __post_init__(self) -> None:
+        self.seconds = durations(self.tasks, self.done)
 
     def run(self) -> str | None:
         """Until all are over. -> why they were stopped before that; None: they were not."""
         self.folder.stop_request.unlink(missing_ok=True)
         given = f"the {self.minutes:g} minutes given are over"
+        self.spectator.begins(self.inputs.at_once)
         with interrupts() as wish:
             try:
                 while True:
@@ -113,7 +120,7 @@ class Jobs:
                     elif self._start():
                         continue  # what waited for a job that cannot be started may start
                     if not self.children and (wish.stop or not self._due()):
-                        return wish.stop or (given if self.postponed else None)
+                        return wish.stop or (given if self._open() and self.minutes < math.inf else None)
                     self._listen()
                     self._cut_late()
                     for child in list(self.children):
@@ -130,11 +137,10 @@ class Jobs:
     def _cut_late(self) -> None:
         """End the jobs that take several times as long as those alike: that is evidence, and the bench goes
         on."""
-        seconds = durations(self.tasks, self.done)
         for child in self.children:
-            limit, age = late_after(child.task, seconds), time.monotonic() - child.begun
+            limit, age = late_after(child.task, self.seconds), time.monotonic() - child.begun
             if limit is not None and age > limit:
-                alike = seconds[kind_of(child.task)]
+                alike = self.seconds[kind_of(child.task)]
                 usual = format_seconds(statistics.median(alike))
                 child.cut(
                     f"cut after {format_seconds(age)}: {len(alike)} jobs alike took {usual} (median)",
@@ -148,12 +154,7 @@ class Jobs:
         self.lingering = [(until, task) for until, task in self.lingering if now < until]
         running = [*(child.task for child in self.children), *(task for _, task in self.lingering)]
         over = {*self.done, *self.unstarted}
-        ready = startable(self.tasks, over, running, self.inputs.at_once)
-        seconds, left = durations(self.tasks, self.done), self.left()
-        self.postponed = sum((expected(task, seconds) or 0.0) > left for task in ready)
-        for task in ready:
-            if (expected(task, seconds) or 0.0) > left:
-                continue
+        for task in startable(self._in_time(), over, running, self.inputs.at_once):
             run = self.folder.next_attempt(task.id)
             if any(self._failed(each) for each in task.after):
                 self._give_up(task, run)
@@ -166,6 +167,17 @@ class Jobs:
                 self.selector.register(pipe, selectors.EVENT_READ, child)
             self.spectator.began(task, run.path)
         return len(self.unstarted) + len(self.done) > before
+
+    def _in_time(self) -> list[Task]:
+        """The jobs that are likely to end in the time given."""
+        if self.minutes == math.inf:
+            return self.tasks
+        left = self.left()
+        return [task for task in self.tasks if (expected(task, self.seconds) or 0.0) <= left]
+
+    def _open(self) -> bool:
+        """Whether a job is neither over nor given up."""
+        return any(task.id not in self.done and task.id not in self.unstarted for task in self.tasks)
 
     def _failed(self, job: str) -> bool:
         """Whether a job that others follow did not end well; a warm-up's end is nobody's."""
@@ -192,8 +204,7 @@ class Jobs:
 
     def _due(self) -> bool:
         """Whether a job waits for hosts on which agents may still be."""
-        over = {*self.done, *self.unstarted}
-        return bool(self.lingering) and any(task.id not in over for task in self.tasks)
+        return bool(self.lingering) and self._open()
 
     def _child(self, task: Task, run: RunFolder) -> Child | None:
         """None: it cannot be started, say for want of processes here. That is this job's alone; where files
@@ -264,6 +275,7 @@ class Jobs:
         if record is not None:
             self.folder.write_record(record)
             self.done[record.job] = record
+            self.seconds = durations(self.tasks, self.done)
         self.spectator.ended(child.task, record)
 
 
@@ -403,7 +415,9 @@ class Growth:
         refused = {frozenset(task.hosts) for task in own if done[task.id].usage and not task.warm_up}
         groups = [group for group in next_wave(state) if frozenset(group) not in refused]
         if groups and number > suite.waves and not self.timed:
-            return self._end(entry, f"more was left to ask after {suite.waves} waves{more_waves(state)}")
+            return self._end(
+                entry, f"more was left to ask after {suite.waves} waves{more_waves(state, suite.waves)}"
+            )
         held = suite.of(entry)
         tasks = wave_tasks(entry.name, number, groups, held.timeout)
         tasks, notes = possible(tasks, self.inputs.impossible)
@@ -425,15 +439,18 @@ MANY_WAVES = 50
 SURE = 5.0  # standard errors by which a slowdown has to stand out
 
 
-def more_waves(state: State) -> str:
+def more_waves(state: State, made: int) -> str:
     """Say which spread was seen, and how many waves would tell the slowdown that is asked for: the error of a
-    mean falls with the root of their number. Empty where no spread is known."""
+    mean falls with the root of their number. Empty where no spread is known; no number where as many were
+    `made`, so that it is not the spread that leaves questions."""
     spreads = [each.sigma for each in state.baselines.values() if each.count >= FEWEST and not each.stored]
     if not spreads:
         return ""
     spread, slow = statistics.median(spreads), state.settings.slow
     waves = math.ceil((SURE * spread / slow) ** 2)
     seen = f": jobs alike differ by {spread:.1%}, and {slow:.1%} is asked for (`slow`)"
+    if waves <= made:
+        return seen
     if waves <= MANY_WAVES:
         return f"{seen}; about {waves} waves would tell (`waves`, or `--minutes`)"
     return f"{seen}, which no sensible number of waves would tell; {SURE * spread:.0%} could be told in one"
@@ -556,6 +573,7 @@ def _inspected(
     inputs: BenchInputs, folder: BenchFolder, around: Surroundings, stored: Mapping[Class, Baseline]
 ) -> Bench:
     """The inspection, where the suite asks for one and none was made yet; then the jobs."""
+    begun = time.monotonic()
     if inputs.suite.check is not None and not folder.inspection.exists():
         around.announce(f"inspecting {counted(len(inputs.inventory.hosts), 'host')}")
         found = _inspection(inputs, around)
@@ -566,7 +584,7 @@ def _inspected(
     dropped = folder.read_schedule().get("dropped", {})
     for host, why in dropped.items():
         around.announce(f"{host} takes no part: {why}")
-    return _jobs(inputs, folder, around, stored, dropped)
+    return _jobs(inputs, folder, around, stored, dropped, begun)
 
 
 def _inspection(inputs: BenchInputs, around: Surroundings) -> Inspection:
@@ -602,6 +620,7 @@ def _jobs(
     around: Surroundings,
     stored: Mapping[Class, Baseline],
     dropped: Mapping[str, str],
+    begun: float,
 ) -> Bench:
     growth = Growth(inputs, folder, stored, timed=around.minutes < math.inf)
     tasks = list(inputs.schedule.tasks)
@@ -611,7 +630,9 @@ def _jobs(
         around.announce(note)
     if done:
         around.announce(f"{len(done)} jobs are over already")
-    jobs = Jobs(folder, inputs, tasks, done, around.shell, around.spectator, growth.grown, around.minutes)
+    jobs = Jobs(
+        folder, inputs, tasks, done, around.shell, around.spectator, growth.grown, around.minutes, begun=begun
+    )
     stopped = jobs.run()
     found = fold_bench(
         Ended(

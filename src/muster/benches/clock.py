@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Collection, Mapping, Sequence
 
 from muster.benches.document import JobRecord
-from muster.benches.schedule import Task, rounds
+from muster.benches.schedule import Task
 
 ALIKE = 3  # jobs of an entry and a size that have to succeed before another can be late
 LATE = 4.0  # times their median
@@ -51,8 +52,23 @@ def remaining(
     tasks: Sequence[Task], over: Collection[str], seconds: Mapping[Kind, Sequence[float]], at_once: int | None
 ) -> tuple[float, int]:
     """Estimate the seconds until all jobs have ended, and count those of which no job alike has ended yet,
-    which are not in it. Jobs that run count as if they began now."""
-    left = [task for task in tasks if task.id not in over]
-    unknown = sum(expected(task, seconds) is None for task in left)
-    waves = rounds(tasks, at_once, over)
-    return sum(max((expected(task, seconds) or 0.0 for task in wave), default=0.0) for wave in waves), unknown
+    which are not in it. Jobs that run count as if they began now.
+
+    No schedule is shorter than its busiest host, nor than all jobs over the number at once (Graham 1969).
+    """
+    usual = {
+        kind_of(task): expected(task, seconds) for task in {kind_of(each): each for each in tasks}.values()
+    }
+    busy: dict[str, float] = {}
+    total, unknown = 0.0, 0
+    for task in tasks:
+        if task.id in over:
+            continue
+        took = usual[kind_of(task)]
+        if took is None:
+            unknown += 1
+            continue
+        total += took
+        for host in task.hosts:
+            busy[host] = busy.get(host, 0.0) + took
+    return max([total / (at_once or math.inf), *busy.values()]), unknown

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Annotated
 
@@ -147,8 +148,8 @@ def bench(
             return 0
     console = err_console()
     with BenchView(console) as view:
-        around = Surroundings(view, view.announce, view.progress, baseline=baseline)
-        around.minutes = minutes or around.minutes
+        given = math.inf if minutes is None else minutes
+        around = Surroundings(view, view.announce, view.progress, baseline=baseline, minutes=given)
         if inputs is None:
             found = continue_bench(folder, around, at_once=at_once)
         else:

@@ -33,6 +33,7 @@ class BenchView(Spectator):
         self.console = console
         self.live = Live(console=console, auto_refresh=False, transient=True) if console.is_terminal else None
         self.drawn = self.said = time.monotonic()
+        self.at_once: int | None = None
 
     def __enter__(self) -> BenchView:
         if self.live:
@@ -52,6 +53,10 @@ class BenchView(Spectator):
         if time.monotonic() - self.said > 5:
             self.said = time.monotonic()
             self.announce(f"{done} of {total} hosts answered, {unreached} unreachable")
+
+    def begins(self, at_once: int) -> None:
+        """The jobs begin, so many at a time."""
+        self.at_once = at_once
 
     def began(self, task: Task, run: Path) -> None:
         """A job was started."""
@@ -82,12 +87,11 @@ class BenchView(Spectator):
             under_way = ", ".join(f"{child.task.id} ({child.words or 'starting'})" for child in children[:4])
             self.announce(f"{self._counted(tasks, done)}; {len(children)} running: {under_way}")
 
-    @staticmethod
-    def _counted(tasks: Sequence[Task], done: Mapping[str, JobRecord]) -> str:
-        """12/20 finished, 0 failed, about 3 min left"""
+    def _counted(self, tasks: Sequence[Task], done: Mapping[str, JobRecord]) -> str:
+        """12/20 finished, 0 failed, about 3 min for the rest"""
         failed = sum(record.outcome != "succeeded" for record in done.values())
-        left, unknown = remaining(tasks, done, durations(tasks, done), None)
-        more = f", about {format_seconds(left)} left" if left else ""
+        left, unknown = remaining(tasks, done, durations(tasks, done), self.at_once)
+        more = f", about {format_seconds(left)} for the rest" if left else ""
         more += f" without {counted(unknown, 'job')} of a new kind" if left and unknown else ""
         return f"{len(done)}/{len(tasks)} finished, {failed} failed{more}"
 
