@@ -80,7 +80,7 @@ def find_uv() -> str | None:
     """The path of uv, which pip installs where there is none; None where it cannot be had."""
     own = VENV / "bin" / "uv"
     if not own.exists() and shutil.which("uv") is None:
-        run([PYTHON, "-m", "pip", "install", "--quiet", "uv"], quiet=True)
+        run([PYTHON, "-m", "pip", "install", "--quiet", "--constraint", "constraints.txt", "uv"], quiet=True)
     return str(own) if own.exists() else shutil.which("uv")
 
 

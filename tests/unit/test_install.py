@@ -102,7 +102,7 @@ def test_without_uv_pip_installs(
     monkeypatch.setenv("PATH", "/usr/bin:/bin")
     assert install.main(["train"]) == 0
     calls = (tmp_path / "calls").read_text().splitlines()
-    assert calls[1] == "-m pip install --quiet uv"
+    assert calls[1] == "-m pip install --quiet --constraint constraints.txt uv"
     assert calls[2].startswith(
         "-m pip install --quiet --constraint constraints.txt --editable .[train] torch=="
     )

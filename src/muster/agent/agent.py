@@ -1183,10 +1183,8 @@ class Agent:
     def check_command(self) -> None:
         """Whether a command's folder, program and script are here. Raises Problem."""
         folder, program, script = (self.spec.get(name) for name in ("cwd", "program", "script"))
+        hint = "`--sync DIR` brings a folder to every host; `--workdir DIR` names one that each of them has"
         if folder and not os.path.isdir(folder):
-            hint = (
-                "`--sync DIR` brings a folder to every host; `--workdir DIR` names one that each of them has"
-            )
             raise Problem("there is no folder %s" % folder, hint)
         if program:
             beside = os.path.join(folder or "/", program) if "/" in program else program
@@ -1196,10 +1194,8 @@ class Agent:
                     "it is looked for in PATH, or by its path; it must be executable",
                 )
         if script and not os.path.isfile(os.path.join(folder or "/", script)):
-            raise Problem(
-                "there is no script %s in %s" % (script, folder),
-                "`--sync DIR` brings a folder to every host; `--workdir DIR` names one that each of them has",
-            )
+            place = "" if os.path.isabs(script) else " in %s" % folder
+            raise Problem("there is no script %s%s" % (script, place), hint)
 
     def checkpoints(self) -> Dict[int, Optional[str]]:
         """Steps of the checkpoints on this host; None: complete by its sizes, or what is wrong with one.
@@ -1680,13 +1676,8 @@ class Agent:
             for tail in self.tails + list(self.logs):  # the controller has them, without secrets
                 remove(tail.path)
             for rank in self.spec.get("ranks", ()):
-                for kind in (
-                    "pulse",
-                    "ask",
-                    "dist",
-                    "flight",
-                    "stacks",
-                ):  # what a rank says of where it stands
+                # What a rank says of where it stands.
+                for kind in ("pulse", "ask", "dist", "flight", "stacks"):
                     remove(os.path.join(self.place, "rank%d.%s" % (rank, kind)))
         return 0 if code == 0 else 1
 

@@ -172,8 +172,17 @@ def user_batch(config: Mapping[str, Any]) -> dict[str, int]:
     return fixed
 
 
-# FusedAdam, DeepSpeedCPUAdam and torch.optim.AdamW have the same ones.
-ADAM: dict[str, Any] = {"betas": [0.9, 0.999], "eps": 1e-8}
+# What FusedAdam, DeepSpeedCPUAdam and torch.optim.AdamW have where a file leaves a key out.
+_ADAM = {"betas": {"beta1": 0.9, "beta2": 0.999}, "eps": {"epsilon": 1e-8}}
+
+
+def _adam_defaults(config: Mapping[str, Any]) -> dict[str, float]:
+    """The fields of the recipe's `train` that an Adam of the file leaves to DeepSpeed."""
+    optimizer = section(config, "optimizer")
+    if str(optimizer.get("type", "")).lower() not in ("adam", "adamw"):
+        return {}
+    missing = _ADAM.keys() - section(optimizer, "params").keys()
+    return {name: value for key in missing for name, value in _ADAM[key].items()}
 
 
 def user_training(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -183,14 +192,12 @@ def user_training(config: Mapping[str, Any]) -> dict[str, Any]:
     what it leaves out is DeepSpeed's default.
     """
     optimizer, scheduler = (section(section(config, key), "params") for key in ("optimizer", "scheduler"))
-    kind = str(section(config, "optimizer").get("type", "")).lower()
-    left_out = ADAM if kind in ("adam", "adamw") else dict.fromkeys(ADAM, "auto")
-    beta1, beta2 = _pair(optimizer.get("betas", left_out["betas"]))
+    beta1, beta2 = _pair(optimizer.get("betas", "auto"))
     found = {
         "learning_rate": optimizer.get("lr", "auto"),
         "beta1": beta1,
         "beta2": beta2,
-        "epsilon": optimizer.get("eps", left_out["eps"]),
+        "epsilon": optimizer.get("eps", "auto"),
         "weight_decay": optimizer.get("weight_decay", "auto"),
         "clip": config.get("gradient_clipping", "auto"),
         "warmup": scheduler.get("warmup_num_steps", "auto"),
@@ -203,7 +210,7 @@ def user_training(config: Mapping[str, Any]) -> dict[str, Any]:
             raise RecipeError(
                 f'{name} must be a number or "auto", not {value!r}', where="the DeepSpeed configuration"
             )
-    return {name: value for name, value in found.items() if value != "auto"}
+    return {**_adam_defaults(config), **{name: value for name, value in found.items() if value != "auto"}}
 
 
 def given_config(recipe: Recipe) -> dict[str, Any]:
@@ -253,15 +260,14 @@ def user_decisions(recipe: Recipe) -> list[Decision]:
     """Numbers and the schedule, where the user's own DeepSpeed configuration has them: they win."""
     given, source = given_config(recipe), recipe.engine.config or "engine.options"
     numbers = user_training(given).items()
-    said = {"beta1": "betas", "beta2": "betas", "epsilon": "eps"}
-    params = section(section(given, "optimizer"), "params")
+    defaults = _adam_defaults(given)
     made = [
         Decision(
             f"train.{name}",
             value,
-            f"{source} says so"
-            if said.get(name, name) in params or name not in said
-            else f"DeepSpeed's default: {source} has an optimizer without {said[name]}",
+            f"DeepSpeed's default, which the optimizer of {source} leaves as it is"
+            if name in defaults
+            else f"{source} says so",
         )
         for name, value in numbers
     ]
