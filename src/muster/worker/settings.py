@@ -11,6 +11,7 @@ from transformers import TrainerCallback
 from muster.core.errors import WorkerError
 from muster.core.recipe import Train
 from muster.core.schedule import learning_rate, warmup_steps
+from muster.engines.base import Fixed
 from muster.store import events
 from muster.worker.context import Context
 from muster.worker.loss import TokenLoss
@@ -32,7 +33,7 @@ class SettingsWatch(TrainerCallback):  # type: ignore[misc]
 
     def __init__(self, context: Context, trainer: Any) -> None:
         self.context, self.trainer = context, trainer
-        fixed = context.spec.fixed(context.engine_config or {})
+        self.fixed = fixed = context.spec.fixed(context.engine_config or {})
         self.train = context.recipe.train.model_copy(update=dict(fixed.train))
         self.scheduled = not fixed.schedule
         self.watching = context.main and self.scheduled and context.precision != "fp16"
@@ -56,7 +57,7 @@ class SettingsWatch(TrainerCallback):  # type: ignore[misc]
             *of_autocast(self.context, trainer.accelerator),
             *of_loss(self.train, getattr(trainer, "compute_loss_func", None)),
             *of_model(self.context, model),
-            *of_optimizer(self.context, self.train, optimizer),
+            *of_optimizer(self.fixed, self.train, optimizer),
             *of_sampler(self.context, trainer.sampler, train_dataloader),
         ]
         if self.scheduled:
@@ -139,15 +140,20 @@ def of_model(context: Context, model: Any) -> Iterator[Setting]:
         yield "dropout", 0.0, max(dropouts_of(model), default=0.0)
 
 
-def of_optimizer(context: Context, train: Train, optimizer: Any) -> Iterator[Setting]:
-    """What AdamW's groups of parameters hold. Each group decays by the recipe's number, or not at all."""
+def of_optimizer(fixed: Fixed, train: Train, optimizer: Any) -> Iterator[Setting]:
+    """What the optimizer's groups of parameters hold. Each group decays by the recipe's number, or not at
+    all. The recipe's betas and epsilon are AdamW's: another optimizer that the engine's configuration names
+    has its own."""
     groups = getattr(optimizer, "param_groups", [])
-    known = {"betas": (train.beta1, train.beta2), "eps": train.epsilon}
-    names = {"betas": "train.beta1 and beta2", "eps": "train.epsilon"}
+    known = [
+        ("train.beta1 and beta2", "betas", (train.beta1, train.beta2), "beta1"),
+        ("train.epsilon", "eps", train.epsilon, "epsilon"),
+    ]
     for group in groups:
-        for name, wanted in known.items():
-            held = group.get(name, wanted)
-            yield names[name], wanted, tuple(held) if isinstance(held, list) else held
+        for key, name, wanted, field in known:
+            if fixed.optimizer is None or field in fixed.train:
+                held = group.get(name, wanted)
+                yield key, wanted, tuple(held) if isinstance(held, list) else held
         if group["weight_decay"]:
             yield "train.weight_decay", train.weight_decay, group["weight_decay"]
     if groups and train.weight_decay:

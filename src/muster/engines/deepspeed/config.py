@@ -176,6 +176,12 @@ def user_batch(config: Mapping[str, Any]) -> dict[str, int]:
 ADAM: dict[str, Any] = {"betas": [0.9, 0.999], "eps": 1e-8}
 
 
+def other_optimizer(config: Mapping[str, Any]) -> str | None:
+    """The optimizer that a file names, where it is no Adam."""
+    kind = section(config, "optimizer").get("type")
+    return str(kind) if kind is not None and str(kind).lower() not in ("adam", "adamw") else None
+
+
 def user_training(config: Mapping[str, Any]) -> dict[str, Any]:
     """The fields of the recipe's `train` that a user's file fixes ("auto" fixes nothing). Raises RecipeError.
 
@@ -183,8 +189,8 @@ def user_training(config: Mapping[str, Any]) -> dict[str, Any]:
     what it leaves out is DeepSpeed's default.
     """
     optimizer, scheduler = (section(section(config, key), "params") for key in ("optimizer", "scheduler"))
-    kind = str(section(config, "optimizer").get("type", "")).lower()
-    left_out = ADAM if kind in ("adam", "adamw") else dict.fromkeys(ADAM, "auto")
+    named = section(config, "optimizer").get("type") is not None
+    left_out = ADAM if named and other_optimizer(config) is None else dict.fromkeys(ADAM, "auto")
     beta1, beta2 = _pair(optimizer.get("betas", left_out["betas"]))
     found = {
         "learning_rate": optimizer.get("lr", "auto"),
