@@ -243,9 +243,9 @@ def _train(context: Context, workload: ModuleType) -> _Trained:
     set_loss_scale(context, built.trainer)
     hold_arithmetic(context)
     settle_shares(context, built.trainer)  # before the instruments: what it tries out is nobody's figure
-    trainer, meter = _instrument(context, built)
     weights = WeightWatch()
-    trainer.add_callback(weights)
+    built.trainer.add_callback(weights)  # before the meter: what it adds up is no step's time
+    trainer, meter = _instrument(context, built)
     started(context, built)
     context.emit(events.Phase, name="train")
     with contextlib.ExitStack() as stack:
