@@ -56,6 +56,7 @@ def refused(found: Begun, planted: AbstractContextManager[Any]) -> str | None:
 def test_every_setting_is_compared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     data = smallest_recipe("sft")
     data["train"] |= {"weight_decay": 0.1, "warmup": 1, "clip": 0.7, "label_smoothing": 0.1}
+    data["model"]["config"] |= {"eos_token_id": 9}  # of a published model, whose tokenizer this is not
     found = begun(tmp_path, data, monkeypatch)
     watch, (args, *_), named = found
     first, last = named["optimizer"].param_groups

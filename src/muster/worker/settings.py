@@ -18,7 +18,9 @@ from muster.worker.loss import TokenLoss
 from muster.worker.models import dropouts_of
 
 TOLERANCE = 1e-6  # relative; schedulers compute in another order
-OWN = ("vocab_size", "use_cache")  # of a model's configuration, which Muster settles
+# Of a model's configuration: what Muster settles, and the ids of tokens, which Transformers takes from the
+# tokenizer.
+OWN = ("vocab_size", "use_cache", "bos_token_id", "eos_token_id", "pad_token_id")
 Setting = tuple[str, Any, Any]  # its key, what the recipe says, what the libraries hold
 
 
