@@ -11,6 +11,7 @@ from unittest import mock
 import pytest
 
 from muster.core.errors import WorkerError
+from muster.core.recipe import recipe_from
 from tests.real.test_contracts_worker import smallest_recipe
 from tests.support import train_here
 
@@ -116,3 +117,20 @@ def test_dropout_is_off_where_layers_have_no_module_for_it(
     layer = model.get_decoder().layers[0] if hasattr(model, "get_decoder") else model.model.decoder.layers[0]
     assert layer.dropout == 0.0
     assert refused(found, mock.patch.object(layer, "dropout", 0.1)) == "dropout"
+
+
+def test_what_a_configuration_settles_by_itself_is_no_difference() -> None:
+    """T5 v1.1's published configuration says that its embeddings are not tied, and Transformers ties them."""
+    from transformers import T5Config
+
+    from muster.worker.settings import alike, of_model
+
+    given = {"model_type": "t5", "d_model": 16, "num_layers": 1, "tie_word_embeddings": False}
+    context: Any = SimpleNamespace(recipe=recipe_from({"workload": "seq2seq", "model": {"config": given}}))
+
+    def differs(**changed: Any) -> list[str]:
+        model = SimpleNamespace(config=T5Config(**{**given, **changed}))
+        return [key for key, said, held in of_model(context, model) if not alike(said, held)]
+
+    assert differs() == []
+    assert differs(d_model=32) == ["model.config.d_model"]

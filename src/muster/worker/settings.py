@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, cast
 
 from transformers import TrainerCallback
 
@@ -133,11 +133,15 @@ def of_loss(train: Train, loss: Any) -> Iterator[Setting]:
 
 def of_model(context: Context, model: Any) -> Iterator[Setting]:
     """The model's own settings, and dropout where the workload trains without."""
-    recipe, config = context.recipe, getattr(model, "config", None)
-    for name, wanted in (recipe.model.config or {}).items():
+    recipe, config = context.recipe, cast("Any", getattr(model, "config", None))
+    given = recipe.model.config or {}
+    for name, wanted in given.items():
         held = getattr(config, name, wanted)
-        if name not in OWN and isinstance(wanted, int | float) and isinstance(held, int | float):
-            yield f"model.config.{name}", wanted, held
+        if name in OWN or not isinstance(wanted, int | float) or not isinstance(held, int | float):
+            continue
+        if not alike(wanted, held):  # a class may settle a field: T5's ties embeddings whatever it is given
+            wanted = getattr(type(config).from_dict({**config.to_dict(), **given}), name)
+        yield f"model.config.{name}", wanted, held
     if not recipe.dropout:
         yield "dropout", 0.0, max(dropouts_of(model), default=0.0)
 
