@@ -134,3 +134,13 @@ def test_what_a_configuration_settles_by_itself_is_no_difference() -> None:
 
     assert differs() == []
     assert differs(d_model=32) == ["model.config.d_model"]
+
+
+def test_a_trainer_without_a_sampler_of_musters_has_no_order_to_compare() -> None:
+    from muster.worker.settings import of_sampler
+
+    context: Any = SimpleNamespace(recipe=recipe_from({}))
+    loader = SimpleNamespace(sampler=object())
+    assert list(of_sampler(context, None, loader)) == []
+    compared = [key for key, *_ in of_sampler(context, object(), loader)]
+    assert compared == ["train.seed", "the order of samples"]

@@ -60,7 +60,7 @@ class SettingsWatch(TrainerCallback):  # type: ignore[misc]
             *of_loss(self.train, getattr(trainer, "compute_loss_func", None)),
             *of_model(self.context, model),
             *of_optimizer(self.fixed, self.train, optimizer),
-            *of_sampler(self.context, trainer.sampler, train_dataloader),
+            *of_sampler(self.context, getattr(trainer, "sampler", None), train_dataloader),
         ]
         if self.scheduled:
             settings += of_schedule(self.train, lr_scheduler, state.max_steps)
@@ -181,9 +181,12 @@ def of_schedule(train: Train, scheduler: Any, total: int) -> Iterator[Setting]:
 
 
 def of_sampler(context: Context, sampler: Any, loader: Any) -> Iterator[Setting]:
-    """Who says the order of samples, and by which seed."""
+    """Who says the order of samples, and by which seed. A third party's trainer may have no sampler of
+    Muster's: Transformers' own has the seed of its arguments."""
     own = getattr(sampler, "order", sampler)  # GRPO's and PPO's repeats it
-    yield "train.seed", context.recipe.train.seed, own.seed
+    if own is None:
+        return
+    yield "train.seed", context.recipe.train.seed, getattr(own, "seed", context.recipe.train.seed)
     found = list(chain_of(loader))
     if found:
         yield "the order of samples", True, any(each is own for each in found)
