@@ -30,7 +30,7 @@ from muster.store.records import (
     unread_note,
     unused_note,
 )
-from muster.store.tokens import counter, named_tokenizer, spread, too_long
+from muster.store.tokens import counter, named_tokenizer, some_of, too_long
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -195,7 +195,7 @@ class DialogueRecipe(Recipe):
 
     def _too_long(self, samples: Sequence[Dialogue], config: Mapping[str, Any]) -> list[str]:
         """What to say of samples that are longer than the recipe lets them be."""
-        some = [samples[index] for index in spread(len(samples))]
+        some = some_of(samples, texts_of)
         counted = counter(self.model, lambda: (text for each in some for text in texts_of(each)))
         exact = counted.exact and not any(each.chat for each in some)  # a template adds its own
         numbers = iter(counted.count([text for each in some for text in texts_of(each)]))
