@@ -267,7 +267,7 @@ def test_skipped_steps_are_in_no_second(monkeypatch: pytest.MonkeyPatch, fused: 
     for step, seconds in enumerate((0.2, 0.05, 0.05, 0.2, 0.05, 0.2, 0.2, 0.05, 0.05, 0.05), 1):
         trainer.training_step(None, seconds)
         state = SimpleNamespace(global_step=step, max_steps=10)
-        meter.on_step_end(None, state, SimpleNamespace(should_save=False))
+        meter.on_step_end(None, state, SimpleNamespace(should_save=False, should_training_stop=False))
     windows = [events.Window(time=0.0, rank=0, **fields) for fields in told if "step_seconds" in fields]
     assert [(each.steps, each.skipped, each.samples) for each in windows] == [(5, 2, 24), (5, 2, 24)]
     assert meter.total_skipped == 4
@@ -320,7 +320,9 @@ def test_what_getting_batches_takes(monkeypatch: pytest.MonkeyPatch) -> None:
         for each in got:
             trainer.training_step(None, each)
         meter.on_step_end(
-            None, SimpleNamespace(global_step=step, max_steps=4), SimpleNamespace(should_save=False)
+            None,
+            SimpleNamespace(global_step=step, max_steps=4),
+            SimpleNamespace(should_save=False, should_training_stop=False),
         )
     windows = [events.Window(time=0.0, rank=0, **fields) for fields in told if "step_seconds" in fields]
     assert [each.data_seconds for each in windows] == [4, 3]

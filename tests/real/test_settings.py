@@ -11,6 +11,7 @@ from unittest import mock
 import pytest
 
 from muster.core.errors import WorkerError
+from muster.core.recipe import recipe_from
 from tests.real.test_contracts_worker import smallest_recipe
 from tests.support import train_here
 
@@ -56,6 +57,7 @@ def refused(found: Begun, planted: AbstractContextManager[Any]) -> str | None:
 def test_every_setting_is_compared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     data = smallest_recipe("sft")
     data["train"] |= {"weight_decay": 0.1, "warmup": 1, "clip": 0.7, "label_smoothing": 0.1}
+    data["model"]["config"] |= {"eos_token_id": 9}  # of a published model, whose tokenizer this is not
     found = begun(tmp_path, data, monkeypatch)
     watch, (args, *_), named = found
     first, last = named["optimizer"].param_groups
@@ -115,3 +117,30 @@ def test_dropout_is_off_where_layers_have_no_module_for_it(
     layer = model.get_decoder().layers[0] if hasattr(model, "get_decoder") else model.model.decoder.layers[0]
     assert layer.dropout == 0.0
     assert refused(found, mock.patch.object(layer, "dropout", 0.1)) == "dropout"
+
+
+def test_what_a_configuration_settles_by_itself_is_no_difference() -> None:
+    """T5 v1.1's published configuration says that its embeddings are not tied, and Transformers ties them."""
+    from transformers import T5Config
+
+    from muster.worker.settings import alike, of_model
+
+    given = {"model_type": "t5", "d_model": 16, "num_layers": 1, "tie_word_embeddings": False}
+    context: Any = SimpleNamespace(recipe=recipe_from({"workload": "seq2seq", "model": {"config": given}}))
+
+    def differs(**changed: Any) -> list[str]:
+        model = SimpleNamespace(config=T5Config(**{**given, **changed}))
+        return [key for key, said, held in of_model(context, model) if not alike(said, held)]
+
+    assert differs() == []
+    assert differs(d_model=32) == ["model.config.d_model"]
+
+
+def test_a_trainer_without_a_sampler_of_musters_has_no_order_to_compare() -> None:
+    from muster.worker.settings import of_sampler
+
+    context: Any = SimpleNamespace(recipe=recipe_from({}))
+    loader = SimpleNamespace(sampler=object())
+    assert list(of_sampler(context, None, loader)) == []
+    compared = [key for key, *_ in of_sampler(context, object(), loader)]
+    assert compared == ["train.seed", "the order of samples"]

@@ -322,6 +322,11 @@ def test_a_launcher_that_lacks_something_is_refused(offer: Offer) -> None:
         ({}, dict[str, Any], True),
         (3, dict[str, Any], False),
         (3, None, True),
+        (None, None, True),
+        (3, type(None), False),
+        (3, Any, True),
+        ([3], list[Any], True),
+        (3, list[Any], False),
         (3, "forward", True),
     ],
 )

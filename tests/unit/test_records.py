@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from muster.core.errors import DataError
+from muster.store import tokens
 from muster.store.records import Splits, find_data, hold_out, read_rows
 from muster.worker.data import hub
 from muster.workloads.seq2seq.spec import PairRow, read_pairs
@@ -409,3 +410,20 @@ def test_equal_questions_are_held_out_together() -> None:
     assert held == hold_out(["c", "b", "a"], 0.4, 1, None)
     with pytest.raises(DataError, match="too few to hold some out"):
         hold_out(["a", "a"], 0.4, 1, None)
+
+
+def test_tokens_are_counted_of_fewer_samples_where_texts_are_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A start counts tokens for seconds, whatever the data are; the samples are evenly apart."""
+    monkeypatch.setattr(tokens, "COUNTED", 100)
+    monkeypatch.setattr(tokens, "CHARACTERS", 50)
+
+    def chosen(count: int, length: int) -> list[int]:
+        numbers = tokens.some_of(list(range(count)), lambda _: ["x" * length])
+        assert len(numbers) * length <= max(50, length)
+        return numbers
+
+    assert chosen(7, 1) == [*range(7)]
+    assert chosen(7, 0) == [*range(7)]
+    assert chosen(1000, 1) == [*range(0, 1000, 20)]
+    assert chosen(10, 10) == [0, 2, 4, 6, 8]
+    assert chosen(3, 1000) == [0]

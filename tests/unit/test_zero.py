@@ -5,13 +5,15 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from muster.core.batch import Batch
 from muster.core.errors import RecipeError
-from muster.core.recipe import recipe_from
+from muster.core.recipe import Train, recipe_from
+from muster.engines.base import spec_of
 from muster.engines.deepspeed.config import (
     check_keys,
     deepspeed_config,
@@ -22,6 +24,7 @@ from muster.engines.deepspeed.config import (
     user_precision,
     user_training,
 )
+from muster.planner.training import training_plan
 
 BATCH = Batch(micro=4, accumulation=2, global_=24)
 
@@ -353,6 +356,32 @@ def test_the_training_numbers_of_a_users_file() -> None:
         assert fixed == {"learning_rate": 0.1, **betas}
     asked = {"type": "adam", "params": {"betas": "auto", "eps": "auto"}}
     assert user_training({"optimizer": asked}) == {}
+
+
+def test_another_optimizer_has_its_own_betas_and_epsilon(tmp_path: Path) -> None:
+    """Neither the plan nor a rank takes the recipe's, which are AdamW's, for those of an Adagrad."""
+    params: dict[str, Any] = {"lr": 0.01}
+    recipe = recipe_from(
+        {"engine": own(tmp_path, {"optimizer": {"type": "Adagrad", "params": params}}), "train": {"clip": 0}}
+    )
+    assert training_plan(recipe, None, BATCH, None).optimizer == "Adagrad, learning rate 0.01, no clipping"
+    recipe = recipe_from({"engine": {"name": "deepspeed"}})
+    assert training_plan(recipe, None, BATCH, None).optimizer.startswith("adamw, ")
+
+    pytest.importorskip("transformers")
+    from muster.worker.settings import alike, of_optimizer
+
+    made = SimpleNamespace(param_groups=[{"lr": 0.01, "eps": 1e-10, "betas": (0.9, 0.99), "weight_decay": 0}])
+
+    def differs(kind: str, **more: Any) -> list[str]:
+        fixed = spec_of("deepspeed").fixed({"optimizer": {"type": kind, "params": {**params, **more}}})
+        train = Train().model_copy(update=dict(fixed.train))
+        return [key for key, said, held in of_optimizer(fixed, train, made) if not alike(said, held)]
+
+    assert differs("Adagrad") == []
+    assert differs("Adagrad", eps=1e-6) == ["train.epsilon"]
+    assert differs("Lion", betas=[0.9, 0.95]) == ["train.beta1 and beta2"]
+    assert differs("AdamW") == ["train.beta1 and beta2", "train.epsilon"]
 
 
 @pytest.mark.parametrize("value", ["1e-3", True, None, [1, 2, 3]])

@@ -56,8 +56,10 @@ def fits(value: Any, kind: Any) -> bool:
         return any(fits(value, each) for each in inside)
     if origin is Literal:
         return value in inside
-    if not isinstance(origin, type) or origin is NoneType:
-        return value is None if origin is NoneType else True
+    if origin is NoneType:
+        return value is None
+    if origin is Any or not isinstance(origin, type):  # in Python 3.11 Any is a class
+        return True
     if issubclass(origin, Iterator):
         return isinstance(value, Iterable) and not isinstance(value, str)
     if issubclass(origin, Mapping):

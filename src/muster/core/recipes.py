@@ -166,16 +166,19 @@ def inherited(source: str | Mapping[str, Any], overrides: Iterable[str] = ()) ->
     """The settings that a recipe has from those that it inherits, or a shipped one under overrides, by their
     dotted paths, without defaults; and the names of these recipes. Raises RecipeError."""
     given = [parse_override(override) for override in overrides]
-    path = find_recipe(source) if isinstance(source, str) else Path.cwd() / "recipe"
     if isinstance(source, str):
+        path = find_recipe(source)
         own, parents = read_layer(path, (), "recipe", RecipeError)
     else:
+        path = Path.cwd() / "recipe"
         own, parents = parents_of(source, "recipe", RecipeError, str(path))
     if path.parent == SHIPPED:
         own, parents = {}, [path.stem] if given else []
+    if not parents:
+        return "", {}
     said = {key for layer in (own, *given) for key in _leaves(layer)}
     whole = read_layers(source) if isinstance(source, str) else layers_of(source, path)
-    merged = lay_over(whole, given) if parents else {}
+    merged = lay_over(whole, given)
     usual = _leaves(recipe_class(merged.get("workload"))().as_dict())
     found = {
         key: value
@@ -409,8 +412,8 @@ def begin_anew(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, 
 
     Options are an engine's own. A model's name replaces the shape: of the configuration below, SETTINGS alone
     stay. Another type replaces all of it, since one type's fields mean nothing to another, and the name of a
-    known size. Epochs are another measure of what max_steps says; and max_minutes
-    would end a length that is given.
+    known size. Epochs are another measure of what max_steps says; and max_minutes would end a length that is
+    given.
     """
     old, new = (layer.get("train") for layer in (below, above))
     if isinstance(old, Mapping) and isinstance(new, Mapping):

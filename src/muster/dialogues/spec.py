@@ -19,6 +19,7 @@ from muster.core.errors import DataError, RecipeError
 from muster.core.families import gpt2, llama, opt
 from muster.core.recipe import DATA, Recipe
 from muster.core.section import PositiveInt
+from muster.core.units import counted
 from muster.core.workload import Lengths, Survey
 from muster.dialogues.rows import LAST_TURN, USER, Dialogue, Turn, Wanted, fields_read, read_dialogues
 from muster.store.records import (
@@ -30,7 +31,7 @@ from muster.store.records import (
     unread_note,
     unused_note,
 )
-from muster.store.tokens import counter, named_tokenizer, spread, too_long
+from muster.store.tokens import counter, named_tokenizer, some_of, too_long
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -195,10 +196,10 @@ class DialogueRecipe(Recipe):
 
     def _too_long(self, samples: Sequence[Dialogue], config: Mapping[str, Any]) -> list[str]:
         """What to say of samples that are longer than the recipe lets them be."""
-        some = [samples[index] for index in spread(len(samples))]
-        counted = counter(self.model, lambda: (text for each in some for text in texts_of(each)))
-        exact = counted.exact and not any(each.chat for each in some)  # a template adds its own
-        numbers = iter(counted.count([text for each in some for text in texts_of(each)]))
+        some = some_of(samples, texts_of)
+        by = counter(self.model, lambda: (text for each in some for text in texts_of(each)))
+        exact = by.exact and not any(each.chat for each in some)  # a template adds its own
+        numbers = iter(by.count([text for each in some for text in texts_of(each)]))
         prompts, wholes = [], []
         for each in some:
             prompt = sum(next(numbers) for _ in each.turns)
@@ -351,7 +352,7 @@ def in_one_form(
             return each
         return replace(each, turns=(*each.turns[:-1], Turn(USER, each.question)))
 
-    told = f"{texts:,} prompts that are plain text are taken as a user's messages"
+    told = f"the plain text of {counted(texts, 'prompt')} is taken as a user's message"
     why = [f"{told}, as the other prompts are messages"] if mixes else []
     return [spoken(each) for each in train], [spoken(each) for each in held_out], why
 

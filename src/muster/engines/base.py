@@ -26,14 +26,16 @@ from muster.engines.traffic import Traffic
 class Fixed:
     """What a configuration of the user's own fixes: it wins over the recipe.
 
-    `batch`: any of micro, accumulation, global; `train`: fields of the recipe's `train`; `schedule`: the
-    learning rate follows a schedule of the engine's; `spread`: how the model is spread, so that no plan
+    `batch`: any of micro, accumulation, global; `train`: fields of the recipe's `train`; `optimizer`: the
+    name of one that is no Adam, of which the betas and the epsilon in `train` alone are known; `schedule`:
+    the learning rate follows a schedule of the engine's; `spread`: how the model is spread, so that no plan
     changes that.
     """
 
     precision: str | None = None
     batch: Mapping[str, int] = field(default_factory=dict)
     train: Mapping[str, Any] = field(default_factory=dict)
+    optimizer: str | None = None
     schedule: bool = False
     spread: bool = False
 

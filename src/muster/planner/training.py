@@ -6,7 +6,7 @@ from muster.core.batch import Batch
 from muster.core.recipe import Recipe, Train
 from muster.core.schedule import steps_of, warmup_steps
 from muster.core.units import counted, format_count
-from muster.engines.base import spec_of
+from muster.engines.base import Fixed, spec_of
 from muster.engines.states import elements
 from muster.planner.document import TrainingPlan
 from muster.planner.memory.fit import Setting
@@ -15,8 +15,7 @@ from muster.planner.memory.fit import Setting
 def training_plan(recipe: Recipe, setting: Setting | None, batch: Batch, samples: int | None) -> TrainingPlan:
     """`samples`: of an epoch, None: not known; `setting`: None where the model is not known."""
     fixed = spec_of(recipe.engine.name).given(recipe)
-    known = {name: value for name, value in fixed.train.items() if name in Train.model_fields}
-    train = recipe.train.model_copy(update=known)
+    train = recipe.train.model_copy(update=dict(fixed.train))
     steps = None
     if train.max_steps or samples is not None:
         steps = steps_of(train, samples or 0, batch.global_, batch.accumulation)
@@ -24,7 +23,7 @@ def training_plan(recipe: Recipe, setting: Setting | None, batch: Batch, samples
         samples=samples,
         steps=steps,
         length=_length(train, samples),
-        optimizer=_optimizer(train),
+        optimizer=_optimizer(train, fixed),
         decay=_decay(train, setting),
         schedule="of the engine's own configuration" if fixed.schedule else _schedule(train, steps),
         order=_order(recipe),
@@ -39,14 +38,17 @@ def _length(train: Train, samples: int | None) -> str:
     return f"{epochs} of {counted(samples, 'sample') if samples is not None else 'all samples'}{most}"
 
 
-def _optimizer(train: Train) -> str:
-    clip = f"gradients clipped at {train.clip:g}" if train.clip else "no clipping"
-    return (
-        f"{train.optimizer}, learning rate {train.learning_rate:g}, betas {train.beta1:g} and "
-        f"{train.beta2:g}, epsilon {train.epsilon:g}, {clip}"
-        if train.learning_rate != "auto"
-        else f"{train.optimizer}, learning rate auto, betas {train.beta1:g} and {train.beta2:g}, {clip}"
-    )
+def _optimizer(train: Train, fixed: Fixed) -> str:
+    """With the betas and the epsilon, which another optimizer than AdamW has where its configuration says
+    them."""
+    rate = train.learning_rate if train.learning_rate == "auto" else f"{train.learning_rate:g}"
+    parts = [fixed.optimizer or train.optimizer, f"learning rate {rate}"]
+    if fixed.optimizer is None or "beta1" in fixed.train:
+        parts.append(f"betas {train.beta1:g} and {train.beta2:g}")
+    if fixed.optimizer is None or "epsilon" in fixed.train:
+        parts.append(f"epsilon {train.epsilon:g}")
+    parts.append(f"gradients clipped at {train.clip:g}" if train.clip else "no clipping")
+    return ", ".join(parts)
 
 
 def _decay(train: Train, setting: Setting | None) -> str:

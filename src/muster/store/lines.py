@@ -91,6 +91,8 @@ def value_at(record: Mapping[str, Any], name: str) -> Any:
     where there is none."""
     if name in record:
         return record[name]
+    if "." not in name:  # this is asked for every known name of every row
+        return MISSING
     found: Any = record
     for part in name.split("."):
         if not isinstance(found, Mapping) or part not in found:

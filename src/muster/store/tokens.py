@@ -7,15 +7,18 @@ import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from muster.core.recipe import Model
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
+T = TypeVar("T")
+
 BYTES = 4  # of a token of English text, about: where no tokenizer is here
-COUNTED = 1000  # texts of a data set whose tokens are counted
+COUNTED = 1000  # samples of a data set whose tokens are counted
+CHARACTERS = 4 << 20  # of their texts: counting these takes some seconds
 
 # A space belongs to the lower-case or all-capitals word after it ("employees", "SELECT"). It stands alone
 # before a capitalised word and before a digit: so a value is the same tokens in a question ("in Karburg") and
@@ -111,9 +114,16 @@ def snapshots(name: str, kind: str, env: Mapping[str, str]) -> list[Path]:
     return sorted(folder.glob("snapshots/*"))
 
 
-def spread(count: int, most: int = COUNTED) -> list[int]:
-    """At most so many numbers below `count`, evenly apart."""
-    return list(range(count)) if count <= most else [index * count // most for index in range(most)]
+def some_of(samples: Sequence[T], texts: Callable[[T], Iterable[str]]) -> list[T]:
+    """At most COUNTED of the samples, evenly apart; fewer where their texts have more than CHARACTERS."""
+    some = _spread(samples, COUNTED)
+    size = sum(len(text) for each in some for text in texts(each))
+    return some if size <= CHARACTERS else _spread(some, max(1, len(some) * CHARACTERS // size))
+
+
+def _spread(samples: Sequence[T], most: int) -> list[T]:
+    count = len(samples)
+    return list(samples) if count <= most else [samples[index * count // most] for index in range(most)]
 
 
 def too_long(lengths: Sequence[int], of: int, limit: int, *, exact: bool) -> tuple[str, int] | None:

@@ -243,9 +243,9 @@ def _train(context: Context, workload: ModuleType) -> _Trained:
     set_loss_scale(context, built.trainer)
     hold_arithmetic(context)
     settle_shares(context, built.trainer)  # before the instruments: what it tries out is nobody's figure
-    trainer, meter = _instrument(context, built)
     weights = WeightWatch()
-    trainer.add_callback(weights)
+    built.trainer.add_callback(weights)  # before the meter: what it adds up is no step's time
+    trainer, meter = _instrument(context, built)
     started(context, built)
     context.emit(events.Phase, name="train")
     with contextlib.ExitStack() as stack:
@@ -279,9 +279,10 @@ def _tell_files(context: Context) -> None:
     written = getattr(context.engine, "written", None)
     for what, path in written(context).items() if written and context.main else ():
         head = []
-        if path.is_file():
-            with path.open(encoding="utf-8", errors="replace") as file:
-                head = [line.rstrip()[:_HEAD_WIDTH] for line in itertools.islice(file, _HEAD_LINES)]
+        with contextlib.suppress(OSError):  # the trained model is not saved yet: no such file may end the run
+            if path.is_file():
+                with path.open(encoding="utf-8", errors="replace") as file:
+                    head = [line.rstrip()[:_HEAD_WIDTH] for line in itertools.islice(file, _HEAD_LINES)]
         context.emit(events.Wrote, what=what, path=str(path), head=head)
 
 

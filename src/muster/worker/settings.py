@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, cast
 
 from transformers import TrainerCallback
 
 from muster.core.errors import WorkerError
 from muster.core.recipe import Train
 from muster.core.schedule import learning_rate, warmup_steps
+from muster.engines.base import Fixed
 from muster.store import events
 from muster.worker.context import Context
 from muster.worker.loss import TokenLoss
 from muster.worker.models import dropouts_of
 
 TOLERANCE = 1e-6  # relative; schedulers compute in another order
-OWN = ("vocab_size", "use_cache")  # of a model's configuration, which Muster settles
+# Of a model's configuration: what Muster settles, and the ids of tokens, which Transformers takes from the
+# tokenizer.
+OWN = ("vocab_size", "use_cache", "bos_token_id", "eos_token_id", "pad_token_id")
 Setting = tuple[str, Any, Any]  # its key, what the recipe says, what the libraries hold
 
 
@@ -32,7 +35,7 @@ class SettingsWatch(TrainerCallback):  # type: ignore[misc]
 
     def __init__(self, context: Context, trainer: Any) -> None:
         self.context, self.trainer = context, trainer
-        fixed = context.spec.fixed(context.engine_config or {})
+        self.fixed = fixed = context.spec.fixed(context.engine_config or {})
         self.train = context.recipe.train.model_copy(update=dict(fixed.train))
         self.scheduled = not fixed.schedule
         self.watching = context.main and self.scheduled and context.precision != "fp16"
@@ -56,8 +59,8 @@ class SettingsWatch(TrainerCallback):  # type: ignore[misc]
             *of_autocast(self.context, trainer.accelerator),
             *of_loss(self.train, getattr(trainer, "compute_loss_func", None)),
             *of_model(self.context, model),
-            *of_optimizer(self.context, self.train, optimizer),
-            *of_sampler(self.context, trainer.sampler, train_dataloader),
+            *of_optimizer(self.fixed, self.train, optimizer),
+            *of_sampler(self.context, getattr(trainer, "sampler", None), train_dataloader),
         ]
         if self.scheduled:
             settings += of_schedule(self.train, lr_scheduler, state.max_steps)
@@ -130,24 +133,33 @@ def of_loss(train: Train, loss: Any) -> Iterator[Setting]:
 
 def of_model(context: Context, model: Any) -> Iterator[Setting]:
     """The model's own settings, and dropout where the workload trains without."""
-    recipe, config = context.recipe, getattr(model, "config", None)
-    for name, wanted in (recipe.model.config or {}).items():
+    recipe, config = context.recipe, cast("Any", getattr(model, "config", None))
+    given = recipe.model.config or {}
+    for name, wanted in given.items():
         held = getattr(config, name, wanted)
-        if name not in OWN and isinstance(wanted, int | float) and isinstance(held, int | float):
-            yield f"model.config.{name}", wanted, held
+        if name in OWN or not isinstance(wanted, int | float) or not isinstance(held, int | float):
+            continue
+        if not alike(wanted, held):  # a class may settle a field: T5's ties embeddings whatever it is given
+            wanted = getattr(type(config).from_dict({**config.to_dict(), **given}), name)
+        yield f"model.config.{name}", wanted, held
     if not recipe.dropout:
         yield "dropout", 0.0, max(dropouts_of(model), default=0.0)
 
 
-def of_optimizer(context: Context, train: Train, optimizer: Any) -> Iterator[Setting]:
-    """What AdamW's groups of parameters hold. Each group decays by the recipe's number, or not at all."""
+def of_optimizer(fixed: Fixed, train: Train, optimizer: Any) -> Iterator[Setting]:
+    """What the optimizer's groups of parameters hold. Each group decays by the recipe's number, or not at
+    all. The recipe's betas and epsilon are AdamW's: another optimizer that the engine's configuration names
+    has its own."""
     groups = getattr(optimizer, "param_groups", [])
-    known = {"betas": (train.beta1, train.beta2), "eps": train.epsilon}
-    names = {"betas": "train.beta1 and beta2", "eps": "train.epsilon"}
+    known = [
+        ("train.beta1 and beta2", "betas", (train.beta1, train.beta2), "beta1"),
+        ("train.epsilon", "eps", train.epsilon, "epsilon"),
+    ]
     for group in groups:
-        for name, wanted in known.items():
-            held = group.get(name, wanted)
-            yield names[name], wanted, tuple(held) if isinstance(held, list) else held
+        for key, name, wanted, field in known:
+            if fixed.optimizer is None or field in fixed.train:
+                held = group.get(name, wanted)
+                yield key, wanted, tuple(held) if isinstance(held, list) else held
         if group["weight_decay"]:
             yield "train.weight_decay", train.weight_decay, group["weight_decay"]
     if groups and train.weight_decay:
@@ -169,9 +181,12 @@ def of_schedule(train: Train, scheduler: Any, total: int) -> Iterator[Setting]:
 
 
 def of_sampler(context: Context, sampler: Any, loader: Any) -> Iterator[Setting]:
-    """Who says the order of samples, and by which seed."""
+    """Who says the order of samples, and by which seed. A third party's trainer may have no sampler of
+    Muster's: Transformers' own has the seed of its arguments."""
     own = getattr(sampler, "order", sampler)  # GRPO's and PPO's repeats it
-    yield "train.seed", context.recipe.train.seed, own.seed
+    if own is None:
+        return
+    yield "train.seed", context.recipe.train.seed, getattr(own, "seed", context.recipe.train.seed)
     found = list(chain_of(loader))
     if found:
         yield "the order of samples", True, any(each is own for each in found)

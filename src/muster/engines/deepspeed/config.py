@@ -179,10 +179,16 @@ _ADAM = {"betas": {"beta1": 0.9, "beta2": 0.999}, "eps": {"epsilon": 1e-8}}
 def _adam_defaults(config: Mapping[str, Any]) -> dict[str, float]:
     """The fields of the recipe's `train` that an Adam of the file leaves to DeepSpeed."""
     optimizer = section(config, "optimizer")
-    if str(optimizer.get("type", "")).lower() not in ("adam", "adamw"):
+    if optimizer.get("type") is None or other_optimizer(config):
         return {}
     missing = _ADAM.keys() - section(optimizer, "params").keys()
     return {name: value for key in missing for name, value in _ADAM[key].items()}
+
+
+def other_optimizer(config: Mapping[str, Any]) -> str | None:
+    """The optimizer that a file names, where it is no Adam."""
+    kind = section(config, "optimizer").get("type")
+    return str(kind) if kind is not None and str(kind).lower() not in ("adam", "adamw") else None
 
 
 def user_training(config: Mapping[str, Any]) -> dict[str, Any]:

@@ -122,6 +122,7 @@ class DeepSpeedSpec(EngineSpec):
             precision=configuration.user_precision(config),
             batch=configuration.user_batch(config),
             train=configuration.user_training(config),
+            optimizer=configuration.other_optimizer(config),
             schedule="scheduler" in config,
         )
 

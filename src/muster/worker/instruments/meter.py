@@ -145,6 +145,7 @@ class Meter(TrainerCallback):  # type: ignore[misc]
         if (
             (step % self.window == 0 and not inside)
             or state.global_step >= state.max_steps
+            or control.should_training_stop
             or control.should_save
             or (self.profiled and state.global_step + 1 in (self.profiled.start, self.profiled.stop))
         ):

@@ -8,6 +8,7 @@ import torch
 from transformers import TrainerCallback
 
 BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # by bytes of an element
+PIECE = 1 << 24  # elements that are added up at a time: torch copies them to int64 first
 
 
 class WeightWatch(TrainerCallback):  # type: ignore[misc]
@@ -40,5 +41,5 @@ def sums_of(model: Any) -> list[int]:
             return []
         local = part.to_local() if hasattr(part, "to_local") else part
         bits = local.detach().contiguous().view(-1).view(BITS[local.element_size()])
-        sums.append(bits.sum(dtype=torch.int64))
+        sums.append(torch.stack([piece.sum(dtype=torch.int64) for piece in bits.split(PIECE)]).sum())
     return [int(each) for each in sums]

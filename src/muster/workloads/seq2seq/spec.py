@@ -30,7 +30,7 @@ from muster.store.records import (
     unread_note,
     unused_note,
 )
-from muster.store.tokens import counter, spread, too_long
+from muster.store.tokens import counter, some_of, too_long
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -201,7 +201,7 @@ print(words.decode(made[0], skip_special_tokens=True, clean_up_tokenization_spac
     def _too_long(self, rows: Sequence[PairRow]) -> list[str]:
         """What to say of inputs and targets that are cut."""
         data = self.data
-        some = [rows[index] for index in spread(len(rows))]
+        some = some_of(rows, lambda row: (row.input, row.target))
         inputs, targets = [data.prefix + row.input for row in some], [row.target for row in some]
         counted = counter(self.model, lambda: [*inputs, *targets])
         notes = []
