@@ -24,7 +24,7 @@ REACH = 4.0  # deviations of a reading that hosts alike are apart, at most
 CLEARLY = 5.0  # deviations that they are slower, at least
 STRAY = 0.125  # as many hosts as this share of them may be nearly as slow
 MANY = 4  # groups of a host
-KINDS = 3  # of hardware, and one more, that a work is split into
+KINDS = 3  # of hardware, beside that of the others, that a work is split into
 
 
 @dataclass(frozen=True)
@@ -36,10 +36,15 @@ class Alike:
     slower: float
 
     @property
+    def name(self) -> str:
+        """16 hosts alike, 8.0% slower than the others. Two groups of a work have two names, also where they
+        are as large."""
+        return f"{len(self.hosts)} hosts alike, {format_slower(self.slower, 'the others', digits=1)}"
+
+    @property
     def words(self) -> str:
-        """16 hosts alike, 8.0% slower than the others: other hardware?"""
-        than = format_slower(self.slower, "the others", digits=1)
-        return f"{len(self.hosts)} hosts alike, {than}: other hardware?"
+        """The same as a question to people."""
+        return f"{self.name}: other hardware?"
 
 
 def hosts_alike(
@@ -111,13 +116,14 @@ def _together(levels: dict[int, float], sigma: float, settings: Settings) -> set
 
 
 def apart(observations: Sequence[Observation], groups: Sequence[Alike]) -> list[Observation]:
-    """The jobs with those of each group as work of its own: a job runs at the pace of its slowest host."""
-    made = []
-    for each in observations:
-        for group in groups:
-            if each.work == group.work and not set(each.hosts).isdisjoint(group.hosts):
-                name = f"with the {len(group.hosts)} hosts alike"
-                each = replace(each, work=f"{each.work}, {name}" if each.work else name)
-                break
-        made.append(each)
-    return made
+    """The jobs with those of each group, of which a work has one at most, as work of its own: a job runs at
+    the pace of its slowest host."""
+    of_work = {group.work: (frozenset(group.hosts), f"with the {group.name}") for group in groups}
+
+    def of(job: Observation) -> Observation:
+        mine, name = of_work.get(job.work, (frozenset[str](), ""))
+        if mine.isdisjoint(job.hosts):
+            return job
+        return replace(job, work=f"{job.work}, {name}" if job.work else name)
+
+    return [of(each) for each in observations]
