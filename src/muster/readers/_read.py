@@ -316,8 +316,7 @@ def _job(
     path: str, frame: Frame, found: Sequence[Reading], broken: str | None, named: re.Pattern[str] | None
 ) -> JobLog:
     """One job from all that was found of it, the best measured first."""
-    figures = [(reading, measured(reading)) for reading in found]
-    figures.sort(key=lambda each: _worth(*each), reverse=True)
+    figures = ranked(found)
     ordered = [reading for reading, _ in figures]
     best = figures[0][1] if figures else None
 
@@ -325,7 +324,7 @@ def _job(
         return next((value for each in ordered if (value := getattr(each, name)) is not None), None)
 
     steps, skipped, memory, total = (told(name) for name in ("steps", "skipped", "memory", "total"))
-    contradicted = _contradicted(best, figures)
+    contradicted = contradicting(figures)
     notes = [*(note for each in ordered for note in each.notes), *_doubts(best, ordered, contradicted)]
     if contradicted and not ordered[0].sure:
         best = None
@@ -386,7 +385,12 @@ def _doubts(
         yield both if found[0].sure else f"{both}: neither is taken"
 
 
-def measured(reading: Reading) -> MeasuredWindows | None:
+def ranked(found: Sequence[Reading]) -> list[tuple[Reading, MeasuredWindows | None]]:
+    """Each with what its windows come to, the best measured first."""
+    return sorted(((each, _measured(each)) for each in found), key=lambda each: _worth(*each), reverse=True)
+
+
+def _measured(reading: Reading) -> MeasuredWindows | None:
     """What a reading's windows come to, in samples where the batch is known."""
     if reading.series is None:
         return None
@@ -396,11 +400,10 @@ def measured(reading: Reading) -> MeasuredWindows | None:
     return replace(found, timed=reading.timed, unit=unit) if found else None
 
 
-def _contradicted(
-    best: MeasuredWindows | None, found: Sequence[tuple[Reading, MeasuredWindows | None]]
-) -> float | None:
+def contradicting(found: Sequence[tuple[Reading, MeasuredWindows | None]]) -> float | None:
     """What a tool itself says, or another format of the same log counts, where that is more than APART of the
-    measured rate."""
+    measured rate. `found`: the best first."""
+    best = found[0][1] if found else None
     if best is None:
         return None
     own = [each.own for each, _ in found if each.own]
