@@ -69,7 +69,8 @@ def hosts_alike(
         if not mine or (len(behind) == 1 and -1 not in behind):
             continue
         level = statistics.median([levels[host] for host in mine])
-        if not _good_alone(observations, work, {topology.hosts[host] for host in mine}, level):
+        others = {topology.hosts[host] for host, its in levels.items() if its < level / 2}
+        if not _good_alone(observations, work, {topology.hosts[host] for host in mine}, others, level):
             slower = math.expm1(level)
             found.append(Alike(work, tuple([topology.hosts[host] for host in sorted(mine)]), slower))
     return found
@@ -86,15 +87,20 @@ def _level(readings: Readings, rows: Sequence[int]) -> float | None:
     return statistics.median(alone) if alone else None
 
 
-def _good_alone(observations: Sequence[Observation], work: str, mine: set[str], level: float) -> bool:
-    """Whether hosts that are slow in groups are as fast as the others alone: that is no slower hardware."""
-    times: dict[bool, list[float]] = {True: [], False: []}
-    for each in observations:
-        if each.work == work and len(each.hosts) == 1 and each.seconds and each.outcome == "succeeded":
-            times[each.hosts[0] in mine].append(math.log(each.seconds))
-    if min(len(own) for own in times.values()) < FEWEST:
+def _good_alone(
+    observations: Sequence[Observation], work: str, mine: set[str], others: set[str], level: float
+) -> bool:
+    """Whether hosts that are slow in groups are as fast alone as `others`, which are not slow: that is no
+    slower hardware."""
+    alone = [
+        (each.hosts[0], math.log(each.seconds))
+        for each in observations
+        if each.work == work and len(each.hosts) == 1 and each.seconds and each.outcome == "succeeded"
+    ]
+    slow, fast = ([time for host, time in alone if host in side] for side in (mine, others))
+    if min(len(slow), len(fast)) < FEWEST:
         return False
-    return statistics.median(times[True]) - statistics.median(times[False]) < level / 2
+    return statistics.median(slow) - statistics.median(fast) < level / 2
 
 
 def _together(levels: dict[int, float], sigma: float, settings: Settings) -> set[int]:
