@@ -101,6 +101,15 @@ def test_as_given(given: float, wanted: float) -> None:
     assert job.until(1000) == pytest.approx(wanted, abs=1)
 
 
+def test_the_beginning_of_a_line_tells_whether_it_is_new() -> None:
+    """A line of a million digits takes no time, and is no news when it comes again."""
+    job = Job(seconds=20)
+    for _ in range(3):
+        job.until(job.time + 10)
+        job.watch.output(["7" * 1_000_000])
+    assert job.until(1000) == pytest.approx(31, abs=1)
+
+
 @pytest.mark.parametrize("off", ["off", False])
 def test_off(off: Literal["off", False]) -> None:
     job = Job(seconds=off)

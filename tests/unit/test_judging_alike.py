@@ -43,6 +43,24 @@ def test_16_of_64_are_no_16_faults(slower: float) -> None:
     assert {conditions[host] for host in HOSTS if host not in OLDER} == {"fit"}
 
 
+@pytest.mark.parametrize(
+    ("kinds", "each"), [((0.08, 0.3), 12), ((0.08, 0.3), 23), ((0.08, 0.3, 0.8), 12), ((0.08, 0.3, 0.8), 15)]
+)
+def test_kinds_of_hardware_that_are_as_many_are_apart(kinds: tuple[float, ...], each: int) -> None:
+    """So many of each beside the fastest: each is judged beside its own, also the last one that is found, and
+    where most of the others are slower still."""
+    draw = random.Random(5)
+    hosts = draw.sample(HOSTS, 64)
+    own = {hosts[each * kind + number]: by for kind, by in enumerate(kinds) for number in range(each)}
+    found = judge(singles(own), PLACE)
+    assert not found.accused
+    of_level = {by: {host for host, level in own.items() if level == by} for by in kinds}
+    assert [set(group.hosts) for group in sorted(found.alike, key=lambda group: group.slower)] == [
+        *of_level.values()
+    ]
+    assert len({key.work for key in found.baselines}) == 1 + len(kinds)
+
+
 @pytest.mark.parametrize("bad", [OLDER[3], next(host for host in HOSTS if host not in OLDER)])
 def test_a_slow_host_is_named_among_those_of_its_kind(bad: str) -> None:
     """One of them is not alike any more, and is held against the others."""

@@ -355,3 +355,22 @@ def test_what_jobs_that_end_well_print_too_is_no_reason() -> None:
     assert without_harmless([*logs, stops])[-1].outcome == "timeout"
     other = one([*chat_log(["n9"], ends=False), met[0], met[1].replace("foo", "bar")], "n9.log")
     assert without_harmless([*logs, other])[-1].failure == "shared_library"
+
+
+def test_what_every_rank_prints_hides_no_crash() -> None:
+    """Eight hosts get over the same error, in good jobs and in one where the third of them then crashes."""
+    hosts = [f"n{n}" for n in range(1, 9)]
+    met = [
+        f"{host}: {line}"
+        for host in hosts
+        for line in (
+            "Traceback (most recent call last):",
+            "OSError: libfoo.so.1: cannot open shared object file",
+        )
+    ]
+    whole = chat_log(hosts)
+    good = [one([whole[0], *met, *whole[1:]], f"job{n}.log") for n in range(3)]
+    crash = "n3: [t] [ERROR] [launch.py:321:sigkill_handler] ['python3'] exits with return code = -11"
+    bad = one([*chat_log(hosts, ends=False, windows=3), *met, crash], "bad.log")
+    found = without_harmless([*good, bad])[-1]
+    assert (found.outcome, found.failure, found.failed_hosts) == ("failed", "crashed", ("n3",))

@@ -306,6 +306,8 @@ def test_plain_pdsh() -> None:
     assert job.reason == "RuntimeError: boo"
     devices = one([line.replace("gpu0", "GPU") for line in text.splitlines()], "x.log")
     assert devices.hosts == ()
+    data = f"{'a1' * 100_000}: {'b2' * 10}"  # bytes as text, in one word: it is read in no time
+    assert one([data, *text.splitlines()], "x.log").hosts == ("gpu01", "gpu02")
 
 
 def test_the_ranks_are_those_of_the_whole_job() -> None:

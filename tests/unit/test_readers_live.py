@@ -8,7 +8,8 @@ import pytest
 
 from muster.readers._live import Live, Seen
 from tests.unit import test_readers_lines as lines
-from tests.unit.logs import chat_log, metaseq_log
+from tests.unit.logs import chat_log, metaseq_log, one
+from tests.unit.test_readers_deepspeed import STEP
 
 # torchtitan 0.3.0: its MetricsProcessor.log with colours, as it is by default
 TITAN_COLOURED = """
@@ -65,3 +66,16 @@ def test_each_format(
     assert found.measured is not None and found.measured.unit == unit
     if rate is not None:
         assert found.measured.rate == pytest.approx(rate, rel=0.02)
+
+
+def test_the_figure_is_that_of_the_whole_log() -> None:
+    """Of two formats the one whose steps have everything in them (a step with generation, and not DeepSpeed's
+    timer of its training); and none, where the tool's own refutes it."""
+    timer = [line for line in chat_log(["node-1"]) if "SamplesPerSec" in line]
+    chat = [line for window in timer for line in (window, *[STEP] * 10)]
+    few = [line.replace("1281167", "100000") for line in lines.RESNET]
+    for text in (chat, few):
+        seen, job = watched("\n".join(text)), one(text, "node-1.log")
+        assert (seen.measured and seen.measured.rate) == job.rate
+    assert watched("\n".join(chat)).step_seconds == pytest.approx(12.6, rel=1e-3)
+    assert watched("\n".join(few)).measured is None

@@ -24,7 +24,7 @@ REACH = 4.0  # deviations of a reading that hosts alike are apart, at most
 CLEARLY = 5.0  # deviations that they are slower, at least
 STRAY = 0.125  # as many hosts as this share of them may be nearly as slow
 MANY = 4  # groups of a host
-KINDS = 3  # of hardware, and one more, that a work is split into
+KINDS = 3  # of hardware, beside that of the others, that a work is split into
 
 
 @dataclass(frozen=True)
@@ -36,10 +36,15 @@ class Alike:
     slower: float
 
     @property
+    def name(self) -> str:
+        """16 hosts alike, 8.0% slower than the others. Two groups of a work have two names, also where they
+        are as large."""
+        return f"{len(self.hosts)} hosts alike, {format_slower(self.slower, 'the others', digits=1)}"
+
+    @property
     def words(self) -> str:
-        """16 hosts alike, 8.0% slower than the others: other hardware?"""
-        than = format_slower(self.slower, "the others", digits=1)
-        return f"{len(self.hosts)} hosts alike, {than}: other hardware?"
+        """The same as a question to people."""
+        return f"{self.name}: other hardware?"
 
 
 def hosts_alike(
@@ -64,7 +69,8 @@ def hosts_alike(
         if not mine or (len(behind) == 1 and -1 not in behind):
             continue
         level = statistics.median([levels[host] for host in mine])
-        if not _good_alone(observations, work, {topology.hosts[host] for host in mine}, level):
+        others = {topology.hosts[host] for host, its in levels.items() if its < level / 2}
+        if not _good_alone(observations, work, {topology.hosts[host] for host in mine}, others, level):
             slower = math.expm1(level)
             found.append(Alike(work, tuple([topology.hosts[host] for host in sorted(mine)]), slower))
     return found
@@ -81,15 +87,20 @@ def _level(readings: Readings, rows: Sequence[int]) -> float | None:
     return statistics.median(alone) if alone else None
 
 
-def _good_alone(observations: Sequence[Observation], work: str, mine: set[str], level: float) -> bool:
-    """Whether hosts that are slow in groups are as fast as the others alone: that is no slower hardware."""
-    times: dict[bool, list[float]] = {True: [], False: []}
-    for each in observations:
-        if each.work == work and len(each.hosts) == 1 and each.seconds and each.outcome == "succeeded":
-            times[each.hosts[0] in mine].append(math.log(each.seconds))
-    if min(len(own) for own in times.values()) < FEWEST:
+def _good_alone(
+    observations: Sequence[Observation], work: str, mine: set[str], others: set[str], level: float
+) -> bool:
+    """Whether hosts that are slow in groups are as fast alone as `others`, which are not slow: that is no
+    slower hardware."""
+    alone = [
+        (each.hosts[0], math.log(each.seconds))
+        for each in observations
+        if each.work == work and len(each.hosts) == 1 and each.seconds and each.outcome == "succeeded"
+    ]
+    slow, fast = ([time for host, time in alone if host in side] for side in (mine, others))
+    if min(len(slow), len(fast)) < FEWEST:
         return False
-    return statistics.median(times[True]) - statistics.median(times[False]) < level / 2
+    return statistics.median(slow) - statistics.median(fast) < level / 2
 
 
 def _together(levels: dict[int, float], sigma: float, settings: Settings) -> set[int]:
@@ -111,13 +122,14 @@ def _together(levels: dict[int, float], sigma: float, settings: Settings) -> set
 
 
 def apart(observations: Sequence[Observation], groups: Sequence[Alike]) -> list[Observation]:
-    """The jobs with those of each group as work of its own: a job runs at the pace of its slowest host."""
-    made = []
-    for each in observations:
-        for group in groups:
-            if each.work == group.work and not set(each.hosts).isdisjoint(group.hosts):
-                name = f"with the {len(group.hosts)} hosts alike"
-                each = replace(each, work=f"{each.work}, {name}" if each.work else name)
-                break
-        made.append(each)
-    return made
+    """The jobs with those of each group, of which a work has one at most, as work of its own: a job runs at
+    the pace of its slowest host."""
+    of_work = {group.work: (frozenset(group.hosts), f"with the {group.name}") for group in groups}
+
+    def of(job: Observation) -> Observation:
+        mine, name = of_work.get(job.work, (frozenset[str](), ""))
+        if mine.isdisjoint(job.hosts):
+            return job
+        return replace(job, work=f"{job.work}, {name}" if job.work else name)
+
+    return [of(each) for each in observations]

@@ -62,7 +62,7 @@ def localise(
     settings = settings or Settings()
     moments = moments_of(observations)
     alike: list[Alike] = []
-    for _ in range(KINDS):
+    for left in reversed(range(KINDS + 1)):
         slowed = _slowed_by_switches(observations, moments, topology, settings, stored)
         detrended = side_by_side(observations, moments, slowed)
         readings, baselines = read(detrended, topology, stored)
@@ -70,7 +70,7 @@ def localise(
         if drift.deviation:
             readings, baselines = read(with_doubt(detrended, drift), topology, stored)
             readings.spread |= drift.deviation
-        groups = hosts_alike(observations, readings, topology, settings)
+        groups = hosts_alike(observations, readings, topology, settings) if left else []
         if not groups:
             break
         alike += groups

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from muster.readers._mapping import Mapping
-from muster.readers._read import Feed, measured
+from muster.readers._read import Feed, contradicting, ranked
 from muster.readers.base import MeasuredWindows, Reading
 
 
@@ -55,18 +55,19 @@ class Live:
         """What is known so far; None: no line told a step. Asking changes nothing."""
         if not self.steps:
             return None
-        found = [
-            (reading, measured(reading)) for reading in copy.deepcopy(self.feed).readings() if reading.steps
-        ]
+        found = ranked([each for each in copy.deepcopy(self.feed).readings() if each.steps])
         if not found:
             return None
         others = [reading for reading, _ in found]
-        best, figures = max(found, key=lambda each: (each[1] is not None, each[0].exact))
+        best, figures = found[0]
+        refuted = not best.sure and contradicting(found) is not None
+        if figures is None:
+            figures = next((_reported(each) for each in others if each.reported), None)
         return Seen(
             format=best.format,
             steps=self.steps,
-            loss=next((each.loss for each in (best, *others) if each.loss is not None), None),
-            measured=figures or next((_reported(each) for each in others if each.reported), None),
+            loss=next((each.loss for each in others if each.loss is not None), None),
+            measured=None if refuted else figures,
         )
 
 

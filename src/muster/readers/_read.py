@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import re
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from collections.abc import Mapping as Dict
 from dataclasses import replace
@@ -16,7 +17,7 @@ from muster.core.errors import BrokenPluginError
 from muster.core.registry import load_plugin, plugin_names, warn
 from muster.core.units import counted
 from muster.failures.signs import HINTS as SIGN_HINTS
-from muster.failures.signs import Sign, shortened
+from muster.failures.signs import Sign, shape_of, shortened
 from muster.readers._frame import FOR_FACTS, FOR_READERS, FOR_SIGNS, Frame, own_stamp
 from muster.readers._frame import HINTS as FRAME_HINTS
 from muster.readers._guard import GuardedReader, guarded_reader
@@ -42,7 +43,8 @@ NO_FORMAT = "no known log format was recognised; --mapping FILE can say how its 
 LATE = "a process crashed after the training had ended"
 TABLE, MAPPED = "table", "mapped lines"  # formats that mappings tell
 MOST_RANKS = 8  # of a host, where nothing says how many hosts there are
-TOLD, LAST = 5, 5  # signs, and lines at the end, that are kept to explain a failure
+# What is kept to explain a failure: shapes of signs, and signs of each; lines at the end.
+TOLD, LAST = 5, 5
 ENOUGH = 100  # lines before a sign, and before a block's end, that show whether a job goes on
 RECENT = 1000  # lines at the end of a log that no reader knows, in which it says why it ended
 STAMPED = 10_000  # lines at the beginning and at the end, in which time stamps are looked for
@@ -155,7 +157,7 @@ def _why(frame: Frame, whole: _Whole) -> Why:
     told = (line for line in ends if line.strip())
     return Why(
         signs=tuple(
-            replace(each, text=shortened(each.text)) for each in islice(chain([first], others), TOLD) if each
+            replace(each, text=shortened(each.text)) for each in _few([first, *others] if first else [])
         ),
         alike=ways.count((first.weight, first.failure)) if first else 0,
         echoes=signs.echoes,
@@ -163,6 +165,17 @@ def _why(frame: Frame, whole: _Whole) -> Why:
         quiet=next((number for number, line in enumerate(ends) if signs.last and signs.last in line), None),
         last=tuple(shortened(line) for line in islice(told, LAST))[::-1],
     )
+
+
+def _few(signs: Sequence[Sign]) -> Iterator[Sign]:
+    """The first ones of each shape: what a hundred ranks print hides nothing that is said once."""
+    counts = Counter[str]()
+    for sign in signs:
+        shape = shape_of(sign.text, sign.host)
+        if shape in counts or len(counts) < TOLD:
+            counts[shape] += 1
+            if counts[shape] <= TOLD:
+                yield sign
 
 
 class _Whole:
@@ -316,8 +329,7 @@ def _job(
     path: str, frame: Frame, found: Sequence[Reading], broken: str | None, named: re.Pattern[str] | None
 ) -> JobLog:
     """One job from all that was found of it, the best measured first."""
-    figures = [(reading, measured(reading)) for reading in found]
-    figures.sort(key=lambda each: _worth(*each), reverse=True)
+    figures = ranked(found)
     ordered = [reading for reading, _ in figures]
     best = figures[0][1] if figures else None
 
@@ -325,7 +337,7 @@ def _job(
         return next((value for each in ordered if (value := getattr(each, name)) is not None), None)
 
     steps, skipped, memory, total = (told(name) for name in ("steps", "skipped", "memory", "total"))
-    contradicted = _contradicted(best, figures)
+    contradicted = contradicting(figures)
     notes = [*(note for each in ordered for note in each.notes), *_doubts(best, ordered, contradicted)]
     if contradicted and not ordered[0].sure:
         best = None
@@ -386,7 +398,12 @@ def _doubts(
         yield both if found[0].sure else f"{both}: neither is taken"
 
 
-def measured(reading: Reading) -> MeasuredWindows | None:
+def ranked(found: Sequence[Reading]) -> list[tuple[Reading, MeasuredWindows | None]]:
+    """Each with what its windows come to, the best measured first."""
+    return sorted(((each, _measured(each)) for each in found), key=lambda each: _worth(*each), reverse=True)
+
+
+def _measured(reading: Reading) -> MeasuredWindows | None:
     """What a reading's windows come to, in samples where the batch is known."""
     if reading.series is None:
         return None
@@ -396,11 +413,10 @@ def measured(reading: Reading) -> MeasuredWindows | None:
     return replace(found, timed=reading.timed, unit=unit) if found else None
 
 
-def _contradicted(
-    best: MeasuredWindows | None, found: Sequence[tuple[Reading, MeasuredWindows | None]]
-) -> float | None:
+def contradicting(found: Sequence[tuple[Reading, MeasuredWindows | None]]) -> float | None:
     """What a tool itself says, or another format of the same log counts, where that is more than APART of the
-    measured rate."""
+    measured rate. `found`: the best first."""
+    best = found[0][1] if found else None
     if best is None:
         return None
     own = [each.own for each, _ in found if each.own]

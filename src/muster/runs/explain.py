@@ -298,7 +298,7 @@ def _telling(logs: Iterable[JobLog], run: RunFolder | None = None) -> list[str]:
     lines: list[str] = []
     for log in logs:
         if log.why:
-            lines += [sign.text for sign in log.why.signs] + list(log.why.last)
+            lines += [sign.text for sign in log.why.signs[:MOST]] + list(log.why.last)
     return list(dict.fromkeys(line for line in lines if not line.startswith(ATTEMPT)))[: 2 * MOST]
 
 

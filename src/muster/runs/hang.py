@@ -86,7 +86,7 @@ class Watch:
         such as a program that tries the same again and again."""
         if self.steps:
             return
-        new = [text for line in lines if (text := _TIMES.sub("", line)[:LONGEST]) not in self.printed]
+        new = [text for line in lines if (text := _TIMES.sub("", line[:LONGEST])) not in self.printed]
         for text in new:
             self.printed[text] = None
             if len(self.printed) > REMEMBERED:

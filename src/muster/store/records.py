@@ -205,9 +205,9 @@ def hold_out(
 ) -> set[str]:
     """Which keys (questions, prompts) to hold out where a data set has no part for that: all samples of a key
     stay together. `kind`: what keys are called. Raises DataError where none would be left to train on."""
-    different = sorted(set(keys))
     if not fraction:
         return set()
+    different = sorted(set(keys))
     if len(different) < 2:
         told = f"{counted(len(different), f'different {kind}')} {'is' if len(different) == 1 else 'are'}"
         raise DataError(
@@ -227,7 +227,7 @@ def read_rows(
 
     `skip` is told of each row that cannot be read, which is then left out; None: DataError is raised. `way`
     is added to the hints of these errors. `fields`: those that are looked for; of a Parquet
-    file's nested columns, no others are decoded.
+    file's nested columns, no others are decoded: a row has them as None.
     """
     if is_of(file, PARQUET):
         yield from _parquet(file, skip, fields)
