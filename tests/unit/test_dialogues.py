@@ -232,7 +232,7 @@ def test_a_bad_row_stops_the_reading_or_is_counted(tmp_path: Path) -> None:
     assert found.value.where == f"{file}:4"
     samples = load_samples(_recipe(path=str(file), bad="skip"))
     assert len(samples.train) + len(samples.held_out) == 19
-    assert samples.skipped == 1 and samples.first_skipped and f"{file}:4" in samples.first_skipped
+    assert samples.skipped.count == 1 and f"{file}:4" in (samples.skipped.first or "")
 
 
 def test_a_folder_has_its_own_held_out_part(tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from types import ModuleType
@@ -14,14 +14,15 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 from pydantic import Field, field_validator
 
 from muster.core import families
-from muster.core.data import Data, Generated, OnBad, Source, SplitData
-from muster.core.errors import DataError, RecipeError
+from muster.core.data import Data, Generated, Source, SplitData
+from muster.core.errors import RecipeError
 from muster.core.families import gpt2, llama, opt
 from muster.core.recipe import DATA, Recipe
 from muster.core.section import PositiveInt
 from muster.core.units import counted
 from muster.core.workload import Lengths, Survey
 from muster.dialogues.rows import LAST_TURN, USER, Dialogue, Turn, Wanted, fields_read, read_dialogues
+from muster.store.lines import Skipped
 from muster.store.records import (
     Splits,
     find_data,
@@ -93,11 +94,6 @@ class DialogueData(SplitData):
         "dynamic",
         description="dynamic: samples of similar length share a batch and are padded to its longest. fixed: "
         "every sample is padded to `sequence`.",
-    )
-    bad: OnBad = Field(
-        "error",
-        description="What to do with a sample that cannot be used (an empty answer, a rejected answer that "
-        "equals the chosen one, a prompt that fills the sequence): error, or skip and count it.",
     )
 
     @field_validator("split")
@@ -192,7 +188,9 @@ class DialogueRecipe(Recipe):
         told = [
             "prompts are plain text and taken as they are; data.template=chat puts a chat's template round"
         ]
-        return Survey(len(samples.train), (*samples.notes, *samples.skips, *(told if plain else []), *cut))
+        return Survey(
+            len(samples.train), (*samples.notes, *samples.skipped.notes, *(told if plain else []), *cut)
+        )
 
     def _too_long(self, samples: Sequence[Dialogue], config: Mapping[str, Any]) -> list[str]:
         """What to say of samples that are longer than the recipe lets them be."""
@@ -260,26 +258,14 @@ class DialogueRecipe(Recipe):
 
 @dataclass(frozen=True)
 class Samples:
-    """What is trained on, what is held out, how many rows were left out (data.bad=skip) with the first of
-    their places, where it all is from, and what of it is changed or left out, for people."""
+    """What is trained on, what is held out, which rows were left out, where it all is from, and what of it is
+    changed or left out, for people."""
 
     train: list[Dialogue]
     held_out: list[Dialogue]
-    skipped: int = 0
-    first_skipped: str | None = None
+    skipped: Skipped = field(default_factory=Skipped)
     about: str = ""
     notes: tuple[str, ...] = ()
-
-    @property
-    def skips(self) -> list[str]:
-        """What to say of rows that were left out."""
-        return skip_note(self.skipped, self.first_skipped)
-
-
-def skip_note(count: int, first: str | None) -> list[str]:
-    """What to say of so many rows that were left out."""
-    told = f"could not be used and were left out (data.bad=skip): {count:,}; the first: {first}"
-    return [told] if count else []
 
 
 def texts_of(sample: Dialogue) -> list[str]:
@@ -292,8 +278,8 @@ def load_samples(recipe: DialogueRecipe, hub: Any = None) -> Samples:
     """The recipe's samples. `hub`: reads one that has a hub name, (source, wanted, skip, splits) -> (train,
     held out, notes). Raises DataError with the file and the line."""
     data, wanted = recipe.data, recipe.wanted
-    skipped: list[DataError] = []
-    skip = skipped.append if data.bad == "skip" else None
+    skipped = Skipped()
+    skip = skipped.where(data.bad)
     trains, helds, abouts, notes = [], [], list[str](), list[str]()
     for source in data.sources():
         if source.path:
@@ -330,8 +316,7 @@ def load_samples(recipe: DialogueRecipe, hub: Any = None) -> Samples:
     return Samples(
         part[: data.limit],
         held_out,
-        len(skipped),
-        f"{skipped[0].where}: {skipped[0].what}" if skipped else None,
+        skipped,
         f"samples: {', '.join(abouts)}",
         (*notes, *told),
     )

@@ -11,14 +11,14 @@ from typing import Annotated, Any, ClassVar
 from pydantic import Field
 
 from muster.core import families
-from muster.core.data import Data
+from muster.core.data import Data, OnBad
 from muster.core.errors import DataError, RecipeError
 from muster.core.families import gpt2, llama, opt
 from muster.core.recipe import DATA, WORKLOAD, Recipe
 from muster.core.section import PositiveInt, Section
 from muster.core.workload import Lengths, Survey
 from muster.store.records import held_note, names_of, parts_of
-from muster.workloads.causal_lm.texts import OnBad, check_texts, find_texts
+from muster.workloads.causal_lm.texts import check_texts, find_texts
 
 CHECKED = 1 << 30  # bytes of text that are read before ranks start; they read all of it, and say the same
 

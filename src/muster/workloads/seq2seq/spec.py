@@ -18,7 +18,7 @@ from muster.core.recipe import DATA, WORKLOAD, Recipe
 from muster.core.section import PositiveInt
 from muster.core.workload import Lengths, Survey
 from muster.store import databases
-from muster.store.lines import MISSING, text_of, value_at
+from muster.store.lines import MISSING, Skip, Skipped, text_of, value_at
 from muster.store.records import (
     DataFiles,
     Splits,
@@ -26,7 +26,7 @@ from muster.store.records import (
     held_note,
     hold_out,
     parts_of,
-    read_rows,
+    read_samples,
     unread_note,
     unused_note,
 )
@@ -157,9 +157,10 @@ print(words.decode(made[0], skip_special_tokens=True, clean_up_tokenization_spac
         if path is None:
             return
         files, data = find_data(path, self.data.splits), self.data
-        groups = {group_of(row, data) for row in read_pairs(files.train, data, limit=data.limit)}
+        skip = Skipped().where(data.bad)
+        groups = {group_of(row, data) for row in read_pairs(files.train, data, limit=data.limit, skip=skip)}
         if files.validation:
-            for _ in read_pairs(files.validation, data):
+            for _ in read_pairs(files.validation, data, skip=skip):
                 pass
         else:
             held_groups(groups, data, self.train.seed)
@@ -167,7 +168,7 @@ print(words.decode(made[0], skip_special_tokens=True, clean_up_tokenization_spac
     def describe_data(self, path: Path) -> str:
         """Files by name, and the fields that are read."""
         files = find_data(path, self.data.splits)
-        row = next(read_pairs(files.train, self.data, limit=1))
+        row = next(read_pairs(files.train, self.data, limit=1, skip=Skipped().where(self.data.bad)))
         told = parts_of(path, files.train, files.validation, self.data.validation_fraction, files.unused)
         schema = f" with schema {self.data.schema_}" if self.data.schema_ else ""
         return f"{told}; from field {row.fields[0]}{schema} to field {row.fields[1]}"
@@ -189,8 +190,9 @@ print(words.decode(made[0], skip_special_tokens=True, clean_up_tokenization_spac
         if not data.path or not Path(data.path).exists():
             return Survey()
         files = find_data(Path(data.path), data.splits)
-        rows = list(read_pairs(files.train, data, limit=data.limit))
-        notes = files_notes(files, data)
+        skipped = Skipped()
+        rows = list(read_pairs(files.train, data, limit=data.limit, skip=skipped.where(data.bad)))
+        notes = [*files_notes(files, data), *skipped.notes]
         train = rows
         if not files.validation:
             held = held_groups((group_of(row, data) for row in rows), data, self.train.seed)
@@ -268,34 +270,26 @@ class PairRow:
     missing: str | None = None  # the name of a database that is not there
 
 
-def read_pairs(files: Iterable[Path], data: PairData, *, limit: int | None = None) -> Iterator[PairRow]:
-    """The inputs and targets of files, as data.input and data.target name them; none is empty.
+def read_pairs(
+    files: Iterable[Path], data: PairData, *, limit: int | None = None, skip: Skip | None = None
+) -> Iterator[PairRow]:
+    """The inputs and targets of files, as data.input and data.target name them; none is empty. Raises
+    DataError as `read_samples` does."""
 
-    Raises DataError with the file and the row.
-    """
-    count, where = 0, ""
-    for file in files:
-        where = str(file)
-        for place, record in read_rows(file, fields=data.fields()):
-            count += 1
-            yield pair_of(record, data, place, beside=file.parent)
-            if count == limit:
-                return
-    if not count:
-        raise DataError("has no samples", where=where)
+    def make(row: Mapping[str, Any], place: str, folder: Path) -> PairRow:
+        return pair_of(row, data, place, folder)
+
+    return read_samples(files, make, fields=data.fields(), limit=limit, skip=skip)
 
 
-def pair_of(
-    record: Mapping[str, Any], data: PairData, where: str, *, beside: Path | None = None, blank: bool = False
-) -> PairRow:
-    """A row's input and target. Raises DataError. `beside`: the folder that its database is looked for from;
-    `blank`: texts may be empty."""
+def pair_of(record: Mapping[str, Any], data: PairData, where: str, folder: Path | None = None) -> PairRow:
+    """A row's input and target. Raises DataError. `folder`: where its database is looked for."""
     fields = fields_of(record, data, where)
-    question = text_of(record, fields[0], where, data.key("input"), blank=blank)
-    target = text_of(record, fields[1], where, data.key("target"), blank=blank)
+    question = text_of(record, fields[0], where, data.key("input"), blank=False)
+    target = text_of(record, fields[1], where, data.key("target"), blank=False)
     found = (record.get(field) for field in databases.FIELDS)
     named = next((name for name in found if isinstance(name, str) and name), None)
-    database = databases.find_database(named, beside) if named and beside else None
+    database = databases.find_database(named, folder) if named and folder else None
     schema = schema_of(record, data, where, named, database) if data.schema_ else ""
     missing = named if database is None else None
     return PairRow(data.asked(question, schema), target, fields, schema, database, missing)
