@@ -28,7 +28,7 @@ _ARRAY = {
 
 @dataclass(frozen=True)
 class Batch:
-    """Classes of images, and the images' bytes: each has 1,024 red, then green, then blue ones, row by row."""
+    """Classes of images, and the images' bytes: each has 1,024 red, then green, then blue, row by row."""
 
     labels: tuple[int, ...]
     pixels: bytes
