@@ -20,7 +20,8 @@ from muster.core.recipes import lay_over, load_recipe, merge, parse_override, sh
 from muster.core.registry import WORKLOADS, load_part, own_plugins, plugin_names
 from muster.core.workload import Lengths, Workload
 from muster.inputs.model import whole_config
-from muster.inputs.read import absolute, check_data
+from muster.inputs.read import absolute, check_data, read_inputs
+from muster.planner.plan import survey_of
 from muster.workloads.command.spec import script_of
 from tests.images import write_folder
 from tests.unit.test_contracts import HEAVY
@@ -225,3 +226,19 @@ def test_rows_that_cannot_be_used_are_refused_or_counted_alike(workload: str, tm
     file.write_text("question,sql,rejected\n,,\n")
     with pytest.raises(DataError, match="no samples"):
         check_data(recipe, here=True)
+
+
+@pytest.mark.parametrize("workload", ["seq2seq", "sft", "dpo", "grpo"])
+def test_a_start_reads_the_data_once(workload: str, tmp_path: Path) -> None:
+    """What the check has read is what the plan says: the file may be gone by then."""
+    file = tmp_path / "a.csv"
+    rows = [f"what is {n}?,{n},no {n},x" for n in range(40)]
+    file.write_text("\n".join(["question,answer,rejected,more", *rows]))
+    inputs = read_inputs(workload, "local:1", [f"data.path={file}", *REWARD.get(workload, [])])
+    twice = inputs.recipe.survey(whole_config(inputs.recipe))
+    file.unlink()
+    once = survey_of(inputs)
+    assert once == twice and once.samples and any("held out" in note for note in once.notes)
+
+
+REWARD = {"grpo": ["reward.function=math:floor"]}

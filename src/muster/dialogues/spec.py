@@ -142,7 +142,7 @@ class DialogueRecipe(Recipe):
         words = ("prefs", "pref", "preference", "preferences") if self.pairs else self.split_words
         return Splits(self.data.train_split, self.data.held_out_split, words)
 
-    def check_data(self, path: Path | None, config: Mapping[str, Any]) -> None:
+    def check_data(self, path: Path | None, config: Mapping[str, Any]) -> Survey | None:
         """Read the files as the ranks will. Raises DataError and RecipeError."""
         data, positions = self.data, families.positions(config)
         if data.sequence is not None and positions and self.sequence(config) > positions:
@@ -155,9 +155,19 @@ class DialogueRecipe(Recipe):
             raise RecipeError(
                 f"is {data.part}, and data.split has {len(data.split)} parts", where="data.part"
             )
-        if data.sources() and all(s.path and Path(s.path).exists() for s in data.sources()):
-            samples = load_samples(self)
-            self.check_rows(samples.train + samples.held_out)
+        return self._read()
+
+    def _read(self) -> Survey | None:
+        """The samples as ranks will have them; None: they are not all here. Raises DataError."""
+        sources = self.data.sources()
+        if not sources or not all(source.path and Path(source.path).exists() for source in sources):
+            return None
+        samples = load_samples(self)
+        self.check_rows(samples.train + samples.held_out)
+        plain = named_tokenizer(self.model) and not any(each.chat for each in samples.train)
+        told = "prompts are plain text and taken as they are; data.template=chat puts a chat's template round"
+        notes = (*samples.notes, *samples.skipped.notes, *([told] if plain else []))
+        return Survey(len(samples.train), notes, tuple(some_of(samples.train, texts_of)))
 
     def check_rows(self, samples: Sequence[Dialogue]) -> None:
         """Raise DataError for a sample that this workload cannot use."""
@@ -175,26 +185,18 @@ class DialogueRecipe(Recipe):
         """As the recipe says, or as the files have them; a hub data set's number is not known."""
         return self.survey(None).samples
 
-    def survey(self, config: Mapping[str, Any] | None) -> Survey:
+    def survey(self, config: Mapping[str, Any] | None, checked: Survey | None = None) -> Survey:
         """The samples as ranks will have them; with a model's configuration, what its lengths cut."""
         data = self.data
         if data.generated:
             return Survey(part_size(data, min(data.generated.train, data.limit or data.generated.train)))
-        if not all(source.path and Path(source.path).exists() for source in data.sources()):
-            return Survey()
-        samples = load_samples(self)
-        cut = [] if config is None else self._too_long(samples.train, config)
-        plain = named_tokenizer(self.model) and not any(each.chat for each in samples.train)
-        told = [
-            "prompts are plain text and taken as they are; data.template=chat puts a chat's template round"
-        ]
-        return Survey(
-            len(samples.train), (*samples.notes, *samples.skipped.notes, *(told if plain else []), *cut)
-        )
+        read = checked or self._read() or Survey()
+        cut = self._too_long(read, config) if read.some and config is not None else []
+        return replace(read, notes=(*read.notes, *cut))
 
-    def _too_long(self, samples: Sequence[Dialogue], config: Mapping[str, Any]) -> list[str]:
+    def _too_long(self, read: Survey, config: Mapping[str, Any]) -> list[str]:
         """What to say of samples that are longer than the recipe lets them be."""
-        some = some_of(samples, texts_of)
+        some, of = read.some, read.samples or 0
         by = counter(self.model, lambda: (text for each in some for text in texts_of(each)))
         exact = by.exact and not any(each.chat for each in some)  # a template adds its own
         numbers = iter(by.count([text for each in some for text in texts_of(each)]))
@@ -206,11 +208,11 @@ class DialogueRecipe(Recipe):
             wholes.append(prompt + max(answers, default=0))
         (limit, key), longest = self.longest_prompt(config), self.sequence(config)
         notes = []
-        if told := too_long(prompts, len(samples), limit, exact=exact):
+        if told := too_long(prompts, of, limit, exact=exact):
             then = "left out" if self.data.bad == "skip" else "an error (data.bad=skip leaves them out)"
             notes.append(f"{told[0]} prompts have no room in {key}, and are {then}; the longest: {told[1]:,}")
         fits = [whole for prompt, whole in zip(prompts, wholes, strict=True) if prompt <= limit]
-        count = round(len(samples) * len(fits) / len(prompts)) if prompts else 0
+        count = round(of * len(fits) / len(prompts)) if prompts else 0
         if self.answered and (told := too_long(fits, count, longest, exact=exact)):
             notes.append(
                 f"{told[0]} samples are longer than data.sequence={longest:,} tokens and lose the end of "

@@ -128,7 +128,7 @@ print(model({question}, max_new_tokens={new}, num_beams={recipe.evaluate.beams},
         count = self.data.synthetic.samples if self.data.synthetic else None
         return min(count, self.data.limit or count) if count is not None else None
 
-    def survey(self, config: Mapping[str, Any] | None) -> Survey:
+    def survey(self, config: Mapping[str, Any] | None, checked: Survey | None = None) -> Survey:
         """What is held out and not used."""
         path = Path(self.data.path).expanduser() if self.data.path else None
         if path is None or not path.exists():

@@ -130,7 +130,7 @@ print(model("image.png"))"""
         count = DIGITS - self.data.digits.validation
         return min(count, self.data.limit or count)
 
-    def survey(self, config: Mapping[str, Any] | None) -> Survey:
+    def survey(self, config: Mapping[str, Any] | None, checked: Survey | None = None) -> Survey:
         """What is held out."""
         path = Path(self.data.path).expanduser() if self.data.path else None
         if path is None or not path.exists():

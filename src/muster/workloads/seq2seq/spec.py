@@ -3,8 +3,9 @@ start."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import lru_cache
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
@@ -152,18 +153,26 @@ print(words.decode(made[0], skip_special_tokens=True, clean_up_tokenization_spac
     workload: str = Field("seq2seq", description=WORKLOAD)
     data: PairData = Field(default_factory=PairData, description=DATA)
 
-    def check_data(self, path: Path | None, config: Mapping[str, Any]) -> None:
+    def check_data(self, path: Path | None, config: Mapping[str, Any]) -> Survey | None:
         """Read the files as the ranks will. Raises DataError."""
-        if path is None:
-            return
-        files, data = find_data(path, self.data.splits), self.data
-        skip = Skipped().where(data.bad)
-        groups = {group_of(row, data) for row in read_pairs(files.train, data, limit=data.limit, skip=skip)}
+        return None if path is None else self._read(path)
+
+    def _read(self, path: Path) -> Survey:
+        """The pairs as ranks will have them. Raises DataError."""
+        files, data, skipped = find_data(path, self.data.splits), self.data, Skipped()
+        skip = skipped.where(data.bad)
+        train = list(read_pairs(files.train, data, limit=data.limit, skip=skip))
+        notes = files_notes(files, data)
         if files.validation:
             for _ in read_pairs(files.validation, data, skip=skip):
                 pass
         else:
-            held_groups(groups, data, self.train.seed)
+            count = len(train)
+            held = held_groups((group_of(row, data) for row in train), data, self.train.seed)
+            train = [row for row in train if group_of(row, data) not in held]
+            notes += held_note(count - len(train), count, data.validation_fraction)
+        some = some_of(train, lambda row: (row.input, row.target))
+        return Survey(len(train), (*notes, *skipped.notes), tuple(some))
 
     def describe_data(self, path: Path) -> str:
         """Files by name, and the fields that are read."""
@@ -181,36 +190,28 @@ print(words.decode(made[0], skip_special_tokens=True, clean_up_tokenization_spac
         """As the recipe says, or as the files have them; a hub data set's number is not known."""
         return self.survey(None).samples
 
-    def survey(self, config: Mapping[str, Any] | None) -> Survey:
+    def survey(self, config: Mapping[str, Any] | None, checked: Survey | None = None) -> Survey:
         """The pairs as ranks will have them; with a model's configuration, what max_source and max_target
         cut."""
         data = self.data
         if data.generated:
             return Survey(min(data.generated.train, data.limit or data.generated.train))
-        if not data.path or not Path(data.path).exists():
+        if checked is None and not (data.path and Path(data.path).exists()):
             return Survey()
-        files = find_data(Path(data.path), data.splits)
-        skipped = Skipped()
-        rows = list(read_pairs(files.train, data, limit=data.limit, skip=skipped.where(data.bad)))
-        notes = [*files_notes(files, data), *skipped.notes]
-        train = rows
-        if not files.validation:
-            held = held_groups((group_of(row, data) for row in rows), data, self.train.seed)
-            train = [row for row in rows if group_of(row, data) not in held]
-            notes += held_note(len(rows) - len(train), len(rows), data.validation_fraction)
-        return Survey(len(train), (*notes, *([] if config is None else self._too_long(train))))
+        read = checked or self._read(Path(str(data.path)))
+        cut = [] if config is None else self._too_long(read)
+        return replace(read, notes=(*read.notes, *cut))
 
-    def _too_long(self, rows: Sequence[PairRow]) -> list[str]:
+    def _too_long(self, read: Survey) -> list[str]:
         """What to say of inputs and targets that are cut."""
-        data = self.data
-        some = some_of(rows, lambda row: (row.input, row.target))
+        data, some = self.data, read.some
         inputs, targets = [data.prefix + row.input for row in some], [row.target for row in some]
         counted = counter(self.model, lambda: [*inputs, *targets])
         notes = []
         for what, texts, key in (("inputs", inputs, "max_source"), ("targets", targets, "max_target")):
             limit = getattr(data, key)
             lengths = [number + 1 for number in counted.count(texts)]  # with the end
-            if told := too_long(lengths, len(rows), limit, exact=counted.exact):
+            if told := too_long(lengths, read.samples or 0, limit, exact=counted.exact):
                 notes.append(
                     f"{told[0]} {what} are longer than data.{key}={limit} tokens and lose their end; the "
                     f"longest has {told[1]:,}"
@@ -301,11 +302,7 @@ def fields_of(record: Mapping[str, Any], data: PairData, where: str) -> tuple[st
     given = (data.named("input"), data.named("target"))
     if given[0] and given[1]:
         return given[0], given[1]
-    spelt = {**{str(name).lower(): str(name) for name in record}, **{name: name for name in record}}
-    pairs = [
-        (given[0] or spelt.get(one, one), given[1] or spelt.get(other, other))
-        for one, other in data.candidates()
-    ]
+    pairs = _spelt(type(data).pairs, *given, tuple(record))
     values = {field: value_at(record, field) for pair in pairs for field in pair}
     texts = [pair for pair in pairs if all(isinstance(values[field], str) for field in pair)]
     texts = [pair for pair in texts if values[pair[0]].strip()] or texts
@@ -329,6 +326,17 @@ def fields_of(record: Mapping[str, Any], data: PairData, where: str) -> tuple[st
         hint=f"the fields there are: {', '.join(has)}; {data.key('input')}={one or example[0]} "
         f"{data.key('target')}={other or example[1]} names the two",
     )
+
+
+@lru_cache(maxsize=64)
+def _spelt(
+    pairs: tuple[tuple[str, str], ...], one: str | None, other: str | None, names: tuple[str, ...]
+) -> list[tuple[str, str]]:
+    """Those of `pairs` that a row with fields of these names may have, spelt as there. `one`, `other`: the
+    recipe's input and target. Asked for each row, and alike for all of a file."""
+    spelt = {**{str(name).lower(): str(name) for name in names}, **{name: name for name in names}}
+    given = dict.fromkeys((one or spelt.get(a, a), other or spelt.get(b, b)) for a, b in pairs)
+    return [pair for pair in given if all({field, field.partition(".")[0]} & {*names} for field in pair)]
 
 
 def schema_of(
