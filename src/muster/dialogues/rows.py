@@ -124,6 +124,17 @@ def dialogue_of(
     return Dialogue(turns, answer, rejected, where, database)
 
 
+def prompt_too_long(tokens: int, most: int, key: str, where: str, *, more: bool = False) -> DataError:
+    """What is wrong with a prompt of more than `most` tokens. `key`: the recipe's, which allows as many;
+    `more`: a chat template adds to them."""
+    at_least = "at least " if more else ""
+    return DataError(
+        f"its prompt has {at_least}{tokens:,} tokens, and {key} has room for {most:,}",
+        where=where,
+        hint=f"a longer {key.partition('=')[0]}; data.bad=skip leaves such samples out",
+    )
+
+
 def fields_read(record: Mapping[str, Any], wanted: Wanted) -> list[str]:
     """The fields that a row's dialogue is made of."""
     prompt = wanted.prompt or _prompt(record, wanted)

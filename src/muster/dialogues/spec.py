@@ -21,7 +21,17 @@ from muster.core.recipe import DATA, Recipe
 from muster.core.section import PositiveInt
 from muster.core.units import counted
 from muster.core.workload import Lengths, Survey
-from muster.dialogues.rows import LAST_TURN, USER, Dialogue, Turn, Wanted, fields_read, read_dialogues
+from muster.dialogues.rows import (
+    ASSISTANT,
+    LAST_TURN,
+    USER,
+    Dialogue,
+    Turn,
+    Wanted,
+    fields_read,
+    prompt_too_long,
+    read_dialogues,
+)
 from muster.store.lines import Skipped
 from muster.store.records import (
     Splits,
@@ -32,7 +42,7 @@ from muster.store.records import (
     unread_note,
     unused_note,
 )
-from muster.store.tokens import counter, named_tokenizer, some_of, too_long
+from muster.store.tokens import COUNTED, counter, named_tokenizer, some_of, too_long
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -155,19 +165,40 @@ class DialogueRecipe(Recipe):
             raise RecipeError(
                 f"is {data.part}, and data.split has {len(data.split)} parts", where="data.part"
             )
-        return self._read()
+        return self._read(config)
 
-    def _read(self) -> Survey | None:
-        """The samples as ranks will have them; None: they are not all here. Raises DataError."""
+    def _read(self, config: Mapping[str, Any] | None = None) -> Survey | None:
+        """The samples as ranks will have them; None: they are not all here. `config`: of the model, for which
+        prompts must not be too long. Raises DataError."""
         sources = self.data.sources()
         if not sources or not all(source.path and Path(source.path).exists() for source in sources):
             return None
         samples = load_samples(self)
         self.check_rows(samples.train + samples.held_out)
+        if config is not None:
+            self._check_prompts(samples.train + samples.held_out[: self.evaluate.limit], config)
         plain = named_tokenizer(self.model) and not any(each.chat for each in samples.train)
         told = "prompts are plain text and taken as they are; data.template=chat puts a chat's template round"
         notes = (*samples.notes, *samples.skipped.notes, *([told] if plain else []))
         return Survey(len(samples.train), notes, tuple(some_of(samples.train, texts_of)))
+
+    def _check_prompts(self, samples: Sequence[Dialogue], config: Mapping[str, Any]) -> None:
+        """Raise DataError for a prompt that ranks will refuse, where their tokenizer is here. A token has a
+        byte at least, so that few prompts need counting."""
+        if self.data.bad == "skip" or named_tokenizer(self.model) is None:
+            return
+        most, key = self.longest_prompt(config)
+        sizes = [sum(len(text.encode("utf-8", "replace")) for text in kept_texts(each)) for each in samples]
+        long = sorted(
+            (index for index, size in enumerate(sizes) if size > most), key=lambda each: -sizes[each]
+        )
+        some = some_of([samples[index] for index in sorted(long[:COUNTED])], kept_texts)
+        by = counter(self.model, list)
+        if not some or not by.exact:
+            return
+        for sample in some:
+            if (tokens := sum(by.count(kept_texts(sample)))) > most:
+                raise prompt_too_long(tokens, most, key, sample.where, more=sample.chat)
 
     def check_rows(self, samples: Sequence[Dialogue]) -> None:
         """Raise DataError for a sample that this workload cannot use."""
@@ -268,6 +299,14 @@ class Samples:
     skipped: Skipped = field(default_factory=Skipped)
     about: str = ""
     notes: tuple[str, ...] = ()
+
+
+def kept_texts(sample: Dialogue) -> list[str]:
+    """The texts of its prompt that are in its tokens whatever the chat template is: a template may leave out
+    what an assistant said before, and trims."""
+    if not sample.chat:
+        return [turn.text for turn in sample.turns]
+    return [turn.text.strip() for turn in sample.turns if turn.role != ASSISTANT]
 
 
 def texts_of(sample: Dialogue) -> list[str]:
