@@ -68,10 +68,13 @@ def check(
     """
     from muster.checks.check import WantedChecks, settings_of
     from muster.checks.check import check as inspect
+    from muster.checks.inspection import remember
     from muster.core.inventory import read_inventory
 
     wanted = WantedChecks(recipe or None, profile or None, gpus, group)
-    return inspect(read_inventory(hosts), settings_of(recipe, _overrides(overrides)), wanted)
+    found = inspect(read_inventory(hosts), settings_of(recipe, _overrides(overrides)), wanted)
+    remember(found)
+    return found
 
 
 @keyboard_interrupts()
