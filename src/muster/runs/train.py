@@ -42,7 +42,7 @@ from muster.inputs.read import Inputs
 from muster.planner.decide import Chosen, Decided
 from muster.planner.orders import greeting, orders, with_code
 from muster.planner.plan import ask, hosts_first, plan_first, promised
-from muster.results.fold import make_result
+from muster.results.fold import learned_nothing, make_result
 from muster.results.stragglers import Stragglers
 from muster.runs.checkpoints import BEGINNING, Start, WantedCheckpoint, choose
 from muster.runs.continuing import continued, same_batch
@@ -400,6 +400,8 @@ def _conclude(
         failure = Failure.model_validate(
             {name: recorder.scrub(value) if isinstance(value, str) else value for name, value in failure}
         )
+    if status == "succeeded" and (failure := learned_nothing(folder, job)):
+        status = "failed"
     result = make_result(
         folder,
         job,
