@@ -18,7 +18,7 @@ from typing import Any
 
 from muster import __version__
 from muster.core.errors import InventoryError, JobError, MusterError, RunFolderError, refused
-from muster.core.job import ENGINE_CONFIG, Facts, Job, Placement, place
+from muster.core.job import ENGINE_CONFIG, Decision, Facts, Job, Placement, place
 from muster.core.printable import scrubbed_data
 from muster.core.recipe import recipe_from
 from muster.core.recipes import read_yaml
@@ -167,13 +167,20 @@ def agree(
         id=run.id,
         attempt=attempt.number,
         resume_step=start.step,
-        decisions=(*inputs.noted, *decided.job.decisions, *unmeasured, *start.said),
+        decisions=(*inputs.noted, *data_notes(decided), *decided.job.decisions, *unmeasured, *start.said),
         peaks=peaks,
     )
     if start.step is not None:
         job = continued(run, job)
     decided = replace(decided, job=job)
     return replace(decided, orders=orders(inputs, decided, facts))
+
+
+def data_notes(decided: Decided) -> list[Decision]:
+    """What of the data is held out, left out, changed or cut, as the plan says it, for the start."""
+    data, notes = decided.recipe.data, decided.plan.data if decided.plan else []
+    name = Path(data.path).name if data.path else data.name or data.source
+    return [Decision("data", name, note) for note in notes]
 
 
 def _copy(

@@ -131,6 +131,10 @@ class PairData(SplitData):
         given = (self.schema_,) if self.schema_ else ()
         return (*(field for pair in self.candidates() for field in pair), *given, *databases.FIELDS)
 
+    def used(self, pair: tuple[str, str]) -> list[str]:
+        """All fields that are read of a row whose input and target are in this pair."""
+        return [*pair, *([self.schema_] if self.schema_ else []), *databases.FIELDS]
+
     def asked(self, question: str, schema: str) -> str:
         """The input without its prefix."""
         return f"{question}{JOIN}{schema}" if schema else question
@@ -372,8 +376,7 @@ def files_notes(files: DataFiles, data: PairData) -> list[str]:
     """What to say of files and fields that nobody reads."""
 
     def read(row: Mapping[str, Any]) -> list[str]:
-        schema = [data.schema_] if data.schema_ else []
-        return [*fields_of(row, data, str(files.train[0])), *schema, *databases.FIELDS]
+        return data.used(fields_of(row, data, str(files.train[0])))
 
     return [*unused_note(files), *unread_note(files.train[0], read, data.fields())]
 

@@ -21,7 +21,7 @@ from muster.core.data import Generated
 from muster.core.recipe import Recipe
 from muster.core.units import counted
 from muster.store.lines import Skip, Skipped, each_made
-from muster.store.records import find_data, held_note, names_of
+from muster.store.records import find_data, held_note, left_note, names_of
 from muster.worker.context import Context
 from muster.worker.data.digest import short_digest
 from muster.worker.data.hub import held_part, hub_parts, unused_parts
@@ -247,7 +247,8 @@ def load_pairs(data: PairData, cache: Path, *, may_write: bool, seed: int) -> Pa
     notes, skipped = list[str](), Skipped()
     skip = skipped.where(data.bad)
     if data.name:
-        train, held_out, about = _from_hub(data, skip)
+        train, held_out, about, left = _from_hub(data, skip)
+        notes += left
     else:
         folder = Path(data.path).expanduser() if data.path else cache
         if not data.path and may_write:
@@ -292,7 +293,9 @@ def _generate(generated: Generated, folder: Path) -> None:
     sqlgen.build(folder, seed=generated.seed, train=generated.train, validation=generated.validation)
 
 
-def _from_hub(data: PairData, skip: Skip | None) -> tuple[list[PairRow], list[PairRow], str]:
+def _from_hub(data: PairData, skip: Skip | None) -> tuple[list[PairRow], list[PairRow], str, list[str]]:
+    """The pairs to train on and those that are held out, where they are from, and the fields that nobody
+    reads."""
     assert data.name
     loaded = hub_parts(data.name, data.subset, data.splits)
     held_name = held_part(loaded)
@@ -309,7 +312,9 @@ def _from_hub(data: PairData, skip: Skip | None) -> tuple[list[PairRow], list[Pa
     about = data.name + (f", held out its part {held_name}" if held_name else "")
     unused = unused_parts(loaded, held_name)
     about += f", not used {', '.join(unused)}" if unused else ""
-    return parts["train"][: data.limit], parts[held_name] if held_name else [], about
+    train = parts["train"]
+    left = left_note(data.name, loaded["train"].column_names, data.used(train[0].fields)) if train else []
+    return train[: data.limit], parts[held_name] if held_name else [], about, left
 
 
 class Encoded(Dataset[dict[str, list[int]]]):  # type: ignore[misc]
