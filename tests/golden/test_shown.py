@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import tarfile
@@ -10,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.golden.documents import Documents, muster, text_of, workplace
+from tests.golden.documents import DIGITS, Documents, lines, muster, rounded, text_of, workplace
 
 FOLDER = Path(__file__).parent
 ARCHIVES = sorted((FOLDER / "runs").glob("*.tar.xz"))
@@ -49,12 +50,31 @@ def shown(name: str, verb: str) -> str:
     return printed.behind(text_of(html, whole=name == NAMES[0]))
 
 
+def folded_again() -> str:
+    """What `muster bench --continue` makes of a bench whose jobs are over: its document, and its table."""
+    place = recorded()
+    bench = place / "bench-again"
+    shutil.copytree(place / "runs" / "bad-host", bench)
+    printed = muster("bench", "--continue", bench.name, "--json", place=place)
+    found = json.loads(printed.out)
+    table = (bench / "results.csv").read_text(encoding="utf-8")
+    shutil.rmtree(bench)
+    del found["ended"]
+    fields = "".join(f"{line}\n" for line in lines(rounded(found, DIGITS)))
+    return printed.behind(f"{table}\n{fields}")
+
+
 DOCUMENTS = [
-    Documents(f"run-{name}", tuple(VERBS), lambda verb, name=name: shown(name, verb)) for name in NAMES
+    Documents("bench-again", ("bad-host",), lambda _: folded_again()),
+    *(Documents(f"run-{name}", tuple(VERBS), lambda verb, name=name: shown(name, verb)) for name in NAMES),
 ]
 
 
 @pytest.mark.parametrize("verb", VERBS)
-@pytest.mark.parametrize("document", DOCUMENTS, ids=NAMES)
+@pytest.mark.parametrize("document", DOCUMENTS[1:], ids=NAMES)
 def test_a_recorded_run(document: Documents, verb: str) -> None:
     document.check(verb)
+
+
+def test_a_bench_is_folded_again() -> None:
+    DOCUMENTS[0].check("bad-host")
