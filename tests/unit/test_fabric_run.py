@@ -21,6 +21,7 @@ from muster.core.job import Job, place
 from muster.core.recipe import recipe_from
 from muster.core.recipes import load_recipe
 from muster.core.result import Failure, Result
+from muster.core.state import RunEnd, State
 from muster.fabric.run import judged
 from muster.inputs.read import check_idle
 from muster.planner.time.collective import CALL
@@ -272,15 +273,15 @@ def test_the_rows_for_people() -> None:
 # The page.
 
 
-def a_run(names: list[str], told: list[Told], status: Any = "succeeded") -> tuple[Result, Folder, Job]:
+def a_run(names: list[str], told: list[Told], status: RunEnd = State.SUCCEEDED) -> tuple[Result, Folder, Job]:
     made = job(names)
     folder = heard(made, told)
     return make_result(folder, made, status=status, failure=None, ended=60.0), folder, made
 
 
 @pytest.mark.parametrize("told", [[], whole(["a", "b", "c"])], ids=["nothing yet", "whole"])
-@pytest.mark.parametrize("state", ["succeeded", "running", "stopped", "failed"])
-def test_a_page(state: str, told: list[Told]) -> None:
+@pytest.mark.parametrize("state", [State.SUCCEEDED, State.RUNNING, State.STOPPED, State.FAILED])
+def test_a_page(state: State, told: list[Told]) -> None:
     result, folder, _ = a_run(["a", "b", "c"], told)
     assert result.fabric is not None and result.model is None
     result = result.model_copy(update={"failure": Failure(what="it broke")} if state == "failed" else {})
@@ -297,7 +298,7 @@ def test_a_page(state: str, told: list[Told]) -> None:
 def test_hostile_names_on_a_page() -> None:
     names = [HOSTILE, "b", "c"]
     result, folder, _ = a_run(names, whole(names))
-    check(RunData("r1", "succeeded", result, folder))
+    check(RunData("r1", State.SUCCEEDED, result, folder))
 
 
 def test_a_heat_map_of_every_size() -> None:
@@ -326,7 +327,7 @@ def missing(rank: int, *gone: int) -> Told:
 
 
 def test_who_did_not_answer_is_blamed() -> None:
-    result, folder, made = a_run(["a", "b", "c"], [missing(0, 1), missing(2, 1)], "failed")
+    result, folder, made = a_run(["a", "b", "c"], [missing(0, 1), missing(2, 1)], State.FAILED)
     echo = result.model_copy(update={"failure": Failure(what="broadcast: timed out", host="c")})
     failure = judged(echo, folder, made).failure
     assert failure is not None and (failure.host, failure.where) == ("b", "rank 1")

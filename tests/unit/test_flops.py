@@ -21,6 +21,7 @@ from muster.core.job import Job, place
 from muster.core.profile import StepProfile
 from muster.core.recipe import recipe_from
 from muster.core.result import Flops
+from muster.core.state import State
 from muster.core.units import format_flops
 from muster.inputs.read import read_recipe
 from muster.planner.orders import greeting
@@ -258,7 +259,9 @@ def window(step: int, rank: int, **changes: Any) -> events.Window:
 
 def flops(stream: list[Any], of: Job | None = None) -> Flops | None:
     begin = events.JobState(time=0, state="begin", detail={})
-    return make_result(fold([begin, *stream]), of or job(), status="succeeded", failure=None, ended=9.0).flops
+    return make_result(
+        fold([begin, *stream]), of or job(), status=State.SUCCEEDED, failure=None, ended=9.0
+    ).flops
 
 
 def test_shares_of_the_stated_peak() -> None:
@@ -345,7 +348,7 @@ def test_profiled_windows_count_for_no_figure() -> None:
     whole = fold(stream)
     chosen = measured(whole.ordered_windows(), 0, 2)
     assert [each[0].step for each in chosen] == [4, 15]
-    got = make_result(whole, job(), status="succeeded", failure=None, ended=9.0)
+    got = make_result(whole, job(), status=State.SUCCEEDED, failure=None, ended=9.0)
     assert got.throughput is not None
     assert got.flops is not None
     assert got.throughput.samples_per_second == pytest.approx(2 * 112 / 2.8)
@@ -375,7 +378,7 @@ def test_a_usual_step_has_as_many_tokens_as_the_profiled_ones() -> None:
         window(14, 1, padded_tokens=400, **slow),
         *profiled,
     ]
-    got = make_result(fold(stream), job(), status="succeeded", failure=None, ended=9.0).profiles
+    got = make_result(fold(stream), job(), status=State.SUCCEEDED, failure=None, ended=9.0).profiles
     assert [each.usual_seconds for each in got] == [pytest.approx(0.4), pytest.approx(0.2)]
     assert got[0].usually_busy == pytest.approx(0.5 * 0.5 / 0.4)
 
@@ -391,7 +394,9 @@ def test_what_was_profiled_and_what_was_miscounted_is_told() -> None:
         )
         for rank in (0, 1)
     ]
-    got = make_result(fold([counted, *profiled]), job(), status="succeeded", failure=None, ended=9.0).notes
+    got = make_result(
+        fold([counted, *profiled]), job(), status=State.SUCCEEDED, failure=None, ended=9.0
+    ).notes
     assert "the model's FLOPs, as counted, are 1.500 times what the formula of its family says" in got
     assert "steps 5 to 6 ran under a profiler, outside every throughput; trace: /r/t0, /r/t1" in got
 

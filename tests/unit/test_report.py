@@ -27,6 +27,7 @@ from muster.core.result import (
     Unscored,
 )
 from muster.core.secrets import masked_override
+from muster.core.state import State
 from muster.inputs.read import check as check_inputs
 from muster.inputs.read import read_inputs
 from muster.planner.decide import decide
@@ -114,7 +115,7 @@ def check(data: RunData) -> Page:
 def a_result(**changes) -> Result:
     fields = {
         "id": "r1",
-        "status": "succeeded",
+        "status": State.SUCCEEDED,
         "attempt": 1,
         "workload": "text2sql",
         "model": "t5-small",
@@ -187,7 +188,7 @@ def a_run(*, ranks=2, windows=4, hosts=("a", "b"), **changes) -> RunData:
     job = {"world_size": ranks, "device": "cpu", "recipe": {"measure": {"warmup": 10}, "env": {}}}
     data = RunData(
         id="r1",
-        state="succeeded",
+        state=State.SUCCEEDED,
         figures=a_result(world_size=ranks),
         folder=folder,
         recipe="workload: text2sql\n",
@@ -238,9 +239,9 @@ def test_hostile_text_is_only_text():
         a_run(
             id=HOSTILE,
             hosts=(HOSTILE, "b"),
-            state="failed",
+            state=State.FAILED,
             figures=a_result(
-                status="failed",
+                status=State.FAILED,
                 failure=failure,
                 model=HOSTILE,
                 workload=HOSTILE,
@@ -257,14 +258,14 @@ def test_hostile_text_is_only_text():
 
 
 def test_nothing_at_all():
-    page = check(RunData(id="r", state="failed"))
+    page = check(RunData(id="r", state=State.FAILED))
     assert "The run failed" in page.words
     assert "Not measured" in page.words and "No loss was logged." in page.words
 
 
 def test_failed_before_the_first_step():
     early = a_result(
-        status="failed",
+        status=State.FAILED,
         failure=Failure(what="no such file", where="train.jsonl:3", host="b", hint="look there", usage=True),
         seconds=Seconds(total=1.0),
         steps=0,
@@ -277,7 +278,7 @@ def test_failed_before_the_first_step():
         quality=None,
         memory=Memory(),
     )
-    page = check(a_run(windows=0, hosts=(), state="failed", figures=early, predictions=()))
+    page = check(a_run(windows=0, hosts=(), state=State.FAILED, figures=early, predictions=()))
     for told in ("Failed: no such file", "train.jsonl:3", "look there"):
         assert told in page.words
     told, _, folded = page.words.partition("How to read this")[0].partition("Not measured (")
@@ -298,7 +299,7 @@ def test_a_failed_run_shows_its_log(tmp_path):
     run.rank_log("local", 1).write_text(log)
     event = events.Failed(time=1, rank=1, host="local", attempt=1, what="no such file")
     run.events.write_text(events.to_line(event) + "\n")
-    failed = a_result(status="failed", failure=Failure(what="no such file", where="rank 1", host="local"))
+    failed = a_result(status=State.FAILED, failure=Failure(what="no such file", where="rank 1", host="local"))
     run.result.write_text(failed.model_dump_json())
     page = check(gather(run))
     assert "The last lines of local.rank1.log" in page.words
@@ -318,7 +319,7 @@ def test_a_headline_is_short(most):
     assert text.startswith(short.removesuffix(" …").removesuffix("…"))
 
 
-@pytest.mark.parametrize("state", ["stopped", "timeout", "failed", "running", "interrupted", "elsewhere"])
+@pytest.mark.parametrize("state", State, ids=str)
 @pytest.mark.parametrize("failure", [None, Failure(what="stopped by `muster stop`")])
 def test_every_state(state, failure):
     assert check(a_run(state=state, figures=a_result(failure=failure)))
@@ -587,7 +588,7 @@ def test_a_finished_folder(tmp_path):
 def test_what_failed_after_the_start_ends_with_1(tmp_path):
     """2 is for bad input of which nothing was started; the ranks found this, and left a run folder."""
     run, failure = write_run(tmp_path / "run"), Failure(what="no such file", usage=True)
-    assert finish(a_result(status="failed", failure=failure), run, json=True) == 1
+    assert finish(a_result(status=State.FAILED, failure=failure), run, json=True) == 1
     assert finish(a_result(), run, json=True) == 0
 
 

@@ -5,11 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
+from typing import get_args
 
 from jinja2 import Environment, PackageLoader, StrictUndefined, Template
 from markupsafe import Markup
 
 from muster.core.recipe import recipe_class
+from muster.core.state import RunEnd
 from muster.core.units import counted
 from muster.reports import answers, curves, fabric, tables, words
 from muster.reports.charts import Chart, has_points, line_chart, stacked_bar
@@ -112,7 +114,7 @@ def notes(data: RunData) -> list[str]:
         found.append(
             f"{counted(data.unreadable, 'line')} of predictions.jsonl could not be read and are left out"
         )
-    if data.figures is not None and data.state in ("running", "interrupted", "elsewhere"):
+    if data.figures is not None and data.state not in get_args(RunEnd):
         found.append("the run has no result yet: these figures are from its events so far")
     return [note[:1].upper() + note[1:] for note in found]
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from muster.core.state import State
 from muster.core.units import counted, format_seconds
 from muster.reports import words
 from muster.reports.page import key_figures, report, template
@@ -38,15 +39,13 @@ class StepData:
         return [(name, figures) for name, figures in groups if figures]
 
 
-def render_pipeline(name: str, state: str, steps: Sequence[StepData], notes: Sequence[str] = ()) -> str:
+def render_pipeline(name: str, state: State, steps: Sequence[StepData], notes: Sequence[str] = ()) -> str:
     """The page of a pipeline as HTML: the same data gives the same text. Pure."""
-    done = [each.data for each in steps if each.data and each.data.state == "succeeded"]
+    done = [each.data for each in steps if each.data and each.data.state.good]
     took = sum(each.figures.seconds.total for each in done if each.figures)
     ended = f"{len(done)} of {counted(len(steps), 'step')} done in {format_seconds(took)}"
-    marks = {"succeeded": ("✓", "good"), "running": ("…", "calm"), "elsewhere": ("…", "calm")}
-    mark, tone = marks.get(state, ("■", "calm") if state == "stopped" else ("✕", "bad"))
     page = template("pipeline.html.j2")
-    return page.render(name=name, state=state, mark=mark, tone=tone, ended=ended, steps=steps, notes=notes)
+    return page.render(name=name, state=state, ended=ended, steps=steps, notes=notes)
 
 
 def write_page(folder: RunFolder | PipelineFolder, output: Path | None = None) -> Path:

@@ -10,6 +10,7 @@ from datetime import datetime, timezone
 
 from muster.core.recipe import recipe_class
 from muster.core.result import CommandRun, Flops, Result
+from muster.core.state import State
 from muster.core.units import counted, format_bytes, format_count, format_flops, format_number, format_seconds
 from muster.reports.rundata import RunData
 
@@ -103,40 +104,33 @@ def headline(data: RunData) -> Headline:
     )
     if figures and figures.fabric:
         steps = counted(len(set(figures.fabric.seconds) - {"rendezvous"}), "measurement")
-    if data.state == "succeeded" and figures and figures.caveats:
-        return Headline("✓", "calm", f"The run {figures.outcome}")
-    if data.state == "succeeded" and figures:
-        return Headline("✓", "good", f"The run succeeded: {steps} in {format_seconds(figures.seconds.total)}")
-    if data.state == "running":
-        return Headline("…", "calm", f"The run is in progress: {steps} so far")
-    if data.state == "elsewhere":
+    state = data.state
+    if state.good and figures and figures.caveats:
+        return Headline(state.mark, "calm", f"The run {figures.outcome}")
+    if state.good and figures:
+        took = format_seconds(figures.seconds.total)
+        return Headline(state.mark, state.tone, f"The run {state.words}: {steps} in {took}")
+    title = f"The run {state.words} after {steps}"
+    if state is State.RUNNING:
+        return Headline(state.mark, state.tone, f"The run {state.words}: {steps} so far")
+    if state is State.ELSEWHERE:
         what = "its controller is on another machine: from here it is unknown whether the run still goes on"
-        return Headline("…", "calm", f"The run has no result yet, after {steps}", (("why", what),))
-    if data.state == "interrupted":
+        return Headline(state.mark, state.tone, title, (("why", what),))
+    if state is State.INTERRUPTED:
         facts = (("what", "there is no result, and its controller no longer runs"),)
         hint = (("hint", f"`muster resume {data.id}` continues from the last checkpoint, if there is one"),)
-        return Headline("✕", "bad", f"The run was interrupted after {steps}", facts + hint)
-    title = {
-        "failed": f"The run failed after {steps}",
-        "stopped": f"The run was stopped after {steps}",
-        "timeout": f"The run ran out of time after {steps}",
-    }.get(data.state, f"The run is {data.state}")
+        return Headline(state.mark, state.tone, title, facts + hint)
     if failure is None:
-        return Headline("✕", "bad", title)
+        return Headline(state.mark, state.tone, title)
     told: list[tuple[str, str | None]] = [("where", failure.where), ("host", failure.host)]
-    if data.state == "failed":
+    if state is State.FAILED:
         title = f"Failed: {shortened(failure.what)}"
         told.append(("after", steps))
     if failure.what not in title:
         told.insert(0, ("what", failure.what))
     at = failure.evidence.place if failure.evidence else None
     told += [("at", at), ("hint", failure.hint), ("known as", failure.id)]
-    return Headline(
-        "■" if data.state == "stopped" else "✕",
-        "calm" if data.state == "stopped" else "bad",
-        title,
-        tuple((name, value) for name, value in told if value),
-    )
+    return Headline(state.mark, state.tone, title, tuple((name, value) for name, value in told if value))
 
 
 def shortened(text: str, most: int = 110) -> str:
