@@ -11,7 +11,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from muster.cli.views.results import flops_words
 from muster.core import families
 from muster.core.batch import Batch
 from muster.core.errors import RecipeError, UsageError
@@ -25,10 +24,12 @@ from muster.core.state import State
 from muster.core.units import format_flops
 from muster.inputs.read import read_recipe
 from muster.planner.orders import greeting
+from muster.results.figures import figures
 from muster.results.fold import fold, make_result
 from muster.runs.requirements import check_hosts, check_profile, needed
 from muster.store import events
 from muster.store.windows import measured
+from tests.unit.test_report import a_result
 
 H200 = 989.5e12  # its bf16 peak, without sparsity
 
@@ -198,21 +199,20 @@ def test_operations_per_second_in_words(per_second: float | None, text: str) -> 
     assert format_flops(per_second) == text
 
 
+RECOMPUTED = "including recomputation by gradient checkpointing"
+NO_PEAK = "not measured (the device's peak is unknown)"
+
+
 @pytest.mark.parametrize(
-    ("hardware", "peak", "text"),
+    ("hardware", "peak", "shares"),
     [
-        (400e12, 800e12, "400 TFLOP/s per device, MFU 50.0 % of 800 TFLOP/s (a data sheet)"),
-        (500e12, 800e12, "400 TFLOP/s per device, MFU 50.0 %, HFU 62.5 % of 800 TFLOP/s (a data sheet)"),
-        (400e12, None, "400 TFLOP/s per device, MFU unknown: the device's peak is unknown"),
-        (
-            500e12,
-            None,
-            "400 TFLOP/s per device (500 TFLOP/s with recomputation), MFU unknown: the device's peak is "
-            "unknown",
-        ),
+        (400e12, 800e12, ["50.0 % (of 800 TFLOP/s: a data sheet)"]),
+        (500e12, 800e12, ["50.0 % (of 800 TFLOP/s: a data sheet)", f"62.5 % (500 TFLOP/s {RECOMPUTED})"]),
+        (400e12, None, [NO_PEAK]),
+        (500e12, None, [NO_PEAK, f"not measured % (500 TFLOP/s {RECOMPUTED})"]),
     ],
 )
-def test_utilization_in_words(hardware: float, peak: float | None, text: str) -> None:
+def test_utilization_in_words(hardware: float, peak: float | None, shares: list[str]) -> None:
     found = Flops(
         model_per_second=400e12,
         hardware_per_second=hardware,
@@ -221,7 +221,9 @@ def test_utilization_in_words(hardware: float, peak: float | None, text: str) ->
         mfu=400e12 / peak if peak else None,
         hfu=hardware / peak if peak else None,
     )
-    assert flops_words(found) == text
+    listed = {each.name: each.words for each in figures(a_result(flops=found))}
+    assert listed["Model FLOPs, per device"] == "400 TFLOP/s"
+    assert [listed[name] for name in ("MFU", "HFU") if name in listed] == shares
 
 
 # --- the result ----------------------------------------------------------------------------------------

@@ -11,7 +11,6 @@ from html.parser import HTMLParser
 import pytest
 
 from muster.cli.train import finish
-from muster.cli.views.results import result_rows
 from muster.core.printable import HIDDEN
 from muster.core.result import (
     Attention,
@@ -35,6 +34,7 @@ from muster.planner.orders import orders
 from muster.reports import answers, charts, tables, words
 from muster.reports.page import render
 from muster.reports.rundata import Prediction, RunData, gather, read_stream
+from muster.results.figures import figures, number
 from muster.results.fold import Folder
 from muster.runs.resume import frozen_inventory, frozen_recipe
 from muster.runs.train import freeze
@@ -175,11 +175,11 @@ def a_window(step, rank, *, steps=10, seconds=2.0, time=None, **more) -> events.
 
 def a_run(*, ranks=2, windows=4, hosts=("a", "b"), **changes) -> RunData:
     stream = [events.JobState(time=1000.0, state="begin")]
-    for number in range(1, windows + 1):
-        step = 10 * number
+    for window in range(1, windows + 1):
+        step = 10 * window
         stream += [a_window(step, rank) for rank in range(ranks)]
-        stream.append(events.Log(time=1000.0 + step, rank=0, step=step, loss=6.0 / number))
-        stream.append(events.Evaluated(time=1000.0 + step, rank=0, step=step, loss=6.5 / number))
+        stream.append(events.Log(time=1000.0 + step, rank=0, step=step, loss=6.0 / window))
+        stream.append(events.Evaluated(time=1000.0 + step, rank=0, step=step, loss=6.5 / window))
         stream += [
             events.Hardware(time=1000.0 + step, host=host, cpu_percent=90.0, memory_used=2**32)
             for host in hosts
@@ -284,9 +284,7 @@ def test_failed_before_the_first_step():
     told, _, folded = page.words.partition("How to read this")[0].partition("Not measured (")
     for name in ("Throughput", "Held-out loss, last", "GPU, allocator's peak"):
         assert name in folded and name not in told
-    assert "-1" not in "".join(
-        figure.value for _, group in words.key_figures(a_run(figures=early)) for figure in group
-    )
+    assert "-1" not in "".join(each.value for each in figures(early))
 
 
 def test_a_failed_run_shows_its_log(tmp_path):
@@ -536,7 +534,7 @@ def test_time_that_is_more_than_the_total():
     ],
 )
 def test_numbers(value, text):
-    assert words.number(value) == text
+    assert number(value) == text
 
 
 def test_ranges():
@@ -646,7 +644,7 @@ def test_attention_logits_have_two_pictures():
 
 def test_a_loss_that_was_recorded_once_has_no_beginning() -> None:
     """A run of less than one window: the same figure twice would read as nothing learned."""
-    for final, shown in ((6.3, "6.3000"), (1.9, "6.3000 -> 1.9000")):
-        figures = a_result(loss_final=final)
-        assert dict(result_rows(figures))["loss"] == shown
-        assert ("at the start" in check(a_run(figures=figures)).words) == (final != 6.3)
+    for final, note in ((6.3, ""), (1.9, "6.3000 at the start")):
+        result = a_result(loss_final=final)
+        assert [each.note for each in figures(result) if each.name == "Training loss, last"] == [note]
+        assert ("at the start" in check(a_run(figures=result)).words) == (final != 6.3)

@@ -11,6 +11,7 @@ from muster.core.units import counted, format_seconds
 from muster.reports import words
 from muster.reports.page import key_figures, report, template
 from muster.reports.rundata import RunData, gather
+from muster.results.figures import Figure
 from muster.store.atomic import write_text
 from muster.store.runfolder import PipelineFolder, RunFolder
 
@@ -29,14 +30,9 @@ class StepData:
         return words.headline(self.data) if self.data else words.Headline("…", "calm", "Not begun")
 
     @property
-    def groups(self) -> list[tuple[str, list[words.KeyFigure]]]:
+    def groups(self) -> list[tuple[str, list[Figure]]]:
         """What was measured of it."""
-        if self.data is None:
-            return []
-        groups = [
-            (name, [each for each in figures if each.known]) for name, figures in key_figures(self.data)
-        ]
-        return [(name, figures) for name, figures in groups if figures]
+        return key_figures(self.data, measured=True) if self.data else []
 
 
 def render_pipeline(name: str, state: State, steps: Sequence[StepData], notes: Sequence[str] = ()) -> str:
