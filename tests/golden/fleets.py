@@ -13,6 +13,7 @@ HOSTS = tuple(f"node-{number:02d}" for number in range(1, 13))
 STEP = 0.2  # seconds of a healthy job of one host
 TRACEBACK = "Traceback (most recent call last):"
 ECC = "RuntimeError: CUDA error: uncorrectable ECC error encountered"
+FULL = "OSError: [Errno 28] No space left on device"
 OOM = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 56.00 MiB."
 
 
@@ -60,6 +61,30 @@ def broken(folder: Path, hosts: Sequence[str], line: str, *, times: int = 1) -> 
         for host in hosts:
             log = chat_log([host], STEP, windows=2, ends=False, slots=2)
             write(folder / "broken" / f"{turn}-{host}.log", [*log, TRACEBACK, line])
+
+
+def pairs_end_alike(folder: Path) -> None:
+    """Each host alone is well; each pair meets a timeout, after it has begun."""
+    fleet(folder, groups=(1,))
+    for number in range(0, len(HOSTS), 2):
+        log = chat_log(HOSTS[number : number + 2], STEP, windows=2, ends=False, slots=2)
+        end = f"{HOSTS[number]}: RuntimeError: Timed out waiting 1800000ms for recv operation to complete"
+        write(folder / "pairs" / f"{number}.log", [*log, TRACEBACK, end])
+
+
+def unreachable(folder: Path) -> None:
+    """A rack that nobody gets through to."""
+    for host in HOSTS[:10]:
+        write(folder / f"{host}.log", [f"ssh: connect to host {host} port 22: No route to host"])
+    fleet(folder, hosts=HOSTS[10:], groups=(1,))
+
+
+def experiments(folder: Path) -> None:
+    """Logs that no host wrote its name into, in files that are called as their runs are."""
+    for number, name in enumerate(
+        ("baseline", "lr-3e4", "wide", "gpu01", "gpu02", "gpu03", "gpu04", "node7")
+    ):
+        write(folder / f"{name}.log", metaseq_log(step=20 + (name == "gpu03") * 4 + number / 50))
 
 
 def formats(folder: Path) -> None:
@@ -164,6 +189,12 @@ FLEETS: dict[str, tuple[Callable[[Path], None], Sequence[str]]] = {
     "one has ECC errors": (lambda at: (fleet(at), broken(at, HOSTS[3:4], ECC)), ()),
     "one raises often": (lambda at: (fleet(at), broken(at, HOSTS[3:4], "RuntimeError: boo", times=4)), ()),
     "most run out of memory": (lambda at: (fleet(at, groups=(1,)), broken(at, HOSTS, OOM, times=2)), ()),
+    "half of all have a full disk, and their hosts say so": (
+        lambda at: (fleet(at, groups=(1,)), broken(at, HOSTS, FULL)), (),
+    ),
+    "all pairs end alike, those alone do not": (pairs_end_alike, ()),
+    "none gets through to ten of twelve": (unreachable, ()),
+    "names of experiments": (experiments, ()),
     "one runs out of memory once": (lambda at: (fleet(at), broken(at, HOSTS[3:4], OOM)), ()),
     "one is slow and one is broken": (
         lambda at: (fleet(at, {"node-06": 1.05}), broken(at, HOSTS[9:10], ECC, times=2)), (),
