@@ -33,6 +33,7 @@ from muster import __version__
 FOLDER = Path(__file__).parent / "documents"
 HEAD = "=== "  # begins the line above a section
 DIGITS = 5  # significant ones of a figure that the test computes: the last bits are the processor's
+NOTHING = 1e-12  # what is left of two figures that are alike
 
 # --- where a document is made ----------------------------------------------------------------------------
 
@@ -127,7 +128,7 @@ def plain(text: str) -> str:
 def rounded(value: Any, digits: int) -> Any:
     """Data with figures of so many significant digits, and without empty fields."""
     if isinstance(value, float):
-        return float(f"{value:.{digits}g}")
+        return float(f"{value:.{digits}g}") if abs(value) > NOTHING else 0.0
     if isinstance(value, Mapping):
         return {key: rounded(each, digits) for key, each in value.items() if each not in (None, "", [], {})}
     return [rounded(each, digits) for each in value] if isinstance(value, list | tuple) else value

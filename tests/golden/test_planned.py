@@ -9,7 +9,8 @@ from __future__ import annotations
 import json
 import lzma
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict
 from functools import lru_cache
 from pathlib import Path
@@ -99,8 +100,9 @@ def recorded() -> dict[str, Any]:
     return found
 
 
-def by_traces(case: str) -> str:
-    """A plan for which the real models were traced once."""
+@contextmanager
+def traces() -> Iterator[None]:
+    """Inside, models have the traces that were recorded; a renewal records those that are missing."""
     real = tracing._traced
 
     def traced(request: TraceRequest, shell: Shell) -> Trace:
@@ -111,10 +113,13 @@ def by_traces(case: str) -> str:
             RECORDED.write_bytes(lzma.compress(json.dumps(recorded()).encode(), preset=9))
         return from_json(recorded()[key])
 
-    with (
-        mock.patch.object(tracing, "_traced", traced),
-        mock.patch.object(tracing, "_remembered", lambda _: None),
-    ):
+    nothing = mock.patch.object(tracing, "_remembered", lambda _: None)
+    with nothing, mock.patch.object(tracing, "_traced", traced):
+        yield
+
+
+def by_traces(case: str) -> str:
+    with traces():
         return planned(*TRACED[case])
 
 
