@@ -73,9 +73,9 @@ def check(
     from muster.core.inventory import read_inventory
 
     wanted = WantedChecks(recipe or None, profile or None, gpus, group)
-    found = inspect(read_inventory(hosts), settings_of(recipe, _overrides(overrides)), wanted)
-    remember(found)
-    return found
+    inspection = inspect(read_inventory(hosts), settings_of(recipe, _overrides(overrides)), wanted)
+    remember(inspection)
+    return inspection
 
 
 @keyboard_interrupts()

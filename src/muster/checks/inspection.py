@@ -104,9 +104,9 @@ class Inspection(Part):
 LAST, RECENT = "last-inspection", 24 * 3600.0  # the key that it is kept under; seconds for which it counts
 
 
-def remember(found: Inspection) -> None:
+def remember(inspection: Inspection) -> None:
     """Keep which hosts the last inspection left out, for this user's benches."""
-    keep({"ended": found.ended, "hosts": found.left_out}, LAST)
+    keep({"ended": inspection.ended, "hosts": inspection.left_out}, LAST)
 
 
 def lately_left_out(hosts: Iterable[str], now: float) -> list[str]:

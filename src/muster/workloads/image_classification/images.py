@@ -434,9 +434,9 @@ def _folders(found: ImageFolders) -> Parts:
 # --- CIFAR-10's batches ----------------------------------------------------------------------------------
 
 
-def _batches(found: ImageBatches) -> Parts:
+def _batches(batches: ImageBatches) -> Parts:
     def part(files: Sequence[Path]) -> Shard:
-        read = [found.read(file) for file in files]
+        read = [batches.read(file) for file in files]
         labels = [label for each in read for label in each.labels]
         pixels = np.frombuffer(b"".join(each.pixels for each in read), np.uint8)
         images = pixels.reshape(-1, CHANNELS, SIDE, SIDE).transpose(0, 2, 3, 1)
@@ -444,7 +444,7 @@ def _batches(found: ImageBatches) -> Parts:
         source = ArraySource(np.ascontiguousarray(images), names)
         return Shard(source, list(range(len(labels))), labels)
 
-    return Parts(part(found.train), part(found.held_out), found.names)
+    return Parts(part(batches.train), part(batches.held_out), batches.names)
 
 
 # --- tables ----------------------------------------------------------------------------------------------
