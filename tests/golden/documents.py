@@ -47,7 +47,7 @@ UNSET = (
     "HF_HOME",
     "HF_TOKEN",
 )
-SET = {"TZ": "UTC", "COLUMNS": "100", "TERM": "dumb", "LC_ALL": "C.UTF-8", "HF_HUB_OFFLINE": "1"}
+SET = {"TZ": "UTC", "COLUMNS": "100", "TERM": "xterm-256color", "LC_ALL": "C.UTF-8", "HF_HUB_OFFLINE": "1"}
 HOMES = ("HOME", "XDG_STATE_HOME", "XDG_DATA_HOME", "XDG_CACHE_HOME", "XDG_CONFIG_HOME")
 
 
