@@ -168,6 +168,8 @@ class _Text(HTMLParser):
             self.parts.append(f"\n[{given['aria-label']}]\n")
         if tag == "a" and given.get("href"):
             self.parts.append(f"[{given['href']}] ")
+        if tag == "mark":
+            self.parts.append("<")
         self.silent += tag in self.SILENT
         if tag in self.BLOCKS:
             self.parts.append("\n")
@@ -175,6 +177,8 @@ class _Text(HTMLParser):
             self.parts.append(" | ")
 
     def handle_endtag(self, tag: str) -> None:
+        if tag == "mark":
+            self.parts.append(">")
         self.silent -= tag in self.SILENT
         if tag in self.BLOCKS:
             self.parts.append("\n")
