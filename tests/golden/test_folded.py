@@ -123,7 +123,7 @@ def trained(
 @lru_cache
 def made(slow: str, times: float, skipped: int, loading: float = 0.02) -> Path:
     """A run folder of four hosts with two GPUs each, which has no result yet."""
-    run = recorded() / "runs" / f"gpus-{slow or 'alike'}-{loading}"
+    run = recorded() / "made" / f"gpus-{slow or 'alike'}-{loading}"
     shutil.copytree(recorded() / "runs" / "digits", run)
     (run / "result.json").unlink()
     job = json.loads((run / "job.json").read_text(encoding="utf-8"))
