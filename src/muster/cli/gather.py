@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import os
 import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from muster.cli.options import Json
+from muster.cli.options import Json, check_output
 from muster.cli.output import err_console, print_json, say
 from muster.cli.parameters import Argument, Option
-from muster.core.errors import JobError, UsageError, refused
+from muster.core.errors import JobError, refused
 from muster.core.units import counted
 
 if TYPE_CHECKING:
@@ -44,8 +43,7 @@ def gather(
     from muster.gather.token import head_token
     from muster.store.atomic import write_text
 
-    if output is not None:
-        _check_output(output)
+    check_output(output)
     token = head_token(token_file)
     console = err_console()
 
@@ -82,15 +80,6 @@ def gather(
     if output is not None:
         console.print(f"wrote {output}\nnext: muster check {output}", markup=False)
     return 0
-
-
-def _check_output(path: Path) -> None:
-    """Refuse before anybody waits what could not be written in the end. Raises UsageError."""
-    folder = path.absolute().parent
-    if path.is_dir():
-        raise UsageError("is a folder", where=str(path), hint="--output names a file, such as hostfile")
-    if not folder.is_dir() or not os.access(folder, os.W_OK):
-        raise UsageError("its folder is not there, or cannot be written", where=str(path))
 
 
 def _invitation(address: str, port: int, token: Token) -> str:
