@@ -211,17 +211,6 @@ _JOB: dict[str, type[_Message]] = {
 }
 
 
-class _Reply(_Message):
-    id: int
-
-
-class _Progress(_Message):
-    text: str
-
-
-_PROVISION: dict[str, type[_Message]] = {"reply": _Reply, "progress": _Progress, "beat": _Message}
-
-
 def of_job(place: Placement, message: Mapping[str, Any]) -> None:
     """What the agent of a job says. Raises ValueError."""
     _check(_JOB, message)
@@ -234,11 +223,6 @@ def of_job(place: Placement, message: Mapping[str, Any]) -> None:
             raise ValueError(f"{message['m']}: rank {rank} is not on that host")
     if message["m"] == "hello" and place.first_rank == 0 and "port" not in message["facts"]:
         raise ValueError("hello: facts.port: field required")
-
-
-def of_provision(place: Placement, message: Mapping[str, Any]) -> None:
-    """What the program of `muster prepare` says. Raises ValueError."""
-    _check(_PROVISION, message)
 
 
 def _check(known: Mapping[str, type[_Message]], message: Mapping[str, Any]) -> None:
