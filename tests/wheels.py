@@ -74,8 +74,7 @@ def run_program(
     for digest, content in (brought or {}).items():
         (base / "code" / digest).write_bytes(content)
     plain = {
-        "environment": None, "python": None, "controller_python": sys.executable, "uv": None, "wheels": {},
-        "files": [], "hub": [], "brought": brought is not None,
+        "environment": None, "uv": None, "wheels": {}, "files": [], "hub": [], "brought": brought is not None,
     }  # fmt: skip
     spec = {"base": str(base), "order": {"op": op, "cache": str(folder / "cache dir"), **plain, **order}}
     (folder / "spec.json").write_text(json.dumps(spec))

@@ -261,8 +261,8 @@ class Provision:
         }  # type: Dict[str, Any]
         if self.order["environment"]:
             report["environment"] = self.environment(self.order["environment"])
-        else:
-            report["environment"] = self.given()
+        else:  # the agent has started the ranks' interpreter
+            report["environment"] = dict(self.packages(sys.executable), status="given", seconds=0)
         report["copied"] = self.files()
         if not self.lacks:
             python = report["environment"]["python"]
@@ -282,16 +282,6 @@ class Provision:
         minor = ".".join(about["python"].split(".")[:2])
         text = json.dumps([minor, about["tag"], about["platform"], about["packages"]], sort_keys=True)
         return {"python": python, "about": about, "digest": hashlib.sha256(text.encode()).hexdigest()}
-
-    def given(self) -> Dict[str, Any]:
-        """What is installed for the ranks' interpreter: as asked, else the controller's own path if it is
-        here, else this one."""
-        asked, own = self.order["python"], self.order["controller_python"]
-        python = shutil.which(os.path.expanduser(asked)) if asked else None
-        if asked and not python:
-            raise Problem("no interpreter %s" % asked, "launch.python=PATH of one that it has")
-        python = python or (own if os.access(own, os.X_OK) else sys.executable)
-        return dict(self.packages(python), status="given", seconds=0)
 
     def environment(self, wanted: Dict[str, Any]) -> Dict[str, Any]:
         """Build the environment, or find it whole."""

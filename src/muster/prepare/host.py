@@ -72,7 +72,8 @@ class HostJobs:
 
     host: Host
     inputs: Inputs
-    python: str | None  # that makes the environment: the ranks' may not be there yet
+    python: str | None  # that runs the program, and makes the environment where there is none yet
+    controller_python: str | None  # that does where there is one of the same path, and none is given
     cache: str
     timeout: float
     shell: Shell
@@ -89,7 +90,7 @@ class HostJobs:
         Raises HostError, and JobError where all is stopped."""
         label, launch = self.host.label, self.inputs.recipe.launch
         places = place([(self.host, 1)])
-        launch = launch.model_copy(update={"python": self.python, "port": None, "hosts": None})
+        launch = launch.model_copy(update={"python": self.python})
         job_id = f"prepare-{secrets.token_hex(4)}"
         report: dict[str, Any] | None = None
         failed: dict[str, Any] | None = None
@@ -147,6 +148,7 @@ class HostJobs:
             "scratch": True,
             "node_rank": 0,
             "python": self.python,
+            "controller_python": self.controller_python,
             "setup": launch.setup,
             "device": "cpu",
             "timeout": max(1.0, self.deadline - time.monotonic()),

@@ -56,7 +56,8 @@ class _Preparation:
         return HostJobs(
             host,
             self.inputs,
-            self.options.python,
+            self.options.python if self.plan.pinned else self.inputs.recipe.launch.python,
+            None if self.plan.pinned else sys.executable,
             self.plan.cache,
             self.options.timeout,
             self.shell,
@@ -130,8 +131,6 @@ class _Preparation:
             uv = {"machine": platform.machine(), "digest": self.contents.of(self.uv).digest}
         return {
             "environment": environment,
-            "python": self.inputs.recipe.launch.python,
-            "controller_python": sys.executable,
             "uv": uv,
             "wheels": {path.name: digest for path, digest, _ in plan.wheels},
             "files": [[str(each.path), each.size, each.changed, None] for each in self.files],
