@@ -403,6 +403,24 @@ def test_a_pipeline_is_prepared_whole(capsys: pytest.CaptureFixture[str]) -> Non
     assert all(tempfile.gettempdir() not in each for each in plan["copy"])
 
 
+def test_links_below_a_path_are_followed(options: Options, tmp_path: Path) -> None:
+    """To files and folders elsewhere; one that leads back to where it stands ends there."""
+    data, far = tmp_path / "data", tmp_path / "far"
+    (far / "deep").mkdir(parents=True)
+    data.mkdir()
+    samples = "".join(f'{{"question": "{question}", "sql": "s"}}\n' for question in "pq")
+    (far / "one.jsonl").write_text(samples)
+    (far / "deep" / "back").symlink_to(far)
+    (data / "train.jsonl").symlink_to(far / "one.jsonl")
+    (data / "more").symlink_to(far)
+    plan = make_plan([read_inputs("demo", "node1", [f"data.path={data}"])], options)
+    assert [str(each.path.relative_to(data)) for each in plan.files()] == ["more/one.jsonl", "train.jsonl"]
+    assert {each.size for each in plan.files()} == {len(samples)}
+    os.mkfifo(far / "pipe")
+    with pytest.raises(UsageError, match="neither a file nor a folder"):
+        plan.files()
+
+
 def test_recipes_are_prepared_together(options: Options, tmp_path: Path) -> None:
     for name in "ab":
         (tmp_path / name).mkdir()

@@ -48,10 +48,10 @@ class Unreachable(Exception):
 # Agents that dial a controller bring this part as well: fleet/launchers/base.py.
 
 
-def proof(secret: str, side: str, nonce: str, said: bytes) -> bytes:
+def proof(secret: str, side: str, nonce: str, content: bytes) -> bytes:
     """What shows that `side` (client or server) knows the secret."""
     return (
-        hmac.new(secret.encode(), ("%s %s " % (side, nonce)).encode() + said, hashlib.sha256)
+        hmac.new(secret.encode(), ("%s %s " % (side, nonce)).encode() + content, hashlib.sha256)
         .hexdigest()
         .encode()
     )
@@ -117,10 +117,10 @@ def knock(
     return sock, read_answer(sock, secret, nonce)
 
 
-def printable(said: bytes) -> str:
+def printable(text: bytes) -> str:
     """A stranger's words, harmless for a terminal."""
     return "".join(
-        letter if letter.isprintable() else "?" for letter in said[:200].decode("utf-8", "replace")
+        letter if letter.isprintable() else "?" for letter in text[:200].decode("utf-8", "replace")
     )
 
 
@@ -129,14 +129,14 @@ def printable(said: bytes) -> str:
 
 def own_addresses() -> List[str]:
     """This machine's addresses but for loopback and link-local ones; the one that leads out comes first."""
-    found = []  # type: List[str]
+    addresses = []  # type: List[str]
     for target in ("192.0.2.1", "2001:db8::1"):  # for documentation: nothing is sent there
         try:
             with socket.socket(
                 socket.AF_INET6 if ":" in target else socket.AF_INET, socket.SOCK_DGRAM
             ) as probe:
                 probe.connect((target, 9))
-                found.append(probe.getsockname()[0])
+                addresses.append(probe.getsockname()[0])
         except OSError:
             pass
     last = ""
@@ -144,10 +144,10 @@ def own_addresses() -> List[str]:
         if "|--" in line:
             last = line.split()[-1]
         elif "/32 host LOCAL" in line:
-            found.append(last)
+            addresses.append(last)
     for line in lines_of("/proc/net/if_inet6"):
-        found.append(str(ipaddress.IPv6Address(int(line.split()[0], 16))))
-    unique = list(dict.fromkeys(found))
+        addresses.append(str(ipaddress.IPv6Address(int(line.split()[0], 16))))
+    unique = list(dict.fromkeys(addresses))
     return [text for text in unique if not is_useless(ipaddress.ip_address(text))]
 
 

@@ -368,6 +368,8 @@ class Provision:
             argv += ["-c", file.name]
         if self.order["wheels"]:
             argv += ["--no-index", "--find-links", self.wheels()]
+        elif uv and pip_settings().get("no-index", "").lower() in ("1", "true", "yes", "on"):
+            argv += ["--no-index"]  # uv has no variable for it
         if uv:
             argv = [uv, "pip", "install", "--python", path + "/bin/python", *argv]
         else:

@@ -33,7 +33,7 @@ from muster.store.tree import Tree
 
 T = TypeVar("T")
 
-_PIECE, _QUEUED = 1 << 20, 4 << 20  # bytes of a file in a message; bytes that wait for a host to take them
+_PIECE, _QUEUED = 1 << 18, 4 << 20  # bytes of a file in a message; bytes that wait for a host to take them
 
 _LOOKING = 100.0  # seconds that an agent gets to find out what its host has: a driver may take a minute
 _AT_MOST = 64  # hosts that are asked whether they can be reached, where one process did not say

@@ -208,6 +208,5 @@ def _code() -> str:
 
 def own_uv() -> Path | None:
     """uv of this machine, for hosts of the same kind that have none."""
-    beside = Path(sys.executable).parent / "uv"
-    named = str(beside) if beside.is_file() else shutil.which("uv")
-    return Path(named).resolve() if named and platform.system() == "Linux" else None
+    path = shutil.which("uv", path=str(Path(sys.executable).parent)) or shutil.which("uv")
+    return Path(path).resolve() if path and platform.system() == "Linux" else None

@@ -269,6 +269,7 @@ def provision(
         folders, use = made.settings()
         made.finish(folders, use)
         for report in made.reports.values():
-            progress(report.host, report.status)
+            if report.failure is None:
+                progress(report.host, report.status)
     requirements = plan.pinned.requirements if plan.pinned else ()
     return Provisioned(list(made.reports.values()), plan.key, requirements, unlike, use, list(plan.notes))
