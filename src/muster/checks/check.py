@@ -87,7 +87,6 @@ def check(
     return found.model_copy(
         update={
             "launcher": job.launcher_name,
-            "ssh_config": inventory.ssh_config,
             "profile": profile.name,
             "recipe": wanted.recipe,
             "ended": time.time(),
@@ -105,7 +104,7 @@ def save_inventory(found: Inspection, path: Path) -> int:
     hosts = [Host(host.name, host.slots) for host in found.usable]
     if hosts:
         with refused(JobError, "written", path):
-            write_json(path, inventory_document(hosts, found.launcher, found.ssh_config))
+            write_json(path, inventory_document(hosts, found.launcher))
     return len(hosts)
 
 
