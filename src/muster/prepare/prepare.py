@@ -5,6 +5,7 @@ Hosts go their ways at the same time. One that fails is named and left behind; t
 
 from __future__ import annotations
 
+import os
 import platform
 import shutil
 import sys
@@ -86,6 +87,11 @@ class _Preparation:
         except MusterError as error:
             if not self.stop():
                 self.fail(label, error)
+        except (LookupError, TypeError, ValueError, AttributeError) as error:
+            if os.environ.get("MUSTER_DEBUG"):
+                raise
+            what = f"its answer cannot be used: {type(error).__name__}: {error}"
+            self.fail(label, HostError(what, host=label, hint="MUSTER_DEBUG=1 shows where"))
 
     def fail(self, label: str, error: MusterError) -> None:
         """Leave a host behind."""
@@ -194,9 +200,8 @@ class _Preparation:
         use = []
         if self.plan.venv:
             pythons = {str(each["python"]) for each in good}
-            use.append(
-                f"launch.python={pythons.pop() if len(pythons) == 1 else self.plan.venv + '/bin/python'}"
-            )
+            python = pythons.pop() if len(pythons) == 1 else f"{self.plan.venv}/bin/python"
+            use.append(f"launch.python={python}")
         digest = str(good[0]["digest"])
         folders = kernel_folders(self.facts, self.inputs.env, self.options.kernel_cache, digest)
         use += [f"env.{name}={'/'.join(parts)}" for name, parts in folders.items()]
