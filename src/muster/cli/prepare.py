@@ -30,7 +30,7 @@ def prepare(
         list[str],
         Argument(
             metavar="HOSTS RECIPE [KEY=VALUE]...",
-            help="Hosts, unless --hosts gives them; a recipe; changes, such as engine.zero=3.",
+            help="Hosts, unless --hosts gives them; a recipe or pipeline; changes, such as engine.zero=3.",
             complete="hosts",
         ),
     ],
@@ -69,7 +69,7 @@ def prepare(
     dry_run: Annotated[bool, Option("--dry-run", help="Print what would be done; contact no host.")] = False,
     json: Json = False,
 ) -> int:
-    """Make every host ready for a recipe: the same environment, its model and data, compiled kernels.
+    """Make every host ready for a recipe or a pipeline: one environment, models and data, compiled kernels.
 
     The environment is what `pip install 'passmuster[train]'` needs, in the versions that are installed here.
     Run it again after an interruption or for new hosts: finished work is not repeated.
