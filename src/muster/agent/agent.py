@@ -1083,6 +1083,8 @@ class Agent:
                 return []
             self.inbox += data
             self.heard = time.monotonic()
+            if b"\n" not in data:
+                return []
         lines = self.inbox.split(b"\n")
         self.inbox = lines.pop()
         return [json.loads(line) for line in lines if line.strip()]

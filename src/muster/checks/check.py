@@ -87,7 +87,6 @@ def check(
     return result.model_copy(
         update={
             "launcher": job.launcher_name,
-            "ssh_config": inventory.ssh_config,
             "profile": profile.name,
             "recipe": wanted.recipe,
             "ended": time.time(),
@@ -105,7 +104,7 @@ def save_inventory(inspected: Inspection, path: Path) -> int:
     hosts = [Host(host.name, host.slots) for host in inspected.usable]
     if hosts:
         with refused(JobError, "written", path):
-            write_json(path, inventory_document(hosts, inspected.launcher, inspected.ssh_config))
+            write_json(path, inventory_document(hosts, inspected.launcher))
     return len(hosts)
 
 

@@ -69,7 +69,6 @@ class Inspection(Part):
     schema_version: int = SCHEMA_VERSION
     source: str = Field(description="the hosts as they were given")
     launcher: str = ""
-    ssh_config: str | None = Field(None, description="the file that the inventory names for ssh -F")
     profile: str = "defaults"
     recipe: str | None = None
     ended: float | None = Field(None, description="Unix time; None: not written down")

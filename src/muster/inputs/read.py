@@ -103,11 +103,7 @@ def _implied(overrides: Sequence[str]) -> list[str]:
 def check(recipe: Recipe, inventory: Inventory) -> Inputs:
     """The launcher, the environment, and whether recipe and data make sense here."""
     recipe = with_values(recipe)
-    own = recipe.launch.ssh_options
-    if inventory.ssh_config and not any(word.startswith("-F") for word in own):
-        options = {"ssh_options": ["-F", inventory.ssh_config, *own]}
-        recipe = recipe.model_copy(update={"launch": recipe.launch.model_copy(update=options)})
-    if inventory.launcher == "local" and own and not inventory.pretend:
+    if inventory.launcher == "local" and recipe.launch.ssh_options and not inventory.pretend:
         inventory = replace(inventory, launcher="ssh")  # localhost, such as a container behind a port
     name = recipe.launch.launcher if recipe.launch.launcher != "auto" else inventory.launcher
     if inventory.pretend and name != "local":

@@ -437,7 +437,7 @@ def _freeze(inputs: PipelineInputs, folder: PipelineFolder) -> None:
         for step in inputs.steps.steps
     ]
     inventory = inputs.inventory
-    hosts = inventory_document(inventory.hosts, inventory.launcher, inventory.ssh_config)
+    hosts = inventory_document(inventory.hosts, inventory.launcher)
     with refused(RunFolderError, "written", folder.path):
         write_json(folder.hosts, {**hosts, "source": inventory.source})
         write_text(folder.pipeline, dump_yaml({"about": inputs.steps.about, "pipeline": steps}))
