@@ -534,7 +534,7 @@ def test_held_out_pairs_are_counted_by_their_margins() -> None:
     needs_torch()
     import torch
 
-    from muster.dialogues.trl import ByPairs
+    from muster.dialogues.pairs import ByPairs
 
     counting: Any = SimpleNamespace(_figures=[])
     inputs = {"completion_mask": torch.tensor([[1, 1], [0, 1], [1, 0], [0, 0]] * 2)}

@@ -124,7 +124,7 @@ class DialogueRecipe(Recipe):
     """A decoder learns from prompts and answers."""
 
     families: ClassVar[tuple[ModuleType, ...]] = (llama, opt, gpt2)
-    traced: ClassVar[bool] = True
+    traced: ClassVar[bool | str] = "muster.dialogues.tracing:LEARNED"
     cut_by: ClassVar[str] = "data.sequence"
     pairs: ClassVar[bool] = False  # a sample has a rejected answer as well
     answered: ClassVar[bool] = True  # a sample needs an answer

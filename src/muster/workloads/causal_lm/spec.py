@@ -73,7 +73,7 @@ class CausalLmRecipe(Recipe):
     packed: ClassVar[bool] = True
     quantizes: ClassVar[bool] = True
     float8: ClassVar[bool] = True
-    traced: ClassVar[bool] = True
+    traced: ClassVar[bool | str] = True
     metric: ClassVar[str] = "perplexity"
     loading: ClassVar[str] = """\
 from transformers import pipeline

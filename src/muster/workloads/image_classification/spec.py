@@ -74,7 +74,7 @@ class ImageRecipe(Recipe):
 
     families: ClassVar[tuple[ModuleType, ...]] = (vit,)
     tokenized: ClassVar[bool] = False
-    traced: ClassVar[bool] = True
+    traced: ClassVar[bool | str] = True
     config_keys: ClassVar[Mapping[str, str]] = {"image_size": "data.size"}
     metric: ClassVar[str] = "top-1 accuracy"
     answer_names: ClassVar[Mapping[str, str]] = {"text": "another class", "exact": "the right class"}

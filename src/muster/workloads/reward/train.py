@@ -13,18 +13,21 @@ from trl import RewardConfig, RewardTrainer
 from muster.core.errors import UsageError
 from muster.dialogues.answer import Answerer as Dialogues
 from muster.dialogues.load import Encoding, read
+from muster.dialogues.pairs import ByPairs
+from muster.dialogues.pairs import build as build_pairs
 from muster.dialogues.rewarding import make_reward_model, read_at_end, rewards, settle_padding
 from muster.dialogues.rows import Dialogue
-from muster.dialogues.tokens import PairCollator, count_pairs, pairs, turns_of
-from muster.dialogues.trl import ByPairs
+from muster.dialogues.tokens import turns_of
 from muster.worker.context import Context
-from muster.worker.decoders import make_config
-from muster.worker.trainer import wired
 from muster.worker.workloads.base import Built
 
 
 class _Trainer(ByPairs, RewardTrainer):  # type: ignore[misc]
     """TRL's, with exact figures over held-out pairs."""
+
+    def __init__(self, **named: Any) -> None:
+        super().__init__(**named)
+        settle_padding(self.model, named["processing_class"])  # which TRL's trainer has set
 
     def compute_loss(self, model: Any, inputs: dict[str, Any], *args: Any, **named: Any) -> Any:
         """-log sigmoid(reward of the chosen answer - reward of the rejected one), the mean over pairs
@@ -39,33 +42,13 @@ class _Trainer(ByPairs, RewardTrainer):  # type: ignore[misc]
 
 def build(context: Context, arguments: dict[str, Any]) -> Built:
     """The trainer for the recipe. Raises DataError and RecipeError."""
-    encoding = Encoding(context)
-    tokenizer, samples = encoding.tokenizer, encoding.samples
-    fitting = encoding.fitting(make_config(context.recipe, tokenizer))
-    model = make_reward_model(context, tokenizer, longest=encoding.sequence)  # padded at their end
-    train, held = (
-        pairs(part, encoding.templates, fitting, encoding.errors)
-        for part in (samples.train, samples.held_out)
-    )
-    trainer = wired(
-        _Trainer,
-        context,
-        model,
-        RewardConfig(
-            **{**arguments, "per_device_eval_batch_size": context.batch.micro},
-            center_rewards_coefficient=None,
-            disable_dropout=True,
-        ),
-        train=train,
-        held_out=held,
-        lengths=train.lengths,
-        collator=PairCollator(tokenizer.pad_token_id, encoding.fixed, encoding.multiple),
-        processing=tokenizer,
-        grouped=context.recipe.padding_varies,
-        own_loss=True,
-    )
-    settle_padding(model, tokenizer)  # which TRL's trainer has set
-    return Built(trainer, count_pairs, len(train), [], train.cut, encoding.skipped, len(held), encoding.notes)
+
+    def models(encoding: Encoding, _: Any) -> dict[str, Any]:
+        """The model; its rows are padded at their end."""
+        return {"model": make_reward_model(context, encoding.tokenizer, longest=encoding.sequence)}
+
+    own = {"center_rewards_coefficient": None}
+    return build_pairs(context, arguments, _Trainer, RewardConfig, models, **own)
 
 
 class Answerer(Dialogues):

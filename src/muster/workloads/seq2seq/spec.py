@@ -140,7 +140,7 @@ class PairRecipe(Recipe):
 
     cut_by: ClassVar[str] = "data.max_source or data.max_target"
     families: ClassVar[tuple[ModuleType, ...]] = (t5,)
-    traced: ClassVar[bool] = True
+    traced: ClassVar[bool | str] = True
     loading: ClassVar[str] = """\
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 words, model = AutoTokenizer.from_pretrained({model}), AutoModelForSeq2SeqLM.from_pretrained({model})
