@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from muster.core import families
-from muster.core.errors import RecipeError, UsageError
+from muster.core.errors import ReaderMissingError, RecipeError, UsageError
 from muster.core.hardware.devices import ambiguous
 from muster.core.hardware.machines import Machines, parse_parts
 from muster.core.job import Decision, Facts, place
@@ -147,7 +147,7 @@ def plan_first(inputs: Inputs, facts: Facts, chosen: Chosen | None = None) -> De
         return _with_hosts(decide(inputs, facts), chosen)
     notes: list[str] = []
     ground, told = ground_of(inputs, facts, UserFigures(), _calibration(notes)), UserFigures()
-    survey = inputs.recipe.survey(whole_config(inputs.recipe))
+    survey = _survey(inputs.recipe)
     decided = _attempt(inputs, ground, told, None, chosen, survey=survey)
     assert decided.plan is not None
     hopeless = decided.refused is not None and _hopeless(decided)
@@ -211,6 +211,14 @@ def _calibration(notes: list[str]) -> Calibration:
         return Calibration()
 
 
+def _survey(recipe: Recipe) -> Survey:
+    """What there is to read; nothing but a note where this machine lacks the reader."""
+    try:
+        return recipe.survey(whole_config(recipe))
+    except ReaderMissingError as error:
+        return Survey(notes=(str(error),))
+
+
 def _attempt(
     inputs: Inputs,
     ground: Ground,
@@ -222,7 +230,7 @@ def _attempt(
 ) -> Decided:
     """Everything decided, with a plan, whether it fits or not. `chosen`: the hosts, where that was done
     before; `words`: what to call the machines; `survey`: of the data, where they were looked at before."""
-    survey = survey or inputs.recipe.survey(whole_config(inputs.recipe))
+    survey = survey or _survey(inputs.recipe)
     decided = settle(inputs, ground, tracer)
     decided = _with_hosts(decided, decided.chosen or chosen)
     job, chosen, machines = decided.job, decided.chosen, decided.machines

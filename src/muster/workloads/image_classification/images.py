@@ -34,15 +34,15 @@ from muster.worker.data.sampler import GroupedSampler
 from muster.worker.loss import IGNORED
 from muster.worker.workloads.base import Counts
 from muster.workloads.image_classification.files import (
-    METADATA,
     Classes,
     ImageFolders,
-    class_names,
     classes_of,
     find_images,
     image_column,
     label_column,
+    read_table,
     row_of,
+    table_classes,
 )
 from muster.workloads.image_classification.spec import Digits, ImageData
 
@@ -455,19 +455,21 @@ class TableSource:
 
 def _parquet(found: DataFiles, data: ImageData, number: int | None) -> Parts:
     """By way of the datasets library, whose cache on this machine the ranks share and map into memory."""
-    about = {str(file): _about(file) for file in (*found.train, *found.validation)}
-    tables = {}
-    for name, files in (("train", found.train), ("held_out", found.validation)):
-        if files:
-            tables[name] = (_read(files), files)
-    first, _ = tables["train"]
-    where = str(found.train[0])
-    image = image_column(data.image, first.column_names, where)
-    label = label_column(data.label, first.column_names, where)
-    classes = classes_of(_distinct(first, label), class_names(about[where][1], label), number)
+    training, held_out = (
+        [read_table(file, data.image, data.label) for file in files]
+        for files in (found.train, found.validation)
+    )
+    first, classes = training[0], table_classes(training, number)
     parts = {
-        name: _table_part(table, image, label, classes, [(str(f), about[str(f)][0]) for f in files])
-        for name, (table, files) in tables.items()
+        name: _table_part(
+            _read([table.file for table in tables]),
+            first.image,
+            first.label,
+            classes,
+            [(str(table.file), len(table.labels)) for table in tables],
+        )
+        for name, tables in (("train", training), ("held_out", held_out))
+        if tables
     }
     return Parts(parts["train"], _held_out(parts, "held_out"), classes.names)
 
@@ -478,28 +480,9 @@ def _held_out(parts: Mapping[Any, Shard], *names: str) -> Shard:
     return next((part for part in known if len(part) or part.faults), Shard(parts["train"].source, [], []))
 
 
-def _about(file: Path) -> tuple[int, bytes | None]:
-    """A Parquet file's rows, and what the datasets library wrote about it. Raises DataError."""
-    import pyarrow
-    import pyarrow.parquet
-
-    try:
-        metadata = pyarrow.parquet.ParquetFile(file).metadata
-    except (OSError, pyarrow.ArrowException) as error:
-        reason = str(error).strip().splitlines()[0]
-        raise DataError(f"is not a Parquet file that can be read: {reason}", where=str(file)) from None
-    if not metadata.num_rows:
-        raise DataError("has no rows", where=str(file))
-    return int(metadata.num_rows), (metadata.metadata or {}).get(METADATA.encode())
-
-
 def _read(files: Sequence[Path]) -> Any:
     """Parquet files as one table; the library calls all files of one list train."""
     return load("parquet", str(files[0].parent), data_files=[str(file) for file in files], split="train")
-
-
-def _distinct(table: Any, column: str) -> list[object]:
-    return list(table.data.table.column(column).unique().to_pylist())
 
 
 def _table_part(
@@ -533,7 +516,8 @@ def _hub(data: ImageData, number: int | None) -> Parts:
     train = loaded["train"]
     image = image_column(data.image, train.column_names, where)
     label = label_column(data.label, train.column_names, where)
-    classes = classes_of(_distinct(train, label), getattr(train.features[label], "names", None), number)
+    labels = train.data.table.column(label).unique().to_pylist()
+    classes = classes_of(labels, getattr(train.features[label], "names", None), number)
     parts = {
         name: _table_part(loaded[name], image, label, classes, [(f"{data.name}/{name}", len(loaded[name]))])
         for name in ("train", "validation", "test")

@@ -4,6 +4,7 @@ start. No image is decoded."""
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from types import ModuleType
 from typing import Annotated, Any, ClassVar, Literal
@@ -12,7 +13,7 @@ from pydantic import Field
 
 from muster.core import families
 from muster.core.data import Data
-from muster.core.errors import DataError
+from muster.core.errors import DataError, ReaderMissingError
 from muster.core.families import vit
 from muster.core.recipe import DATA, WORKLOAD, Recipe
 from muster.core.section import PositiveInt, Section
@@ -21,9 +22,9 @@ from muster.core.workload import Lengths, Survey
 from muster.store.records import held_note, parts_of
 from muster.workloads.image_classification.files import (
     ImageFolders,
-    ParquetTable,
     classes_at,
     find_images,
+    read_table,
     table_classes,
 )
 
@@ -97,10 +98,10 @@ print(model("image.png"))"""
             if strict:
                 found.check()
             return
-        tables = [ParquetTable(file, data.image, data.label) for file in (*found.train, *found.validation)]
+        tables = [read_table(file, data.image, data.label) for file in (*found.train, *found.validation)]
         training = tables[: len(found.train)]
         classes = table_classes(training, number_of_classes(self))
-        self._check_count(sum(table.rows for table in training), len(found.validation))
+        self._check_count(sum(len(table.labels) for table in training), len(found.validation))
         for table in tables if strict else ():
             table.check(classes)
 
@@ -163,11 +164,11 @@ print(model("image.png"))"""
         if not data.path:
             return None if data.name else CLASSES
         path = Path(data.path).expanduser()
-        return (
-            classes_at(path, data.image, data.label, number_of_classes(self)) or None
-            if path.exists()
-            else None
-        )
+        if not path.exists():
+            return None
+        with suppress(ReaderMissingError):
+            return classes_at(path, data.image, data.label, number_of_classes(self)) or None
+        return None
 
     def lengths(self, config: Mapping[str, Any] | None) -> Lengths | None:
         """ViT's patches and class token; of other families, a trace alone knows them."""
