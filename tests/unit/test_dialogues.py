@@ -587,7 +587,7 @@ def test_a_reward_model_is_asked_what_it_was_trained_on(
     answerer = object.__new__(train.Answerer)
     answerer.tokenizer, answerer.templates, answerer.model = tokenizer, templates, None
     answerer.recipe = SimpleNamespace(evaluate=SimpleNamespace(batch=8))
-    assert answerer.rewards([("Hi", "Hello you"), ("Hi", "now")]) == [0, 0]
+    assert answerer.answer(["Hi => Hello you", "Hi => now"])[0] == ["0.0000", "0.0000"]
     assert asked == [[*row["prompt_ids"], *row[name]] for name in ("chosen_ids", "rejected_ids")]
 
 

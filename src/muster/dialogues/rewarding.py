@@ -8,15 +8,14 @@ from types import MethodType
 from typing import Any
 
 import torch
-from transformers import AutoModelForSequenceClassification
+from transformers import MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING, AutoModelForSequenceClassification
 from transformers.modeling_outputs import SequenceClassifierOutputWithPast
 
-from muster.core.errors import RecipeError
 from muster.dialogues.tokens import padded
 from muster.worker.attention import unmask
 from muster.worker.context import Context
 from muster.worker.decoders import make_config
-from muster.worker.models import add_lora, create, fit_vocabulary, load, without_cache
+from muster.worker.models import add_lora, check_kind, create, fit_vocabulary, load, without_cache
 
 
 def make_reward_model(context: Context, tokenizer: Any, *, longest: int | None = None) -> Any:
@@ -24,7 +23,8 @@ def make_reward_model(context: Context, tokenizer: Any, *, longest: int | None =
     top is drawn from the seed. `longest`: as of make_model. Raises RecipeError."""
     recipe = context.recipe
     config = make_config(recipe, tokenizer)
-    _check_kind(config)
+    mapping = MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING
+    check_kind(config, mapping, "has no model in Transformers that gives a number for a text")
     config.num_labels = 1
     if recipe.model.init == "pretrained" and recipe.model.name:
         with _new_layer_expected():
@@ -68,15 +68,6 @@ def read_at_end(model: Any) -> None:
         return SequenceClassifierOutputWithPast(logits=self.score(hidden[rows, last]))
 
     model.forward = MethodType(forward, model)
-
-
-def _check_kind(config: Any) -> None:
-    from transformers import MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING as MAPPING
-
-    if type(config) not in MAPPING:
-        raise RecipeError(
-            f"Transformers has no model of {config.model_type} that gives a number for a text", where="model"
-        )
 
 
 @contextmanager

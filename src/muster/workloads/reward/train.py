@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
 from transformers import AutoModelForSequenceClassification
 from trl import RewardConfig, RewardTrainer
 
@@ -16,7 +17,7 @@ from muster.dialogues.load import Encoding, read
 from muster.dialogues.pairs import ByPairs
 from muster.dialogues.pairs import build as build_pairs
 from muster.dialogues.rewarding import make_reward_model, read_at_end, rewards, settle_padding
-from muster.dialogues.rows import Dialogue
+from muster.dialogues.rows import Dialogue, Turn
 from muster.dialogues.tokens import turns_of
 from muster.worker.context import Context
 from muster.worker.workloads.base import Built
@@ -74,36 +75,23 @@ class Answerer(Dialogues):
                     where=f"the question {question!r}",
                     hint='muster ask RUN "prompt => answer"',
                 )
-            pairs.append((prompt.strip(), answer.strip()))
-        return [f"{each:.4f}" for each in self.rewards(pairs)], time.perf_counter() - began
+            pairs.append((turns_of(self.tokenizer, prompt.strip()), answer.strip()))
+        return [f"{each:.4f}" for each in self.rewards(pairs).tolist()], time.perf_counter() - began
 
-    def rewards(self, pairs: Sequence[tuple[str, str]]) -> list[float]:
-        """The reward of each (prompt, answer)."""
-        texts = []
-        for prompt, answer in pairs:
-            turns = turns_of(self.tokenizer, prompt)
-            texts.append([*self.templates.prompt(turns), *self.templates.answer(turns, answer)])
-        found: list[float] = rewards(
-            self.model, texts, self.tokenizer.pad_token_id, self.recipe.evaluate.batch
-        ).tolist()
-        return found
+    def rewards(self, pairs: Sequence[tuple[Sequence[Turn], str]]) -> torch.Tensor:
+        """(pairs) rewards of answers to these turns."""
+        texts = [
+            [*self.templates.prompt(turns), *self.templates.answer(turns, answer)] for turns, answer in pairs
+        ]
+        return rewards(self.model, texts, self.tokenizer.pad_token_id, self.recipe.evaluate.batch)
 
 
 def score(answerer: Answerer, cache: Path, limit: int | None) -> dict[str, float]:
     """Accuracy and margin on held-out pairs: `muster ask --evaluate`. Raises DataError."""
     began = time.perf_counter()
-    recipe, templates = answerer.recipe, answerer.templates
-    held: list[Dialogue] = read(recipe, cache, may_write=True).held_out[:limit]
-
-    def texts(answers: Sequence[str | None]) -> list[list[int]]:
-        return [
-            [*templates.prompt(each.turns), *templates.answer(each.turns, answer or "")]
-            for each, answer in zip(held, answers, strict=True)
-        ]
-
-    pad, batch = answerer.tokenizer.pad_token_id, recipe.evaluate.batch
-    chosen = rewards(answerer.model, texts([each.answer for each in held]), pad, batch)
-    rejected = rewards(answerer.model, texts([each.rejected for each in held]), pad, batch)
+    held: list[Dialogue] = read(answerer.recipe, cache, may_write=True).held_out[:limit]
+    chosen = answerer.rewards([(each.turns, each.answer or "") for each in held])
+    rejected = answerer.rewards([(each.turns, each.rejected or "") for each in held])
     margin = chosen - rejected
     return {
         "pair_accuracy": float((margin > 0).float().mean()),
