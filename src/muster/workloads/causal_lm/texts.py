@@ -9,13 +9,12 @@ import os
 import re
 import sysconfig
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 from muster.core.data import OnBad
 from muster.core.errors import DataError
 from muster.store.lines import SKIPPABLE, Skipped, each_made, read_lines, text_of
-from muster.store.records import SUFFIXES, TRAIN_NAMES, is_of, read_rows
+from muster.store.records import SUFFIXES, TRAIN_NAMES, DataFiles, is_of, read_rows
 
 PLAIN = (".txt", ".text", ".md", ".rst", ".py", ".raw", ".tokens")
 HELD_OUT = ("validation", "valid", "val", "dev", "heldout", "eval", "test")  # the first that is there
@@ -32,17 +31,7 @@ _NOT_MODULES = ("_sysconfigdata", "_sysconfig_vars", "sitecustomize", "usercusto
 Document = Iterator[str]
 
 
-@dataclass(frozen=True)
-class TextFiles:
-    """The files of a text data set, in order; `validation` is empty where it must be split off. `unused`: a
-    further held-out part, such as test.txt beside valid.txt."""
-
-    train: tuple[Path, ...]
-    validation: tuple[Path, ...] = ()
-    unused: tuple[Path, ...] = ()
-
-
-def find_texts(path: Path) -> TextFiles:
+def find_texts(path: Path) -> DataFiles:
     """The training and held-out files of a folder, or a single file. Raises DataError.
 
     In a folder: what is named train (`train.txt`, `wiki.train.raw`, `train/`) is for training, and the first
@@ -51,7 +40,7 @@ def find_texts(path: Path) -> TextFiles:
     it.
     """
     if path.is_file():
-        return TextFiles((path,))
+        return DataFiles((path,))
     kinds = ", ".join((*PLAIN, *SUFFIXES[::2]))
     if not path.is_dir():
         raise DataError("no such data", where=str(path), hint=f"a file of {kinds}, or a folder of them")
@@ -73,7 +62,7 @@ def find_texts(path: Path) -> TextFiles:
             hint=f"name the one to train on: data.path={one}; or call it train{one.suffix}",
         )
     held = next((found for name in HELD_OUT if (found := _named(others, name))), ())
-    return TextFiles(train, held, tuple(file for file, words in others.items() if words and file not in held))
+    return DataFiles(train, held, tuple(file for file, words in others.items() if words and file not in held))
 
 
 def _named(words: dict[Path, set[str]], name: str) -> tuple[Path, ...]:
