@@ -624,11 +624,11 @@ def test_trl_is_looked_for_before_the_start(workload: str, wanted: bool) -> None
 def test_ranks_compare_rejected_answers_too() -> None:
     needs_torch()
     from muster.dialogues.load import _digest
-    from muster.dialogues.spec import Samples
+    from muster.store.records import LoadedSamples
 
     row = {"prompt": "A", "chosen": "B"}
     pairs = [dialogue_of({**row, "rejected": text}, PAIRS, "x:1") for text in ("C", "D")]
-    assert _digest(Samples(pairs[:1], [])) != _digest(Samples(pairs[1:], []))
+    assert _digest(LoadedSamples(pairs[:1], [])) != _digest(LoadedSamples(pairs[1:], []))
 
 
 def test_a_limit_holds_for_generated_samples(tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import ModuleType
@@ -34,6 +34,7 @@ from muster.dialogues.rows import (
 )
 from muster.store.lines import Skipped
 from muster.store.records import (
+    LoadedSamples,
     Splits,
     find_data,
     held_note,
@@ -289,18 +290,6 @@ class DialogueRecipe(Recipe):
 # The samples of files: read, mixed, held out, split.
 
 
-@dataclass(frozen=True)
-class Samples:
-    """What is trained on, what is held out, which rows were left out, where it all is from, and what of it is
-    changed or left out, for people."""
-
-    train: list[Dialogue]
-    held_out: list[Dialogue]
-    skipped: Skipped = field(default_factory=Skipped)
-    about: str = ""
-    notes: tuple[str, ...] = ()
-
-
 def kept_texts(sample: Dialogue) -> list[str]:
     """The texts of its prompt that are in its tokens whatever the chat template is: a template may leave out
     what an assistant said before, and trims."""
@@ -315,7 +304,7 @@ def texts_of(sample: Dialogue) -> list[str]:
     return [*(turn.text for turn in sample.turns), *answers]
 
 
-def load_samples(recipe: DialogueRecipe, hub: Any = None) -> Samples:
+def load_samples(recipe: DialogueRecipe, hub: Any = None) -> LoadedSamples[Dialogue]:
     """The recipe's samples. `hub`: reads one that has a hub name, (source, wanted, skip, splits) -> (train,
     held out, notes). Raises DataError with the file and the line."""
     data, wanted = recipe.data, recipe.wanted
@@ -354,7 +343,7 @@ def load_samples(recipe: DialogueRecipe, hub: Any = None) -> Samples:
         notes.append(f"part {data.part} of data.split has {len(part):,} of {len(train):,} training samples")
     if data.limit is not None and data.limit < len(part):
         notes.append(f"data.limit leaves out {len(part) - data.limit:,} of {len(part):,} training samples")
-    return Samples(
+    return LoadedSamples(
         part[: data.limit],
         held_out,
         skipped,

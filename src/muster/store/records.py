@@ -9,9 +9,9 @@ import random
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
 from muster.core.errors import DataError, ReaderMissingError
 from muster.core.units import counted
@@ -49,6 +49,18 @@ class DataFiles:
     train: tuple[Path, ...]
     validation: tuple[Path, ...] = ()
     unused: tuple[Path, ...] = ()
+
+
+@dataclass(frozen=True)
+class LoadedSamples(Generic[T]):
+    """What is trained on, what is held out, which rows were left out, where it all is from, and what of it is
+    changed or left out, for people."""
+
+    train: list[T]
+    held_out: list[T]
+    skipped: Skipped = field(default_factory=Skipped)
+    about: str = ""
+    notes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -22,10 +22,12 @@ from muster.store import databases
 from muster.store.lines import MISSING, Skip, Skipped, text_of, value_at
 from muster.store.records import (
     DataFiles,
+    LoadedSamples,
     Splits,
     find_data,
     held_note,
     hold_out,
+    names_of,
     parts_of,
     read_samples,
     unread_note,
@@ -159,20 +161,9 @@ print(words.decode(made[0], skip_special_tokens=True, clean_up_tokenization_spac
 
     def _read(self, path: Path) -> Survey:
         """The pairs as ranks will have them. Raises DataError."""
-        files, data, skipped = find_data(path, self.data.splits), self.data, Skipped()
-        skip = skipped.where(data.bad)
-        train = list(read_pairs(files.train, data, limit=data.limit, skip=skip))
-        notes = files_notes(files, data)
-        if files.validation:
-            for _ in read_pairs(files.validation, data, skip=skip):
-                pass
-        else:
-            count = len(train)
-            held = held_groups((group_of(row, data) for row in train), data, self.train.seed)
-            train = [row for row in train if group_of(row, data) not in held]
-            notes += held_note(count - len(train), count, data.validation_fraction)
-        some = some_of(train, lambda row: (row.input, row.target))
-        return Survey(len(train), (*notes, *skipped.notes), tuple(some))
+        read = load_rows(self.data, self.train.seed, path)
+        some = some_of(read.train, lambda row: (row.input, row.target))
+        return Survey(len(read.train), read.notes, tuple(some))
 
     def describe_data(self, path: Path) -> str:
         """Files by name, and the fields that are read."""
@@ -269,6 +260,29 @@ class PairRow:
     schema: str = ""
     database: Path | None = None
     missing: str | None = None  # the name of a database that is not there
+
+
+def load_rows(data: PairData, seed: int, path: Path | None, hub: Any = None) -> LoadedSamples[PairRow]:
+    """The rows of a file or folder. `hub`: reads those of data.name, where `path` is None: (data, skip) ->
+    (train, held out, where they are from). Raises DataError."""
+    notes, skipped = list[str](), Skipped()
+    skip = skipped.where(data.bad)
+    if path is None:
+        train, held_out, about = hub(data, skip)
+    else:
+        files = find_data(path, data.splits)
+        train = list(read_pairs(files.train, data, limit=data.limit, skip=skip))
+        held_out = list(read_pairs(files.validation, data, skip=skip)) if files.validation else []
+        notes += files_notes(files, data) if data.path else []
+        about = names_of(files.train) + (f", held out {names_of(files.validation)}" if held_out else "")
+    if not held_out:
+        rows, kind = train, "schema" if data.hold_out == "schemas" else "sample"
+        groups, where = (group_of(row, data) for row in rows), data.path or data.name
+        held = hold_out(groups, data.validation_fraction, seed, where, kind=kind)
+        held_out = [row for row in rows if group_of(row, data) in held]
+        train = [row for row in rows if group_of(row, data) not in held]
+        notes += held_note(len(held_out), len(rows), data.validation_fraction)
+    return LoadedSamples(train, held_out, skipped, about, (*notes, *skipped.notes))
 
 
 def read_pairs(
@@ -376,9 +390,3 @@ def files_notes(files: DataFiles, data: PairData) -> list[str]:
         return [*fields_of(row, data, str(files.train[0])), *schema, *databases.FIELDS]
 
     return [*unused_note(files), *unread_note(files.train[0], read, data.fields())]
-
-
-def held_groups(groups: Iterable[str], data: PairData, seed: int) -> set[str]:
-    """Which inputs (or schemas) are held out where a data set has no part for that. Raises DataError."""
-    kind = "schema" if data.hold_out == "schemas" else "sample"
-    return hold_out(groups, data.validation_fraction, seed, data.path or data.name, kind=kind)

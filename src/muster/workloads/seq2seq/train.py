@@ -20,8 +20,8 @@ from transformers import (
 from muster.core.data import Generated
 from muster.core.recipe import Recipe
 from muster.core.units import counted
-from muster.store.lines import Skip, Skipped, each_made
-from muster.store.records import find_data, held_note, names_of
+from muster.store.lines import Skip, each_made
+from muster.store.records import LoadedSamples
 from muster.worker.context import Context
 from muster.worker.data.digest import short_digest
 from muster.worker.data.hub import held_part, hub_parts, unused_parts
@@ -34,15 +34,7 @@ from muster.worker.trainer import Common, wired
 from muster.worker.workloads.base import Built, Counts, HeldOut, limit_notes
 from muster.workloads.seq2seq.model import make_model, mask_unasked
 from muster.workloads.seq2seq.shapes import Shape, choose_shapes, round_up, shape_of
-from muster.workloads.seq2seq.spec import (
-    PairData,
-    PairRow,
-    files_notes,
-    group_of,
-    held_groups,
-    pair_of,
-    read_pairs,
-)
+from muster.workloads.seq2seq.spec import PairData, PairRow, load_rows, pair_of
 
 
 @dataclass(frozen=True)
@@ -104,7 +96,7 @@ def build(context: Context, arguments: dict[str, Any]) -> Built:
         grouped=data.padding != "fixed",
     )
     cut = encoded.cut + encoded_held.cut
-    return Built(trainer, count_batch, len(encoded), held, cut, pairs.skipped, notes=notes)
+    return Built(trainer, count_batch, len(encoded), held, cut, pairs.skipped.count, notes=notes)
 
 
 def shapes_for(context: Context, train: Encoded, held_out: Encoded, multiple: int) -> tuple[Shape, ...]:
@@ -230,46 +222,21 @@ class Answerer:
 # Inputs and their targets: from files, a hub data set, or generated; tokenized, batched, padded.
 
 
-@dataclass(frozen=True)
-class Pairs:
-    """The training and the held-out pairs, a note that says where they are from, what of it is not used, and
-    how many rows cannot be used."""
-
-    train: list[Pair]
-    held_out: list[Pair]
-    about: str = ""
-    notes: tuple[str, ...] = ()
-    skipped: int = 0
-
-
-def load_pairs(data: PairData, cache: Path, *, may_write: bool, seed: int) -> Pairs:
+def load_pairs(data: PairData, cache: Path, *, may_write: bool, seed: int) -> LoadedSamples[Pair]:
     """The recipe's pairs. `may_write`: this process may fill `cache`. Raises DataError."""
-    notes, skipped = list[str](), Skipped()
-    skip = skipped.where(data.bad)
-    if data.name:
-        train, held_out, about = _from_hub(data, skip)
-    else:
-        folder = Path(data.path).expanduser() if data.path else cache
-        if not data.path and may_write:
-            _generate(data.generated or Generated(), cache)
-        files = find_data(folder, data.splits)
-        train = list(read_pairs(files.train, data, limit=data.limit, skip=skip))
-        held_out = list(read_pairs(files.validation, data, skip=skip)) if files.validation else []
-        notes += files_notes(files, data) if data.path else []
-        about = names_of(files.train) + (f", held out {names_of(files.validation)}" if held_out else "")
-    told = f"questions: {about}; {_fields_told(train[-1:], data)}"
-    missing = sorted({row.missing for row in (*train, *held_out) if row.missing}) if data.executed else []
+    given = data.name or data.path
+    if not given and may_write:
+        _generate(data.generated or Generated(), cache)
+    path = None if data.name else Path(data.path).expanduser() if data.path else cache
+    read = load_rows(data, seed, path, _from_hub)
+    rows = (*read.train, *read.held_out)
+    about = f"questions: {read.about}; {_fields_told(read.train[-1:], data)}"
+    missing = sorted({row.missing for row in rows if row.missing}) if data.executed else []
     if missing:
-        told += f"; no such database, so not executed: {', '.join(missing[:3])}"
-        told += f" and {len(missing) - 3} more" if len(missing) > 3 else ""
-    if not held_out:
-        held = held_groups((group_of(row, data) for row in train), data, seed)
-        held_out = [row for row in train if group_of(row, data) in held]
-        train = [row for row in train if group_of(row, data) not in held]
-        notes += held_note(len(held_out), len(train) + len(held_out), data.validation_fraction)
-    told = told if data.name or data.path else ""
-    notes += skipped.notes
-    return Pairs(_pairs(train, data), _pairs(held_out, data), told, tuple(notes), skipped.count)
+        about += f"; no such database, so not executed: {', '.join(missing[:3])}"
+        about += f" and {len(missing) - 3} more" if len(missing) > 3 else ""
+    train, held_out = (_pairs(part, data) for part in (read.train, read.held_out))
+    return LoadedSamples(train, held_out, read.skipped, about if given else "", read.notes)
 
 
 def _fields_told(rows: Sequence[PairRow], data: PairData) -> str:
