@@ -11,7 +11,7 @@ from muster.core.errors import DataError
 pytest.importorskip("torch")
 
 from muster.worker import together
-from muster.workloads.seq2seq.train import Pair, digest_of_pairs
+from muster.workloads.seq2seq.train import TextPair, digest_of_pairs
 
 
 class Tokens:
@@ -24,7 +24,7 @@ class Tokens:
         return {name: number for number, name in enumerate(self.names)}
 
 
-PAIRS = [Pair(f"how many are {i}?", f"SELECT {i}") for i in range(5)]
+PAIRS = [TextPair(f"how many are {i}?", f"SELECT {i}") for i in range(5)]
 
 
 def test_questions() -> None:
@@ -34,8 +34,8 @@ def test_questions() -> None:
     assert digest_of_pairs(elsewhere[:4], elsewhere[4:], Tokens("a", "b")) == same
     others = [
         digest_of_pairs([*PAIRS[1:4], PAIRS[0]], PAIRS[4:], Tokens("a", "b")),  # in another order
-        digest_of_pairs([*PAIRS[:3], Pair("how many are 3?S", "ELECT 3")], PAIRS[4:], Tokens("a", "b")),
-        digest_of_pairs(PAIRS[:4], [Pair("how many are 4?", "SELECT 5")], Tokens("a", "b")),
+        digest_of_pairs([*PAIRS[:3], TextPair("how many are 3?S", "ELECT 3")], PAIRS[4:], Tokens("a", "b")),
+        digest_of_pairs(PAIRS[:4], [TextPair("how many are 4?", "SELECT 5")], Tokens("a", "b")),
         digest_of_pairs(PAIRS[:4], PAIRS[4:], Tokens("b", "a")),
     ]
     assert len({same, *others}) == 5

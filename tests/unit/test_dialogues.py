@@ -500,7 +500,7 @@ def test_packing_keeps_every_sample_once(tokenizer: Any) -> None:
 
 
 def test_pairs_as_tokens(tokenizer: Any) -> None:
-    from muster.dialogues.tokens import Fitting, PairCollator, count_pairs, pairs
+    from muster.dialogues.tokens import Fitting, PreferenceCollator, count_pairs, pairs
 
     templates = _templates(tokenizer, chat=False)
     samples = [
@@ -508,7 +508,7 @@ def test_pairs_as_tokens(tokenizer: Any) -> None:
         dialogue_of({"prompt": "Hi there", "chosen": "what", "rejected": "what now"}, PAIRS, "x:2"),
     ]
     rows = pairs(samples, templates, Fitting(64), None)
-    made = PairCollator(tokenizer.pad_token_id)([rows[0], {**rows[1], "ignored": True}])
+    made = PreferenceCollator(tokenizer.pad_token_id)([rows[0], {**rows[1], "ignored": True}])
     assert made["input_ids"].shape[0] == 4
     texts = [
         tokenizer.decode(ids[mask == 1])

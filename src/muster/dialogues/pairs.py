@@ -10,7 +10,7 @@ from torch.nn import functional
 
 from muster.dialogues.answer import executed
 from muster.dialogues.load import Encoding
-from muster.dialogues.tokens import PairCollator, count_pairs, pairs
+from muster.dialogues.tokens import PreferenceCollator, count_pairs, pairs
 from muster.dialogues.trl import ByTrl, Means
 from muster.worker.context import Context
 from muster.worker.decoders import make_config
@@ -99,7 +99,7 @@ def build(
         train=train,
         held_out=held,
         lengths=train.lengths,
-        collator=PairCollator(tokenizer.pad_token_id, encoding.fixed, encoding.multiple),
+        collator=PreferenceCollator(tokenizer.pad_token_id, encoding.fixed, encoding.multiple),
         processing=tokenizer,
         grouped=context.recipe.padding_varies,
         own_loss=True,

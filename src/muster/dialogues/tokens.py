@@ -28,7 +28,7 @@ PLAIN = (
 
 
 @dataclass(frozen=True)
-class Part:
+class TokenPart:
     """Tokens of one piece of a sample; `learned`: they are an answer's."""
 
     tokens: list[int]
@@ -60,16 +60,16 @@ class Templates:
             return [*self._tokens(text), self.end]
         return self._rendered(turns, text)[-1].tokens
 
-    def parts(self, sample: Dialogue) -> list[Part]:
+    def parts(self, sample: Dialogue) -> list[TokenPart]:
         """A sample's pieces in order: what is learned of several turns are all answers."""
         if sample.turns[0].role == TEXT:
             return [
-                Part(self.prompt(sample.turns), False),
-                Part(self.answer(sample.turns, sample.answer or ""), True),
+                TokenPart(self.prompt(sample.turns), False),
+                TokenPart(self.answer(sample.turns, sample.answer or ""), True),
             ]
         return self._rendered(sample.turns, sample.answer or "")
 
-    def _rendered(self, turns: Sequence[Turn], answer: str | None) -> list[Part]:
+    def _rendered(self, turns: Sequence[Turn], answer: str | None) -> list[TokenPart]:
         """Messages through the template, cut where answers begin and end. `answer`: the last one; None: it is
         still to come. Raises DataError where the template changes what it has already written."""
         messages = [{"role": turn.role, "content": turn.text} for turn in turns]
@@ -82,10 +82,10 @@ class Templates:
             before = self._render(messages[:index], ask=True)
             after = self._render(messages[: index + 1], ask=False)
             said, rest = self._ended(self._new(before, after))
-            parts += [Part([*over, *self._new(done, before)], False), Part(said, True)]
+            parts += [TokenPart([*over, *self._new(done, before)], False), TokenPart(said, True)]
             done, over = after, rest
         if answer is None:
-            parts.append(Part([*over, *self._new(done, self._render(messages, ask=True))], False))
+            parts.append(TokenPart([*over, *self._new(done, self._render(messages, ask=True))], False))
         return parts
 
     def _new(self, before: str, after: str) -> list[int]:
@@ -268,7 +268,7 @@ def pairs(samples: Sequence[Dialogue], templates: Templates, fitting: Fitting, e
 
 
 @dataclass(frozen=True)
-class PairCollator:
+class PreferenceCollator:
     """Rows -> (2 x batch, length): the chosen answers, then the rejected ones, as TRL's trainers want them.
 
     A row that only fills up a held-out batch has nothing in its completion_mask.

@@ -268,7 +268,7 @@ def collate(samples: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 @dataclass(frozen=True)
-class Counter:
+class ImageCounter:
     """Counts a batch: images that can be read, and the tokens that the model makes of them."""
 
     tokens_per_image: int

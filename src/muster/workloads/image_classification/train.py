@@ -24,8 +24,8 @@ from muster.worker.workloads.base import Built, HeldOut, limit_notes
 from muster.workloads.image_classification.images import (
     FAULTS,
     Augmentation,
-    Counter,
     EpochSampler,
+    ImageCounter,
     ImageSet,
     Parts,
     Preparation,
@@ -108,7 +108,7 @@ def build(context: Context, arguments: dict[str, Any]) -> Built:
     )
     trainer.context, trainer.preparation, trainer.told = context, preparation, set()
     skipped = bad + bad_held_out + len(parts.train.faults) + len(parts.held_out.faults)
-    counter = Counter(tokens_per_image(model.config))
+    counter = ImageCounter(tokens_per_image(model.config))
     notes = limit_notes(len(parts.held_out), recipe.evaluate.limit)
     questions = _questions(held_out.part, parts.names)
     return Built(trainer, counter, len(train), questions, skipped=skipped, notes=notes)

@@ -21,7 +21,7 @@ from muster.workloads.ppo.spec import PpoRecipe
 
 
 @dataclass(frozen=True)
-class Answered:
+class AnsweredPrompts:
     """Prompts with their answers, padded behind them.
 
     `input_ids`, `attention_mask`: (answers, length); `mask`: (answers, columns), 1 for the answers' tokens in
@@ -40,7 +40,7 @@ class Answered:
         pad: int,
         length: int | None,
         multiple: int,
-    ) -> Answered:
+    ) -> AnsweredPrompts:
         """From token numbers. `length`: of all rows, or None: of the longest, in whole multiples."""
         rows = [[*prompt, *answer] for prompt, answer in zip(prompts, answers, strict=True)]
         inputs, attention = padded(rows, pad, length or length_of(rows, multiple))
@@ -49,9 +49,11 @@ class Answered:
             mask[index, : len(prompt)] = 0
         return cls(inputs, attention, mask[:, min(map(len, prompts)) :])
 
-    def to(self, device: torch.device) -> Answered:
+    def to(self, device: torch.device) -> AnsweredPrompts:
         """The same on a device."""
-        return Answered(self.input_ids.to(device), self.attention_mask.to(device), self.mask.to(device))
+        return AnsweredPrompts(
+            self.input_ids.to(device), self.attention_mask.to(device), self.mask.to(device)
+        )
 
     @property
     def tokens(self) -> torch.Tensor:

@@ -24,7 +24,7 @@ from muster.worker.decoders import make_config, make_model
 from muster.worker.models import without_dropout
 from muster.worker.trainer import Trainer, wired
 from muster.worker.workloads.base import Built, Counts
-from muster.workloads.ppo.actor_critic import ActorCritic, Answered, logits_of, make_critic
+from muster.workloads.ppo.actor_critic import ActorCritic, AnsweredPrompts, logits_of, make_critic
 from muster.workloads.ppo.objective import advantages_of, log_probs_of, policy_loss, token_rewards, value_loss
 from muster.workloads.ppo.spec import Ppo, PpoRecipe
 
@@ -35,7 +35,7 @@ __all__ = ["Answerer", "build", "questions"]
 class Experience:
     """A micro-batch of answers with what was true when they were drawn; (answers, columns) each."""
 
-    answered: Answered
+    answered: AnsweredPrompts
     log_probs: torch.Tensor
     values: torch.Tensor
     advantages: torch.Tensor
@@ -142,7 +142,7 @@ class _Trainer(Means, Rollouts, Trainer):
         """What is true of a micro-batch of answers when they are drawn."""
         encoding, ppo, device = self.encoding, self.ppo, self.accelerator.device
         pad = encoding.tokenizer.pad_token_id
-        answered = Answered.of(prompts, answers, pad, encoding.fixed, encoding.multiple).to(device)
+        answered = AnsweredPrompts.of(prompts, answers, pad, encoding.fixed, encoding.multiple).to(device)
         mask = answered.mask
         given = (answered.input_ids, answered.attention_mask, mask.shape[1])
         self.model.eval()

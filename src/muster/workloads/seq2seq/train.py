@@ -38,7 +38,7 @@ from muster.workloads.seq2seq.spec import PairData, PairRow, load_rows, pair_of
 
 
 @dataclass(frozen=True)
-class Pair(HeldOut):
+class TextPair(HeldOut):
     """An input and its target. `schema`: the end of the input that describes tables; empty: there is none."""
 
     schema: str = ""
@@ -143,7 +143,7 @@ def digest_of_pairs(train: Sequence[HeldOut], held_out: Sequence[HeldOut], token
     )
 
 
-def make_tokenizer(context: Context, train: Sequence[Pair]) -> Any:
+def make_tokenizer(context: Context, train: Sequence[TextPair]) -> Any:
     """The model's own tokenizer, or one trained on the data (the same on every rank: same data, no
     chance)."""
     model = context.recipe.model
@@ -156,7 +156,7 @@ def make_tokenizer(context: Context, train: Sequence[Pair]) -> Any:
     return load_from(AutoTokenizer.from_pretrained, name, "model.tokenizer")
 
 
-def alone(pair: Pair) -> str:
+def alone(pair: TextPair) -> str:
     """The input without its schema."""
     return pair.question.removesuffix(pair.schema)
 
@@ -174,7 +174,7 @@ def cover_characters(tokenizer: Any, texts: Sequence[str]) -> list[str]:
     return [f"added to the tokenizer, which had no token for them: {' '.join(missing)}"]
 
 
-def questions(recipe: Recipe, cache: Path) -> list[Pair]:
+def questions(recipe: Recipe, cache: Path) -> list[TextPair]:
     """All held-out inputs with their targets. Raises DataError."""
     return load_pairs(data_of(recipe), cache, may_write=True, seed=recipe.train.seed).held_out
 
@@ -222,7 +222,7 @@ class Answerer:
 # Inputs and their targets: from files, a hub data set, or generated; tokenized, batched, padded.
 
 
-def load_pairs(data: PairData, cache: Path, *, may_write: bool, seed: int) -> LoadedSamples[Pair]:
+def load_pairs(data: PairData, cache: Path, *, may_write: bool, seed: int) -> LoadedSamples[TextPair]:
     """The recipe's pairs. `may_write`: this process may fill `cache`. Raises DataError."""
     given = data.name or data.path
     if not given and may_write:
@@ -246,11 +246,11 @@ def _fields_told(rows: Sequence[PairRow], data: PairData) -> str:
     return f"inputs: field {names[0][0]}{schema}; answers: field {names[0][1]}"
 
 
-def _pairs(rows: Sequence[PairRow], data: PairData) -> list[Pair]:
+def _pairs(rows: Sequence[PairRow], data: PairData) -> list[TextPair]:
     def database(row: PairRow) -> str | None:
         return str(row.database) if data.executed and row.database else None
 
-    return [Pair(row.input, row.target, database(row), row.schema) for row in rows]
+    return [TextPair(row.input, row.target, database(row), row.schema) for row in rows]
 
 
 def _generate(generated: Generated, folder: Path) -> None:
@@ -283,7 +283,7 @@ class Encoded(Dataset[dict[str, list[int]]]):  # type: ignore[misc]
     """Pairs as token numbers, cut to the recipe's lengths. `cut` counts the pairs that lost something,
     `schemas_cut` those that lost a part of their schema, `questions_cut` those of them that lost more."""
 
-    def __init__(self, pairs: Sequence[Pair], tokenizer: Any, data: PairData) -> None:
+    def __init__(self, pairs: Sequence[TextPair], tokenizer: Any, data: PairData) -> None:
         self.cut = self.schemas_cut = self.questions_cut = 0
         self.rows: list[tuple[list[int], list[int]]] = []
         for start in range(0, len(pairs), 10_000):
