@@ -44,10 +44,10 @@ def samples_of(context: Context) -> LoadedSamples[Dialogue]:
     """This machine's samples; all ranks must have the same ones. Raises DataError."""
     recipe = recipe_of(context)
     with first_on_disk(context) as first:
-        found = read(recipe, context.cache, may_write=first)
-    check_alike(context, "the samples are", lambda: _digest(found))
-    recipe.check_rows(found.train + found.held_out)
-    return found
+        samples = read(recipe, context.cache, may_write=first)
+    check_alike(context, "the samples are", lambda: _digest(samples))
+    recipe.check_rows(samples.train + samples.held_out)
+    return samples
 
 
 def recipe_of(context: Context) -> DialogueRecipe:
@@ -100,15 +100,15 @@ def _from_hub(
 
 
 def _digest(samples: LoadedSamples[Dialogue]) -> str:
-    told = []
+    digests = []
     for part in (samples.train, samples.held_out):
         texts = (
             text or ""
             for each in part
             for text in (*(turn.text for turn in each.turns), each.answer, each.rejected)
         )
-        told.append(f"{len(part):,} ({short_digest(texts)})")
-    return f"{told[0]} to train on and {told[1]} held out"
+        digests.append(f"{len(part):,} ({short_digest(texts)})")
+    return f"{digests[0]} to train on and {digests[1]} held out"
 
 
 def tokenizer_of(context: Context, samples: LoadedSamples[Dialogue]) -> tuple[Any, list[str]]:

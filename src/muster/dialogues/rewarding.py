@@ -86,10 +86,10 @@ def _new_layer_expected() -> Iterator[None]:
 @torch.no_grad()  # type: ignore[untyped-decorator]
 def rewards(model: Any, texts: Sequence[Sequence[int]], pad: int, batch: int = 64) -> torch.Tensor:
     """(texts) rewards of whole texts, prompt and answer, as token numbers."""
-    found = []
+    parts = []
     for start in range(0, len(texts), batch):
         part = texts[start : start + batch]
         inputs, mask = padded(part, pad)
         device = next(model.parameters()).device
-        found.append(model(inputs.to(device), attention_mask=mask.to(device)).logits[:, 0].float())
-    return torch.cat(found) if found else torch.zeros(0)
+        parts.append(model(inputs.to(device), attention_mask=mask.to(device)).logits[:, 0].float())
+    return torch.cat(parts) if parts else torch.zeros(0)

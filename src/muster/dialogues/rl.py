@@ -122,8 +122,8 @@ class RolloutRecipe(DialogueRecipe):
 
     def survey(self, config: Mapping[str, Any] | None, checked: Survey | None = None) -> Survey:
         """As all dialogues, with the answers that are drawn as samples."""
-        found = super().survey(config, checked)
-        return replace(found, samples=found.samples and found.samples * self.per_prompt)
+        read = super().survey(config, checked)
+        return replace(read, samples=read.samples and read.samples * self.per_prompt)
 
     def longest_prompt(self, config: Mapping[str, Any]) -> tuple[int, str]:
         """As generation says."""
@@ -216,8 +216,8 @@ class GroupRecipe(RolloutRecipe):
     @property
     def group(self) -> Group:
         """The objective."""
-        found: Group = getattr(self, self.workload)
-        return found
+        objective: Group = getattr(self, self.workload)
+        return objective
 
     def trl_arguments(self) -> dict[str, Any]:
         """What TRL's configuration takes beside what all objectives of groups have."""

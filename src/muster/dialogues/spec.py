@@ -179,8 +179,10 @@ class DialogueRecipe(Recipe):
         if config is not None:
             self._check_prompts(samples.train + samples.held_out[: self.evaluate.limit], config)
         plain = named_tokenizer(self.model) and not any(each.chat for each in samples.train)
-        told = "prompts are plain text and taken as they are; data.template=chat puts a chat's template round"
-        notes = (*samples.notes, *samples.skipped.notes, *([told] if plain else []))
+        plain_note = (
+            "prompts are plain text and taken as they are; data.template=chat puts a chat's template round"
+        )
+        notes = (*samples.notes, *samples.skipped.notes, *([plain_note] if plain else []))
         return Survey(len(samples.train), notes, tuple(some_of(samples.train, texts_of)))
 
     def _check_prompts(self, samples: Sequence[Dialogue], config: Mapping[str, Any]) -> None:
@@ -240,15 +242,17 @@ class DialogueRecipe(Recipe):
             wholes.append(prompt + max(answers, default=0))
         (limit, key), longest = self.longest_prompt(config), self.sequence(config)
         notes = []
-        if told := too_long(prompts, of, limit, exact=exact):
+        if excess := too_long(prompts, of, limit, exact=exact):
             then = "left out" if self.data.bad == "skip" else "an error (data.bad=skip leaves them out)"
-            notes.append(f"{told[0]} prompts have no room in {key}, and are {then}; the longest: {told[1]:,}")
+            notes.append(
+                f"{excess[0]} prompts have no room in {key}, and are {then}; the longest: {excess[1]:,}"
+            )
         fits = [whole for prompt, whole in zip(prompts, wholes, strict=True) if prompt <= limit]
         count = round(of * len(fits) / len(prompts)) if prompts else 0
-        if self.answered and (told := too_long(fits, count, longest, exact=exact)):
+        if self.answered and (excess := too_long(fits, count, longest, exact=exact)):
             notes.append(
-                f"{told[0]} samples are longer than data.sequence={longest:,} tokens and lose the end of "
-                f"an answer; the longest has {told[1]:,}"
+                f"{excess[0]} samples are longer than data.sequence={longest:,} tokens and lose the end of "
+                f"an answer; the longest has {excess[1]:,}"
             )
         return notes
 
@@ -320,14 +324,14 @@ def load_samples(recipe: DialogueRecipe, hub: Any = None) -> LoadedSamples[Dialo
             notes += unused_note(files)
             notes += unread_note(files.train[0], partial(fields_read, wanted=wanted), wanted.fields)
         else:
-            train, held, told = hub(source, wanted, skip, recipe.splits)
-            notes += told
+            train, held, more = hub(source, wanted, skip, recipe.splits)
+            notes += more
             abouts.append(str(source.name))
         if not held:
             count = len(train)
             train, held = parted(train, data.validation_fraction, recipe.train.seed, abouts[-1])
-            told = held_note(len(held), count, data.validation_fraction)
-            notes += [f"{Path(abouts[-1]).name}: {each}" for each in told] if data.mix else told
+            more = held_note(len(held), count, data.validation_fraction)
+            notes += [f"{Path(abouts[-1]).name}: {each}" for each in more] if data.mix else more
         trains.append(train)
         helds.append(held)
     train = mixed(trains, [source.share for source in data.sources()])
@@ -337,7 +341,7 @@ def load_samples(recipe: DialogueRecipe, hub: Any = None) -> LoadedSamples[Dialo
             f"the shares of data.mix leave out {given - len(train):,} of {given:,} training samples; without "
             "shares all are trained on"
         )
-    train, held_out, told = in_one_form(train, [each for held in helds for each in held], data.template)
+    train, held_out, more = in_one_form(train, [each for held in helds for each in held], data.template)
     part = split_part(data, train)
     if len(part) < len(train):
         notes.append(f"part {data.part} of data.split has {len(part):,} of {len(train):,} training samples")
@@ -348,7 +352,7 @@ def load_samples(recipe: DialogueRecipe, hub: Any = None) -> LoadedSamples[Dialo
         held_out,
         skipped,
         f"samples: {', '.join(abouts)}",
-        (*notes, *told),
+        (*notes, *more),
     )
 
 
@@ -367,8 +371,8 @@ def in_one_form(
             return each
         return replace(each, turns=(*each.turns[:-1], Turn(USER, each.question)))
 
-    told = f"the plain text of {counted(texts, 'prompt')} is taken as a user's message"
-    why = [f"{told}, as the other prompts are messages"] if mixes else []
+    what = f"the plain text of {counted(texts, 'prompt')} is taken as a user's message"
+    why = [f"{what}, as the other prompts are messages"] if mixes else []
     return [spoken(each) for each in train], [spoken(each) for each in held_out], why
 
 
@@ -396,11 +400,11 @@ def mixed(sets: Sequence[list[Dialogue]], shares: Sequence[float | None]) -> lis
     parts = [len(part) if whole else share or 1.0 for part, share in zip(sets, shares, strict=True)]
     unit = min((len(part) / share for part, share in zip(sets, parts, strict=True) if share), default=0.0)
     dice = random.Random(SPLIT_SEED)
-    found: list[Dialogue] = []
+    chosen: list[Dialogue] = []
     for part, share in zip(sets, parts, strict=True):
-        found += dice.sample(part, min(len(part), round(unit * share)))
-    dice.shuffle(found)
-    return found
+        chosen += dice.sample(part, min(len(part), round(unit * share)))
+    dice.shuffle(chosen)
+    return chosen
 
 
 def split_part(data: DialogueData, samples: list[Dialogue]) -> list[Dialogue]:

@@ -55,8 +55,8 @@ def _reward_loss(forward: Callable[..., Any], inputs: Inputs) -> torch.Tensor:
 
 def _log_probs_loss(forward: Callable[..., Any], inputs: Inputs) -> torch.Tensor:
     """What all objectives rest on; what they make of it is small."""
-    found: torch.Tensor = forward(**inputs, labels=inputs["input_ids"], fused_lm_head=True).log_probs
-    return -found.sum()
+    sums: torch.Tensor = forward(**inputs, labels=inputs["input_ids"], fused_lm_head=True).log_probs
+    return -sums.sum()
 
 
 @contextmanager

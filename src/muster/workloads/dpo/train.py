@@ -28,15 +28,15 @@ class _Trainer(ByPairs, DPOTrainer):  # type: ignore[misc]
             return super().compute_loss(model, inputs, *args, **named)
         labels = inputs["input_ids"].masked_fill(inputs["completion_mask"] == 0, -100)
         given = {name: each for name, each in inputs.items() if name != "completion_mask"}
-        found = model(**given, labels=labels, use_cache=False, fused_lm_head=True)
+        outputs = model(**given, labels=labels, use_cache=False, fused_lm_head=True)
         reference = self.compute_ref_log_probs(self.ref_model or self.model, inputs)
         chosen, rejected = (
             self.beta * (each - before)
-            for each, before in zip(found.log_probs.sum(1).chunk(2), reference, strict=True)
+            for each, before in zip(outputs.log_probs.sum(1).chunk(2), reference, strict=True)
         )
         if self.model.training:
             mask = inputs["completion_mask"][:, 1:]
-            self.see("entropy", (found.entropy.detach() * mask).sum(), mask.sum())
+            self.see("entropy", (outputs.entropy.detach() * mask).sum(), mask.sum())
             return self.preferring(chosen, rejected, self.args.label_smoothing)
         self.seen(inputs, chosen, rejected)
         return chosen.new_zeros(())

@@ -136,15 +136,15 @@ def _in_turn(part: Path, numbers: dict[str, int], *, empty: bool) -> Iterator[tu
 
 def _image_files(folder: Path) -> list[Path]:
     """The images of a class, in sub-folders too."""
-    found = []
+    images = []
     for place, folders, files in os.walk(folder):
         folders[:] = [name for name in folders if not name.startswith(".")]
-        found += [
+        images += [
             Path(place, name)
             for name in files
             if name.lower().endswith(SUFFIXES) and not name.startswith(".")
         ]
-    return sorted(found)
+    return sorted(images)
 
 
 def image_column(wanted: str, names: Sequence[str], where: str) -> str:
@@ -160,14 +160,14 @@ def label_column(wanted: str, names: Sequence[str], where: str) -> str:
 def _column(wanted: str, usual: Sequence[str], names: Sequence[str], where: str) -> str:
     if wanted in names:
         return wanted
-    found = next((name for name in usual if name in names), None) if wanted == usual[0] else None
-    if found is None:
+    column = next((name for name in usual if name in names), None) if wanted == usual[0] else None
+    if column is None:
         raise DataError(
             f"has no column {wanted!r}",
             where=where,
             hint=f"its columns: {', '.join(names)}; data.image and data.label name those to use",
         )
-    return found
+    return column
 
 
 def class_names(metadata: bytes | None, column: str) -> list[str] | None:
@@ -223,12 +223,12 @@ def classes_of(labels: Iterable[object], names: Sequence[str] | None, number: in
     """
     if names:
         return Classes(tuple(names), texts=False)
-    found = set(labels)
-    if any(isinstance(label, str) for label in found):
-        return Classes(tuple(sorted(label for label in found if isinstance(label, str))), texts=True)
+    values = set(labels)
+    if any(isinstance(label, str) for label in values):
+        return Classes(tuple(sorted(label for label in values if isinstance(label, str))), texts=True)
     if number is None:
         number = 0
-        while number in found:
+        while number in values:
             number += 1
     return Classes(tuple(str(each) for each in range(number)), texts=False)
 
@@ -252,10 +252,10 @@ def classes_at(path: Path, image: str, label: str, number: int | None) -> int:
 @lru_cache(maxsize=16)
 def _counted(path: Path, image: str, label: str, number: int | None, stamp: tuple[int, ...]) -> int:
     """Read once for each state of the data: a plan asks for it with each of its ways."""
-    found = find_images(path)
-    if not isinstance(found, DataFiles):
-        return len(found.names)
-    return len(table_classes([read_table(file, image, label) for file in found.train], number).names)
+    images = find_images(path)
+    if not isinstance(images, DataFiles):
+        return len(images.names)
+    return len(table_classes([read_table(file, image, label) for file in images.train], number).names)
 
 
 def _stamp(path: Path) -> tuple[int, ...]:

@@ -372,11 +372,11 @@ def load_parts(data: ImageData, seed: int, number: int | None) -> Parts:
     With data.bad = skip, rows without a usable label are left out and counted in `faults`.
     """
     if data.path:
-        found = find_images(Path(data.path).expanduser())
-        if isinstance(found, ImageBatches):
-            parts = _batches(found)
+        images = find_images(Path(data.path).expanduser())
+        if isinstance(images, ImageBatches):
+            parts = _batches(images)
         else:
-            parts = _folders(found) if isinstance(found, ImageFolders) else _parquet(found, data, number)
+            parts = _folders(images) if isinstance(images, ImageFolders) else _parquet(images, data, number)
     elif data.name:
         parts = _hub(data, number)
     else:
@@ -421,20 +421,20 @@ class FileSource:
         return str(self.files[row])
 
 
-def _folders(found: ImageFolders) -> Parts:
+def _folders(images: ImageFolders) -> Parts:
     def part(files: Sequence[tuple[Path, int]]) -> Shard:
         source = FileSource([file for file, _ in files])
         return Shard(source, list(range(len(files))), [number for _, number in files])
 
-    return Parts(part(found.train), part(found.held_out), found.names)
+    return Parts(part(images.train), part(images.held_out), images.names)
 
 
 # --- CIFAR-10's batches ----------------------------------------------------------------------------------
 
 
-def _batches(found: ImageBatches) -> Parts:
+def _batches(batches: ImageBatches) -> Parts:
     def part(files: Sequence[Path]) -> Shard:
-        read = [found.read(file) for file in files]
+        read = [batches.read(file) for file in files]
         labels = [label for each in read for label in each.labels]
         pixels = np.frombuffer(b"".join(each.pixels for each in read), np.uint8)
         images = pixels.reshape(-1, CHANNELS, SIDE, SIDE).transpose(0, 2, 3, 1)
@@ -442,7 +442,7 @@ def _batches(found: ImageBatches) -> Parts:
         source = ArraySource(np.ascontiguousarray(images), names)
         return Shard(source, list(range(len(labels))), labels)
 
-    return Parts(part(found.train), part(found.held_out), found.names)
+    return Parts(part(batches.train), part(batches.held_out), batches.names)
 
 
 # --- tables ----------------------------------------------------------------------------------------------
@@ -482,11 +482,11 @@ class TableSource:
         return place_in(self.parts, row)
 
 
-def _parquet(found: DataFiles, data: ImageData, number: int | None) -> Parts:
+def _parquet(data_files: DataFiles, data: ImageData, number: int | None) -> Parts:
     """By way of the datasets library, whose cache on this machine the ranks share and map into memory."""
     training, held_out = (
         [read_table(file, data.image, data.label) for file in files]
-        for files in (found.train, found.validation)
+        for files in (data_files.train, data_files.validation)
     )
     first, classes = training[0], table_classes(training, number)
     parts = {
@@ -505,8 +505,8 @@ def _parquet(found: DataFiles, data: ImageData, number: int | None) -> Parts:
 
 def _held_out(parts: Mapping[Any, Shard], *names: str) -> Shard:
     """The first of the parts that has rows, be they usable or not; an empty one where none has."""
-    known = [parts[name] for name in names if name in parts]
-    return next((part for part in known if len(part) or part.faults), Shard(parts["train"].source, [], []))
+    there = [parts[name] for name in names if name in parts]
+    return next((part for part in there if len(part) or part.faults), Shard(parts["train"].source, [], []))
 
 
 def _read(files: Sequence[Path]) -> Any:
@@ -526,16 +526,16 @@ def _table_part(
         )
     source = TableSource(table, image, files)
     values = table.data.table.column(label).to_pylist()
-    known: dict[object, int | None] = {value: classes.number(value) for value in set(values)}
+    numbers: dict[object, int | None] = {value: classes.number(value) for value in set(values)}
     rows, labels, faults = [], [], []
     for row, value in enumerate(values):
-        found = known[value]
-        if found is None:
+        number = numbers[value]
+        if number is None:
             fault = classes.fault(value)
             faults.append(DataError(fault.what, where=source.place(row), hint=fault.hint))
         else:
             rows.append(row)
-            labels.append(found)
+            labels.append(number)
     return Shard(source, rows, labels, faults)
 
 

@@ -83,11 +83,11 @@ def _own_fields(recipe: Recipe) -> dict[str, Any]:
 def make_config(recipe: Recipe, labels: Mapping[str, Any]) -> Any:
     """A configuration from a size's name, a folder or hub name, and the recipe's own fields on top."""
     spec, fields = recipe.model, _own_fields(recipe)
-    known = families.size(spec.name)
-    if known is None and spec.name:
+    size_fields = families.size(spec.name)
+    if size_fields is None and spec.name:
         config = load_from(AutoConfig.from_pretrained, spec.name, "model.name", **fields, **labels)
     else:
-        fields = {"model_type": "vit", **(known or {}), **fields, **labels}
+        fields = {"model_type": "vit", **(size_fields or {}), **fields, **labels}
         config = config_for(fields.pop("model_type"), fields)
     size = data_of(recipe).size
     if size and _image_size(config):

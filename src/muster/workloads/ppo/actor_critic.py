@@ -81,8 +81,8 @@ class ActorCritic(PreTrainedModel):  # type: ignore[misc]
         given = {"input_ids": input_ids, "attention_mask": attention_mask, "use_cache": False}
         hidden = self.critic.base_model(**given)[0]
         values = self.critic.score(hidden[:, -columns - 1 : -1])[..., 0].float()
-        found = (log_probs_of(logits, input_ids[:, -columns:], self.temperature), values)
-        return (*found, entropy_of(logits, self.temperature)) if entropy else found
+        outputs = (log_probs_of(logits, input_ids[:, -columns:], self.temperature), values)
+        return (*outputs, entropy_of(logits, self.temperature)) if entropy else outputs
 
 
 def logits_of(

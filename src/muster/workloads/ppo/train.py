@@ -82,13 +82,13 @@ class _Trainer(Means, Rollouts, Trainer):
 
     def get_batch_samples(self, *given: Any) -> Any:
         """A step's micro-batches of prompts, which `training_step` answers."""
-        found, _ = super().get_batch_samples(*given)
+        batches, _ = super().get_batch_samples(*given)
         self._at = 0
         if not self._left:
-            self._waiting = [batch["prompts"].tolist() for batch in found]
+            self._waiting = [batch["prompts"].tolist() for batch in batches]
             self._left = self.ppo.epochs - self.state.global_step % self.ppo.epochs
         self._left -= 1
-        return found, None
+        return batches, None
 
     def training_step(self, model: Any, inputs: dict[str, Any], *_: Any, **__: Any) -> torch.Tensor:
         """Loss and gradient of a micro-batch of answers. They are in `inputs` afterwards."""
@@ -200,12 +200,12 @@ class _Trainer(Means, Rollouts, Trainer):
 def parted(groups: Sequence[dict[str, Any]], critic: Any, rate: float) -> list[dict[str, Any]]:
     """An optimizer's groups of parameters, with the critic's in groups of their own behind the others."""
     own = {id(parameter) for parameter in critic.parameters()}
-    found = []
+    split = []
     for inside, change in ((False, {}), (True, {"lr": rate})):
         for group in groups:
             part = [each for each in group["params"] if (id(each) in own) == inside]
-            found += [{**group, "params": part, **change}] if part else []
-    return found
+            split += [{**group, "params": part, **change}] if part else []
+    return split
 
 
 def _part(weights: Mapping[str, Any], prefix: str) -> dict[str, Any]:

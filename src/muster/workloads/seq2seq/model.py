@@ -83,12 +83,12 @@ def make_config(context: Context, tokenizer: Any) -> Any:
     """A configuration from a size's name, a folder or hub name, and the recipe's own fields on top."""
     spec = context.recipe.model
     fields = dict(spec.config or {})
-    known = families.size(spec.name)
-    if known is None and spec.name:
+    size_fields = families.size(spec.name)
+    if size_fields is None and spec.name:
         return load_from(AutoConfig.from_pretrained, spec.name, "model.name", **fields)
-    fields = {"model_type": "t5", **(known or {}), **fields}
+    fields = {"model_type": "t5", **(size_fields or {}), **fields}
     kind = fields.pop("model_type")
-    fields["vocab_size"] = max(len(tokenizer), int(fields.get("vocab_size", 0)) if known else 0)
+    fields["vocab_size"] = max(len(tokenizer), int(fields.get("vocab_size", 0)) if size_fields else 0)
     if tokenizer.pad_token_id is not None:
         fields.setdefault("pad_token_id", tokenizer.pad_token_id)
         fields.setdefault("decoder_start_token_id", tokenizer.pad_token_id)

@@ -126,7 +126,7 @@ class PairData(SplitData):
     def candidates(self) -> list[tuple[str, str]]:
         """Pairs of fields that a row's input and target may be in; what the recipe names stays."""
         one, other = self.named("input"), self.named("target")
-        return list(dict.fromkeys((one or known[0], other or known[1]) for known in self.pairs))
+        return list(dict.fromkeys((one or pair[0], other or pair[1]) for pair in self.pairs))
 
     def fields(self) -> tuple[str, ...]:
         """All fields that are looked for."""
@@ -169,9 +169,9 @@ print(words.decode(made[0], skip_special_tokens=True, clean_up_tokenization_spac
         """Files by name, and the fields that are read."""
         files = find_data(path, self.data.splits)
         row = next(read_pairs(files.train, self.data, limit=1, skip=Skipped().where(self.data.bad)))
-        told = parts_of(path, files.train, files.validation, self.data.validation_fraction, files.unused)
+        parts = parts_of(path, files.train, files.validation, self.data.validation_fraction, files.unused)
         schema = f" with schema {self.data.schema_}" if self.data.schema_ else ""
-        return f"{told}; from field {row.fields[0]}{schema} to field {row.fields[1]}"
+        return f"{parts}; from field {row.fields[0]}{schema} to field {row.fields[1]}"
 
     def short_data(self, samples: int) -> dict[str, Any]:
         """Fewer generated questions."""
@@ -202,10 +202,10 @@ print(words.decode(made[0], skip_special_tokens=True, clean_up_tokenization_spac
         for what, texts, key in (("inputs", inputs, "max_source"), ("targets", targets, "max_target")):
             limit = getattr(data, key)
             lengths = [number + 1 for number in counted.count(texts)]  # with the end
-            if told := too_long(lengths, read.samples or 0, limit, exact=counted.exact):
+            if excess := too_long(lengths, read.samples or 0, limit, exact=counted.exact):
                 notes.append(
-                    f"{told[0]} {what} are longer than data.{key}={limit} tokens and lose their end; the "
-                    f"longest has {told[1]:,}"
+                    f"{excess[0]} {what} are longer than data.{key}={limit} tokens and lose their end; the "
+                    f"longest has {excess[1]:,}"
                 )
         return notes
 
@@ -302,8 +302,8 @@ def pair_of(record: Mapping[str, Any], data: PairData, where: str, folder: Path 
     fields = fields_of(record, data, where)
     question = text_of(record, fields[0], where, data.key("input"), blank=False)
     target = text_of(record, fields[1], where, data.key("target"), blank=False)
-    found = (record.get(field) for field in databases.FIELDS)
-    named = next((name for name in found if isinstance(name, str) and name), None)
+    names = (record.get(field) for field in databases.FIELDS)
+    named = next((name for name in names if isinstance(name, str) and name), None)
     database = databases.find_database(named, folder) if named and folder else None
     schema = schema_of(record, data, where, named, database) if data.schema_ else ""
     missing = named if database is None else None
@@ -322,9 +322,9 @@ def fields_of(record: Mapping[str, Any], data: PairData, where: str) -> tuple[st
     texts = [pair for pair in texts if values[pair[0]].strip()] or texts
     rivals = [one for one, other in texts if other == texts[0][1]]
     if len(rivals) > 1:
-        told = " and ".join(rivals)
+        rival_names = " and ".join(rivals)
         hint = f"{data.key('input')}={rivals[0]}, and data.schema={rivals[1]} where the model shall read both"
-        raise DataError(f"the input may be any of the fields {told}", where=where, hint=hint)
+        raise DataError(f"the input may be any of the fields {rival_names}", where=where, hint=hint)
     there = texts or [pair for pair in pairs if all(values[field] is not MISSING for field in pair)]
     if there:
         return there[0]

@@ -312,8 +312,8 @@ def schemas_cut(train: Encoded, held_out: Encoded, length: int) -> list[str]:
     cut, questions = train.schemas_cut + held_out.schemas_cut, train.questions_cut + held_out.questions_cut
     if not cut:
         return []
-    told = f"data.max_source={length} is too short for {counted(cut, 'sample')}: the end of the schema is cut"
-    return [told + (f"; {counted(questions, 'sample')} lost a part of the question too" if questions else "")]
+    note = f"data.max_source={length} is too short for {counted(cut, 'sample')}: the end of the schema is cut"
+    return [note + (f"; {counted(questions, 'sample')} lost a part of the question too" if questions else "")]
 
 
 def _cut(tokens: list[int], length: int) -> list[int]:
