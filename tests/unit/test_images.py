@@ -16,7 +16,7 @@ from muster.core.errors import DataError
 from muster.core.recipe import recipe_from
 from muster.inputs.read import check_data, read_inputs
 from muster.store.records import DataFiles
-from muster.workloads.image_classification.batches import Batch, ImageBatches
+from muster.workloads.image_classification.batches import ImageBatches, LabelledPixels
 from muster.workloads.image_classification.files import (
     ImageFolders,
     classes_of,
@@ -288,7 +288,7 @@ def test_cifars_own_pickles(tmp_path: Path) -> None:
         assert isinstance(found, ImageBatches) and found.names == ("cat", "dog")
         assert [file.name for file in found.train] == ["data_batch_1", "data_batch_2"]
         assert [file.name for file in found.held_out] == ["test_batch"]
-        assert found.read(folder / "test_batch") == Batch((0, 1), stored[b"data"].tobytes())
+        assert found.read(folder / "test_batch") == LabelledPixels((0, 1), stored[b"data"].tobytes())
         check_data(recipe(path), here=True)
         assert recipe(path).classes() == 2 and "test_batch" in recipe(path).describe_data(path)
 

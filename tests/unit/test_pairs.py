@@ -93,3 +93,14 @@ def test_a_hub_data_set_that_is_a_script(hub: Path, tmp_path: Path, monkeypatch:
     monkeypatch.setattr(datasets, "load_dataset", by_revision)
     assert len(load(tmp_path, name=str(script)).train) == 5
     assert asked == [None, "refs/convert/parquet"]
+
+
+def test_columns_of_a_hub_data_set_that_nobody_reads_are_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither the pair's, as far as a dot leads into them, nor those that name a database."""
+    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path / "datasets")
+    rows = [{"id": n, "question": f"q{n}", "sql": {"human_readable": "s"}, "db_id": "x"} for n in range(4)]
+    parquet.write_table(Table.from_pylist(rows), tmp_path / "train-00000-of-00001.parquet")
+    notes = load(tmp_path, name=str(tmp_path)).notes
+    assert [note.rpartition(": ")[2] for note in notes if "not read" in note] == ["id"]

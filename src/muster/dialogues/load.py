@@ -28,7 +28,7 @@ from muster.dialogues.spec import (
 )
 from muster.dialogues.tokens import Fitting, Templates, with_template
 from muster.store.lines import Skip, each_made
-from muster.store.records import LoadedSamples, Splits
+from muster.store.records import LoadedSamples, Splits, left_note
 from muster.worker.context import Context
 from muster.worker.data import sqlgen
 from muster.worker.data.digest import short_digest
@@ -92,8 +92,7 @@ def _from_hub(
         placed = ((f"{source.name}, {name}[{number}]", row) for number, row in enumerate(loaded[name]))
         parts[name] = list(each_made(placed, lambda row, place: dialogue_of(row, wanted, place), skip))
     first: dict[str, Any] = next(iter(loaded["train"]), {})
-    unread = [name for name in first if name not in fields_read(first, wanted)]
-    notes = [f"{source.name}: fields that are not read: {', '.join(unread)}"] if unread else []
+    notes = left_note(source.name, first, fields_read(first, wanted))
     unused = unused_parts(loaded, held_name)
     notes += [f"{source.name}: not used: {', '.join(unused)}"] if unused else []
     return parts["train"], parts[held_name] if held_name else [], notes

@@ -179,10 +179,10 @@ class DialogueRecipe(Recipe):
         if config is not None:
             self._check_prompts(samples.train + samples.held_out[: self.evaluate.limit], config)
         plain = named_tokenizer(self.model) and not any(each.chat for each in samples.train)
-        plain_note = (
+        taken = (
             "prompts are plain text and taken as they are; data.template=chat puts a chat's template round"
         )
-        notes = (*samples.notes, *samples.skipped.notes, *([plain_note] if plain else []))
+        notes = (*samples.notes, *samples.skipped.notes, *([taken] if plain else []))
         return Survey(len(samples.train), notes, tuple(some_of(samples.train, texts_of)))
 
     def _check_prompts(self, samples: Sequence[Dialogue], config: Mapping[str, Any]) -> None:

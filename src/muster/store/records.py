@@ -215,12 +215,17 @@ def unread_note(
     is made of; `fields`: all that are looked for."""
 
     def left(row: Mapping[str, Any], _: str) -> list[str]:
-        used = {root for field in read(row) for root in (field, field.partition(".")[0])}
-        return [str(name) for name in row if name not in used]
+        return left_note(file.name, row, read(row))
 
     ignored = Skipped().add
-    names = next(each_made(read_rows(file, ignored, fields=fields), left, ignored), [])
-    return [f"{file.name}: fields that are not read: {', '.join(names)}"] if names else []
+    return next(each_made(read_rows(file, ignored, fields=fields), left, ignored), [])
+
+
+def left_note(where: str, names: Iterable[str], used: Iterable[str]) -> list[str]:
+    """What to say of fields that nobody reads. `used`: names, or dotted paths, of those that are."""
+    roots = {root for field in used for root in (field, field.partition(".")[0])}
+    left = [str(name) for name in names if name not in roots]
+    return [f"{where}: fields that are not read: {', '.join(left)}"] if left else []
 
 
 def unused_note(files: DataFiles) -> list[str]:

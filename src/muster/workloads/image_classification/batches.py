@@ -27,7 +27,7 @@ _ARRAY = {
 
 
 @dataclass(frozen=True)
-class Batch:
+class LabelledPixels:
     """Classes of images, and the images' bytes: each has 1,024 red, then green, then blue, row by row."""
 
     labels: tuple[int, ...]
@@ -42,7 +42,7 @@ class ImageBatches:
     train: tuple[Path, ...]
     held_out: tuple[Path, ...]
 
-    def read(self, file: Path) -> Batch:
+    def read(self, file: Path) -> LabelledPixels:
         """Read one of the files. Raises DataError."""
         content = _unpickled(file)
         labels, data = content.get(b"labels"), content.get(b"data")
@@ -56,7 +56,7 @@ class ImageBatches:
             if not (isinstance(label, int) and 0 <= label < len(self.names)):
                 what = f"label {label!r} is out of range: {len(self.names)} classes"
                 raise DataError(what, where=f"{file}[{row}]")
-        return Batch(tuple(labels), pixels)
+        return LabelledPixels(tuple(labels), pixels)
 
 
 def find_batches(path: Path) -> ImageBatches | None:

@@ -133,6 +133,10 @@ class PairData(SplitData):
         given = (self.schema_,) if self.schema_ else ()
         return (*(field for pair in self.candidates() for field in pair), *given, *databases.FIELDS)
 
+    def used(self, pair: tuple[str, str]) -> list[str]:
+        """All fields that are read of a row whose input and target are in this pair."""
+        return [*pair, *([self.schema_] if self.schema_ else []), *databases.FIELDS]
+
     def asked(self, question: str, schema: str) -> str:
         """The input without its prefix."""
         return f"{question}{JOIN}{schema}" if schema else question
@@ -264,11 +268,11 @@ class PairRow:
 
 def load_rows(data: PairData, seed: int, path: Path | None, hub: Any = None) -> LoadedSamples[PairRow]:
     """The rows of a file or folder. `hub`: reads those of data.name, where `path` is None: (data, skip) ->
-    (train, held out, where they are from). Raises DataError."""
+    (train, held out, where they are from, notes). Raises DataError."""
     notes, skipped = list[str](), Skipped()
     skip = skipped.where(data.bad)
     if path is None:
-        train, held_out, about = hub(data, skip)
+        train, held_out, about, notes = hub(data, skip)
     else:
         files = find_data(path, data.splits)
         train = list(read_pairs(files.train, data, limit=data.limit, skip=skip))
@@ -386,7 +390,6 @@ def files_notes(files: DataFiles, data: PairData) -> list[str]:
     """What to say of files and fields that nobody reads."""
 
     def read(row: Mapping[str, Any]) -> list[str]:
-        schema = [data.schema_] if data.schema_ else []
-        return [*fields_of(row, data, str(files.train[0])), *schema, *databases.FIELDS]
+        return data.used(fields_of(row, data, str(files.train[0])))
 
     return [*unused_note(files), *unread_note(files.train[0], read, data.fields())]

@@ -21,7 +21,7 @@ from muster.core.data import Generated
 from muster.core.recipe import Recipe
 from muster.core.units import counted
 from muster.store.lines import Skip, each_made
-from muster.store.records import LoadedSamples
+from muster.store.records import LoadedSamples, left_note
 from muster.worker.context import Context
 from muster.worker.data.digest import short_digest
 from muster.worker.data.hub import held_part, hub_parts, unused_parts
@@ -259,7 +259,9 @@ def _generate(generated: Generated, folder: Path) -> None:
     sqlgen.build(folder, seed=generated.seed, train=generated.train, validation=generated.validation)
 
 
-def _from_hub(data: PairData, skip: Skip | None) -> tuple[list[PairRow], list[PairRow], str]:
+def _from_hub(data: PairData, skip: Skip | None) -> tuple[list[PairRow], list[PairRow], str, list[str]]:
+    """The pairs to train on and those that are held out, where they are from, and the fields that nobody
+    reads."""
     assert data.name
     loaded = hub_parts(data.name, data.subset, data.splits)
     held_name = held_part(loaded)
@@ -276,7 +278,9 @@ def _from_hub(data: PairData, skip: Skip | None) -> tuple[list[PairRow], list[Pa
     about = data.name + (f", held out its part {held_name}" if held_name else "")
     unused = unused_parts(loaded, held_name)
     about += f", not used {', '.join(unused)}" if unused else ""
-    return parts["train"][: data.limit], parts[held_name] if held_name else [], about
+    train = parts["train"]
+    left = left_note(data.name, loaded["train"].column_names, data.used(train[0].fields)) if train else []
+    return train[: data.limit], parts[held_name] if held_name else [], about, left
 
 
 class Encoded(Dataset[dict[str, list[int]]]):  # type: ignore[misc]
