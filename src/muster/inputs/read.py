@@ -8,13 +8,14 @@ import pwd
 import re
 import stat
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from muster.core import families
-from muster.core.errors import DataError, RecipeError
+from muster.core.errors import DataError, ReaderMissingError, RecipeError
 from muster.core.inventory import MOUNTED, Inventory, read_inventory
 from muster.core.job import Decision
 from muster.core.promises import held_module
@@ -213,7 +214,9 @@ def check_data(recipe: Recipe, *, here: bool) -> Survey | None:
         if here:
             raise DataError("no such data", where=str(path), hint="data.path=FILE or FOLDER")
         path = None  # on the hosts, whose ranks will say so if it is not
-    return recipe.check_data(path, model_config(recipe) or {})
+    with suppress(ReaderMissingError):  # ranks have the reader, and say what is wrong
+        return recipe.check_data(path, model_config(recipe) or {})
+    return None
 
 
 PASSED = ("NCCL_", "UCX_", "GLOO_", "MV2_")  # as Slurm and DeepSpeed's launcher pass them on
