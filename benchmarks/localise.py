@@ -31,7 +31,7 @@ from typing import Any
 
 from localise_page import write
 from localise_peers import PEERS
-from simulate import NOISES, Planted, SimulatedFleet, hunt, resampled
+from simulate import NOISES, Planted, SimulatedFleet, by_size, hunt, resampled
 
 from muster.judging import State, Topology, judge_state
 from muster.judging.faults import OF_HOSTS, Kind
@@ -114,6 +114,8 @@ HARDER: dict[str, dict[str, Any]] = {
     "5 % of jobs 30 % slow once": {"hiccups": 0.05, "hiccup": (0.3, 0.3)},
     "16 hosts alike 8 % slower": {"older": (16, 0.08)},
     "10 % of hosts three times as noisy": {"unsteady": (0.1, 3.0)},
+    "pairs four times as noisy as hosts alone": {"noise": by_size(0.004, 0.016)},
+    "2 % of steps stall": {"stalls": (0.02, 10.0)},
 }
 COURSE: dict[str, Any] = {"course": 0.002}
 UNTIMED: dict[str, Any] = {"drift": 0.02, "timed": False}
