@@ -116,6 +116,8 @@ HARDER: dict[str, dict[str, Any]] = {
     "10 % of hosts three times as noisy": {"unsteady": (0.1, 3.0)},
     "pairs four times as noisy as hosts alone": {"noise": by_size(0.004, 0.016)},
     "2 % of steps stall": {"stalls": (0.02, 10.0)},
+    "2 % of steps stall, windows of ten": {"stalls": (0.02, 10.0), "window": 10},
+    "0.4 % of steps stall": {"stalls": (0.004, 10.0)},
 }
 COURSE: dict[str, Any] = {"course": 0.002}
 UNTIMED: dict[str, Any] = {"drift": 0.02, "timed": False}

@@ -90,8 +90,9 @@ class SimulatedFleet:
     from host to host, for good; `hiccups`: share of jobs slowed by something that does not last, by a share
     of their time between the two of `hiccup`; `older`: how many hosts are of other hardware, alike slower by
     a share; `unsteady`: share of the hosts whose jobs scatter so many times as much; `course`: deviation
-    between the halves of a job, where jobs tell them; `stalls`: share of a job's steps that take so many times
-    as long, where jobs tell their course by the steps, which differ by STEP_NOISE besides;
+    between the halves of a job, where jobs tell them; `stalls`: share of a job's steps that take so many
+    times as long, where jobs tell their course by windows of `window` steps, which differ by STEP_NOISE
+    besides;
     `waits`: jobs tell what each host waited; `drift`: of the whole fleet, from wave to wave (each wave has a
     pace of its own, whatever the one before had); `timed`: jobs tell which of them ran at once, and when."""
 
@@ -106,6 +107,7 @@ class SimulatedFleet:
     unsteady: tuple[float, float] = (0.0, 1.0)
     course: float = 0.0
     stalls: tuple[float, float] = (0.0, 1.0)
+    window: int = 1
     communication: float = 0.2
     waits: bool = False
     drift: float = 0.0
@@ -205,8 +207,9 @@ class SimulatedFleet:
             math.exp(usual) * draw.gauss(1.0, STEP_NOISE) * (times if draw.random() < share else 1.0)
             for _ in range(STEPS)
         ]
-        mean = math.fsum(steps) / STEPS
-        return mean, halves_of(steps), statistics.stdev(steps) / mean / math.sqrt(STEPS)
+        windows = [statistics.fmean(each) for each in zip(*[iter(steps)] * self.window, strict=True)]
+        mean = statistics.fmean(windows)
+        return mean, halves_of(windows), statistics.stdev(windows) / mean / math.sqrt(len(windows))
 
     def _met(self, hosts: Group) -> list[Planted]:
         """The faults that a job on these hosts meets."""

@@ -30,6 +30,7 @@ from muster.judging import (
 )
 from muster.judging.grouping import File, files_of, notes_of
 from muster.judging.readings import smallest
+from muster.judging.stalls import usual_paces
 from muster.readers.base import APART, JobLog, MeasuredWindows
 
 # Why nothing is known of a host that no observation is of.
@@ -69,7 +70,7 @@ def judged(
     """The document, from all logs. `switches`: the hosts behind each, where that is known."""
     files = files_of(logs)
     shared = shared_ends([each.log for each in files if each.of is None])
-    jobs = _with_errors([_job(each, shared) for each in files])
+    jobs = _at_usual_paces(_with_errors([_job(each, shared) for each in files]))
     observations = [each.observation for each in jobs if each.observation is not None]
     hosts = sorted({host for each in files for host in each.log.hosts}, key=_natural)
     state = localise(observations, Topology.of(hosts, switches or {}), settings, stored)
@@ -111,7 +112,8 @@ def _least(state: State) -> dict[Class, float]:
     for row, kind in enumerate(state.case.readings.kind):
         rows.setdefault(kind, []).append(row)
     return {
-        kind: math.expm1(smallest(state.case.readings, own, state.settings)) for kind, own in rows.items()
+        kind: math.expm1(min([smallest(state.case.readings, [row], state.settings) for row in own]))
+        for kind, own in rows.items()
     }
 
 
@@ -156,6 +158,23 @@ def _with_errors(jobs: Sequence[_Job]) -> list[_Job]:
             job = replace(job, observation=replace(job.observation, spread=spread))
         made.append(job)
     return made
+
+
+def _at_usual_paces(jobs: Sequence[_Job]) -> list[_Job]:
+    """With the pace of their usual steps, where jobs stall whoever runs them."""
+    usual = iter(usual_paces([each.observation for each in jobs if each.observation is not None]))
+    return [replace(job, observation=next(usual)) if job.observation is not None else job for job in jobs]
+
+
+def _lost_in_stalls(jobs: Sequence[_Job]) -> dict[str, float]:
+    """Of works whose jobs are compared by their usual steps, the largest share of a job's time that the
+    others took."""
+    most: dict[str, float] = {}
+    for job in jobs:
+        told = job.observation
+        if told is not None and told.seconds and job.log.pace and told.seconds != job.log.pace:
+            most[job.work] = max(1.0 - told.seconds / job.log.pace, most.get(job.work, 0.0))
+    return most
 
 
 def _error_of(job: _Job) -> float | None:
@@ -335,7 +354,13 @@ def _notes(jobs: Sequence[_Job]) -> list[str]:
             f"{counted(len(alone), 'job')} of which the log does not say what was trained: compared with no "
             "others; --workload NAME says it of all of these"
         )
-    if stalled := [log for log in logs if log.measured and log.measured.stalls]:
+    lost = _lost_in_stalls(jobs)
+    found += [
+        f"jobs of {work} lose up to {share:.0%} of their time in steps that stall, whoever runs them: they "
+        "are compared by their usual steps"
+        for work, share in lost.items()
+    ]
+    if stalled := [each.log for each in jobs if each.of is None and each.work not in lost and _stalls(each)]:
         worst = max(stalled, key=lambda log: _stalled(log)[0])
         found.append(
             f"{counted(len(stalled), 'job')} whose pace is not sure, since a few steps took much longer than "
@@ -349,6 +374,11 @@ def _notes(jobs: Sequence[_Job]) -> list[str]:
     if len(told) >= MANY and len({host for hosts in told for host in hosts}) == sum(map(len, told)):
         found.append(f"no host is in two of the {len(told)} jobs: were the hosts read rightly?")
     return found
+
+
+def _stalls(job: _Job) -> bool:
+    """Whether a few of its windows took much longer than the others."""
+    return job.log.measured is not None and job.log.measured.stalls is not None
 
 
 def _stalled(log: JobLog) -> tuple[float, str]:

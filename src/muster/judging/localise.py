@@ -13,6 +13,7 @@ from muster.judging.explain import Component, explain, outstanding, rests_on_one
 from muster.judging.faults import OF_HOSTS, FaultCase
 from muster.judging.observation import Observation, Settings, Topology
 from muster.judging.readings import read
+from muster.judging.stalls import usual_paces
 from muster.judging.unpaced import unpaced, with_doubt
 
 MANY = 2.0  # hosts that seem to be bad, from where on faults are more common than was assumed
@@ -60,6 +61,7 @@ def localise(
     `stored`: baselines from elsewhere, used where the fleet is too small to make its own.
     """
     settings = settings or Settings()
+    observations = usual_paces(observations)
     moments = moments_of(observations)
     alike: list[Alike] = []
     for left in reversed(range(KINDS + 1)):
