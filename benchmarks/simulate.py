@@ -92,9 +92,9 @@ class SimulatedFleet:
     a share; `unsteady`: share of the hosts whose jobs scatter so many times as much; `course`: deviation
     between the halves of a job, where jobs tell them; `stalls`: share of a job's steps that take so many
     times as long, where jobs tell their course by windows of `window` steps, which differ by STEP_NOISE
-    besides;
-    `waits`: jobs tell what each host waited; `drift`: of the whole fleet, from wave to wave (each wave has a
-    pace of its own, whatever the one before had); `timed`: jobs tell which of them ran at once, and when."""
+    besides; `waits`: jobs tell what each host waited; `drift`: of the whole fleet, from wave to wave (each
+    wave has a pace of its own, and a share `kept` of the one before's, an AR(1) process); `timed`: jobs tell
+    which of them ran at once, and when."""
 
     topology: Topology
     faults: tuple[Planted, ...] = ()
@@ -111,10 +111,12 @@ class SimulatedFleet:
     communication: float = 0.2
     waits: bool = False
     drift: float = 0.0
+    kept: float = 0.0
     timed: bool = False
     jobs: int = field(default=0, init=False)
     waves: int = field(default=0, init=False)
     clock: float = field(default=0.0, init=False)
+    pace: float = field(default=0.0, init=False)
 
     def __post_init__(self) -> None:
         self.random = random.Random(self.seed)
@@ -137,7 +139,9 @@ class SimulatedFleet:
     def run(self, groups: Iterable[Group], work: str = "") -> list[Observation]:
         """A wave: every group's job, at once."""
         self.waves += 1
-        pace = self.random.gauss(0.0, self.drift) if self.drift else 0.0
+        fresh = math.sqrt(1.0 - self.kept**2) if self.waves > 1 else 1.0
+        pace = self.kept * self.pace + fresh * self.random.gauss(0.0, self.drift) if self.drift else 0.0
+        self.pace = pace
         made = [self._job(group, work, pace) for group in groups]
         if not self.timed:
             return made

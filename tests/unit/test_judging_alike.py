@@ -78,6 +78,21 @@ def test_in_pairs_of_either_kind_while_jobs_are_asked_for() -> None:
             assert sum(len(each.hosts) for each in found.alike) in (15, 16, 17)
 
 
+@pytest.mark.parametrize("fast", [1, 4, 16, 24, 30])
+@pytest.mark.parametrize("slower", [0.03, 0.08, 0.3])
+def test_hosts_that_are_faster_make_nobody_slow(fast: int, slower: float) -> None:
+    """Pairs of two fast hosts are few, and pairs at the pace of the others many: these are normal. A host of
+    the others that is slower still is named, unless nearly half are fast: then it may stay unknown."""
+    for seed in (7, 11):
+        fleet = SimulatedFleet(PLACE, seed=seed, timed=True, older=(64 - fast, slower))
+        assert not judge_state(hunt(fleet, 6).state).accused
+    slow = next(host for host, own in fleet.own.items() if own > 0)
+    fault = Planted("card", (slow,), 0.1)
+    again = SimulatedFleet(PLACE, (fault,), seed=11, timed=True, older=(64 - fast, slower))
+    named = [each.subject for each in judge_state(hunt(again, 6).state).accused]
+    assert named == [(slow,)] or (fast > 16 and not named)
+
+
 def test_what_shows_in_groups_alone_is_no_hardware() -> None:
     slow = tuple(Planted("card", (host,), 0.08) for host in OLDER)
     fleet = SimulatedFleet(PLACE, slow, seed=3, timed=True)
