@@ -6,13 +6,13 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from muster.judging.alike import KINDS, Alike, apart, hosts_alike
+from muster.judging.alike import KINDS, REACH, Alike, apart, hosts_alike
 from muster.judging.baseline import Baseline, Class
 from muster.judging.detrend import moments_of, side_by_side
 from muster.judging.explain import Component, explain, outstanding, rests_on_one_job, switch_faults
-from muster.judging.faults import OF_HOSTS, FaultCase
+from muster.judging.faults import OF_HOSTS, FaultCase, Fit
 from muster.judging.observation import Observation, Settings, Topology
-from muster.judging.readings import read
+from muster.judging.readings import Readings, read
 from muster.judging.stalls import usual_paces
 from muster.judging.unpaced import unpaced, with_doubt
 
@@ -25,7 +25,8 @@ class State:
     with all that are behind its switch; absent: nothing points at it. `once`: the suspects of which a single
     job says so, and others do not: as suspicious as that makes them, none is convicted. `alike`: hosts
     slower than others by the same, judged beside each other; `drifts`: by work, the deviation of a pace that
-    drifts, of which the moments are not known."""
+    drifts, of which the moments are not known; `akin`: suspects that are as slow as hosts alike, and not
+    convicted."""
 
     observations: tuple[Observation, ...]
     case: FaultCase
@@ -36,6 +37,7 @@ class State:
     once: frozenset[int] = frozenset()
     alike: tuple[Alike, ...] = ()
     drifts: Mapping[str, float] = field(default_factory=dict)
+    akin: frozenset[int] = frozenset()
 
     @property
     def topology(self) -> Topology:
@@ -91,17 +93,35 @@ def localise(
         for host in suspects
         if (fit := part_of[host].likeliest(host)) is not None and rests_on_one_job(case, host, fit)
     )
-    suspects |= {host: min(suspects[host], settings.named) for host in once}
+    akin = frozenset(
+        host for host in suspects if (fit := part_of[host].likeliest(host)) and _akin(fit, readings, alike)
+    )
+    suspects |= {host: min(suspects[host], settings.named) for host in once | akin}
     for part in parts:
         for fault in part.faults():
-            if fault.kind == "rack":
+            if fault.kind == "rack" and not _akin(part.fit_of(fault), readings, alike):
                 for host, switch in enumerate(topology.behind):
                     if switch == fault.where[0]:
                         suspects[host] = max(suspects.get(host, 0.0), part.of_host(host, switch))
                         part_of[host] = part
     return State(
-        detrended.observations, case, parts, baselines, suspects, part_of, once, tuple(alike), drift.deviation
+        detrended.observations,
+        case,
+        parts,
+        baselines,
+        suspects,
+        part_of,
+        once,
+        tuple(alike),
+        drift.deviation,
+        akin,
     )
+
+
+def _akin(fit: Fit, readings: Readings, groups: Sequence[Alike]) -> bool:
+    """Whether it is slower by as much as a group of hosts alike: it may be of their hardware."""
+    near = REACH * max([readings.sigma[row] for row, _ in fit.expects], default=0.0)
+    return any(abs(fit.by - math.log1p(group.slower)) <= near for group in groups)
 
 
 def _slowed_by_switches(
