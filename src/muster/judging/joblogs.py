@@ -66,11 +66,13 @@ def judged(
     settings: Settings,
     stored: Mapping[Class, Baseline],
     switches: Mapping[str, Sequence[str]] | None = None,
+    hardware: Mapping[str, str] | None = None,
 ) -> document.Judged:
-    """The document, from all logs. `switches`: the hosts behind each, where that is known."""
+    """The document, from all logs. `switches`: the hosts behind each, where that is known; `hardware`: of
+    each host, where the user says it. None: there is no way to say it."""
     files = files_of(logs)
     shared = shared_ends([each.log for each in files if each.of is None])
-    jobs = _at_usual_paces(_with_errors([_job(each, shared) for each in files]))
+    jobs = _at_usual_paces(_with_errors([_job(each, shared, hardware or {}) for each in files]))
     observations = [each.observation for each in jobs if each.observation is not None]
     hosts = sorted({host for each in files for host in each.log.hosts}, key=_natural)
     state = localise(observations, Topology.of(hosts, switches or {}), settings, stored)
@@ -100,7 +102,7 @@ def judged(
             *shared.notes(),
             *_notes(jobs),
             *_apart(verdict, stored),
-            *_alike(verdict),
+            *_alike(verdict, askable=hardware is not None),
             *_drifting(state, least),
         ],
     )
@@ -137,8 +139,9 @@ def work_of(log: JobLog) -> str:
     return ", ".join(parts)
 
 
-def _job(file: File, shared: SharedEnds) -> _Job:
-    work = work_of(file.log)
+def _job(file: File, shared: SharedEnds, hardware: Mapping[str, str]) -> _Job:
+    kinds = sorted({hardware[host] for host in file.log.hosts if host in hardware})
+    work = ", ".join([work_of(file.log), *([f"on {' and '.join(kinds)}"] if kinds else [])])
     observation = observation_of(file.log, work, shared) if file.of is None else None
     return _Job(file.log, work, observation, file.of, shared.of(file.log))
 
@@ -294,11 +297,12 @@ def _drifting(state: State, least: Mapping[Class, float]) -> list[str]:
     return found
 
 
-def _alike(verdict: Judgement) -> list[str]:
+def _alike(verdict: Judgement, *, askable: bool) -> list[str]:
     """Hosts that are slower than the others by the same."""
+    how = "; --hardware NAME=HOSTS says that they are of another" if askable else ""
     return [
         f"{each.words} {fold_hosts(each.hosts)} are judged beside each other; where they are of the same "
-        "hardware as the others, they are slow"
+        f"hardware as the others, they are slow{how}"
         for each in verdict.alike
     ]
 
