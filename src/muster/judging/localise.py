@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from muster.judging.alike import KINDS, REACH, Alike, apart, hosts_alike
 from muster.judging.baseline import Baseline, Class
 from muster.judging.detrend import moments_of, side_by_side
-from muster.judging.explain import Component, explain, outstanding, rests_on_one_job, switch_faults
+from muster.judging.explain import Component, explain, outstanding, rests_on_one_job, shown_by, switch_faults
 from muster.judging.faults import OF_HOSTS, FaultCase, Fit
 from muster.judging.observation import Observation, Settings, Topology
 from muster.judging.readings import Readings, read
@@ -97,13 +97,9 @@ def localise(
         host for host in suspects if (fit := part_of[host].likeliest(host)) and _akin(fit, readings, alike)
     )
     suspects |= {host: min(suspects[host], settings.named) for host in once | akin}
-    for part in parts:
-        for fault in part.faults():
-            if fault.kind == "rack" and not _akin(part.fit_of(fault), readings, alike):
-                for host, switch in enumerate(topology.behind):
-                    if switch == fault.where[0]:
-                        suspects[host] = max(suspects.get(host, 0.0), part.of_host(host, switch))
-                        part_of[host] = part
+    for host, part, chance in _of_racks(case, parts, alike):
+        suspects[host] = max(suspects.get(host, 0.0), chance)
+        part_of[host] = part
     return State(
         detrended.observations,
         case,
@@ -116,6 +112,23 @@ def localise(
         drift.deviation,
         akin,
     )
+
+
+def _of_racks(
+    case: FaultCase, parts: Sequence[Component], groups: Sequence[Alike]
+) -> Iterator[tuple[int, Component, float]]:
+    """Hosts that a fault shared behind their switch makes suspects, and the probability. One of which most
+    readings are good is none."""
+    readings, topology = case.readings, case.topology
+    for part in parts:
+        for fault in part.faults():
+            if fault.kind != "rack" or _akin(part.fit_of(fault), readings, groups):
+                continue
+            shown = set(shown_by(case, part.fit_of(fault)))
+            for host, switch in enumerate(topology.behind):
+                own = readings.of_host.get(host, [])
+                if switch == fault.where[0] and 2 * len(shown.intersection(own)) >= len(own):
+                    yield host, part, part.of_host(host, switch)
 
 
 def _akin(fit: Fit, readings: Readings, groups: Sequence[Alike]) -> bool:
