@@ -60,7 +60,7 @@ def test_nonsense_is_no_window() -> None:
 
 
 def test_an_interruption_within_one_time_stamp_is_in_the_next_window() -> None:
-    """Steps 20 and 21 have the same second, with an evaluation between them: what ends with step 22 has it."""
+    """Steps 20 and 21 have the same second, with an evaluation between: what ends with step 22 has it."""
     lines, clock = [], 0
     for step in range(1, 41):
         clock += {21: 0, 22: 90}.get(step, 2)
