@@ -112,8 +112,7 @@ class Reader:
 
     def _own(self) -> float | None:
         """The tool's own samples/s; of tokens, where it says how many a sequence has and that fits better.
-        Where it is the rate of the whole run by these windows' samples, evaluations and all, it confirms them.
-        """
+        Where it is these windows' samples over the whole run, evaluations and all, it confirms them."""
         if not self.throughputs:
             return None
         own, figures = statistics.median(self.throughputs), self.series.measured()
