@@ -33,6 +33,7 @@ FAILED = 100.0  # the reading of a failed job, and what is expected of one: long
 STANDS_OUT = 2.5  # deviations of a normal distribution: what costs as much asks for an explanation
 DOUBTFUL = 0.5 * STANDS_OUT**2
 A_FEW = 2  # jobs, of which each is to be that slow
+CLEARLY = 2.0  # deviations, of the mean of jobs that are slow by the same but for noise
 TOGETHER = 3.2  # deviations: jobs of a host that stand out only taken together
 FAR = 4.0  # deviations of a normal distribution: no noise, or hardly ever
 CLIP = 3.0  # deviations: readings further off tell nothing of how healthy hosts differ
@@ -244,8 +245,10 @@ def _learn_noise(rows: Readings, topology: Topology) -> None:
     for one, own in shared.items():
         found = [rows.deviations(row) for row in own]
         mean = sum(found) / len(found)
-        # By as much as noise leaves of it: at a high noise, one of six jobs may look normal.
-        alike = min(found) > 0.5 * mean or max(found) - mean < KEPT > mean - min(found)
+        # By the same, give or take what noise makes: at a high noise, one of six jobs may look normal. More
+        # than that is a host whose jobs scatter.
+        apart = max(max(found) - mean, mean - min(found))
+        alike = min(found) > 0.5 * mean or (mean > CLEARLY and apart < STANDS_OUT)
         if len(found) > 1 and mean * math.sqrt(len(found)) > TOGETHER and alike:
             usual[one] = mean
     off = {row: rows.deviations(row) - max([usual.get(one, 0.0) for one in of_row[row]]) for row in groups}
