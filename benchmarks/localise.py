@@ -116,6 +116,7 @@ HARDER: dict[str, dict[str, Any]] = {
     "16 hosts alike 8 % slower": {"older": (16, 0.08)},
     "10 % of hosts three times as noisy": {"unsteady": (0.1, 3.0)},
     "pairs four times as noisy as hosts alone": {"noise": by_size(0.004, 0.016)},
+    "pairs four times as noisy, by 2 %": {"noise": by_size(0.005, 0.02)},
     "AR(1) drift of 2 %": {"drift": 0.02, "kept": 0.8},
     "2 % of steps stall": {"stalls": (0.02, 10.0)},
     "2 % of steps stall, windows of ten": {"stalls": (0.02, 10.0), "window": 10},

@@ -63,12 +63,12 @@ def test_usual_paces_stay_as_they_are() -> None:
     [
         {"stalls": (0.02, 10.0)},
         {"stalls": (0.02, 10.0), "window": 10},
-        {"noise": by_size(0.004, 0.016)},
+        {"noise": by_size(0.005, 0.02)},
     ],
     ids=["stalls", "stalls in windows of ten", "noisy pairs"],
 )
 def test_a_slow_card_is_mostly_named(how: dict[str, object]) -> None:
-    """Of ten fleets of 64 hosts; benchmarks/localise.py tries a thousand."""
+    """Of ten fleets of 64 hosts; benchmarks/localise.py tries more."""
     place = Topology(tuple(f"h{i:02d}" for i in range(64)))
     right = 0
     for seed in range(10):
@@ -77,7 +77,7 @@ def test_a_slow_card_is_mostly_named(how: dict[str, object]) -> None:
             hunt(SimulatedFleet(place, (fault,), seed=seed, timed=True, **how), 6).state
         ).accused  # type: ignore[arg-type]
         right += [each.subject for each in accused] == [fault.where]
-    assert right >= 9
+    assert right >= 8
 
 
 def test_logs_of_a_fleet_that_stalls_say_so(tmp_path: Path) -> None:
