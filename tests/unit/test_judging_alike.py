@@ -130,12 +130,14 @@ def test_faults_of_one_size_or_of_many_are_faults() -> None:
 
 @pytest.mark.parametrize(("strays", "groups"), [(0, 1), (2, 1), (3, 0), (6, 0)])
 def test_few_may_be_nearly_as_slow(strays: int, groups: int) -> None:
-    """Two of 16 at 5 %, beside 16 at 8 %, are strays; of more, the 16 are only the slowest of many faults."""
-    others = [host for host in HOSTS if host not in OLDER][:strays]
+    """Two hosts at 5 %, beside 16 at 8 %, are strays; with more, the 16 are not judged apart, and only
+    suspected."""
+    others = [host for host in HOSTS if host not in OLDER][::8][:strays]  # not behind one switch
     found = judge(singles(dict.fromkeys(OLDER, 0.08) | dict.fromkeys(others, 0.05)), PLACE)
     assert len(found.alike) == groups
-    accused = {each.subject[0] for each in found.accused}
-    assert accused == (set(others) if groups else {*others, *OLDER})
+    assert {each.subject[0] for each in found.accused} == set(others)
+    unsure = {each.subject[0] for each in found.hosts if each.condition not in ("fit", "slow")}
+    assert unsure == set(OLDER)
 
 
 @pytest.mark.parametrize(("jobs", "forgiven"), [(3, False), (4, True)])

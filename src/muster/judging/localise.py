@@ -88,16 +88,13 @@ def localise(
         parts = explain(case)
         suspects = _suspects(parts)
     part_of = {host: part for part in parts for row in part.rows for host in readings.hosts[row]}
-    once = frozenset(
-        host
-        for host in suspects
-        if (fit := part_of[host].likeliest(host)) is not None and rests_on_one_job(case, host, fit)
-    )
-    akin = frozenset(
-        host for host in suspects if (fit := part_of[host].likeliest(host)) and _akin(fit, readings, alike)
-    )
+    fits = {host: fit for host in suspects if (fit := part_of[host].likeliest(host)) is not None}
+    once = frozenset(host for host, fit in fits.items() if rests_on_one_job(case, host, fit))
+    # Also like those of a group that is not judged apart, since more hosts are nearly as slow.
+    groups = [*alike, *hosts_alike(observations, readings, topology, settings, strays=math.inf)]
+    akin = frozenset(host for host, fit in fits.items() if _akin(fit, readings, groups))
     suspects |= {host: min(suspects[host], settings.named) for host in once | akin}
-    for host, part, chance in _of_racks(case, parts, alike):
+    for host, part, chance in _of_racks(case, parts, groups):
         suspects[host] = max(suspects.get(host, 0.0), chance)
         part_of[host] = part
     return State(
