@@ -20,6 +20,7 @@ from muster.cli.views.bench import BenchView
 from muster.cli.views.benches import print_bench
 from muster.core.errors import MusterError
 from muster.core.result import Failure, Result
+from muster.core.state import State
 from muster.store.runfolder import RunFolder
 from tests.unit.benches import ended, made, player, recorded, suite_of, write_suite
 
@@ -63,42 +64,6 @@ def test_the_size_of_a_batch_that_cannot_be_is_left_out_and_named(capsys: pytest
     assert {len(job["hosts"]) for job in plan["jobs"] if job["entry"] == "weak"} == {1, 2, 4, 7}
     assert {len(job["hosts"]) for job in plan["jobs"] if job["entry"] == "strong"} == {1, 2, 4}
     assert "strong, 7 hosts: a global batch of 960 cannot be made of 56 ranks" in plan["notes"][0]
-
-
-@pytest.mark.parametrize(
-    ("argv", "says"),
-    [
-        ([], "no suite was given"),
-        (["acceptance"], "no hosts given"),
-        (["nothing", "--hosts", "a"], "no such suite"),
-        (["acceptance", "--hosts", "a,a"], "named twice"),
-        (["acceptance", "--hosts", "a", "nobody:train.max_steps=1"], "no entry is named 'nobody'"),
-        (["acceptance", "--hosts", "a", "opt-350m:train.max_step=1"], "train.max_step"),
-        (["acceptance", "--hosts", "a", "fabric.seconds=5", "train.max_step=1"], "train.max_step"),
-        (["acceptance", "--hosts", "a", "nonsense"], "nonsense: is one word too many"),
-        (["zero-sweep", "--hosts", "a", "--recipe", "digits"], "differ by their recipe"),
-        (["scaling", "--hosts", "a", "--recipe", "digitz"], "no such recipe"),
-        (["scaling", "--hosts", "local:2x1", "launch.port=4000"], "cannot meet at one port"),
-        (["acceptance", "--hosts", "slurm:"], "Slurm allocation"),
-        (["acceptance", "--hosts", "a", "--baseline", "/nowhere.json"], "/nowhere.json"),
-        (["--continue", "/nowhere/at/all"], "is not the folder of a bench"),
-        (["acceptance", "--continue", "x"], "cannot be changed in a bench that is continued"),
-        (["--continue", "x", "--hosts", "a"], "cannot be changed in a bench that is continued"),
-    ],
-)
-def test_what_is_refused(
-    argv: list[str],
-    says: str,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.delenv("SLURM_JOB_ID", raising=False)
-    where = [] if "--continue" in argv else ["--runs", str(tmp_path / "runs")]
-    code, out, err = run(capsys, *argv, *where)
-    assert (code, out) == (2, "")
-    assert says in err
-    assert not (tmp_path / "runs").exists()
 
 
 @pytest.mark.parametrize("dry", [True, False])
@@ -175,7 +140,9 @@ def printed(bench: Any, capsys: pytest.CaptureFixture[str], *, every: bool = Fal
 def result(task: Task) -> Result:
     if "local1" in task.hosts and len(task.hosts) == 1:
         return made(
-            task.hosts, status="failed", failure=Failure(what="out of [memory]", host="local1", hint="less")
+            task.hosts,
+            status=State.FAILED,
+            failure=Failure(what="out of [memory]", host="local1", hint="less"),
         )
     rate = 80.0 if "local3" in task.hosts else 100.0 + 0.05 * len(task.hosts[0]) + 0.01 * len(task.id)
     return made(task.hosts, rate * len(task.hosts))
@@ -242,7 +209,7 @@ def test_the_live_view(tmp_path: Path, terminal: bool) -> None:
     ]
     child = Child(tasks[0], shell.start(argv), RunFolder(tmp_path / "o"), (tmp_path / "log").open("wb"))
     child.words = "step 5/20: loss 2.1"
-    done = {"j5": recorded(tasks[2], None, outcome="timeout", reason="too late")}
+    done = {"j5": recorded(tasks[2], None, outcome=State.TIMEOUT, reason="too late")}
     try:
         with BenchView(console) as view:
             view.drawn = view.said = -100.0

@@ -12,10 +12,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
-from muster.benches.document import JobRecord, Outcome
+from muster.benches.document import JobRecord
 from muster.benches.schedule import Task
 from muster.core.errors import RunFolderError
 from muster.core.result import Result
+from muster.core.state import JobEnd, State
 from muster.fleet.shell import Process
 from muster.runs.recorder import machine_id
 from muster.store.runfolder import RunFolder
@@ -82,9 +83,9 @@ class Child:
             self.log.flush()
         lines = (self._rest + data).replace(b"\r", b"\n").split(b"\n")
         self._rest = lines.pop()[-4096:]
-        said = [line.strip() for line in lines if line.strip()]
-        if said and self.stopped is None:
-            self.words = said[-1].decode("utf-8", "replace")[:200]
+        printed = [line.strip() for line in lines if line.strip()]
+        if printed and self.stopped is None:
+            self.words = printed[-1].decode("utf-8", "replace")[:200]
 
     def stop(self, why: str) -> None:
         """Ask it to end cleanly; `tick` sees to it that it does."""
@@ -144,14 +145,14 @@ def finished(child: Child, run: str) -> JobRecord | None:
     code = child.process.poll()
     assert code is not None
     result, damaged = _result(child.run)
-    if child.stopped and not child.timed_out and not (result and result.status == "succeeded"):
+    if child.stopped and not child.timed_out and not (result and result.status.good):
         return None
-    outcome: Outcome = "failed"
+    outcome: JobEnd = State.FAILED
     facts: dict[str, Any]
-    if result is not None and result.status == "succeeded":
-        outcome, facts = "succeeded", {}
-    elif child.timed_out or (result is not None and result.status == "timeout"):
-        outcome, facts = "timeout", _late(child, result)
+    if result is not None and result.status.good:
+        outcome, facts = State.SUCCEEDED, {}
+    elif child.timed_out or (result is not None and result.status is State.TIMEOUT):
+        outcome, facts = State.TIMEOUT, _late(child, result)
     elif result is not None:
         facts = _of_result(result)
     else:
@@ -163,7 +164,7 @@ def finished(child: Child, run: str) -> JobRecord | None:
         started=child.started,
         ended=time.time(),
         exit_code=code,
-        cut=outcome == "timeout" and child.late,
+        cut=outcome is State.TIMEOUT and child.late,
         devices=devices_of(child.run, result),
         result=result,
         machine=machine_id(),
@@ -175,11 +176,11 @@ def finished(child: Child, run: str) -> JobRecord | None:
 def adopted(task: Task, folder: RunFolder, run: str) -> JobRecord | None:
     """The record of a job that ended well while nobody watched. None: it did not."""
     result, _ = _result(folder)
-    if result is None or result.status != "succeeded":
+    if result is None or not result.status.good:
         return None
     return JobRecord(
         job=task.id,
-        outcome="succeeded",
+        outcome=State.SUCCEEDED,
         run=run,
         started=result.started,
         ended=result.ended,
@@ -195,13 +196,13 @@ def devices_of(run: RunFolder, result: Result | None) -> dict[str, str]:
     on_gpus = True
     with suppress(RunFolderError):
         on_gpus = run.read_json(run.job).get("device") != "cpu"
-    found = {}
+    devices = {}
     for each in result.hosts:
         gpus = each.facts.get("gpus") or []
         names = sorted({str(gpu.get("name")) for gpu in gpus if isinstance(gpu, Mapping)})
         cores = each.facts.get("cores")
-        found[each.host] = ", ".join(names) if names and on_gpus else f"cpu, {cores} cores"
-    return found
+        devices[each.host] = ", ".join(names) if names and on_gpus else f"cpu, {cores} cores"
+    return devices
 
 
 def _result(run: RunFolder) -> tuple[Result | None, str | None]:
@@ -225,9 +226,9 @@ def _of_result(result: Result) -> dict[str, Any]:
     if failure is None:
         return {"reason": result.status}
     what = f"{failure.where}: {failure.what}" if failure.where else failure.what
-    usage = failure.usage or result.status == "stopped"
-    told = {"reason": what, "hint": failure.hint, "failed_host": failure.host, "failure": failure.id}
-    return {**told, "usage": usage}
+    usage = failure.usage or result.status is State.STOPPED
+    facts = {"reason": what, "hint": failure.hint, "failed_host": failure.host, "failure": failure.id}
+    return {**facts, "usage": usage}
 
 
 def _of_words(child: Child, code: int, damaged: str | None) -> dict[str, Any]:
@@ -236,8 +237,8 @@ def _of_words(child: Child, code: int, damaged: str | None) -> dict[str, Any]:
         error = json.loads(bytes(child.out))["error"]
         host = error.get("host") if error.get("host") in child.task.hosts else None
         usage = code == 2 and host is None
-        told = {"reason": error["message"], "hint": error["hint"], "failure": error.get("id")}
-        return {**told, "failed_host": host, "usage": usage}
+        facts = {"reason": error["message"], "hint": error["hint"], "failure": error.get("id")}
+        return {**facts, "failed_host": host, "usage": usage}
     except (ValueError, KeyError, TypeError, AttributeError):
         pass
     if damaged:

@@ -14,8 +14,9 @@ from muster.core.errors import RecipeError
 from muster.core.near import did_you_mean
 from muster.core.recipe import Recipe, recipe_class
 from muster.core.recipes import PIPELINE, SHIPPED, find_file, read_yaml, shipped_pipelines, shipped_recipes
-from muster.core.result import Failure, Result, Seconds, Status
+from muster.core.result import Failure, Result, Seconds
 from muster.core.section import Part, Section
+from muster.core.state import RunEnd, State
 
 SCHEMA_VERSION = 1
 _STEP = re.compile(r"\{([A-Za-z0-9][\w-]*)\}")  # a whole value: the trained model of the step
@@ -70,7 +71,7 @@ class StepResult(Part):
     name: str
     after: list[str] = Field(default_factory=list)
     run: str = Field(description="its run's folder")
-    status: str = Field(description="of its result; or interrupted; or not begun")
+    status: State = Field(description="of its result; or interrupted; or not begun")
     result: Result | None = Field(None, description="None: it has none")
 
 
@@ -80,7 +81,7 @@ class PipelineResult(Part):
     schema_version: int = SCHEMA_VERSION
     id: str
     workload: Literal["pipeline"] = "pipeline"
-    status: Status
+    status: RunEnd
     failure: Failure | None = Field(None, description="of the step that ended it")
     attempt: int
     started: float = Field(description="Unix time")
@@ -105,8 +106,8 @@ def load_pipeline(file: Path, *, frozen: bool = False) -> Pipeline:
         made = Pipeline.model_validate(read_yaml(file))
     except ValidationError as error:
         kind = Step if len(parts_of(error)) > 1 else Pipeline
-        told = explain(error, where, kind.model_fields, "docs/pipelines.md", "'-' and '_'")
-        raise RecipeError(told.what, where=told.where, hint=told.hint) from None
+        complaint = explain(error, where, kind.model_fields, "docs/pipelines.md", "'-' and '_'")
+        raise RecipeError(complaint.what, where=complaint.where, hint=complaint.hint) from None
     shipped = SHIPPED.parent / "pipelines"
     steps = made.pipeline
     if not frozen:
@@ -161,8 +162,8 @@ def _taken(value: Any, where: str = "") -> Iterator[tuple[str, str]]:
     elif isinstance(value, list):
         for inner in value:
             yield from _taken(inner, where)
-    elif isinstance(value, str) and (found := _STEP.fullmatch(value)):
-        yield where, found[1]
+    elif isinstance(value, str) and (match := _STEP.fullmatch(value)):
+        yield where, match[1]
 
 
 def models_taken(recipe: Recipe) -> list[tuple[str, str]]:
@@ -176,5 +177,5 @@ def with_models(value: Any, models: Mapping[str, str]) -> Any:
         return {key: with_models(inner, models) for key, inner in value.items()}
     if isinstance(value, list):
         return [with_models(inner, models) for inner in value]
-    found = _STEP.fullmatch(value) if isinstance(value, str) else None
-    return models.get(found[1], value) if found else value
+    match = _STEP.fullmatch(value) if isinstance(value, str) else None
+    return models.get(match[1], value) if match else value

@@ -10,10 +10,10 @@ from pydantic import Field
 from muster.core.fabric.result import FabricRun
 from muster.core.profile import StepProfile
 from muster.core.section import Part
+from muster.core.state import RunEnd
 
 SCHEMA_VERSION = 1
 NAMED = 5  # questions that a note names one by one
-Status = Literal["succeeded", "failed", "stopped", "timeout"]
 
 
 class Seconds(Part):
@@ -182,8 +182,8 @@ def unscored_words(questions: int, scored: int | None, failed: Sequence[Unscored
         whys.append(f"the expected query of {len(failed):,} cannot be run ({named}{more})")
     if left > len(failed):
         whys.append(f"{left - len(failed):,} have no database")
-    told = "question does" if left == 1 else "questions do"
-    return f"{left:,} held-out {told} not count in same rows: {', and '.join(whys)}"
+    verb = "question does" if left == 1 else "questions do"
+    return f"{left:,} held-out {verb} not count in same rows: {', and '.join(whys)}"
 
 
 class Extreme(Part):
@@ -377,7 +377,7 @@ class Result(Part):
 
     schema_version: int = SCHEMA_VERSION
     id: str
-    status: Status
+    status: RunEnd
     failure: Failure | None = None
     attempt: int
     workload: str

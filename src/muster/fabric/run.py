@@ -5,6 +5,7 @@ from __future__ import annotations
 from muster.core.fabric.result import FabricRun, suspects, wrong_words
 from muster.core.job import Job
 from muster.core.result import Failure, Result
+from muster.core.state import State
 from muster.fabric.blame import Endings
 from muster.reports.fabric_tables import files
 from muster.results.fold import Folder
@@ -14,23 +15,23 @@ from muster.store.runfolder import RunFolder
 
 def judged(result: Result, folder: Folder, job: Job) -> Result:
     """Whoever others missed is to blame for a failure; wrong values are one, however smoothly they came."""
-    told = Endings(job.placements, list(folder.measured), {})
-    if result.status == "failed" and result.failure is not None:
-        accused = told.accused()
+    endings = Endings(job.placements, list(folder.measured), {})
+    if result.status is State.FAILED and result.failure is not None:
+        accused = endings.accused()
         if accused and result.failure.host not in accused:
-            failure = _unanswered(told, accused)
+            failure = _unanswered(endings, accused)
             return result.model_copy(update={"failure": failure})
-    if result.status == "succeeded" and result.fabric is not None:
+    if result.status.good and result.fabric is not None:
         wrong = _wrong(result.fabric)
         if wrong is not None:
-            return result.model_copy(update={"status": "failed", "failure": wrong})
+            return result.model_copy(update={"status": State.FAILED, "failure": wrong})
     return result
 
 
-def _unanswered(told: Endings, accused: set[str]) -> Failure:
-    for _, event in told.of("missing"):
+def _unanswered(endings: Endings, accused: set[str]) -> Failure:
+    for _, event in endings.of("missing"):
         for rank in event["ranks"]:
-            host = told.host_of(rank)
+            host = endings.host_of(rank)
             if host in accused:
                 return Failure(
                     what=f"rank {rank} did not answer the other ranks' check at {event['question']}",

@@ -28,7 +28,7 @@ def usual_paces(observations: Sequence[Observation]) -> list[Observation]:
     long as of the jobs that stall least. Observations that are so already stay as they are."""
     jobs: dict[Class, list[int]] = {}
     for index, each in enumerate(observations):
-        if each.seconds is not None and each.outcome == "succeeded":
+        if each.seconds is not None and each.outcome.good:
             jobs.setdefault(Class(each.work, len(each.hosts)), []).append(index)
     made = list(observations)
     for own in jobs.values():

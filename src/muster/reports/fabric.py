@@ -13,9 +13,9 @@ from muster.core.fabric.result import FabricRun, Matmul, PairMatrix
 from muster.core.result import Result
 from muster.core.units import counted, format_bytes
 from muster.reports.charts import COLOURS, Chart, ChartSeries, element, style_of, titled
-from muster.reports.fabric_tables import gbit, micro, slowest_words, sweep_rows, tflops
+from muster.reports.fabric_tables import sweep_rows
 from muster.reports.tables import TimeSlice
-from muster.reports.words import KeyFigure, moment, number, seconds
+from muster.results.figures import gbit, micro, number, seconds, slowest_words, tflops
 
 MOST_HOSTS = 96  # rows that are drawn: those of the slowest links, where there are more
 MOST_PRODUCTS = 32  # hosts of a precision: the slowest; all are in fabric/matmul.csv
@@ -48,73 +48,21 @@ def section(fabric: FabricRun) -> PageSection:
     )
 
 
-def key_figures(figures: Result, fabric: FabricRun) -> list[tuple[str, list[KeyFigure]]]:
-    """In groups, as words.key_figures gives them for a training."""
-    tops = []
-    for name in ("all-reduce", "all-gather", "reduce-scatter", "broadcast"):
-        best = max(fabric.of(name), key=lambda each: each.busbw, default=None)
-        note = f"bus bandwidth, highest, at {format_bytes(best.bytes)}" if best else ""
-        tops.append(KeyFigure(name, gbit(best.busbw), note=note) if best else KeyFigure(name))
-    small = fabric.latencies[0] if fabric.latencies else None
-    pair = next((each for each in fabric.slowest if each.what == "pair"), None)
-    split = fabric.products[0] if fabric.products else None
-    return [
-        (
-            "Run",
-            [
-                KeyFigure("Ranks", f"{figures.world_size:,}", note=counted(len(figures.hosts), "host")),
-                KeyFigure("Duration", seconds(figures.seconds.total), note=f"from {moment(figures.started)}"),
-                KeyFigure("Values compared", f"{sum(v.elements for v in fabric.values):,}",
-                       note=f"{sum(v.wrong for v in fabric.values):,} wrong"),
-                KeyFigure("Attempt", str(figures.attempt)),
-            ],
-        ),
-        ("Collectives", tops),
-        (
-            "Links and matrix products",
-            [
-                KeyFigure("All-reduce latency", micro(small.median), note=f"{small.bytes} bytes; best "
-                       f"{micro(small.best)}") if small else KeyFigure("All-reduce latency"),
-                KeyFigure("Slowest pair", gbit(pair.value), note=f"{pair.name}; {number(pair.ratio, 3)} of "
-                       "the median") if pair else KeyFigure("Slowest pair"),
-                _devices(fabric),
-                KeyFigure("Product over all ranks", tflops(split.flops), note=f"n = {split.n:,}; "
-                       f"{100 * split.communication / split.total:.0f} % communication")
-                if split else KeyFigure("Product over all ranks"),
-            ],
-        ),
-    ]  # fmt: skip
-
-
-def _devices(fabric: FabricRun) -> KeyFigure:
-    name = "Slowest device"
-    if not fabric.matmul:
-        return KeyFigure(name)
-    precision = fabric.matmul[0].precision
-    slowest = min(
-        (each for each in fabric.matmul if each.precision == precision), key=lambda each: each.sustained
-    )
-    of_peak = f"; {100 * slowest.sustained / slowest.peak:.0f} % of the stated peak" if slowest.peak else ""
-    return KeyFigure(
-        name, tflops(slowest.sustained), note=f"rank {slowest.rank} on {slowest.host}, {precision}{of_peak}"
-    )
-
-
 def charts(fabric: FabricRun) -> list[Chart]:
     """Bus bandwidth and time of every operation over the message size, in powers of two."""
     rates, times, sizes = [], [], set()
     for index, operation in enumerate(dict.fromkeys(each.operation for each in fabric.sweeps)):
-        found = sorted(fabric.of(operation), key=lambda each: each.bytes)
-        at = [math.log2(each.bytes) for each in found]
+        sweeps = sorted(fabric.of(operation), key=lambda each: each.bytes)
+        at = [math.log2(each.bytes) for each in sweeps]
         sizes |= {round(x) for x in at}
         rates.append(
             ChartSeries(
-                operation, tuple(zip(at, (s.busbw * 8 / 1e9 for s in found), strict=True)), style_of(index)
+                operation, tuple(zip(at, (s.busbw * 8 / 1e9 for s in sweeps), strict=True)), style_of(index)
             )
         )
         times.append(
             ChartSeries(
-                operation, tuple(zip(at, (1e3 * s.time.median for s in found), strict=True)), style_of(index)
+                operation, tuple(zip(at, (1e3 * s.time.median for s in sweeps), strict=True)), style_of(index)
             )
         )
     names = tuple((float(power), format_bytes(2**power)) for power in sorted(sizes))
@@ -132,8 +80,8 @@ def _products(fabric: FabricRun) -> list[tuple[str, ...]]:
         hosts.setdefault((each.precision, each.host), []).append(each)
     rows: list[tuple[str, ...]] = []
     for precision in sorted({key[0] for key in hosts}):
-        of_hosts = {host: found for (of, host), found in hosts.items() if of == precision}
-        slow = {host: min(found, key=lambda each: each.sustained) for host, found in of_hosts.items()}
+        of_hosts = {host: matmuls for (of, host), matmuls in hosts.items() if of == precision}
+        slow = {host: min(matmuls, key=lambda each: each.sustained) for host, matmuls in of_hosts.items()}
         for host in sorted(slow, key=lambda each: slow[each].sustained)[:MOST_PRODUCTS]:
             low, devices = slow[host], of_hosts[host]
             share = f"{100 * low.sustained / low.peak:.0f} %" if low.peak else "not stated"
@@ -166,33 +114,23 @@ def _shown(pairs: PairMatrix) -> tuple[PairMatrix, str]:
 
 def _slowest(pairs: PairMatrix) -> set[int]:
     """Half of what is drawn: the hosts with the lowest rates on average. Then the slowest links' ends."""
-    known = [
+    measured = [
         (rate, row, column)
         for row, rates in enumerate(pairs.bandwidth)
         for column, rate in enumerate(rates)
         if rate is not None
     ]
     sums: dict[int, list[float]] = {}
-    for rate, row, column in known:
+    for rate, row, column in measured:
         sums.setdefault(row, []).append(rate)
         sums.setdefault(column, []).append(rate)
     means = sorted(sums, key=lambda index: statistics.fmean(sums[index]))
     kept = set(means[: MOST_HOSTS // 2])
-    for _, row, column in sorted(known):
+    for _, row, column in sorted(measured):
         kept |= {row, column}
         if len(kept) >= MOST_HOSTS - 1:
             break
     return kept
-
-
-def subject(figures: Result, fabric: FabricRun) -> str:
-    """What ran on what, in a line."""
-    kinds = sorted({device for found in fabric.devices.values() for device in found})
-    return (
-        f"{figures.workload}: collectives, links and matrix products over {fabric.backend}, "
-        f"{counted(figures.world_size, 'rank')} of {counted(len(figures.hosts), 'host')}"
-        + (f", {', '.join(kinds)}" if kinds else "")
-    )
 
 
 def time_parts(
@@ -229,15 +167,17 @@ def heat_map(pairs: PairMatrix) -> Markup:
     The warning's colour below half of the median of the senders' best: of three hosts, one that is slow makes
     most links slow, and with them their median.
     """
-    known = [rate for row in pairs.bandwidth for rate in row if rate is not None]
-    if not known:
+    measured = [rate for row in pairs.bandwidth for rate in row if rate is not None]
+    if not measured:
         return Markup("")
-    high, middle = max(known), statistics.median(known)
+    high, middle = max(measured), statistics.median(measured)
     bests = [max(there) for row in pairs.bandwidth if (there := [rate for rate in row if rate is not None])]
     limit = SLOW * statistics.median(bests)
     cell = min(LARGEST, max(SMALLEST, SIDE / len(pairs.names)))
     width, height = LEFT + cell * len(pairs.names) + 4, TOP + cell * len(pairs.names) + 4
-    words = f"Bandwidth of each pair of hosts: from {gbit(min(known))} to {gbit(high)}, median {gbit(middle)}"
+    words = (
+        f"Bandwidth of each pair of hosts: from {gbit(min(measured))} to {gbit(high)}, median {gbit(middle)}"
+    )
     parts = list(_names(pairs.names, cell))
     for row, rates in enumerate(pairs.bandwidth):
         for column, rate in enumerate(rates):

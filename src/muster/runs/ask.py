@@ -15,6 +15,7 @@ from typing import Any
 
 from muster.core.errors import DataError, JobError, RunFolderError, UsageError, refused
 from muster.core.result import Unscored
+from muster.core.state import State
 from muster.failures.table import find
 from muster.fleet.shell import Shell
 from muster.results.fold import fold
@@ -100,19 +101,19 @@ class TrainedModel:
     def ask(
         self,
         questions: Sequence[str],
-        said: Callable[[str], None] | None = None,
+        stream: Callable[[str], None] | None = None,
         *,
         schema: str | None = None,
         before: Sequence[tuple[str, str]] = (),
     ) -> Answers:
-        """Answer. `said`: hears the words of the answer to a single question as they come, and then none
+        """Answer. `stream`: hears the words of the answer to a single question as they come, and then none
         where this model cannot do that. `schema`: of the tables that the questions are about. `before`:
         earlier turns of the conversation, (role, text), where the model `converses`. Raises
         UsageError for a question that is none, or a model that reads no schema; JobError."""
         check_questions(questions)
         asked = [self.recipe.with_schema(each, schema) if schema else each for each in questions]
-        request = {"questions": asked, "stream": said is not None, "before": list(before)}
-        answers = self._answers(request, said)
+        request = {"questions": asked, "stream": stream is not None, "before": list(before)}
+        answers = self._answers(request, stream)
         for row, question in zip(answers.rows, questions, strict=True):
             row["question"] = question
         return answers
@@ -125,13 +126,13 @@ class TrainedModel:
         """Answer the held-out set."""
         return self._answers({"limit": limit})
 
-    def _answers(self, request: dict[str, Any], said: Callable[[str], None] | None = None) -> Answers:
+    def _answers(self, request: dict[str, Any], stream: Callable[[str], None] | None = None) -> Answers:
         rows = []
         for message in self._say(request):
             if "row" in message:
                 rows.append(message["row"])
-            elif "piece" in message and said is not None:
-                said(message["piece"])
+            elif "piece" in message and stream is not None:
+                stream(message["piece"])
             elif "done" in message:
                 return Answers(rows, device=self.device, **message["done"])
         raise AssertionError("unreachable: what is said ends with an answer or an error")
@@ -190,15 +191,15 @@ def read_schema(run: RunFolder, given: str | None, *, evaluate: bool = False) ->
     if file.is_file():
         with refused(DataError, "read", file), file.open("rb") as opened:
             binary = opened.read(len(MAGIC)) == MAGIC
-        found = tables_of(file) if binary else "".join(line for _, line in read_lines(file))
+        text = tables_of(file) if binary else "".join(line for _, line in read_lines(file))
     elif len(given.split()) > 1 and not given.lower().endswith(SUFFIXES):
-        found = given
+        text = given
     else:
         hint = "a SQLite file, a text file, or the schema itself, such as 'singer: name TEXT, age INTEGER'"
         raise UsageError(f"no such file: {given}", where="--schema", hint=hint)
-    if not found.strip():
+    if not text.strip():
         raise UsageError("is empty", where=f"--schema {given}")
-    return found.strip()
+    return text.strip()
 
 
 def side_by_side(
@@ -211,21 +212,21 @@ def side_by_side(
 ) -> list[list[dict[str, Any]]]:
     """What each run's model answers to the same questions: a list of rows for each run, with `reward` where a
     reward model's run is given. Without questions: the first run's held-out ones."""
-    told: list[list[dict[str, Any]]] = []
+    answered: list[list[dict[str, Any]]] = []
     for run in runs:
         with TrainedModel(run, shell) as model:
             answers = model.ask(questions) if questions else model.evaluate(limit)
         if answers.figures:
             raise UsageError("its held-out set is not questions", where=run.id, hint="ask both a question")
         questions = [row["question"] for row in answers.rows]
-        told.append(answers.rows)
+        answered.append(answers.rows)
     if reward is not None:
         with TrainedModel(reward, shell) as model:
-            for rows in told:
-                found = model.rewards([(row["question"], row["predicted"]) for row in rows])
-                for row, value in zip(rows, found, strict=True):
+            for rows in answered:
+                rewards = model.rewards([(row["question"], row["predicted"]) for row in rows])
+                for row, value in zip(rows, rewards, strict=True):
                     row["reward"] = value
-    return told
+    return answered
 
 
 def check_questions(questions: Sequence[str]) -> None:
@@ -256,9 +257,9 @@ def check_trained(run: RunFolder) -> None:
     raise _no_model(run, state)
 
 
-def _no_model(run: RunFolder, state: str) -> RunFolderError:
+def _no_model(run: RunFolder, state: State) -> RunFolderError:
     """Why there is none. One that failed before its first step would fail again: its cause is what helps."""
-    if state == "running":
+    if state is State.RUNNING:
         return RunFolderError(
             "has no trained model: the run is running", where=run.id, hint="wait for its end"
         )
@@ -266,22 +267,14 @@ def _no_model(run: RunFolder, state: str) -> RunFolderError:
     failure = result.failure if result else None
     if result is None or failure is None:
         again = f"`muster resume {run.word}`"
-        if state == "succeeded":  # it was removed
+        if state.good:  # it was removed
             return _damaged(run, "it is not there", fold(events.read_events(run.events)).saved)
-        return RunFolderError(f"has no trained model: the run is {state}", where=run.id, hint=again)
+        return RunFolderError(f"has no trained model: the run {state.words}", where=run.id, hint=again)
     cause = ": ".join(part for part in (failure.host, failure.where, failure.what) if part)
     hint = failure.hint
-    if (result.steps or state != "failed") and "muster resume" not in (hint or ""):
+    if (result.steps or state is not State.FAILED) and "muster resume" not in (hint or ""):
         hint = "; ".join(part for part in (hint, f"`muster resume {run.word}`") if part)
-    return RunFolderError(f"has no trained model: the run {_ENDED[state]}: {cause}", where=run.id, hint=hint)
-
-
-_ENDED = {
-    "failed": "failed",
-    "stopped": "was stopped",
-    "timeout": "ended by its timeout",
-    "succeeded": "ended",
-}
+    return RunFolderError(f"has no trained model: the run {state.words}: {cause}", where=run.id, hint=hint)
 
 
 def check_model(run: RunFolder) -> None:
@@ -305,8 +298,8 @@ def _damaged(run: RunFolder, wrong: str, saved: Sequence[events.Saved]) -> RunFo
 
 def _explain(complaints: Sequence[str]) -> JobError:
     last = next((line for line in reversed(complaints) if line), "no reason given")
-    known = find(last, "log", "error")
-    hint, failure = (known.remedy, known.failure.id) if known else (None, None)
+    cause = find(last, "log", "error")
+    hint, failure = (cause.remedy, cause.failure.id) if cause else (None, None)
     return JobError(f"the model failed: {last}", hint=hint, failure=failure)
 
 

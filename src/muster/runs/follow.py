@@ -8,6 +8,7 @@ from collections.abc import Callable
 from muster.core.errors import JobError, RunFolderError
 from muster.core.job import Job, read_job
 from muster.core.result import Result
+from muster.core.state import State
 from muster.fleet.interrupts import interrupts
 from muster.fleet.shell import Shell
 from muster.runs.recorder import Watcher
@@ -46,13 +47,13 @@ class EventTail:
             return []
         end = data.rfind(b"\n") + 1
         self._offset += end
-        found = []
+        fresh = []
         for line in data[:end].decode("utf-8", "replace").split("\n"):
             try:
-                found += [events.parse_event(line)] if line.strip() else []
+                fresh += [events.parse_event(line)] if line.strip() else []
             except ValueError:
                 continue
-        return found
+        return fresh
 
 
 def follow(
@@ -83,7 +84,7 @@ def follow(
             for event in tail.read() if announced else []:
                 watch(event)
             result = run.read_result()
-            if result is not None and (result.status == "succeeded" or queue is None or queue.over()):
+            if result is not None and (result.status.good or queue is None or queue.over()):
                 for event in tail.read():
                     watch(event)
                 return result
@@ -150,7 +151,7 @@ class _Queue:
 def _check_alive(run: RunFolder, queue: _Queue | None) -> None:
     if queue is not None:
         queue.look()
-    elif run.state() == "interrupted":
+    elif run.state() is State.INTERRUPTED:
         raise RunFolderError(
             "has no result and nobody supervises it", where=run.id, hint=f"`muster resume {run.word}`"
         )

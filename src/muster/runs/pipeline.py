@@ -30,7 +30,8 @@ from muster.core.pipeline import (
 )
 from muster.core.recipe import Recipe
 from muster.core.recipes import dump_yaml, read_yaml, validate
-from muster.core.result import Failure, Result, Seconds, Status
+from muster.core.result import Failure, Result, Seconds
+from muster.core.state import RunEnd, State
 from muster.fleet.shell import Shell
 from muster.inputs.hub import check_names
 from muster.inputs.model import NUMBERS, decided_config, whole_config
@@ -173,12 +174,12 @@ def _renamed(value: Any, folder: Path, to: str) -> Any:
         return [_renamed(inner, folder, to) for inner in value]
     if not isinstance(value, str):
         return value
-    return re.sub(rf"{re.escape(str(folder))}/([^/]+)/model", lambda found: to.format(found[1]), value)
+    return re.sub(rf"{re.escape(str(folder))}/([^/]+)/model", lambda match: to.format(match[1]), value)
 
 
 def dry_run_of(inputs: PipelineInputs, folder: PipelineFolder) -> list[dict[str, Any]]:
     """What each step would do, as `dry_run` says it; models of earlier steps do not exist yet."""
-    told, later = [], str(folder.path).replace("{", "{{").replace("}", "}}") + "/{}/model"
+    steps, later = [], str(folder.path).replace("{", "{{").replace("}", "}}") + "/{}/model"
     with tempfile.TemporaryDirectory(prefix="muster-") as stand:
         for step, made in inputs.checked(Path(stand)):
             with _told(step, Path(stand)):
@@ -186,8 +187,8 @@ def dry_run_of(inputs: PipelineInputs, folder: PipelineFolder) -> list[dict[str,
             taken = inputs.steps.before(step)
             why = [f"the model of {name}, which is not trained yet: its shape alone" for name in taken]
             one = {**one, "assumed": [*why, *one["assumed"]]}
-            told.append({"step": step.name, "after": step.after, **_renamed(one, Path(stand), later)})
-    return told
+            steps.append({"step": step.name, "after": step.after, **_renamed(one, Path(stand), later)})
+    return steps
 
 
 def plan_steps(
@@ -195,7 +196,7 @@ def plan_steps(
     hosts: str,
     on: str,
     overrides: Sequence[str],
-    told: UserFigures,
+    figures: UserFigures,
     *,
     traced: bool = True,
     say: Callable[[str], None] | None = None,
@@ -207,14 +208,14 @@ def plan_steps(
             for step, recipe in read_steps(file, overrides).standing_in(Path(stand)):
                 with _told(step, Path(stand)):
                     if recipe.trains:
-                        plans[step.name] = plan_on(recipe, on, told, traced=traced, say=say).plan
+                        plans[step.name] = plan_on(recipe, on, figures, traced=traced, say=say).plan
         else:
             for step, inputs in read_pipeline(file, hosts, overrides).checked(Path(stand)):
                 with _told(step, Path(stand)):
                     if inputs.recipe.trains:
-                        plans[step.name] = plan_hosts(inputs, told, traced=traced, say=say).plan
-    found = {name: plan.model_dump(mode="json") for name, plan in plans.items() if plan is not None}
-    named = _renamed(found, Path(stand), "{{{}}}")
+                        plans[step.name] = plan_hosts(inputs, figures, traced=traced, say=say).plan
+    documents = {name: plan.model_dump(mode="json") for name, plan in plans.items() if plan is not None}
+    named = _renamed(documents, Path(stand), "{{{}}}")
     return {name: Plan.model_validate(plan) for name, plan in named.items()}
 
 
@@ -257,7 +258,7 @@ def resume_pipeline(
     """Go on: finished steps are kept, the one that was broken off goes on from its checkpoint, or from its
     first step where there is none; the others follow. Raises RunFolderError where it cannot be."""
     before = folder.read_result()
-    if folder.state() == "succeeded":
+    if folder.state().good:
         step = folder.steps[-1]
         raise RunFolderError(
             "has finished: there is nothing to resume",
@@ -283,15 +284,15 @@ def _run(
 ) -> PipelineResult:
     folder.stop_request.unlink(missing_ok=True)
     steps, failure = inputs.steps.steps, None
-    status: Status = "succeeded"
+    status: RunEnd = State.SUCCEEDED
     for number, step in enumerate(steps, 1):
         run = folder.step(step.name)
-        if run.state() == "succeeded":
+        if run.state().good:
             continue
         claim.touch()
         title = f"step {number} of {len(steps)}: {step.name}"
         status, failure = _ended(inputs, folder, step, seeing(title), shell, again)
-        if status != "succeeded":
+        if not status.good:
             failure = _of_step(failure, folder, run)
             break
     result = _fold(inputs.steps, folder, status, failure)
@@ -300,7 +301,7 @@ def _run(
     with suppress(OSError, MusterError):
         pipeline_page(folder)
     folder.stop_request.unlink(missing_ok=True)
-    if status == "succeeded":  # nothing is left to resume
+    if status.good:  # nothing is left to resume
         for each in read_yaml(folder.pipeline)["pipeline"]:
             forget(each["recipe"].get("env_kept"))
     return result
@@ -313,10 +314,10 @@ def _ended(
     seen: AbstractContextManager[Seen],
     shell: Shell | None,
     again: GoingOn | None,
-) -> tuple[Status, Failure | None]:
+) -> tuple[RunEnd, Failure | None]:
     """How a step ended, whatever happened. Raises where nothing of the pipeline has begun."""
     if folder.stop_request.exists():
-        return "stopped", Failure(what="stopped by `muster stop` before this step")
+        return State.STOPPED, Failure(what="stopped by `muster stop` before this step")
     try:
         with seen as (watch, announce):
             result = _step(inputs, folder, step, watch, announce, shell, again)
@@ -327,9 +328,9 @@ def _ended(
         if not _begun(folder):
             raise
         if isinstance(error, KeyboardInterrupt):
-            return "stopped", Failure(what="stopped by Ctrl-C")
+            return State.STOPPED, Failure(what="stopped by Ctrl-C")
         usage = isinstance(error, UsageError)
-        return "failed", Failure.model_validate({**error.as_dict(), "usage": usage})
+        return State.FAILED, Failure.model_validate({**error.as_dict(), "usage": usage})
 
 
 def _step(
@@ -387,18 +388,18 @@ def _of_step(failure: Failure | None, folder: PipelineFolder, run: RunFolder) ->
 def so_far(folder: PipelineFolder) -> PipelineResult:
     """What the steps of an unfinished pipeline came to. Its status stands for nothing: its state says how it
     is. Raises RunFolderError and RecipeError."""
-    return _fold(read_steps(folder.pipeline, frozen=True), folder, "stopped", None)
+    return _fold(read_steps(folder.pipeline, frozen=True), folder, State.STOPPED, None)
 
 
-def _fold(steps: Steps, folder: PipelineFolder, status: Status, failure: Failure | None) -> PipelineResult:
+def _fold(steps: Steps, folder: PipelineFolder, status: RunEnd, failure: Failure | None) -> PipelineResult:
     """What all steps came to."""
-    found: list[StepResult] = []
+    results_of_steps: list[StepResult] = []
     notes: list[str] = []
     results = {step.name: folder.step(step.name).read_result() for step in steps.steps}
     for step in steps.steps:
         run, result = folder.step(step.name), results[step.name]
-        state = run.state() if run.job.exists() else "not begun"
-        found.append(
+        state = run.state() if run.job.exists() else State.NOT_BEGUN
+        results_of_steps.append(
             StepResult(name=step.name, after=step.after, run=str(run.path), status=state, result=result)
         )
         anew = result and result.attempt > 1 and run.read_json(run.job).get("resume_step") is None
@@ -406,16 +407,16 @@ def _fold(steps: Steps, folder: PipelineFolder, status: Status, failure: Failure
             source = results[name]
             if result and source and source.ended > (result.ended if anew else result.started):
                 notes.append(f"{step.name} started from an earlier model of {name}, which was trained again")
-    known = [result for result in results.values() if result]
+    ended = [result for result in results.values() if result]
     return PipelineResult(
         id=folder.id,
         status=status,
         failure=failure,
         attempt=1 + len(list(folder.path.glob("result.attempt*.json"))),
-        started=min((result.started for result in known), default=time.time()),
+        started=min((result.started for result in ended), default=time.time()),
         ended=time.time(),
-        seconds=Seconds(total=sum(result.seconds.total for result in known)),
-        pipeline=found,
+        seconds=Seconds(total=sum(result.seconds.total for result in ended)),
+        pipeline=results_of_steps,
         notes=notes,
     )
 
