@@ -147,7 +147,7 @@ def plan_first(inputs: Inputs, facts: Facts, chosen: Chosen | None = None) -> De
         return _with_hosts(decide(inputs, facts), chosen)
     notes: list[str] = []
     ground, told = ground_of(inputs, facts, UserFigures(), _calibration(notes)), UserFigures()
-    survey = inputs.recipe.survey(whole_config(inputs.recipe))
+    survey = survey_of(inputs)
     decided = _attempt(inputs, ground, told, None, chosen, survey=survey)
     assert decided.plan is not None
     hopeless = decided.refused is not None and _hopeless(decided)
@@ -156,6 +156,12 @@ def plan_first(inputs: Inputs, facts: Facts, chosen: Chosen | None = None) -> De
     if decided.refused:
         raise decided.refused
     return _noted(decided, *notes)
+
+
+def survey_of(inputs: Inputs) -> Survey:
+    """The data as ranks will read them. Raises DataError."""
+    config, checked = whole_config(inputs.recipe), inputs.checked
+    return inputs.recipe.survey(config, checked) if checked else inputs.recipe.survey(config)
 
 
 def settle(inputs: Inputs, ground: Ground, tracer: Tracer | None) -> Decided:
@@ -222,7 +228,7 @@ def _attempt(
 ) -> Decided:
     """Everything decided, with a plan, whether it fits or not. `chosen`: the hosts, where that was done
     before; `words`: what to call the machines; `survey`: of the data, where they were looked at before."""
-    survey = survey or inputs.recipe.survey(whole_config(inputs.recipe))
+    survey = survey or survey_of(inputs)
     decided = settle(inputs, ground, tracer)
     decided = _with_hosts(decided, decided.chosen or chosen)
     job, chosen, machines = decided.job, decided.chosen, decided.machines

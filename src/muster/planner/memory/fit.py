@@ -85,6 +85,7 @@ class Setting:
     sub_group: int = GB  # and updates at once
     pins: bool = True  # what is offloaded lies in page-locked memory
     together: bool = False  # DeepSpeed makes the optimizer
+    moments: int = 2  # that an optimizer of its file keeps of each weight
     sync_each_batch: bool = False  # gradients are reduced in every micro-step
     keeps_half: bool = False  # weights, gradients and moments are in half precision alone
     group: int = 0  # ranks that hold all weights among themselves, fewer than all
