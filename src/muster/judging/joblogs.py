@@ -175,9 +175,9 @@ def _lost_in_stalls(jobs: Sequence[_Job]) -> dict[str, float]:
     others took."""
     most: dict[str, float] = {}
     for job in jobs:
-        told = job.observation
-        if told is not None and told.seconds and job.log.pace and told.seconds != job.log.pace:
-            most[job.work] = max(1.0 - told.seconds / job.log.pace, most.get(job.work, 0.0))
+        seconds, pace = job.observation.seconds if job.observation else None, job.log.pace
+        if seconds and pace and seconds != pace:
+            most[job.work] = max(1.0 - seconds / pace, most.get(job.work, 0.0))
     return most
 
 
