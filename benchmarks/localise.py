@@ -3,6 +3,7 @@
     .venv/bin/python benchmarks/localise.py      10,000 fleets per headline bar
     .venv/bin/python benchmarks/localise.py --fleets 300 --no-write
     .venv/bin/python benchmarks/localise.py --only "5 % slow, card" --model drift --no-write
+    .venv/bin/python benchmarks/localise.py --only stall --each 1000 --first 1000000
 
 Every fleet has its seed: the same command gives the same figures, however many processes share the work. A
 wave is a set of disjoint jobs at once. A fleet counts as solved where exactly what was planted is accused:
@@ -31,7 +32,7 @@ from typing import Any
 
 from localise_page import write
 from localise_peers import PEERS
-from simulate import NOISES, Planted, SimulatedFleet, hunt, resampled
+from simulate import NOISES, Planted, SimulatedFleet, by_size, hunt, resampled
 
 from muster.judging import Posterior, Topology, judge_state
 from muster.judging.faults import OF_HOSTS, Kind
@@ -42,7 +43,7 @@ GAUSSIAN, REAL = "Gaussian", "residuals of real jobs"
 WRONG = 0.001  # of the healthy hosts may be accused, beside a fault and without one
 THRESHOLDS = (0.3, 0.4, 0.5, 0.6, 0.7, 0.8)  # of what is planted: others get the one that suits them best
 CHUNK = 50  # fleets that a process tries at a time
-FOLLOWED = 1000  # fleets whose verdicts are also looked at after every wave
+FOLLOWED = 1000  # seeds of fleets whose verdicts are also looked at after every wave
 
 
 def topology(count: int, behind: int = 8) -> Topology:
@@ -114,7 +115,14 @@ HARDER: dict[str, dict[str, Any]] = {
     "5 % of jobs 30 % slow once": {"hiccups": 0.05, "hiccup": (0.3, 0.3)},
     "16 hosts alike 8 % slower": {"older": (16, 0.08)},
     "10 % of hosts three times as noisy": {"unsteady": (0.1, 3.0)},
+    "pairs four times as noisy as hosts alone": {"noise": by_size(0.004, 0.016)},
+    "pairs four times as noisy, by 2 %": {"noise": by_size(0.005, 0.02)},
+    "AR(1) drift of 2 %": {"drift": 0.02, "kept": 0.8},
+    "2 % of steps stall": {"stalls": (0.02, 10.0)},
+    "2 % of steps stall, windows of ten": {"stalls": (0.02, 10.0), "window": 10},
+    "0.4 % of steps stall": {"stalls": (0.004, 10.0)},
 }
+FASTER: dict[str, Any] = {"older": (40, 0.08)}
 COURSE: dict[str, Any] = {"course": 0.002}
 UNTIMED: dict[str, Any] = {"drift": 0.02, "timed": False}
 _EVERYWHERE = (
@@ -158,6 +166,7 @@ BARS = (
             ("healthy", NONE, None),
         )
     ),
+    Bar("healthy, 24 hosts alike faster than the other 40", NONE, 6, fleet=FASTER),
     *(
         Bar(f"one host slows by {by:.0%} in mid-job", hosts(by, "compute", late=True), 6, 0.95, fleet=COURSE)
         for by in (0.1, 0.3, 1.3)
@@ -310,7 +319,9 @@ def row_of(bar: Bar, model: str, tally: Counter[Any], first: int | None) -> dict
         "and its kind": tally["kinds"] / count,
         "healthy hosts accused": tally["good"] / (count * (len(PLACE.hosts) - (bad if bar.by else 0))),
         "fleets with a false accusation": tally["false"] / count,
-        "solved after wave": [round(tally[wave] / tally["followed"], 5) for wave in range(1, bar.waves + 1)],
+        "solved after wave": [
+            round(tally[wave] / max(1, tally["followed"]), 5) for wave in range(1, bar.waves + 1)
+        ],
         "mean waves": tally["waves"] / count,
         "mean jobs": tally["jobs"] / count,
         "first not solved": first,
@@ -384,19 +395,22 @@ def scale(places: Iterable[tuple[int, int]] = ((64, 100), (1000, 20), (10000, 4)
     return rows
 
 
-def kept(parts: Path | None) -> dict[tuple[str, str, int], dict[str, Any]]:
-    """What an earlier run has left in --parts: (bar, noise, --fleets) -> our row and the others'."""
+def kept(parts: Path | None, first: int = 0) -> dict[tuple[str, str, int], dict[str, Any]]:
+    """What an earlier run from the same first seed has left in --parts: (bar, noise, --fleets) -> our row and
+    the others'."""
     if parts is None or not parts.exists():
         return {}
     found = [json.loads(line) for line in parts.read_text(encoding="utf-8").splitlines()]
-    return {(each["bar"], each["model"], each["fleets"]): each for each in found}
+    return {
+        (each["bar"], each["model"], each["fleets"]): each for each in found if each.get("first", 0) == first
+    }
 
 
 def measure(chosen: argparse.Namespace) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """Rows of ours and of the others', for every bar and noise that was asked for."""
     ours: list[dict[str, Any]] = []
     others: list[dict[str, Any]] = []
-    known = kept(chosen.parts)
+    known = kept(chosen.parts, chosen.first)
     with ProcessPoolExecutor(chosen.processes) as pool:
         for bar in BARS:
             for model in models() if bar.everywhere else [GAUSSIAN]:
@@ -404,8 +418,14 @@ def measure(chosen: argparse.Namespace) -> tuple[list[dict[str, Any]], list[dict
                     continue
                 part = known.get((bar.name, model, chosen.fleets))
                 if part is None:
-                    row, rivals = tried(pool, bar, model, chosen.fleets)
-                    part = {"bar": bar.name, "model": model, "fleets": chosen.fleets}
+                    row, rivals = tried(
+                        pool,
+                        bar,
+                        model,
+                        chosen.each or max(1, round(chosen.fleets * bar.share)),
+                        chosen.first,
+                    )
+                    part = {"bar": bar.name, "model": model, "fleets": chosen.fleets, "first": chosen.first}
                     part |= {"ours": row, "others": rivals}
                     if chosen.parts is not None:
                         with chosen.parts.open("a", encoding="utf-8") as file:
@@ -416,21 +436,20 @@ def measure(chosen: argparse.Namespace) -> tuple[list[dict[str, Any]], list[dict
 
 
 def tried(
-    pool: ProcessPoolExecutor, bar: Bar, model: str, fleets: int
+    pool: ProcessPoolExecutor, bar: Bar, model: str, count: int, first: int = 0
 ) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """One bar under one noise: our row, and the others'."""
-    count = max(1, round(fleets * bar.share))
-    chunks = [range(at, min(at + CHUNK, count)) for at in range(0, count, CHUNK)]
-    few = chunks[: max(1, fleets // (40 * CHUNK))]  # a way of theirs takes 2,016 jobs
+    """One bar under one noise, on fleets whose seeds begin with `first`: our row, and the others'."""
+    chunks = [range(first + at, first + min(at + CHUNK, count)) for at in range(0, count, CHUNK)]
+    few = chunks[: max(1, round(count / bar.share) // (40 * CHUNK))]  # a way of theirs takes 2,016 jobs
     rivals = [
         pool.submit(try_others, bar.name, model, chunk)
         for chunk in (few if bar.everywhere and bar.name != "healthy" else ())
     ]
     tallies = [pool.submit(try_ours, bar.name, model, chunk) for chunk in chunks]
     found = [each.result() for each in tallies]
-    first = min([each.pop("first") for each in found if "first" in each], default=None)
-    row = row_of(bar, model, sum(found, Counter()), first)
-    words = f"  MISSED {row['missed']}, first seed {first}" if row["missed"] else ""
+    missing = min([each.pop("first") for each in found if "first" in each], default=None)
+    row = row_of(bar, model, sum(found, Counter()), missing)
+    words = f"  MISSED {row['missed']}, first seed {missing}" if row["missed"] else ""
     print(
         f"{bar.name:48} {model:22} {row['solved']:.4f}  kind {row['and its kind']:.4f}"
         f"  good accused {row['healthy hosts accused']:.6f}  waves {row['mean waves']:.2f}"
@@ -448,6 +467,8 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--fleets", type=int, default=10_000, help="per headline bar")
+    parser.add_argument("--each", type=int, help="fleets of every bar, in place of --fleets")
+    parser.add_argument("--first", type=int, default=0, help="seed of the first fleet")
     parser.add_argument("--only", default="", help="bars with this in their name")
     parser.add_argument("--model", default="", help="kinds of noise with this in their name")
     parser.add_argument("--processes", type=int, default=len(os.sched_getaffinity(0)))

@@ -12,10 +12,12 @@ from __future__ import annotations
 
 import math
 import random
+import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from muster.core.robust import halves_of
 from muster.core.state import State
 from muster.judging.ask import next_wave
 from muster.judging.faults import Kind
@@ -24,6 +26,7 @@ from muster.judging.observation import Group, Observation, Settings, Topology
 
 STEPS = 100  # of a job: how long it runs
 WINDOWS = 6  # of a job that tells its course
+STEP_NOISE = 0.01  # relative standard deviation of a step in its job
 
 # The noise of one job: a source of random numbers and the number of hosts in -> what it adds to log(time).
 Noise = Callable[[random.Random, int], float]
@@ -43,6 +46,11 @@ def student(scale: float, *, slow_side: bool = False) -> Noise:
         return abs(value) if slow_side else value
 
     return noise
+
+
+def by_size(alone: float, together: float) -> Noise:
+    """A normal number, of one standard deviation on a host alone and of another in groups."""
+    return lambda draw, size: draw.gauss(0.0, together if size > 1 else alone)
 
 
 def resampled(residuals: Mapping[int, Sequence[float]]) -> Noise:
@@ -83,9 +91,11 @@ class SimulatedFleet:
     from host to host, for good; `hiccups`: share of jobs slowed by something that does not last, by a share
     of their time between the two of `hiccup`; `older`: how many hosts are of other hardware, alike slower by
     a share; `unsteady`: share of the hosts whose jobs scatter so many times as much; `course`: deviation
-    between the halves of a job, where jobs tell them;
-    `waits`: jobs tell what each host waited; `drift`: of the whole fleet, from wave to wave (each wave has a
-    pace of its own, whatever the one before had); `timed`: jobs tell which of them ran at once, and when."""
+    between the halves of a job, where jobs tell them; `stalls`: share of a job's steps that take so many
+    times as long, where jobs tell their course by windows of `window` steps, which differ by STEP_NOISE
+    besides; `waits`: jobs tell what each host waited; `drift`: of the whole fleet, from wave to wave (each
+    wave has a pace of its own, and a share `kept` of the one before's, an AR(1) process); `timed`: jobs tell
+    which of them ran at once, and when."""
 
     topology: Topology
     faults: tuple[Planted, ...] = ()
@@ -97,13 +107,17 @@ class SimulatedFleet:
     older: tuple[int, float] = (0, 0.0)
     unsteady: tuple[float, float] = (0.0, 1.0)
     course: float = 0.0
+    stalls: tuple[float, float] = (0.0, 1.0)
+    window: int = 1
     communication: float = 0.2
     waits: bool = False
     drift: float = 0.0
+    kept: float = 0.0
     timed: bool = False
     jobs: int = field(default=0, init=False)
     waves: int = field(default=0, init=False)
     clock: float = field(default=0.0, init=False)
+    pace: float = field(default=0.0, init=False)
 
     def __post_init__(self) -> None:
         self.random = random.Random(self.seed)
@@ -126,7 +140,9 @@ class SimulatedFleet:
     def run(self, groups: Iterable[Group], work: str = "") -> list[Observation]:
         """A wave: every group's job, at once."""
         self.waves += 1
-        pace = self.random.gauss(0.0, self.drift) if self.drift else 0.0
+        fresh = math.sqrt(1.0 - self.kept**2) if self.waves > 1 else 1.0
+        pace = self.kept * self.pace + fresh * self.random.gauss(0.0, self.drift) if self.drift else 0.0
+        self.pace = pace
         made = [self._job(group, work, pace) for group in groups]
         if not self.timed:
             return made
@@ -162,8 +178,11 @@ class SimulatedFleet:
             worst = max(worst, slowest + math.log1p(self.random.uniform(*self.hiccup)))
         times = max([self.times.get(host, 1.0) for host in hosts]) if self.times else 1.0
         early = worst + pace + times * self.draw(self.random, len(hosts))
-        halves, spread = self._course(early, late)
-        seconds = 0.5 * (halves[0] + halves[1]) if halves else math.exp(early)
+        if self.stalls[0]:
+            seconds, halves, spread = self._stalling(early)
+        else:
+            halves, spread = self._course(early, late)
+            seconds = 0.5 * (halves[0] + halves[1]) if halves else math.exp(early)
         computing: tuple[float, ...] = ()
         if self.waits and len(hosts) > 1:
             busy = 1.0 - self.communication
@@ -183,6 +202,19 @@ class SimulatedFleet:
         first, second = math.exp(early - apart), math.exp(early + late + apart)
         error = abs(second - first) / (first + second) / math.sqrt(WINDOWS - 1)
         return (first, second), error
+
+    def _stalling(self, usual: float) -> tuple[float, tuple[float, float] | None, float]:
+        """Seconds of a step, of which some stall, where `usual` is the logarithm of the others'; of a usual
+        step before and after the job's middle; and the relative standard error of the mean."""
+        share, times = self.stalls
+        draw = self.random
+        steps = [
+            math.exp(usual) * draw.gauss(1.0, STEP_NOISE) * (times if draw.random() < share else 1.0)
+            for _ in range(STEPS)
+        ]
+        windows = [statistics.fmean(each) for each in zip(*[iter(steps)] * self.window, strict=True)]
+        mean = statistics.fmean(windows)
+        return mean, halves_of(windows), statistics.stdev(windows) / mean / math.sqrt(len(windows))
 
     def _met(self, hosts: Group) -> list[Planted]:
         """The faults that a job on these hosts meets."""

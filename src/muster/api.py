@@ -202,11 +202,12 @@ def judge(
     at_least: str = "",
     workload: str = "",
     mappings: Sequence[Path | str] = (),
+    hardware: Sequence[str] = (),
 ) -> Judged:
     """Name the hosts that were slow or failing, from others' logs. `Judged.gate` is the exit code.
 
-    `slow`: the share of a step's time that counts; `at_least`: a speed for every job, such as "800samples/s".
-    Raises UsageError.
+    `slow`: the share of a step's time that counts; `at_least`: a speed for every job, such as "800samples/s";
+    `hardware`: hosts of one kind, such as "a100=node[01-16]". Raises UsageError.
     """
     from muster.judging import Settings
     from muster.judging.logs import judge as judge_logs
@@ -217,6 +218,7 @@ def judge(
         baseline=Path(baseline) if baseline else None,
         at_least=at_least,
         workload=workload,
+        hardware=hardware,
         mappings=[Path(each) for each in mappings],
     )
 

@@ -53,7 +53,15 @@ def test_figures_do_not_depend_on_the_number_of_processes(
     monkeypatch.setattr(
         localise, "CHUNK", 4
     )  # fleets that a process takes at a time: four parts, one smaller
-    wanted = Namespace(only="half of its jobs", model="", fleets=280, parts=None)
+    wanted = Namespace(only="half of its jobs", model="", fleets=280, parts=None, each=None, first=0)
     (row,), (same,) = (localise.measure(Namespace(**vars(wanted), processes=n))[0] for n in (1, 2))
     assert {**row, "cpu seconds": 0} == {**same, "cpu seconds": 0}
     assert row["fleets"] == 14 and row["interval"][0] <= row["solved"] <= row["interval"][1]
+
+
+def test_fresh_seeds_are_other_fleets(localise: Any) -> None:
+    wanted = {"only": "half of its jobs", "model": "", "fleets": 0, "parts": None, "processes": 1}
+    rows = [localise.measure(Namespace(**wanted, each=4, first=at))[0][0] for at in (0, 1_000_000, 1_000_000)]
+    assert [row["fleets"] for row in rows] == [4, 4, 4]
+    old, new, again = ({**row, "cpu seconds": 0, "solved after wave": []} for row in rows)
+    assert new == again != old

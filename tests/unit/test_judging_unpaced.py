@@ -45,6 +45,17 @@ def test_it_is_noticed_and_only_where_it_is() -> None:
     assert not localise(at_paces((1.0,) * 4, timed=False), PLACE).drifts
 
 
+def test_fewer_than_eight_jobs_show_no_drift() -> None:
+    hosts = HOSTS[:4]
+    jobs = [
+        Observation(f"{host}-{wave}", (host,), pace * (1 + 0.001 * number))
+        for wave, pace in enumerate((1.0, 1.06))
+        for number, host in enumerate(hosts)
+    ]
+    assert set(localise(jobs, Topology(hosts)).drifts) == {""}
+    assert not localise(jobs[1:], Topology(hosts)).drifts
+
+
 def test_many_bad_hosts_or_hiccups_are_no_drift() -> None:
     alone = [(host,) for host in HOSTS]
     many = tuple(Planted("compute", (host,), 0.05 + 0.01 * number) for number, host in enumerate(HOSTS[:24]))

@@ -31,6 +31,8 @@ EXAMPLES = f"""Examples:
 
   muster judge logs/ --at-least 800samples/s
 
+  muster judge logs/ --hardware a100=node[01-16] --hardware h100=node[17-64]
+
 {EXIT_CODES}"""
 
 JOBS = 20  # jobs that did not succeed
@@ -71,6 +73,15 @@ def judge(
         str,
         Option("--workload", metavar="NAME", help="What was trained, for all logs that do not say it."),
     ] = "",
+    hardware: Annotated[
+        list[str] | None,
+        Option(
+            "--hardware",
+            metavar="NAME=HOSTS",
+            help="Hosts of one kind of hardware, which are compared with each other alone, such as "
+            "a100=node[01-16]. Repeatable.",
+        ),
+    ] = None,
     at_least: Annotated[
         str,
         Option(
@@ -99,6 +110,7 @@ def judge(
         baseline=baseline,
         at_least=at_least,
         workload=workload,
+        hardware=hardware or [],
         progress=_Progress(err_console()),
     )
     if json:

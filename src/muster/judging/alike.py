@@ -48,10 +48,14 @@ class Alike:
 
 
 def hosts_alike(
-    observations: Sequence[Observation], readings: Readings, topology: Topology, settings: Settings
+    observations: Sequence[Observation],
+    readings: Readings,
+    topology: Topology,
+    settings: Settings,
+    strays: float = STRAY,
 ) -> list[Alike]:
     """One group of each work in which there is one, the largest. `observations`: with the times that jobs
-    had, whatever their moments."""
+    had, whatever their moments; `strays`: as many hosts as this share of a group may be nearly as slow."""
     rows: dict[str, dict[int, list[int]]] = {}
     for host, own in readings.of_host.items():
         for row in own:
@@ -64,7 +68,7 @@ def hosts_alike(
         }
         known = [row for host in levels for row in of_host[host]]
         sigma = statistics.median([readings.sigma[row] for row in known] or [0.0])
-        mine = _together(levels, sigma, settings)
+        mine = _together(levels, sigma, settings, strays)
         behind = {topology.behind[host] for host in mine}
         if not mine or (len(behind) == 1 and -1 not in behind):
             continue
@@ -103,7 +107,7 @@ def _good_alone(
     return statistics.median(slow) - statistics.median(fast) < level / 2
 
 
-def _together(levels: dict[int, float], sigma: float, settings: Settings) -> set[int]:
+def _together(levels: dict[int, float], sigma: float, settings: Settings, strays: float) -> set[int]:
     """The hosts of the largest group that is clearly slower and close together; none, where it is too small,
     or not by itself."""
     low = max(math.log1p(settings.slow), CLEARLY * sigma)
@@ -118,7 +122,7 @@ def _together(levels: dict[int, float], sigma: float, settings: Settings) -> set
     mine = {host for level, host in slow if abs(level - middle) <= REACH * sigma}
     near = sum(abs(level - middle) <= 3 * REACH * sigma for level, _ in slow) - len(mine)
     few = len(mine) < max(FEWEST, math.floor(SHARE * len(levels)) + 1)
-    return set() if few or near > STRAY * len(mine) else mine
+    return set() if few or near > strays * len(mine) else mine
 
 
 def apart(observations: Sequence[Observation], groups: Sequence[Alike]) -> list[Observation]:

@@ -53,12 +53,15 @@ class Baseline:
 def _start(values: Sequence[float]) -> tuple[int, int]:
     """The fastest of the narrow windows with a third of the sorted values. Narrow: at most 4 times as wide
     as the narrowest, or 3.2 x TYPICAL, since among few values the narrowest is so by chance. No more than one
-    in ONE_FASTER is before it, however narrow a later one is: slow jobs may be alike as well."""
+    in ONE_FASTER is before it, however narrow a later one is, since slow jobs may be alike as well; unless
+    most values are as narrow together: then the others are of a minority that is faster."""
     size = max(2, -(-len(values) // 3))
     widths = [values[i + size - 1] - values[i] for i in range(len(values) - size + 1)]
     most = 4.0 * max(min(widths), 0.8 * TYPICAL)
+    first = next(i for i, width in enumerate(widths) if width <= most)
     early = widths[: 1 + max(1, len(values) // ONE_FASTER)]
-    first = next((i for i, width in enumerate(early) if width <= most), early.index(min(early)))
+    if first >= len(early) and 2 * (bisect_right(values, values[first] + most) - first) <= len(values):
+        first = early.index(min(early))
     return first, first + size
 
 

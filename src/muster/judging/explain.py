@@ -77,6 +77,15 @@ class Component:
             None,
         )
 
+    def fit_of(self, fault: Fault) -> Fit:
+        """How a fault that is considered fits in the likeliest explanation that has it."""
+        return next(
+            fit
+            for each in self.explanations
+            for one, fit in zip(each.faults, each.fits, strict=True)
+            if one == fault
+        )
+
     def faults(self) -> list[Fault]:
         """All that are considered, in a fixed order."""
         return sorted({fault for each in self.explanations for fault in each.faults})

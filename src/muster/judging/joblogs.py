@@ -31,6 +31,7 @@ from muster.judging import (
 )
 from muster.judging.grouping import File, files_of, notes_of
 from muster.judging.readings import smallest
+from muster.judging.stalls import usual_paces
 from muster.readers.base import APART, JobLog, MeasuredWindows
 
 # Why nothing is known of a host that no observation is of.
@@ -66,11 +67,13 @@ def judged(
     settings: Settings,
     stored: Mapping[Class, Baseline],
     switches: Mapping[str, Sequence[str]] | None = None,
+    hardware: Mapping[str, str] | None = None,
 ) -> document.Judged:
-    """The document, from all logs. `switches`: the hosts behind each, where that is known."""
+    """The document, from all logs. `switches`: the hosts behind each, where that is known; `hardware`: of
+    each host, where the user says it. None: there is no way to say it."""
     files = files_of(logs)
     shared = shared_ends([each.log for each in files if each.of is None])
-    jobs = _with_errors([_job(each, shared) for each in files])
+    jobs = _at_usual_paces(_with_errors([_job(each, shared, hardware or {}) for each in files]))
     observations = [each.observation for each in jobs if each.observation is not None]
     hosts = sorted({host for each in files for host in each.log.hosts}, key=_natural)
     state = localise(observations, Topology.of(hosts, switches or {}), settings, stored)
@@ -100,7 +103,7 @@ def judged(
             *shared.notes(),
             *_notes(jobs),
             *_apart(verdict, stored),
-            *_alike(verdict),
+            *_alike(verdict, askable=hardware is not None),
             *_drifting(state, least),
         ],
     )
@@ -112,7 +115,8 @@ def _least(state: Posterior) -> dict[Class, float]:
     for row, kind in enumerate(state.case.readings.kind):
         rows.setdefault(kind, []).append(row)
     return {
-        kind: math.expm1(smallest(state.case.readings, own, state.settings)) for kind, own in rows.items()
+        kind: math.expm1(min([smallest(state.case.readings, [row], state.settings) for row in own]))
+        for kind, own in rows.items()
     }
 
 
@@ -136,8 +140,9 @@ def work_of(log: JobLog) -> str:
     return ", ".join(parts)
 
 
-def _job(file: File, shared: SharedEnds) -> _Job:
-    work = work_of(file.log)
+def _job(file: File, shared: SharedEnds, hardware: Mapping[str, str]) -> _Job:
+    kinds = sorted({hardware[host] for host in file.log.hosts if host in hardware})
+    work = ", ".join([work_of(file.log), *([f"on {' and '.join(kinds)}"] if kinds else [])])
     observation = observation_of(file.log, work, shared) if file.of is None else None
     return _Job(file.log, work, observation, file.of, shared.of(file.log))
 
@@ -157,6 +162,23 @@ def _with_errors(jobs: Sequence[_Job]) -> list[_Job]:
             job = replace(job, observation=replace(job.observation, spread=spread))
         made.append(job)
     return made
+
+
+def _at_usual_paces(jobs: Sequence[_Job]) -> list[_Job]:
+    """With the pace of their usual steps, where jobs stall whoever runs them."""
+    usual = iter(usual_paces([each.observation for each in jobs if each.observation is not None]))
+    return [replace(job, observation=next(usual)) if job.observation is not None else job for job in jobs]
+
+
+def _lost_in_stalls(jobs: Sequence[_Job]) -> dict[str, float]:
+    """Of works whose jobs are compared by their usual steps, the largest share of a job's time that the
+    others took."""
+    most: dict[str, float] = {}
+    for job in jobs:
+        seconds, pace = job.observation.seconds if job.observation else None, job.log.pace
+        if seconds and pace and seconds != pace:
+            most[job.work] = max(1.0 - seconds / pace, most.get(job.work, 0.0))
+    return most
 
 
 def _error_of(job: _Job) -> float | None:
@@ -276,11 +298,12 @@ def _drifting(state: Posterior, least: Mapping[Class, float]) -> list[str]:
     return found
 
 
-def _alike(verdict: Judgement) -> list[str]:
+def _alike(verdict: Judgement, *, askable: bool) -> list[str]:
     """Hosts that are slower than the others by the same."""
+    how = "; --hardware NAME=HOSTS says that they are of another" if askable else ""
     return [
         f"{each.words} {fold_hosts(each.hosts)} are judged beside each other; where they are of the same "
-        "hardware as the others, they are slow"
+        f"hardware as the others, they are slow{how}"
         for each in verdict.alike
     ]
 
@@ -336,7 +359,13 @@ def _notes(jobs: Sequence[_Job]) -> list[str]:
             f"{counted(len(alone), 'job')} of which the log does not say what was trained: compared with no "
             "others; --workload NAME says it of all of these"
         )
-    if stalled := [log for log in logs if log.measured and log.measured.stalls]:
+    lost = _lost_in_stalls(jobs)
+    found += [
+        f"jobs of {work} lose up to {share:.0%} of their time in steps that stall, whoever runs them: they "
+        "are compared by their usual steps"
+        for work, share in lost.items()
+    ]
+    if stalled := [each.log for each in jobs if each.of is None and each.work not in lost and _stalls(each)]:
         worst = max(stalled, key=lambda log: _stalled(log)[0])
         found.append(
             f"{counted(len(stalled), 'job')} whose pace is not sure, since a few steps took much longer than "
@@ -350,6 +379,11 @@ def _notes(jobs: Sequence[_Job]) -> list[str]:
     if len(told) >= MANY and len({host for hosts in told for host in hosts}) == sum(map(len, told)):
         found.append(f"no host is in two of the {len(told)} jobs: were the hosts read rightly?")
     return found
+
+
+def _stalls(job: _Job) -> bool:
+    """Whether a few of its windows took much longer than the others."""
+    return job.log.measured is not None and job.log.measured.stalls is not None
 
 
 def _stalled(log: JobLog) -> tuple[float, str]:

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from muster.judging.alike import KINDS, Alike, apart, hosts_alike
+from muster.judging.alike import KINDS, REACH, Alike, apart, hosts_alike
 from muster.judging.baseline import Baseline, Class
 from muster.judging.detrend import moments_of, side_by_side
-from muster.judging.explain import Component, explain, outstanding, rests_on_one_job, switch_faults
-from muster.judging.faults import OF_HOSTS, FaultCase
+from muster.judging.explain import Component, explain, outstanding, rests_on_one_job, shown_by, switch_faults
+from muster.judging.faults import OF_HOSTS, FaultCase, Fit
 from muster.judging.observation import Observation, Settings, Topology
-from muster.judging.readings import read
+from muster.judging.readings import Readings, read
+from muster.judging.stalls import usual_paces
 from muster.judging.unpaced import unpaced, with_doubt
 
 MANY = 2.0  # hosts that seem to be bad, from where on faults are more common than was assumed
@@ -24,7 +25,8 @@ class Posterior:
     with all that are behind its switch; absent: nothing points at it. `once`: the suspects of which a single
     job says so, and others do not: as suspicious as that makes them, none is convicted. `alike`: hosts
     slower than others by the same, judged beside each other; `drifts`: by work, the deviation of a pace that
-    drifts, of which the moments are not known."""
+    drifts, of which the moments are not known; `akin`: suspects that are as slow as hosts alike, and not
+    convicted."""
 
     observations: tuple[Observation, ...]
     case: FaultCase
@@ -35,6 +37,7 @@ class Posterior:
     once: frozenset[int] = frozenset()
     alike: tuple[Alike, ...] = ()
     drifts: Mapping[str, float] = field(default_factory=dict)
+    akin: frozenset[int] = frozenset()
 
     @property
     def topology(self) -> Topology:
@@ -60,6 +63,7 @@ def localise(
     `stored`: baselines from elsewhere, used where the fleet is too small to make its own.
     """
     settings = settings or Settings()
+    observations = usual_paces(observations)
     moments = moments_of(observations)
     alike: list[Alike] = []
     for left in reversed(range(KINDS + 1)):
@@ -84,22 +88,50 @@ def localise(
         parts = explain(case)
         suspects = _suspects(parts)
     part_of = {host: part for part in parts for row in part.rows for host in readings.hosts[row]}
-    once = frozenset(
-        host
-        for host in suspects
-        if (fit := part_of[host].likeliest(host)) is not None and rests_on_one_job(case, host, fit)
+    fits = {host: fit for host in suspects if (fit := part_of[host].likeliest(host)) is not None}
+    once = frozenset(host for host, fit in fits.items() if rests_on_one_job(case, host, fit))
+    # Also like those of a group that is not judged apart, since more hosts are nearly as slow.
+    groups = [*alike, *hosts_alike(observations, readings, topology, settings, strays=math.inf)]
+    akin = frozenset(host for host, fit in fits.items() if _akin(fit, readings, groups))
+    suspects |= {host: min(suspects[host], settings.named) for host in once | akin}
+    for host, part, chance in _of_racks(case, parts, groups):
+        suspects[host] = max(suspects.get(host, 0.0), chance)
+        part_of[host] = part
+    return Posterior(
+        detrended.observations,
+        case,
+        parts,
+        baselines,
+        suspects,
+        part_of,
+        once,
+        tuple(alike),
+        drift.deviation,
+        akin,
     )
-    suspects |= {host: min(suspects[host], settings.named) for host in once}
+
+
+def _of_racks(
+    case: FaultCase, parts: Sequence[Component], groups: Sequence[Alike]
+) -> Iterator[tuple[int, Component, float]]:
+    """Hosts that a fault shared behind their switch makes suspects, and the probability. One of which most
+    readings are good is none."""
+    readings, topology = case.readings, case.topology
     for part in parts:
         for fault in part.faults():
-            if fault.kind == "rack":
-                for host, switch in enumerate(topology.behind):
-                    if switch == fault.where[0]:
-                        suspects[host] = max(suspects.get(host, 0.0), part.of_host(host, switch))
-                        part_of[host] = part
-    return Posterior(
-        detrended.observations, case, parts, baselines, suspects, part_of, once, tuple(alike), drift.deviation
-    )
+            if fault.kind != "rack" or _akin(part.fit_of(fault), readings, groups):
+                continue
+            shown = set(shown_by(case, part.fit_of(fault)))
+            for host, switch in enumerate(topology.behind):
+                own = readings.of_host.get(host, [])
+                if switch == fault.where[0] and 2 * len(shown.intersection(own)) >= len(own):
+                    yield host, part, part.of_host(host, switch)
+
+
+def _akin(fit: Fit, readings: Readings, groups: Sequence[Alike]) -> bool:
+    """Whether it is slower by as much as a group of hosts alike: it may be of their hardware."""
+    near = REACH * max([readings.sigma[row] for row, _ in fit.expects], default=0.0)
+    return any(abs(fit.by - math.log1p(group.slower)) <= near for group in groups)
 
 
 def _slowed_by_switches(

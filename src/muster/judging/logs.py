@@ -21,6 +21,7 @@ from pydantic import ValidationError
 
 from muster.core.errors import JobError, UsageError
 from muster.core.hostlist import fold_hosts
+from muster.core.inventory import parse_hosts
 from muster.core.state import State
 from muster.core.units import counted, format_number, parse_rate
 from muster.judging import Baseline, Class, Settings
@@ -53,6 +54,7 @@ def judge(
     baseline: Path | None = None,
     at_least: str = "",
     workload: str = "",
+    hardware: Sequence[str] = (),
     progress: Progress = lambda done, total: None,
 ) -> Judged:
     """Read every log below `where`, or in an archive of them, and judge their hosts.
@@ -61,12 +63,14 @@ def judge(
     a group `host`, searched for in paths; `slow`: the smallest slowdown that counts; `baseline`: what
     `--json` wrote of another fleet, for hosts that have too few peers here, and for a fleet that is
     slower as a whole; `at_least`: a speed that every job must reach, such as 800samples/s; `workload`: what
-    was trained, for logs that do not say it. Raises UsageError for bad input, and where no log can be read.
+    was trained, for logs that do not say it; `hardware`: NAME=HOSTS, for each kind that differs, whose jobs
+    are compared with each other alone. Raises UsageError for bad input, and where no log can be read.
     """
     if not 0 < slow < 1:
         raise UsageError(f"must be between 0 and 1 (a share of the step time), not {slow:g}", where="--slow")
     named = _pattern(host_pattern)
     bound = Bound.of(at_least) if at_least else None
+    kinds = _hardware_of(hardware)
     stored = load_baselines(baseline) if baseline else {}
     known = [each.of_workload(workload) for each in load_mappings(mappings)]
     given = {path.resolve() for path in [*mappings, *([baseline] if baseline else [])]}
@@ -85,7 +89,13 @@ def judge(
             if mappings
             else "--mapping FILE says how other formats are read; docs/judge.md lists those that are known",
         )
-    found = judged(str(where), logs, Settings(slow=slow), stored)
+    if absent := kinds.keys() - {host for log in logs for host in log.hosts}:
+        raise UsageError(
+            f"no log is of {fold_hosts(absent)}",
+            where="--hardware",
+            hint="hosts are named as the logs name them: muster judge DIR --all shows them",
+        )
+    found = judged(str(where), logs, Settings(slow=slow), stored, hardware=kinds)
     if named and not any(named.search(log.path) for log in logs):
         note = f"--host-pattern matches none of the paths, such as {logs[0].path}"
         found = found.model_copy(update={"notes": [*found.notes, note]})
@@ -171,6 +181,21 @@ def csv_text(head: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
 
 def _figure(value: float | None, form: str) -> str | None:
     return None if value is None else format(value, form)
+
+
+def _hardware_of(given: Sequence[str]) -> dict[str, str]:
+    """Host -> its kind, from NAME=HOSTS. Raises UsageError."""
+    kinds: dict[str, str] = {}
+    for text in given:
+        name, equals, hosts = (part.strip() for part in text.partition("="))
+        if not (name and equals and hosts):
+            raise UsageError(
+                f"is NAME=HOSTS, not {text!r}", where="--hardware", hint="such as --hardware a100=node[01-16]"
+            )
+        for host in (each.name for each in parse_hosts(hosts).hosts):
+            if kinds.setdefault(host, name) != name:
+                raise UsageError(f"is {kinds[host]} and {name}", host=host, where="--hardware")
+    return kinds
 
 
 def _pattern(text: str) -> re.Pattern[str] | None:

@@ -26,7 +26,8 @@ class Observation:
     (judging/detrend.py); `began`, `ended`: when the job ran, in seconds on any one clock, from which moments
     follow where none is given; `exchanges`: the step is nothing but an exchange between hosts, so that a slow
     processor does not show in it; `spread`: relative standard error of `seconds`, by the job's own windows:
-    its reading is not known any better; `halves`: seconds of a usual step before and after the job's middle.
+    its reading is not known any better; `halves`: seconds of a usual step (or
+    sample, alike in all jobs of a work) before and after the job's middle.
     Raises UsageError for hosts that stand twice, and figures that do not go together.
     """
 
@@ -108,12 +109,12 @@ class Settings:
     """How strict to be.
 
     `slow`: the smallest slowdown that counts (share of a step's time); where noise is above 0.4 of it, 2.5
-    standard deviations of it count instead. `convict`: the probability above which a host is called bad;
-    `named`: above which the kind of fault, or a link or a switch, is named; `clear`: below which a suspicion
-    is dropped; `sweeps`: jobs in a group that every host shall have had; `ring`: try every link between
-    neighbours; `references`: hosts that run alone beside a suspect, to compare it with; `beside`: jobs of
-    a kind that a wave shall have, so that what slows all of them shows; `alone`: whether a job on one host
-    can be run, and tells anything.
+    standard deviations of it count instead, divided by the root of half the number of a host's jobs.
+    `convict`: the probability above which a host is called bad; `named`: above which the kind of fault, or a
+    link or a switch, is named; `clear`: below which a suspicion is dropped; `sweeps`: jobs in a group that
+    every host shall have had; `ring`: try every link between neighbours; `references`: hosts that run alone
+    beside a suspect, to compare it with; `beside`: jobs of a kind that a wave shall have, so that what slows
+    all of them shows; `alone`: whether a job on one host can be run, and tells anything.
     """
 
     slow: float = 0.01

@@ -32,6 +32,8 @@ VARIES = 0.1  # a fault's slowdown differs that much, relative to itself, from j
 FAILED = 100.0  # the reading of a failed job, and what is expected of one: longer than any time
 STANDS_OUT = 2.5  # deviations of a normal distribution: what costs as much asks for an explanation
 DOUBTFUL = 0.5 * STANDS_OUT**2
+A_FEW = 2  # jobs, of which each is to be that slow
+CLEARLY = 2.0  # deviations, of the mean of jobs that are slow by the same but for noise
 TOGETHER = 3.2  # deviations: jobs of a host that stand out only taken together
 FAR = 4.0  # deviations of a normal distribution: no noise, or hardly ever
 CLIP = 3.0  # deviations: readings further off tell nothing of how healthy hosts differ
@@ -243,7 +245,11 @@ def _learn_noise(rows: Readings, topology: Topology) -> None:
     for one, own in shared.items():
         found = [rows.deviations(row) for row in own]
         mean = sum(found) / len(found)
-        if len(found) > 1 and mean * math.sqrt(len(found)) > TOGETHER and min(found) > 0.5 * mean:
+        # By the same, give or take what noise makes: at a high noise, one of six jobs may look normal. More
+        # than that is a host whose jobs scatter.
+        apart = max(max(found) - mean, mean - min(found))
+        alike = min(found) > 0.5 * mean or (mean > CLEARLY and apart < STANDS_OUT)
+        if len(found) > 1 and mean * math.sqrt(len(found)) > TOGETHER and alike:
             usual[one] = mean
     off = {row: rows.deviations(row) - max([usual.get(one, 0.0) for one in of_row[row]]) for row in groups}
     again = [row for row in groups if all(len(shared["host", host, 0]) > 1 for host in rows.hosts[row])]
@@ -342,8 +348,10 @@ def own_share(rows: Readings, row: int) -> tuple[float, float]:
 
 def smallest(readings: Readings, rows: Sequence[int], settings: Settings) -> float:
     """The smallest slowdown (log) that these readings may be called slow for: what was asked for, but never
-    less than noise makes, or than healthy hosts differ by."""
+    less than noise makes of a few jobs (of more, the less: by the root of their number), or than healthy
+    hosts differ by."""
     noise = min([readings.sigma[row] for row in rows], default=0.0)
+    noise *= math.sqrt(A_FEW / max(A_FEW, len(rows)))
     spread = 0.0
     if readings.spread:
         spread = max([readings.spread.get(readings.kind[row].work, 0.0) for row in rows], default=0.0)

@@ -20,6 +20,7 @@ from muster.judging.readings import APART, FAILED, STANDS_OUT, Readings, own_sha
 
 Condition = Literal["fit", "differs", "probably fit", "slow", "failing", "unknown"]
 SHOWN = 6  # readings given as evidence
+WHICH_HARDWARE = "which hardware each host has: jobs of unlike hardware are not compared"
 PROBABLY = 0.25  # of a host that is bad with no more than this probability: probably fit
 
 
@@ -112,9 +113,12 @@ def _of_its_kind(state: Posterior, verdict: Verdict) -> Verdict:
     if group is None or verdict.condition not in ("fit", "differs"):
         return verdict
     reason = f"{group.words}; beside them: {verdict.reason}"
-    settle = "which hardware each host has: jobs of unlike hardware are not compared"
     return replace(
-        verdict, condition="probably fit", confidence=1.0 - verdict.confidence, reason=reason, settle=settle
+        verdict,
+        condition="probably fit",
+        confidence=1.0 - verdict.confidence,
+        reason=reason,
+        settle=WHICH_HARDWARE,
     )
 
 
@@ -273,6 +277,11 @@ class _Hosts:
     def _in_doubt(self, base: Verdict, host: int, chance: float) -> Verdict:
         """Suspected, and not convicted."""
         settle = self._settle(base.subject[0])
+        if host in self.state.akin:
+            reason = (
+                f"suspected, with a probability of {below(chance)}: as slow as hosts alike; other hardware?"
+            )
+            return replace(base, reason=reason, settle=WHICH_HARDWARE)
         if host in self.state.once:
             return replace(base, reason=self._once(host, chance), settle=settle)
         if chance <= PROBABLY:
@@ -515,12 +524,7 @@ def _shared(state: Posterior, part: Component, fault: Fault) -> Verdict | None:
     chance = part.probability(fault)
     if chance < state.settings.named:
         return None
-    fit = next(
-        fit
-        for each in part.explanations
-        for one, fit in zip(each.faults, each.fits, strict=True)
-        if one == fault
-    )
+    fit = part.fit_of(fault)
     readings = state.case.readings
     if fault.kind == "link" and len({readings.source[r] for r in shown_by(state.case, fit)}) < 2:
         return None  # one job, however slow, is a suspicion

@@ -111,10 +111,14 @@ class Reader:
         ]
 
     def _own(self) -> float | None:
-        """The tool's own samples/s; of tokens, where it says how many a sequence has and that fits better."""
+        """The tool's own samples/s; of tokens, where it says how many a sequence has and that fits better.
+        Where it is these windows' samples over the whole run, evaluations and all, it confirms them."""
         if not self.throughputs:
             return None
         own, figures = statistics.median(self.throughputs), self.series.measured()
+        run = self.last - self.begun if self.begun and self.ended else 0.0
+        if figures and run > 0 and abs(own * run / self.done - 1) < APART:
+            return figures.rate
         length = number(self.told.get("max_sequence_length"))
         tokens = figures and length and abs(own / length / figures.rate - 1) < APART
         return own / length if tokens and length else own

@@ -1,0 +1,79 @@
+"""Steps that stall whoever runs them: jobs are then compared by their usual steps. Pure.
+
+A file system or a shared service can hold a step up for many times as long. Where that happens to jobs of
+many hosts, the mean of a job says how many stalls it met, and not how its hosts are: two of a hundred steps
+that take ten times as long make it 18 % slower, give or take 13. The medians of its halves hold.
+
+Where few hosts explain all jobs that stalled, it is theirs, and the mean counts.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections import Counter
+from collections.abc import Collection, Sequence
+from dataclasses import replace
+
+from muster.judging.alike import SHARE
+from muster.judging.baseline import FEWEST, Class
+from muster.judging.observation import Group, Observation
+
+LOST = 0.02  # of a job's time are lost in steps that stall, more than in other jobs
+CLEAN = 8  # one in so many jobs stalls least
+
+
+def usual_paces(observations: Sequence[Observation]) -> list[Observation]:
+    """The observations with the pace of their usual steps, in works in which jobs stall whoever runs them: as
+    long as of the jobs that stall least. Observations that are so already stay as they are."""
+    jobs: dict[Class, list[int]] = {}
+    for index, each in enumerate(observations):
+        if each.seconds is not None and each.outcome.good:
+            jobs.setdefault(Class(each.work, len(each.hosts)), []).append(index)
+    made = list(observations)
+    for own in jobs.values():
+        halves = [its for index in own if (its := observations[index].halves) is not None]
+        if len(halves) < max(len(own), FEWEST):
+            continue
+        groups = [observations[index].hosts for index in own]
+        # Relative to the jobs' means: their halves may be in another unit, such as seconds of a sample.
+        lost = [
+            math.log((observations[index].seconds or 0.0) / statistics.fmean(its))
+            for index, its in zip(own, halves, strict=True)
+        ]
+        if not _of_the_fleet(groups, lost):
+            continue
+        coarse = _of_the_fleet(groups, [math.log(max(its) / min(its)) for its in halves])
+        least = math.exp(_least(lost))
+        for index, its in zip(own, halves, strict=True):
+            job = made[index]
+            if coarse:  # windows of so many steps that halves stall
+                made[index] = replace(job, seconds=least * min(its), halves=None, spread=None)
+            else:
+                made[index] = replace(job, seconds=least * statistics.fmean(its), spread=None)
+    return made
+
+
+def _least(shares: Sequence[float]) -> float:
+    """Of the jobs that lose least."""
+    return sorted(shares)[len(shares) // CLEAN]
+
+
+def _of_the_fleet(groups: Sequence[Group], shares: Sequence[float]) -> bool:
+    """Whether the jobs, of these hosts each, that are above the least by LOST were on more hosts than can be
+    at fault at once."""
+    least = _least(shares)
+    above = [group for group, share in zip(groups, shares, strict=True) if share > least + LOST]
+    hosts = {host for group in groups for host in group}
+    return _explained_by(above) > max(FEWEST - 1, SHARE * len(hosts))
+
+
+def _explained_by(groups: Collection[Group]) -> int:
+    """How many hosts it takes so that one is in each group: the host of most first (a greedy cover)."""
+    left, count = list(groups), 0
+    while left:
+        tally = Counter(host for group in left for host in group)
+        host = max(sorted(tally), key=lambda name: tally[name])
+        left = [group for group in left if host not in group]
+        count += 1
+    return count

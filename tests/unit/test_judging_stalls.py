@@ -1,0 +1,97 @@
+"""Steps that stall whoever runs them hide no slow host; a host whose steps stall is slow."""
+
+from __future__ import annotations
+
+import random
+import statistics
+from pathlib import Path
+
+import pytest
+from simulate import Planted, SimulatedFleet, by_size, hunt
+
+from muster.core.robust import halves_of
+from muster.judging import Observation, Topology, judge, judge_state
+from muster.judging.logs import judge as judge_logs
+from muster.judging.stalls import usual_paces
+
+HOSTS = tuple(f"n{i:02d}" for i in range(16))
+PLACE = Topology(HOSTS)
+
+
+def jobs(stalls: dict[str, float], slow: str = "", unit: float = 1.0) -> list[Observation]:
+    """Five of each host, of 100 steps, of which a share stalls tenfold; one host takes 5 % longer. `unit`: of
+    the halves, relative to the seconds."""
+    draw, made = random.Random(7), list[Observation]()
+    for number in range(5):
+        for host in HOSTS:
+            pace = draw.gauss(1, 0.004) * (1.05 if host == slow else 1.0)
+            steps = [
+                pace * draw.gauss(1, 0.01) * (10 if draw.random() < stalls.get(host, 0.0) else 1)
+                for _ in range(100)
+            ]
+            error = statistics.stdev(steps) / statistics.fmean(steps) / 10
+            halves = halves_of([step * unit for step in steps])
+            made.append(
+                Observation(f"{host}-{number}", (host,), statistics.fmean(steps), spread=error, halves=halves)
+            )
+    return made
+
+
+@pytest.mark.parametrize("share", [0.004, 0.02, 0.1])
+@pytest.mark.parametrize("unit", [1.0, 1 / 64])
+def test_stalls_of_the_whole_fleet_hide_no_slow_host(share: float, unit: float) -> None:
+    everywhere = dict.fromkeys(HOSTS, share)
+    assert not judge(jobs(everywhere, unit=unit), PLACE).accused
+    (verdict,) = judge(jobs(everywhere, "n05", unit), PLACE).accused
+    assert verdict.subject == ("n05",) and verdict.slower == pytest.approx(0.05, abs=0.01)
+
+
+def test_stalls_of_one_host_are_its_own() -> None:
+    found = jobs({"n05": 0.1})
+    assert usual_paces(found) == found
+    (verdict,) = judge(found, PLACE).accused
+    assert verdict.subject == ("n05",) and verdict.slower is not None and verdict.slower > 0.4
+
+
+def test_usual_paces_stay_as_they_are() -> None:
+    once = usual_paces(jobs(dict.fromkeys(HOSTS, 0.02)))
+    assert usual_paces(once) == once
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        {"stalls": (0.02, 10.0)},
+        {"stalls": (0.02, 10.0), "window": 10},
+        {"noise": by_size(0.005, 0.02)},
+    ],
+    ids=["stalls", "stalls in windows of ten", "noisy pairs"],
+)
+def test_a_slow_card_is_mostly_named(how: dict[str, object]) -> None:
+    """Of ten fleets of 64 hosts; benchmarks/localise.py tries more."""
+    place = Topology(tuple(f"h{i:02d}" for i in range(64)))
+    right = 0
+    for seed in range(10):
+        fault = Planted("card", (place.hosts[5 * seed],), 0.05)
+        accused = judge_state(
+            hunt(SimulatedFleet(place, (fault,), seed=seed, timed=True, **how), 6).state
+        ).accused  # type: ignore[arg-type]
+        right += [each.subject for each in accused] == [fault.where]
+    assert right >= 8
+
+
+def test_logs_of_a_fleet_that_stalls_say_so(tmp_path: Path) -> None:
+    """Logs of nanoGPT's of 200 steps; two of a hundred take ten times as long."""
+    for number, host in enumerate(HOSTS[:12] * 2):
+        draw = random.Random(number)
+        lines = [f"SLURM_JOB_NODELIST={host}", "Overriding: batch_size = 12"]
+        for step in range(200):
+            slow = (10 if draw.random() < 0.02 else 1) * (1.05 if host == "n05" else 1.0)
+            lines.append(f"iter {step}: loss 4.0, time {250 * slow * draw.gauss(1, 0.01):.2f}ms, mfu 15.00%")
+        (tmp_path / f"{host}-{number // 12}.log").write_text("\n".join(lines) + "\n")
+    found = judge_logs(tmp_path, workload="gpt")
+    assert [each.hosts for each in found.hosts if each.condition == "slow"] == [["n05"]]
+    assert any("usual steps" in note for note in found.notes)
+    assert not any("not sure" in note for note in found.notes), found.notes
+    of_slow = [each.slower for each in found.jobs if each.hosts == ["n05"]]
+    assert all(slower == pytest.approx(0.05, abs=0.02) for slower in of_slow)
