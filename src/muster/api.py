@@ -94,15 +94,15 @@ def plan(
     RecipeError, InventoryError, UsageError and JobError.
     """
     from muster.core.errors import UsageError
-    from muster.inputs.read import read_inputs
+    from muster.inputs.read import read_inputs, read_recipe
     from muster.planner.outlook import UserFigures
-    from muster.planner.plan import plan_hosts, plan_on, recipe_of
+    from muster.planner.plan import plan_hosts, plan_on
 
     if bool(hosts) == bool(on):
         raise UsageError("either hosts or on is needed", hint='on="h200:8x4,10Gbit", or hosts="node[1-4]"')
     told = UserFigures(samples, price, tokens=tokens)
     if on:
-        made = plan_on(recipe_of(_source(recipe), _overrides(overrides)), on, told, traced=traced).plan
+        made = plan_on(read_recipe(_source(recipe), _overrides(overrides)), on, told, traced=traced).plan
     else:
         made = plan_hosts(
             read_inputs(_source(recipe), hosts, _overrides(overrides)), told, traced=traced

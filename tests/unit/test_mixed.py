@@ -20,12 +20,12 @@ from muster.core.job import FASTEST, SLOWER, Job, place
 from muster.core.recipe import recipe_from
 from muster.core.units import format_seconds
 from muster.engines.spread import ModelSpread
-from muster.inputs.read import check
+from muster.inputs.read import check, read_recipe
 from muster.planner import plan as planning
 from muster.planner.advice import review
 from muster.planner.document import Plan
 from muster.planner.outlook import UserFigures
-from muster.planner.plan import plan_hosts, recipe_of
+from muster.planner.plan import plan_hosts
 from muster.planner.time import mixed
 from muster.planner.time.mixed import Forecast, Load, MixedHost, Predicted
 from muster.planner.time.reached import speed
@@ -176,7 +176,7 @@ def planned(monkeypatch: pytest.MonkeyPatch) -> Any:
     def made(about: Mapping[str, Mapping[str, Any]], *more: str, samples: int | None = None) -> Plan:
         monkeypatch.setattr(planning, "ask", lambda inputs, shell: about)
         words = ["batch.micro=16", "engine.name=deepspeed", "data={path: /none, size: 224}", *more]
-        inputs = check(recipe_of("vit-b16-cifar10", words), parse_hosts(",".join(about)))
+        inputs = check(read_recipe("vit-b16-cifar10", words), parse_hosts(",".join(about)))
         return plan_hosts(inputs, UserFigures(samples=samples), traced=False).plan
 
     return made

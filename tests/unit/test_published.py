@@ -7,10 +7,13 @@ they move and how many they are; of these the operations and bytes of thin produ
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from muster.core import families
 from muster.core.flops import Shape, training
+from muster.core.trace import Parameter
 from muster.engines.spread import ModelSpread
 from muster.planner.forecast import CaseOn, Length, curve, point, say
 from muster.planner.time.learning import MeasuredRun, errors, learn
@@ -172,6 +175,14 @@ OPT_350M = StepWork(
 )  # fmt: skip
 
 
+def _adapted(count: int, adapters: int) -> tuple[Parameter, ...]:
+    """Frozen layers, and adapters beside them."""
+    return (
+        *(replace(each, trained=False) for each in lump(count)),
+        Parameter("adapter", (adapters,), True, ""),
+    )
+
+
 def opt(name: str, gpus: int) -> StepCase:
     """Eight 400 Gbit/s InfiniBand cards per host, as such nodes have. 13b: by its formula."""
     config, micro = families.size(name) or {}, OPT[name][0]
@@ -181,10 +192,9 @@ def opt(name: str, gpus: int) -> StepCase:
     adapters = None if name.endswith("350m") else 128 * 40 * (4 * 2 * 5120 + 2 * 5 * 5120)
     done = training(products, checkpointing=adapters is not None, frozen=adapters is not None)
     work = OPT_350M if adapters is None else StepWork(micro, done.forward, done.hardware)
+    tensors = lump(count) if adapters is None else _adapted(count, adapters)
     machines = parse_machines(f"h100:{min(gpus, 8)}x{-(-gpus // 8)},3200Gbit-ib")
-    return StepCase(
-        machines, "fp16", work, lump(count, adapters), ModelSpread("deepspeed", gpus, element=2, counts=False)
-    )
+    return StepCase(machines, "fp16", work, tensors, ModelSpread("deepspeed", gpus, element=2, counts=False))
 
 
 @pytest.mark.parametrize("name", OPT)

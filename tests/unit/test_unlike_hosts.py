@@ -13,13 +13,13 @@ from muster.core.hardware.devices import find_device
 from muster.core.hardware.machines import Machines, parse_parts
 from muster.core.inventory import parse_hosts
 from muster.core.job import SLOWER
-from muster.inputs.read import check
+from muster.inputs.read import check, read_recipe
 from muster.planner import plan as planning
 from muster.planner.document import Plan
 from muster.planner.forecast import machines_from
 from muster.planner.hosts import by_speed
 from muster.planner.outlook import Ground, UserFigures, hypothetical
-from muster.planner.plan import plan_hosts, plan_on, recipe_of
+from muster.planner.plan import plan_hosts, plan_on
 from muster.planner.time.steptime import Calibration
 from tests.support import parse_machines
 
@@ -41,7 +41,7 @@ def planned(
     monkeypatch: pytest.MonkeyPatch, hosts: str, facts: Mapping[str, Mapping[str, Any]], *overrides: str
 ) -> Plan:
     monkeypatch.setattr(planning, "ask", lambda inputs, shell: facts)
-    inputs = check(recipe_of("text2sql-t5-small", list(overrides)), parse_hosts(hosts))
+    inputs = check(read_recipe("text2sql-t5-small", list(overrides)), parse_hosts(hosts))
     return plan_hosts(inputs, UserFigures(samples=SAMPLES), traced=False).plan
 
 
@@ -118,9 +118,9 @@ def test_ranks_of_hosts_with_unlike_slots() -> None:
 
 def test_training_that_ends_before_all_is_seen() -> None:
     told = UserFigures(samples=1_000_000, price=2.0)
-    recipe = recipe_of("text2sql-t5-small", ["train.max_minutes=10"])
+    recipe = read_recipe("text2sql-t5-small", ["train.max_minutes=10"])
     made = plan_on(recipe, "a10:1x2,10Gbit", told, traced=False).plan
-    whole = plan_on(recipe_of("text2sql-t5-small", []), "a10:1x2,10Gbit", told, traced=False).plan
+    whole = plan_on(read_recipe("text2sql-t5-small", []), "a10:1x2,10Gbit", told, traced=False).plan
     assert made.time is not None and whole.time is not None and whole.time.total is not None
     assert made.time.total == 600
     assert made.time.cost == pytest.approx(2.0 * 2 * 600 / 3600)
@@ -133,7 +133,7 @@ def test_training_that_ends_before_all_is_seen() -> None:
 def test_a_global_batch_of_a_users_file_stays_on_any_number_of_hosts(tmp_path: Path) -> None:
     (file := tmp_path / "ds.json").write_text('{"train_batch_size": 64, "zero_optimization": {"stage": 1}}')
     engine = ["engine.name=deepspeed", f"engine.config={file}"]
-    recipe = recipe_of("text2sql-t5-small", [*engine, "batch.micro=auto", "batch.accumulation=auto"])
+    recipe = read_recipe("text2sql-t5-small", [*engine, "batch.micro=auto", "batch.accumulation=auto"])
     made = plan_on(recipe, "a10:1x4,10Gbit", UserFigures(samples=SAMPLES), traced=False).plan
     assert [each.hosts for each in made.scaling] == [1, 2, 4]  # 64 samples cannot be shared by three
     for each in made.scaling:
@@ -142,7 +142,7 @@ def test_a_global_batch_of_a_users_file_stays_on_any_number_of_hosts(tmp_path: P
 
 def test_a_missing_link_says_how_to_name_it() -> None:
     made = plan_on(
-        recipe_of("text2sql-t5-small", []), "a10:1x2", UserFigures(samples=SAMPLES), traced=False
+        read_recipe("text2sql-t5-small", []), "a10:1x2", UserFigures(samples=SAMPLES), traced=False
     ).plan
     assert made.time is None
     assert any("no time" in note and "as in h200:8x4,10Gbit" in note for note in made.notes)
@@ -152,7 +152,7 @@ MIXED = "rtx-3070:1x3,gtx-1070:1x1"
 
 
 def on(machines: str, *more: str) -> Plan:
-    recipe = recipe_of("vit-b16-cifar10", ["data={path: /none, size: 224}", *more])
+    recipe = read_recipe("vit-b16-cifar10", ["data={path: /none, size: 224}", *more])
     return plan_on(recipe, machines, UserFigures(samples=48_000), traced=False).plan
 
 

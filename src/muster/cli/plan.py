@@ -71,8 +71,8 @@ def plan(
     from muster.cli.views.plans import print_plan
     from muster.cli.views.waiting import Waiting
     from muster.core.pipeline import find_pipeline
-    from muster.inputs.read import inherited_decisions, read_inputs
-    from muster.planner.plan import plan_hosts, plan_on, recipe_of
+    from muster.inputs.read import inherited_decisions, read_inputs, read_recipe
+    from muster.planner.plan import plan_hosts, plan_on
     from muster.planner.write import write_plan
 
     if not recipe:
@@ -94,7 +94,7 @@ def plan(
         if on:
             noted = inherited_decisions(recipe, changes)
             decided = plan_on(
-                recipe_of(recipe, changes), on, told, traced=not quick, say=line.now, noted=noted
+                read_recipe(recipe, changes), on, told, traced=not quick, say=line.now, noted=noted
             )
         else:
             inputs = read_inputs(recipe, hosts, changes)

@@ -45,13 +45,13 @@ class Learned:
     errors: tuple[float, ...]
 
 
-def calibrate(runs: Sequence[RunFolder], link: str | None = None, file: Path | None = None) -> Learned:
+def calibrate(runs: Sequence[RunFolder], link: str | None = None) -> Learned:
     """Learn from runs, and remember it: from trainings, and from the fabric workload's, which measure a link.
     `link`: between their hosts, in place of what those say.
 
     Raises RunFolderError for a run that teaches nothing, UsageError for a link that is not understood.
     """
-    known = load_calibration(file)
+    known = load_calibration()
     trained = []
     for run in runs:
         found = link_of(run, link)
@@ -71,7 +71,7 @@ def calibrate(runs: Sequence[RunFolder], link: str | None = None, file: Path | N
     _check_shown(cases, known)
     learned = learn(measured, known)
     _check_sense(cases, learned)
-    saved = save_calibration(learned, file)
+    saved = save_calibration(learned)
     return Learned(learned, saved, tuple(run.id for run in trained), tuple(errors(measured, learned)))
 
 

@@ -223,9 +223,9 @@ class _Kept(Part):
         return {name: value for name, value in found.items() if name in ("links", "hosts")}
 
 
-def load_calibration(file: Path | None = None) -> Calibration:
+def load_calibration() -> Calibration:
     """What was learned before; nothing where there is no file. Raises UsageError for a damaged one."""
-    file = file or calibration_file()
+    file = calibration_file()
     try:
         kept = _Kept.model_validate_json(file.read_text(encoding="utf-8"))
     except (FileNotFoundError, NotADirectoryError):
@@ -238,9 +238,9 @@ def load_calibration(file: Path | None = None) -> Calibration:
     return Calibration(**{each.name: getattr(kept, each.name) for each in fields(Calibration)})
 
 
-def save_calibration(learned: Calibration, file: Path | None = None) -> Path:
+def save_calibration(learned: Calibration) -> Path:
     """Remember it for the plans to come. -> the file. Raises UsageError where it cannot be written."""
-    file = file or calibration_file()
+    file = calibration_file()
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         write_json(file, {"version": KEPT_VERSION, **asdict(learned)})

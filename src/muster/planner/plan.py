@@ -24,7 +24,7 @@ from muster.engines.base import spec_of
 from muster.fleet.shell import Shell
 from muster.fleet.supervisor import Supervisor
 from muster.inputs.model import check_closed_form, no_gpu, whole_config
-from muster.inputs.read import Inputs, check, read_recipe
+from muster.inputs.read import Inputs, check
 from muster.planner.advice import advise, grouping
 from muster.planner.decide import Chosen, Decided, Tracer, decide
 from muster.planner.document import NEARLY_FULL, Plan
@@ -44,11 +44,6 @@ from muster.planner.training import training_plan
 Say = Callable[[str], None]
 HOPELESS = 2.0  # times a rank's room: what needs more by closed forms does not fit, whatever a trace finds
 TIGHT = 0.5  # of a rank's room: closed forms, which miss by up to 37 %, will do for what needs less
-
-
-def recipe_of(source: str | Mapping[str, Any], overrides: list[str]) -> Recipe:
-    """A recipe as a user names it. Raises RecipeError."""
-    return read_recipe(source, overrides)
 
 
 def plan_on(
@@ -78,7 +73,6 @@ def plan_hosts(
     told: UserFigures,
     *,
     traced: bool = True,
-    shell: Shell | None = None,
     say: Say | None = None,
 ) -> Decided:
     """A recipe on hosts, which are asked what they are. `say`: as in plan_on. Raises UsageError."""
@@ -89,7 +83,7 @@ def plan_hosts(
     known = load_calibration()  # before any host is asked
     if say is not None:
         say("asking the hosts")
-    ground = ground_of(inputs, ask(inputs, shell or Shell()), told, known)
+    ground = ground_of(inputs, ask(inputs, Shell()), told, known)
     if say is not None:
         say("planning")
     return _attempt(inputs, ground, told, partial(tracer, say=say) if traced else None, chosen)

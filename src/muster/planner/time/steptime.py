@@ -170,13 +170,10 @@ def _exchanged(parameters: tuple[Parameter, ...], spread: ModelSpread) -> Traffi
     return spec_of(spread.engine).traffic(parameters, spread)
 
 
-def lump(count: int, trained: int | None = None, layers: int = 12) -> tuple[Parameter, ...]:
-    """Parameters where only their number is known: layers of about the same size. `trained`: so many in
-    adapters beside them, and they are frozen; None: all of them."""
-    sizes = [count * (i + 1) // layers - count * i // layers for i in range(layers)]
-    own = trained is None
-    parts = tuple(Parameter(f"layers.{i}.weight", (s,), own, f"layers.{i}") for i, s in enumerate(sizes))
-    return parts if trained is None else (*parts, Parameter("adapter", (trained,), True, ""))
+def lump(count: int) -> tuple[Parameter, ...]:
+    """Return trained parameters where only their number is known: twelve layers of about the same size."""
+    sizes = [count * (i + 1) // 12 - count * i // 12 for i in range(12)]
+    return tuple(Parameter(f"layers.{i}.weight", (s,), True, f"layers.{i}") for i, s in enumerate(sizes))
 
 
 # ----------------------------------------------------------------------------------------------------
