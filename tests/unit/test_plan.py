@@ -208,23 +208,44 @@ def test_a_plan_that_fits_as_json_and_as_text(capsys: pytest.CaptureFixture[str]
     assert Plan.model_validate(json.loads(out)).engine.startswith("deepspeed ZeRO-")
 
 
+@pytest.mark.parametrize(("recipe", "size"), [("text2sql-t5-large", "t5-large"), ("vit-b16-cifar10", None)])
+def test_what_is_no_decoder_is_planned_without_its_activations(recipe: str, size: str | None) -> None:
+    """Neither traced nor in closed form: the rest is counted, and whether it fits stays open."""
+    made = plan("a100-40gb:1", "batch.micro=auto", "train.gradient_checkpointing=auto", recipe=recipe)
+    assert made.memory is not None and made.time is not None
+    assert (made.memory.basis, made.memory.lacking) == ("not counted", None)
+    assert "activations" not in made.memory.device and made.memory.device["parameters"] > 0
+    assert [each.fits for each in made.candidates] == [None, None] and made.batch["micro"] == 8
+    assert any("torch and transformers" in note for note in made.notes)
+    assert promised(made.model_dump(mode="json")) is None
+
+
+def test_what_is_too_much_without_its_activations_is_refused() -> None:
+    made = plan("a100-40gb:8", "model.name=t5-11b", recipe="seq2seq", told=UserFigures())
+    assert made.memory is not None and made.memory.lacking == "device"
+    assert made.would_fit == []
+
+
+SMALL = ("model.name=opt-350m", "batch.tokens=null", "engine.name=ddp", "engine.zero=0")
+
+
 @pytest.mark.parametrize(
     "batch",
     [
-        ["batch.micro=48", "batch.global=48"],  # and the recipe says accumulation 1
+        ["batch.micro=48", "batch.global=48", "batch.accumulation=1"],
         ["batch.micro=72", "batch.global=72", "batch.accumulation=auto"],
         ["batch.micro=auto", "batch.global=72", "batch.accumulation=1"],
     ],
 )
 def test_what_would_fit_is_accepted_and_fits(batch: list[str]) -> None:
-    made = plan("a10:1", *batch, recipe="text2sql-t5-large")
+    made = plan("a10:1", *SMALL, *batch)
     assert made.memory is not None and made.memory.lacking == "device"
     assert any("batch.micro" in way for way in made.would_fit)
     for way in made.would_fit:
         words = way.removesuffix(" such ranks").split()
         ranks = words.pop() if way.endswith("such ranks") else "1"
         overrides = [word for word in words if word != "on"]
-        there = plan(f"a10:{ranks}", *batch, *overrides, recipe="text2sql-t5-large")
+        there = plan(f"a10:{ranks}", *SMALL, *batch, *overrides)
         assert there.memory is not None and there.memory.lacking is None, way
 
 

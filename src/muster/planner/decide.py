@@ -23,7 +23,6 @@ from muster.core.loss_parts import PLAIN_OUTPUT, fits_whole
 from muster.core.recipe import Recipe
 from muster.core.secrets import shareable
 from muster.core.shares import check_given_shares, check_groups
-from muster.core.trace import Trace
 from muster.core.units import format_bytes, format_number
 from muster.engines.base import spec_of
 from muster.inputs.model import is_t5, whole_config
@@ -33,14 +32,13 @@ from muster.planner.memory.fit import Room, Setting, Shortage, lacking, need
 from muster.planner.placing import device_and_slots, gpu_numbers, gpus_of
 from muster.planner.remedies import SYNC, refusal
 from muster.planner.setting import room_of
-from muster.planner.sizing import Sized, Where, said_of, size
+from muster.planner.sizing import Sized, Tracer, Where, said_of, size
 from muster.planner.time.steptime import Step
 
 FIELD = "launch.hosts"
 NOWHERE = Room(None, None)
 LONG = 500  # steps in which compiling is won back: about a minute, at a tenth of a step of some 0.1 to 1 s
 LOADER_SHM = 256 << 20  # bytes of /dev/shm in which a loader process hands over its batches
-Tracer = Callable[[Recipe, str, str, int], "Trace | None"]  # recipe, precision, device, ranks
 Timer = Callable[[Setting], "Step | None"]
 Clock = Callable[[Sequence[int], str], Timer]
 Gpus = Mapping[str, Sequence[Mapping[str, Any]]]  # by host
@@ -184,7 +182,7 @@ def _choose(
     if chosen.lacks is not None and not chosen.lacks.refused:
         decisions.append(Decision("memory of a rank", "tight", f"{chosen.lacks}: it may not fit"))
     elif chosen.setting is not None and chosen.lacks is not None and where.room.device is not None:
-        name, said = recipe.model.name or "the model", said_of(chosen.sized.recipe, config)
+        name, said = recipe.model.name or "the model", said_of(chosen.sized.recipe, config, tracer)
         too_much = refusal(chosen.setting, where.room, name, said)
         decisions.append(Decision("force", True, f"although {too_much.what}"))
     decisions.extend(_told(chosen, reason))
@@ -249,15 +247,16 @@ def _try(
     sized = size(recipe, config, where, decisions, trace)
     setting = sized.setting
     found = need(setting) if setting is not None else None
-    if setting is None or found is None:
-        return _Tried(way, sized, decisions, None, 0, None, None)
+    lacks = lacking(setting, where.room, found)
+    if setting is None or found is None or not (found.whole or lacks):
+        return _Tried(way, sized, decisions, None, 0, None, timer(setting) if timer and setting else None)
     return _Tried(
         {**way, "batch.micro": str(setting.micro)} if way else way,
         sized,
         decisions,
         setting,
         sum(found.device.values()),
-        lacking(setting, where.room, found),
+        lacks,
         timer(setting) if timer else None,
     )
 

@@ -13,6 +13,7 @@ from muster.core.section import Part
 
 SCHEMA_VERSION = 1
 NEARLY_FULL = 0.88  # of a device: from here on a plan says so, and names what would leave more free
+UNCOUNTED = "not counted"  # a basis: the model is neither traced nor a decoder, and the memory a lower bound
 SPEAKS_FOR = (
     "of Muster's own training; other trainers take more: about 14 bytes a logit in half precision where the "
     "loss is Transformers', 4 bytes a parameter where AdamW is foreach, whole gradients under no_sync"
@@ -34,9 +35,13 @@ class MemoryPlan(Part):
     device_room: int | None = Field(description="what a rank may use of the smallest device")
     host_room: int | None = Field(description="what a rank may use of the smallest host")
     margin: float = Field(description="of the room, left free")
-    basis: str = Field(description="where the activations are from: traced, or closed form")
+    basis: str = Field(
+        description="where the activations are from: traced, or closed form; not counted: the sums lack them"
+    )
     moment: str = Field(description="when the peak is")
-    lacking: str | None = Field(description="device or host, where there is too little; None: it fits")
+    lacking: str | None = Field(
+        description="device or host, where there is too little; None: it fits, as far as it is counted"
+    )
     speaks_for: str = Field(SPEAKS_FOR, description="whose memory this is")
 
     @property

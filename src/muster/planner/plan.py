@@ -26,17 +26,18 @@ from muster.fleet.supervisor import Supervisor
 from muster.inputs.model import check_closed_form, no_gpu, whole_config
 from muster.inputs.read import Inputs, check
 from muster.planner.advice import advise, grouping
-from muster.planner.decide import Chosen, Decided, Tracer, decide
-from muster.planner.document import NEARLY_FULL, Plan
+from muster.planner.decide import Chosen, Decided, decide
+from muster.planner.document import NEARLY_FULL, UNCOUNTED, Plan
 from muster.planner.forecast import Outlook, case_of, global_given, plan_of
 from muster.planner.hosts import AUTO, HostTrial, by_speed, first_hosts, numbers, on_hosts, pick
-from muster.planner.memory.fit import MARGIN, Setting, lacking, may_run, need
+from muster.planner.memory.activations import activations_missing
+from muster.planner.memory.fit import MARGIN, Room, Setting, lacking, may_run, need
 from muster.planner.orders import greeting
 from muster.planner.outlook import Ground, UserFigures, ground_of, hypothetical, load_calibration
 from muster.planner.placing import ranks_of
-from muster.planner.remedies import GROUP, remedies
+from muster.planner.remedies import GROUP, OpenChoices, remedies
 from muster.planner.setting import assumed_length, assumed_shapes, why_unknown
-from muster.planner.sizing import said_of
+from muster.planner.sizing import Tracer, said_of
 from muster.planner.time.steptime import Calibration
 from muster.planner.tracing import once, tracer
 from muster.planner.training import training_plan
@@ -44,6 +45,7 @@ from muster.planner.training import training_plan
 Say = Callable[[str], None]
 HOPELESS = 2.0  # times a rank's room: what needs more by closed forms does not fit, whatever a trace finds
 TIGHT = 0.5  # of a rank's room: closed forms, which miss by up to 37 %, will do for what needs less
+SMALL = 0.05  # of it: a model that takes less without its activations is not worth the seconds of a trace
 
 
 def plan_on(
@@ -217,6 +219,7 @@ def _attempt(
     """Everything decided, with a plan, whether it fits or not. `chosen`: the hosts, where that was done
     before; `words`: what to call the machines; `survey`: of the data, where they were looked at before."""
     survey = survey or inputs.recipe.survey(whole_config(inputs.recipe))
+    tracer = once(tracer) if tracer else None
     decided = settle(inputs, ground, tracer)
     decided = _with_hosts(decided, decided.chosen or chosen)
     job, chosen, machines = decided.job, decided.chosen, decided.machines
@@ -231,13 +234,13 @@ def _attempt(
     if idle_gpus:  # said at the start as well
         why = "the recipe says so, and the hosts' GPUs are not used"
         decided = decided.saying(*decided.job.decisions, Decision("launch.device", "cpu", why))
-    start = _begun(inputs, decided, words or inputs.inventory.source, survey, samples)
+    start = _begun(inputs, decided, words or inputs.inventory.source, survey, samples, tracer)
     alike = machines is None or len(ground.hosts) != len(decided.slots)
     fewer = None if alike else ground.fewer(decided.slots, job.device, job.precision)
     if fewer is not None:
         start.notes.append("hosts differ: the slowest sets the pace, and fewer hosts are the fastest of them")
-    once = told.tokens is not None
-    outlook = Outlook(machines, ground.known, samples, told.price, decided.reach, fewer, once)
+    whole = told.tokens is not None
+    outlook = Outlook(machines, ground.known, samples, told.price, decided.reach, fewer, whole)
     if idle_gpus:
         start.notes.append("the hosts' GPUs are not used: the recipe says launch.device=cpu")
     if decided.setting is not None and machines is not None:
@@ -304,6 +307,8 @@ def _tight(decided: Decided) -> bool:
     if found is None:
         config = whole_config(decided.recipe)
         return config is not None and decided.recipe.lengths(config) is not None
+    if not found.whole and decided.setting is not None:
+        return 16 * decided.setting.elements > SMALL * room.device  # in fp32, gradients and Adam among them
     host = sum(found.host.values()) > TIGHT * room.host if room.host else False
     return sum(found.device.values()) > TIGHT * room.device or host
 
@@ -322,14 +327,17 @@ def ask(inputs: Inputs, shell: Shell, *, into: Path | None = None) -> Facts:
             return supervisor.greet(specs)
 
 
-def _begun(inputs: Inputs, decided: Decided, words: str, survey: Survey, samples: int | None) -> Plan:
+def _begun(
+    inputs: Inputs, decided: Decided, words: str, survey: Survey, samples: int | None, tracer: Tracer | None
+) -> Plan:
     """The plan without memory and time. `samples`: of an epoch."""
     recipe, setting, chosen, job = decided.recipe, decided.setting, decided.chosen, decided.job
     name = recipe.model.name or "the model"
     ways = []
+    said = said_of(recipe, whole_config(recipe), tracer)
     if decided.refused and setting:
-        ways = remedies(setting, decided.room, name, said_of(recipe, whole_config(recipe)))
-    roomier = [] if ways or setting is None else _roomier(setting, decided, name)
+        ways = remedies(setting, decided.room, name, said)
+    roomier = [] if ways or setting is None else _roomier(setting, decided.room, name, said)
     compared = chosen.candidates if chosen and chosen.candidates else decided.candidates
     engine = recipe.engine.name
     if setting:
@@ -359,25 +367,29 @@ def _begun(inputs: Inputs, decided: Decided, words: str, survey: Survey, samples
     )
 
 
-def _roomier(setting: Setting, decided: Decided, name: str) -> list[str]:
+def _roomier(setting: Setting, room: Room, name: str, said: OpenChoices) -> list[str]:
     """What would leave more free of a device that is nearly full."""
-    room, found = decided.room, need(setting)
+    found = need(setting)
     if (
         room.device is None
         or found is None
+        or not found.whole
         or not may_run(setting, room)
         or sum(found.device.values()) <= NEARLY_FULL * room.device
     ):
         return []
     less = replace(room, device=int(NEARLY_FULL / (1 - MARGIN) * room.device))
-    return remedies(setting, less, name, said_of(decided.recipe, whole_config(decided.recipe)))
+    return remedies(setting, less, name, said)
 
 
 def _notes(decided: Decided) -> list[str]:
     setting, device, machines = decided.setting, decided.job.device, decided.machines
     notes = []
-    if setting is None or need(setting) is None:
+    counted = need(setting) if setting is not None else None
+    if setting is None or counted is None:
         notes.append(f"{why_unknown(decided.recipe)}: neither memory nor time can be predicted")
+    elif not counted.whole:
+        notes.append(activations_missing(setting.config))
     elif setting.trace is None:
         notes.append("the model was not traced: its activations are from a formula, off by -18 to +37 %")
     if setting is not None and setting.disk.holds != "none":
@@ -408,7 +420,7 @@ def promised(document: Mapping[str, Any]) -> Promise | None:
         plan = Plan.model_validate(document)
     except ValueError:
         return None
-    if plan.memory is None:
+    if plan.memory is None or plan.memory.basis == UNCOUNTED:
         return None
     return Promise(
         memory=plan.memory.device_bytes,

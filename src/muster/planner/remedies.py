@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -11,9 +11,11 @@ from muster.core import families
 from muster.core.batch import resolve_batch
 from muster.core.errors import RecipeError, UsageError
 from muster.core.hardware.devices import find_device, names
+from muster.core.trace import Trace
 from muster.core.units import counted, format_bytes
 from muster.engines.base import EngineSpec, own_specs, spec_of
-from muster.planner.memory.fit import Room, Setting, fits, lacking, need
+from muster.planner.memory.activations import activations_missing
+from muster.planner.memory.fit import Room, Setting, lacking, need
 
 MOST_RANKS = 65536
 SYNC = "engine.sync_each_batch"
@@ -25,12 +27,21 @@ Change = tuple[dict[str, str], Setting]  # overrides of the recipe, and what the
 class OpenChoices:
     """What a recipe says of what may be changed. `accumulation`, `global_`: of its batch, None: open;
     `samples`: about so many of a global batch, where tokens were asked for; `fixed`: what no override
-    changes: micro, accumulation, engine, ranks."""
+    changes: micro, accumulation, engine, ranks; `trace`: of the model as it would be, None: not traced."""
 
     accumulation: int | None = None
     global_: int | None = None
     samples: int | None = None
     fixed: frozenset[str] = frozenset()
+    trace: Callable[[Setting], Trace | None] | None = None
+
+    def fits(self, setting: Setting, room: Room) -> bool:
+        """Return whether it is known to fit: a model that is no decoder is traced in each way."""
+        counted = need(setting)
+        if counted is not None and not counted.whole and self.trace is not None:
+            setting = replace(setting, trace=self.trace(setting))
+            counted = need(setting)
+        return counted is not None and counted.whole and lacking(setting, room, counted) is None
 
 
 NOTHING_SAID = OpenChoices()
@@ -52,6 +63,8 @@ def refusal(setting: Setting, room: Room, model: str, said: OpenChoices = NOTHIN
     )
     ways = remedies(setting, room, model, said)
     hint = f"would fit: {'; or '.join(ways)}; " if ways else "no change that was tried would fit; "
+    if not found.whole:
+        hint = f"{activations_missing(setting.config)} {hint}"
     return UsageError(what, where="memory", hint=f"{hint}force=true starts anyway")
 
 
@@ -71,7 +84,7 @@ def remedies(setting: Setting, room: Room, model: str, said: OpenChoices = NOTHI
     """What would fit: the fewest overrides on these hosts, and where those offload, the fewest that do not;
     then on more ranks, then another size; where not even one sample fits so, shorter ones. Where these GPUs
     hold nothing of it, larger ones as well."""
-    fitting = (each for each in changes(setting, said) if _fits(each[1], room))
+    fitting = (each for each in changes(setting, said) if said.fits(each[1], room))
     here = next(fitting, None)
     found = [here] if here else []
     if here and "engine.offload" in here[0]:
@@ -81,13 +94,14 @@ def remedies(setting: Setting, room: Room, model: str, said: OpenChoices = NOTHI
         shards = "engine" not in said.fixed and (here is None or "engine.offload" in here[0])
         more = _more_ranks(setting, room, said, shards=shards)
         ways += [more] if more else []
-    larger = None if ways else _larger(setting, room)
-    half = _half_kept(setting, room)
+    larger = None if ways else _larger(setting, room, said)
+    untraced = replace(said, trace=None)  # of what follows the model or its arithmetic is another one
+    half = _half_kept(setting, room, untraced)
     ways += [half] if half else []
-    smaller = _smaller(setting, room, model)
+    smaller = _smaller(setting, room, untraced, model)
     if smaller:
         ways.append(f"model.name={smaller}")
-    shorter = None if ways else _shorter(setting, room, said)
+    shorter = None if ways else _shorter(setting, room, untraced)
     return [*ways, *(each for each in (shorter, larger) if each)]
 
 
@@ -97,7 +111,7 @@ def _enlarged(
     """Where the batch has to shrink: not to the smallest, but to the largest that fits."""
     if "batch.micro" not in way:
         powers = (1 << bit for bit in reversed(range((before.accumulation - 1).bit_length())))
-        steps = (each for each in powers if _fits(replace(fitting, accumulation=each), room))
+        steps = (each for each in powers if said.fits(replace(fitting, accumulation=each), room))
         return {**way, "batch.accumulation": str(next(steps))} if "batch.accumulation" in way else way
     others = {key: value for key, value in way.items() if not key.startswith("batch.")}
     found = _largest(replace(fitting, micro=before.micro), room, said)
@@ -126,12 +140,6 @@ def changes(setting: Setting, said: OpenChoices = NOTHING_SAID) -> Iterator[Chan
 def _open_steps(said: OpenChoices) -> bool:
     """Whether a step may have fewer samples, by fewer micro-batches."""
     return said.global_ is None and said.samples is None and "accumulation" not in said.fixed
-
-
-def _fits(setting: Setting, room: Room) -> bool:
-    """What cannot be counted, as a model without closed forms in other ways than it was traced, is not
-    offered."""
-    return need(setting) is not None and fits(setting, room)
 
 
 def _below(setting: Setting, said: OpenChoices) -> list[int]:
@@ -171,7 +179,7 @@ def _batches(setting: Setting, micros: list[int], said: OpenChoices) -> Iterator
 def _largest(setting: Setting, room: Room, said: OpenChoices) -> Change | None:
     """At the largest smaller micro-batch that fits."""
     found = _batches(setting, _below(setting, said), said)
-    return next((each for each in found if _fits(each[1], room)), None)
+    return next((each for each in found if said.fits(each[1], room)), None)
 
 
 def _spreads(setting: Setting) -> Iterator[dict[str, str]]:
@@ -261,7 +269,7 @@ def _more_ranks(setting: Setting, room: Room, said: OpenChoices, *, shards: bool
             there = replace(base, ranks=ranks)
             same = next(iter(_batches(there, [there.micro], said)), None)
             found = _largest(there, room, said) if smaller else same
-            if found and _fits(found[1], room):
+            if found and said.fits(found[1], room):
                 changed = {**way, **found[0]}
                 words = f"{ranks} such ranks"
                 best = (ranks, f"{_words(changed)} on {words}" if changed else words)
@@ -269,28 +277,28 @@ def _more_ranks(setting: Setting, room: Room, said: OpenChoices, *, shards: bool
     return best[1] if best else None
 
 
-def _half_kept(setting: Setting, room: Room) -> str | None:
+def _half_kept(setting: Setting, room: Room, said: OpenChoices) -> str | None:
     """Frozen weights in bf16 alone, beside adapters."""
     adapted = setting.trainable < setting.parameters and setting.quantized is None
     able = spec_of(setting.engine).keeps_half and setting.precision == "bf16" and not setting.keeps_half
     if not (adapted and able) or setting.others or setting.drawing:
         return None
     halved = replace(setting, keeps_half=True, trace=None)
-    return "train.optimizer=adamw-bf16" if _fits(halved, room) else None
+    return "train.optimizer=adamw-bf16" if said.fits(halved, room) else None
 
 
-def _larger(setting: Setting, room: Room) -> str | None:
+def _larger(setting: Setting, room: Room, said: OpenChoices) -> str | None:
     """The smallest GPUs that are known on which it fits as it is, where the device is what it lacks."""
     if setting.device != "cuda" or room.device is None:
         return None
     known = sorted((each.memory or 0, each.name) for each in map(find_device, names()))
     for memory, name in known:
-        if memory > room.device and _fits(setting, replace(room, device=memory)):
+        if memory > room.device and said.fits(setting, replace(room, device=memory)):
             return f"GPUs of {format_bytes(memory)}, such as {name}"
     return None
 
 
-def _smaller(setting: Setting, room: Room, model: str) -> str | None:
+def _smaller(setting: Setting, room: Room, said: OpenChoices, model: str) -> str | None:
     """The largest smaller size of the same family that fits as everything else is."""
     owner, _, _ = model.rpartition("/")
     family = families.family_of(setting.config)
@@ -309,7 +317,7 @@ def _smaller(setting: Setting, room: Room, model: str) -> str | None:
         smaller = replace(
             setting, config=config, parameters=count, trainable=round(count * share), trace=None
         )
-        if _fits(smaller, room):
+        if said.fits(smaller, room):
             return str(name)
     return None
 
@@ -324,7 +332,7 @@ def _shorter(setting: Setting, room: Room, said: OpenChoices) -> str | None:
     one = replace(smallest, trace=None)
 
     def fit(tokens: int) -> bool:
-        return _fits(replace(one, lengths=replace(one.lengths, tokens=tokens)), room)
+        return said.fits(replace(one, lengths=replace(one.lengths, tokens=tokens)), room)
 
     low, high = 0, setting.lengths.tokens
     while low < high:  # what is needed grows with the tokens

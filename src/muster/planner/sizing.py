@@ -3,7 +3,7 @@ made. Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -22,6 +22,7 @@ from muster.planner.setting import sequence_of, setting_of
 
 # A model is made in shards where the whole of it in fp32 takes more than this of what a rank may use.
 WHOLE_AT_MOST = 0.25
+Tracer = Callable[[Recipe, str, str, int], "Trace | None"]  # recipe, precision, device, ranks
 
 
 @dataclass(frozen=True)
@@ -139,7 +140,7 @@ def _batch(
     given = _given(recipe)
     wanted = _wanted(recipe, config, given["global"])
     top = DEFAULT_MICRO
-    if setting is not None and setting.device == "cuda" and wanted and room.device is not None:
+    if setting is not None and setting.device == "cuda" and wanted and room.device and _counted(setting):
         top = max(1, wanted // world_size)  # GPUs gain by large micro-batches, CPUs do not
     largest, batch = _fitting(recipe, given, wanted, world_size, setting, room, top)
     product = f"{batch.micro} x {batch.accumulation} x {counted(world_size, 'rank')} = {batch.global_}"
@@ -158,6 +159,12 @@ def _batch(
         if given[name] is None:
             decisions.append(Decision(f"batch.{name}", value, why[name]))
     return batch
+
+
+def _counted(setting: Setting) -> bool:
+    """Return whether all that a rank needs is known, so that a larger micro-batch is known to fit."""
+    counted = need(setting)
+    return counted is None or counted.whole
 
 
 def _fitting(
@@ -265,8 +272,14 @@ def _about_tokens(recipe: Recipe, config: Mapping[str, Any] | None, wanted: int,
     return f"; the multiple nearest to {wanted} samples ({asked:,} tokens, {source}): {off:+.1f} %"
 
 
-def said_of(recipe: Recipe, config: Mapping[str, Any] | None) -> OpenChoices:
+def said_of(recipe: Recipe, config: Mapping[str, Any] | None, tracer: Tracer | None) -> OpenChoices:
     """What the recipe, and a user's own DeepSpeed configuration, say of what a remedy would change."""
+
+    def trace(setting: Setting) -> Trace | None:
+        made = recipe.choosing(zero=setting.stage, checkpointing=setting.checkpointing)
+        made = made.model_copy(update={"engine": made.engine.model_copy(update={"name": setting.engine})})
+        return tracer(made, setting.precision, setting.device, setting.ranks) if tracer else None
+
     own, split, given = spec_of(recipe.engine.name).given(recipe), recipe.batch.split, _given(recipe)
     fixed = set(own.batch) | ({"micro", "ranks"} if isinstance(split, list) else set())
     if own.spread or split == "measured":  # which few engines can do
@@ -277,13 +290,14 @@ def said_of(recipe: Recipe, config: Mapping[str, Any] | None) -> OpenChoices:
         global_=None if about else given["global"],
         samples=_wanted(recipe, config, None) if about else None,
         fixed=frozenset(fixed),
+        trace=trace,
     )
 
 
 def _tell_need(setting: Setting, room: Room, decisions: list[Decision]) -> None:
     """Record what a rank needs, where it fits."""
     found = need(setting)
-    if found is None or room.device is None or lacking(setting, room, found):
+    if found is None or not found.whole or room.device is None or lacking(setting, room, found):
         return
     total = sum(found.device.values())
     parts = sorted(found.device.items(), key=lambda part: -part[1])[:3]

@@ -24,7 +24,7 @@ from muster.core.versions import versions_of
 from muster.engines.base import spec_of
 from muster.fleet.shell import Shell
 from muster.inputs.model import decided_config, whole_config
-from muster.planner.decide import Tracer
+from muster.planner.sizing import Tracer
 from muster.store.atomic import write_json
 
 NEEDED = ("torch", "transformers")
@@ -177,7 +177,17 @@ def once(tracer: Tracer) -> Tracer:
         # A compiled graph has the loss in it only where a rank has whole weights.
         compiled = train.compile in (True, "cuda-graphs")
         spread = compiled and spec_of(recipe.engine.name).shards_weights(recipe.engine.stage, ranks)
-        key = (train.checkpointing, train.compile, train.fused_loss, precision, device, ranks > 1, spread)
+        engine = recipe.engine.name
+        key = (
+            engine,
+            train.checkpointing,
+            train.compile,
+            train.fused_loss,
+            precision,
+            device,
+            ranks > 1,
+            spread,
+        )
         if key not in known:
             known[key] = tracer(recipe, precision, device, ranks)
         return known[key]

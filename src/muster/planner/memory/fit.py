@@ -1,8 +1,8 @@
 """Whether a job fits: bytes per rank, in named parts that add up, on the device and on the host. Pure.
 
 States: states.py, from the model's parameter tensors. Activations: from a trace of the real model
-where there is one for this arithmetic, else closed forms (activations.py), which miss such traces by
--18 to +37 %. The margin is for what these leave out.
+where there is one for this arithmetic; else, of decoders, a closed form (activations.py), which misses such
+traces by -18 to +37 %; else they are not counted (UNCOUNTED). The margin is for what these leave out.
 """
 
 from __future__ import annotations
@@ -12,9 +12,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
-from muster.core import families, float8
+from muster.core import float8
 from muster.core.bits import Bits, moment_bytes, weight_bytes
-from muster.core.families import t5
 from muster.core.hardware.devices import WIDE
 from muster.core.trace import AFTER_BLOCKS, BACKWARD, EMBEDDINGS, Arithmetic, Pass, Trace
 from muster.core.units import format_bytes
@@ -22,6 +21,7 @@ from muster.core.workload import Drawing, HeldModel, Lengths, Output
 from muster.engines.base import EngineSpec, spec_of
 from muster.engines.spread import NO_DISK, ModelSpread, NvmeOffload, Tensors, trained
 from muster.engines.states import Parts, States, added, elements, largest
+from muster.planner.document import UNCOUNTED
 from muster.planner.memory.activations import (
     Kept,
     activation_bytes,
@@ -114,12 +114,10 @@ class Setting:
 
     @property
     def kept(self) -> Kept:
-        """How activations are kept. T5 adds its position biases to the scores: never fused here. CPUs have
-        no fused attention with dropout, and GPUs none of grouped keys in fp32."""
-        found = stacks(self.config, self.lengths) or []
-        family = families.family_of(self.config)
-        cpu = self.device == "cpu"
-        fused = family is not t5 and not (cpu and any(each.attention_dropout for each in found))
+        """How activations are kept. CPUs have no fused attention with dropout, and GPUs none of grouped keys
+        in fp32."""
+        found, cpu = stacks(self.config), self.device == "cpu"
+        fused = not (cpu and any(each.attention_dropout for each in found))
         fused = fused and (self.element == 2 or cpu or all(each.keys == each.query for each in found))
         mask = self.element if cpu else 1
         mixed = self.arithmetic == "autocast"
@@ -138,11 +136,11 @@ class Setting:
         """The model's parameter tensors: real ones where it was traced, else about such."""
         if self.trace is not None:
             return self.trace.parameters
-        return likely_tensors(self.config, self.lengths, self.parameters, self.trainable)
+        return likely_tensors(self.config, self.parameters, self.trainable)
 
     def tensors_of(self, model: HeldModel) -> Tensors:
         """Those of a further model of a step."""
-        return held_tensors(model, self.own_tensors, self.config, self.lengths)
+        return held_tensors(model, self.own_tensors, self.config)
 
     @property
     def frozen(self) -> list[HeldModel]:
@@ -191,7 +189,7 @@ class Setting:
 class Need:
     """Bytes per rank by what they are for, at the moment that takes most. On CPUs everything is in `device`.
 
-    `basis`: where the activations are from, traced or closed form; `moment`: when the peak is.
+    `basis`: where the activations are from, traced or closed form, or UNCOUNTED; `moment`: when the peak is.
     """
 
     device: Parts
@@ -199,6 +197,11 @@ class Need:
     first: Parts = field(default_factory=dict)  # besides, on the first host alone
     basis: str = "closed form"
     moment: str = "backward pass"
+
+    @property
+    def whole(self) -> bool:
+        """Whether activations are counted."""
+        return self.basis != UNCOUNTED
 
     @property
     def first_host(self) -> int:
@@ -223,11 +226,9 @@ class Room:
 
 
 def need(setting: Setting) -> Need | None:
-    """What a rank needs at its peak; None for a family that is not known and was not traced, or an engine
-    that does not say what it holds."""
+    """What a rank needs at its peak, without activations where the model is neither a decoder nor traced so;
+    None for an engine that does not say what it holds."""
     passing = _passing(setting)
-    if passing is None:
-        return None
     tensors = setting.tensors
     found = states(setting.spread, tensors)
     if found is None:
@@ -313,11 +314,9 @@ def _drawing(setting: Setting, tensors: Tensors, found: States, passing: Passing
     return added(weights, passing.copies, made)
 
 
-def _passing(setting: Setting) -> Passing | None:
-    """Of the model, and by closed forms of further ones that are trained with it."""
+def _passing(setting: Setting) -> Passing:
+    """Of the model, and by the closed form of further ones that are trained with it."""
     found = _own_passing(setting)
-    if found is None:
-        return None
     more: Parts = {}
     for each in setting.others:
         config = setting.config if each.config is None else each.config
@@ -327,19 +326,20 @@ def _passing(setting: Setting) -> Passing | None:
     return replace(found, top=added(found.top, more), later=added(found.later, more))
 
 
-def _own_passing(setting: Setting) -> Passing | None:
+def _own_passing(setting: Setting) -> Passing:
     """Traced where the trace is of this arithmetic: not of another engine or precision, nor with other
-    checkpointing, nor compiled otherwise. None for a family that is neither traced so nor known."""
+    checkpointing, nor compiled otherwise; else by the closed form of decoders."""
     trace = setting.trace
     asked = (setting.arithmetic, setting.device, setting.checkpointing, setting.compiled)
     if trace is not None and asked == (trace.arithmetic, trace.device, trace.checkpointing, trace.compiled):
         return traced(trace.at(setting.micro))
     config, lengths, kept = setting.config, setting.lengths, setting.kept
+    copies = {"copies in half precision": setting.element * elements(setting.tensors) if kept.mixed else 0}
     each = activation_bytes(config, lengths, kept, checkpointing=setting.checkpointing)
     if each is None:
-        return None
+        return Passing(UNCOUNTED, {}, {}, 0, copies)
     sequences = setting.micro * lengths.sequences
-    rows = sequences * (lengths.target or lengths.tokens)
+    rows = sequences * lengths.tokens
     logits: int | None = None
     if setting.output == "log-probs":
         logits = tile_bytes(config, rows, kept, setting.device)
@@ -350,7 +350,7 @@ def _own_passing(setting: Setting) -> Passing | None:
     if logits is None:
         logits = sequences * logit_bytes(config, lengths, kept)
     parts = {"activations": sequences * each, "logits and loss": logits}
-    return closed(parts, setting.element * elements(setting.tensors) if kept.mixed else 0)
+    return Passing("closed form", parts, parts, 0, copies)
 
 
 def _with_overhead(
@@ -467,10 +467,10 @@ def largest_micro(setting: Setting, room: Room, top: int) -> int:
 
 @dataclass(frozen=True)
 class Passing:
-    """Bytes of the passes over a micro-batch. `basis`: traced or closed form; `top`: at their peak; `later`:
-    at most, once there are gradients; `growing`: what whole gradients add to that as they come, where there
-    are none before; `output`: what the output layer's own gradients add to `top`; `copies`: of weights, all
-    along."""
+    """Bytes of the passes over a micro-batch. `basis`: as Need has it; `top`: at their peak; `later`: at
+    most, once there are gradients; `growing`: what whole gradients add to that as they come, where there are
+    none before; `output`: what the output layer's own gradients add to `top`; `copies`: of weights, all
+    along. A closed form has one figure for all of the backward pass."""
 
     basis: str
     top: Parts
@@ -507,11 +507,6 @@ def traced(at: Pass) -> Passing:
     )
 
 
-def closed(parts: Parts, copies: int) -> Passing:
-    """By a formula, which has one figure for all of the backward pass."""
-    return Passing("closed form", parts, parts, 0, {"copies in half precision": copies})
-
-
 def moments_of(found: States, passing: Passing, *, accumulates: bool) -> dict[str, Parts]:
     """What is on the device beside what is always held, at each moment that may be the peak.
 
@@ -525,7 +520,7 @@ def moments_of(found: States, passing: Passing, *, accumulates: bool) -> dict[st
     loss = added(quiet, found.loss, passing.top)
     if found.loss:  # gathered by itself: its gradients come beside it
         loss = added(loss, {"gradients in flight": passing.output})
-    if passing.basis == "closed form" or accumulates:
+    if passing.basis != "traced" or accumulates:
         moments = {"backward pass": added(later, found.gradients), "loss": added(loss, found.gradients)}
         if found.ending is not None:
             moments["end of the backward pass"] = ending
