@@ -33,7 +33,7 @@ from localise_page import write
 from localise_peers import PEERS
 from simulate import NOISES, Planted, SimulatedFleet, hunt, resampled
 
-from muster.judging import State, Topology, judge_state
+from muster.judging import Posterior, Topology, judge_state
 from muster.judging.faults import OF_HOSTS, Kind
 
 Plant = Callable[[random.Random, Topology], tuple[Planted, ...]]
@@ -218,7 +218,7 @@ def good_accused(named: Iterable[tuple[str, ...]], fleet: SimulatedFleet) -> int
     return sum(len(each) == 1 and each[0] in PLACE.index and each[0] not in bad for each in named)
 
 
-def accused(state: State) -> dict[tuple[str, ...], str | None]:
+def accused(state: Posterior) -> dict[tuple[str, ...], str | None]:
     """What is accused, and of which kind."""
     return {each.subject: each.kind for each in judge_state(state).accused}
 
@@ -233,7 +233,7 @@ def try_ours(name: str, model: str, seeds: range) -> Counter[Any]:
         wanted = {each.where: each.kind if each.chance == 1.0 else "intermittent" for each in fleet.faults}
         after: list[bool] = []
 
-        def watch(wave: int, state: State, after: list[bool] = after, wanted: Any = wanted) -> None:
+        def watch(wave: int, state: Posterior, after: list[bool] = after, wanted: Any = wanted) -> None:
             after.append(accused(state).keys() == wanted.keys())
 
         found = hunt(fleet, bar.waves, None, watch if seed < FOLLOWED else None)
@@ -356,7 +356,7 @@ def scale(places: Iterable[tuple[int, int]] = ((64, 100), (1000, 20), (10000, 4)
                 ticks = [time.process_time()]
 
                 def watch(
-                    wave: int, state: State, known: list[Any] = known, ticks: list[float] = ticks
+                    wave: int, state: Posterior, known: list[Any] = known, ticks: list[float] = ticks
                 ) -> None:
                     ticks.append(time.process_time())
                     known.append(set(accused(state)))

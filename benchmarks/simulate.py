@@ -16,9 +16,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from muster.core.state import State
 from muster.judging.ask import next_wave
 from muster.judging.faults import Kind
-from muster.judging.localise import State, localise
+from muster.judging.localise import Posterior, localise
 from muster.judging.observation import Group, Observation, Settings, Topology
 
 STEPS = 100  # of a job: how long it runs
@@ -149,7 +150,7 @@ class SimulatedFleet:
             if fault.chance < 1.0 and self.random.random() >= fault.chance:
                 continue
             if not fault.by:
-                return Observation(name, hosts, None, "failed", work=work)
+                return Observation(name, hosts, None, State.FAILED, work=work)
             by_itself = fault.kind in ("compute", "card")
             if fault.late:
                 late = max(late, math.log1p(fault.by))
@@ -208,7 +209,7 @@ class SimulatedFleet:
 class Hunt:
     """What a search came to."""
 
-    state: State
+    state: Posterior
     waves: int
     observations: tuple[Observation, ...]
 
@@ -217,7 +218,7 @@ def hunt(
     fleet: SimulatedFleet,
     most: int,
     settings: Settings | None = None,
-    watch: Callable[[int, State], None] | None = None,
+    watch: Callable[[int, Posterior], None] | None = None,
     before: Sequence[Observation] = (),
 ) -> Hunt:
     """Waves until nothing is left to find out, or `most` of them. `watch` sees the state after each wave;

@@ -9,6 +9,7 @@ import pytest
 
 from muster.core.job import read_job
 from muster.core.recipes import load_recipe
+from muster.core.state import State
 from muster.inputs.peaks import read_peaks
 from muster.inputs.read import read_inputs
 from muster.results.fold import fold, make_result
@@ -44,5 +45,7 @@ def test_a_training_counts_against_what_was_measured(tmp_path: Path) -> None:
     assert load_recipe(str(run.recipe)).measure.peaks == str(run.peaks)
     job = read_job(run.read_json(run.job))
     assert job is not None and job.peaks == read_peaks(str(run.peaks))
-    again = make_result(fold(events.read_events(run.events)), job, status="stopped", failure=None, ended=0)
+    again = make_result(
+        fold(events.read_events(run.events)), job, status=State.STOPPED, failure=None, ended=0
+    )
     assert again.flops == found

@@ -16,6 +16,7 @@ from muster.cli.views.results import print_answers
 from muster.core.errors import DataError, RunFolderError, UsageError
 from muster.core.recipes import dump_yaml, load_recipe
 from muster.core.result import Result
+from muster.core.state import State
 from muster.reports.words import headline
 from muster.runs.afterwards import loading_lines, next_command
 from muster.runs.ask import Answers, TrainedModel, check_questions, side_by_side
@@ -197,9 +198,9 @@ def test_an_empty_answer_is_seen(monkeypatch: pytest.MonkeyPatch, capsys: pytest
 def test_a_success_with_a_caveat_says_so() -> None:
     """In the terminal's first line and at the top of the page."""
     cut = "cut at 160 of 400 steps by train.max_minutes=2"
-    given = {"status": "succeeded", "caveats": [cut], "steps": 160, "failure": None, "fabric": None}
+    given = {"status": State.SUCCEEDED, "caveats": [cut], "steps": 160, "failure": None, "fabric": None}
     result: Result = Result.model_construct(**given)  # type: ignore[arg-type]
-    data = SimpleNamespace(state="succeeded", figures=result)
+    data = SimpleNamespace(state=State.SUCCEEDED, figures=result)
     assert cut in headline(data).title and headline(data).tone != "good"  # type: ignore[arg-type]
     assert cut in result.outcome
 

@@ -20,6 +20,7 @@ from muster.cli.views.bench import BenchView
 from muster.cli.views.benches import print_bench
 from muster.core.errors import MusterError
 from muster.core.result import Failure, Result
+from muster.core.state import State
 from muster.store.runfolder import RunFolder
 from tests.unit.benches import ended, made, player, recorded, suite_of, write_suite
 
@@ -175,7 +176,9 @@ def printed(bench: Any, capsys: pytest.CaptureFixture[str], *, every: bool = Fal
 def result(task: Task) -> Result:
     if "local1" in task.hosts and len(task.hosts) == 1:
         return made(
-            task.hosts, status="failed", failure=Failure(what="out of [memory]", host="local1", hint="less")
+            task.hosts,
+            status=State.FAILED,
+            failure=Failure(what="out of [memory]", host="local1", hint="less"),
         )
     rate = 80.0 if "local3" in task.hosts else 100.0 + 0.05 * len(task.hosts[0]) + 0.01 * len(task.id)
     return made(task.hosts, rate * len(task.hosts))
@@ -242,7 +245,7 @@ def test_the_live_view(tmp_path: Path, terminal: bool) -> None:
     ]
     child = Child(tasks[0], shell.start(argv), RunFolder(tmp_path / "o"), (tmp_path / "log").open("wb"))
     child.words = "step 5/20: loss 2.1"
-    done = {"j5": recorded(tasks[2], None, outcome="timeout", reason="too late")}
+    done = {"j5": recorded(tasks[2], None, outcome=State.TIMEOUT, reason="too late")}
     try:
         with BenchView(console) as view:
             view.drawn = view.said = -100.0

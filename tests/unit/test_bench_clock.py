@@ -16,6 +16,7 @@ from muster.benches.bench import MANY_WAVES, SURE, Surroundings, continue_bench,
 from muster.benches.document import JobRecord
 from muster.benches.schedule import Task
 from muster.cli.views.bench import BenchView
+from muster.core.state import State
 from muster.judging import Class, Observation, Settings, Topology, localise
 from muster.judging.document import Gate
 from tests.unit.benches import diary_of, inputs_of, made, play, player, well
@@ -152,7 +153,7 @@ def test_how_many_waves_would_tell(sigma: float, slow: float, waves: int | None)
     names = [f"n{number}" for number in range(16)]
     factors = [1 + sigma * ((number % 5) - 2) / math.sqrt(2) for number in range(16)]
     jobs = [
-        Observation(job=f"j{number}", hosts=(name,), work="w", outcome="succeeded", seconds=factor)
+        Observation(job=f"j{number}", hosts=(name,), work="w", outcome=State.SUCCEEDED, seconds=factor)
         for number, (name, factor) in enumerate(zip(names, factors, strict=True))
     ]
     state = localise(jobs, Topology.of(names, {}), Settings(slow=slow))

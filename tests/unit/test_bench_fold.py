@@ -14,6 +14,7 @@ from muster.benches.suite import FIGURES
 from muster.cli.views.benches import figure_words
 from muster.core.recipes import load_recipe
 from muster.core.result import Failure, Flops, Quality, Result
+from muster.core.state import State
 from muster.judging import Baseline, Class
 from muster.judging.document import Gate, Peers
 from muster.judging.joblogs import work_of
@@ -203,9 +204,9 @@ def test_failures_of_a_host_and_of_bad_input() -> None:
         if "local2" in task.hosts:
             what = "CUDA error: uncorrectable ECC error encountered"
             failure = Failure(what=what, host="local2", id="gpu_hardware")
-            return made(task.hosts, status="failed", failure=failure)
+            return made(task.hosts, status=State.FAILED, failure=failure)
         if task.id == "digits-1x-001":
-            return made(task.hosts, status="failed", failure=Failure(what="bad", usage=True))
+            return made(task.hosts, status=State.FAILED, failure=Failure(what="bad", usage=True))
         return fleet(task)
 
     bench = ended(suite_of({"groups": [1, 2]}), "local:12x1", result)

@@ -17,6 +17,7 @@ from muster.benches.schedule import wave_tasks
 from muster.cli.views.benches import print_bench
 from muster.core.errors import UsageError
 from muster.core.result import Failure
+from muster.core.state import State
 from muster.judging.document import Gate
 from tests.shell import FakeShell
 from tests.unit.benches import diary_of, fabric_result, inputs_of, made, play, recorded, write_suite
@@ -33,7 +34,7 @@ def ok(hosts: Sequence[str], slower: float = 1.0) -> tuple[float, int, Any]:
 
 def lost(hosts: Sequence[str], host: str) -> tuple[float, int, Any]:
     failure = Failure(what="cannot be reached: no route to host", host=host, id="ssh_unreachable")
-    return 0.0, 1, made(hosts, status="failed", failure=failure)
+    return 0.0, 1, made(hosts, status=State.FAILED, failure=failure)
 
 
 def test_groups_chosen_from_results(tmp_path: Path) -> None:
@@ -66,7 +67,7 @@ def test_waves_end_where_every_job_is_refused(tmp_path: Path) -> None:
 
 def test_waves_end_where_every_job_is_too_late(tmp_path: Path) -> None:
     inputs = inputs_of(tmp_path, "local:8x1", ADAPTIVE)
-    found, _ = play(tmp_path, inputs, lambda job, hosts: (0.0, 1, made(hosts, status="timeout")))
+    found, _ = play(tmp_path, inputs, lambda job, hosts: (0.0, 1, made(hosts, status=State.TIMEOUT)))
     assert {job.wave for job in found.jobs} == {1} and found.outcomes["timeout"] == 4
     assert any("all jobs of wave 1 ended the same way: timeout: not over" in note for note in found.notes)
 
@@ -101,7 +102,7 @@ def test_alike_is_what_differs_in_hosts_and_numbers_alone() -> None:
     assert told("no file", "no memory") is None
     assert told("no file", "no memory", failure="host_oom_killed") == "no file"  # of one id in the table
     assert told("no file", "no memory", usage=True) == "no file"
-    assert told(None, None, outcome="timeout") == "no reason is known"
+    assert told(None, None, outcome=State.TIMEOUT) == "no reason is known"
     assert all_alike(tasks, 0, {}) is None
     second = wave_tasks("e", 2, [["beta"]], 60.0)
     done = {"e-wave1-001": recorded(tasks[0], made(["alpha"])), "e-wave1-002": recorded(tasks[1], None)}

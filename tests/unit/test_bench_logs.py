@@ -15,6 +15,7 @@ from muster.benches.schedule import Task
 from muster.core.fabric.result import Matmul, Sweep, spread
 from muster.core.recipes import load_recipe
 from muster.core.result import Result
+from muster.core.state import State
 from muster.judging.document import Gate
 from muster.judging.joblogs import observation_of, work_of
 from tests.unit.benches import ended, fabric_result, made, recorded, suite_of
@@ -31,7 +32,7 @@ def test_hosts_whose_fabric_jobs_time_out_are_failing() -> None:
 
     bench = ended(suite, "local:16x1", result)
     records = {
-        task.id: recorded(task, None, outcome="timeout", reason="timeout: not over after 600 s")
+        task.id: recorded(task, None, outcome=State.TIMEOUT, reason="timeout: not over after 600 s")
         if {"local3", "local9"} & set(task.hosts)
         else bench.records[task.id]
         for task in bench.tasks
@@ -40,7 +41,7 @@ def test_hosts_whose_fabric_jobs_time_out_are_failing() -> None:
     assert {each.host for each in found.hosts if each.verdict == "failing"} == {"local3", "local9"}
     assert not found.notes
     every = {
-        task.id: recorded(task, None, outcome="timeout", reason=f"rank {n}: timeout: not over")
+        task.id: recorded(task, None, outcome=State.TIMEOUT, reason=f"rank {n}: timeout: not over")
         for n, task in enumerate(bench.tasks)
     }
     found = fold_bench(ended(suite, "local:16x1", result, records=every))

@@ -14,6 +14,7 @@ from muster.cli.judge import _print
 from muster.cli.views.verdicts import means_of
 from muster.core.recipes import load_recipe
 from muster.core.result import Result
+from muster.core.state import State
 from muster.judging import Baseline, Class, Settings
 from muster.judging.document import Gate, JobEntry, Judged, Verdict
 from muster.judging.joblogs import judged, work_of
@@ -121,7 +122,7 @@ def test_fleets_that_drifted_most_come_first() -> None:
 def alike(seconds: float, work: str = "a") -> list[JobLog]:
     """Eight hosts alone, at 1 sample in so many seconds, give or take 0.1 %."""
     return [
-        JobLog(f"{work}{n}", "succeeded", hosts=(f"n{n}",), workload=work, recipe=work, batch=1.0,
+        JobLog(f"{work}{n}", State.SUCCEEDED, hosts=(f"n{n}",), workload=work, recipe=work, batch=1.0,
                measured=MeasuredWindows(1.0, seconds * (1 + n / 5000), 1, 1, None, None))
         for n in range(8)
     ]  # fmt: skip
@@ -158,7 +159,7 @@ def test_means_are_by_host_and_by_the_number_of_hosts() -> None:
         (("a", "b"), 0.09, "heavy"), (("a", "b"), 0.0, "light"), (("b",), None, "heavy"),
     ]  # fmt: skip
     jobs = [
-        JobEntry(job=str(n), outcome="succeeded", hosts=list(hosts), slower=slower, work=work)
+        JobEntry(job=str(n), outcome=State.SUCCEEDED, hosts=list(hosts), slower=slower, work=work)
         for n, (hosts, slower, work) in enumerate(told)
     ]
     assert means_of(jobs) == {("a", 1): pytest.approx(0.02), ("a", 2): 0.08, ("b", 2): 0.08}
@@ -171,6 +172,6 @@ def test_a_fleets_bound_is_that_of_its_worst_host() -> None:
 
 
 def test_every_host_that_failed_by_itself_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
-    job = JobEntry(job="j", outcome="failed", reason="boo", hosts=["n1", "n2"], failed_hosts=["n1", "n2"])
+    job = JobEntry(job="j", outcome=State.FAILED, reason="boo", hosts=["n1", "n2"], failed_hosts=["n1", "n2"])
     _print(printed(jobs=[job]), every=False)
     assert "n1, n2: boo" in capsys.readouterr().out

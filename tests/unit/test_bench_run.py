@@ -28,6 +28,7 @@ from muster.benches.schedule import Task
 from muster.cli.app import app
 from muster.core.errors import RunFolderError, UsageError
 from muster.core.result import Failure
+from muster.core.state import State
 from muster.inputs.read import read_inputs
 from muster.judging.document import Gate
 from tests.shell import FakeShell
@@ -65,7 +66,7 @@ def test_a_failure_is_that_jobs_alone(tmp_path: Path) -> None:
     def plays(job: str, hosts: Sequence[str]) -> tuple[float, int, Any]:
         if hosts == ["local1"]:
             failure = Failure(what="full", host="local1", where="rank 0", hint="less", id="cuda_oom")
-            return 0.02, 1, made(hosts, status="failed", failure=failure)
+            return 0.02, 1, made(hosts, status=State.FAILED, failure=failure)
         if hosts == ["local2"]:
             said = {"message": "x: batch.micro: no", "hint": "yes", "host": None}
             return 0.02, 2, {"error": said}
@@ -262,7 +263,7 @@ def test_a_job_that_ended_well_while_nobody_watched_counts(tmp_path: Path) -> No
     _, folder = play(tmp_path, inputs, well)
     for job in ("digits-1x-001", "digits-1x-002"):
         folder.record(job).unlink()
-    failed = made(["local1"], status="failed", failure=Failure(what="x"))
+    failed = made(["local1"], status=State.FAILED, failure=Failure(what="x"))
     (folder.runs / "digits-1x-002" / "result.json").write_text(failed.model_dump_json())
     diary = tmp_path / "again"
     again = continue_bench(folder, Surroundings(shell=player(diary, well)))

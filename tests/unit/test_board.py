@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import struct
+import sys
 from pathlib import Path
 
+import pytest
 from tensorboardX.proto.event_pb2 import Event
 
-from muster.runs.recorder import Board
+from muster.runs.recorder import NO_BOARD, Board, Recorder
 from muster.store import events
+from muster.store.runfolder import RunFolder
 
 
 def scalars(folder: Path) -> dict[tuple[str, int], float]:
@@ -68,3 +71,14 @@ def test_scalars(tmp_path: Path) -> None:
         ("cpu_percent/node1", 7): 50.0,
         ("memory_used/node1", 7): 1024.0,
     }
+
+
+def test_without_tensorboardx(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is written, the run goes on, and its result says so once, also after a resume."""
+    monkeypatch.setitem(sys.modules, "tensorboardX", None)
+    run = RunFolder(tmp_path)
+    for attempt in (1, 2):
+        with Recorder(run, attempt, lambda event: None) as recorder:
+            recorder.record(events.Log(time=1.0, rank=0, step=10 * attempt, loss=2.5))
+    assert not run.tensorboard.exists()
+    assert recorder.folder.noted == [NO_BOARD] and sorted(recorder.folder.logs) == [10, 20]

@@ -18,7 +18,8 @@ from muster.cli.options import split_words
 from muster.cli.output import out_console, print_row
 from muster.core.errors import UsageError
 from muster.core.recipes import shipped_pipelines, shipped_recipes
-from muster.store.queries import DAMAGED, runs_table
+from muster.core.state import State
+from muster.store.queries import runs_table
 from muster.store.runfolder import find_run, named_run_folder
 
 LONG = "20261123-055338-image-classification-custom-6d0a"
@@ -217,7 +218,7 @@ def test_a_damaged_result_is_listed_and_the_others_as_well(
     made(tmp_path / "list", "[]")
     made(tmp_path / "odd", {"status": "failed", "steps": "many", "hosts": 3, "seconds": 5})
     states = {row["id"]: row["status"] for row in runs_table(tmp_path)}
-    assert states == {"good": "succeeded", "cut": DAMAGED, "list": DAMAGED, "odd": "failed"}
+    assert states == {"good": "succeeded", "cut": State.DAMAGED, "list": State.DAMAGED, "odd": "failed"}
     code, out, _ = typed(capsys, "ls", "--runs", str(tmp_path))
     assert code == 0
     assert {line.split()[0] for line in out.splitlines()[1:]} == set(states)

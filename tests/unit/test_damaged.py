@@ -11,13 +11,14 @@ from click.testing import CliRunner
 from muster.cli.app import app, main
 from muster.core.errors import RunFolderError, UsageError
 from muster.core.result import Memory, Result, Seconds
+from muster.core.state import State
 from muster.runs.listing import show
 from muster.runs.resume import resume
 from muster.store.queries import runs_table
 from muster.store.runfolder import RunFolder
 
 RESULT = Result(
-    id="x", status="succeeded", attempt=1, workload="text2sql", model="t5-small",
+    id="x", status=State.SUCCEEDED, attempt=1, workload="text2sql", model="t5-small",
     engine="ddp", precision="fp32",
     world_size=1,
     global_batch=8, started=1.0, ended=2.0, seconds=Seconds(total=1.0), steps=5, samples=40,

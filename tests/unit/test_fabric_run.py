@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from muster.cli.views.results import fabric_rows
 from muster.core.batch import Batch
 from muster.core.errors import RecipeError, UsageError
 from muster.core.fabric.result import FabricRun
@@ -21,14 +20,16 @@ from muster.core.job import Job, place
 from muster.core.recipe import recipe_from
 from muster.core.recipes import load_recipe
 from muster.core.result import Failure, Result
+from muster.core.state import RunEnd, State
 from muster.fabric.run import judged
 from muster.inputs.read import check_idle
 from muster.planner.time.collective import CALL
 from muster.planner.time.learning import link_figures
 from muster.reports import fabric as page
 from muster.reports.fabric import heat_map
-from muster.reports.fabric_tables import files, pair_rows, summary, sweep_rows
+from muster.reports.fabric_tables import files, pair_rows, sweep_rows
 from muster.reports.rundata import RunData
+from muster.results.figures import figures as listed_figures
 from muster.results.fold import Folder, fold, make_result
 from muster.store import events
 from tests.support import on_hosts
@@ -263,24 +264,25 @@ def test_the_rows_for_people() -> None:
     assert [row[0] for row in rows] == ["1.0 kB", "4.1 kB"]
     assert rows[0][3] == "" and all(cell for cell in rows[1])  # 4095 bytes stand for 4 KiB
     assert pair_rows(run.pairs)[1][0] == ("a", "", "8.39", "8.39") if run.pairs else False
-    said = dict(summary(run))
-    assert said["all-reduce latency"].startswith("20.0 µs median, 10.0 µs best")
-    assert said["matmul over all ranks"].endswith("1.00 ms computing, 3.00 ms communication")
-    assert said["slowest pair"].endswith("1.00 of the median 8.39 Gbit/s")
+    result = a_run(["a", "b", "c"], whole(["a", "b", "c"]))[0].model_copy(update={"fabric": run})
+    said = {each.name: each.words for each in listed_figures(result)}
+    assert said["All-reduce latency"] == "20.0 µs (median of 8 bytes; best 10.0 µs)"
+    assert said["Product over all ranks"].endswith("1.00 ms computing, 3.00 ms communication)")
+    assert said["Slowest pair"].endswith("1.00 of the median 8.39 Gbit/s")
 
 
 # The page.
 
 
-def a_run(names: list[str], told: list[Told], status: Any = "succeeded") -> tuple[Result, Folder, Job]:
+def a_run(names: list[str], told: list[Told], status: RunEnd = State.SUCCEEDED) -> tuple[Result, Folder, Job]:
     made = job(names)
     folder = heard(made, told)
     return make_result(folder, made, status=status, failure=None, ended=60.0), folder, made
 
 
 @pytest.mark.parametrize("told", [[], whole(["a", "b", "c"])], ids=["nothing yet", "whole"])
-@pytest.mark.parametrize("state", ["succeeded", "running", "stopped", "failed"])
-def test_a_page(state: str, told: list[Told]) -> None:
+@pytest.mark.parametrize("state", [State.SUCCEEDED, State.RUNNING, State.STOPPED, State.FAILED])
+def test_a_page(state: State, told: list[Told]) -> None:
     result, folder, _ = a_run(["a", "b", "c"], told)
     assert result.fabric is not None and result.model is None
     result = result.model_copy(update={"failure": Failure(what="it broke")} if state == "failed" else {})
@@ -291,13 +293,14 @@ def test_a_page(state: str, told: list[Told]) -> None:
         assert "2 measurements" in shown.words and "a to b: 8.39 Gbit/s, 100 µs" in shown.words
     else:
         assert "No pair was measured." in shown.words and "no finished" not in shown.words
-    assert dict(fabric_rows(result, result.fabric))["measured"] == "3 ranks on 3 hosts, gloo on cpu"
+    ranks = next(each for each in listed_figures(result) if each.name == "Ranks")
+    assert ranks.words == "3 (3 hosts, gloo on cpu)"
 
 
 def test_hostile_names_on_a_page() -> None:
     names = [HOSTILE, "b", "c"]
     result, folder, _ = a_run(names, whole(names))
-    check(RunData("r1", "succeeded", result, folder))
+    check(RunData("r1", State.SUCCEEDED, result, folder))
 
 
 def test_a_heat_map_of_every_size() -> None:
@@ -326,7 +329,7 @@ def missing(rank: int, *gone: int) -> Told:
 
 
 def test_who_did_not_answer_is_blamed() -> None:
-    result, folder, made = a_run(["a", "b", "c"], [missing(0, 1), missing(2, 1)], "failed")
+    result, folder, made = a_run(["a", "b", "c"], [missing(0, 1), missing(2, 1)], State.FAILED)
     echo = result.model_copy(update={"failure": Failure(what="broadcast: timed out", host="c")})
     failure = judged(echo, folder, made).failure
     assert failure is not None and (failure.host, failure.where) == ("b", "rank 1")

@@ -11,7 +11,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from muster.cli.views.results import flops_words
 from muster.core import families
 from muster.core.batch import Batch
 from muster.core.errors import RecipeError, UsageError
@@ -21,13 +20,16 @@ from muster.core.job import Job, place
 from muster.core.profile import StepProfile
 from muster.core.recipe import recipe_from
 from muster.core.result import Flops
+from muster.core.state import State
 from muster.core.units import format_flops
 from muster.inputs.read import read_recipe
 from muster.planner.orders import greeting
+from muster.results.figures import figures
 from muster.results.fold import fold, make_result
 from muster.runs.requirements import check_hosts, check_profile, needed
 from muster.store import events
 from muster.store.windows import measured
+from tests.unit.test_report import a_result
 
 H200 = 989.5e12  # its bf16 peak, without sparsity
 
@@ -197,21 +199,20 @@ def test_operations_per_second_in_words(per_second: float | None, text: str) -> 
     assert format_flops(per_second) == text
 
 
+RECOMPUTED = "including recomputation by gradient checkpointing"
+NO_PEAK = "not measured (the device's peak is unknown)"
+
+
 @pytest.mark.parametrize(
-    ("hardware", "peak", "text"),
+    ("hardware", "peak", "shares"),
     [
-        (400e12, 800e12, "400 TFLOP/s per device, MFU 50.0 % of 800 TFLOP/s (a data sheet)"),
-        (500e12, 800e12, "400 TFLOP/s per device, MFU 50.0 %, HFU 62.5 % of 800 TFLOP/s (a data sheet)"),
-        (400e12, None, "400 TFLOP/s per device, MFU unknown: the device's peak is unknown"),
-        (
-            500e12,
-            None,
-            "400 TFLOP/s per device (500 TFLOP/s with recomputation), MFU unknown: the device's peak is "
-            "unknown",
-        ),
+        (400e12, 800e12, ["50.0 % (of 800 TFLOP/s: a data sheet)"]),
+        (500e12, 800e12, ["50.0 % (of 800 TFLOP/s: a data sheet)", f"62.5 % (500 TFLOP/s {RECOMPUTED})"]),
+        (400e12, None, [NO_PEAK]),
+        (500e12, None, [NO_PEAK, f"not measured % (500 TFLOP/s {RECOMPUTED})"]),
     ],
 )
-def test_utilization_in_words(hardware: float, peak: float | None, text: str) -> None:
+def test_utilization_in_words(hardware: float, peak: float | None, shares: list[str]) -> None:
     found = Flops(
         model_per_second=400e12,
         hardware_per_second=hardware,
@@ -220,7 +221,9 @@ def test_utilization_in_words(hardware: float, peak: float | None, text: str) ->
         mfu=400e12 / peak if peak else None,
         hfu=hardware / peak if peak else None,
     )
-    assert flops_words(found) == text
+    listed = {each.name: each.words for each in figures(a_result(flops=found))}
+    assert listed["Model FLOPs, per device"] == "400 TFLOP/s"
+    assert [listed[name] for name in ("MFU", "HFU") if name in listed] == shares
 
 
 # --- the result ----------------------------------------------------------------------------------------
@@ -258,7 +261,9 @@ def window(step: int, rank: int, **changes: Any) -> events.Window:
 
 def flops(stream: list[Any], of: Job | None = None) -> Flops | None:
     begin = events.JobState(time=0, state="begin", detail={})
-    return make_result(fold([begin, *stream]), of or job(), status="succeeded", failure=None, ended=9.0).flops
+    return make_result(
+        fold([begin, *stream]), of or job(), status=State.SUCCEEDED, failure=None, ended=9.0
+    ).flops
 
 
 def test_shares_of_the_stated_peak() -> None:
@@ -345,7 +350,7 @@ def test_profiled_windows_count_for_no_figure() -> None:
     whole = fold(stream)
     chosen = measured(whole.ordered_windows(), 0, 2)
     assert [each[0].step for each in chosen] == [4, 15]
-    got = make_result(whole, job(), status="succeeded", failure=None, ended=9.0)
+    got = make_result(whole, job(), status=State.SUCCEEDED, failure=None, ended=9.0)
     assert got.throughput is not None
     assert got.flops is not None
     assert got.throughput.samples_per_second == pytest.approx(2 * 112 / 2.8)
@@ -375,7 +380,7 @@ def test_a_usual_step_has_as_many_tokens_as_the_profiled_ones() -> None:
         window(14, 1, padded_tokens=400, **slow),
         *profiled,
     ]
-    got = make_result(fold(stream), job(), status="succeeded", failure=None, ended=9.0).profiles
+    got = make_result(fold(stream), job(), status=State.SUCCEEDED, failure=None, ended=9.0).profiles
     assert [each.usual_seconds for each in got] == [pytest.approx(0.4), pytest.approx(0.2)]
     assert got[0].usually_busy == pytest.approx(0.5 * 0.5 / 0.4)
 
@@ -391,7 +396,9 @@ def test_what_was_profiled_and_what_was_miscounted_is_told() -> None:
         )
         for rank in (0, 1)
     ]
-    got = make_result(fold([counted, *profiled]), job(), status="succeeded", failure=None, ended=9.0).notes
+    got = make_result(
+        fold([counted, *profiled]), job(), status=State.SUCCEEDED, failure=None, ended=9.0
+    ).notes
     assert "the model's FLOPs, as counted, are 1.500 times what the formula of its family says" in got
     assert "steps 5 to 6 ran under a profiler, outside every throughput; trace: /r/t0, /r/t1" in got
 

@@ -13,6 +13,7 @@ from muster.core.job import PASSED_OVER, Decision, Job, place
 from muster.core.recipe import recipe_class, recipe_from
 from muster.core.recipes import field_paths
 from muster.core.result import Extreme, Result
+from muster.core.state import State
 from muster.engines.base import spec_of
 from muster.results.fold import Folder, fold, make_result, model_name
 from muster.results.speed import percentile, throughput
@@ -50,7 +51,7 @@ def job(*, ranks: int = 2, warmup: int = 10, attempt: int = 1, **recipe: Any) ->
 
 
 def result(folder: Folder, of: Job | None = None) -> Result:
-    return make_result(folder, of or job(), status="succeeded", failure=None, ended=100.0)
+    return make_result(folder, of or job(), status=State.SUCCEEDED, failure=None, ended=100.0)
 
 
 def begin(attempt: int = 1, resume_step: int | None = None, time: float = 0.0) -> events.JobState:
@@ -279,7 +280,7 @@ def test_hosts_clocks_do_not_matter(ahead: float) -> None:
 
 def make(stream: list[events.Event], ended: float) -> tuple[float, float | None]:
     """The total and the set-up seconds."""
-    made = make_result(fold(stream), job(), status="succeeded", failure=None, ended=ended).seconds
+    made = make_result(fold(stream), job(), status=State.SUCCEEDED, failure=None, ended=ended).seconds
     return made.total, made.setup
 
 
@@ -471,7 +472,7 @@ def test_a_training_that_was_cut_says_where() -> None:
         assert len(cut.caveats) == caveats and cut.notes[: len(cut.caveats)] == cut.caveats
     whole = fold([begin(), started, *both(400)])
     assert not any("cut at" in note for note in result(whole, job(train={"max_minutes": 2})).notes)
-    broken = make_result(folder, job(), status="failed", failure=None, ended=9.0)
+    broken = make_result(folder, job(), status=State.FAILED, failure=None, ended=9.0)
     assert not any("cut at" in note for note in broken.notes)  # the failure says why
 
 
@@ -511,6 +512,6 @@ def test_a_training_that_learned_nothing_is_no_plain_success() -> None:
 def test_samples_are_cut_by_keys_that_their_workload_has(workload: str, keys: str) -> None:
     read = events.DataRead(time=1, rank=0, train=10, validation=2, cut=3)
     made = make_result(
-        fold([read]), job(workload=workload), status="succeeded", failure=None, ended=9.0, planned=None
+        fold([read]), job(workload=workload), status=State.SUCCEEDED, failure=None, ended=9.0, planned=None
     )
     assert f"3 samples cut to {keys}" in made.notes

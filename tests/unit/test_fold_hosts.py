@@ -9,6 +9,7 @@ from muster.core.inventory import Host
 from muster.core.job import SLOWER, Decision, Job, place
 from muster.core.recipe import recipe_from
 from muster.core.result import Result
+from muster.core.state import State
 from muster.reports import tables
 from muster.results.fold import fold, make_result
 from muster.store import events
@@ -31,7 +32,7 @@ def two_ranks_each(*decisions: Decision) -> Job:
 
 
 def result(*said: events.Event, job: Job | None = None) -> Result:
-    return make_result(fold(said), job or two_ranks_each(), status="succeeded", failure=None, ended=9.0)
+    return make_result(fold(said), job or two_ranks_each(), status=State.SUCCEEDED, failure=None, ended=9.0)
 
 
 def split(attempt: int = 1, **changes: object) -> events.Split:
@@ -105,7 +106,7 @@ def test_samples_of_hours_take_no_more_memory(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr("muster.results.fold.SAMPLES", 60)
     folder = fold(said)
     assert len(folder.hardware["a"]) <= 60
-    few = make_result(folder, two_ranks_each(), status="succeeded", failure=None, ended=9.0).hosts[0]
+    few = make_result(folder, two_ranks_each(), status=State.SUCCEEDED, failure=None, ended=9.0).hosts[0]
     assert few.cpu_percent_mean == pytest.approx(whole.cpu_percent_mean)
     assert few.gpu_percent_mean == pytest.approx(whole.gpu_percent_mean)
     assert few.slowed == pytest.approx(whole.slowed) and few.strangers == whole.strangers == 1

@@ -7,6 +7,7 @@ import pytest
 from muster.benches.fold import fold_bench
 from muster.benches.schedule import Task
 from muster.core.result import Result
+from muster.core.state import State
 from muster.judging.document import Condition, Gate, JobEntry, Judged, Subject, Verdict
 from tests.unit.benches import ended, made, suite_of
 from tests.unit.test_bench_fold import PER_SLOT, fleet
@@ -20,7 +21,9 @@ def judged(*conditions: Condition, size: int = 1, network: Condition = "fit") ->
         for i, each in enumerate(conditions)
     ]
     names = [each.hosts[0] for each in hosts]
-    jobs = [JobEntry(job="j", outcome="succeeded", hosts=names[at : at + size]) for at in range(len(hosts))]
+    jobs = [
+        JobEntry(job="j", outcome=State.SUCCEEDED, hosts=names[at : at + size]) for at in range(len(hosts))
+    ]
     return Judged(
         source="", slow=0.01, hosts=hosts, links=[], peers=[], jobs=jobs,
         summary={name: conditions.count(name) for name in ("fit", "differs", "slow", "failing", "unknown")},

@@ -7,10 +7,11 @@ from dataclasses import replace
 
 import pytest
 
+from muster.core.state import LogEnd, State
 from muster.judging import Settings
 from muster.judging.document import Judged
 from muster.judging.joblogs import AS_MOST, judged
-from muster.readers.base import JobLog, MeasuredWindows, Outcome
+from muster.readers.base import JobLog, MeasuredWindows
 from tests.unit.logs import at, chat_log, one
 
 FLEET = [f"node-{number:03d}" for number in range(1, 17)]
@@ -29,10 +30,10 @@ def ran(host: str, number: int = 0, *, ends: str = "") -> JobLog:
 def short(path: str, hosts: Sequence[str], seconds: float | None, reason: str = "", **fields: str) -> JobLog:
     """What a bench would tell of a job."""
     if seconds is None:
-        outcome: Outcome = "timeout"
+        outcome: LogEnd = State.TIMEOUT
         return JobLog(path, outcome, reason=reason, hosts=tuple(hosts), **fields)  # type: ignore[arg-type]
     measured = MeasuredWindows(100.0, 100 * seconds, 100, 10, None, None)
-    return JobLog(path, "succeeded", hosts=tuple(hosts), batch=1.0, measured=measured, **fields)  # type: ignore[arg-type]
+    return JobLog(path, State.SUCCEEDED, hosts=tuple(hosts), batch=1.0, measured=measured, **fields)  # type: ignore[arg-type]
 
 
 def conditions(found: Judged) -> dict[str, str]:
@@ -156,7 +157,7 @@ def test_who_says_it_is_not_what_is_said() -> None:
 
 
 def test_a_host_of_which_no_log_tells_anything() -> None:
-    silent = JobLog("x.log", "succeeded", format="Transformers", hosts=("quiet",))
+    silent = JobLog("x.log", State.SUCCEEDED, format="Transformers", hosts=("quiet",))
     found = judged("x", [silent, *(ran(host) for host in FLEET)], Settings(), {})
     assert conditions(found)["quiet"] == "unknown"
     assert found.hosts[-1].reason == "the logs of its jobs have neither step times nor a failure"

@@ -18,6 +18,7 @@ from muster.cli.judge import _print
 from muster.cli.views.benches import print_bench
 from muster.cli.views.verdicts import print_answer, print_hosts
 from muster.core.result import Failure, Result
+from muster.core.state import State
 from muster.judging import Settings
 from muster.judging.document import (
     Condition,
@@ -45,7 +46,7 @@ PEERS = [
 def job(name: str, hosts: Sequence[str], slower: float = 0.0, **more: Any) -> JobEntry:
     rate = 960.0 * len(hosts) / (1 + slower)
     fields = {"work": WORK, "samples_per_second": rate, "slower": slower, "judged": True, "hosts_from": "log"}
-    return JobEntry(job=name, outcome="succeeded", hosts=list(hosts), **{**fields, **more})
+    return JobEntry(job=name, outcome=State.SUCCEEDED, hosts=list(hosts), **{**fields, **more})
 
 
 def looked(compute: float | None = 0.004, card: float | None = 0.006, links: int = 2) -> list[Subject]:
@@ -252,7 +253,7 @@ def test_a_single_log_shows_its_speed_and_a_failed_one_its_reason(capsys: pytest
         update={"slower": None, "tokens_per_second": 5e4}
     )
     failed = alone.model_copy(
-        update={"job": "two.log", "outcome": "failed", "reason": "out of memory", "failure": "cuda_oom"}
+        update={"job": "two.log", "outcome": State.FAILED, "reason": "out of memory", "failure": "cuda_oom"}
     )
     _print(
         found(hosts=[host(HOSTS[0], "unknown", confidence=0.0)], jobs=[alone, failed], peers=[]), every=False
@@ -312,7 +313,7 @@ def test_a_bench_whose_jobs_failed_is_not_fit() -> None:
 
     def result(task: Task) -> Result:
         oom = Failure(what="CUDA out of memory")
-        return made(task.hosts, status="failed", failure=oom) if task.repeat == 2 else made(task.hosts)
+        return made(task.hosts, status=State.FAILED, failure=oom) if task.repeat == 2 else made(task.hosts)
 
     bench = fold_bench(ended(suite_of({"groups": [1], "repeats": 3}), "local:8x1", result))
     assert bench.gate is Gate.BAD and not any(each.verdict in BAD for each in bench.hosts)
@@ -353,7 +354,7 @@ def test_other_units_than_samples(unit: str, capsys: pytest.CaptureFixture[str])
 def test_what_is_normal_is_told_in_tokens_where_steps_are_counted_so() -> None:
     logs = [
         JobLog(
-            name, "succeeded", hosts=(name,), workload="gpt2", recipe="a", unit="tokens",
+            name, State.SUCCEEDED, hosts=(name,), workload="gpt2", recipe="a", unit="tokens",
             measured=MeasuredWindows(1e6 * (1 + 0.001 * number), 20.0, 10, 5, None, None, unit="tokens"),
         )
         for number, name in enumerate(HOSTS[:6])
@@ -403,7 +404,7 @@ def test_that_one_of_two_is_bad_is_the_answer() -> None:
 
 
 def test_a_job_that_timed_out_did_not_fail() -> None:
-    cut = job("cut", HOSTS[:1]).model_copy(update={"outcome": "timeout", "slower": None})
+    cut = job("cut", HOSTS[:1]).model_copy(update={"outcome": State.TIMEOUT, "slower": None})
     evidence = [Evidence(job="cut", peers=[], slower=None, what="failed")]
     lines = shown(found(host(HOSTS[0], "unknown", confidence=0.5, evidence=evidence), jobs=[cut]))
     assert "timed out" in lines[0] and not any("failed" in line for line in lines)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from muster.core.state import State
 from muster.judging import Observation, Topology, judge
 from tests.unit.test_judging_verdict import FLEET, HOSTS, Book, of
 
@@ -62,9 +63,9 @@ def test_one_error_of_hardware_is_enough() -> None:
         book.jobs = [each for each in book.jobs if each.hosts != ("n03",)]
         for _ in range(good):
             book.ran("n03")
-        lone = Observation("x", ("n03",), None, "failed", culprits=("n03",))
+        lone = Observation("x", ("n03",), None, State.FAILED, culprits=("n03",))
         assert not judge([*book.jobs, lone], FLEET).accused
-        broken = Observation("x", ("n03",), None, "failed", culprits=("n03",), hardware=True)
+        broken = Observation("x", ("n03",), None, State.FAILED, culprits=("n03",), hardware=True)
         (verdict,) = judge([*book.jobs, broken], FLEET).accused
         assert (verdict.subject, verdict.condition, verdict.reason) == (("n03",), "failing", TO_BLAME)
 
@@ -72,6 +73,6 @@ def test_one_error_of_hardware_is_enough() -> None:
 def test_hosts_that_are_not_judged_are_named_all_the_same() -> None:
     """Jobs with a host that is not in the topology tell nothing of the others."""
     known = Topology(HOSTS[:4])
-    found = judge([Observation("x", ("n00", "else"), None, "failed", culprits=("else",))], known)
+    found = judge([Observation("x", ("n00", "else"), None, State.FAILED, culprits=("else",))], known)
     assert found.hosts[0].reason == "its jobs failed because of else, so they do not show how it is"
     assert found.hosts[1].reason == "it was in no job"

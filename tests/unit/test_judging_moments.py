@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 
+from muster.core.state import State
 from muster.judging import Observation, Settings, Topology, judge
 from muster.judging.detrend import moments_of, side_by_side
 
@@ -33,7 +34,10 @@ def test_by_hand() -> None:
     first = [Observation(f"a{host}", (host,), times[host], work="w", moment="a") for host in HOSTS]
     second = [Observation(f"b{host}", (host,), 2 * times[host], work="w", moment="b") for host in HOSTS]
     few = [Observation(f"c{host}", (host,), 9.0, work="w", moment="c") for host in HOSTS[:3]]
-    lone = [Observation("d", (HOSTS[0],), 7.0, work="w"), Observation("e", (HOSTS[1],), None, "failed", "w")]
+    lone = [
+        Observation("d", (HOSTS[0],), 7.0, work="w"),
+        Observation("e", (HOSTS[1],), None, State.FAILED, "w"),
+    ]
     jobs = [*first, *second, *few, *lone]
     found = side_by_side(jobs, moments_of(jobs))
     middle = 8**0.5  # of 2 and 4, as ratios

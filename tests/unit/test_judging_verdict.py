@@ -7,6 +7,7 @@ import random
 import pytest
 
 from muster.core.errors import UsageError
+from muster.core.state import State
 from muster.judging import Baseline, Class, Judgement, Observation, Settings, Topology, Verdict, judge
 
 HOSTS = tuple(f"n{i:02d}" for i in range(16))
@@ -25,7 +26,7 @@ class Book:
         self.jobs.append(Observation(f"job{len(self.jobs)}", hosts, seconds, computing=computing))
 
     def failed(self, *hosts: str, culprits: tuple[str, ...] = ()) -> None:
-        self.jobs.append(Observation(f"job{len(self.jobs)}", hosts, None, "failed", culprits=culprits))
+        self.jobs.append(Observation(f"job{len(self.jobs)}", hosts, None, State.FAILED, culprits=culprits))
 
     def ring(self, first: int, bad: str = "", slower: float = 0.05) -> None:
         """Pairs of neighbours, from the even or the odd ones on."""

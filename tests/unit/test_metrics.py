@@ -7,11 +7,12 @@ import io
 import math
 from typing import Any
 
-from muster.cli.views.results import attention_words
 from muster.core.result import Attention, Extreme
+from muster.results.figures import figures
 from muster.results.fold import fold
 from muster.results.metrics import COLUMNS, metrics_csv
 from muster.store import events
+from tests.unit.test_report import a_result
 
 
 def window(step: int, rank: int, seconds: float, **more: Any) -> events.Window:
@@ -53,7 +54,12 @@ def test_a_row_per_step() -> None:
 
 def test_attention_extremes_in_words() -> None:
     largest = Extreme(logit=31.25, layer="layers.1", step=20)
-    told = attention_words(Attention(largest=largest, smallest=None, windows=2, seconds=0.1, share=None))
-    assert told == "largest 31.25 (layers.1, step 20)"
-    none = Attention(largest=None, smallest=None, windows=1, seconds=0.1, share=None)
-    assert "none" in attention_words(none)
+    some = Attention(largest=largest, smallest=None, windows=2, seconds=0.1, share=None)
+    none = some.model_copy(update={"largest": None})
+
+    def logits(attention: Attention) -> list[tuple[str, str]]:
+        listed = figures(a_result(attention=attention))
+        return [(each.name, each.words) for each in listed if each.name.startswith("Attention")]
+
+    assert logits(some) == [("Attention logit, largest", "31.25 (layers.1, step 20)")]
+    assert logits(none) == [("Attention logits", "none was finite")]

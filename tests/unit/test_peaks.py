@@ -16,6 +16,7 @@ from muster.core.inventory import Host
 from muster.core.job import Job, place, read_job
 from muster.core.recipe import recipe_from
 from muster.core.result import Flops
+from muster.core.state import State
 from muster.inputs.peaks import peaks_of, read_peaks
 from muster.inputs.read import read_inputs
 from muster.results.fold import fold, make_result
@@ -52,7 +53,7 @@ def flops(peaks: MeasuredPeaks, of: Job | None = None, arithmetic: str | None = 
     told = replace(of or job(), peaks=peaks)
     again = read_job(json.loads(json.dumps(told.as_dict())))  # as a report of later reads it
     assert again is not None and again.peaks == peaks
-    found = make_result(fold(stream), again, status="succeeded", failure=None, ended=9.0).flops
+    found = make_result(fold(stream), again, status=State.SUCCEEDED, failure=None, ended=9.0).flops
     assert found is not None
     return found
 

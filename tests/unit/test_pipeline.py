@@ -23,6 +23,7 @@ from muster.core.errors import MusterError, RecipeError, RunFolderError, UsageEr
 from muster.core.pipeline import Pipeline, PipelineResult, find_pipeline, load_pipeline
 from muster.core.recipes import dump_yaml, load_recipe
 from muster.core.result import Failure
+from muster.core.state import State
 from muster.inputs.model import is_t5
 from muster.inputs.read import Inputs, absolute, read_inputs
 from muster.reports.pipeline import StepData, render_pipeline
@@ -320,7 +321,7 @@ def test_steps_follow_each_other(played: Played, folder: PipelineFolder) -> None
     assert [each.status for each in result.pipeline] == ["succeeded"] * 3
     assert result.seconds.total == 30 and result.notes == []
     assert folder.read_result() == result
-    assert "The pipeline has succeeded: 3 of 3 steps" in folder.report.read_text()
+    assert "The pipeline succeeded: 3 of 3 steps" in folder.report.read_text()
     with pytest.raises(RunFolderError, match="nothing to resume"):
         resume_pipeline(folder, GoingOn())
     with pytest.raises(RunFolderError, match="already there"):
@@ -548,10 +549,13 @@ def test_hosts_must_see_the_folder(tmp_path: Path) -> None:
 def test_the_page(tmp_path: Path) -> None:
     """Verdict and figures of each step, with a link; text of others is escaped, and what is not known left
     out."""
-    figures = made(["a"], failure=Failure(what="<b>full</b>"), status="failed")
-    steps = [StepData("sft", RunData("x/sft", "failed", figures), "sft/report.html"), StepData("rl", None)]
-    page = render_pipeline("x", "failed", steps, ["a note"])
-    assert "The pipeline has failed: 0 of 2 steps" in page and "a note" in page
+    figures = made(["a"], failure=Failure(what="<b>full</b>"), status=State.FAILED)
+    steps = [
+        StepData("sft", RunData("x/sft", State.FAILED, figures), "sft/report.html"),
+        StepData("rl", None),
+    ]
+    page = render_pipeline("x", State.FAILED, steps, ["a note"])
+    assert "The pipeline failed: 0 of 2 steps" in page and "a note" in page
     assert '<a href="sft/report.html">' in page and "Not begun" in page
     assert "&lt;b&gt;full" in page and "<b>full" not in page and "not measured" not in page
     assert "Steps" in page and "60" in page
@@ -578,7 +582,7 @@ def test_a_suites_jobs_start_from_the_models_of_those_before(tmp_path: Path) -> 
 
     def plays(job: str, hosts: list[str]) -> Any:
         if job.startswith("begin") and hosts == ["local1"]:
-            return 0.02, 1, made(hosts, status="failed", failure=Failure(what="full", host="local1"))
+            return 0.02, 1, made(hosts, status=State.FAILED, failure=Failure(what="full", host="local1"))
         return well(job, hosts)
 
     jobs = ({"name": "more", "after": "begin"}, {"name": "begin"})

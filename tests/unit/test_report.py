@@ -11,7 +11,6 @@ from html.parser import HTMLParser
 import pytest
 
 from muster.cli.train import finish
-from muster.cli.views.results import result_rows
 from muster.core.printable import HIDDEN
 from muster.core.result import (
     Attention,
@@ -27,6 +26,7 @@ from muster.core.result import (
     Unscored,
 )
 from muster.core.secrets import masked_override
+from muster.core.state import State
 from muster.inputs.read import check as check_inputs
 from muster.inputs.read import read_inputs
 from muster.planner.decide import decide
@@ -34,6 +34,7 @@ from muster.planner.orders import orders
 from muster.reports import answers, charts, tables, words
 from muster.reports.page import render
 from muster.reports.rundata import Prediction, RunData, gather, read_stream
+from muster.results.figures import figures, number
 from muster.results.fold import Folder
 from muster.runs.resume import frozen_inventory, frozen_recipe
 from muster.runs.train import freeze
@@ -114,7 +115,7 @@ def check(data: RunData) -> Page:
 def a_result(**changes) -> Result:
     fields = {
         "id": "r1",
-        "status": "succeeded",
+        "status": State.SUCCEEDED,
         "attempt": 1,
         "workload": "text2sql",
         "model": "t5-small",
@@ -174,11 +175,11 @@ def a_window(step, rank, *, steps=10, seconds=2.0, time=None, **more) -> events.
 
 def a_run(*, ranks=2, windows=4, hosts=("a", "b"), **changes) -> RunData:
     stream = [events.JobState(time=1000.0, state="begin")]
-    for number in range(1, windows + 1):
-        step = 10 * number
+    for window in range(1, windows + 1):
+        step = 10 * window
         stream += [a_window(step, rank) for rank in range(ranks)]
-        stream.append(events.Log(time=1000.0 + step, rank=0, step=step, loss=6.0 / number))
-        stream.append(events.Evaluated(time=1000.0 + step, rank=0, step=step, loss=6.5 / number))
+        stream.append(events.Log(time=1000.0 + step, rank=0, step=step, loss=6.0 / window))
+        stream.append(events.Evaluated(time=1000.0 + step, rank=0, step=step, loss=6.5 / window))
         stream += [
             events.Hardware(time=1000.0 + step, host=host, cpu_percent=90.0, memory_used=2**32)
             for host in hosts
@@ -187,7 +188,7 @@ def a_run(*, ranks=2, windows=4, hosts=("a", "b"), **changes) -> RunData:
     job = {"world_size": ranks, "device": "cpu", "recipe": {"measure": {"warmup": 10}, "env": {}}}
     data = RunData(
         id="r1",
-        state="succeeded",
+        state=State.SUCCEEDED,
         figures=a_result(world_size=ranks),
         folder=folder,
         recipe="workload: text2sql\n",
@@ -238,9 +239,9 @@ def test_hostile_text_is_only_text():
         a_run(
             id=HOSTILE,
             hosts=(HOSTILE, "b"),
-            state="failed",
+            state=State.FAILED,
             figures=a_result(
-                status="failed",
+                status=State.FAILED,
                 failure=failure,
                 model=HOSTILE,
                 workload=HOSTILE,
@@ -257,14 +258,14 @@ def test_hostile_text_is_only_text():
 
 
 def test_nothing_at_all():
-    page = check(RunData(id="r", state="failed"))
+    page = check(RunData(id="r", state=State.FAILED))
     assert "The run failed" in page.words
     assert "Not measured" in page.words and "No loss was logged." in page.words
 
 
 def test_failed_before_the_first_step():
     early = a_result(
-        status="failed",
+        status=State.FAILED,
         failure=Failure(what="no such file", where="train.jsonl:3", host="b", hint="look there", usage=True),
         seconds=Seconds(total=1.0),
         steps=0,
@@ -277,15 +278,13 @@ def test_failed_before_the_first_step():
         quality=None,
         memory=Memory(),
     )
-    page = check(a_run(windows=0, hosts=(), state="failed", figures=early, predictions=()))
+    page = check(a_run(windows=0, hosts=(), state=State.FAILED, figures=early, predictions=()))
     for told in ("Failed: no such file", "train.jsonl:3", "look there"):
         assert told in page.words
     told, _, folded = page.words.partition("How to read this")[0].partition("Not measured (")
     for name in ("Throughput", "Held-out loss, last", "GPU, allocator's peak"):
         assert name in folded and name not in told
-    assert "-1" not in "".join(
-        figure.value for _, group in words.key_figures(a_run(figures=early)) for figure in group
-    )
+    assert "-1" not in "".join(each.value for each in figures(early))
 
 
 def test_a_failed_run_shows_its_log(tmp_path):
@@ -298,7 +297,7 @@ def test_a_failed_run_shows_its_log(tmp_path):
     run.rank_log("local", 1).write_text(log)
     event = events.Failed(time=1, rank=1, host="local", attempt=1, what="no such file")
     run.events.write_text(events.to_line(event) + "\n")
-    failed = a_result(status="failed", failure=Failure(what="no such file", where="rank 1", host="local"))
+    failed = a_result(status=State.FAILED, failure=Failure(what="no such file", where="rank 1", host="local"))
     run.result.write_text(failed.model_dump_json())
     page = check(gather(run))
     assert "The last lines of local.rank1.log" in page.words
@@ -318,7 +317,7 @@ def test_a_headline_is_short(most):
     assert text.startswith(short.removesuffix(" …").removesuffix("…"))
 
 
-@pytest.mark.parametrize("state", ["stopped", "timeout", "failed", "running", "interrupted", "elsewhere"])
+@pytest.mark.parametrize("state", State, ids=str)
 @pytest.mark.parametrize("failure", [None, Failure(what="stopped by `muster stop`")])
 def test_every_state(state, failure):
     assert check(a_run(state=state, figures=a_result(failure=failure)))
@@ -535,7 +534,7 @@ def test_time_that_is_more_than_the_total():
     ],
 )
 def test_numbers(value, text):
-    assert words.number(value) == text
+    assert number(value) == text
 
 
 def test_ranges():
@@ -587,7 +586,7 @@ def test_a_finished_folder(tmp_path):
 def test_what_failed_after_the_start_ends_with_1(tmp_path):
     """2 is for bad input of which nothing was started; the ranks found this, and left a run folder."""
     run, failure = write_run(tmp_path / "run"), Failure(what="no such file", usage=True)
-    assert finish(a_result(status="failed", failure=failure), run, json=True) == 1
+    assert finish(a_result(status=State.FAILED, failure=failure), run, json=True) == 1
     assert finish(a_result(), run, json=True) == 0
 
 
@@ -645,7 +644,7 @@ def test_attention_logits_have_two_pictures():
 
 def test_a_loss_that_was_recorded_once_has_no_beginning() -> None:
     """A run of less than one window: the same figure twice would read as nothing learned."""
-    for final, shown in ((6.3, "6.3000"), (1.9, "6.3000 -> 1.9000")):
-        figures = a_result(loss_final=final)
-        assert dict(result_rows(figures))["loss"] == shown
-        assert ("at the start" in check(a_run(figures=figures)).words) == (final != 6.3)
+    for final, note in ((6.3, ""), (1.9, "6.3000 at the start")):
+        result = a_result(loss_final=final)
+        assert [each.note for each in figures(result) if each.name == "Training loss, last"] == [note]
+        assert ("at the start" in check(a_run(figures=result)).words) == (final != 6.3)

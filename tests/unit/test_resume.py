@@ -16,6 +16,7 @@ from muster.core.job import Job, place
 from muster.core.recipe import recipe_from
 from muster.core.recipes import dump_yaml
 from muster.core.result import Failure, Result
+from muster.core.state import State
 from muster.inputs.read import Inputs, read_inputs
 from muster.runs import resume as resuming
 from muster.runs import train as stage
@@ -299,7 +300,7 @@ def test_one_after_the_other_is_passed_over_until_one_loads(
         with run.events.open("a") as file:
             file.writelines(events.to_line(event) + "\n" for event in told)
         failure = Failure(what=f"checkpoint-{bad}: invalid header") if bad else None
-        changed = {"status": "failed" if bad else "succeeded", "failure": failure}
+        changed = {"status": State.FAILED if bad else State.SUCCEEDED, "failure": failure}
         return made(["n1"]).model_copy(update=changed)
 
     monkeypatch.setattr(resuming, "train", train)

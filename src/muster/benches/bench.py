@@ -40,10 +40,11 @@ from muster.core.errors import JobError, MusterError, UsageError
 from muster.core.inventory import Host
 from muster.core.pipeline import models_taken
 from muster.core.recipe import Recipe
+from muster.core.state import State
 from muster.core.units import counted, format_seconds
 from muster.fleet.interrupts import interrupts
 from muster.fleet.shell import Shell, more_files
-from muster.judging import Baseline, Class, Settings, State, localise, next_wave
+from muster.judging import Baseline, Class, Posterior, Settings, localise, next_wave
 from muster.judging.baseline import FEWEST
 from muster.judging.logs import COLUMNS, csv_text, load_baselines
 from muster.runs.listing import stop
@@ -183,7 +184,7 @@ class Jobs:
         """Whether a job that others follow did not end well; a warm-up's end is nobody's."""
         if any(task.id == job and task.warm_up for task in self.tasks):
             return False
-        return job in self.unstarted or self.done[job].outcome != "succeeded"
+        return job in self.unstarted or not self.done[job].outcome.good
 
     def _give_up(self, task: Task, run: RunFolder) -> None:
         """A job whose model is not there."""
@@ -191,7 +192,7 @@ class Jobs:
         now = time.time()
         record = JobRecord(
             job=task.id,
-            outcome="failed",
+            outcome=State.FAILED,
             reason=why,
             usage=True,
             run=self.folder.relative(run),
@@ -296,7 +297,7 @@ def settle_unfinished(folder: BenchFolder, tasks: Iterable[Task], done: dict[str
         if task.id in done or not attempts:
             continue
         last = attempts[-1]
-        if last.state() in ("running", "elsewhere"):
+        if last.state().supervised:
             _stopped(last, task)
             notes.append(f"{task.id} was still running, and was stopped")
         record = adopted(task, last, folder.relative(last))
@@ -310,7 +311,7 @@ def _await_begun(folder: BenchFolder) -> None:
     """A bench that was killed may have left `muster train` processes that hold no run yet: each does soon, or
     ends. Raises JobError where one does neither."""
     limit = time.monotonic() + PATIENCE
-    while beginning := [run for run in _outputs(folder) if run.state() not in ("running", "elsewhere")]:
+    while beginning := [run for run in _outputs(folder) if not run.state().supervised]:
         if time.monotonic() > limit:
             raise JobError(
                 "a process of this bench neither begins nor ends",
@@ -390,7 +391,7 @@ class Growth:
         self, tasks: Sequence[Task], done: Mapping[str, JobRecord], unstarted: Collection[str]
     ) -> list[Task]:
         """A job that was refused as bad input would be refused elsewhere."""
-        bad = {job for job, record in done.items() if record.outcome != "succeeded" and not record.usage}
+        bad = {job for job, record in done.items() if not record.outcome.good and not record.usage}
         failed = {task.id for task in tasks if task.warm_up and task.id in bad | set(unstarted)}
         made, notes = warmed_again(tasks, failed)
         self._note(notes)
@@ -439,7 +440,7 @@ MANY_WAVES = 50
 SURE = 5.0  # standard errors by which a slowdown has to stand out
 
 
-def more_waves(state: State, made: int) -> str:
+def more_waves(state: Posterior, made: int) -> str:
     """Say which spread was seen, and how many waves would tell the slowdown that is asked for: the error of a
     mean falls with the root of their number. Empty where no spread is known; no number where as many were
     `made`, so that it is not the spread that leaves questions."""
@@ -469,14 +470,14 @@ def all_alike(tasks: Sequence[Task], wave: int, done: Mapping[str, JobRecord]) -
     first = last[0][1].reason or "no reason is known"
     if all(record.usage for _, record in last):
         return first
-    if any(done[task.id].outcome == "succeeded" for task in counted):
+    if any(done[task.id].outcome.good for task in counted):
         return None
     return first if len({_way(task, record) for task, record in last}) == 1 else None
 
 
 def _way(task: Task, record: JobRecord) -> str:
     """How it ended: by its id in the table of failures, else by its words without numbers and hosts."""
-    if record.usage or record.outcome == "timeout":
+    if record.usage or record.outcome is State.TIMEOUT:
         return "refused" if record.usage else "timeout"
     if record.failure:
         return record.failure

@@ -12,10 +12,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
-from muster.benches.document import JobRecord, Outcome
+from muster.benches.document import JobRecord
 from muster.benches.schedule import Task
 from muster.core.errors import RunFolderError
 from muster.core.result import Result
+from muster.core.state import JobEnd, State
 from muster.fleet.shell import Process
 from muster.runs.recorder import machine_id
 from muster.store.runfolder import RunFolder
@@ -144,14 +145,14 @@ def finished(child: Child, run: str) -> JobRecord | None:
     code = child.process.poll()
     assert code is not None
     result, damaged = _result(child.run)
-    if child.stopped and not child.timed_out and not (result and result.status == "succeeded"):
+    if child.stopped and not child.timed_out and not (result and result.status.good):
         return None
-    outcome: Outcome = "failed"
+    outcome: JobEnd = State.FAILED
     facts: dict[str, Any]
-    if result is not None and result.status == "succeeded":
-        outcome, facts = "succeeded", {}
-    elif child.timed_out or (result is not None and result.status == "timeout"):
-        outcome, facts = "timeout", _late(child, result)
+    if result is not None and result.status.good:
+        outcome, facts = State.SUCCEEDED, {}
+    elif child.timed_out or (result is not None and result.status is State.TIMEOUT):
+        outcome, facts = State.TIMEOUT, _late(child, result)
     elif result is not None:
         facts = _of_result(result)
     else:
@@ -163,7 +164,7 @@ def finished(child: Child, run: str) -> JobRecord | None:
         started=child.started,
         ended=time.time(),
         exit_code=code,
-        cut=outcome == "timeout" and child.late,
+        cut=outcome is State.TIMEOUT and child.late,
         devices=devices_of(child.run, result),
         result=result,
         machine=machine_id(),
@@ -175,11 +176,11 @@ def finished(child: Child, run: str) -> JobRecord | None:
 def adopted(task: Task, folder: RunFolder, run: str) -> JobRecord | None:
     """The record of a job that ended well while nobody watched. None: it did not."""
     result, _ = _result(folder)
-    if result is None or result.status != "succeeded":
+    if result is None or not result.status.good:
         return None
     return JobRecord(
         job=task.id,
-        outcome="succeeded",
+        outcome=State.SUCCEEDED,
         run=run,
         started=result.started,
         ended=result.ended,
@@ -225,7 +226,7 @@ def _of_result(result: Result) -> dict[str, Any]:
     if failure is None:
         return {"reason": result.status}
     what = f"{failure.where}: {failure.what}" if failure.where else failure.what
-    usage = failure.usage or result.status == "stopped"
+    usage = failure.usage or result.status is State.STOPPED
     told = {"reason": what, "hint": failure.hint, "failed_host": failure.host, "failure": failure.id}
     return {**told, "usage": usage}
 

@@ -26,7 +26,7 @@ def durations(tasks: Sequence[Task], records: Mapping[str, JobRecord]) -> dict[K
     seconds: dict[Kind, list[float]] = {}
     for task in tasks:
         record = records.get(task.id)
-        if record is not None and record.outcome == "succeeded" and not task.warm_up:
+        if record is not None and record.outcome.good and not task.warm_up:
             seconds.setdefault(kind_of(task), []).append(record.ended - record.started)
     return seconds
 

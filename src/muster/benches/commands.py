@@ -36,7 +36,7 @@ def speeds(
     ran: dict[str, dict[str, CommandRun]] = defaultdict(dict)
     for task in tasks:
         record = records.get(task.id)
-        told = record.result.command if record and record.result and record.outcome == "succeeded" else None
+        told = record.result.command if record and record.result and record.outcome.good else None
         if told is not None and not task.warm_up:
             ran[task.entry][task.id] = told
     found = {}

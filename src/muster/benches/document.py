@@ -9,12 +9,12 @@ from pydantic import Field
 
 from muster.core.result import Result
 from muster.core.section import Part
+from muster.core.state import JobEnd
 from muster.judging.baseline import FEWEST
 from muster.judging.document import Drift, Evidence, Gate, JobEntry, Peers, Subject, gate, not_judged
 from muster.judging.document import Verdict as Judgement
 
 SCHEMA_VERSION = 1
-Outcome = Literal["succeeded", "failed", "timeout"]
 Verdict = Literal["fit", "differs", "probably fit", "unfit", "slow", "failing", "below", "unknown"]
 BAD: tuple[Verdict, ...] = ("unfit", "slow", "failing", "below")
 
@@ -23,7 +23,7 @@ class JobRecord(Part):
     """A finished job, in a file of its own: it is not run again."""
 
     job: str
-    outcome: Outcome
+    outcome: JobEnd
     reason: str | None = None
     hint: str | None = None
     failure: str | None = Field(None, description="id in the table of failures")
@@ -46,7 +46,7 @@ class JobRecord(Part):
     @property
     def measured(self) -> bool:
         """Whether its speed is evidence: it succeeded, or it was cut for being late and had one by then."""
-        return self.outcome == "succeeded" or bool(self.cut and self.result and self.result.throughput)
+        return self.outcome.good or bool(self.cut and self.result and self.result.throughput)
 
 
 class BenchJob(JobEntry):
@@ -166,7 +166,7 @@ class Bench(Part):
     ended: float
     versions: dict[str, str] = Field(default_factory=dict)
     summary: dict[Verdict, int]
-    outcomes: dict[Outcome, int]
+    outcomes: dict[JobEnd, int]
     hosts: list[HostVerdict]
     links: list[Judgement] = Field(description="that are slow or failing; healthy ones are not listed")
     switches: list[Judgement] = Field(
@@ -190,7 +190,7 @@ class Bench(Part):
         have ended."""
         bad = sum(count for name, count in self.summary.items() if name in BAD)
         missed = any(job.misses for job in self.jobs)
-        failed = any(count for name, count in self.outcomes.items() if name != "succeeded")
+        failed = any(count for name, count in self.outcomes.items() if not name.good)
         drifted = any(each.slower > 0 for each in self.drifted)
         found = gate(
             bool(bad or missed or failed or drifted or self.links or self.switches or self.one_of),
@@ -214,7 +214,7 @@ class Bench(Part):
         unmeasured: dict[str, str] = {}
         for job in counted:
             for host in job.hosts:
-                if job.outcome == "succeeded" and (host, job.entry, job.size) not in sound:
+                if job.outcome.good and (host, job.entry, job.size) not in sound:
                     what = "not measured" if job.not_measured else "its jobs were not compared with others'"
                     where = "1 host" if job.size == 1 else f"{job.size} hosts"
                     unmeasured.setdefault(host, f"{what} by {job.entry} on {where}")
@@ -230,7 +230,7 @@ def _short(jobs: Sequence[BenchJob]) -> set[tuple[str, int]]:
     what is left may be too few."""
     alike: dict[tuple[str, int], list[BenchJob]] = {}
     for job in jobs:
-        if job.outcome == "succeeded":
+        if job.outcome.good:
             alike.setdefault((job.entry, job.size), []).append(job)
     return {
         key

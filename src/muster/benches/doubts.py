@@ -81,7 +81,7 @@ def _unsteady(record: JobRecord, told: Speed | None) -> Iterable[str]:
 
 def steady_sweeps(record: JobRecord) -> dict[int, Sweep]:
     """A job's all-reduces by their size in bytes, those that were steady."""
-    fabric = record.result.fabric if record.result and record.outcome == "succeeded" else None
+    fabric = record.result.fabric if record.result and record.outcome.good else None
     found = fabric.of("all-reduce") if fabric else []
     return {each.bytes: each for each in found if varied(each.time) <= UNSTEADY}
 

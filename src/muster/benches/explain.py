@@ -32,7 +32,7 @@ def explain_bench(bench: BenchFolder) -> Explanation:
     except (LookupError, TypeError):
         raise RunFolderError("is damaged: it names no jobs", where=str(bench.schedule)) from None
     records = bench.records(jobs)
-    failed = [each for each in records.values() if each.outcome != "succeeded"]
+    failed = [each for each in records.values() if not each.outcome.good]
     says = f"{len(failed)} of {counted(len(records), 'job')} failed"
     left = len(jobs) - len(records)
     notes = [f"not over: {counted(left, 'job')}"] if left else []

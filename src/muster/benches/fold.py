@@ -20,7 +20,6 @@ from muster.benches.document import (
     CurvePoint,
     HostVerdict,
     JobRecord,
-    Outcome,
     Verdict,
 )
 from muster.benches.doubts import UNSTEADY, Doubts, doubts_of, steady_sweeps
@@ -30,6 +29,7 @@ from muster.benches.schedule import Task
 from muster.benches.suite import Suite, Threshold
 from muster.benches.switches import switches_of
 from muster.core.recipe import Recipe
+from muster.core.state import JobEnd, State
 from muster.core.units import format_seconds
 from muster.judging import Baseline, Class, Settings, document
 from muster.judging.baseline import FEWEST
@@ -80,7 +80,7 @@ def fold_bench(bench: Ended) -> Bench:
     verdicts = Counter(each.verdict for each in hosts)
     outcomes = Counter(bench.records[job.job].outcome for job in jobs)
     versions = next((r.result.versions for r in bench.records.values() if r.result and r.result.versions), {})
-    well = [job for job in jobs if not job.warm_up and job.outcome == "succeeded"]
+    well = [job for job in jobs if not job.warm_up and job.outcome.good]
     measured = [job for job in well if not job.not_measured]
     return Bench(
         id=bench.id,
@@ -93,7 +93,7 @@ def fold_bench(bench: Ended) -> Bench:
         ended=bench.ended,
         versions=versions,
         summary={name: verdicts[name] for name in get_args(Verdict)},
-        outcomes={name: outcomes[name] for name in get_args(Outcome)},
+        outcomes={name: outcomes[name] for name in get_args(JobEnd)},
         hosts=hosts,
         links=found.links,
         switches=found.switches,
@@ -176,7 +176,7 @@ def with_misses(jobs: Sequence[BenchJob], suite: Suite, peers: Sequence[document
     made = []
     for job in jobs:
         misses = []
-        if job.outcome == "succeeded" and not (job.warm_up or job.not_measured):
+        if job.outcome.good and not (job.warm_up or job.not_measured):
             misses = [
                 words
                 for bound in bounds[job.entry]
@@ -198,7 +198,7 @@ def _normal(
     alike = [
         each.figures[bound.figure]
         for each in jobs
-        if (each.work, each.size, each.outcome) == (job.work, job.size, "succeeded")
+        if (each.work, each.size, each.outcome) == (job.work, job.size, State.SUCCEEDED)
         and not (each.warm_up or each.not_measured)
         and bound.figure in each.figures
     ]
@@ -256,7 +256,7 @@ def _host(
     reason = verdict.reason if verdict else "no job of this host could be evaluated"
     evidence = verdict.evidence if verdict else []
     subjects = {each.name: each for each in verdict.subjects} if verdict else {}
-    well = bool(jobs) and all(job.outcome == "succeeded" and not job.misses for job in jobs)
+    well = bool(jobs) and all(job.outcome.good and not job.misses for job in jobs)
     if condition not in ("slow", "failing") and alone:
         condition, reason = "below", alone[0]
     elif condition == "unknown" and not evidence and well:
@@ -307,7 +307,7 @@ def _in_doubt(verdict: HostVerdict, jobs: Sequence[BenchJob], bad: set[str]) -> 
     another job of the entry met everything."""
     if verdict.verdict not in document.GOOD:
         return verdict
-    own = [job for job in jobs if verdict.host in job.hosts and job.outcome == "succeeded"]
+    own = [job for job in jobs if verdict.host in job.hosts and job.outcome.good]
     good = {(job.entry, job.size) for job in own if not job.misses}
     for job in own:
         if job.misses and (job.entry, job.size) not in good and not bad & set(job.hosts):

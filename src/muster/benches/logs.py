@@ -15,6 +15,7 @@ from muster.benches.schedule import Task
 from muster.core.fabric.result import FabricRun, Matmul, Sweep
 from muster.core.recipe import Recipe
 from muster.core.result import CommandRun, Result
+from muster.core.state import State
 from muster.judging import Observation
 from muster.judging.joblogs import observation_of, work_of
 from muster.readers.base import JobLog, MeasuredWindows
@@ -130,7 +131,7 @@ def _logs(
     told: Speed | None,
 ) -> list[JobLog]:
     result = record.result
-    outcome = "succeeded" if record.measured else record.outcome
+    outcome = State.SUCCEEDED if record.measured else record.outcome
     base = JobLog(
         task.id, outcome, format="muster", hosts=task.hosts, hosts_from="muster", workload=task.entry,
         recipe=_about(record, recipes[task.entry]), world_size=result.world_size if result else None,

@@ -153,7 +153,7 @@ def _print_jobs(console: Console, found: Judged, *, every: bool) -> None:
     """Those that did not end well, and why; those that were compared with nothing."""
     from muster.cli.views.verdicts import block, say, speed_words
 
-    bad = [job for job in found.jobs if job.outcome != "succeeded"]
+    bad = [job for job in found.jobs if not job.outcome.good]
     for job in bad if every else bad[:JOBS]:
         why = ": ".join(part for part in (", ".join(job.failed_hosts), job.reason) if part)
         block(
@@ -163,7 +163,7 @@ def _print_jobs(console: Console, found: Judged, *, every: bool) -> None:
             job.job,
             [why, *([f"known as {job.failure}"] if job.failure else [])],
         )
-    ran = [job for job in found.jobs if job.outcome == "succeeded" and speed_words(job)]
+    ran = [job for job in found.jobs if job.outcome.good and speed_words(job)]
     lone = [job for job in ran if job.slower is None and (job.judged or not job.hosts)]
     for job in lone if every else lone[:JOBS]:
         where = f" on {fold_hosts(job.hosts)}" if job.hosts else ""

@@ -16,13 +16,14 @@ def stop(run: Run, root: Root = Path("runs"), json: Json = False) -> int:
     """Stop a running job, a pipeline, or all jobs of a bench, on all hosts; other jobs there go on."""
     from muster.benches.folder import BenchFolder, find
     from muster.benches.listing import stop_bench
+    from muster.core.state import State
     from muster.runs.listing import stop as run_stop
 
     folder = find(run, root)
     if isinstance(folder, BenchFolder):
         ended = stop_bench(folder)
         if json:
-            print_json({"id": folder.id, "stopped": ended, "status": "stopped" if ended else None})
+            print_json({"id": folder.id, "stopped": ended, "status": State.STOPPED if ended else None})
         else:
             go_on = f"{folder.id}: stopped; go on with muster bench --continue {folder.path}"
             say(go_on if ended else "asked; the bench has not ended yet")
@@ -30,7 +31,7 @@ def stop(run: Run, root: Root = Path("runs"), json: Json = False) -> int:
     stopped = run_stop(folder)
     result, cancelled = stopped.result, stopped.cancelled
     ended = result is not None or cancelled
-    status = "cancelled" if cancelled else result.status if result else None
+    status = State.CANCELLED if cancelled else result.status if result else None
     if json:
         print_json({"id": folder.id, "stopped": ended, "status": status})
     elif cancelled:

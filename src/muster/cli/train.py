@@ -138,10 +138,9 @@ def finish(result: Result, run: RunFolder, *, json: bool) -> int:
     else:
         print_result(result)
     err_console().print(f"run folder  {run.path}\nreport      {page}")
-    if result.status == "succeeded":
+    if result.status.good:
         print_afterwards(run)
-        return 0
-    return 1
+    return result.status.exit_code
 
 
 def _dry_run(inputs: Inputs, run: RunFolder, *, json: bool, verbose: bool) -> int:

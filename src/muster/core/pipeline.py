@@ -14,8 +14,9 @@ from muster.core.errors import RecipeError
 from muster.core.near import did_you_mean
 from muster.core.recipe import Recipe, recipe_class
 from muster.core.recipes import PIPELINE, SHIPPED, find_file, read_yaml, shipped_pipelines, shipped_recipes
-from muster.core.result import Failure, Result, Seconds, Status
+from muster.core.result import Failure, Result, Seconds
 from muster.core.section import Part, Section
+from muster.core.state import RunEnd, State
 
 SCHEMA_VERSION = 1
 _STEP = re.compile(r"\{([A-Za-z0-9][\w-]*)\}")  # a whole value: the trained model of the step
@@ -70,7 +71,7 @@ class StepResult(Part):
     name: str
     after: list[str] = Field(default_factory=list)
     run: str = Field(description="its run's folder")
-    status: str = Field(description="of its result; or interrupted; or not begun")
+    status: State = Field(description="of its result; or interrupted; or not begun")
     result: Result | None = Field(None, description="None: it has none")
 
 
@@ -80,7 +81,7 @@ class PipelineResult(Part):
     schema_version: int = SCHEMA_VERSION
     id: str
     workload: Literal["pipeline"] = "pipeline"
-    status: Status
+    status: RunEnd
     failure: Failure | None = Field(None, description="of the step that ended it")
     attempt: int
     started: float = Field(description="Unix time")

@@ -10,10 +10,10 @@ from pydantic import Field
 from muster.core.fabric.result import FabricRun
 from muster.core.profile import StepProfile
 from muster.core.section import Part
+from muster.core.state import RunEnd
 
 SCHEMA_VERSION = 1
 NAMED = 5  # questions that a note names one by one
-Status = Literal["succeeded", "failed", "stopped", "timeout"]
 
 
 class Seconds(Part):
@@ -377,7 +377,7 @@ class Result(Part):
 
     schema_version: int = SCHEMA_VERSION
     id: str
-    status: Status
+    status: RunEnd
     failure: Failure | None = None
     attempt: int
     workload: str

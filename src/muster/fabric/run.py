@@ -5,6 +5,7 @@ from __future__ import annotations
 from muster.core.fabric.result import FabricRun, suspects, wrong_words
 from muster.core.job import Job
 from muster.core.result import Failure, Result
+from muster.core.state import State
 from muster.fabric.blame import Endings
 from muster.reports.fabric_tables import files
 from muster.results.fold import Folder
@@ -15,15 +16,15 @@ from muster.store.runfolder import RunFolder
 def judged(result: Result, folder: Folder, job: Job) -> Result:
     """Whoever others missed is to blame for a failure; wrong values are one, however smoothly they came."""
     told = Endings(job.placements, list(folder.measured), {})
-    if result.status == "failed" and result.failure is not None:
+    if result.status is State.FAILED and result.failure is not None:
         accused = told.accused()
         if accused and result.failure.host not in accused:
             failure = _unanswered(told, accused)
             return result.model_copy(update={"failure": failure})
-    if result.status == "succeeded" and result.fabric is not None:
+    if result.status.good and result.fabric is not None:
         wrong = _wrong(result.fabric)
         if wrong is not None:
-            return result.model_copy(update={"status": "failed", "failure": wrong})
+            return result.model_copy(update={"status": State.FAILED, "failure": wrong})
     return result
 
 

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 from muster.core.job import Placement
-from muster.core.result import Failure, Status
+from muster.core.result import Failure
+from muster.core.state import RunEnd, State
 from muster.failures.signs import Sign, order, shortened
 from muster.failures.table import blame_of, find, known_failures, why_lost
 from muster.fleet.messages import Kernel
@@ -46,7 +47,7 @@ def judge_outcome(
     world_size: int,
     places: Sequence[Placement] = (),
     rank_log: Callable[[str, int], str] = lambda host, rank: "",
-) -> tuple[Status, Failure | None]:
+) -> tuple[RunEnd, Failure | None]:
     """Succeeded only where every host left cleanly and every rank said that it was done.
 
     The host that failed first is looked at first: the others were only stopped because of it.
@@ -59,13 +60,13 @@ def judge_outcome(
         else:
             reports.append(event)
     if outcome.stopped:
-        status: Status = "timeout" if outcome.stopped.startswith("timeout") else "stopped"
+        status: RunEnd = State.TIMEOUT if outcome.stopped.startswith("timeout") else State.STOPPED
         return status, Failure(what=outcome.stopped)
     for problem in outcome.problems.values():
-        return "failed", problem
+        return State.FAILED, problem
     for event in reports:  # bad input that ranks found explains everything that came after
         if event.usage:
-            return "failed", _from(event)
+            return State.FAILED, _from(event)
     deaths = {host: _signalled(code, outcome.culprits.get(host)) for host, (code, _) in exits.items()}
     for host, found in deaths.items():
         if found and found.signal == signal.SIGABRT:
@@ -74,10 +75,10 @@ def judge_outcome(
                 witnesses.append(_Witness(host, found.rank, words, WATCHDOG))
                 continue
         if found and found.signal != signal.SIGTERM:  # schedulers and launchers end all ranks by SIGTERM
-            return "failed", _killed(host, found, outcome.kernel.get(host, Kernel()))
+            return State.FAILED, _killed(host, found, outcome.kernel.get(host, Kernel()))
     if outcome.lost:
         host, why = next(iter(outcome.lost.items()))
-        return "failed", Failure(
+        return State.FAILED, Failure(
             what=f"the host was lost: {why}",
             host=host,
             hint="its ranks end by themselves",
@@ -85,32 +86,32 @@ def judge_outcome(
         )
     for host, (_, reason) in exits.items():
         if reason == "deadline":
-            return "timeout", Failure(what="launch.timeout was reached", host=host)
+            return State.TIMEOUT, Failure(what="launch.timeout was reached", host=host)
     if reports:
-        return "failed", _from(reports[0])
+        return State.FAILED, _from(reports[0])
     missed = {witness.host for witness in witnesses}
     for host, found in deaths.items():
         if found and found.signal == signal.SIGTERM and host not in missed:
-            return "failed", _killed(host, found, outcome.kernel.get(host, Kernel()))
+            return State.FAILED, _killed(host, found, outcome.kernel.get(host, Kernel()))
     bad = {host: left for host, left in exits.items() if left != (0, None)}
     for host, (code, reason) in bad.items():
         if host not in missed and reason != "stopped":
-            return "failed", _without_a_word(host, code, reason, outcome.culprits.get(host))
+            return State.FAILED, _without_a_word(host, code, reason, outcome.culprits.get(host))
     if witnesses:
-        return "failed", _missed(witnesses, set(done), places)
+        return State.FAILED, _missed(witnesses, set(done), places)
     if bad:
         host, (code, reason) = next(iter(bad.items()))
-        return "failed", _without_a_word(host, code, reason, outcome.culprits.get(host))
+        return State.FAILED, _without_a_word(host, code, reason, outcome.culprits.get(host))
     missing = sorted(set(range(world_size)) - set(done))
     if missing:
         ranks = ", ".join(str(rank) for rank in missing)
-        return "failed", Failure(what=f"rank {ranks} left without saying that it was done")
-    return "succeeded", None
+        return State.FAILED, Failure(what=f"rank {ranks} left without saying that it was done")
+    return State.SUCCEEDED, None
 
 
 def judge_command(
     outcome: Outcome, words: Callable[[str, int | None], Iterable[Sequence[str]]], places: Sequence[Placement]
-) -> tuple[Status, Failure | None]:
+) -> tuple[RunEnd, Failure | None]:
     """How a command ended that is no program of Muster's: it succeeded where it ended with exit code 0 on all
     hosts. `words`: what a host's rank printed, some lines at a time; None: what its command itself did.
 
@@ -119,7 +120,7 @@ def judge_command(
     """
     status, failure = judge_outcome(outcome, (), {}, 0, places)
     failed = [host for host, left in outcome.exits.items() if left != (0, None) and left[1] != "stopped"]
-    if failure is None or status != "failed" or outcome.problems or not failed:
+    if failure is None or status != State.FAILED or outcome.problems or not failed:
         return status, failure
     ordered = sorted(failed, key=lambda host: host != outcome.first_failed)
     if _from_outside(outcome.exits[ordered[0]][1]):  # what its ranks printed is no cause of that

@@ -10,8 +10,8 @@
 from muster.judging.ask import next_wave
 from muster.judging.baseline import Baseline, Class, drift, fleet_baselines
 from muster.judging.document import Evidence, Subject
-from muster.judging.localise import State, localise
-from muster.judging.observation import Group, Observation, Outcome, Settings, Topology
+from muster.judging.localise import Posterior, localise
+from muster.judging.observation import Group, Observation, Settings, Topology
 from muster.judging.verdict import Judgement, Verdict, judge, judge_state
 
 __all__ = [
@@ -21,9 +21,8 @@ __all__ = [
     "Group",
     "Judgement",
     "Observation",
-    "Outcome",
+    "Posterior",
     "Settings",
-    "State",
     "Subject",
     "Topology",
     "Verdict",

@@ -95,7 +95,7 @@ def _good_alone(
     alone = [
         (each.hosts[0], math.log(each.seconds))
         for each in observations
-        if each.work == work and len(each.hosts) == 1 and each.seconds and each.outcome == "succeeded"
+        if each.work == work and len(each.hosts) == 1 and each.seconds and each.outcome.good
     ]
     slow, fast = ([time for host, time in alone if host in side] for side in (mine, others))
     if min(len(slow), len(fast)) < FEWEST:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from muster.judging.baseline import FEWEST
 from muster.judging.explain import Component, Explanation
 from muster.judging.faults import OF_HOSTS, Fault
-from muster.judging.localise import State
+from muster.judging.localise import Posterior
 from muster.judging.observation import Group, Link, ring_links
 
 WORTH = 0.06  # bits that a job must be expected to tell
@@ -43,7 +43,7 @@ def _tells(part: Component, slows: Callable[[Explanation], float]) -> float:
     return _bits(mean) - sum([weight * _bits(chance) for weight, chance in chances])
 
 
-def _told_by(state: State, part: Component, hosts: Hosts) -> float:
+def _told_by(state: Posterior, part: Component, hosts: Hosts) -> float:
     """What a job on these hosts tells, as far as this part goes."""
     return _tells(part, lambda each: each.slows(state.case, hosts))
 
@@ -61,7 +61,7 @@ class _Question:
     least: float = WORTH  # bits, from where on it is asked
 
 
-def _questions(state: State) -> list[_Question]:
+def _questions(state: Posterior) -> list[_Question]:
     """Everything that could be asked, the most telling first."""
     found: list[_Question] = []
     for part in state.parts:
@@ -80,14 +80,14 @@ def _questions(state: State) -> list[_Question]:
     return sorted(worth, key=lambda each: (-round(each.bits, 9), each.hosts, each.partner))
 
 
-def _puzzling(state: State, host: int) -> bool:
+def _puzzling(state: Posterior, host: int) -> bool:
     """Whether a job of the host was slow for no reason."""
     readings = state.case.readings
     mine = [row for row in readings.of_host[host] if not readings.alone[row]]
     return any(readings.deviations(row) > CLEAR for row in mine)
 
 
-def _of_host(state: State, part: Component, host: int) -> list[_Question]:
+def _of_host(state: Posterior, part: Component, host: int) -> list[_Question]:
     """With a good partner, and alone; nothing of a host that is convicted and known in what, as far as jobs
     can tell."""
     kinds: dict[str, float] = {}
@@ -126,7 +126,7 @@ def _own_chance(explanation: Explanation, host: int) -> float:
     return 0.0
 
 
-def _of_switch(state: State, part: Component, fault: Fault) -> list[_Question]:
+def _of_switch(state: Posterior, part: Component, fault: Fault) -> list[_Question]:
     """A good host behind the switch with a good one elsewhere, or with another behind it; where it may be
     these hosts that are slow, and not what connects them, some of them alone."""
     bits = _bits(part.probability(fault))
@@ -150,7 +150,7 @@ def _of_switch(state: State, part: Component, fault: Fault) -> list[_Question]:
 class _Wave:
     """A wave in the making: disjoint groups, and who is left."""
 
-    def __init__(self, state: State) -> None:
+    def __init__(self, state: Posterior) -> None:
         self.state = state
         self.used: set[int] = set()
         self.groups: list[Hosts] = []
@@ -226,12 +226,12 @@ def _outward(host: int, count: int) -> Iterator[int]:
             yield (host - step) % count
 
 
-def next_wave(state: State) -> tuple[Group, ...]:
+def next_wave(state: Posterior) -> tuple[Group, ...]:
     """Disjoint groups to run at once; none where there is nothing left to find out."""
     return _next_wave(state, early=True) or _next_wave(state, early=False)
 
 
-def _next_wave(state: State, *, early: bool) -> tuple[Group, ...]:
+def _next_wave(state: Posterior, *, early: bool) -> tuple[Group, ...]:
     """A wave. `early`: no job alone while the sweep needs the hosts to compare it with."""
     wave = _Wave(state)
     count = len(state.topology.hosts)

@@ -35,7 +35,7 @@ def slow_halves(
     """Of the jobs, by their index, one half of which was slower than the other."""
     told: dict[Class, list[tuple[int, float, float]]] = {}
     for index, each in enumerate(observations):
-        if each.halves is not None and each.seconds is not None and each.outcome == "succeeded":
+        if each.halves is not None and each.seconds is not None and each.outcome.good:
             first, second = (math.log(half / each.seconds) for half in each.halves)
             told.setdefault(Class(each.work, len(each.hosts)), []).append((index, first, second))
     found: dict[int, SlowHalf] = {}

@@ -69,7 +69,7 @@ def side_by_side(
     times: dict[tuple[_Kind, str], list[float]] = {}
     good: dict[tuple[_Kind, str], list[float]] = {}
     for index, (each, moment) in enumerate(zip(observations, moments, strict=True)):
-        if moment and each.seconds is not None and each.outcome == "succeeded":
+        if moment and each.seconds is not None and each.outcome.good:
             key = ((each.work, len(each.hosts)), moment)
             times.setdefault(key, []).append(math.log(each.seconds))
             if index not in slowed:
@@ -83,7 +83,7 @@ def side_by_side(
     made, doubts = [], []
     for each, moment in zip(observations, moments, strict=True):
         pace, doubt = paces.get(((each.work, len(each.hosts)), moment), (0.0, drift))
-        if each.seconds is not None and each.outcome == "succeeded":
+        if each.seconds is not None and each.outcome.good:
             each = _at_pace(each, each.seconds, math.exp(-pace)) if pace else each
         if len(each.computing) >= FEWEST:
             each = replace(each, computing=_beside_each_other(each.computing))

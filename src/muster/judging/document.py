@@ -9,9 +9,9 @@ from typing import Literal
 from pydantic import Field
 
 from muster.core.section import Part
+from muster.core.state import LogEnd
 
 SCHEMA_VERSION = 1
-JobOutcome = Literal["succeeded", "failed", "timeout", "unreadable"]
 Condition = Literal["fit", "differs", "probably fit", "slow", "failing", "below", "unknown"]
 GOOD = ("fit", "differs")
 
@@ -34,7 +34,7 @@ class JobEntry(Part):
     """One job, as its log tells it."""
 
     job: str = Field(description="the log's path in the folder; of a table with a column of hosts, #HOST")
-    outcome: JobOutcome
+    outcome: LogEnd
     reason: str | None = Field(None, description="why it did not succeed: the decisive line")
     failure: str | None = Field(None, description="id in the table of failures")
     failed_host: str | None = Field(None, description="that wrote the decisive line")
@@ -157,7 +157,7 @@ class Judged(Part):
     slow: float = Field(description="the smallest slowdown that counts, share of a step's time")
     at_least: str = Field("", description="the speed that each job must reach; empty: none")
     summary: dict[Condition, int]
-    outcomes: dict[JobOutcome, int]
+    outcomes: dict[LogEnd, int]
     hosts: list[Verdict]
     links: list[Verdict] = Field(description="that are slow or failing; healthy ones are not listed")
     switches: list[Verdict] = Field(default_factory=list, description="likewise; none where none are known")

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from muster.core.state import State
 from muster.failures.signs import weight_of
 from muster.readers._paths import is_node, place_of
 from muster.readers.base import NOWHERE, JobLog
@@ -30,7 +31,7 @@ def files_of(logs: Sequence[JobLog]) -> list[File]:
     copies = _copies(logs)
     groups: dict[tuple[tuple[str, ...], str], list[int]] = {}
     for index, log in enumerate(logs):
-        if index in copies or log.outcome == "unreadable":
+        if index in copies or log.outcome is State.UNREADABLE:
             continue
         if log.job:
             groups.setdefault(((), log.job), []).append(index)
@@ -88,7 +89,7 @@ def _copies(logs: Sequence[JobLog]) -> dict[int, int]:
     known: dict[tuple[object, ...], int] = {}
     found: dict[int, int] = {}
     for index, log in enumerate(logs):
-        if not log.hosts or log.unplaced or log.hosts_from == "muster" or log.outcome == "unreadable":
+        if not log.hosts or log.unplaced or log.hosts_from == "muster" or log.outcome is State.UNREADABLE:
             continue  # of unknown hosts it counts for nothing anyway
         keys: list[tuple[object, ...]] = []
         if log.digest and (log.began is not None or log.measured):
@@ -104,11 +105,11 @@ def _copies(logs: Sequence[JobLog]) -> dict[int, int]:
 
 def _says(log: JobLog) -> tuple[float, ...]:
     """The least of a job's files speaks for it."""
-    if log.outcome == "succeeded" and log.rate:
+    if log.outcome.good and log.rate:
         return (0, log.measured is None, log.batch is None, log.rate / (log.batch or 1.0))
-    if log.outcome == "succeeded":
+    if log.outcome.good:
         return (2,)
-    return (1, log.outcome == "timeout", weight_of(log.failure))
+    return (1, log.outcome is State.TIMEOUT, weight_of(log.failure))
 
 
 def _named_alike(logs: Sequence[JobLog]) -> list[JobLog]:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, get_args
 
 from muster.core.hostlist import fold_hosts
+from muster.core.state import LogEnd, State
 from muster.core.units import counted
 from muster.failures.table import blame_of, is_hardware, known_failures
 from muster.judging import (
@@ -19,8 +20,8 @@ from muster.judging import (
     Class,
     Judgement,
     Observation,
+    Posterior,
     Settings,
-    State,
     Topology,
     Verdict,
     document,
@@ -83,7 +84,7 @@ def judged(
         source=source,
         slow=settings.slow,
         summary={name: conditions[name] for name in get_args(document.Condition)},
-        outcomes={name: outcomes[name] for name in ("succeeded", "failed", "timeout", "unreadable")},
+        outcomes={name: outcomes[name] for name in get_args(LogEnd)},
         hosts=[_verdict(each, silent.get(each.subject[0])) for each in verdict.hosts],
         links=[_verdict(each) for each in verdict.links],
         switches=[_of_switch(each, switches or {}) for each in verdict.switches],
@@ -105,7 +106,7 @@ def judged(
     )
 
 
-def _least(state: State) -> dict[Class, float]:
+def _least(state: Posterior) -> dict[Class, float]:
     """What a job must be slower by, at least, to count as slow."""
     rows: dict[Class, list[int]] = {}
     for row, kind in enumerate(state.case.readings.kind):
@@ -189,9 +190,9 @@ def _silent(jobs: Sequence[_Job], verdict: Judgement) -> dict[str, str]:
 def observation_of(log: JobLog, work: str, shared: SharedEnds | None = None) -> Observation | None:
     """What the log says of its hosts; None: nothing. `shared`: ways to end that are the work's."""
     hosts = tuple(dict.fromkeys(log.hosts))
-    if not hosts or log.unplaced or log.outcome == "unreadable":
+    if not hosts or log.unplaced or log.outcome is State.UNREADABLE:
         return None
-    if log.outcome == "succeeded" or _cut(log, shared):
+    if log.outcome.good or _cut(log, shared):
         seconds = log.pace
         if seconds is None or not 0 < seconds < math.inf:
             return None
@@ -212,7 +213,7 @@ def observation_of(log: JobLog, work: str, shared: SharedEnds | None = None) -> 
 def _cut(log: JobLog, shared: SharedEnds | None) -> bool:
     """Whether a job was cut off that did its work until then: its log just stops like those of its peers, or
     it was ended from outside while it went on. Its pace is as good as that of one that ended."""
-    if log.outcome != "timeout" or log.measured is None:
+    if log.outcome is not State.TIMEOUT or log.measured is None:
         return False
     window = log.measured.seconds / log.measured.windows
     hung = max(3 * window, min(0.2 * log.measured.seconds, WENT_ON[1]), WENT_ON[0])
@@ -262,7 +263,7 @@ def _apart(verdict: Judgement, stored: Mapping[Class, Baseline]) -> list[str]:
     return ["nothing was compared with the baseline: it has no jobs of the same work on as many hosts"]
 
 
-def _drifting(state: State, least: Mapping[Class, float]) -> list[str]:
+def _drifting(state: Posterior, least: Mapping[Class, float]) -> list[str]:
     """Works whose pace drifts, where it is not known when their jobs ran."""
     found = []
     for work, deviation in state.drifts.items():
@@ -306,7 +307,7 @@ def _entry(job: _Job, verdict: Judgement) -> document.JobEntry:
         failed_host=next(iter(log.failed_hosts), None),
         failed_hosts=list(log.failed_hosts),
         hosts=list(log.hosts),
-        work=job.work if log.outcome != "unreadable" else "",
+        work=job.work if log.outcome is not State.UNREADABLE else "",
         skipped_steps=log.skipped,
         samples_per_second=log.rate if log.unit == "samples" else None,
         reported=log.reported if log.unit == "samples" or log.measured else None,
@@ -341,7 +342,7 @@ def _notes(jobs: Sequence[_Job]) -> list[str]:
             f"{counted(len(stalled), 'job')} whose pace is not sure, since a few steps took much longer than "
             f"the others: {_stalled(worst)[1]}"
         )
-    if unplaced := [log for log in logs if log.unplaced and log.outcome != "unreadable"]:
+    if unplaced := [log for log in logs if log.unplaced and log.outcome is not State.UNREADABLE]:
         found.append(
             f"{counted(len(unplaced), 'job')} of which it is not known on which hosts they ran: no evidence "
             "for or against any (a hostfile or SLURM_JOB_NODELIST in the log, or --host-pattern, says it)"
@@ -421,7 +422,7 @@ class SharedEnds:
 
     def of(self, log: JobLog) -> bool:
         """Whether the job ended in one of them."""
-        if log.outcome in ("succeeded", "unreadable") or certain(log):
+        if log.outcome in (State.SUCCEEDED, State.UNREADABLE) or certain(log):
             return False
         way = _way(log)
         return (way, None) in self.sizes or (way, len(log.hosts)) in self.sizes
@@ -471,12 +472,12 @@ def shared_ends(logs: Sequence[JobLog]) -> SharedEnds:
     ended: dict[tuple[Way, int | None], _Tally] = {}
     own: set[Way] = set()
     for log in logs:
-        if log.outcome == "unreadable":
+        if log.outcome is State.UNREADABLE:
             continue
         for size in (None, len(log.hosts)):
             for name in _counted_as(log):
                 total.setdefault((name, size), _Tally()).add(log.hosts)
-            if log.outcome != "succeeded" and not certain(log):
+            if not log.outcome.good and not certain(log):
                 ended.setdefault((_way(log), size), _Tally()).add(culprits_of(log) or log.hosts)
         if blame_of(log.failure) == "host":
             own.add(_way(log))

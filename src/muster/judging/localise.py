@@ -19,7 +19,7 @@ MANY = 2.0  # hosts that seem to be bad, from where on faults are more common th
 
 
 @dataclass(frozen=True)
-class State:
+class Posterior:
     """All that is known after some waves. `suspects`: host -> the probability that it is bad, by itself or
     with all that are behind its switch; absent: nothing points at it. `once`: the suspects of which a single
     job says so, and others do not: as suspicious as that makes them, none is convicted. `alike`: hosts
@@ -54,7 +54,7 @@ def localise(
     topology: Topology,
     settings: Settings | None = None,
     stored: Mapping[Class, Baseline] | None = None,
-) -> State:
+) -> Posterior:
     """What the observations say, in whatever order and groups they were made.
 
     `stored`: baselines from elsewhere, used where the fleet is too small to make its own.
@@ -97,7 +97,7 @@ def localise(
                     if switch == fault.where[0]:
                         suspects[host] = max(suspects.get(host, 0.0), part.of_host(host, switch))
                         part_of[host] = part
-    return State(
+    return Posterior(
         detrended.observations, case, parts, baselines, suspects, part_of, once, tuple(alike), drift.deviation
     )
 

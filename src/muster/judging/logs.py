@@ -21,6 +21,7 @@ from pydantic import ValidationError
 
 from muster.core.errors import JobError, UsageError
 from muster.core.hostlist import fold_hosts
+from muster.core.state import State
 from muster.core.units import counted, format_number, parse_rate
 from muster.judging import Baseline, Class, Settings
 from muster.judging.document import Condition, JobEntry, Judged, Peers, Verdict
@@ -75,7 +76,7 @@ def judge(
         logs = [
             replace(log, workload=workload, recipe=workload, alone="") if log.alone else log for log in logs
         ]
-    if all(log.outcome == "unreadable" for log in logs):
+    if all(log.outcome is State.UNREADABLE for log in logs):
         first = f": {logs[0].path} {logs[0].reason}" if logs else ""
         raise UsageError(
             f"none of the {len(logs)} files could be read as a training log{first}",
@@ -222,7 +223,7 @@ class Bound:
         """The job's figure. None: it succeeded not, or its log does not tell."""
         value: float | None = getattr(job, self.figure)
         count = {"job": 1, "host": len(job.hosts), "slot": job.world_size}[self.per]
-        return value / count if job.outcome == "succeeded" and value and count else None
+        return value / count if job.outcome.good and value and count else None
 
 
 def held(found: Judged, bound: Bound) -> Judged:
@@ -231,7 +232,7 @@ def held(found: Judged, bound: Bound) -> Judged:
     speeds = {job.job: bound.reached(job) for job in found.jobs}
     if all(speed is None for speed in speeds.values()):
         raise UsageError(f"no log tells {bound.unit}", where="--at-least")
-    silent = sum(speeds[job.job] is None for job in found.jobs if job.outcome == "succeeded")
+    silent = sum(speeds[job.job] is None for job in found.jobs if job.outcome.good)
     note = f"{counted(silent, 'job')} could not be held against {bound.words}: the logs tell no {bound.unit}"
     jobs = [
         job.model_copy(update={"misses": [f"{format_number(speed)} {bound.unit} is below {bound.words}"]})
@@ -256,7 +257,7 @@ def held(found: Judged, bound: Bound) -> Judged:
 def _to_blame(jobs: list[JobEntry], hosts: list[Verdict]) -> dict[str, str]:
     """Host -> why: it was alone in a job that missed; or its group missed, it reached it in no other job, and
     none of the group is known to be bad."""
-    well = {host for job in jobs if job.outcome == "succeeded" and not job.misses for host in job.hosts}
+    well = {host for job in jobs if job.outcome.good and not job.misses for host in job.hosts}
     missed = [job for job in jobs if job.misses]
     why = {job.hosts[0]: f"{job.misses[0]} alone ({job.job})" for job in missed if len(job.hosts) == 1}
     bad = why.keys() | {each.hosts[0] for each in hosts if each.condition in _ACCUSED}

@@ -5,11 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
 
 from muster.core.errors import UsageError
+from muster.core.state import JobEnd, State
 
-Outcome = Literal["succeeded", "failed", "timeout"]
 Group = tuple[str, ...]  # the hosts of one job, in ring order
 Link = tuple[int, int]  # two hosts by their index, the smaller first
 
@@ -34,7 +33,7 @@ class Observation:
     job: str
     hosts: Group
     seconds: float | None
-    outcome: Outcome = "succeeded"
+    outcome: JobEnd = State.SUCCEEDED
     work: str = ""
     computing: tuple[float, ...] = ()
     culprits: tuple[str, ...] = ()
@@ -49,7 +48,7 @@ class Observation:
     def __post_init__(self) -> None:
         if not self.hosts or (len(self.hosts) > 1 and len(set(self.hosts)) < len(self.hosts)):
             raise UsageError("a job needs at least one host, and each host once", where=self.job)
-        if self.outcome == "succeeded" and (
+        if self.outcome.good and (
             self.seconds is None or not (self.seconds > 0 and math.isfinite(self.seconds))
         ):
             raise UsageError(f"a succeeded job needs a step time, not {self.seconds}", where=self.job)

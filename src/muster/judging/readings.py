@@ -137,7 +137,7 @@ def _times(
     times: dict[Class, list[float]] = {}
     hosts: dict[Class, set[str]] = {}
     for each in observations:
-        if each.seconds is None or each.outcome != "succeeded":
+        if each.seconds is None or not each.outcome.good:
             continue
         size = len(each.hosts)
         key = Class(each.work, size)
@@ -161,7 +161,7 @@ def _baselines(
     are none, it may be this host that is not normal: then from the jobs without it."""
     steps: dict[Class, list[tuple[float, set[str]]]] = {}
     for each in observations:
-        if each.seconds is not None and each.outcome == "succeeded":
+        if each.seconds is not None and each.outcome.good:
             steps.setdefault(Class(each.work, len(each.hosts)), []).append((each.seconds, set(each.hosts)))
     without: dict[Class, set[str]] = {}
     while True:
@@ -200,7 +200,7 @@ def read(
             continue
         hosts = tuple([index[host] for host in each.hosts])
         kind = Class(each.work, len(hosts))
-        if each.outcome != "succeeded" or each.seconds is None:
+        if not each.outcome.good or each.seconds is None:
             culprits = [index[host] for host in each.culprits if host in index]
             for host in culprits:
                 rows.add((host,), FAILED, 1.0, number, kind, HARDWARE if each.hardware else CRASH)

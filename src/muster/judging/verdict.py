@@ -14,7 +14,7 @@ from muster.judging.baseline import FLOOR, Baseline, Class
 from muster.judging.document import Evidence, Subject
 from muster.judging.explain import Component, Explanation, blamed, shown_by
 from muster.judging.faults import COST, OF_HOSTS, OF_SWITCHES, Fault, Fit, Kind
-from muster.judging.localise import State, localise
+from muster.judging.localise import Posterior, localise
 from muster.judging.observation import Group, Observation, Settings, Topology
 from muster.judging.readings import APART, FAILED, STANDS_OUT, Readings, own_share, smallest
 
@@ -83,12 +83,12 @@ def judge(
     settings: Settings | None = None,
     stored: Mapping[Class, Baseline] | None = None,
 ) -> Judgement:
-    """Verdicts from whatever jobs there were. `judge_state` takes a State that is there already."""
+    """Verdicts from whatever jobs there were. `judge_state` takes a Posterior that is there already."""
     return judge_state(localise(observations, topology, settings, stored))
 
 
-def judge_state(state: State) -> Judgement:
-    """Verdicts of a State."""
+def judge_state(state: Posterior) -> Judgement:
+    """Verdicts of a Posterior."""
     told = _Hosts(state)
     hosts = tuple(_of_its_kind(state, told.verdict(host)) for host in range(len(state.topology.hosts)))
     links: list[Verdict] = []
@@ -106,7 +106,7 @@ def judge_state(state: State) -> Judgement:
     )
 
 
-def _of_its_kind(state: State, verdict: Verdict) -> Verdict:
+def _of_its_kind(state: Posterior, verdict: Verdict) -> Verdict:
     """Of a host that is good beside those that are as slow: that they are not judged beside the others."""
     group = next((each for each in state.alike if verdict.subject[0] in each.hosts), None)
     if group is None or verdict.condition not in ("fit", "differs"):
@@ -118,7 +118,7 @@ def _of_its_kind(state: State, verdict: Verdict) -> Verdict:
     )
 
 
-def _one_of(state: State, accused: set[tuple[str, ...]]) -> tuple[tuple[str, ...], ...]:
+def _one_of(state: Posterior, accused: set[tuple[str, ...]]) -> tuple[tuple[str, ...], ...]:
     """Suspects of which one must be bad: no explanation of their slow jobs does without a fault."""
     found = []
     for part in state.parts:
@@ -137,7 +137,7 @@ def _one_of(state: State, accused: set[tuple[str, ...]]) -> tuple[tuple[str, ...
     return tuple(found)
 
 
-def _one_job(state: State, part: Component) -> bool:
+def _one_job(state: Posterior, part: Component) -> bool:
     """Whether it is a single job that was slow, whose hosts all have good ones of the same work."""
     readings = state.case.readings
     slowest = max([readings.value[row] for row in part.rows])
@@ -155,7 +155,7 @@ def _one_job(state: State, part: Component) -> bool:
     )
 
 
-def _unread(state: State) -> dict[str, list[Observation]]:
+def _unread(state: Posterior) -> dict[str, list[Observation]]:
     """The jobs of each host of which there is no reading."""
     names = enumerate(state.topology.hosts)
     found: dict[str, list[Observation]] = {
@@ -172,13 +172,13 @@ def _nothing_known(jobs: Sequence[Observation]) -> str:
     """Why there is no reading of a host that was in these jobs."""
     if not jobs:
         return "it was in no job"
-    if all(each.culprits and each.outcome != "succeeded" for each in jobs):
+    if all(each.culprits and not each.outcome.good for each in jobs):
         guilty = list(dict.fromkeys(host for each in jobs for host in each.culprits))
         return f"its jobs failed because of {', '.join(guilty[:4])}, so they do not show how it is"
     return "its jobs cannot be compared: too few similar jobs, and no stored baseline"
 
 
-def _evidence(state: State, rows: Sequence[int], but: tuple[int, ...]) -> tuple[Evidence, ...]:
+def _evidence(state: Posterior, rows: Sequence[int], but: tuple[int, ...]) -> tuple[Evidence, ...]:
     """The readings that tell most, the slowest first; `but`: the hosts that the verdict is about. Peers are
     those of the job, also where it tells something of one host alone."""
     readings, about = state.case.readings, {state.topology.hosts[host] for host in but}
@@ -193,7 +193,7 @@ def _evidence(state: State, rows: Sequence[int], but: tuple[int, ...]) -> tuple[
     return tuple(_one(state, row, about) for row in chosen)
 
 
-def _one(state: State, row: int, about: set[str]) -> Evidence:
+def _one(state: Posterior, row: int, about: set[str]) -> Evidence:
     readings = state.case.readings
     job = state.observations[readings.source[row]]
     peers = tuple(host for host in job.hosts if host not in about)
@@ -204,7 +204,7 @@ def _one(state: State, row: int, about: set[str]) -> Evidence:
     return Evidence(job=job.job, peers=peers, slower=slower, what=what, work=job.work)
 
 
-def _size(state: State, fit: Fit) -> tuple[Condition, float | None, float | None]:
+def _size(state: Posterior, fit: Fit) -> tuple[Condition, float | None, float | None]:
     """Slow or failing; by what share of the time; and its standard error."""
     readings = state.case.readings
     mine = [row for row, by in fit.expects if by > 0]
@@ -218,7 +218,7 @@ def _size(state: State, fit: Fit) -> tuple[Condition, float | None, float | None
 class _Hosts:
     """The hosts' verdicts, from what is common to them."""
 
-    def __init__(self, state: State) -> None:
+    def __init__(self, state: Posterior) -> None:
         self.state, self.unread = state, _unread(state)
         self.readings = state.case.readings
         self.blamed = blamed(state.parts, state.settings)
@@ -427,7 +427,7 @@ def _looked_at(subjects: Sequence[Subject]) -> str:
     return "; ".join(told)
 
 
-def _unseen(state: State, rows: Sequence[int], by: float) -> float:
+def _unseen(state: Posterior, rows: Sequence[int], by: float) -> float:
     """The probability that a slowdown of `by` is there all the same."""
     readings = state.case.readings
     gain = -COST["host"]
@@ -437,7 +437,7 @@ def _unseen(state: State, rows: Sequence[int], by: float) -> float:
     return 1.0 / (1.0 + math.exp(min(50.0, -gain)))
 
 
-def _bad_host(state: State, part: Component, host: int, evidence: tuple[Evidence, ...]) -> Verdict:
+def _bad_host(state: Posterior, part: Component, host: int, evidence: tuple[Evidence, ...]) -> Verdict:
     """Slow or failing, and in what."""
     kinds: dict[Kind, float] = {}
     best: tuple[Explanation, Fit] | None = None
@@ -468,7 +468,7 @@ def _bad_host(state: State, part: Component, host: int, evidence: tuple[Evidence
     return Verdict("host", (name,), condition, chance, kind, slower, within, None, reason, evidence)
 
 
-def _whom(state: State, fit: Fit) -> str:
+def _whom(state: Posterior, fit: Fit) -> str:
     """What its jobs were compared with."""
     kinds = {state.case.readings.kind[row] for row, _ in fit.expects}
     return (
@@ -478,7 +478,7 @@ def _whom(state: State, fit: Fit) -> str:
     )
 
 
-def _where(state: State, host: int, fit: Fit) -> str:
+def _where(state: Posterior, host: int, fit: Fit) -> str:
     """In which of its jobs it shows."""
     readings = state.case.readings
     shown = {readings.alone[row] for row, by in fit.expects if by > 0}
@@ -490,7 +490,7 @@ def _where(state: State, host: int, fit: Fit) -> str:
     return "in groups but not alone" if True in seen else "in groups of hosts"
 
 
-def _told(state: State, name: str, fit: Fit) -> bool:
+def _told(state: Posterior, name: str, fit: Fit) -> bool:
     """Whether the jobs that failed, or half of them, said that it is this host."""
     readings = state.case.readings
     failed = [row for row, by in fit.expects if by > 0 and readings.failed(row)]
@@ -510,7 +510,7 @@ WORDS: dict[Kind, str] = {
 }
 
 
-def _shared(state: State, part: Component, fault: Fault) -> Verdict | None:
+def _shared(state: Posterior, part: Component, fault: Fault) -> Verdict | None:
     """A link or a switch that is accused; None where it is not."""
     chance = part.probability(fault)
     if chance < state.settings.named:

@@ -111,7 +111,7 @@ def _check_sense(cases: Mapping[str, StepCase], learned: Calibration) -> None:
 def measured_of(run: RunFolder, link: str | None = None) -> MeasuredRun:
     """A run's case, and the seconds of its steps. Raises RunFolderError where either is not known."""
     result, job = run.read_result(), read_job(run.read_json(run.job))
-    if result is None or job is None or result.status != "succeeded" or result.throughput is None:
+    if result is None or job is None or not result.status.good or result.throughput is None:
         raise RunFolderError(
             "has no measured speed", where=run.id, hint="a run that succeeded, with steps after its warm-up"
         )
@@ -151,7 +151,7 @@ def link_of(run: RunFolder, link: str | None = None) -> dict[str, LinkFigures] |
         return None
     machines = _machines(run, result, job, link)
     joined = machines.link if machines.hosts > 1 else machines.inner
-    if result.status != "succeeded" or joined is None:
+    if not result.status.good or joined is None:
         raise RunFolderError("measured no link that is known", where=run.id, hint="--link 10Gbit names it")
     ranks = sum(place.slots for place in job.placements)
     return {link_key(joined, machines.device.kind): link_figures(result.fabric, ranks)}

@@ -15,6 +15,7 @@ from pydantic import OnErrorOmit, StringConstraints, TypeAdapter
 
 from muster.core.errors import BrokenPluginError
 from muster.core.registry import load_plugin, plugin_names, warn
+from muster.core.state import LogEnd, State
 from muster.core.units import counted
 from muster.failures.signs import HINTS as SIGN_HINTS
 from muster.failures.signs import Sign, shape_of, shortened
@@ -30,7 +31,6 @@ from muster.readers.base import (
     JobLog,
     LineReader,
     MeasuredWindows,
-    Outcome,
     Reading,
     Unit,
     Why,
@@ -125,7 +125,7 @@ def _read_file(
             jobs.append(_with_hosts(_unread(path, frame, whole, fitting), frame, named))
         jobs[started:] = [
             replace(each, shapes=frozenset(frame.signs.shapes))
-            if each.outcome == "succeeded"
+            if each.outcome.good
             else replace(each, why=_why(frame, whole))
             for each in jobs[started:]
         ]
@@ -144,8 +144,8 @@ def _unread(path: str, frame: Frame, whole: _Whole, mappings: Sequence[Mapping])
     if (
         whole.broken is None and decisive and recent and not _NO_LOG.search(path)
     ):  # it failed before anything that could be recognised
-        return _ended(JobLog(path, "failed"), frame, decisive)
-    return JobLog(path, "unreadable", whole.broken or _unknown(path, whole.first, whole.last, mappings))
+        return _ended(JobLog(path, State.FAILED), frame, decisive)
+    return JobLog(path, State.UNREADABLE, whole.broken or _unknown(path, whole.first, whole.last, mappings))
 
 
 def _why(frame: Frame, whole: _Whole) -> Why:
@@ -345,7 +345,7 @@ def _job(
     recipes = list(dict.fromkeys(each.recipe for each in ordered if each.recipe))
     job = JobLog(
         path=f"{path}#{ordered[0].part}" if ordered and ordered[0].part else path,
-        outcome="succeeded",
+        outcome=State.SUCCEEDED,
         format=", ".join(dict.fromkeys(each.format for each in ordered)) or None,
         hosts=ordered[0].hosts if ordered else (),
         world_size=frame.ranks,
@@ -368,9 +368,11 @@ def _job(
     )
     ends = [each.ended for each in ordered if each.ended is not None]
     if broken and not any(ends):
-        return _with_hosts(replace(job, outcome="unreadable", reason=broken), frame, named)
+        return _with_hosts(replace(job, outcome=State.UNREADABLE, reason=broken), frame, named)
     if not ends and best is None and not job.reported and {each.format for each in ordered} & {TABLE, MAPPED}:
-        job = replace(job, outcome="unreadable", reason="a mapping matches, but no step of it could be timed")
+        job = replace(
+            job, outcome=State.UNREADABLE, reason="a mapping matches, but no step of it could be timed"
+        )
         return _with_hosts(job, frame, named)
     job = _with_hosts(_outcome(job, frame, ends), frame, named)
     if frame.recipe or not recipes or any(each.complete for each in ordered):
@@ -441,7 +443,9 @@ def _outcome(job: JobLog, frame: Frame, ends: Sequence[bool]) -> JobLog:
             job = replace(job, notes=(*job.notes, note))
         if job.steps and job.skipped == job.steps:
             why = f"all {job.steps} steps were skipped by the loss scaler: nothing was trained"
-            return replace(job, outcome="failed", reason=why, failure="loss_scale_too_high", measured=None)
+            return replace(
+                job, outcome=State.FAILED, reason=why, failure="loss_scale_too_high", measured=None
+            )
         return job
     if decisive is not None:
         return _ended(job, frame, decisive)
@@ -453,13 +457,13 @@ def stopped(job: JobLog) -> JobLog:
     whole = f" of {job.total}" if job.total else ""
     where = f"after step {job.steps}{whole}" if job.steps else "before its first step"
     why = f"the log stops {where} without an error and without an end"
-    return replace(job, outcome="timeout", reason=why, failure=None, failed=())
+    return replace(job, outcome=State.TIMEOUT, reason=why, failure=None, failed=())
 
 
 def _ended(job: JobLog, frame: Frame, sign: Sign) -> JobLog:
-    outcome: Outcome = "timeout" if sign.weight in ("external", "limit") else "failed"
+    outcome: LogEnd = State.TIMEOUT if sign.weight in ("external", "limit") else State.FAILED
     failed = frame.signs.by_themselves()
-    onward = frame.signs.onward.when if outcome == "timeout" and frame.signs.onward else None
+    onward = frame.signs.onward.when if outcome is State.TIMEOUT and frame.signs.onward else None
     quiet = sign.when - onward if sign.when is not None and onward is not None else None
     return replace(
         job, outcome=outcome, reason=shortened(sign.text), failure=sign.failure, failed=failed, quiet=quiet
@@ -475,7 +479,7 @@ def _with_hosts(job: JobLog, frame: Frame, named: re.Pattern[str] | None) -> Job
         return replace(job, hosts_from="log")
     if frame.hosts:
         job = replace(job, hosts=frame.hosts, hosts_from="log")
-    elif job.outcome != "unreadable":
+    elif job.outcome is not State.UNREADABLE:
         hosts, origin = hosts_of_path(job.path)
         job = replace(job, hosts=hosts, hosts_from=origin)
     return replace(job, unplaced=_unplaced(job, frame))

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import Literal, Protocol
 
 from muster.core.robust import halves_of
+from muster.core.state import LogEnd
 from muster.failures.signs import Sign
 
 WARM_UP = 10  # optimizer steps that are left out, as `measure.warmup` of a recipe; at most a third of the run
@@ -26,7 +27,6 @@ FIGURE = r"[-+]?\d{1,18}(?:[,_]\d{3})*(?:\.\d*)?(?:[eE][-+]?\d{1,3})?"
 _THOUSANDS = re.compile(r"[-+]?\d{1,3}(?:,\d{3})+(?:\.\d*)?(?:[eE][-+]?\d+)?")
 
 NOWHERE = "neither the log nor its name says on which hosts it ran"
-Outcome = Literal["succeeded", "failed", "timeout", "unreadable"]
 Unit = Literal["samples", "steps", "tokens"]  # what a rate counts: what is known of these, in this order
 
 
@@ -251,7 +251,7 @@ class JobLog:
     """A job as its log tells it."""
 
     path: str
-    outcome: Outcome
+    outcome: LogEnd
     reason: str | None = None  # of any outcome but succeeded
     failure: str | None = None  # its id in the table of failures
     failed: tuple[tuple[str, str | None], ...] = ()  # hosts that failed by themselves, and by which failure

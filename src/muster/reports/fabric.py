@@ -13,9 +13,9 @@ from muster.core.fabric.result import FabricRun, Matmul, PairMatrix
 from muster.core.result import Result
 from muster.core.units import counted, format_bytes
 from muster.reports.charts import COLOURS, Chart, ChartSeries, element, style_of, titled
-from muster.reports.fabric_tables import gbit, micro, slowest_words, sweep_rows, tflops
+from muster.reports.fabric_tables import sweep_rows
 from muster.reports.tables import TimeSlice
-from muster.reports.words import KeyFigure, moment, number, seconds
+from muster.results.figures import gbit, micro, number, seconds, slowest_words, tflops
 
 MOST_HOSTS = 96  # rows that are drawn: those of the slowest links, where there are more
 MOST_PRODUCTS = 32  # hosts of a precision: the slowest; all are in fabric/matmul.csv
@@ -45,58 +45,6 @@ def section(fabric: FabricRun) -> PageSection:
         map_note=note,
         slowest=[slowest_words(each) for each in fabric.slowest],
         products=_products(fabric),
-    )
-
-
-def key_figures(figures: Result, fabric: FabricRun) -> list[tuple[str, list[KeyFigure]]]:
-    """In groups, as words.key_figures gives them for a training."""
-    tops = []
-    for name in ("all-reduce", "all-gather", "reduce-scatter", "broadcast"):
-        best = max(fabric.of(name), key=lambda each: each.busbw, default=None)
-        note = f"bus bandwidth, highest, at {format_bytes(best.bytes)}" if best else ""
-        tops.append(KeyFigure(name, gbit(best.busbw), note=note) if best else KeyFigure(name))
-    small = fabric.latencies[0] if fabric.latencies else None
-    pair = next((each for each in fabric.slowest if each.what == "pair"), None)
-    split = fabric.products[0] if fabric.products else None
-    return [
-        (
-            "Run",
-            [
-                KeyFigure("Ranks", f"{figures.world_size:,}", note=counted(len(figures.hosts), "host")),
-                KeyFigure("Duration", seconds(figures.seconds.total), note=f"from {moment(figures.started)}"),
-                KeyFigure("Values compared", f"{sum(v.elements for v in fabric.values):,}",
-                       note=f"{sum(v.wrong for v in fabric.values):,} wrong"),
-                KeyFigure("Attempt", str(figures.attempt)),
-            ],
-        ),
-        ("Collectives", tops),
-        (
-            "Links and matrix products",
-            [
-                KeyFigure("All-reduce latency", micro(small.median), note=f"{small.bytes} bytes; best "
-                       f"{micro(small.best)}") if small else KeyFigure("All-reduce latency"),
-                KeyFigure("Slowest pair", gbit(pair.value), note=f"{pair.name}; {number(pair.ratio, 3)} of "
-                       "the median") if pair else KeyFigure("Slowest pair"),
-                _devices(fabric),
-                KeyFigure("Product over all ranks", tflops(split.flops), note=f"n = {split.n:,}; "
-                       f"{100 * split.communication / split.total:.0f} % communication")
-                if split else KeyFigure("Product over all ranks"),
-            ],
-        ),
-    ]  # fmt: skip
-
-
-def _devices(fabric: FabricRun) -> KeyFigure:
-    name = "Slowest device"
-    if not fabric.matmul:
-        return KeyFigure(name)
-    precision = fabric.matmul[0].precision
-    slowest = min(
-        (each for each in fabric.matmul if each.precision == precision), key=lambda each: each.sustained
-    )
-    of_peak = f"; {100 * slowest.sustained / slowest.peak:.0f} % of the stated peak" if slowest.peak else ""
-    return KeyFigure(
-        name, tflops(slowest.sustained), note=f"rank {slowest.rank} on {slowest.host}, {precision}{of_peak}"
     )
 
 
@@ -183,16 +131,6 @@ def _slowest(pairs: PairMatrix) -> set[int]:
         if len(kept) >= MOST_HOSTS - 1:
             break
     return kept
-
-
-def subject(figures: Result, fabric: FabricRun) -> str:
-    """What ran on what, in a line."""
-    kinds = sorted({device for found in fabric.devices.values() for device in found})
-    return (
-        f"{figures.workload}: collectives, links and matrix products over {fabric.backend}, "
-        f"{counted(figures.world_size, 'rank')} of {counted(len(figures.hosts), 'host')}"
-        + (f", {', '.join(kinds)}" if kinds else "")
-    )
 
 
 def time_parts(

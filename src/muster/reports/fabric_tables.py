@@ -8,11 +8,9 @@ from collections.abc import Iterable, Sequence
 from operator import attrgetter
 from typing import Any
 
-from muster.core.fabric.result import Beside, FabricRun, PairMatrix, Slowest
+from muster.core.fabric.result import FabricRun, PairMatrix
 from muster.core.units import format_bytes
-from muster.reports.words import number
-
-TERA = 1e12
+from muster.results.figures import nominal, number
 
 
 def files(fabric: FabricRun) -> dict[str, str]:
@@ -56,25 +54,10 @@ def _csv(head: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
     return file.getvalue()
 
 
-def gbit(rate: float) -> str:
-    """Bytes per second as the field states a link."""
-    return f"{number(rate * 8 / 1e9, 3)} Gbit/s"
-
-
-def tflops(rate: float) -> str:
-    """FLOP/s in 10^12."""
-    return f"{number(rate / TERA, 3)} TFLOP/s"
-
-
-def micro(seconds: float) -> str:
-    """A latency."""
-    return f"{number(1e6 * seconds, 3)} µs"
-
-
 def sweep_rows(fabric: FabricRun) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
     """A row per message size, with the bus bandwidth of each operation in Gbit/s. -> (columns, rows)."""
     operations = list(dict.fromkeys(each.operation for each in fabric.sweeps))
-    rates = {(_nominal(each.bytes), each.operation): each for each in fabric.sweeps}
+    rates = {(nominal(each.bytes), each.operation): each for each in fabric.sweeps}
     sizes = sorted({size for size, _ in rates})
     rows = []
     for size in sizes:
@@ -92,64 +75,3 @@ def pair_rows(pairs: PairMatrix) -> tuple[tuple[str, ...], list[tuple[str, ...]]
         for name, row in zip(pairs.names, pairs.bandwidth, strict=True)
     ]
     return ("", *pairs.names), rows
-
-
-def _nominal(size: int) -> int:
-    """The size that was asked for: all-gather and reduce-scatter round it down to whole elements of each
-    rank."""
-    power = 1
-    while power < size:
-        power *= 2
-    return power if power - size < size / 16 else size
-
-
-def slowest_words(each: Slowest) -> tuple[str, str]:
-    """(what it is, who it is and how slow)."""
-    rate = tflops if each.what == "matmul" else gbit
-    name = {
-        "pair": "slowest pair",
-        "links": "slowest host's links",
-        "matmul": f"slowest device, {each.precision}",
-    }[each.what]
-    return name, f"{each.name}: {rate(each.value)}, {number(each.ratio, 3)} of the median {rate(each.median)}"
-
-
-def summary(fabric: FabricRun) -> list[tuple[str, str]]:
-    """The most important figures as (name, text)."""
-    rows = []
-    for operation in dict.fromkeys(each.operation for each in fabric.sweeps):
-        best = max(fabric.of(operation), key=lambda each: each.busbw)
-        size = format_bytes(_nominal(best.bytes))
-        rows.append((operation, f"{gbit(best.busbw)} bus bandwidth at {size}, the highest"))
-    for each in fabric.latencies:
-        mean = f"{micro(each.mean)} mean, " if each.mean is not None else ""
-        text = f"{micro(each.median)} median, {mean}{micro(each.best)} best, {each.bytes} bytes"
-        rows.append((f"{each.operation} latency", text))
-    for precision in dict.fromkeys(each.precision for each in fabric.matmul):
-        rates = [each.sustained for each in fabric.matmul if each.precision == precision]
-        peaks = {each.peak for each in fabric.matmul if each.precision == precision and each.peak}
-        share = f", {number(100 * min(rates) / min(peaks), 3)} % of the stated peak" if peaks else ""
-        text = f"{tflops(min(rates))} to {tflops(max(rates))} a device, sustained{share}"
-        rows.append((f"matmul {precision}", text))
-    for product in fabric.products:
-        text = (
-            f"{tflops(product.flops)} in all, n = {product.n:,}: {micro_or_more(product.compute)} computing"
-        )
-        rows.append(
-            ("matmul over all ranks", f"{text}, {micro_or_more(product.communication)} communication")
-        )
-    rows += [("computing beside an exchange", beside_words(each)) for each in fabric.beside]
-    return [*rows, *(slowest_words(each) for each in fabric.slowest)]
-
-
-def beside_words(each: Beside) -> str:
-    """What computation and exchange lose to each other."""
-    own, others = (f"{number(100 * share, 3)} %" for share in (each.computing, each.exchanging))
-    return (
-        f"{own} of its speed alone, the exchange {others}; synchronising costs {micro_or_more(each.meeting)}"
-    )
-
-
-def micro_or_more(seconds: float) -> str:
-    """A duration in a unit that suits it."""
-    return micro(seconds) if seconds < 1e-3 else f"{number(1e3 * seconds, 3)} ms"

@@ -5,15 +5,18 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
+from typing import get_args
 
 from jinja2 import Environment, PackageLoader, StrictUndefined, Template
 from markupsafe import Markup
 
 from muster.core.recipe import recipe_class
+from muster.core.state import RunEnd
 from muster.core.units import counted
 from muster.reports import answers, curves, fabric, tables, words
 from muster.reports.charts import Chart, has_points, line_chart, stacked_bar
 from muster.reports.rundata import RunData, gather
+from muster.results.figures import Figure, figures, grouped, seconds, subject
 from muster.store.atomic import write_text
 from muster.store.runfolder import RunFolder
 
@@ -29,17 +32,15 @@ class Picture:
 
 def render(data: RunData) -> str:
     """The report of a run as HTML: the same data gives the same text."""
-    figures, measured = data.figures, data.figures.fabric if data.figures else None
-    kind = recipe_class(figures.workload if figures else None)
+    result, measured = data.figures, data.figures.fabric if data.figures else None
+    kind = recipe_class(result.workload if result else None)
     shown, counts = answers.choose(data.predictions, kind.answer_names)
-    if figures and measured:
-        bar, parts, time_note = fabric.time_parts(figures, measured)
+    if result and measured:
+        bar, parts, time_note = fabric.time_parts(result, measured)
         charts = curves.host_charts(data)
-        subject = fabric.subject(figures, measured)
     else:
         bar, parts, time_note = tables.time_parts(data)
         charts = curves.charts(data)
-        subject = words.subject(data)
     groups = key_figures(data)
     nothing = [chart for chart in charts if not has_points(chart)]
     unmeasured: list[str] = []
@@ -48,14 +49,13 @@ def render(data: RunData) -> str:
         unmeasured += [f"{chart.title}: {chart.nothing}" for chart in nothing]
         unmeasured += [f"Time: {part.name}" for part in parts if not part.share]
         unmeasured += [] if counts or measured else ["Answers to held-out questions: none was answered."]
-        known = [(name, [figure for figure in figures if figure.known]) for name, figures in groups]
-        groups = [(name, figures) for name, figures in known if figures]
+        groups = key_figures(data, measured=True)
         parts, nothing = [part for part in parts if part.share], []
     html = template().render(
         data=data,
         unmeasured=unmeasured,
         headline=words.headline(data),
-        subject=subject,
+        subject=subject(result) if result else "Nothing is known about this run yet.",
         pace=data.figures.pace.words if data.figures and data.figures.pace else "",
         groups=groups,
         profiles=[profile.lines for profile in data.figures.profiles] if data.figures else [],
@@ -66,7 +66,7 @@ def render(data: RunData) -> str:
         bar=stacked_bar(bar),
         parts=parts,
         time_note=time_note,
-        total=words.seconds(data.figures.seconds.total if data.figures else None),
+        total=seconds(data.figures.seconds.total if data.figures else None),
         hosts=tables.host_table(data),
         shown=shown,
         counts=counts,
@@ -84,11 +84,12 @@ def render(data: RunData) -> str:
     return html.encode("utf-8", "replace").decode("utf-8")  # file names may hold bytes that are no text
 
 
-def key_figures(data: RunData) -> list[tuple[str, list[words.KeyFigure]]]:
-    """A run's figures in groups, those that were not measured among them."""
-    if data.figures and data.figures.fabric:
-        return fabric.key_figures(data.figures, data.figures.fabric)
-    return words.key_figures(data)
+def key_figures(data: RunData, *, measured: bool = False) -> list[tuple[str, list[Figure]]]:
+    """A run's figures in groups; with `measured`, those with a value alone."""
+    if data.figures is None:
+        return []
+    begun = data.folder.started.get(0)
+    return grouped(figures(data.figures, begun.total_steps if begun else None), measured=measured)
 
 
 def draw(chart: Chart) -> Picture:
@@ -112,7 +113,7 @@ def notes(data: RunData) -> list[str]:
         found.append(
             f"{counted(data.unreadable, 'line')} of predictions.jsonl could not be read and are left out"
         )
-    if data.figures is not None and data.state in ("running", "interrupted", "elsewhere"):
+    if data.figures is not None and data.state not in get_args(RunEnd):
         found.append("the run has no result yet: these figures are from its events so far")
     return [note[:1].upper() + note[1:] for note in found]
 

@@ -6,10 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from muster.core.state import State
 from muster.core.units import counted, format_seconds
 from muster.reports import words
 from muster.reports.page import key_figures, report, template
 from muster.reports.rundata import RunData, gather
+from muster.results.figures import Figure
 from muster.store.atomic import write_text
 from muster.store.runfolder import PipelineFolder, RunFolder
 
@@ -28,25 +30,18 @@ class StepData:
         return words.headline(self.data) if self.data else words.Headline("…", "calm", "Not begun")
 
     @property
-    def groups(self) -> list[tuple[str, list[words.KeyFigure]]]:
+    def groups(self) -> list[tuple[str, list[Figure]]]:
         """What was measured of it."""
-        if self.data is None:
-            return []
-        groups = [
-            (name, [each for each in figures if each.known]) for name, figures in key_figures(self.data)
-        ]
-        return [(name, figures) for name, figures in groups if figures]
+        return key_figures(self.data, measured=True) if self.data else []
 
 
-def render_pipeline(name: str, state: str, steps: Sequence[StepData], notes: Sequence[str] = ()) -> str:
+def render_pipeline(name: str, state: State, steps: Sequence[StepData], notes: Sequence[str] = ()) -> str:
     """The page of a pipeline as HTML: the same data gives the same text. Pure."""
-    done = [each.data for each in steps if each.data and each.data.state == "succeeded"]
+    done = [each.data for each in steps if each.data and each.data.state.good]
     took = sum(each.figures.seconds.total for each in done if each.figures)
     ended = f"{len(done)} of {counted(len(steps), 'step')} done in {format_seconds(took)}"
-    marks = {"succeeded": ("✓", "good"), "running": ("…", "calm"), "elsewhere": ("…", "calm")}
-    mark, tone = marks.get(state, ("■", "calm") if state == "stopped" else ("✕", "bad"))
     page = template("pipeline.html.j2")
-    return page.render(name=name, state=state, mark=mark, tone=tone, ended=ended, steps=steps, notes=notes)
+    return page.render(name=name, state=state, ended=ended, steps=steps, notes=notes)
 
 
 def write_page(folder: RunFolder | PipelineFolder, output: Path | None = None) -> Path:

@@ -13,6 +13,7 @@ from typing import Any
 from muster.core.errors import RunFolderError, refused
 from muster.core.job import read_job
 from muster.core.result import Result
+from muster.core.state import State
 from muster.results.fold import Folder, make_result
 from muster.store import events
 from muster.store.runfolder import RunFolder
@@ -40,7 +41,7 @@ class RunData:
     """Everything that a report shows. `folder` is only read."""
 
     id: str
-    state: str  # a Result's status, or running, interrupted, elsewhere
+    state: State
     figures: Result | None = None  # result.json; of an unfinished run what its events come to so far
     folder: Folder = field(default_factory=Folder)
     recipe: str = ""
@@ -54,7 +55,7 @@ class RunData:
     @property
     def broken(self) -> bool:
         """Whether it ended before its end: what was not measured then says nothing."""
-        return self.state not in ("succeeded", "running", "elsewhere", "submitted")
+        return self.state.over and not self.state.good
 
     @property
     def world_size(self) -> int | None:
@@ -88,7 +89,7 @@ def gather(run: RunFolder) -> RunData:
     return RunData(
         id=run.id,
         state=state,
-        log=last_lines(run, folder, result) if state in ("failed", "timeout") else None,
+        log=last_lines(run, folder, result) if state in (State.FAILED, State.TIMEOUT) else None,
         figures=result if result is not None else so_far(folder, job, last),
         folder=folder,
         recipe=_text(run.recipe),
@@ -123,7 +124,7 @@ def so_far(folder: Folder, job: dict[str, Any], last: float | None) -> Result | 
     if made is None or last is None:
         return None
     try:
-        return make_result(folder, made, status="stopped", failure=None, ended=last)
+        return make_result(folder, made, status=State.STOPPED, failure=None, ended=last)
     except ValueError:  # a recipe of another version of muster
         return None
 

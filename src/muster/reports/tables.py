@@ -18,7 +18,8 @@ from muster.core.secrets import masked, masked_command, shared_section
 from muster.core.units import format_bytes
 from muster.reports.charts import usable
 from muster.reports.rundata import RunData
-from muster.reports.words import UNKNOWN, number, ranges, seconds
+from muster.reports.words import ranges
+from muster.results.figures import UNKNOWN, number, seconds
 
 FORWARD = "Forward pass alone"  # tells the host that others wait for
 OWN_TIME = "A step's time: by itself, and waiting"

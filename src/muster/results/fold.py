@@ -29,13 +29,13 @@ from muster.core.result import (
     Quality,
     Result,
     Seconds,
-    Status,
     Unscored,
     WrittenFile,
     unscored_words,
 )
 from muster.core.schedule import warmup_steps
 from muster.core.secrets import masked_words
+from muster.core.state import RunEnd
 from muster.core.units import counted
 from muster.engines.base import spec_of
 from muster.results.speed import flops, throughput, usual_seconds
@@ -412,7 +412,7 @@ def make_result(
     folder: Folder,
     job: Job,
     *,
-    status: Status,
+    status: RunEnd,
     failure: Failure | None,
     ended: float,
     planned: Planned | None = None,
@@ -425,7 +425,7 @@ def make_result(
     losses = [log.loss for log in logs if log.loss is not None]
     began = folder.began or ended
     last_step = max(folder.windows, default=0)
-    lacks = caveats(folder, recipe, last_step) if status == "succeeded" else []
+    lacks = caveats(folder, recipe, last_step) if status.good else []
     notes = [*lacks, *(first.notes if first else []), *folder.noted]
     if told := split_note(job, folder.split):
         notes.append(told)

@@ -15,6 +15,7 @@ from typing import Any
 
 from muster.core.errors import DataError, JobError, RunFolderError, UsageError, refused
 from muster.core.result import Unscored
+from muster.core.state import State
 from muster.failures.table import find
 from muster.fleet.shell import Shell
 from muster.results.fold import fold
@@ -256,9 +257,9 @@ def check_trained(run: RunFolder) -> None:
     raise _no_model(run, state)
 
 
-def _no_model(run: RunFolder, state: str) -> RunFolderError:
+def _no_model(run: RunFolder, state: State) -> RunFolderError:
     """Why there is none. One that failed before its first step would fail again: its cause is what helps."""
-    if state == "running":
+    if state is State.RUNNING:
         return RunFolderError(
             "has no trained model: the run is running", where=run.id, hint="wait for its end"
         )
@@ -266,22 +267,14 @@ def _no_model(run: RunFolder, state: str) -> RunFolderError:
     failure = result.failure if result else None
     if result is None or failure is None:
         again = f"`muster resume {run.word}`"
-        if state == "succeeded":  # it was removed
+        if state.good:  # it was removed
             return _damaged(run, "it is not there", fold(events.read_events(run.events)).saved)
-        return RunFolderError(f"has no trained model: the run is {state}", where=run.id, hint=again)
+        return RunFolderError(f"has no trained model: the run {state.words}", where=run.id, hint=again)
     cause = ": ".join(part for part in (failure.host, failure.where, failure.what) if part)
     hint = failure.hint
-    if (result.steps or state != "failed") and "muster resume" not in (hint or ""):
+    if (result.steps or state is not State.FAILED) and "muster resume" not in (hint or ""):
         hint = "; ".join(part for part in (hint, f"`muster resume {run.word}`") if part)
-    return RunFolderError(f"has no trained model: the run {_ENDED[state]}: {cause}", where=run.id, hint=hint)
-
-
-_ENDED = {
-    "failed": "failed",
-    "stopped": "was stopped",
-    "timeout": "ended by its timeout",
-    "succeeded": "ended",
-}
+    return RunFolderError(f"has no trained model: the run {state.words}: {cause}", where=run.id, hint=hint)
 
 
 def check_model(run: RunFolder) -> None:

@@ -15,6 +15,7 @@ from pydantic import Field
 from muster.core.errors import UsageError
 from muster.core.result import Evidence, Failure, Result
 from muster.core.section import Part
+from muster.core.state import State
 from muster.core.units import counted
 from muster.failures.signs import Sign, order, shortened
 from muster.failures.table import Blame, KnownFailure, Phase, Retry, find, known_failures
@@ -123,14 +124,14 @@ def explain_run(run: RunFolder | PipelineFolder) -> Explanation:
     files."""
     if isinstance(run, PipelineFolder):
         steps = [each for each in run.steps if each.path.is_dir()]
-        bad = [each for each in steps if each.state() != "succeeded"]
+        bad = [each for each in steps if not each.state().good]
         run = next(iter(bad or steps[-1:]), run.steps[0])
     result, state = run.read_result(), run.state()
-    if state in ("running", "elsewhere", "submitted"):
-        says = "it waits for the batch system" if state == "submitted" else "it has not ended"
-        shows = f"muster show {run.word}" + (" --follow" if state == "running" else "")
+    if not state.over:
+        says = f"it {state.words}" if state is State.SUBMITTED else "it has not ended"
+        shows = f"muster show {run.word}" + (" --follow" if state is State.RUNNING else "")
         return Explanation(of=run.id, answer="going", state=state, says=says, command=shows)
-    if state == "succeeded":
+    if state.good:
         return Explanation(of=run.id, answer="nothing", state=state, says="it succeeded: nothing failed here")
     logs = _last_attempt(run)
     if result is None or result.failure is None:
@@ -173,7 +174,7 @@ def explain_logs(where: Path) -> Explanation:
         for path, text in members:  # folders above what was given are named after no host of the job
             read = read_blocks(path, text, mappings, brief=True)
             jobs += [replace(job, path=str(base / job.path)) for job in read]
-    if all(job.outcome == "unreadable" and job.reason == "is no text" for job in jobs):
+    if all(job.outcome is State.UNREADABLE and job.reason == "is no text" for job in jobs):
         raise UsageError("is no text", where=str(where))
     if len({re.sub(r"#\d+$", "", job.path) for job in jobs}) == 1:  # the name of one log is no host's
         jobs = [replace(job, hosts=()) if job.hosts_from.startswith("guess") else job for job in jobs]
@@ -244,7 +245,7 @@ def _of_jobs(of: str, jobs: Sequence[JobLog]) -> Explanation:
 def _sure(log: JobLog) -> bool:
     """Whether a line is why the program ended: not one that it printed before it went on."""
     why = log.why
-    if why is None or (log.outcome == "unreadable" and why.quiet is None):
+    if why is None or (log.outcome is State.UNREADABLE and why.quiet is None):
         return False
     if log.format or why.signs[0].weight not in ("exception", "symptom", "exit"):
         return True
@@ -253,7 +254,9 @@ def _sure(log: JobLog) -> bool:
 
 def _nothing(of: str, jobs: Sequence[JobLog], notes: list[str]) -> Explanation:
     """No line says why anything failed. A log that stops without its format's end is no healthy one."""
-    stopped = [log for log in jobs if log.outcome == "timeout" or (log.outcome == "failed" and log.format)]
+    stopped = [
+        log for log in jobs if log.outcome is State.TIMEOUT or (log.outcome is State.FAILED and log.format)
+    ]
     empty = [log for log in jobs if log.reason == "is empty"]
     if stopped or notes or len(empty) == len(jobs):
         first = next(iter(stopped or empty or jobs))
@@ -263,7 +266,7 @@ def _nothing(of: str, jobs: Sequence[JobLog], notes: list[str]) -> Explanation:
         lines = _telling(stopped or jobs)
         return Explanation(of=of, answer="unknown", says=says, lines=lines, notes=notes)
     notes += [f"{log.path}: {note}" for log in jobs for note in log.notes if note.startswith(LATE)]
-    good = sum(log.outcome == "succeeded" for log in jobs)
+    good = sum(log.outcome.good for log in jobs)
     says = f"nothing failed here: {counted(good, 'job')} ended well" if good else "no known failure is in it"
     return Explanation(of=of, answer="nothing", says=says, notes=notes)
 
@@ -340,9 +343,9 @@ def _way_on(run: RunFolder, result: Result, known: KnownFailure | None) -> str |
     return f"{words} --without {failure.host}" if leave else words
 
 
-def _interrupted(run: RunFolder, state: str, logs: Sequence[JobLog]) -> Explanation:
-    if state in ("cancelled", "stopped", "timeout"):
-        return Explanation(of=run.id, answer="named", state=state, says=f"it is {state}")
+def _interrupted(run: RunFolder, state: State, logs: Sequence[JobLog]) -> Explanation:
+    if state in (State.CANCELLED, State.STOPPED, State.TIMEOUT):
+        return Explanation(of=run.id, answer="named", state=state, says=f"it {state.words}")
     says = "there is no result, and its controller no longer runs: it was killed, or its machine went down"
     last = _telling([log for log in logs if log.why])
     return Explanation(

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from muster.core.errors import JobError, RunFolderError
 from muster.core.job import Job, read_job
 from muster.core.result import Result
+from muster.core.state import State
 from muster.fleet.interrupts import interrupts
 from muster.fleet.shell import Shell
 from muster.runs.recorder import Watcher
@@ -83,7 +84,7 @@ def follow(
             for event in tail.read() if announced else []:
                 watch(event)
             result = run.read_result()
-            if result is not None and (result.status == "succeeded" or queue is None or queue.over()):
+            if result is not None and (result.status.good or queue is None or queue.over()):
                 for event in tail.read():
                     watch(event)
                 return result
@@ -150,7 +151,7 @@ class _Queue:
 def _check_alive(run: RunFolder, queue: _Queue | None) -> None:
     if queue is not None:
         queue.look()
-    elif run.state() == "interrupted":
+    elif run.state() is State.INTERRUPTED:
         raise RunFolderError(
             "has no result and nobody supervises it", where=run.id, hint=f"`muster resume {run.word}`"
         )

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from muster.core.errors import MusterError, RunFolderError
+from muster.core.state import State
 from muster.store.runfolder import PipelineFolder, RunFolder
 
 if TYPE_CHECKING:
@@ -51,7 +52,7 @@ def show(run: RunFolder) -> ShownRun:
         job = run.read_json(run.job) if run.job.exists() else {}
         result = run.read_result()
     except RunFolderError as error:
-        state, damage = "damaged", str(error)
+        state, damage = State.DAMAGED, str(error)
     if result is not None:  # the events, which take long to read, say no more
         return ShownRun(run, state, result, result.steps, _total_steps(run), result.loss_final, job)
     from muster.results.fold import fold
@@ -100,10 +101,10 @@ def stop(run: RunFolder | PipelineFolder, *, patience: float = 30) -> Stopped:
     from muster.runs.slurm_queue import cancel, waits
 
     state = run.state()
-    if isinstance(run, RunFolder) and state != "succeeded" and waits(run):
+    if isinstance(run, RunFolder) and not state.good and waits(run):
         cancel(run)
         return Stopped(run.read_result(), cancelled=True)
-    if state not in ("running", "elsewhere"):
+    if not state.supervised:
         raise RunFolderError(f"is not running: it is {state}", where=run.id)
     run.stop_request.touch()
     limit = time.monotonic() + patience
@@ -123,7 +124,7 @@ def stop(run: RunFolder | PipelineFolder, *, patience: float = 30) -> Stopped:
 
 def queued(run: RunFolder) -> str | None:
     """What Slurm says of a run that it has not begun; None: no batch system has it, or it has begun."""
-    if run.state() != "submitted":
+    if run.state() is not State.SUBMITTED:
         return None
     from muster.runs.slurm_queue import whereabouts
 

@@ -30,7 +30,8 @@ from muster.core.pipeline import (
 )
 from muster.core.recipe import Recipe
 from muster.core.recipes import dump_yaml, read_yaml, validate
-from muster.core.result import Failure, Result, Seconds, Status
+from muster.core.result import Failure, Result, Seconds
+from muster.core.state import RunEnd, State
 from muster.fleet.shell import Shell
 from muster.inputs.hub import check_names
 from muster.inputs.model import NUMBERS, decided_config, whole_config
@@ -257,7 +258,7 @@ def resume_pipeline(
     """Go on: finished steps are kept, the one that was broken off goes on from its checkpoint, or from its
     first step where there is none; the others follow. Raises RunFolderError where it cannot be."""
     before = folder.read_result()
-    if folder.state() == "succeeded":
+    if folder.state().good:
         step = folder.steps[-1]
         raise RunFolderError(
             "has finished: there is nothing to resume",
@@ -283,15 +284,15 @@ def _run(
 ) -> PipelineResult:
     folder.stop_request.unlink(missing_ok=True)
     steps, failure = inputs.steps.steps, None
-    status: Status = "succeeded"
+    status: RunEnd = State.SUCCEEDED
     for number, step in enumerate(steps, 1):
         run = folder.step(step.name)
-        if run.state() == "succeeded":
+        if run.state().good:
             continue
         claim.touch()
         title = f"step {number} of {len(steps)}: {step.name}"
         status, failure = _ended(inputs, folder, step, seeing(title), shell, again)
-        if status != "succeeded":
+        if not status.good:
             failure = _of_step(failure, folder, run)
             break
     result = _fold(inputs.steps, folder, status, failure)
@@ -300,7 +301,7 @@ def _run(
     with suppress(OSError, MusterError):
         pipeline_page(folder)
     folder.stop_request.unlink(missing_ok=True)
-    if status == "succeeded":  # nothing is left to resume
+    if status.good:  # nothing is left to resume
         for each in read_yaml(folder.pipeline)["pipeline"]:
             forget(each["recipe"].get("env_kept"))
     return result
@@ -313,10 +314,10 @@ def _ended(
     seen: AbstractContextManager[Seen],
     shell: Shell | None,
     again: GoingOn | None,
-) -> tuple[Status, Failure | None]:
+) -> tuple[RunEnd, Failure | None]:
     """How a step ended, whatever happened. Raises where nothing of the pipeline has begun."""
     if folder.stop_request.exists():
-        return "stopped", Failure(what="stopped by `muster stop` before this step")
+        return State.STOPPED, Failure(what="stopped by `muster stop` before this step")
     try:
         with seen as (watch, announce):
             result = _step(inputs, folder, step, watch, announce, shell, again)
@@ -327,9 +328,9 @@ def _ended(
         if not _begun(folder):
             raise
         if isinstance(error, KeyboardInterrupt):
-            return "stopped", Failure(what="stopped by Ctrl-C")
+            return State.STOPPED, Failure(what="stopped by Ctrl-C")
         usage = isinstance(error, UsageError)
-        return "failed", Failure.model_validate({**error.as_dict(), "usage": usage})
+        return State.FAILED, Failure.model_validate({**error.as_dict(), "usage": usage})
 
 
 def _step(
@@ -387,17 +388,17 @@ def _of_step(failure: Failure | None, folder: PipelineFolder, run: RunFolder) ->
 def so_far(folder: PipelineFolder) -> PipelineResult:
     """What the steps of an unfinished pipeline came to. Its status stands for nothing: its state says how it
     is. Raises RunFolderError and RecipeError."""
-    return _fold(read_steps(folder.pipeline, frozen=True), folder, "stopped", None)
+    return _fold(read_steps(folder.pipeline, frozen=True), folder, State.STOPPED, None)
 
 
-def _fold(steps: Steps, folder: PipelineFolder, status: Status, failure: Failure | None) -> PipelineResult:
+def _fold(steps: Steps, folder: PipelineFolder, status: RunEnd, failure: Failure | None) -> PipelineResult:
     """What all steps came to."""
     found: list[StepResult] = []
     notes: list[str] = []
     results = {step.name: folder.step(step.name).read_result() for step in steps.steps}
     for step in steps.steps:
         run, result = folder.step(step.name), results[step.name]
-        state = run.state() if run.job.exists() else "not begun"
+        state = run.state() if run.job.exists() else State.NOT_BEGUN
         found.append(
             StepResult(name=step.name, after=step.after, run=str(run.path), status=state, result=result)
         )

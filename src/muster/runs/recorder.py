@@ -25,14 +25,19 @@ from muster.store.runfolder import RunFolder
 # TensorBoard files on the control side, written from the events.
 
 
+NO_BOARD = "no TensorBoard files are written: tensorboardX is not installed where muster runs"
+
+
 def _summary_writer(folder: Path) -> Any:
     """A writer without torch: tensorboardX imports it wherever it is installed, which costs seconds, and does
-    not need it. So while it is imported, there is none."""
+    not need it. So while it is imported, there is none. None: tensorboardX is not installed."""
     hidden = "torch" not in sys.modules
     if hidden:
         sys.modules["torch"] = None  # type: ignore[assignment]
     try:
         from tensorboardX import SummaryWriter
+    except ImportError:
+        return None
     finally:
         if hidden:
             del sys.modules["torch"]
@@ -43,7 +48,7 @@ BETWEEN = 0.1  # seconds between two samples of hardware, whosesoever
 
 
 class Board:
-    """One writer for the whole run."""
+    """One writer for the whole run; without tensorboardX it writes nothing."""
 
     def __init__(self, folder: Path) -> None:
         self.writer = _summary_writer(folder)
@@ -51,6 +56,8 @@ class Board:
 
     def add(self, event: events.Event) -> None:
         """Events with a step become scalars; samples of hardware go by their time, of many hosts fewer."""
+        if self.writer is None:
+            return
         if isinstance(event, events.Hardware):
             last = self.sampled.get(event.host)
             if last is not None and event.time < last + BETWEEN * len(self.sampled):
@@ -85,7 +92,8 @@ class Board:
 
     def close(self) -> None:
         """Write what is left."""
-        self.writer.close()
+        if self.writer is not None:
+            self.writer.close()
 
 
 # ----------------------------------------------------------------------------------------------------
@@ -188,6 +196,8 @@ class Recorder:
         self._begins: dict[Path, int] = {}  # where this attempt's lines begin in a log
         self._beside: str | None = None  # the first host that is this machine
         self._spent = 0.0  # processor seconds of this process that were told
+        if self.board.writer is None and NO_BOARD not in self.folder.noted:
+            self.record(events.Noted(time=time.time(), text=NO_BOARD))
 
     def __enter__(self) -> Recorder:
         return self

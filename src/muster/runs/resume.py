@@ -13,6 +13,7 @@ from muster.core.job import Job
 from muster.core.recipe import Recipe
 from muster.core.recipes import read_yaml, validate
 from muster.core.result import Result
+from muster.core.state import State
 from muster.engines.base import spec_of
 from muster.fleet.shell import Shell
 from muster.inputs.read import Inputs, check
@@ -42,7 +43,7 @@ def resume(
     """
     wanted = wanted or WantedCheckpoint()
     run.read_result()  # raises, where it is damaged
-    if run.state() == "succeeded" and wanted.step is None:
+    if run.state().good and wanted.step is None:
         raise RunFolderError(
             "has finished: there is nothing to resume",
             where=run.id,
@@ -62,7 +63,7 @@ def resume(
             result = train(
                 inputs, run, attempt=attempt, claim=claim, watch=watch, announce=announce, shell=shell
             )
-        bad = unloadable(run) if result.status == "failed" and wanted.step is None else None
+        bad = unloadable(run) if result.status is State.FAILED and wanted.step is None else None
         if bad is None or bad in avoid:
             return result
         avoid[bad] = result.failure.what if result.failure else "it could not be loaded"
@@ -71,9 +72,9 @@ def resume(
 def check_idle(folder: Folder, batch_job: str | None = None) -> None:
     """Raise RunFolderError where a process supervises it, other than an earlier start of this batch job."""
     state = folder.state()
-    controller = folder.read_json(folder.controller) if state in ("running", "elsewhere") else {}
+    controller = folder.read_json(folder.controller) if state.supervised else {}
     # Slurm starts a job again only when its first start is over: what looks alive on a dead node is not.
-    again = state == "elsewhere" and batch_job is not None and controller.get("batch_job") == batch_job
+    again = state is State.ELSEWHERE and batch_job is not None and controller.get("batch_job") == batch_job
     if controller and not again:
         raise RunFolderError(
             f"is being run by process {controller.get('pid')} on {controller.get('machine')}",

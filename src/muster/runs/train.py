@@ -25,6 +25,7 @@ from muster.core.recipes import read_yaml
 from muster.core.result import Code, Failure, Hung, Result
 from muster.core.secrets import masked, masked_command, scrubber
 from muster.core.slurm import allocation
+from muster.core.state import State
 from muster.core.versions import versions_of
 from muster.engines.base import packages
 from muster.fabric.run import judged, write_tables
@@ -315,7 +316,7 @@ def _run(
             supervisor.leave(keep=True)
             result = _broken(run, job, recorder, error)
     run.stop_request.unlink(missing_ok=True)
-    if result.status == "succeeded":  # nothing is left to resume
+    if result.status.good:  # nothing is left to resume
         forget(recipe_from(read_yaml(run.recipe)).env_kept)
     return result
 
@@ -350,7 +351,7 @@ def _broken(run: RunFolder, job: Job, recorder: Recorder, error: Exception) -> R
     )
     failure = with_way_on(Failure.model_validate(about), run.word, recorder.folder.saved, None)
     failure = failure.model_copy(update={"what": recorder.scrub(failure.what)})
-    result = make_result(recorder.folder, job, status="failed", failure=failure, ended=time.time())
+    result = make_result(recorder.folder, job, status=State.FAILED, failure=failure, ended=time.time())
     with suppress(OSError):
         _write_result(run, result)
     if known is None:
@@ -376,19 +377,19 @@ def _conclude(
             outcome, folder.failed, folder.done, job.world_size, job.placements, recorder.rank_words
         )
     if folder.hang is not None and outcome.stopped == folder.hang.what:
-        status, failure = "failed", hang.failure()
-    if status != "succeeded" and outcome.stopped and not hang.steps:
+        status, failure = State.FAILED, hang.failure()
+    if not status.good and outcome.stopped and not hang.steps:
         failure = unresolved(recorder.lines_of, job.placements) or failure
     first = job.placements[0]
     trains = inputs.recipe.trains
     saved = trains and inputs.recipe.checkpoint.model
-    if saved and status == "succeeded" and not facts[first.host]["shared"]:
+    if saved and status.good and not facts[first.host]["shared"]:
         try:
             files = next((each.files for each in reversed(folder.saved) if each.step is None), None)
             base = facts[first.host]["base"]
             fetch_model(supervisor.remote, supervisor.shell, first, base, run, files)
         except JobError as error:
-            status, failure = "failed", Failure.model_validate(error.as_dict())
+            status, failure = State.FAILED, Failure.model_validate(error.as_dict())
     if run.model.is_dir():
         folder.model_path = str(run.model)
     fetch_profiles(supervisor.remote, supervisor.shell, job, facts, run, folder.profiled)

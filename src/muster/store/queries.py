@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from muster.core.errors import RunFolderError, UsageError
+from muster.core.state import State
 from muster.store.runfolder import PipelineFolder, RunFolder, list_folders
 
-DAMAGED = "damaged"
 # Column -> where it stands in result.json.
 _COLUMNS: dict[str, tuple[str, ...]] = {
     "workload": ("workload",), "model": ("model",), "engine": ("engine",), "precision": ("precision",),
@@ -38,7 +38,7 @@ def _row(run: RunFolder | PipelineFolder) -> dict[str, Any]:
         state = run.state()
         found = run.read_json(run.result) if run.result.is_file() else _begun(run)
     except RunFolderError as error:
-        state, found = DAMAGED, {"failure": {"what": str(error)}}
+        state, found = State.DAMAGED, {"failure": {"what": str(error)}}
     row = {"id": run.id, "status": state} | {name: _at(found, path) for name, path in _COLUMNS.items()}
     row["hosts"] = len(row["hosts"]) if isinstance(row["hosts"], list) else None
     return row

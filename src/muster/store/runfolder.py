@@ -11,10 +11,11 @@ import shlex
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, get_args
 
 from muster.core.errors import RunFolderError, UsageError
 from muster.core.near import did_you_mean
+from muster.core.state import RunEnd, State
 from muster.store.atomic import write_text
 from muster.store.runlock import Claim, is_held, take
 
@@ -115,29 +116,27 @@ class Folder:
 
     read_json = staticmethod(read_object)
 
-    def state(self) -> str:
-        """succeeded, failed, stopped, timeout; running; interrupted (no result and no controller);
-        elsewhere; submitted (a batch system has it, and has not begun it), cancelled; damaged (its result, or
-        another of its files, cannot be read)."""
+    def state(self) -> State:
+        """How it stands or ended, by its files and its controller."""
         try:
             return self._state()
         except RunFolderError:
-            return "damaged"
+            return State.DAMAGED
 
-    def _state(self) -> str:
+    def _state(self) -> State:
         if self.result.exists():
             status = self.read_json(self.result).get("status")
-            if not isinstance(status, str):
+            if status not in get_args(RunEnd):
                 raise RunFolderError("cannot be read: it has no status", where=str(self.result))
-            return status
+            return State(status)
         if waiting := self._waiting():
             return waiting
         alive = self.controller_alive()
         if alive is None:
-            return "elsewhere"
-        return "running" if alive else "interrupted"
+            return State.ELSEWHERE
+        return State.RUNNING if alive else State.INTERRUPTED
 
-    def _waiting(self) -> str | None:
+    def _waiting(self) -> State | None:
         """What it is while no controller has begun it; None: one has."""
         return None
 
@@ -280,10 +279,10 @@ class RunFolder(Folder):
         if result is not None:
             self.result.replace(self.path / f"result.attempt{result.attempt}.json")
 
-    def _waiting(self) -> str | None:
+    def _waiting(self) -> State | None:
         if not self.submission.is_file() or self.job.exists():
             return None
-        return "cancelled" if self.read_json(self.submission).get("cancelled") else "submitted"
+        return State.CANCELLED if self.read_json(self.submission).get("cancelled") else State.SUBMITTED
 
 
 @dataclass(frozen=True)

@@ -19,6 +19,7 @@ from muster.benches.document import JobRecord
 from muster.benches.schedule import Task
 from muster.cli.output import table
 from muster.core.hostlist import fold_hosts
+from muster.core.state import State
 from muster.core.units import counted, format_number, format_seconds
 
 SHOWN = 12  # running jobs in the live table
@@ -67,11 +68,11 @@ class BenchView(Spectator):
         """A job is over; None: it was stopped."""
         if record is None:
             self.console.print(f"[yellow]stopped  [/yellow]{escape(task.id)}: it will be run again")
-        elif record.outcome == "succeeded":
+        elif record.outcome.good:
             took = format_seconds(record.ended - record.started)
             self.console.print(f"[green]done     [/green]{escape(task.id)}  {took}{_speed(record)}")
         else:
-            word = "timeout  " if record.outcome == "timeout" else "failed   "
+            word = "timeout  " if record.outcome is State.TIMEOUT else "failed   "
             host = f"{record.failed_host}: " if record.failed_host else ""
             why = f"{host}{record.reason or 'reason unknown'}"
             self.console.print(f"[red]{word}[/red]{escape(task.id)}  {escape(why)}")
@@ -89,7 +90,7 @@ class BenchView(Spectator):
 
     def _counted(self, tasks: Sequence[Task], done: Mapping[str, JobRecord]) -> str:
         """12/20 finished, 0 failed, about 3 min for the rest"""
-        failed = sum(record.outcome != "succeeded" for record in done.values())
+        failed = sum(not record.outcome.good for record in done.values())
         left, unknown = remaining(tasks, done, durations(tasks, done), self.at_once)
         more = f", about {format_seconds(left)} for the rest" if left else ""
         more += f" without {counted(unknown, 'job')} of a new kind" if left and unknown else ""
@@ -123,7 +124,7 @@ class BenchView(Spectator):
         bad = {
             host
             for task in tasks
-            if (record := done.get(task.id)) and record.outcome != "succeeded"
+            if (record := done.get(task.id)) and not record.outcome.good
             for host in ([record.failed_host] if record.failed_host else task.hosts)
         }
         rows = Table(box=None, padding=(0, 2, 0, 0), show_header=False)

@@ -21,7 +21,6 @@ from muster.core.hostlist import fold_hosts
 from muster.core.units import counted, format_bytes, format_flops, format_seconds
 
 SHOWN = 100  # jobs; of more, those that are not well
-_OUTCOMES = {"succeeded": "green", "failed": "red", "timeout": "red"}
 # Of a comparison, in this order: name in the document, heading.
 _COMPARED = (
     ("samples_per_second", "samples/s"), ("training_seconds", "training"), ("seconds", "total"),
@@ -124,15 +123,14 @@ def _jobs(found: Bench, *, every: bool) -> Table:
     made = table("job", "hosts", "outcome", "result", ">memory", ">time", ">peers", "why")
     shown = found.jobs
     if not every and len(shown) > SHOWN:
-        shown = [job for job in shown if job.outcome != "succeeded" or job.misses][:SHOWN]
+        shown = [job for job in shown if not job.outcome.good or job.misses][:SHOWN]
         made.caption = f"{len(found.jobs) - len(shown)} jobs that succeeded are not shown; --all shows them"
     for job in shown:
-        colour = _OUTCOMES[job.outcome]
         took = job.ended - job.started if job.ended and job.started else None
         made.add_row(
             escape(job.job),
             escape(fold_hosts(job.hosts)),
-            f"[{colour}]{job.outcome}[/{colour}]",
+            f"[{job.outcome.colour}]{job.outcome}[/]",
             _result(job),
             figure_words("memory", job.figures.get("memory")),
             "" if took is None else format_seconds(took),
@@ -161,7 +159,7 @@ def _why(job: BenchJob) -> str:
         return "; ".join(job.misses)
     if job.not_measured:
         return f"not a measurement: {'; '.join(job.not_measured)}"
-    if job.outcome == "succeeded":
+    if job.outcome.good:
         extra = [f"an extra job for {', '.join(job.leftover)}"] if job.leftover else []
         return "; ".join([*extra, *job.notes])
     parts = [job.failed_host, job.reason or "reason unknown"]

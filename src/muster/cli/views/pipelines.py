@@ -13,13 +13,12 @@ from muster.cli.output import err_console, out_console, print_json, print_table,
 from muster.cli.views.progress import ProgressView
 from muster.cli.views.results import print_afterwards, print_failure
 from muster.core.pipeline import PipelineResult, StepResult
+from muster.core.state import State
 from muster.core.units import format_number, format_seconds
 from muster.runs.dry_run import format_dry_run
 from muster.runs.listing import show
 from muster.runs.pipeline import Seen, dry_run_of, read_pipeline, run_pipeline, so_far
 from muster.store.runfolder import PipelineFolder
-
-_COLOURS = {"succeeded": "green", "running": "cyan", "not begun": "dim"}
 
 
 @contextmanager
@@ -46,8 +45,8 @@ def finish_pipeline(result: PipelineResult, folder: PipelineFolder, json: bool) 
     else:
         _print_result(result)
     err_console().print(f"run folder  {folder.path}\nreport      {folder.report}", markup=False)
-    if result.status != "succeeded":
-        return 1
+    if not result.status.good:
+        return result.status.exit_code
     if folder.trained.model.is_dir():
         print_afterwards(folder.trained)
     return 0
@@ -57,7 +56,7 @@ def show_pipeline(folder: PipelineFolder, *, json: bool) -> int:
     """How far a pipeline has come, and what its steps came to. -> exit code."""
     state, result = folder.state(), folder.read_result()
     shown = result or so_far(folder)
-    now = next((each for each in shown.pipeline if each.status == "running"), None)
+    now = next((each for each in shown.pipeline if each.status is State.RUNNING), None)
     running = show(folder.step(now.name)) if now else None
     if json:
         told = shown.model_dump(mode="json")
@@ -75,7 +74,7 @@ def show_pipeline(folder: PipelineFolder, *, json: bool) -> int:
     for name, path in (("folder", folder.path), ("report", folder.report)):
         if path.exists():
             say(f"  {name:<22} {path}")
-    if state == "interrupted":
+    if state is State.INTERRUPTED:
         say(f"  {'go on with':<22} muster resume {folder.word}")
     return 0
 
@@ -107,8 +106,7 @@ def _print_result(result: PipelineResult, state: str | None = None) -> None:
         "step", "status", ">steps", ">loss", ">held-out", ">right", ">samples/s", ">time", padding=(0, 2)
     )
     for step in result.pipeline:
-        colour = _COLOURS.get(step.status, "red")
-        made.add_row(escape(step.name), f"[{colour}]{step.status}[/{colour}]", *_figures(step))
+        made.add_row(escape(step.name), f"[{step.status.colour}]{step.status}[/]", *_figures(step))
     print_table(console, made)
     for note in result.notes:
         say(f"  note: {note}")

@@ -13,6 +13,7 @@ from rich.table import Table
 from muster.benches.document import Bench, HostVerdict
 from muster.cli.output import print_table, table
 from muster.core.hostlist import fold_hosts
+from muster.core.state import State
 from muster.core.units import counted, format_number, format_seconds, format_slower
 from muster.judging.document import Drift, Evidence, JobEntry, Judged, Peers, Subject, Verdict
 
@@ -83,7 +84,7 @@ def _accused(found: _Found) -> list[tuple[str, str]]:
     if missed and not any(row.verdict == "below" for row in bad):
         count = counted(len(missed), "job")
         lines.append(f"no host alone is to blame, but {count} missed what was asked: {_some(missed)}")
-    failed = [job.job for job in found.jobs if job.outcome in ("failed", "timeout")]
+    failed = [job.job for job in found.jobs if job.outcome in (State.FAILED, State.TIMEOUT)]
     if failed and isinstance(found, Bench) and not lines:
         lines.append(f"no host is known to be bad, but {counted(len(failed), 'job')} failed: {_some(failed)}")
     suspects = [("yellow", f"suspected as well: {_some(_suspects(found))}")] if _suspects(found) else []
@@ -105,7 +106,7 @@ def _against(rows: Sequence[HostVerdict], found: _Found) -> str:
     evidence = [one for row in rows for one in row.evidence]
     ended = {one.job for one in evidence if one.slower is None}
     if ended:
-        timed_out = all(job.outcome == "timeout" for job in found.jobs if job.job in ended)
+        timed_out = all(job.outcome is State.TIMEOUT for job in found.jobs if job.job in ended)
         return f"a job {'timed out' if timed_out else 'failed'}"
     slowest = max((one.slower for one in evidence if one.slower is not None), default=None)
     return "no job tells" if slowest is None else format_slower(slowest)
@@ -239,7 +240,7 @@ class _Told:
         if shared is not None:
             whom = f"of {_some([*(shared.hosts if shared.switch is None else ()), *one.peers])}"
         if one.slower is None:
-            how = "timed out" if entry and entry.outcome == "timeout" else "failed"
+            how = "timed out" if entry and entry.outcome is State.TIMEOUT else "failed"
             return f"{how} {whom}{where}  {one.job}"
         by = format_slower(one.slower)
         if one.what == "computing":
