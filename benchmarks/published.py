@@ -179,8 +179,8 @@ def eleuther(setting: Setting) -> int | None:
     inner = int(config.get("intermediate_size") or 4 * width)
     matrices = layers * (4 * width * width + (3 if gated else 2) * width * inner)
     count = 2 * int(config["vocab_size"]) * width + width * tokens + (8 * layers + 2) * width + matrices
-    stage = 3 if setting.engine == "fsdp" else setting.stage
-    ranks = setting.ranks
+    stage = 3 if setting.spread.engine == "fsdp" else setting.spread.stage
+    ranks = setting.spread.ranks
     held = 2 * count / (ranks if stage == 3 else 1) + 4 * count / (ranks if stage > 1 else 1)
     held += 12 * count / (ranks if stage else 1)
     if stage and ranks > 1:

@@ -14,7 +14,7 @@ from muster.core.workload import Lengths
 from muster.planner.memory.activations import Kept, layer_bytes, stacks
 from muster.planner.memory.fit import Setting, need
 from tests.real.traced import traced
-from tests.support import needs_torch
+from tests.support import needs_torch, setting_with
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(300)]
 
@@ -136,7 +136,7 @@ def peak_of_opt_350m(monkeypatch: pytest.MonkeyPatch) -> int:
     made = trace(
         TraceRequest(workload="causal-lm", config=config, tokens=512, arithmetic="half", device="cuda")
     )
-    setting = Setting(
+    setting = setting_with(
         config=config, parameters=0, trainable=0, lengths=Lengths(512), engine="deepspeed", precision="fp16",
         device="cuda", ranks=8, ranks_per_host=8, micro=24, together=True, trace=made,
     )  # fmt: skip
@@ -178,7 +178,7 @@ def published_t5(name: str) -> Setting:
         workload="text2sql", config={**config, "attn_implementation": "eager"}, tokens=96, target=96,
         device="cuda", checkpointing=True, fused_loss=False,
     )  # fmt: skip
-    return Setting(
+    return setting_with(
         config=config, parameters=count, trainable=count, lengths=Lengths(96, 96), precision="fp32",
         device="cuda", ranks=ranks, ranks_per_host=1, micro=32, checkpointing=True, trace=traced(request),
         saves=False, **engine, bucket=10**7 if stage == 3 else 5 * 10**8,

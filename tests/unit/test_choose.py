@@ -44,7 +44,7 @@ def test_the_fastest_that_fits_is_chosen_and_nothing_is_left_open() -> None:
     assert str(recipe.engine.stage) == chosen[0].changes["engine.zero"]
     assert str(recipe.train.checkpointing).lower() == chosen[0].changes["train.gradient_checkpointing"]
     assert decided.setting is not None
-    assert (decided.setting.stage, decided.setting.checkpointing) == (
+    assert (decided.setting.spread.stage, decided.setting.checkpointing) == (
         recipe.engine.stage,
         recipe.train.checkpointing,
     )
@@ -202,7 +202,7 @@ def test_fsdp_reduces_in_each_micro_step_where_memory_needs_it(timed: bool) -> N
     assert decided.refused is None
     assert decided.recipe.engine.sync_each_batch is True
     assert decided.job.recipe["engine"]["sync_each_batch"] is True  # which ranks get
-    assert decided.setting is not None and decided.setting.sync_each_batch
+    assert decided.setting is not None and decided.setting.spread.sync_each_batch
     told = [each for each in decided.job.decisions if each.field == "engine.sync_each_batch"]
     assert [each.value for each in told] == [True]
     assert "settings that fit (of 2)" in told[0].why

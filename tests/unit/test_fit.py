@@ -43,6 +43,7 @@ from muster.planner.memory.fit import (
 from muster.planner.memory.states import likely_tensors
 from muster.planner.plan import _hopeless
 from muster.planner.remedies import NOTHING_SAID, OpenChoices, apply, changes, refusal, remedies
+from tests.support import setting_with, with_fields
 
 GIB = 2**30
 OPT = {
@@ -65,7 +66,7 @@ def tiny(**fields: Any) -> Setting:
         "config": OPT, "parameters": 1000, "trainable": 1000, "lengths": Lengths(8), "engine": "deepspeed",
         "precision": "bf16", "device": "cuda", "ranks": 4, "ranks_per_host": 4, "bucket": 100, "saves": False,
     }  # fmt: skip
-    return Setting(**{**known, **fields})
+    return setting_with(**{**known, **fields})
 
 
 def needed(setting: Setting) -> Need:
@@ -168,8 +169,8 @@ def test_zero_2_in_bf16() -> None:
         ({"engine": "ddp", "precision": "fp32"}, {"gradients": 4000, "optimizer": 8000, "buckets": 4000}),
         ({"engine": "ddp"}, {"parameters": 4000, "copies in half precision": 2000}),
         ({"engine": "fsdp"}, {"parameters": 1008, "gradients": 1008, "optimizer": 2016}),  # rows are padded
-        ({"engine": "fsdp", "accumulation": 2}, {"accumulated gradients": 2000}),
-        ({"engine": "fsdp", "accumulation": 2, "sync_each_batch": True}, {"gradients": 1008}),
+        ({"engine": "fsdp", "micro_steps": 2}, {"accumulated gradients": 2000}),
+        ({"engine": "fsdp", "micro_steps": 2, "sync_each_batch": True}, {"gradients": 1008}),
     ],
 )  # fmt: skip
 def test_states_of_the_engines(fields: dict[str, Any], states: dict[str, int]) -> None:
@@ -382,11 +383,11 @@ def test_what_is_no_decoder_is_traced_in_each_way_that_is_offered() -> None:
     asked = []
 
     def trace(setting: Setting) -> Trace:
-        asked.append((setting.engine, setting.checkpointing))
+        asked.append((setting.spread.engine, setting.checkpointing))
         kept = 10**9 * (1 if setting.checkpointing else 100)
         passes = Pass(2, 2 * kept, 0, 0, 0, 0, 1, 3, 0), Pass(4, 4 * kept, 0, 0, 0, 0, 2, 6, 0)
         arithmetic, again = setting.arithmetic, setting.checkpointing
-        return Trace(parameters, passes, 0, arithmetic, setting.device, again, (2,), {}, 0.0)
+        return Trace(parameters, passes, 0, arithmetic, setting.spread.device, again, (2,), {}, 0.0)
 
     bare = big("t5-large", 1, engine="ddp", stage=0, bucket=0, checkpointing=False)
     setting = replace(bare, trace=trace(bare))
@@ -409,11 +410,11 @@ def fsdp(**fields: Any) -> Setting:
 
 
 def test_fsdp_that_accumulates_is_offered_shards_first() -> None:
-    setting = fsdp(accumulation=4)
-    room = between(setting, replace(setting, sync_each_batch=True))
+    setting = fsdp(micro_steps=4)
+    room = between(setting, with_fields(setting, sync_each_batch=True))
     assert remedies(setting, room, "opt-30b")[0] == "engine.sync_each_batch=true"
-    assert not any("sync" in key for way, _ in changes(replace(setting, accumulation=1)) for key in way)
-    assert not any("sync" in key for way, _ in changes(big("opt-30b", accumulation=4)) for key in way)
+    assert not any("sync" in key for way, _ in changes(with_fields(setting, micro_steps=1)) for key in way)
+    assert not any("sync" in key for way, _ in changes(big("opt-30b", micro_steps=4)) for key in way)
 
 
 @pytest.mark.parametrize(
@@ -430,8 +431,8 @@ def test_fewer_micro_batches_are_offered_where_the_step_may_be_smaller(
 ) -> None:
     """grpo draws the answers of a step at once: of eight micro-batches they are too many."""
     drawing = Drawing(prompt=1024, answer=1024, at_once=True)
-    setting = big("opt-1.3b", accumulation=8, micro=4, drawing=drawing)
-    room = between(setting, replace(setting, accumulation=4))
+    setting = big("opt-1.3b", micro_steps=8, micro=4, drawing=drawing)
+    room = between(setting, with_fields(setting, micro_steps=4))
     said = replace(said, fixed=said.fixed | {"micro", "engine"})
     found = remedies(setting, room, "opt-1.3b", said)
     assert ("batch.accumulation=4" in found) is offered
@@ -456,14 +457,14 @@ def test_another_engine_that_cuts_weights_is_offered_both_ways() -> None:
 @pytest.mark.parametrize("engine", ["fsdp", "deepspeed"])
 def test_groups_of_ranks_that_hold_too_much_are_offered_to_be_left_out(engine: str) -> None:
     setting = fsdp(group=2) if engine == "fsdp" else big("opt-30b", stage=3, group=2)
-    whole = replace(setting, group=0)
+    whole = with_fields(setting, group=0)
     assert setting.spread.grouped
     first = remedies(setting, between(setting, whole), "opt-30b", OpenChoices(fixed=frozenset({"micro"})))[0]
     assert "engine.group=null" in first
     for way, there in changes(setting):
         changed = {key for key in way if key.startswith("engine.")}
         # Another engine has other groups: none of this one's is left behind.
-        assert (there.group == 0) == bool(changed), way
+        assert (there.spread.group == 0) == bool(changed), way
         if "engine.name" not in way:
             assert ("engine.group" in way) == bool(changed), way
 
@@ -492,7 +493,7 @@ def test_two_models_that_are_trained_as_one_are_not_cut_block_by_block() -> None
 def overridden(way: str, setting: Setting) -> tuple[dict[str, str], int]:
     """The overrides of an offered change, and the ranks that it is for."""
     words = way.removesuffix(" such ranks").split()
-    ranks = int(words.pop()) if way.endswith("such ranks") else setting.ranks
+    ranks = int(words.pop()) if way.endswith("such ranks") else setting.spread.ranks
     return dict(word.split("=") for word in words if word != "on"), ranks
 
 
@@ -514,7 +515,7 @@ def overridden(way: str, setting: Setting) -> tuple[dict[str, str], int]:
 def test_every_change_that_is_offered_makes_the_batch_and_fits(
     micro: int, accumulation: int, said: OpenChoices
 ) -> None:
-    setting = big("opt-1.3b", 4, checkpointing=False, micro=micro, accumulation=accumulation)
+    setting = big("opt-1.3b", 4, checkpointing=False, micro=micro, micro_steps=accumulation)
     room = Room(40 * 10**9, ROOMY)
     assert not fits(setting, room)
     offered = remedies(setting, room, "opt-1.3b", said)
@@ -523,7 +524,7 @@ def test_every_change_that_is_offered_makes_the_batch_and_fits(
     for way in ways:
         changed, ranks = overridden(way, setting)
         names = {key.removeprefix("batch.").partition(".")[0] for key in changed}
-        assert not names & said.fixed and not (ranks != setting.ranks and "ranks" in said.fixed)
+        assert not names & said.fixed and not (ranks != setting.spread.ranks and "ranks" in said.fixed)
         batch = resolve_batch(
             int(changed.get("batch.micro", micro)),
             int(changed["batch.accumulation"]) if "batch.accumulation" in changed else said.accumulation,
@@ -531,10 +532,10 @@ def test_every_change_that_is_offered_makes_the_batch_and_fits(
             world_size=ranks,
         )
         assert "batch.micro" not in changed or batch.micro < micro
-        there = replace(
+        there = with_fields(
             apply(setting, changed),
             ranks=ranks,
-            accumulation=batch.accumulation,
+            micro_steps=batch.accumulation,
             lengths=Lengths(int(changed.get("data.sequence", 2048))),
         )
         assert fits(there, room), way
@@ -549,7 +550,7 @@ def test_the_largest_micro_batch_that_divides_the_share_is_offered() -> None:
     small = int(changed["batch.micro"])
     assert int(changed["batch.accumulation"]) * small == 36
     larger = min(size for size in (2, 3, 4, 6, 9, 12, 18, 36) if size > small)
-    assert not fits(replace(setting, micro=larger, accumulation=36 // larger), room)
+    assert not fits(with_fields(setting, micro=larger, micro_steps=36 // larger), room)
 
 
 @pytest.mark.parametrize(("share", "hopeless"), [(0.4, True), (0.7, False)])

@@ -20,7 +20,7 @@ from muster.planner.outlook import UserFigures
 from muster.planner.plan import plan_first, plan_on
 from muster.planner.time.steptime import ideal
 from muster.runs.requirements import check_hosts, needed
-from tests.support import parse_machines
+from tests.support import parse_machines, setting_with
 
 SEVEN = ("model.name=meta-llama/Llama-2-7b-hf", "data.sequence=2048", "batch.micro=1", "model.init=random")
 LLAMA = {
@@ -106,7 +106,7 @@ def setting(precision: str = "fp8", **fields: Any) -> Setting:
         "precision": precision, "device": "cuda", "ranks": 1, "ranks_per_host": 1, "micro": 2,
         "compiled": True,
     }  # fmt: skip
-    return Setting(**{**known, **fields})
+    return setting_with(**{**known, **fields})
 
 
 def test_matrices_of_blocks_compute_in_it_and_others_do_not() -> None:

@@ -61,11 +61,12 @@ def grouping(
 ) -> str | None:
     """That gathering weights inside each host would be faster, where it fits; None: it would not, or weights
     are not gathered between hosts."""
-    engine, inside = spec_of(setting.engine), machines.per_host
-    cut = engine.groups and engine.shards_weights(setting.stage, setting.ranks)
-    if not cut or setting.group or engine.given(recipe).spread or machines.slots or setting.disk != NO_DISK:
+    engine, inside = setting.engine, machines.per_host
+    spread = setting.spread
+    cut = engine.groups and engine.shards_weights(spread.stage, spread.ranks)
+    if not cut or spread.group or engine.given(recipe).spread or machines.slots or spread.disk != NO_DISK:
         return None
-    grouped = replace(setting, group=inside)
+    grouped = setting.spreading(group=inside)
     now, then = case_of(setting, machines), case_of(grouped, machines)
     if machines.hosts == 1 or inside == 1 or now is None or then is None or not fits(grouped, room):
         return None

@@ -182,7 +182,7 @@ def _case(recipe: Recipe, job: Job, slots: Sequence[int], machines: Machines) ->
     setting = setting_of(recipe, config, job.precision, job.device, slots, trace)
     if setting is None:
         return None
-    setting = replace(setting, micro=job.batch.micro, accumulation=job.batch.accumulation)
+    setting = replace(setting, micro=job.batch.micro).spreading(micro_steps=job.batch.accumulation)
     return case_of(setting, machines)
 
 

@@ -130,7 +130,7 @@ def decide(
         check_cuda_graphs(sized.recipe, sized.batch)
         if isinstance(recipe.batch.split, list):
             check_given_shares(recipe.batch.split, world_size=world_size, micro=sized.batch.micro)
-        check_groups(sized.setting.group if sized.setting else recipe.engine.group or 0, world_size)
+        check_groups(sized.setting.spread.group if sized.setting else recipe.engine.group or 0, world_size)
     recipe = sized.recipe
     decisions.extend(spec_of(recipe.engine.name).decisions(recipe))
     sharing = world_size if one_machine else None

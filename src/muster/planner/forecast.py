@@ -180,7 +180,7 @@ def memory_plan(setting: Setting, room: Room, found: Need) -> MemoryPlan:
     host = dict(found.host)
     device = dict(found.device)
     for name, size in found.first.items():
-        (device if setting.device == "cpu" else host)[name] = size // setting.ranks_per_host
+        (device if setting.spread.device == "cpu" else host)[name] = size // setting.ranks_per_host
     short = lacking(setting, room, found)
     return MemoryPlan(
         device=device,
@@ -271,8 +271,8 @@ def _undrawn(setting: Setting, machines: Machines | None) -> str:
     """Why there is no time, and the least that drawing takes: each token reads all weights once."""
     assert setting.drawing is not None
     bandwidth = machines.device.bandwidth if machines is not None else None
-    rounds = setting.micro * setting.accumulation // setting.drawn
-    read = rounds * setting.drawing.answer * setting.element * setting.parameters
+    rounds = setting.micro * setting.spread.micro_steps // setting.drawn
+    read = rounds * setting.drawing.answer * setting.spread.element * setting.parameters
     least = f": at least {format_seconds(read / bandwidth)} of a step on this device" if bandwidth else ""
     return f"time not planned: answers are drawn token by token{least}"
 
@@ -293,7 +293,7 @@ def on_fitting(
 ) -> CaseOn:
     """The job on any number of hosts, where it fits: with the same global batch where the recipe says which,
     else with the same micro-batch and accumulation. `fewer`: as in Outlook."""
-    fixed = setting.micro * setting.accumulation * setting.ranks
+    fixed = setting.micro * setting.spread.micro_steps * setting.spread.ranks
     given = global_given(recipe)
 
     def case_on(hosts: int) -> StepCase | None:
@@ -301,12 +301,12 @@ def on_fitting(
         if those is None:
             return None
         ranks = those.ranks
-        there = replace(setting, ranks=ranks)
-        if there.spread.grouped and ranks % setting.group:
+        there = setting.spreading(ranks=ranks)
+        if there.spread.grouped and ranks % setting.spread.group:
             return None
-        if setting.share < 1 and ranks != setting.ranks:  # shares are given rank by rank
+        if setting.share < 1 and ranks != setting.spread.ranks:  # shares are given rank by rank
             return None
-        if given and ranks != setting.ranks:
+        if given and ranks != setting.spread.ranks:
             largest = setting.micro
             if recipe.batch.micro is None:  # fewer hosts may have to hold more each
                 largest = max(1, largest_micro(there, room, largest))
@@ -314,7 +314,7 @@ def on_fitting(
                 batch = resolve_batch(None, None, fixed, world_size=ranks, largest=largest)
             except RecipeError:
                 return None
-            there = replace(there, micro=batch.micro, accumulation=batch.accumulation)
+            there = replace(there, micro=batch.micro).spreading(micro_steps=batch.accumulation)
         return case_of(there, those) if may_run(there, room) else None
 
     return case_on

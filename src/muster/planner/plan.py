@@ -341,8 +341,8 @@ def _begun(
     compared = chosen.candidates if chosen and chosen.candidates else decided.candidates
     engine = recipe.engine.name
     if setting:
-        group = setting.group if setting.spread.grouped else 0
-        engine = spec_of(engine).label(setting.stage, group)
+        group = setting.spread.group if setting.spread.grouped else 0
+        engine = spec_of(engine).label(setting.spread.stage, group)
     training = training_plan(recipe, setting, job.batch, samples)
     warming = warmup_note(recipe.train, training.steps) if training.steps else None
     return Plan(
@@ -392,7 +392,7 @@ def _notes(decided: Decided) -> list[str]:
         notes.append(activations_missing(setting.config))
     elif setting.trace is None:
         notes.append("the model was not traced: its activations are from a formula, off by -18 to +37 %")
-    if setting is not None and setting.disk.holds != "none":
+    if setting is not None and setting.spread.disk.holds != "none":
         notes.append(
             "what goes to a disk, and its buffers, are counted by DeepSpeed's source, never measured"
         )

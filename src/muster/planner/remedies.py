@@ -58,7 +58,7 @@ def refusal(setting: Setting, room: Room, model: str, said: OpenChoices = NOTHIN
     kind = "of memory" if parts is found.device else "of host memory"
     what = (
         f"{model} needs about {format_bytes(short.needed)} {kind} per rank with {engine_words(setting)} on "
-        f"{counted(setting.ranks, 'rank')} at micro-batch {setting.micro} ({words}), and {name} has "
+        f"{counted(setting.spread.ranks, 'rank')} at micro-batch {setting.micro} ({words}), and {name} has "
         f"{format_bytes(short.has)} for each"
     )
     ways = remedies(setting, room, model, said)
@@ -70,13 +70,13 @@ def refusal(setting: Setting, room: Room, model: str, said: OpenChoices = NOTHIN
 
 def engine_words(setting: Setting) -> str:
     """The engine and what belongs to it, for people."""
-    words = spec_of(setting.engine).words(setting.stage)
-    if setting.sync_each_batch and setting.accumulation > 1:
+    words = setting.engine.words(setting.spread.stage)
+    if setting.spread.sync_each_batch and setting.spread.micro_steps > 1:
         words += " and sync_each_batch"
     if setting.spread.grouped:
-        words += f" in groups of {setting.group}"
-    if setting.offload != "none":
-        words += f" and offload of {setting.offload.replace('+', ' and ')}"
+        words += f" in groups of {setting.spread.group}"
+    if setting.spread.offload != "none":
+        words += f" and offload of {setting.spread.offload.replace('+', ' and ')}"
     return words + (" and gradient checkpointing" if setting.checkpointing else "")
 
 
@@ -110,8 +110,8 @@ def _enlarged(
 ) -> dict[str, str]:
     """Where the batch has to shrink: not to the smallest, but to the largest that fits."""
     if "batch.micro" not in way:
-        powers = (1 << bit for bit in reversed(range((before.accumulation - 1).bit_length())))
-        steps = (each for each in powers if said.fits(replace(fitting, accumulation=each), room))
+        powers = (1 << bit for bit in reversed(range((before.spread.micro_steps - 1).bit_length())))
+        steps = (each for each in powers if said.fits(fitting.spreading(micro_steps=each), room))
         return {**way, "batch.accumulation": str(next(steps))} if "batch.accumulation" in way else way
     others = {key: value for key, value in way.items() if not key.startswith("batch.")}
     found = _largest(replace(fitting, micro=before.micro), room, said)
@@ -124,9 +124,9 @@ def changes(setting: Setting, said: OpenChoices = NOTHING_SAID) -> Iterator[Chan
     steps of fewer micro-batches last."""
     smallest = itertools.islice(_batches(setting, list(reversed(_below(setting, said))), said), 1)
     batches = [(0, False, {}, setting), *((1, False, *each) for each in smallest)]
-    if setting.accumulation > 1 and _open_steps(said):
+    if setting.spread.micro_steps > 1 and _open_steps(said):
         one = {"batch.accumulation": "1"}
-        batches += [(n + 1, True, {**way, **one}, replace(at, accumulation=1)) for n, _, way, at in batches]
+        batches += [(n + 1, True, {**way, **one}, at.spreading(micro_steps=1)) for n, _, way, at in batches]
     checkpointing = [{}] if setting.checkpointing else [{}, {"train.gradient_checkpointing": "true"}]
     spread = [{}] if "engine" in said.fixed else list(_spreads(setting))
     ways = []
@@ -150,7 +150,7 @@ def _below(setting: Setting, said: OpenChoices) -> list[int]:
     if said.global_ is None:
         powers = (1 << bit for bit in reversed(range(setting.micro.bit_length())))
         return [power for power in powers if power < setting.micro]
-    share = said.global_ // setting.ranks
+    share = said.global_ // setting.spread.ranks
     return [size for size in range(min(setting.micro - 1, share), 0, -1) if share % size == 0]
 
 
@@ -158,14 +158,14 @@ def _batches(setting: Setting, micros: list[int], said: OpenChoices) -> Iterator
     """The setting at each of these micro-batches that makes the batch which the recipe says, and what has to
     be said for it."""
     for micro in micros:
-        unit = micro * setting.ranks
-        accumulation, whole = setting.accumulation, said.global_
+        unit = micro * setting.spread.ranks
+        accumulation, whole = setting.spread.micro_steps, said.global_
         if whole is not None:
             accumulation = max(1, whole // unit)
         elif said.samples is not None:
             accumulation = said.accumulation or max(1, round(said.samples / unit))
         try:
-            batch = resolve_batch(micro, accumulation, whole, world_size=setting.ranks)
+            batch = resolve_batch(micro, accumulation, whole, world_size=setting.spread.ranks)
         except RecipeError:
             continue
         way = {"batch.micro": str(micro)} if micro != setting.micro else {}
@@ -173,7 +173,7 @@ def _batches(setting: Setting, micros: list[int], said: OpenChoices) -> Iterator
             if "accumulation" in said.fixed:
                 continue
             way["batch.accumulation"] = str(batch.accumulation)
-        yield way, replace(setting, micro=micro, accumulation=batch.accumulation)
+        yield way, replace(setting, micro=micro).spreading(micro_steps=batch.accumulation)
 
 
 def _largest(setting: Setting, room: Room, said: OpenChoices) -> Change | None:
@@ -185,17 +185,17 @@ def _largest(setting: Setting, room: Room, said: OpenChoices) -> Change | None:
 def _spreads(setting: Setting) -> Iterator[dict[str, str]]:
     """Nothing; then other ways of the engine, and other engines: where it can cut weights, those that do so
     as well. What offloads comes last."""
-    engine = spec_of(setting.engine)
-    ways = [{}, *engine.lighter(setting.stage, setting.offload)]
-    if engine.defers_reduction and setting.ranks > 1 and setting.spread.sums_whole:
+    engine = setting.engine
+    ways = [{}, *engine.lighter(setting.spread.stage, setting.spread.offload)]
+    if engine.defers_reduction and setting.spread.ranks > 1 and setting.spread.sums_whole:
         ways = [{**way, **more} for more in ({}, {SYNC: "true"}) for way in ways]
-    if setting.group:  # all ranks together hold less, and another way has other groups
+    if setting.spread.group:  # all ranks together hold less, and another way has other groups
         ways = [{}, *({**way, GROUP: "null"} for way in ways)]
     for other in own_specs():
         if other.name != engine.name and engine.cutting is not None:
             ways += _cutting(setting, other)
         elif other.name != engine.name and other.relief:
-            ways += [{"engine.name": other.name, **way} for way in other.lighter(0, setting.offload)]
+            ways += [{"engine.name": other.name, **way} for way in other.lighter(0, setting.spread.offload)]
     yield from sorted(ways, key=lambda way: "engine.offload" in way)
 
 
@@ -205,8 +205,8 @@ def _cutting(setting: Setting, other: EngineSpec) -> Iterator[dict[str, str]]:
     if other.cutting is None or (other.shards_weights(0) and any(each.trained for each in setting.others)):
         return
     for offload in other.offloads:
-        if _moved(offload) >= _moved(setting.offload):
-            more = {} if offload == setting.offload else {"engine.offload": offload}
+        if _moved(offload) >= _moved(setting.spread.offload):
+            more = {} if offload == setting.spread.offload else {"engine.offload": offload}
             yield {"engine.name": other.name, **other.cutting, **more}
 
 
@@ -215,32 +215,32 @@ def _moved(offload: str) -> set[str]:
 
 
 def apply(setting: Setting, way: dict[str, str]) -> Setting:
-    """The setting with overrides laid over it."""
-    engine = way.get("engine.name", setting.engine)
-    same = engine == setting.engine
-    stage = int(way.get("engine.zero", setting.stage))
-    shards = spec_of(engine).shards_weights(stage)
+    """Return the setting with overrides laid over it."""
+    spread = setting.spread
+    name = way.get("engine.name", spread.engine)
+    same, engine = name == spread.engine, spec_of(name)
+    stage = int(way.get("engine.zero", spread.stage))
     changed = replace(
         setting,
         micro=int(way.get("batch.micro", setting.micro)),
-        accumulation=int(way.get("batch.accumulation", setting.accumulation)),
         checkpointing=setting.checkpointing or "train.gradient_checkpointing" in way,
-        engine=engine,
+        create="sharded" if engine.shards_weights(stage) else setting.create,
+    ).spreading(
+        engine=name,
         stage=stage,
-        offload=way.get("engine.offload", setting.offload),
-        group=setting.group if same and GROUP not in way else 0,
+        micro_steps=int(way.get("batch.accumulation", spread.micro_steps)),
+        offload=way.get("engine.offload", spread.offload),
+        group=spread.group if same and GROUP not in way else 0,
         # What auto would come to.
-        sync_each_batch=SYNC in way
-        or (setting.sync_each_batch if same else spec_of(engine).defers_reduction),
-        create="sharded" if shards else setting.create,
+        sync_each_batch=SYNC in way or (spread.sync_each_batch if same else engine.defers_reduction),
     )
     return with_buckets(changed) if "engine.zero" in way else changed
 
 
 def with_buckets(setting: Setting) -> Setting:
     """With the sizes that Muster's configuration for the engine asks for."""
-    sizes = spec_of(setting.engine).sizes(setting.stage, hidden_size(setting.config))
-    return replace(setting, **sizes)
+    sizes = setting.engine.sizes(setting.spread.stage, hidden_size(setting.config))
+    return setting.spreading(**sizes)
 
 
 def hidden_size(config: Mapping[str, Any]) -> int:
@@ -259,14 +259,14 @@ def _more_ranks(setting: Setting, room: Room, said: OpenChoices, *, shards: bool
     """The fewest ranks, by doubling, on which the engine as it is fits, or one that shards weights where
     asked to try it."""
     ways: list[dict[str, str]] = [{}]
-    if shards and not spec_of(setting.engine).shards_weights(setting.stage):
+    if shards and not setting.engine.shards_weights(setting.spread.stage):
         others = (way for way in _spreads(setting) if "engine.offload" not in way)
         ways += [way for way in others if apply(setting, way).create == "sharded"]
     best: tuple[int, str] | None = None
     for smaller, way in itertools.product((False, True), ways):
-        base, ranks = apply(setting, way), setting.ranks * 2
+        base, ranks = apply(setting, way), setting.spread.ranks * 2
         while ranks <= MOST_RANKS and (best is None or ranks < best[0]):
-            there = replace(base, ranks=ranks)
+            there = base.spreading(ranks=ranks)
             same = next(iter(_batches(there, [there.micro], said)), None)
             found = _largest(there, room, said) if smaller else same
             if found and said.fits(found[1], room):
@@ -280,16 +280,16 @@ def _more_ranks(setting: Setting, room: Room, said: OpenChoices, *, shards: bool
 def _half_kept(setting: Setting, room: Room, said: OpenChoices) -> str | None:
     """Frozen weights in bf16 alone, beside adapters."""
     adapted = setting.trainable < setting.parameters and setting.quantized is None
-    able = spec_of(setting.engine).keeps_half and setting.precision == "bf16" and not setting.keeps_half
+    able = setting.engine.keeps_half and setting.precision == "bf16" and not setting.spread.keeps_half
     if not (adapted and able) or setting.others or setting.drawing:
         return None
-    halved = replace(setting, keeps_half=True, trace=None)
+    halved = replace(setting, trace=None).spreading(keeps_half=True)
     return "train.optimizer=adamw-bf16" if said.fits(halved, room) else None
 
 
 def _larger(setting: Setting, room: Room, said: OpenChoices) -> str | None:
     """The smallest GPUs that are known on which it fits as it is, where the device is what it lacks."""
-    if setting.device != "cuda" or room.device is None:
+    if setting.spread.device != "cuda" or room.device is None:
         return None
     known = sorted((each.memory or 0, each.name) for each in map(find_device, names()))
     for memory, name in known:

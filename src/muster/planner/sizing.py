@@ -67,7 +67,7 @@ def size(
         split = recipe.batch.split if isinstance(recipe.batch.split, list) else [batch.micro]
         most = max(split)  # of any rank
         share = sum(split) / len(split) / most
-        setting = replace(setting, micro=most, share=share, accumulation=batch.accumulation)
+        setting = replace(setting, micro=most, share=share).spreading(micro_steps=batch.accumulation)
         _tell_need(setting, room, decisions)
     return Sized(batch, recipe, setting)
 
@@ -106,8 +106,8 @@ def _creation(
 ) -> tuple[Recipe, Setting | None]:
     """Whole or in shards. In shards where the engine can, and the whole is much of what a rank may use."""
     engine, choice = spec_of(recipe.engine.name), recipe.model.create
-    shards = setting is not None and engine.shards_weights(setting.stage, setting.ranks)
-    if choice == "sharded" and setting is not None and not engine.shards_weights(setting.stage):
+    shards = setting is not None and engine.shards_weights(setting.spread.stage, setting.spread.ranks)
+    if choice == "sharded" and setting is not None and not engine.shards_weights(setting.spread.stage):
         raise RecipeError(
             "is sharded, and every rank of this engine holds the whole model",
             where="model.create",
@@ -140,7 +140,8 @@ def _batch(
     given = _given(recipe)
     wanted = _wanted(recipe, config, given["global"])
     top = DEFAULT_MICRO
-    if setting is not None and setting.device == "cuda" and wanted and room.device and _counted(setting):
+    gpus = setting is not None and setting.spread.device == "cuda" and room.device is not None
+    if gpus and wanted and _counted(setting):
         top = max(1, wanted // world_size)  # GPUs gain by large micro-batches, CPUs do not
     largest, batch = _fitting(recipe, given, wanted, world_size, setting, room, top)
     product = f"{batch.micro} x {batch.accumulation} x {counted(world_size, 'rank')} = {batch.global_}"
@@ -161,9 +162,9 @@ def _batch(
     return batch
 
 
-def _counted(setting: Setting) -> bool:
+def _counted(setting: Setting | None) -> bool:
     """Return whether all that a rank needs is known, so that a larger micro-batch is known to fit."""
-    counted = need(setting)
+    counted = need(setting) if setting is not None else None
     return counted is None or counted.whole
 
 
@@ -193,8 +194,8 @@ def _fitting(
         return largest, batch
 
     largest, batch = made(setting)
-    if setting is not None and batch.accumulation > 1 and setting.accumulation == 1:
-        return made(replace(setting, accumulation=batch.accumulation))
+    if setting is not None and batch.accumulation > 1 and setting.spread.micro_steps == 1:
+        return made(setting.spreading(micro_steps=batch.accumulation))
     return largest, batch
 
 
@@ -276,9 +277,10 @@ def said_of(recipe: Recipe, config: Mapping[str, Any] | None, tracer: Tracer | N
     """What the recipe, and a user's own DeepSpeed configuration, say of what a remedy would change."""
 
     def trace(setting: Setting) -> Trace | None:
-        made = recipe.choosing(zero=setting.stage, checkpointing=setting.checkpointing)
-        made = made.model_copy(update={"engine": made.engine.model_copy(update={"name": setting.engine})})
-        return tracer(made, setting.precision, setting.device, setting.ranks) if tracer else None
+        spread = setting.spread
+        made = recipe.choosing(zero=spread.stage, checkpointing=setting.checkpointing)
+        made = made.model_copy(update={"engine": made.engine.model_copy(update={"name": spread.engine})})
+        return tracer(made, setting.precision, spread.device, spread.ranks) if tracer else None
 
     own, split, given = spec_of(recipe.engine.name).given(recipe), recipe.batch.split, _given(recipe)
     fixed = set(own.batch) | ({"micro", "ranks"} if isinstance(split, list) else set())

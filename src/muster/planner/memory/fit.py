@@ -9,17 +9,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from muster.core import float8
 from muster.core.bits import Bits, moment_bytes, weight_bytes
-from muster.core.hardware.devices import WIDE
 from muster.core.trace import AFTER_BLOCKS, BACKWARD, EMBEDDINGS, Arithmetic, Pass, Trace
 from muster.core.units import format_bytes
 from muster.core.workload import Drawing, HeldModel, Lengths, Output
 from muster.engines.base import EngineSpec, spec_of
-from muster.engines.spread import NO_DISK, ModelSpread, NvmeOffload, Tensors, trained
+from muster.engines.spread import ModelSpread, Tensors, trained
 from muster.engines.states import Parts, States, added, elements, largest
 from muster.planner.document import UNCOUNTED
 from muster.planner.memory.activations import (
@@ -58,70 +57,61 @@ _EMBEDDING = re.compile(r"embed|(?:^|\.)(?:wte|wpe|shared)\.weight$")
 
 @dataclass(frozen=True)
 class Setting:
-    """What decides how much memory a rank needs. Bucket sizes are DeepSpeed's keys, in elements."""
+    """What decides how much memory a rank needs: a model, its spread over ranks, and how it is trained.
+
+    `ranks_per_host`: the most on one host; `micro`: samples of the rank that has most; `share`: of them,
+    those of a rank on average, below 1 where batch.split differs; `saves`: the first rank gathers the trained
+    model, `checkpoints`: or does so for each checkpoint; `fused_loss`: as the recipe has it; `context`: bytes
+    of CUDA's; `quantized`: the frozen weights of linear layers; `small_moments`: Adam's, in 8 bits; `others`:
+    of a step, beside the trained model; `trace`: of the recipe's real model.
+    """
 
     config: Mapping[str, Any] = field(repr=False)
     parameters: int
     trainable: int
     lengths: Lengths
-    engine: str
     precision: str
-    device: str
-    ranks: int
-    ranks_per_host: int  # the most on one host
+    spread: ModelSpread
+    ranks_per_host: int
     micro: int = 1
-    accumulation: int = 1
-    stage: int = 0
-    offload: str = "none"
-    disk: NvmeOffload = NO_DISK
+    share: float = 1.0
     checkpointing: bool = False
     create: str = "whole"
-    bucket: int = 0  # what gradients are reduced in
-    overlap: bool = False  # a second bucket
-    prefetch: int = 50_000_000  # what ZeRO-3 fetches ahead
-    persistence: int = 100_000  # and keeps whole: tensors up to this
-    live: int = GB  # and may fetch ahead in all
-    reuse: int = GB  # and does not release, if it comes again so soon
-    sub_group: int = GB  # and updates at once
-    pins: bool = True  # what is offloaded lies in page-locked memory
-    together: bool = False  # DeepSpeed makes the optimizer
-    sync_each_batch: bool = False  # gradients are reduced in every micro-step
-    keeps_half: bool = False  # weights, gradients and moments are in half precision alone
-    group: int = 0  # ranks that hold all weights among themselves, fewer than all
-    share: float = 1.0  # of micro, samples of a rank on average: below 1 where batch.split differs
-    clips: bool = True  # ranks agree on the gradients' norm
-    saves: bool = True  # the first rank gathers the trained model
-    checkpoints: bool = False  # or does so for each checkpoint
-    fused_loss: bool | str = False  # as the recipe has it
+    saves: bool = True
+    checkpoints: bool = False
+    fused_loss: bool | str = False
     compiled: bool = False
     context: int = CONTEXT
-    quantized: Bits | None = None  # the frozen weights of linear layers
-    small_moments: bool = False  # Adam's, in 8 bits
+    quantized: Bits | None = None
+    small_moments: bool = False
     output: Output = "logits"
-    others: tuple[HeldModel, ...] = ()  # of a step, beside the trained one
+    others: tuple[HeldModel, ...] = ()
     drawing: Drawing | None = None
-    trace: Trace | None = field(default=None, repr=False)  # of the recipe's real model
+    trace: Trace | None = field(default=None, repr=False)
+
+    def spreading(self, **changes: Any) -> Setting:
+        """Return the same with other fields of its spread."""
+        return replace(self, spread=replace(self.spread, **changes))
 
     @property
-    def element(self) -> int:
-        """Bytes of a value in the chosen precision."""
-        return 4 if self.precision in WIDE else 2
+    def engine(self) -> EngineSpec:
+        """What the engine answers."""
+        return spec_of(self.spread.engine)
 
     @property
     def arithmetic(self) -> Arithmetic:
         """fp32; half: the whole model as it computes; autocast: weights in fp32, copies for the products."""
-        return spec_of(self.engine).arithmetic(self.precision, self.ranks, keeps_half=self.keeps_half)
+        return self.engine.arithmetic(self.precision, self.spread.ranks, keeps_half=self.spread.keeps_half)
 
     @property
     def kept(self) -> Kept:
         """How activations are kept. CPUs have no fused attention with dropout, and GPUs none of grouped keys
         in fp32."""
-        found, cpu = stacks(self.config), self.device == "cpu"
+        found, cpu, element = stacks(self.config), self.spread.device == "cpu", self.spread.element
         fused = not (cpu and any(each.attention_dropout for each in found))
-        fused = fused and (self.element == 2 or cpu or all(each.keys == each.query for each in found))
-        mask = self.element if cpu else 1
+        fused = fused and (element == 2 or cpu or all(each.keys == each.query for each in found))
         mixed = self.arithmetic == "autocast"
-        return Kept(self.element, mixed=mixed, fused=fused, mask=mask, compiled=self.compiled)
+        return Kept(element, mixed=mixed, fused=fused, mask=element if cpu else 1, compiled=self.compiled)
 
     @property
     def tensors(self) -> Tensors:
@@ -171,18 +161,12 @@ class Setting:
         """Answers that a rank draws at once."""
         if self.drawing is None:
             return 0
-        return self.micro * (self.accumulation if self.drawing.at_once else 1)
+        return self.micro * (self.spread.micro_steps if self.drawing.at_once else 1)
 
     @property
     def elements(self) -> int:
         """Parameters of all models that a rank makes."""
         return elements(self.tensors) + sum(elements(self.tensors_of(each)) for each in self.frozen)
-
-    @property
-    def spread(self) -> ModelSpread:
-        """How the model is spread over ranks."""
-        names = [each.name for each in fields(ModelSpread) if hasattr(self, each.name)]
-        return ModelSpread(micro_steps=self.accumulation, **{name: getattr(self, name) for name in names})
 
 
 @dataclass(frozen=True)
@@ -235,7 +219,7 @@ def need(setting: Setting) -> Need | None:
         return None
     found, passing = _in_bits(setting, found, _in_fp8(setting, passing))
     frozen = [frozen_states(setting.spread, each, setting.tensors_of(each)) for each in setting.frozen]
-    moments = moments_of(found, passing, accumulates=setting.accumulation > 1)
+    moments = moments_of(found, passing, accumulates=setting.spread.micro_steps > 1)
     gathered = added(*(each.passes for each in frozen if each))
     if setting.drawing is None:  # further models run while activations are kept, else before there are any
         moments["loss"] = added(moments["loss"], gathered)
@@ -248,7 +232,7 @@ def need(setting: Setting) -> Need | None:
     if setting.trace is not None:
         device["model's buffers"] = setting.trace.buffers
     passes = added(found.passes, gathered)
-    scattered = spec_of(setting.engine).gathers_tensors
+    scattered = setting.engine.gathers_tensors
     holes = HOLES * sum(size for name, size in passes.items() if scattered and name.startswith("gathered"))
     return _with_overhead(setting, tensors, device, host, passing.basis, moment, holes)
 
@@ -266,7 +250,7 @@ def _in_bits(setting: Setting, found: States, passing: Passing) -> tuple[States,
         return replace(found, held=held), passing
     kept = sum(weight_bytes(setting.quantized, each.shape) for each in small)
     held["parameters"] -= 4 * elements(small)
-    copies, gone = sum(passing.copies.values()), setting.element * elements(small)
+    copies, gone = sum(passing.copies.values()), setting.spread.element * elements(small)
     return (
         replace(found, held=added(held, {"quantised weights": kept})),
         replace(
@@ -274,7 +258,7 @@ def _in_bits(setting: Setting, found: States, passing: Passing) -> tuple[States,
             copies={
                 # With gradient checkpointing, those of blocks do not stay anyway.
                 "copies in half precision": copies - gone if copies >= gone else copies,
-                "a layer as whole numbers": setting.element * largest(small),
+                "a layer as whole numbers": setting.spread.element * largest(small),
             },
         ),
     )
@@ -294,7 +278,7 @@ def _in_fp8(setting: Setting, passing: Passing) -> Passing:
         largest_of = max(rows_of * columns, rows * rows_of, rows * columns)
         return whole + (0 if setting.compiled else 8 * largest_of)
 
-    copies, gone = sum(passing.copies.values()), setting.element * elements(layers)
+    copies, gone = sum(passing.copies.values()), setting.spread.element * elements(layers)
     return replace(
         passing,
         copies={
@@ -308,7 +292,7 @@ def _in_fp8(setting: Setting, passing: Passing) -> Passing:
 def _drawing(setting: Setting, tensors: Tensors, found: States, passing: Passing) -> Parts:
     """What is on the device beside what is always held, while a rank draws answers."""
     assert setting.drawing is not None
-    gathered = spec_of(setting.engine).gathers_to_draw(setting.spread, tensors)
+    gathered = setting.engine.gathers_to_draw(setting.spread, tensors)
     weights = found.passes if gathered is None else {"gathered parameters": gathered}
     made = drawing_bytes(setting.config, setting.drawing, setting.drawn, setting.kept)
     return added(weights, passing.copies, made)
@@ -330,11 +314,12 @@ def _own_passing(setting: Setting) -> Passing:
     """Traced where the trace is of this arithmetic: not of another engine or precision, nor with other
     checkpointing, nor compiled otherwise; else by the closed form of decoders."""
     trace = setting.trace
-    asked = (setting.arithmetic, setting.device, setting.checkpointing, setting.compiled)
+    asked = (setting.arithmetic, setting.spread.device, setting.checkpointing, setting.compiled)
     if trace is not None and asked == (trace.arithmetic, trace.device, trace.checkpointing, trace.compiled):
         return traced(trace.at(setting.micro))
     config, lengths, kept = setting.config, setting.lengths, setting.kept
-    copies = {"copies in half precision": setting.element * elements(setting.tensors) if kept.mixed else 0}
+    weights = kept.element * elements(setting.tensors) if kept.mixed else 0
+    copies = {"copies in half precision": weights}
     each = activation_bytes(config, lengths, kept, checkpointing=setting.checkpointing)
     if each is None:
         return Passing(UNCOUNTED, {}, {}, 0, copies)
@@ -342,11 +327,11 @@ def _own_passing(setting: Setting) -> Passing:
     rows = sequences * lengths.tokens
     logits: int | None = None
     if setting.output == "log-probs":
-        logits = tile_bytes(config, rows, kept, setting.device)
+        logits = tile_bytes(config, rows, kept, setting.spread.device)
     elif setting.output == "numbers":
         logits = 0
     elif setting.output == "logits":
-        logits = fused_bytes(config, rows, kept, setting.device, setting.fused_loss)
+        logits = fused_bytes(config, rows, kept, setting.spread.device, setting.fused_loss)
     if logits is None:
         logits = sequences * logit_bytes(config, lengths, kept)
     parts = {"activations": sequences * each, "logits and loss": logits}
@@ -360,9 +345,9 @@ def _with_overhead(
     count = elements(tensors)
     whole = setting.create == "whole" and setting.quantized is None  # else read and cut tensor by tensor
     making = 4 * (setting.elements if whole else largest(tensors))
-    engine = spec_of(setting.engine)
+    engine = setting.engine
     first = _of_the_first_rank(setting, engine, tensors, count)
-    if setting.device == "cpu":
+    if setting.spread.device == "cpu":
         everything = added(device, host)
         slack = holes + int(HEAP * sum(everything.values()))
         everything = added(everything, {"allocator slack": slack})
@@ -370,10 +355,10 @@ def _with_overhead(
             everything, moment = {"the model while it is made": making}, "making the model"
         return Need({**everything, "process": PROCESS}, {}, first, basis, moment)
     device = added(device, {"matrix products": WORKSPACES})
-    scattered = engine.gathers_tensors and engine.shards_weights(setting.stage)
+    scattered = engine.gathers_tensors and engine.shards_weights(setting.spread.stage)
     device["allocator slack"] = int((SCATTERED_SLACK if scattered else SLACK) * sum(device.values()))
     device["CUDA context"] = setting.context
-    if setting.ranks > 1:
+    if setting.spread.ranks > 1:
         device["NCCL"] = COMMUNICATOR
     parts = host if sum(host.values()) >= making else {"the model while it is made": making}
     return Need(device, {**added(parts), "process": PROCESS}, first, basis, moment)
@@ -388,7 +373,7 @@ def _of_the_first_rank(setting: Setting, engine: EngineSpec, tensors: Tensors, c
     found: Parts = {}
     if setting.create == "sharded" and engine.made_by_first:
         found["the whole model, made by the first rank"] = 4 * count
-    if engine.shards_weights(setting.stage, setting.ranks) and setting.ranks > 1:
+    if engine.shards_weights(setting.spread.stage, setting.spread.ranks) and setting.spread.ranks > 1:
         if setting.saves or setting.checkpoints:
             found["the whole model, saved by the first rank"] = engine.weight_bytes(setting.spread) * count
         if setting.checkpoints and engine.gathers_optimizer:
@@ -438,7 +423,7 @@ def lacking(setting: Setting | None, room: Room, found: Need | None = None) -> S
     if setting is None or (found := found or need(setting)) is None:
         return None
     first = found.first_host // setting.ranks_per_host
-    cpu = setting.device == "cpu"
+    cpu = setting.spread.device == "cpu"
     device = sum(found.device.values()) + (first if cpu else 0)
     host = 0 if cpu else sum(found.host.values()) + first
     for place, needed, has in (("device", device, room.device), ("host", host, room.host)):
