@@ -31,7 +31,7 @@ from tests.cluster.cluster import Cluster  # noqa: E402
 from muster.core.result import Result  # noqa: E402
 from muster.inputs.read import Inputs, read_inputs  # noqa: E402
 from muster.planner.document import MemoryPlan  # noqa: E402
-from muster.planner.outlook import UserFigures  # noqa: E402
+from muster.planner.machines import UserFigures  # noqa: E402
 from muster.planner.plan import plan_hosts  # noqa: E402
 from muster.runs.train import train  # noqa: E402
 from muster.store.runfolder import RunFolder  # noqa: E402

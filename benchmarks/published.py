@@ -38,8 +38,8 @@ from muster.core.trace import AFTER_BLOCKS, FIGURES, Pass, Trace, TraceRequest, 
 from muster.inputs.read import read_recipe
 from muster.planner import tracing
 from muster.planner.decide import Decided
+from muster.planner.machines import UserFigures
 from muster.planner.memory.fit import Setting, need
-from muster.planner.outlook import UserFigures
 from muster.planner.plan import plan_on
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -95,7 +95,7 @@ def plan(
     """
     from muster.core.errors import UsageError
     from muster.inputs.read import read_inputs, read_recipe
-    from muster.planner.outlook import UserFigures
+    from muster.planner.machines import UserFigures
     from muster.planner.plan import plan_hosts, plan_on
 
     if bool(hosts) == bool(on):

@@ -14,7 +14,7 @@ from muster.core.hardware.links import LinkFigures, SharedLink
 from muster.core.result import Result
 from muster.inputs.read import read_inputs
 from muster.planner.calibrate import calibrate
-from muster.planner.outlook import load_calibration, save_calibration
+from muster.planner.machines import load_calibration, save_calibration
 from muster.planner.time.learning import link_figures
 from muster.planner.time.steptime import Calibration
 from muster.reports.page import report

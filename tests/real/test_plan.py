@@ -13,7 +13,7 @@ from muster.core.recipes import load_recipe
 from muster.inputs.read import read_inputs, read_recipe
 from muster.planner.calibrate import calibrate, measured_of
 from muster.planner.document import Plan
-from muster.planner.outlook import UserFigures
+from muster.planner.machines import UserFigures
 from muster.planner.plan import plan_hosts, plan_on
 from muster.runs.train import train
 from muster.store.runfolder import RunFolder

@@ -13,7 +13,7 @@ from muster.core.recipe import recipe_from
 from muster.inputs.model import check_model
 from muster.inputs.read import check, read_recipe
 from muster.planner.document import Plan
-from muster.planner.outlook import UserFigures
+from muster.planner.machines import UserFigures
 from muster.planner.plan import plan_first, plan_on
 from muster.runs.requirements import check_hosts, needed
 

@@ -11,7 +11,7 @@ from muster.core import families
 from muster.core.recipe import recipe_from
 from muster.inputs.model import parameters, whole_config
 from muster.inputs.read import read_recipe
-from muster.planner.outlook import UserFigures
+from muster.planner.machines import UserFigures
 from muster.planner.plan import plan_on
 from tests.images import RED, png, write_folder, write_parquet
 

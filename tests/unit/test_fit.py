@@ -336,7 +336,7 @@ A100, ROOMY = Room(85_899_345_920, 250_000_000_000, "A100 of a", "a"), 1 << 50
 
 def test_a_refusal_says_what_is_needed_and_what_would_fit() -> None:
     setting = big("opt-175b")
-    error = refusal(setting, A100, "opt-175b")
+    error = refusal(setting, A100, "opt-175b", remedies(setting, A100, "opt-175b"))
     assert isinstance(error, UsageError)
     assert error.where == "memory"
     assert error.what.startswith("opt-175b needs about 819.")
@@ -566,6 +566,6 @@ def test_host_memory_is_too_little_for_eight_ranks_that_make_the_model_whole() -
     setting, room = big("opt-13b"), Room(85_899_345_920, 32_000_000_000, "A100 of a", "a")
     short = lacking(setting, room)
     assert short is not None and short.place == "host"
-    error = refusal(setting, room, "opt-13b")
+    error = refusal(setting, room, "opt-13b", remedies(setting, room, "opt-13b"))
     assert "of host memory per rank" in error.what and "a has 32.0 GB" in error.what
     assert (error.hint or "").startswith("would fit: engine.zero=3;")  # which is made in shards

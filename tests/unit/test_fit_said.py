@@ -14,7 +14,7 @@ from muster.core.recipes import load_recipe
 from muster.inputs.model import check_model
 from muster.inputs.read import read_recipe
 from muster.planner.document import NEARLY_FULL, Plan
-from muster.planner.outlook import UserFigures
+from muster.planner.machines import UserFigures
 from muster.planner.plan import plan_on
 
 GPT2 = ["model.name=gpt2-large", "data.sequence=1024", "engine.name=ddp", "precision=bf16", "batch.micro=1"]

@@ -15,7 +15,7 @@ from muster.core.recipes import load_recipe
 from muster.inputs.read import Inputs, read_inputs, read_recipe
 from muster.planner.document import Plan
 from muster.planner.hosts import first_hosts
-from muster.planner.outlook import UserFigures
+from muster.planner.machines import UserFigures
 from muster.planner.plan import plan_on
 from muster.runs.dry_run import dry_run
 from muster.runs.submit import script, submit

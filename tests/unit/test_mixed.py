@@ -24,7 +24,7 @@ from muster.inputs.read import check, read_recipe
 from muster.planner import plan as planning
 from muster.planner.advice import review
 from muster.planner.document import Plan
-from muster.planner.outlook import UserFigures
+from muster.planner.machines import UserFigures
 from muster.planner.plan import plan_hosts
 from muster.planner.time import mixed
 from muster.planner.time.mixed import Forecast, Load, MixedHost, Predicted

@@ -22,7 +22,7 @@ from muster.fleet.shell import Shell
 from muster.inputs.read import check, read_recipe
 from muster.planner.document import Plan
 from muster.planner.forecast import host_counts
-from muster.planner.outlook import (
+from muster.planner.machines import (
     UserFigures,
     calibration_file,
     hypothetical,

@@ -10,7 +10,7 @@ from muster.core.recipes import load_recipe
 from muster.dialogues.spec import DialogueData
 from muster.engines.deepspeed.config import deepspeed_config
 from muster.inputs.read import read_recipe
-from muster.planner.outlook import UserFigures
+from muster.planner.machines import UserFigures
 from muster.planner.plan import plan_on
 from muster.workloads.image_classification.spec import ImageData
 from muster.workloads.ppo.spec import PpoRecipe

@@ -12,7 +12,7 @@ from muster.core.errors import UsageError
 from muster.core.units import parse_bytes, parse_count
 
 if TYPE_CHECKING:
-    from muster.planner.outlook import UserFigures
+    from muster.planner.machines import UserFigures
 
 EXAMPLES = """Examples:
 
@@ -136,7 +136,7 @@ def _plan_steps(
 def _told(samples: int | None, tokens: str, price: float | None, link: str, host_memory: str) -> UserFigures:
     import math
 
-    from muster.planner.outlook import UserFigures
+    from muster.planner.machines import UserFigures
 
     if price is not None and not math.isfinite(price):
         raise UsageError(f"{price:g} is not a number", where="--price", hint="such as --price 2.5")

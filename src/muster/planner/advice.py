@@ -19,8 +19,9 @@ from muster.core.recipe import Recipe
 from muster.core.units import format_seconds
 from muster.engines.base import spec_of
 from muster.engines.spread import NO_DISK, ModelSpread
-from muster.planner.forecast import case_of, link_of
+from muster.planner.machines import link_of
 from muster.planner.memory.fit import Room, Setting, fits
+from muster.planner.predict import case_of
 from muster.planner.time.mixed import Forecast, Load, MixedHost
 from muster.planner.time.reached import reached
 from muster.planner.time.steptime import Calibration, StepCase, StepWork, case_key, lump, predict

@@ -15,8 +15,8 @@ from muster.core.job import Job, read_job
 from muster.core.recipe import Recipe, recipe_from
 from muster.core.result import Result
 from muster.inputs.model import whole_config
-from muster.planner.forecast import case_of
-from muster.planner.outlook import Ground, load_calibration, save_calibration
+from muster.planner.machines import MachineModel, load_calibration, save_calibration
+from muster.planner.predict import case_of
 from muster.planner.setting import setting_of
 from muster.planner.time.learning import (
     MeasuredRun,
@@ -160,7 +160,7 @@ def link_of(run: RunFolder, link: str | None = None) -> dict[str, LinkFigures] |
 def _machines(run: RunFolder, result: Result, job: Job, link: str | None) -> Machines:
     """What a run ran on. Raises RunFolderError where that is not known."""
     recipe = recipe_from(job.recipe)
-    ground = Ground(
+    model = MachineModel(
         {report.host: report.facts for report in result.hosts},
         tuple(Host(place.host, place.slots) for place in job.placements),
         Calibration(),
@@ -170,7 +170,7 @@ def _machines(run: RunFolder, result: Result, job: Job, link: str | None) -> Mac
         one_machine=job.launcher == "local",
         learning=True,
     )
-    machines = ground.on([place.slots for place in job.placements], job.device, job.precision)
+    machines = model.on([place.slots for place in job.placements], job.device, job.precision)
     if machines is None:
         raise RunFolderError("ran on a device or over a link that is not known", where=run.id)
     return machines

@@ -28,13 +28,21 @@ from muster.inputs.read import Inputs, check
 from muster.planner.advice import advise, grouping
 from muster.planner.decide import Chosen, Decided, decide
 from muster.planner.document import NEARLY_FULL, UNCOUNTED, Plan
-from muster.planner.forecast import Outlook, case_of, global_given, plan_of
-from muster.planner.hosts import AUTO, HostTrial, by_speed, first_hosts, numbers, on_hosts, pick
+from muster.planner.forecast import Trained, global_given, plan_of
+from muster.planner.hosts import AUTO, HostTrial, first_hosts, numbers, on_hosts, pick
+from muster.planner.machines import (
+    MachineModel,
+    UserFigures,
+    by_speed,
+    hypothetical,
+    load_calibration,
+    machine_model,
+)
 from muster.planner.memory.activations import activations_missing
 from muster.planner.memory.fit import MARGIN, Room, Setting, lacking, may_run, need
 from muster.planner.orders import greeting
-from muster.planner.outlook import Ground, UserFigures, ground_of, hypothetical, load_calibration
 from muster.planner.placing import ranks_of
+from muster.planner.predict import case_of
 from muster.planner.remedies import GROUP, OpenChoices, remedies
 from muster.planner.setting import assumed_length, assumed_shapes, why_unknown
 from muster.planner.sizing import Tracer, said_of
@@ -64,9 +72,9 @@ def plan_on(
     inputs, chosen = first_hosts(check(recipe, inventory))
     if not traced:
         check_closed_form(recipe)
-    ground = Ground(facts, inventory.hosts, load_calibration(), machines).of(inputs.inventory.hosts)
+    model = MachineModel(facts, inventory.hosts, load_calibration(), machines).of(inputs.inventory.hosts)
     inputs = replace(inputs, noted=tuple(noted))
-    decided = _attempt(inputs, ground, told, partial(tracer, say=say) if traced else None, chosen, on)
+    decided = _attempt(inputs, model, told, partial(tracer, say=say) if traced else None, chosen, on)
     return _noted(decided, *ambiguous(on))
 
 
@@ -85,10 +93,10 @@ def plan_hosts(
     known = load_calibration()  # before any host is asked
     if say is not None:
         say("asking the hosts")
-    ground = ground_of(inputs, ask(inputs, Shell()), told, known)
+    model = machine_model(inputs, ask(inputs, Shell()), told, known)
     if say is not None:
         say("planning")
-    return _attempt(inputs, ground, told, partial(tracer, say=say) if traced else None, chosen)
+    return _attempt(inputs, model, told, partial(tracer, say=say) if traced else None, chosen)
 
 
 def check_plannable(recipe: Recipe, told: UserFigures) -> None:
@@ -124,10 +132,10 @@ def hosts_first(inputs: Inputs, asking: Callable[[Inputs], Facts]) -> tuple[Inpu
     inputs, chosen = first_hosts(inputs)
     if inputs.recipe.launch.hosts != AUTO:
         return inputs, chosen
-    ground = ground_of(inputs, asking(inputs), UserFigures(), _calibration([]))
-    decided = settle(inputs, ground, None)
+    model = machine_model(inputs, asking(inputs), UserFigures(), _calibration([]))
+    decided = settle(inputs, model, None)
     if decided.refused or _tight(decided) or decided.machines is not None:
-        decided = settle(inputs, ground, tracer)
+        decided = settle(inputs, model, tracer)
     assert decided.chosen is not None
     return on_hosts(inputs, decided.chosen.hosts), decided.chosen
 
@@ -142,37 +150,36 @@ def plan_first(inputs: Inputs, facts: Facts, chosen: Chosen | None = None) -> De
     if not inputs.recipe.trains:
         return _with_hosts(decide(inputs, facts), chosen)
     notes: list[str] = []
-    ground, told = ground_of(inputs, facts, UserFigures(), _calibration(notes)), UserFigures()
+    model, told = machine_model(inputs, facts, UserFigures(), _calibration(notes)), UserFigures()
     survey = inputs.recipe.survey(whole_config(inputs.recipe))
-    decided = _attempt(inputs, ground, told, None, chosen, survey=survey)
+    decided = _attempt(inputs, model, told, None, chosen, survey=survey)
     assert decided.plan is not None
     hopeless = decided.refused is not None and _hopeless(decided)
     if not hopeless and (decided.refused or _tight(decided) or decided.plan.time is not None):
-        decided = _attempt(inputs, ground, told, tracer, chosen, survey=survey)
+        decided = _attempt(inputs, model, told, tracer, chosen, survey=survey)
     if decided.refused:
         raise decided.refused
     return _noted(decided, *notes)
 
 
-def settle(inputs: Inputs, ground: Ground, tracer: Tracer | None) -> Decided:
+def settle(inputs: Inputs, model: MachineModel, tracer: Tracer | None) -> Decided:
     """Everything that was open, the number of hosts among it. Raises RecipeError and InventoryError where
     nothing can work."""
     tracer = once(tracer) if tracer else None
     given = inputs.inventory.hosts
     if inputs.recipe.launch.hosts != AUTO:
-        decided = decide(inputs, ground.facts, tracer=tracer, clock=ground.clock)
-        machines = ground.on(decided.slots, decided.job.device, decided.job.precision)
-        return replace(decided, machines=machines, reach=len(given))
+        decided = decide(inputs, model.facts, tracer=tracer, model=model)
+        return replace(decided, reach=len(given))
     device = inputs.recipe.launch.device
-    ordered = by_speed(given, ground.facts, device, ground.env, inputs.recipe.precision)
-    ranks = [ranks_of(host, ground.facts[host.label], device) for host in ordered]
+    ordered = by_speed(given, model.facts, device, model.env, inputs.recipe.precision)
+    ranks = [ranks_of(host, model.facts[host.label], device) for host in ordered]
     trials = []
     for number in numbers(inputs.recipe, ranks):
         labels = {host.label for host in ordered[:number]}
         some = tuple(host for host in given if host.label in labels)
-        there = ground.of(some)
+        there = model.of(some)
         try:
-            decided = decide(on_hosts(inputs, some), there.facts, tracer=tracer, clock=there.clock)
+            decided = decide(on_hosts(inputs, some), there.facts, tracer=tracer, model=there)
             trials.append(HostTrial(some, decided))
         except RecipeError as error:
             if not (error.where or "").startswith(("batch.", GROUP)):  # what no number of hosts would change
@@ -180,9 +187,8 @@ def settle(inputs: Inputs, ground: Ground, tracer: Tracer | None) -> Decided:
             trials.append(HostTrial(some, None, error))
     decided, chosen = pick(trials, given)
     job = decided.job
-    machines = ground.of(chosen.hosts).on(decided.slots, job.device, job.precision)
-    in_order = [ranks_of(host, ground.facts[host.label], device) for host in given]
-    machines, reach = _beside(machines, ground.on(in_order, job.device, job.precision))
+    in_order = [ranks_of(host, model.facts[host.label], device) for host in given]
+    machines, reach = _beside(decided.machines, model.on(in_order, job.device, job.precision))
     return replace(decided, machines=machines, reach=reach, chosen=chosen)
 
 
@@ -209,7 +215,7 @@ def _calibration(notes: list[str]) -> Calibration:
 
 def _attempt(
     inputs: Inputs,
-    ground: Ground,
+    model: MachineModel,
     told: UserFigures,
     tracer: Tracer | None,
     chosen: Chosen | None = None,
@@ -220,7 +226,7 @@ def _attempt(
     before; `words`: what to call the machines; `survey`: of the data, where they were looked at before."""
     survey = survey or inputs.recipe.survey(whole_config(inputs.recipe))
     tracer = once(tracer) if tracer else None
-    decided = settle(inputs, ground, tracer)
+    decided = settle(inputs, model, tracer)
     decided = _with_hosts(decided, decided.chosen or chosen)
     job, chosen, machines = decided.job, decided.chosen, decided.machines
     if decided.recipe.bits is not None and job.device != "cuda":
@@ -229,39 +235,38 @@ def _attempt(
     if told.tokens is not None and decided.setting is not None:
         samples = -(-told.tokens // decided.setting.lengths.all)
     if chosen is None or not chosen.timed:  # else slower hosts were left out already
-        decided = decided.saying(*job.decisions, *_advice(decided, ground, samples))
-    idle_gpus = job.device == "cpu" and any(about.get("gpus") for about in ground.facts.values())
+        decided = decided.saying(*job.decisions, *_advice(decided, model, samples))
+    idle_gpus = job.device == "cpu" and any(about.get("gpus") for about in model.facts.values())
     if idle_gpus:  # said at the start as well
         why = "the recipe says so, and the hosts' GPUs are not used"
         decided = decided.saying(*decided.job.decisions, Decision("launch.device", "cpu", why))
     start = _begun(inputs, decided, words or inputs.inventory.source, survey, samples, tracer)
-    alike = machines is None or len(ground.hosts) != len(decided.slots)
-    fewer = None if alike else ground.fewer(decided.slots, job.device, job.precision)
+    alike = machines is None or len(model.hosts) != len(decided.slots)
+    fewer = None if alike else model.fewer(decided.slots, job.device, job.precision)
     if fewer is not None:
         start.notes.append("hosts differ: the slowest sets the pace, and fewer hosts are the fastest of them")
-    whole = told.tokens is not None
-    outlook = Outlook(machines, ground.known, samples, told.price, decided.reach, fewer, whole)
+    trained = Trained(model.calibration, samples, told.tokens is not None, told.price, fewer)
     if idle_gpus:
         start.notes.append("the hosts' GPUs are not used: the recipe says launch.device=cpu")
     if decided.setting is not None and machines is not None:
-        faster = grouping(decided.recipe, decided.setting, machines, decided.room, ground.known)
+        faster = grouping(decided.recipe, decided.setting, machines, decided.room, model.calibration)
         start.notes.extend([faster] if faster else [])
-    made = plan_of(decided.recipe, decided.setting, decided.room, outlook, start)
+    made = plan_of(decided, start, trained)
     return _with_cost_note(replace(decided, plan=made), told)
 
 
-def _advice(decided: Decided, ground: Ground, samples: int | None) -> list[Decision]:
+def _advice(decided: Decided, model: MachineModel, samples: int | None) -> list[Decision]:
     """Which hosts make the job slower; nothing where a step's time is not known."""
     recipe, setting = decided.recipe, decided.setting
-    if ground.one_machine or setting is None or len(ground.hosts) != len(decided.slots):
+    if model.one_machine or setting is None or len(model.hosts) != len(decided.slots):
         return []
-    members = ground.members(decided.slots, decided.job.device, decided.job.precision)
+    members = model.members(decided.slots, decided.job.device, decided.job.precision)
     case = case_of(setting, members[0].machines) if members else None
     if case is None or members is None:
         return []
     batch = decided.job.batch.global_ if global_given(recipe) else None
     try:
-        return advise(recipe, case, members, ground.known, batch=batch, samples=samples)
+        return advise(recipe, case, members, model.calibration, batch=batch, samples=samples)
     except UsageError:  # a figure is missing, as the plan says
         return []
 
@@ -333,11 +338,8 @@ def _begun(
     """The plan without memory and time. `samples`: of an epoch."""
     recipe, setting, chosen, job = decided.recipe, decided.setting, decided.chosen, decided.job
     name = recipe.model.name or "the model"
-    ways = []
     said = said_of(recipe, whole_config(recipe), tracer)
-    if decided.refused and setting:
-        ways = remedies(setting, decided.room, name, said)
-    roomier = [] if ways or setting is None else _roomier(setting, decided.room, name, said)
+    roomier = [] if decided.would_fit or setting is None else _roomier(setting, decided.room, name, said)
     compared = chosen.candidates if chosen and chosen.candidates else decided.candidates
     engine = recipe.engine.name
     if setting:
@@ -361,7 +363,7 @@ def _begun(
         decisions=[
             {"field": d.field, "value": d.value, "why": d.why} for d in (*inputs.noted, *job.decisions)
         ],
-        would_fit=ways,
+        would_fit=list(decided.would_fit),
         roomier=roomier,
         notes=[*_notes(decided), *filter(None, [warming])],
     )

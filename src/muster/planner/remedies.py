@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -47,8 +47,8 @@ class OpenChoices:
 NOTHING_SAID = OpenChoices()
 
 
-def refusal(setting: Setting, room: Room, model: str, said: OpenChoices = NOTHING_SAID) -> UsageError:
-    """The error for a job that does not fit: what it needs, what there is, and what would fit."""
+def refusal(setting: Setting, room: Room, model: str, ways: Sequence[str]) -> UsageError:
+    """The error for a job that does not fit: what it needs, what there is, and what would fit (`ways`)."""
     short, found = lacking(setting, room), need(setting)
     assert short is not None and found is not None
     parts = found.device if short.place == "device" else found.host
@@ -61,7 +61,6 @@ def refusal(setting: Setting, room: Room, model: str, said: OpenChoices = NOTHIN
         f"{counted(setting.spread.ranks, 'rank')} at micro-batch {setting.micro} ({words}), and {name} has "
         f"{format_bytes(short.has)} for each"
     )
-    ways = remedies(setting, room, model, said)
     hint = f"would fit: {'; or '.join(ways)}; " if ways else "no change that was tried would fit; "
     if not found.whole:
         hint = f"{activations_missing(setting.config)} {hint}"

@@ -4,21 +4,24 @@ made. Pure."""
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from muster.core import families
 from muster.core.batch import DEFAULT_MICRO, Batch, resolve_batch
 from muster.core.errors import RecipeError
+from muster.core.hardware.machines import Machines
 from muster.core.job import Decision
 from muster.core.near import near_names
 from muster.core.recipe import Recipe
 from muster.core.trace import Trace
 from muster.core.units import counted, format_bytes
 from muster.engines.base import spec_of
-from muster.planner.memory.fit import Room, Setting, lacking, largest_micro, need
+from muster.planner.memory.fit import Need, Room, Setting, Shortage, lacking, largest_micro, need
+from muster.planner.predict import predict
 from muster.planner.remedies import OpenChoices
 from muster.planner.setting import sequence_of, setting_of
+from muster.planner.time.steptime import Calibration, Step
 
 # A model is made in shards where the whole of it in fp32 takes more than this of what a rank may use.
 WHOLE_AT_MOST = 0.25
@@ -27,49 +30,79 @@ Tracer = Callable[[Recipe, str, str, int], "Trace | None"]  # recipe, precision,
 
 @dataclass(frozen=True)
 class Where:
-    """What a job runs on, and in what precision."""
+    """What a job runs on, in what precision, and what is known of it. `machines`: that its time rests on,
+    None: not known; `tracer`: of real models, None: nothing is traced."""
 
     precision: str
     device: str
     slots: Sequence[int]
     room: Room
+    machines: Machines | None = None
+    calibration: Calibration = field(default_factory=Calibration)
+    tracer: Tracer | None = None
 
 
 @dataclass(frozen=True)
-class Sized:
-    """The batch, and the recipe with what was `auto` in its model and training. `setting`: what decides the
-    memory of a rank; None where model or lengths are not known here."""
+class Way:
+    """A recipe as it can be run, and what it comes to.
 
-    batch: Batch
-    recipe: Recipe
-    setting: Setting | None = None
-
-
-def size(
-    recipe: Recipe,
-    config: Mapping[str, Any] | None,
-    where: Where,
-    decisions: list[Decision],
-    trace: Trace | None = None,
-) -> Sized:
-    """Everything that depends on how large the model is. `config`: None where it is not known here;
-    `trace`: of this recipe's model, where there is one.
-
-    Raises RecipeError for numbers that contradict each other.
+    `recipe`: with what was `auto` in its model and training; `setting`: None where model or lengths are not
+    known here; `changes`: the overrides that distinguish it from others; `decisions`: what was decided on it;
+    `memory`: bytes of a rank's device, 0: not known; `lacks`: of these, what there is too little of; `step`:
+    None where its time is not known.
     """
+
+    recipe: Recipe
+    batch: Batch
+    setting: Setting | None = None
+    changes: Mapping[str, str] = field(default_factory=dict)
+    decisions: Sequence[Decision] = ()
+    memory: int = 0
+    lacks: Shortage | None = None
+    step: Step | None = None
+
+    @property
+    def fits(self) -> bool | None:
+        """Whether it fits; None: not known."""
+        return self.lacks is None if self.memory else None
+
+    @property
+    def speed(self) -> float:
+        """Samples/s; 0: not known."""
+        return self.step.samples_per_second if self.step else 0.0
+
+
+def size(recipe: Recipe, config: Mapping[str, Any] | None, where: Where, changes: Mapping[str, str]) -> Way:
+    """Return the way that a recipe goes, with everything decided that depends on how large the model is.
+
+    `config`: None where it is not known here; `changes`: what distinguishes it from other ways. Raises
+    RecipeError for numbers that contradict each other.
+    """
+    decisions: list[Decision] = []
+    ranks, room = sum(where.slots), where.room
+    trace = where.tracer(recipe, where.precision, where.device, ranks) if where.tracer else None
     recipe = _learning_rate(recipe, decisions)
-    room = where.room
     setting = setting_of(recipe, config, where.precision, where.device, where.slots, trace)
     setting = None if setting is None else replace(setting, context=room.context)
     recipe, setting = _creation(recipe, setting, room, decisions)
-    batch = _batch(recipe, config, sum(where.slots), setting, room, decisions)
-    if setting is not None:
-        split = recipe.batch.split if isinstance(recipe.batch.split, list) else [batch.micro]
-        most = max(split)  # of any rank
-        share = sum(split) / len(split) / most
-        setting = replace(setting, micro=most, share=share).spreading(micro_steps=batch.accumulation)
-        _tell_need(setting, room, decisions)
-    return Sized(batch, recipe, setting)
+    batch = _batch(recipe, config, ranks, setting, room, decisions)
+    if setting is None:
+        return Way(recipe, batch, None, changes, decisions)
+    split = recipe.batch.split if isinstance(recipe.batch.split, list) else [batch.micro]
+    most = max(split)  # of any rank
+    setting = replace(setting, micro=most, share=sum(split) / len(split) / most)
+    setting = setting.spreading(micro_steps=batch.accumulation)
+    step = predict(setting, where.machines, where.calibration)
+    found = need(setting)
+    lacks = lacking(setting, room, found)
+    if found is None or not (found.whole or lacks):
+        return Way(recipe, batch, setting, changes, decisions, step=step)
+    if room.device is not None and lacks is None:
+        decisions.append(_about_need(found, room.device))
+    if changes:
+        changes = {**changes, "batch.micro": str(setting.micro)}
+    memory = sum(found.device.values())
+    return Way(recipe, batch, setting, changes, decisions, memory, lacks, step)
 
 
 def _learning_rate(recipe: Recipe, decisions: list[Decision]) -> Recipe:
@@ -296,14 +329,11 @@ def said_of(recipe: Recipe, config: Mapping[str, Any] | None, tracer: Tracer | N
     )
 
 
-def _tell_need(setting: Setting, room: Room, decisions: list[Decision]) -> None:
-    """Record what a rank needs, where it fits."""
-    found = need(setting)
-    if found is None or not found.whole or room.device is None or lacking(setting, room, found):
-        return
+def _about_need(found: Need, room: int) -> Decision:
+    """What a rank needs, where it fits."""
     total = sum(found.device.values())
     parts = sorted(found.device.items(), key=lambda part: -part[1])[:3]
     words = ", ".join(f"{name} {format_bytes(value)}" for name, value in parts if value > total / 100)
     how = "estimated" if found.basis == "closed form" else "activations traced"
-    why = f"{how}, of {format_bytes(room.device)} for each: {words}"
-    decisions.append(Decision("memory of a rank", f"about {format_bytes(total)}", why))
+    why = f"{how}, of {format_bytes(room)} for each: {words}"
+    return Decision("memory of a rank", f"about {format_bytes(total)}", why)
