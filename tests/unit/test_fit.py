@@ -30,8 +30,8 @@ from muster.planner.memory.fit import (
     PROCESS,
     SLACK,
     WORKSPACES,
+    MemoryLimit,
     Need,
-    Room,
     Setting,
     Shortage,
     fits,
@@ -42,7 +42,7 @@ from muster.planner.memory.fit import (
 )
 from muster.planner.memory.states import likely_tensors
 from muster.planner.plan import _hopeless
-from muster.planner.remedies import NOTHING_SAID, OpenChoices, apply, changes, refusal, remedies
+from muster.planner.remedies import ANY_CHANGE, OpenChoices, apply, changes, refusal, remedies
 from tests.support import setting_with, with_fields
 
 GIB = 2**30
@@ -237,7 +237,7 @@ def test_what_the_first_host_needs_besides_is_named_by_its_cause(engine: str, de
     setting = tiny(engine=engine, stage=3 * (engine == "deepspeed"), create="sharded", device=device)
     for saves in (True, False):
         there = replace(setting, saves=saves)
-        made = memory_plan(there, Room(10**12, 10**12), needed(there))
+        made = memory_plan(there, MemoryLimit(10**12, 10**12), needed(there))
         words = [name for name in (*made.device, *made.host) if "first rank" in name]
         expected = {"fsdp": "made by the first rank", "deepspeed": "saved by the first rank"}[engine]
         assert [expected in each for each in words] == ([True] if saves or engine == "fsdp" else [])
@@ -246,15 +246,17 @@ def test_what_the_first_host_needs_besides_is_named_by_its_cause(engine: str, de
 @pytest.mark.parametrize(
     ("device", "room", "short"),
     [
-        ("cuda", Room(64, 1000), None),  # what the first host needs besides is in no device
-        ("cuda", Room(50, 1000), Shortage("device", 50, 50)),
-        ("cuda", Room(64, 36), Shortage("host", 35, 36)),  # shared by its ranks
-        ("cuda", Room(64, None), None),
-        ("cpu", Room(75, None), Shortage("device", 75, 75, cpu=True)),
-        ("cpu", Room(90, 1), None),  # whose memory is the device's
+        ("cuda", MemoryLimit(64, 1000), None),  # what the first host needs besides is in no device
+        ("cuda", MemoryLimit(50, 1000), Shortage("device", 50, 50)),
+        ("cuda", MemoryLimit(64, 36), Shortage("host", 35, 36)),  # shared by its ranks
+        ("cuda", MemoryLimit(64, None), None),
+        ("cpu", MemoryLimit(75, None), Shortage("device", 75, 75, cpu=True)),
+        ("cpu", MemoryLimit(90, 1), None),  # whose memory is the device's
     ],
 )
-def test_which_memory_is_too_small_and_by_how_much(device: str, room: Room, short: Shortage | None) -> None:
+def test_which_memory_is_too_small_and_by_how_much(
+    device: str, room: MemoryLimit, short: Shortage | None
+) -> None:
     needs = Need(device={"weights": 50}, host={"process": 10}, first={"the whole model": 100})
     setting = tiny(device=device)
     assert lacking(setting, room, needs) == short
@@ -274,13 +276,16 @@ def test_what_is_asked_for_may_be_tight() -> None:
     assert found is not None
     needed = sum(found.device.values())
     for room, run, chosen in ((needed, True, False), (needed - 1, False, False), (2 * needed, True, True)):
-        assert (may_run(setting, Room(room, None)), fits(setting, Room(room, None))) == (run, chosen)
+        assert (may_run(setting, MemoryLimit(room, None)), fits(setting, MemoryLimit(room, None))) == (
+            run,
+            chosen,
+        )
 
 
 def test_what_the_first_host_needs_besides_is_shared_by_its_own_ranks_alone() -> None:
     """Ranks of other hosts take nothing off it."""
     needs = Need(device={"weights": 50}, host={"process": 10}, first={"the whole model": 100})
-    assert lacking(tiny(ranks=16), Room(64, 36), needs) == Shortage("host", 35, 36)
+    assert lacking(tiny(ranks=16), MemoryLimit(64, 36), needs) == Shortage("host", 35, 36)
 
 
 def test_opt_350m_as_it_was_measured_on_h100s() -> None:
@@ -314,11 +319,11 @@ def test_the_published_sum_for_a_billion_parameters_lies_between_two_plans() -> 
 def test_the_largest_micro_batch() -> None:
     setting = tiny(stage=2)
     sizes = {micro: sum(needed(replace(setting, micro=micro)).device.values()) for micro in (1, 5, 6)}
-    assert largest_micro(setting, Room(int(sizes[5] / (1 - MARGIN)) + 1, None), 64) == 5
-    assert largest_micro(setting, Room(int(sizes[6] / (1 - MARGIN)) + 1, None), 64) == 6
-    assert largest_micro(setting, Room(int(sizes[6] / (1 - MARGIN)) + 1, None), 4) == 4
-    assert largest_micro(setting, Room(sizes[1], None), 64) == 0  # the margin is kept free
-    assert largest_micro(setting, Room(None, None), 64) == 64  # not known
+    assert largest_micro(setting, MemoryLimit(int(sizes[5] / (1 - MARGIN)) + 1, None), 64) == 5
+    assert largest_micro(setting, MemoryLimit(int(sizes[6] / (1 - MARGIN)) + 1, None), 64) == 6
+    assert largest_micro(setting, MemoryLimit(int(sizes[6] / (1 - MARGIN)) + 1, None), 4) == 4
+    assert largest_micro(setting, MemoryLimit(sizes[1], None), 64) == 0  # the margin is kept free
+    assert largest_micro(setting, MemoryLimit(None, None), 64) == 64  # not known
 
 
 def big(size: str, ranks: int = 8, **fields: Any) -> Setting:
@@ -331,7 +336,7 @@ def big(size: str, ranks: int = 8, **fields: Any) -> Setting:
     return tiny(**{**known, **fields})
 
 
-A100, ROOMY = Room(85_899_345_920, 250_000_000_000, "A100 of a", "a"), 1 << 50
+A100, ROOMY = MemoryLimit(85_899_345_920, 250_000_000_000, "A100 of a", "a"), 1 << 50
 
 
 def test_a_refusal_says_what_is_needed_and_what_would_fit() -> None:
@@ -350,15 +355,16 @@ def test_a_refusal_says_what_is_needed_and_what_would_fit() -> None:
     ("setting", "room", "ways"),
     [
         (big("opt-30b"), A100, ["engine.zero=3", "model.name=opt-13b"]),
-        (big("opt-2.7b", 2), Room(16 * GIB, ROOMY), ["engine.offload=optimizer", "model.name=opt-760m"]),
+        (big("opt-2.7b", 2), MemoryLimit(16 * GIB, ROOMY),
+         ["engine.offload=optimizer", "model.name=opt-760m"]),
         (big("opt-1.3b", micro=64), A100, ["batch.micro=32"]),
-        (big("opt-1.3b", checkpointing=False, micro=8), Room(40 * 10**9, ROOMY), ["batch.micro=4"]),
-        (big("opt-1.3b", 1, engine="ddp", stage=0), Room(24 * 10**9, ROOMY),
+        (big("opt-1.3b", checkpointing=False, micro=8), MemoryLimit(40 * 10**9, ROOMY), ["batch.micro=4"]),
+        (big("opt-1.3b", 1, engine="ddp", stage=0), MemoryLimit(24 * 10**9, ROOMY),
          ["engine.name=deepspeed engine.zero=1 engine.offload=optimizer", "model.name=opt-760m"]),
-        (big("opt-30b", engine="fsdp"), Room(70 * 10**9, ROOMY), ["engine.offload=optimizer+param"]),
+        (big("opt-30b", engine="fsdp"), MemoryLimit(70 * 10**9, ROOMY), ["engine.offload=optimizer+param"]),
     ],
 )  # fmt: skip
-def test_what_would_fit_is_the_smallest_change(setting: Setting, room: Room, ways: list[str]) -> None:
+def test_what_would_fit_is_the_smallest_change(setting: Setting, room: MemoryLimit, ways: list[str]) -> None:
     assert not fits(setting, room)
     found = remedies(setting, room, next(n for n, c in families.opt.SIZES.items() if c == setting.config))
     assert found[0] == ways[0]
@@ -367,7 +373,7 @@ def test_what_would_fit_is_the_smallest_change(setting: Setting, room: Room, way
 
 def test_every_change_that_is_offered_was_tried() -> None:
     """The first that fits is offered, and none with fewer changes fits."""
-    setting, room = big("opt-66b", 16), Room(85_899_345_920, ROOMY)
+    setting, room = big("opt-66b", 16), MemoryLimit(85_899_345_920, ROOMY)
     fitting = [(way, each) for way, each in changes(setting) if fits(each, room)]
     assert "batch.micro" not in fitting[0][0]
     assert remedies(setting, room, "opt-66b")[0] == " ".join(f"{k}={v}" for k, v in fitting[0][0].items())
@@ -391,18 +397,18 @@ def test_what_is_no_decoder_is_traced_in_each_way_that_is_offered() -> None:
 
     bare = big("t5-large", 1, engine="ddp", stage=0, bucket=0, checkpointing=False)
     setting = replace(bare, trace=trace(bare))
-    room = Room(40 * 10**9, ROOMY)
+    room = MemoryLimit(40 * 10**9, ROOMY)
     assert not fits(setting, room)
     assert not any("=" in way for way in remedies(setting, room, "t5-large"))
     offered = remedies(setting, room, "t5-large", OpenChoices(trace=trace))
     assert offered[0] == "train.gradient_checkpointing=true" and ("ddp", True) in asked
 
 
-def between(*settings: Setting) -> Room:
+def between(*settings: Setting) -> MemoryLimit:
     """Room for the last setting and for none of the others."""
     *more, least = (sum(needed(each).device.values()) for each in settings)
     assert min(more) > least
-    return Room(int((min(more) + least) / 2 / (1 - MARGIN)), ROOMY, "a GPU of a", "a")
+    return MemoryLimit(int((min(more) + least) / 2 / (1 - MARGIN)), ROOMY, "a GPU of a", "a")
 
 
 def fsdp(**fields: Any) -> Setting:
@@ -448,9 +454,9 @@ def test_another_engine_that_cuts_weights_is_offered_both_ways() -> None:
         "engine.name=fsdp engine.zero=0",
     ]
     large = fsdp(checkpoints=True, create="sharded")
-    short = lacking(large, Room(88 * 10**9, 25 * 10**9))
+    short = lacking(large, MemoryLimit(88 * 10**9, 25 * 10**9))
     assert short is not None and short.place == "host"
-    first = remedies(large, Room(88 * 10**9, 25 * 10**9), "opt-30b")[0]
+    first = remedies(large, MemoryLimit(88 * 10**9, 25 * 10**9), "opt-30b")[0]
     assert first == "engine.name=deepspeed engine.zero=3"
 
 
@@ -506,7 +512,7 @@ def overridden(way: str, setting: Setting) -> tuple[dict[str, str], int]:
         (97, 1, OpenChoices(global_=97 * 4)),  # a prime: one sample at a time
         (64, 1, OpenChoices(samples=300)),
         (64, 1, OpenChoices(accumulation=1)),
-        (64, 1, NOTHING_SAID),
+        (64, 1, ANY_CHANGE),
         (24, 1, OpenChoices(accumulation=1, global_=24 * 4, fixed=frozenset({"accumulation"}))),
         (24, 1, OpenChoices(global_=24 * 4, fixed=frozenset({"micro", "ranks"}))),
         (24, 1, OpenChoices(global_=24 * 4, fixed=frozenset({"engine"}))),
@@ -516,7 +522,7 @@ def test_every_change_that_is_offered_makes_the_batch_and_fits(
     micro: int, accumulation: int, said: OpenChoices
 ) -> None:
     setting = big("opt-1.3b", 4, checkpointing=False, micro=micro, micro_steps=accumulation)
-    room = Room(40 * 10**9, ROOMY)
+    room = MemoryLimit(40 * 10**9, ROOMY)
     assert not fits(setting, room)
     offered = remedies(setting, room, "opt-1.3b", said)
     ways = [way for way in offered if "model.name" not in way and not way.startswith("GPUs of")]
@@ -544,7 +550,7 @@ def test_every_change_that_is_offered_makes_the_batch_and_fits(
 def test_the_largest_micro_batch_that_divides_the_share_is_offered() -> None:
     setting = big("opt-1.3b", 4, checkpointing=False, micro=36)
     said = OpenChoices(accumulation=1, global_=36 * 4)
-    room = Room(40 * 10**9, ROOMY)
+    room = MemoryLimit(40 * 10**9, ROOMY)
     (first, *_) = remedies(setting, room, "opt-1.3b", said)
     changed, _ = overridden(first, setting)
     small = int(changed["batch.micro"])
@@ -557,13 +563,13 @@ def test_the_largest_micro_batch_that_divides_the_share_is_offered() -> None:
 def test_what_needs_twice_what_a_host_has_is_not_traced(share: float, hopeless: bool) -> None:
     setting = big("opt-13b")
     needs = needed(setting)
-    room = Room(1 << 60, int(share * (sum(needs.host.values()) + needs.first_host // 8)))
+    room = MemoryLimit(1 << 60, int(share * (sum(needs.host.values()) + needs.first_host // 8)))
     decided: Any = SimpleNamespace(setting=setting, room=room)
     assert _hopeless(decided) is hopeless
 
 
 def test_host_memory_is_too_little_for_eight_ranks_that_make_the_model_whole() -> None:
-    setting, room = big("opt-13b"), Room(85_899_345_920, 32_000_000_000, "A100 of a", "a")
+    setting, room = big("opt-13b"), MemoryLimit(85_899_345_920, 32_000_000_000, "A100 of a", "a")
     short = lacking(setting, room)
     assert short is not None and short.place == "host"
     error = refusal(setting, room, "opt-13b", remedies(setting, room, "opt-13b"))

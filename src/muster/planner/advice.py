@@ -20,7 +20,7 @@ from muster.core.units import format_seconds
 from muster.engines.base import spec_of
 from muster.engines.spread import NO_DISK, ModelSpread
 from muster.planner.machines import link_of
-from muster.planner.memory.fit import Room, Setting, fits
+from muster.planner.memory.fit import MemoryLimit, Setting, fits
 from muster.planner.predict import case_of
 from muster.planner.time.mixed import Forecast, Load, MixedHost
 from muster.planner.time.reached import reached
@@ -58,7 +58,7 @@ def advise(
 
 
 def grouping(
-    recipe: Recipe, setting: Setting, machines: Machines, room: Room, known: Calibration
+    recipe: Recipe, setting: Setting, machines: Machines, room: MemoryLimit, known: Calibration
 ) -> str | None:
     """That gathering weights inside each host would be faster, where it fits; None: it would not, or weights
     are not gathered between hosts."""

@@ -28,15 +28,15 @@ from muster.inputs.model import is_t5, whole_config
 from muster.inputs.read import Inputs
 from muster.planner.document import Candidate, Plan
 from muster.planner.machines import MachineModel
-from muster.planner.memory.fit import Room, Setting
+from muster.planner.memory.fit import MemoryLimit, Setting
 from muster.planner.placing import device_and_slots, gpu_numbers, gpus_of
 from muster.planner.remedies import SYNC, refusal, remedies
 from muster.planner.setting import room_of
-from muster.planner.sizing import Tracer, Way, Where, said_of, size
+from muster.planner.sizing import Tracer, Way, Where, open_choices, size
 from muster.planner.time.steptime import Calibration
 
 FIELD = "launch.hosts"
-NOWHERE = Room(None, None)
+NOWHERE = MemoryLimit(None, None)
 LONG = 500  # steps in which compiling is won back: about a minute, at a tenth of a step of some 0.1 to 1 s
 LOADER_SHM = 256 << 20  # bytes of /dev/shm in which a loader process hands over its batches
 Gpus = Mapping[str, Sequence[Mapping[str, Any]]]  # by host
@@ -73,7 +73,7 @@ class Decided:
     threads: tuple[int, ...]
     visible_gpus: tuple[tuple[int, ...] | None, ...]  # numbers within CUDA_VISIBLE_DEVICES; None: as it is
     setting: Setting | None = None  # None: the model is not known here
-    room: Room = NOWHERE
+    room: MemoryLimit = NOWHERE
     candidates: tuple[Candidate, ...] = ()  # ways that were compared
     refused: UsageError | None = None  # it does not fit
     would_fit: tuple[str, ...] = ()  # the smallest changes with which it does
@@ -192,11 +192,11 @@ def _choose(
     elif chosen.setting is not None and chosen.lacks is not None and where.room.device is not None:
         name = recipe.model.name or "the model"
         if not recipe.force:
-            said = said_of(chosen.recipe, config, where.tracer)
-            would_fit = remedies(chosen.setting, where.room, name, said)
+            choices = open_choices(chosen.recipe, config, where.tracer)
+            would_fit = remedies(chosen.setting, where.room, name, choices)
         refused = refusal(chosen.setting, where.room, name, would_fit)
         decisions.append(Decision("force", True, f"although {refused.what}"))
-    decisions.extend(_told(chosen, reason))
+    decisions.extend(_decisions(chosen, reason))
     candidates = [_as_candidate(each, chosen, reason) for each in tried]
     return chosen, candidates, None if recipe.force else refused, would_fit
 
@@ -245,7 +245,7 @@ def best(tried: Sequence[Way]) -> tuple[int, str]:
     return fastest, f"the fastest {among}: {format_number(tried[fastest].speed)} samples/s predicted"
 
 
-def _told(chosen: Way, reason: str) -> list[Decision]:
+def _decisions(chosen: Way, reason: str) -> list[Decision]:
     """Why what was open came to what it is."""
     return [
         Decision(name, int(value) if value.isdigit() else value == "true", reason)
@@ -309,7 +309,9 @@ def check_cuda_graphs(recipe: Recipe, batch: Batch) -> None:
         raise RecipeError(f"is cuda-graphs, and {why}", where="train.compile", hint=hint)
 
 
-def decide_loss(recipe: Recipe, precision: str, room: Room, ranks: int, decisions: list[Decision]) -> Recipe:
+def decide_loss(
+    recipe: Recipe, precision: str, room: MemoryLimit, ranks: int, decisions: list[Decision]
+) -> Recipe:
     """The recipe with `train.fused_loss` decided where the model is compiled: off where the device has room
     for all logits, so that the compiler fuses the loss with the model; else as it is, and it is worked
     through in parts."""
@@ -397,8 +399,8 @@ def decide_precision(recipe: Recipe, device: str, gpus: Gpus, decisions: list[De
         raise refusal
     if refusal:
         decisions.append(Decision("precision", wanted, f"forced, although: {refusal.what}"))
-    elif wanted == "fp8" and (said := _of_float8(recipe, device)):
-        decisions.append(Decision("precision", wanted, said))
+    elif wanted == "fp8" and (note := _of_float8(recipe, device)):
+        decisions.append(Decision("precision", wanted, note))
     return wanted
 
 
@@ -426,9 +428,9 @@ def _weakest(gpus: Gpus) -> tuple[str | None, tuple[int, int] | None]:
 
 def _capability(gpu: Mapping[str, Any]) -> tuple[int, int] | None:
     """As the driver tells it, else the maker of a GPU of this name."""
-    told = gpu.get("capability")
-    if told:
-        return int(told[0]), int(told[1])
+    stated = gpu.get("capability")
+    if stated:
+        return int(stated[0]), int(stated[1])
     device = driver_device(str(gpu.get("name") or ""))
     return device.capability if device else None
 

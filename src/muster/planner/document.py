@@ -163,5 +163,5 @@ class Plan(Part):
     @property
     def choices(self) -> list[str]:
         """What was decided of what a rank holds, as overrides: with other values it may not fit."""
-        told = [(each["field"], each["value"]) for each in self.decisions if each["field"] in _MEMORY]
-        return [f"{field}={str(value).lower()}" for field, value in told if value not in (None, False)]
+        decided = [(each["field"], each["value"]) for each in self.decisions if each["field"] in _MEMORY]
+        return [f"{field}={str(value).lower()}" for field, value in decided if value not in (None, False)]

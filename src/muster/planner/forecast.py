@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 
 from muster.core import families, float8
@@ -18,7 +18,16 @@ from muster.core.units import format_seconds
 from muster.engines.base import spec_of
 from muster.planner.decide import Decided
 from muster.planner.document import MemoryPlan, Plan, ScalingPoint, TimePlan
-from muster.planner.memory.fit import MARGIN, Need, Room, Setting, lacking, largest_micro, may_run, need
+from muster.planner.memory.fit import (
+    MARGIN,
+    MemoryLimit,
+    Need,
+    Setting,
+    lacking,
+    largest_micro,
+    may_run,
+    need,
+)
 from muster.planner.predict import case_of, shape_of_batch, with_others
 from muster.planner.time.steptime import (
     Calibration,
@@ -53,7 +62,7 @@ class Trained:
     fewer: Callable[[int], Machines | None] | None = None
 
 
-def memory_plan(setting: Setting, room: Room, found: Need) -> MemoryPlan:
+def memory_plan(setting: Setting, room: MemoryLimit, found: Need) -> MemoryPlan:
     """A rank's memory, and whether it fits."""
     host = dict(found.host)
     device = dict(found.device)
@@ -90,8 +99,8 @@ def plan_of(decided: Decided, start: Plan, trained: Trained) -> Plan:
     try:
         return _with_time(decided, setting, trained, made)
     except UsageError as error:  # a figure is missing: that costs the time alone
-        said = f"no time: {error.what}" + (f" ({error.hint})" if error.hint else "")
-        return made.model_copy(update={"notes": [*made.notes, said]})
+        note = f"no time: {error.what}" + (f" ({error.hint})" if error.hint else "")
+        return made.model_copy(update={"notes": [*made.notes, note]})
 
 
 def _with_time(decided: Decided, setting: Setting, trained: Trained, made: Plan) -> Plan:
@@ -111,10 +120,10 @@ def _with_time(decided: Decided, setting: Setting, trained: Trained, made: Plan)
     most = None if minutes is None else 60 * minutes
     length = Length(samples or case.batch, epochs, price=trained.price, most=most)
     now = point(case, length, calibration)
-    on = on_fitting(recipe, setting, case.machines, decided.room, trained.fewer)
     hosts = case.machines.hosts
     counts = sorted({*host_counts(decided.reach or hosts), hosts})
-    points = curve(on, counts, length, calibration)
+    cases = (on_hosts(recipe, setting, case.machines, decided.room, n, trained.fewer) for n in counts)
+    points = curve(cases, length, calibration)
     # A sentence about the hosts that are used; of one alone, why the others are not.
     compared = [each for each in points if each.hosts <= hosts] if hosts > 1 else points
     alone = points[0] if points else now
@@ -140,7 +149,7 @@ def _with_time(decided: Decided, setting: Setting, trained: Trained, made: Plan)
             ),
             "scaling": [_scaling(each, alone, known=known) for each in points],
             "fastest_hosts": fastest(points).hosts if points else None,
-            "sentence": _sentence(on, compared, length, calibration) if known else None,
+            "sentence": _sentence(compared, length, calibration) if known else None,
             "notes": notes,
         }
     )
@@ -163,49 +172,45 @@ def global_given(recipe: Recipe) -> bool:
     return by_file is not None or recipe.batch.global_ is not None or recipe.batch.tokens is not None
 
 
-def on_fitting(
+def on_hosts(
     recipe: Recipe,
     setting: Setting,
     machines: Machines,
-    room: Room,
+    room: MemoryLimit,
+    hosts: int,
     fewer: Callable[[int], Machines | None] | None = None,
-) -> CaseOn:
-    """The job on any number of hosts, where it fits: with the same global batch where the recipe says which,
-    else with the same micro-batch and accumulation. `fewer`: as in Trained."""
-    fixed = setting.micro * setting.spread.micro_steps * setting.spread.ranks
-    given = global_given(recipe)
-
-    def case_on(hosts: int) -> StepCase | None:
-        those = fewer(hosts) if fewer is not None and hosts < machines.hosts else machines.on(hosts)
-        if those is None:
+) -> StepCase | None:
+    """Return the job on another number of hosts; None: it does not fit or work out there. The global batch
+    stays where the recipe says which, else micro-batch and accumulation do. `fewer`: as in Trained."""
+    those = fewer(hosts) if fewer is not None and hosts < machines.hosts else machines.on(hosts)
+    if those is None:
+        return None
+    ranks, now = those.ranks, setting.spread
+    there = setting.spreading(ranks=ranks)
+    if there.spread.grouped and ranks % now.group:
+        return None
+    if setting.share < 1 and ranks != now.ranks:  # shares are given rank by rank
+        return None
+    if global_given(recipe) and ranks != now.ranks:
+        largest = setting.micro
+        if recipe.batch.micro is None:  # fewer hosts may have to hold more each
+            largest = max(1, largest_micro(there, room, largest))
+        samples = setting.micro * now.micro_steps * now.ranks
+        try:
+            batch = resolve_batch(None, None, samples, world_size=ranks, largest=largest)
+        except RecipeError:
             return None
-        ranks = those.ranks
-        there = setting.spreading(ranks=ranks)
-        if there.spread.grouped and ranks % setting.spread.group:
-            return None
-        if setting.share < 1 and ranks != setting.spread.ranks:  # shares are given rank by rank
-            return None
-        if given and ranks != setting.spread.ranks:
-            largest = setting.micro
-            if recipe.batch.micro is None:  # fewer hosts may have to hold more each
-                largest = max(1, largest_micro(there, room, largest))
-            try:
-                batch = resolve_batch(None, None, fixed, world_size=ranks, largest=largest)
-            except RecipeError:
-                return None
-            there = replace(there, micro=batch.micro).spreading(micro_steps=batch.accumulation)
-        return case_of(there, those) if may_run(there, room) else None
-
-    return case_on
+        there = replace(there, micro=batch.micro).spreading(micro_steps=batch.accumulation)
+    return case_of(there, those) if may_run(there, room) else None
 
 
-def _sentence(on: CaseOn, points: Sequence[Point], length: Length, calibration: Calibration) -> str | None:
+def _sentence(points: Sequence[Point], length: Length, calibration: Calibration) -> str | None:
     """All hosts against one; where one does not hold the job, against the fewest that do."""
     if not points:
         return None
     fewest, most = points[0], points[-1]
     if fewest.hosts == 1:
-        return say(on, most.hosts, length, calibration).text
+        return say(fewest, most, length, calibration).text
     head = f"At least {fewest.hosts} of these hosts are needed, which take {format_seconds(fewest.whole)}"
     if most is fewest:
         return f"{head}."
@@ -292,7 +297,6 @@ def _scaling(each: Point, alone: Point, *, known: bool) -> ScalingPoint:
 # Pure.
 
 TRIED = (2, 4, 8, 16, 32)  # times as many micro-steps per optimizer step
-CaseOn = Callable[[int], "StepCase | None"]  # hosts -> the job on so many; None: it does not work out there
 
 
 @dataclass(frozen=True)
@@ -346,11 +350,10 @@ def point(case: StepCase, length: Length, calibration: Calibration | None = None
 
 
 def curve(
-    case_on: CaseOn, hosts: Sequence[int], length: Length, calibration: Calibration | None = None
+    cases: Iterable[StepCase | None], length: Length, calibration: Calibration | None = None
 ) -> list[Point]:
     """A job on each number of hosts on which it works out."""
-    cases = ((count, case_on(count)) for count in hosts)
-    return [point(case, length, calibration) for _, case in cases if case is not None]
+    return [point(case, length, calibration) for case in cases if case is not None]
 
 
 def fastest(points: Sequence[Point]) -> Point:
@@ -358,16 +361,13 @@ def fastest(points: Sequence[Point]) -> Point:
     return max(points, key=lambda each: (each.step.samples_per_second, -each.hosts))
 
 
-def say(case_on: CaseOn, hosts: int, length: Length, calibration: Calibration | None = None) -> ScalingWords:
-    """`hosts` hosts against one, why, and what would change it. Raises ValueError where the job does not work
-    out on one host or on `hosts`."""
-    one, many = case_on(1), case_on(hosts)
-    if one is None or many is None:
-        raise ValueError(f"this job does not work out on 1 or on {hosts} hosts")
-    alone = point(one, length, calibration)
+def say(
+    alone: Point, together: Point, length: Length, calibration: Calibration | None = None
+) -> ScalingWords:
+    """Several hosts against one, why, and what would change it."""
+    hosts, many = together.hosts, together.case
     if hosts == 1:
         return ScalingWords(f"1 host takes {_time(alone.whole)}: {_where(alone.step)}.")
-    together = point(many, length, calibration)
     head = f"{hosts} hosts take {_time(together.whole)}, 1 host {_time(alone.whole)}"
     step, link = together.step, many.machines.link
     name = _spaced(link.name) if link else "?"

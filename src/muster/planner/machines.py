@@ -150,13 +150,13 @@ class MachineModel:
         return found
 
 
-def machine_model(inputs: Inputs, facts: Facts, told: UserFigures, known: Calibration) -> MachineModel:
+def machine_model(inputs: Inputs, facts: Facts, figures: UserFigures, known: Calibration) -> MachineModel:
     """Real hosts. Raises UsageError for a link that is not understood."""
     return MachineModel(
         facts,
         inputs.inventory.hosts,
         known,
-        link=find_link(told.link) if told.link else None,
+        link=find_link(figures.link) if figures.link else None,
         env=inputs.env,
         threads=inputs.recipe.launch.threads,
         one_machine=inputs.launcher.ONE_MACHINE,

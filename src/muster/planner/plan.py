@@ -39,13 +39,13 @@ from muster.planner.machines import (
     machine_model,
 )
 from muster.planner.memory.activations import activations_missing
-from muster.planner.memory.fit import MARGIN, Room, Setting, lacking, may_run, need
+from muster.planner.memory.fit import MARGIN, MemoryLimit, Setting, lacking, may_run, need
 from muster.planner.orders import greeting
 from muster.planner.placing import ranks_of
 from muster.planner.predict import case_of
 from muster.planner.remedies import GROUP, OpenChoices, remedies
 from muster.planner.setting import assumed_length, assumed_shapes, why_unknown
-from muster.planner.sizing import Tracer, said_of
+from muster.planner.sizing import Tracer, open_choices
 from muster.planner.time.steptime import Calibration
 from muster.planner.tracing import once, tracer
 from muster.planner.training import training_plan
@@ -59,7 +59,7 @@ SMALL = 0.05  # of it: a model that takes less without its activations is not wo
 def plan_on(
     recipe: Recipe,
     on: str,
-    told: UserFigures,
+    figures: UserFigures,
     *,
     traced: bool = True,
     say: Say | None = None,
@@ -67,39 +67,39 @@ def plan_on(
 ) -> Decided:
     """A recipe on machines that are not there. `say`: what is done that takes seconds; `noted`: decisions of
     before. Raises UsageError for what is not understood."""
-    check_plannable(recipe, told)
-    inventory, facts, machines = hypothetical(parse_parts(on), f"--on {on}", told.host_memory)
+    check_plannable(recipe, figures)
+    inventory, facts, machines = hypothetical(parse_parts(on), f"--on {on}", figures.host_memory)
     inputs, chosen = first_hosts(check(recipe, inventory))
     if not traced:
         check_closed_form(recipe)
     model = MachineModel(facts, inventory.hosts, load_calibration(), machines).of(inputs.inventory.hosts)
     inputs = replace(inputs, noted=tuple(noted))
-    decided = _attempt(inputs, model, told, partial(tracer, say=say) if traced else None, chosen, on)
+    decided = _attempt(inputs, model, figures, partial(tracer, say=say) if traced else None, chosen, on)
     return _noted(decided, *ambiguous(on))
 
 
 def plan_hosts(
     inputs: Inputs,
-    told: UserFigures,
+    figures: UserFigures,
     *,
     traced: bool = True,
     say: Say | None = None,
 ) -> Decided:
     """A recipe on hosts, which are asked what they are. `say`: as in plan_on. Raises UsageError."""
-    check_plannable(inputs.recipe, told)
+    check_plannable(inputs.recipe, figures)
     if not traced:
         check_closed_form(inputs.recipe)
     inputs, chosen = first_hosts(inputs)
     known = load_calibration()  # before any host is asked
     if say is not None:
         say("asking the hosts")
-    model = machine_model(inputs, ask(inputs, Shell()), told, known)
+    model = machine_model(inputs, ask(inputs, Shell()), figures, known)
     if say is not None:
         say("planning")
-    return _attempt(inputs, model, told, partial(tracer, say=say) if traced else None, chosen)
+    return _attempt(inputs, model, figures, partial(tracer, say=say) if traced else None, chosen)
 
 
-def check_plannable(recipe: Recipe, told: UserFigures) -> None:
+def check_plannable(recipe: Recipe, figures: UserFigures) -> None:
     """Raise UsageError where nothing is trained, nobody knows the model, or tokens are told of images."""
     if not recipe.trains:
         raise RecipeError(
@@ -107,7 +107,7 @@ def check_plannable(recipe: Recipe, told: UserFigures) -> None:
             where="workload",
             hint="a recipe that trains, such as opt-benchmark",
         )
-    if told.tokens is not None and not recipe.tokenized:
+    if figures.tokens is not None and not recipe.tokenized:
         raise UsageError(
             f"{recipe.workload} has no tokens", where="--tokens", hint="--samples N, of an epoch"
         )
@@ -150,13 +150,13 @@ def plan_first(inputs: Inputs, facts: Facts, chosen: Chosen | None = None) -> De
     if not inputs.recipe.trains:
         return _with_hosts(decide(inputs, facts), chosen)
     notes: list[str] = []
-    model, told = machine_model(inputs, facts, UserFigures(), _calibration(notes)), UserFigures()
+    model, figures = machine_model(inputs, facts, UserFigures(), _calibration(notes)), UserFigures()
     survey = inputs.recipe.survey(whole_config(inputs.recipe))
-    decided = _attempt(inputs, model, told, None, chosen, survey=survey)
+    decided = _attempt(inputs, model, figures, None, chosen, survey=survey)
     assert decided.plan is not None
     hopeless = decided.refused is not None and _hopeless(decided)
     if not hopeless and (decided.refused or _tight(decided) or decided.plan.time is not None):
-        decided = _attempt(inputs, model, told, tracer, chosen, survey=survey)
+        decided = _attempt(inputs, model, figures, tracer, chosen, survey=survey)
     if decided.refused:
         raise decided.refused
     return _noted(decided, *notes)
@@ -216,7 +216,7 @@ def _calibration(notes: list[str]) -> Calibration:
 def _attempt(
     inputs: Inputs,
     model: MachineModel,
-    told: UserFigures,
+    figures: UserFigures,
     tracer: Tracer | None,
     chosen: Chosen | None = None,
     words: str | None = None,
@@ -231,9 +231,9 @@ def _attempt(
     job, chosen, machines = decided.job, decided.chosen, decided.machines
     if decided.recipe.bits is not None and job.device != "cuda":
         raise no_gpu(decided.recipe)
-    samples = told.samples or survey.samples
-    if told.tokens is not None and decided.setting is not None:
-        samples = -(-told.tokens // decided.setting.lengths.all)
+    samples = figures.samples or survey.samples
+    if figures.tokens is not None and decided.setting is not None:
+        samples = -(-figures.tokens // decided.setting.lengths.all)
     if chosen is None or not chosen.timed:  # else slower hosts were left out already
         decided = decided.saying(*job.decisions, *_advice(decided, model, samples))
     idle_gpus = job.device == "cpu" and any(about.get("gpus") for about in model.facts.values())
@@ -245,14 +245,14 @@ def _attempt(
     fewer = None if alike else model.fewer(decided.slots, job.device, job.precision)
     if fewer is not None:
         start.notes.append("hosts differ: the slowest sets the pace, and fewer hosts are the fastest of them")
-    trained = Trained(model.calibration, samples, told.tokens is not None, told.price, fewer)
+    trained = Trained(model.calibration, samples, figures.tokens is not None, figures.price, fewer)
     if idle_gpus:
         start.notes.append("the hosts' GPUs are not used: the recipe says launch.device=cpu")
     if decided.setting is not None and machines is not None:
         faster = grouping(decided.recipe, decided.setting, machines, decided.room, model.calibration)
         start.notes.extend([faster] if faster else [])
     made = plan_of(decided, start, trained)
-    return _with_cost_note(replace(decided, plan=made), told)
+    return _with_cost_note(replace(decided, plan=made), figures)
 
 
 def _advice(decided: Decided, model: MachineModel, samples: int | None) -> list[Decision]:
@@ -271,10 +271,10 @@ def _advice(decided: Decided, model: MachineModel, samples: int | None) -> list[
         return []
 
 
-def _with_cost_note(decided: Decided, told: UserFigures) -> Decided:
+def _with_cost_note(decided: Decided, figures: UserFigures) -> Decided:
     """Why there is no cost, where a price was given."""
     time = decided.plan.time if decided.plan else None
-    if told.price is None or (time is not None and time.cost is not None):
+    if figures.price is None or (time is not None and time.cost is not None):
         return decided
     why = "that needs a time, which is unknown"
     if time is not None:
@@ -338,8 +338,8 @@ def _begun(
     """The plan without memory and time. `samples`: of an epoch."""
     recipe, setting, chosen, job = decided.recipe, decided.setting, decided.chosen, decided.job
     name = recipe.model.name or "the model"
-    said = said_of(recipe, whole_config(recipe), tracer)
-    roomier = [] if decided.would_fit or setting is None else _roomier(setting, decided.room, name, said)
+    choices = open_choices(recipe, whole_config(recipe), tracer)
+    roomier = [] if decided.would_fit or setting is None else _roomier(setting, decided.room, name, choices)
     compared = chosen.candidates if chosen and chosen.candidates else decided.candidates
     engine = recipe.engine.name
     if setting:
@@ -369,7 +369,7 @@ def _begun(
     )
 
 
-def _roomier(setting: Setting, room: Room, name: str, said: OpenChoices) -> list[str]:
+def _roomier(setting: Setting, room: MemoryLimit, name: str, choices: OpenChoices) -> list[str]:
     """What would leave more free of a device that is nearly full."""
     found = need(setting)
     if (
@@ -381,7 +381,7 @@ def _roomier(setting: Setting, room: Room, name: str, said: OpenChoices) -> list
     ):
         return []
     less = replace(room, device=int(NEARLY_FULL / (1 - MARGIN) * room.device))
-    return remedies(setting, less, name, said)
+    return remedies(setting, less, name, choices)
 
 
 def _notes(decided: Decided) -> list[str]:

@@ -15,7 +15,7 @@ from muster.core.trace import Trace
 from muster.core.units import counted, format_bytes
 from muster.engines.base import EngineSpec, own_specs, spec_of
 from muster.planner.memory.activations import activations_missing
-from muster.planner.memory.fit import Room, Setting, lacking, need
+from muster.planner.memory.fit import MemoryLimit, Setting, lacking, need
 
 MOST_RANKS = 65536
 SYNC = "engine.sync_each_batch"
@@ -35,7 +35,7 @@ class OpenChoices:
     fixed: frozenset[str] = frozenset()
     trace: Callable[[Setting], Trace | None] | None = None
 
-    def fits(self, setting: Setting, room: Room) -> bool:
+    def fits(self, setting: Setting, room: MemoryLimit) -> bool:
         """Return whether it is known to fit: a model that is no decoder is traced in each way."""
         counted = need(setting)
         if counted is not None and not counted.whole and self.trace is not None:
@@ -44,10 +44,10 @@ class OpenChoices:
         return counted is not None and counted.whole and lacking(setting, room, counted) is None
 
 
-NOTHING_SAID = OpenChoices()
+ANY_CHANGE = OpenChoices()
 
 
-def refusal(setting: Setting, room: Room, model: str, ways: Sequence[str]) -> UsageError:
+def refusal(setting: Setting, room: MemoryLimit, model: str, ways: Sequence[str]) -> UsageError:
     """The error for a job that does not fit: what it needs, what there is, and what would fit (`ways`)."""
     short, found = lacking(setting, room), need(setting)
     assert short is not None and found is not None
@@ -79,22 +79,22 @@ def engine_words(setting: Setting) -> str:
     return words + (" and gradient checkpointing" if setting.checkpointing else "")
 
 
-def remedies(setting: Setting, room: Room, model: str, said: OpenChoices = NOTHING_SAID) -> list[str]:
+def remedies(setting: Setting, room: MemoryLimit, model: str, choices: OpenChoices = ANY_CHANGE) -> list[str]:
     """What would fit: the fewest overrides on these hosts, and where those offload, the fewest that do not;
     then on more ranks, then another size; where not even one sample fits so, shorter ones. Where these GPUs
     hold nothing of it, larger ones as well."""
-    fitting = (each for each in changes(setting, said) if said.fits(each[1], room))
+    fitting = (each for each in changes(setting, choices) if choices.fits(each[1], room))
     here = next(fitting, None)
     found = [here] if here else []
     if here and "engine.offload" in here[0]:
         found += itertools.islice((each for each in fitting if "engine.offload" not in each[0]), 1)
-    ways = [_words(_enlarged(*each, setting, room, said)) for each in found]
-    if "ranks" not in said.fixed:
-        shards = "engine" not in said.fixed and (here is None or "engine.offload" in here[0])
-        more = _more_ranks(setting, room, said, shards=shards)
+    ways = [_words(_enlarged(*each, setting, room, choices)) for each in found]
+    if "ranks" not in choices.fixed:
+        shards = "engine" not in choices.fixed and (here is None or "engine.offload" in here[0])
+        more = _more_ranks(setting, room, choices, shards=shards)
         ways += [more] if more else []
-    larger = None if ways else _larger(setting, room, said)
-    untraced = replace(said, trace=None)  # of what follows the model or its arithmetic is another one
+    larger = None if ways else _larger(setting, room, choices)
+    untraced = replace(choices, trace=None)  # of what follows the model or its arithmetic is another one
     half = _half_kept(setting, room, untraced)
     ways += [half] if half else []
     smaller = _smaller(setting, room, untraced, model)
@@ -105,29 +105,29 @@ def remedies(setting: Setting, room: Room, model: str, said: OpenChoices = NOTHI
 
 
 def _enlarged(
-    way: dict[str, str], fitting: Setting, before: Setting, room: Room, said: OpenChoices
+    way: dict[str, str], fitting: Setting, before: Setting, room: MemoryLimit, choices: OpenChoices
 ) -> dict[str, str]:
     """Where the batch has to shrink: not to the smallest, but to the largest that fits."""
     if "batch.micro" not in way:
         powers = (1 << bit for bit in reversed(range((before.spread.micro_steps - 1).bit_length())))
-        steps = (each for each in powers if said.fits(fitting.spreading(micro_steps=each), room))
+        steps = (each for each in powers if choices.fits(fitting.spreading(micro_steps=each), room))
         return {**way, "batch.accumulation": str(next(steps))} if "batch.accumulation" in way else way
     others = {key: value for key, value in way.items() if not key.startswith("batch.")}
-    found = _largest(replace(fitting, micro=before.micro), room, said)
+    found = _largest(replace(fitting, micro=before.micro), room, choices)
     return {**others, **found[0]} if found else way
 
 
-def changes(setting: Setting, said: OpenChoices = NOTHING_SAID) -> Iterator[Change]:
+def changes(setting: Setting, choices: OpenChoices = ANY_CHANGE) -> Iterator[Change]:
     """Every other way to train the same model on the same ranks, those with fewest and mildest changes
     first: the smallest micro-batch, checkpointing, what `_spreads` has; of as many, those that make smaller
     steps of fewer micro-batches last."""
-    smallest = itertools.islice(_batches(setting, list(reversed(_below(setting, said))), said), 1)
+    smallest = itertools.islice(_batches(setting, list(reversed(_below(setting, choices))), choices), 1)
     batches = [(0, False, {}, setting), *((1, False, *each) for each in smallest)]
-    if setting.spread.micro_steps > 1 and _open_steps(said):
+    if setting.spread.micro_steps > 1 and _open_steps(choices):
         one = {"batch.accumulation": "1"}
         batches += [(n + 1, True, {**way, **one}, at.spreading(micro_steps=1)) for n, _, way, at in batches]
     checkpointing = [{}] if setting.checkpointing else [{}, {"train.gradient_checkpointing": "true"}]
-    spread = [{}] if "engine" in said.fixed else list(_spreads(setting))
+    spread = [{}] if "engine" in choices.fixed else list(_spreads(setting))
     ways = []
     for (number, fewer, way, base), again, engine in itertools.product(batches, checkpointing, spread):
         cost = (number + len(again) + len(engine), fewer, spread.index(engine), len(again))
@@ -136,49 +136,49 @@ def changes(setting: Setting, said: OpenChoices = NOTHING_SAID) -> Iterator[Chan
         yield way, apply(base, way)
 
 
-def _open_steps(said: OpenChoices) -> bool:
+def _open_steps(choices: OpenChoices) -> bool:
     """Whether a step may have fewer samples, by fewer micro-batches."""
-    return said.global_ is None and said.samples is None and "accumulation" not in said.fixed
+    return choices.global_ is None and choices.samples is None and "accumulation" not in choices.fixed
 
 
-def _below(setting: Setting, said: OpenChoices) -> list[int]:
+def _below(setting: Setting, choices: OpenChoices) -> list[int]:
     """Smaller micro-batches, largest first: those that divide a rank's share of a given global batch, else
     powers of two."""
-    if "micro" in said.fixed:
+    if "micro" in choices.fixed:
         return []
-    if said.global_ is None:
+    if choices.global_ is None:
         powers = (1 << bit for bit in reversed(range(setting.micro.bit_length())))
         return [power for power in powers if power < setting.micro]
-    share = said.global_ // setting.spread.ranks
+    share = choices.global_ // setting.spread.ranks
     return [size for size in range(min(setting.micro - 1, share), 0, -1) if share % size == 0]
 
 
-def _batches(setting: Setting, micros: list[int], said: OpenChoices) -> Iterator[Change]:
+def _batches(setting: Setting, micros: list[int], choices: OpenChoices) -> Iterator[Change]:
     """The setting at each of these micro-batches that makes the batch which the recipe says, and what has to
     be said for it."""
     for micro in micros:
         unit = micro * setting.spread.ranks
-        accumulation, whole = setting.spread.micro_steps, said.global_
+        accumulation, whole = setting.spread.micro_steps, choices.global_
         if whole is not None:
             accumulation = max(1, whole // unit)
-        elif said.samples is not None:
-            accumulation = said.accumulation or max(1, round(said.samples / unit))
+        elif choices.samples is not None:
+            accumulation = choices.accumulation or max(1, round(choices.samples / unit))
         try:
             batch = resolve_batch(micro, accumulation, whole, world_size=setting.spread.ranks)
         except RecipeError:
             continue
         way = {"batch.micro": str(micro)} if micro != setting.micro else {}
-        if said.accumulation not in (None, batch.accumulation):
-            if "accumulation" in said.fixed:
+        if choices.accumulation not in (None, batch.accumulation):
+            if "accumulation" in choices.fixed:
                 continue
             way["batch.accumulation"] = str(batch.accumulation)
         yield way, replace(setting, micro=micro).spreading(micro_steps=batch.accumulation)
 
 
-def _largest(setting: Setting, room: Room, said: OpenChoices) -> Change | None:
+def _largest(setting: Setting, room: MemoryLimit, choices: OpenChoices) -> Change | None:
     """At the largest smaller micro-batch that fits."""
-    found = _batches(setting, _below(setting, said), said)
-    return next((each for each in found if said.fits(each[1], room)), None)
+    found = _batches(setting, _below(setting, choices), choices)
+    return next((each for each in found if choices.fits(each[1], room)), None)
 
 
 def _spreads(setting: Setting) -> Iterator[dict[str, str]]:
@@ -254,7 +254,7 @@ def hidden_size(config: Mapping[str, Any]) -> int:
     return 0
 
 
-def _more_ranks(setting: Setting, room: Room, said: OpenChoices, *, shards: bool) -> str | None:
+def _more_ranks(setting: Setting, room: MemoryLimit, choices: OpenChoices, *, shards: bool) -> str | None:
     """The fewest ranks, by doubling, on which the engine as it is fits, or one that shards weights where
     asked to try it."""
     ways: list[dict[str, str]] = [{}]
@@ -266,9 +266,9 @@ def _more_ranks(setting: Setting, room: Room, said: OpenChoices, *, shards: bool
         base, ranks = apply(setting, way), setting.spread.ranks * 2
         while ranks <= MOST_RANKS and (best is None or ranks < best[0]):
             there = base.spreading(ranks=ranks)
-            same = next(iter(_batches(there, [there.micro], said)), None)
-            found = _largest(there, room, said) if smaller else same
-            if found and said.fits(found[1], room):
+            same = next(iter(_batches(there, [there.micro], choices)), None)
+            found = _largest(there, room, choices) if smaller else same
+            if found and choices.fits(found[1], room):
                 changed = {**way, **found[0]}
                 words = f"{ranks} such ranks"
                 best = (ranks, f"{_words(changed)} on {words}" if changed else words)
@@ -276,28 +276,28 @@ def _more_ranks(setting: Setting, room: Room, said: OpenChoices, *, shards: bool
     return best[1] if best else None
 
 
-def _half_kept(setting: Setting, room: Room, said: OpenChoices) -> str | None:
+def _half_kept(setting: Setting, room: MemoryLimit, choices: OpenChoices) -> str | None:
     """Frozen weights in bf16 alone, beside adapters."""
     adapted = setting.trainable < setting.parameters and setting.quantized is None
     able = setting.engine.keeps_half and setting.precision == "bf16" and not setting.spread.keeps_half
     if not (adapted and able) or setting.others or setting.drawing:
         return None
     halved = replace(setting, trace=None).spreading(keeps_half=True)
-    return "train.optimizer=adamw-bf16" if said.fits(halved, room) else None
+    return "train.optimizer=adamw-bf16" if choices.fits(halved, room) else None
 
 
-def _larger(setting: Setting, room: Room, said: OpenChoices) -> str | None:
+def _larger(setting: Setting, room: MemoryLimit, choices: OpenChoices) -> str | None:
     """The smallest GPUs that are known on which it fits as it is, where the device is what it lacks."""
     if setting.spread.device != "cuda" or room.device is None:
         return None
     known = sorted((each.memory or 0, each.name) for each in map(find_device, names()))
     for memory, name in known:
-        if memory > room.device and said.fits(setting, replace(room, device=memory)):
+        if memory > room.device and choices.fits(setting, replace(room, device=memory)):
             return f"GPUs of {format_bytes(memory)}, such as {name}"
     return None
 
 
-def _smaller(setting: Setting, room: Room, said: OpenChoices, model: str) -> str | None:
+def _smaller(setting: Setting, room: MemoryLimit, choices: OpenChoices, model: str) -> str | None:
     """The largest smaller size of the same family that fits as everything else is."""
     owner, _, _ = model.rpartition("/")
     family = families.family_of(setting.config)
@@ -316,22 +316,22 @@ def _smaller(setting: Setting, room: Room, said: OpenChoices, model: str) -> str
         smaller = replace(
             setting, config=config, parameters=count, trainable=round(count * share), trace=None
         )
-        if said.fits(smaller, room):
+        if choices.fits(smaller, room):
             return str(name)
     return None
 
 
-def _shorter(setting: Setting, room: Room, said: OpenChoices) -> str | None:
+def _shorter(setting: Setting, room: MemoryLimit, choices: OpenChoices) -> str | None:
     """The longest sequences of which one fits as everything else is: a language model's, in closed form."""
     if setting.lengths.target or "vocab_size" not in setting.config:
         return None
     way, smallest = next(
-        _batches(setting, [*reversed(_below(setting, said)), setting.micro], said), ({}, setting)
+        _batches(setting, [*reversed(_below(setting, choices)), setting.micro], choices), ({}, setting)
     )
     one = replace(smallest, trace=None)
 
     def fit(tokens: int) -> bool:
-        return said.fits(replace(one, lengths=replace(one.lengths, tokens=tokens)), room)
+        return choices.fits(replace(one, lengths=replace(one.lengths, tokens=tokens)), room)
 
     low, high = 0, setting.lengths.tokens
     while low < high:  # what is needed grows with the tokens

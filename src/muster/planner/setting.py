@@ -15,7 +15,7 @@ from muster.core.trace import Trace
 from muster.engines.base import spec_of
 from muster.engines.spread import ModelSpread
 from muster.inputs.model import config_of, decided_config, whole_config
-from muster.planner.memory.fit import Room, Setting
+from muster.planner.memory.fit import MemoryLimit, Setting
 from muster.planner.memory.states import shape_of
 from muster.planner.placing import gpus_of
 from muster.planner.remedies import hidden_size
@@ -23,7 +23,9 @@ from muster.planner.remedies import hidden_size
 LONG = 16384  # tokens: longer sequences than most people train on
 
 
-def room_of(facts: Facts, hosts: Sequence[Host], slots: Sequence[int], device: str, *, shared: bool) -> Room:
+def room_of(
+    facts: Facts, hosts: Sequence[Host], slots: Sequence[int], device: str, *, shared: bool
+) -> MemoryLimit:
     """What a rank may use at the smallest device that the job uses and the smallest host. `shared`: pretend
     hosts that are all one machine."""
     devices: list[tuple[int, str, tuple[int, ...]]] = []
@@ -35,14 +37,14 @@ def room_of(facts: Facts, hosts: Sequence[Host], slots: Sequence[int], device: s
             shares.append((min(totals) // (sum(slots) if shared else count), host.label))
     share, host_name = min(shares, default=(None, "a host"))
     if device == "cpu":
-        return Room(share, None, host_name, host_name)
+        return MemoryLimit(share, None, host_name, host_name)
     for label, gpus in gpus_of(facts, hosts, slots, shared=shared).items():
         for gpu in gpus:
             if gpu.get("memory_total"):
                 name, able = f"{gpu.get('name') or 'a GPU'} of {label}", tuple(gpu.get("capability") or ())
                 devices.append((gpu["memory_total"], name, able))
     smallest, name, able = min(devices, default=(None, "a GPU", ()))
-    return Room(smallest, share, name, host_name, (able[0], able[1]) if len(able) == 2 else None)
+    return MemoryLimit(smallest, share, name, host_name, (able[0], able[1]) if len(able) == 2 else None)
 
 
 def setting_of(

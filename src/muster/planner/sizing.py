@@ -17,7 +17,7 @@ from muster.core.recipe import Recipe
 from muster.core.trace import Trace
 from muster.core.units import counted, format_bytes
 from muster.engines.base import spec_of
-from muster.planner.memory.fit import Need, Room, Setting, Shortage, lacking, largest_micro, need
+from muster.planner.memory.fit import MemoryLimit, Need, Setting, Shortage, lacking, largest_micro, need
 from muster.planner.predict import predict
 from muster.planner.remedies import OpenChoices
 from muster.planner.setting import sequence_of, setting_of
@@ -36,7 +36,7 @@ class Where:
     precision: str
     device: str
     slots: Sequence[int]
-    room: Room
+    room: MemoryLimit
     machines: Machines | None = None
     calibration: Calibration = field(default_factory=Calibration)
     tracer: Tracer | None = None
@@ -135,7 +135,7 @@ def _not_published(recipe: Recipe, where: str, instead: str) -> RecipeError:
 
 
 def _creation(
-    recipe: Recipe, setting: Setting | None, room: Room, decisions: list[Decision]
+    recipe: Recipe, setting: Setting | None, room: MemoryLimit, decisions: list[Decision]
 ) -> tuple[Recipe, Setting | None]:
     """Whole or in shards. In shards where the engine can, and the whole is much of what a rank may use."""
     engine, choice = spec_of(recipe.engine.name), recipe.model.create
@@ -166,7 +166,7 @@ def _batch(
     config: Mapping[str, Any] | None,
     world_size: int,
     setting: Setting | None,
-    room: Room,
+    room: MemoryLimit,
     decisions: list[Decision],
 ) -> Batch:
     """The three batch numbers; a user's DeepSpeed file counts as given where the recipe leaves them open."""
@@ -207,7 +207,7 @@ def _fitting(
     wanted: int | None,
     world_size: int,
     setting: Setting | None,
-    room: Room,
+    room: MemoryLimit,
     top: int,
 ) -> tuple[int, Batch]:
     """The largest micro-batch that fits, up to `top`, and the batch that it makes.
@@ -306,7 +306,7 @@ def _about_tokens(recipe: Recipe, config: Mapping[str, Any] | None, wanted: int,
     return f"; the multiple nearest to {wanted} samples ({asked:,} tokens, {source}): {off:+.1f} %"
 
 
-def said_of(recipe: Recipe, config: Mapping[str, Any] | None, tracer: Tracer | None) -> OpenChoices:
+def open_choices(recipe: Recipe, config: Mapping[str, Any] | None, tracer: Tracer | None) -> OpenChoices:
     """What the recipe, and a user's own DeepSpeed configuration, say of what a remedy would change."""
 
     def trace(setting: Setting) -> Trace | None:

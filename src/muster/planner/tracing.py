@@ -130,15 +130,15 @@ def _traced(request: TraceRequest, shell: Shell) -> Trace:
 
 def _key(request: TraceRequest) -> str:
     """A name for all that decides a trace: the request, the libraries and the code that builds models."""
-    told = json.dumps(asdict(request), sort_keys=True, default=str)
-    return hashlib.sha256(f"{_makers(request.workload)}{told}".encode()).hexdigest()[:40]
+    asked = json.dumps(asdict(request), sort_keys=True, default=str)
+    return hashlib.sha256(f"{_makers(request.workload)}{asked}".encode()).hexdigest()[:40]
 
 
 @cache
 def _makers(workload: str) -> str:
     """A digest of the libraries and the code: read once, since a plan asks for many ways' traces."""
-    told = [versions_of(DECIDING), list(sys.version_info[:2])]
-    digest = hashlib.sha256(json.dumps(told, sort_keys=True).encode())
+    versions = [versions_of(DECIDING), list(sys.version_info[:2])]
+    digest = hashlib.sha256(json.dumps(versions, sort_keys=True).encode())
     root = Path(muster.__file__).parent
     own = Path(inspect.getfile(recipe_class(workload))).parent
     makers = ("worker/**/*.py", "dialogues/*.py", "core/trace.py", "core/loss_parts.py")
@@ -159,8 +159,8 @@ def tracer(
             again = " with gradient checkpointing" if recipe.train.checkpointing else ""
             name = recipe.model.name or "the model"
             seconds = COMPILED if request is not None and request.compiled else EAGER
-            said = f"tracing {name} in {precision}{again}, without its weights (once; about {seconds} s)"
-            say(said)
+            message = f"tracing {name} in {precision}{again}, without its weights (once; about {seconds} s)"
+            say(message)
 
     try:
         return None if request is None else trace(request, starting=starting)

@@ -194,7 +194,7 @@ class Need:
 
 
 @dataclass(frozen=True)
-class Room:
+class MemoryLimit:
     """Bytes that a rank may use, at the smallest device and host; None: not known."""
 
     device: int | None
@@ -212,19 +212,19 @@ class Room:
 def need(setting: Setting) -> Need | None:
     """What a rank needs at its peak, without activations where the model is neither a decoder nor traced so;
     None for an engine that does not say what it holds."""
-    passing = _passing(setting)
+    activations = _activations(setting)
     tensors = setting.tensors
     found = states(setting.spread, tensors)
     if found is None:
         return None
-    found, passing = _in_bits(setting, found, _in_fp8(setting, passing))
+    found, activations = _in_bits(setting, found, _in_fp8(setting, activations))
     frozen = [frozen_states(setting.spread, each, setting.tensors_of(each)) for each in setting.frozen]
-    moments = moments_of(found, passing, accumulates=setting.spread.micro_steps > 1)
+    moments = moments_of(found, activations, accumulates=setting.spread.micro_steps > 1)
     gathered = added(*(each.passes for each in frozen if each))
     if setting.drawing is None:  # further models run while activations are kept, else before there are any
         moments["loss"] = added(moments["loss"], gathered)
     else:
-        moments["drawing answers"] = _drawing(setting, tensors, found, passing)
+        moments["drawing answers"] = _drawing(setting, tensors, found, activations)
     sums = {name: sum(parts.values()) for name, parts in moments.items()}
     moment = max(sums, key=lambda name: sums[name])
     device = added(found.held, *(each.held for each in frozen if each), moments[moment])
@@ -234,10 +234,10 @@ def need(setting: Setting) -> Need | None:
     passes = added(found.passes, gathered)
     scattered = setting.engine.gathers_tensors
     holes = HOLES * sum(size for name, size in passes.items() if scattered and name.startswith("gathered"))
-    return _with_overhead(setting, tensors, device, host, passing.basis, moment, holes)
+    return _with_overhead(setting, tensors, device, host, activations.basis, moment, holes)
 
 
-def _in_bits(setting: Setting, found: States, passing: Passing) -> tuple[States, Passing]:
+def _in_bits(setting: Setting, found: States, activations: ActivationBytes) -> tuple[States, ActivationBytes]:
     """With weights and moments in few bits, of an engine whose ranks hold all in fp32. A matrix is made
     of whole numbers for its product alone: autocast has no copy of it that stays."""
     small, held = setting.in_bits, dict(found.held)
@@ -247,14 +247,14 @@ def _in_bits(setting: Setting, found: States, passing: Passing) -> tuple[States,
             for each in trained(setting.tensors)
         )
     if setting.quantized is None or not small:
-        return replace(found, held=held), passing
+        return replace(found, held=held), activations
     kept = sum(weight_bytes(setting.quantized, each.shape) for each in small)
     held["parameters"] -= 4 * elements(small)
-    copies, gone = sum(passing.copies.values()), setting.spread.element * elements(small)
+    copies, gone = sum(activations.copies.values()), setting.spread.element * elements(small)
     return (
         replace(found, held=added(held, {"quantised weights": kept})),
         replace(
-            passing,
+            activations,
             copies={
                 # With gradient checkpointing, those of blocks do not stay anyway.
                 "copies in half precision": copies - gone if copies >= gone else copies,
@@ -264,13 +264,13 @@ def _in_bits(setting: Setting, found: States, passing: Passing) -> tuple[States,
     )
 
 
-def _in_fp8(setting: Setting, passing: Passing) -> Passing:
+def _in_fp8(setting: Setting, activations: ActivationBytes) -> ActivationBytes:
     """With linear layers in fp8: autocast makes no copy of their weights. A layer's matrices are cast for its
     products alone, input and output's gradient along both sides; torchao keeps what they were made of, which
     autocast's products would keep as well. Where nothing is compiled a cast makes two copies in fp32."""
     layers = setting.in_fp8
     if not layers:
-        return passing
+        return activations
     rows = setting.micro * setting.lengths.sequences * setting.lengths.tokens
 
     def made(rows_of: int, columns: int) -> int:
@@ -278,9 +278,9 @@ def _in_fp8(setting: Setting, passing: Passing) -> Passing:
         largest_of = max(rows_of * columns, rows * rows_of, rows * columns)
         return whole + (0 if setting.compiled else 8 * largest_of)
 
-    copies, gone = sum(passing.copies.values()), setting.spread.element * elements(layers)
+    copies, gone = sum(activations.copies.values()), setting.spread.element * elements(layers)
     return replace(
-        passing,
+        activations,
         copies={
             # With gradient checkpointing, those of blocks do not stay anyway.
             "copies in half precision": copies - gone if copies >= gone else copies,
@@ -289,18 +289,18 @@ def _in_fp8(setting: Setting, passing: Passing) -> Passing:
     )
 
 
-def _drawing(setting: Setting, tensors: Tensors, found: States, passing: Passing) -> Parts:
+def _drawing(setting: Setting, tensors: Tensors, found: States, activations: ActivationBytes) -> Parts:
     """What is on the device beside what is always held, while a rank draws answers."""
     assert setting.drawing is not None
     gathered = setting.engine.gathers_to_draw(setting.spread, tensors)
     weights = found.passes if gathered is None else {"gathered parameters": gathered}
     made = drawing_bytes(setting.config, setting.drawing, setting.drawn, setting.kept)
-    return added(weights, passing.copies, made)
+    return added(weights, activations.copies, made)
 
 
-def _passing(setting: Setting) -> Passing:
+def _activations(setting: Setting) -> ActivationBytes:
     """Of the model, and by the closed form of further ones that are trained with it."""
-    found = _own_passing(setting)
+    found = _own_activations(setting)
     more: Parts = {}
     for each in setting.others:
         config = setting.config if each.config is None else each.config
@@ -310,7 +310,7 @@ def _passing(setting: Setting) -> Passing:
     return replace(found, top=added(found.top, more), later=added(found.later, more))
 
 
-def _own_passing(setting: Setting) -> Passing:
+def _own_activations(setting: Setting) -> ActivationBytes:
     """Traced where the trace is of this arithmetic: not of another engine or precision, nor with other
     checkpointing, nor compiled otherwise; else by the closed form of decoders."""
     trace = setting.trace
@@ -322,7 +322,7 @@ def _own_passing(setting: Setting) -> Passing:
     copies = {"copies in half precision": weights}
     each = activation_bytes(config, lengths, kept, checkpointing=setting.checkpointing)
     if each is None:
-        return Passing(UNCOUNTED, {}, {}, 0, copies)
+        return ActivationBytes(UNCOUNTED, {}, {}, 0, copies)
     sequences = setting.micro * lengths.sequences
     rows = sequences * lengths.tokens
     logits: int | None = None
@@ -335,7 +335,7 @@ def _own_passing(setting: Setting) -> Passing:
     if logits is None:
         logits = sequences * logit_bytes(config, lengths, kept)
     parts = {"activations": sequences * each, "logits and loss": logits}
-    return Passing("closed form", parts, parts, 0, copies)
+    return ActivationBytes("closed form", parts, parts, 0, copies)
 
 
 def _with_overhead(
@@ -383,13 +383,13 @@ def _of_the_first_rank(setting: Setting, engine: EngineSpec, tensors: Tensors, c
     return {largest: found[largest]} if found else {}
 
 
-def fits(setting: Setting, room: Room) -> bool:
+def fits(setting: Setting, room: MemoryLimit) -> bool:
     """Whether a rank's need is within its room, less the margin: what a plan chooses by itself does. What is
     not known is taken to fit."""
     return lacking(setting, room) is None
 
 
-def may_run(setting: Setting, room: Room) -> bool:
+def may_run(setting: Setting, room: MemoryLimit) -> bool:
     """Whether a rank's need is within its room, if not less the margin: what is asked for may be so tight."""
     short = lacking(setting, room)
     return short is None or not short.refused
@@ -417,7 +417,7 @@ class Shortage:
         return f"{format_bytes(self.needed)} of {format_bytes(self.has)} of {kind}{tight}"
 
 
-def lacking(setting: Setting | None, room: Room, found: Need | None = None) -> Shortage | None:
+def lacking(setting: Setting | None, room: MemoryLimit, found: Need | None = None) -> Shortage | None:
     """What there is too little of; None: it fits, or what a rank needs is not known. `found`: its need, where
     that was computed before."""
     if setting is None or (found := found or need(setting)) is None:
@@ -432,7 +432,7 @@ def lacking(setting: Setting | None, room: Room, found: Need | None = None) -> S
     return None
 
 
-def largest_micro(setting: Setting, room: Room, top: int) -> int:
+def largest_micro(setting: Setting, room: MemoryLimit, top: int) -> int:
     """The largest micro-batch up to `top` that fits; 0: not even one sample does."""
     if not fits(replace(setting, micro=1), room):
         return 0
@@ -451,7 +451,7 @@ def largest_micro(setting: Setting, room: Room, top: int) -> int:
 
 
 @dataclass(frozen=True)
-class Passing:
+class ActivationBytes:
     """Bytes of the passes over a micro-batch. `basis`: as Need has it; `top`: at their peak; `later`: at
     most, once there are gradients; `growing`: what whole gradients add to that as they come, where there are
     none before; `output`: what the output layer's own gradients add to `top`; `copies`: of weights, all
@@ -465,7 +465,7 @@ class Passing:
     output: int = 0
 
 
-def traced(at: Pass) -> Passing:
+def traced(at: Pass) -> ActivationBytes:
     """As a trace has them.
 
     Between the last block and the loss the peak is the loss's, before there is any gradient. When the first
@@ -482,7 +482,7 @@ def traced(at: Pass) -> Passing:
         growing = max(later, *(grown for _, grown in others))
         output = max(0, at.peaks[AFTER_BLOCKS][1] - peak)
     handed = {"logits handed over": round(HANDED * at.handed)} if at.handed else {}
-    return Passing(
+    return ActivationBytes(
         "traced",
         top={**kept, "temporary tensors": peak - at.saved, **handed},
         later={**kept, "temporary tensors": later - at.saved, **handed},
@@ -492,27 +492,27 @@ def traced(at: Pass) -> Passing:
     )
 
 
-def moments_of(found: States, passing: Passing, *, accumulates: bool) -> dict[str, Parts]:
+def moments_of(found: States, activations: ActivationBytes, *, accumulates: bool) -> dict[str, Parts]:
     """What is on the device beside what is always held, at each moment that may be the peak.
 
     Activations go as gradients come. Where they were traced and no gradients lie there from earlier
     micro-batches, whole gradients were traced as well, and with others the peak is at one end of the
     backward pass; else all are taken to be there at once.
     """
-    quiet = added(found.passes, passing.copies)
-    later = added(quiet, found.backward, passing.later)
+    quiet = added(found.passes, activations.copies)
+    later = added(quiet, found.backward, activations.later)
     ending = added(quiet, found.backward if found.ending is None else found.ending, found.gradients)
-    loss = added(quiet, found.loss, passing.top)
+    loss = added(quiet, found.loss, activations.top)
     if found.loss:  # gathered by itself: its gradients come beside it
-        loss = added(loss, {"gradients in flight": passing.output})
-    if passing.basis != "traced" or accumulates:
+        loss = added(loss, {"gradients in flight": activations.output})
+    if activations.basis != "traced" or accumulates:
         moments = {"backward pass": added(later, found.gradients), "loss": added(loss, found.gradients)}
         if found.ending is not None:
             moments["end of the backward pass"] = ending
         return {**moments, **found.after}
     if found.whole:
         first = later.pop("gradients in flight", 0)  # the others were traced
-        gone = sum(passing.copies.values())  # with the activations
-        grown = {"gradients": max(passing.growing - gone, first)}
+        gone = sum(activations.copies.values())  # with the activations
+        grown = {"gradients": max(activations.growing - gone, first)}
         return {"backward pass": added(later, grown), "loss": loss, **found.after}
     return {"backward pass": later, "loss": loss, "end of the backward pass": ending, **found.after}

@@ -61,9 +61,9 @@ def learn(runs: Sequence[MeasuredRun], known: Calibration | None = None) -> Cali
     found = known or Calibration()
     alone = [run for run in runs if run.case.machines.ranks == 1]
     within = [run for run in runs if run.case.machines.hosts == 1 < run.case.machines.per_host]
-    told = [run for run in within if _was_measured(found, _link(run, "inner"))]
+    measured = [run for run in within if _was_measured(found, _link(run, "inner"))]
     for name in dict.fromkeys(case_key(run.case) for run in alone if shows_device(run.case)):
-        here = [run for run in (*alone, *told) if case_key(run.case) == name and not on_host(run.case)]
+        here = [run for run in (*alone, *measured) if case_key(run.case) == name and not on_host(run.case)]
         found = _learn_computation(name, here, found)
     offloaded = [run for run in alone if on_host(run.case) and case_key(run.case) in found.efficiency]
     for name in dict.fromkeys(_device(run) for run in offloaded):
@@ -73,8 +73,8 @@ def learn(runs: Sequence[MeasuredRun], known: Calibration | None = None) -> Cali
         """Without what a host's memory takes that nothing is known of."""
         return [run for run in several if not on_host(run.case) or _device(run) in found.hosts]
 
-    found = _learn_engines(clear(told), found)
-    within = clear([run for run in within if run not in told])
+    found = _learn_engines(clear(measured), found)
+    within = clear([run for run in within if run not in measured])
     between = clear([run for run in runs if run.case.machines.hosts > 1])
     for chosen, which in ((within, "inner"), (between, "link")):
         for name in dict.fromkeys(_link(run, which) for run in chosen):
@@ -86,11 +86,11 @@ def learn(runs: Sequence[MeasuredRun], known: Calibration | None = None) -> Cali
 def spread_of(result: Result) -> float | None:
     """Standard deviation of hosts' own time for a step, as a share of it, by the forward passes of a run's
     hosts, in which none waits for others; None: too few hosts told, or their GPUs differ."""
-    told = [report.forward_seconds for report in result.hosts if report.forward_seconds]
+    times = [report.forward_seconds for report in result.hosts if report.forward_seconds]
     kinds = {str([gpu.get("name") for gpu in each.facts.get("gpus") or ()]) for each in result.hosts}
-    if len(told) < FLEET or len(told) < len(result.hosts) or len(kinds) > 1:
+    if len(times) < FLEET or len(times) < len(result.hosts) or len(kinds) > 1:
         return None
-    return deviation(told) / statistics.median(told)
+    return deviation(times) / statistics.median(times)
 
 
 def errors(runs: Sequence[MeasuredRun], known: Calibration) -> list[float]:
