@@ -85,12 +85,8 @@ def test_a_layer_keeps_what_the_closed_form_says(kind: str, attention: str, prec
     element = 4 if precision == "fp32" else 2
     kept = Kept(element, mixed=precision == "mixed", fused=attention == "sdpa", mask=element)
     [stack] = stacks(config)
-    predicted = 2 * SAMPLES * stack.layers * layer_bytes(stack, TOKENS, kept)
-    weights = (
-        stack.layers
-        * stack.width
-        * (2 * (stack.query + stack.keys) + stack.inner * (3 if kind == "llama" else 2))
-    )
+    predicted = 2 * SAMPLES * layer_bytes(stack, TOKENS, kept)
+    weights = stack.width * (2 * (stack.query + stack.keys) + stack.inner * (3 if kind == "llama" else 2))
     copies = 2 * 2 * weights if precision == "mixed" else 0  # of the weights, which the planner counts apart
     assert predicted + copies == pytest.approx(measured[1] - measured[0], rel=0.08)
 

@@ -240,7 +240,7 @@ def test_the_slowest_of_two_devices_is_the_same_for_plan_and_advice(precision: s
     devices = [found for entry in entries() if (found := driver_device(" ".join(entry["words"])))]
     able = [each for each in devices if each.peak(precision)]
     case = StepCase(machines_of(able[0]), precision, work, lump(10**8), ModelSpread("ddp", ranks=2))
-    took = {each.name: computing(case.over(machines_of(each)), Load(case, 1).known) for each in able}
+    took = {each.name: computing(case.over(machines_of(each)), Load(case, 1).calibration) for each in able}
     wrong = [
         (one.name, other.name)
         for one in able
@@ -268,4 +268,4 @@ def test_measured_speeds_say_it_for_cpus_too() -> None:
 
 def test_a_step_of_a_known_computation_is_the_plans_step() -> None:
     case = LOAD.case.over(replace(alone(LINK), hosts=4))
-    assert predict_step(case, micro=computing(case, LOAD.known)).seconds == predict_step(case).seconds
+    assert predict_step(case, micro=computing(case, LOAD.calibration)).seconds == predict_step(case).seconds

@@ -35,7 +35,7 @@ def advise(
     recipe: Recipe,
     case: StepCase,
     members: Sequence[MixedHost],
-    known: Calibration,
+    calibration: Calibration,
     *,
     batch: int | None,
     samples: int | None,
@@ -44,10 +44,10 @@ def advise(
     hosts. `case`: the job on all of them; `batch`: of a step, where it is the same on any number of hosts."""
     if len(members) < 2 or isinstance(recipe.batch.split, list):  # shares are given rank by rank
         return []
-    calibrated = all(case_key(case.over(each.machines)) in known.efficiency for each in members)
+    calibrated = all(case_key(case.over(each.machines)) in calibration.efficiency for each in members)
     off = max(reached(each.machines.device, case.precision).off for each in members)
     times = (1.0,) if calibrated else (1 + off, 1.0, 1 / (1 + off))
-    loads = [Load(case, samples or ROUND, batch, known, each) for each in times]
+    loads = [Load(case, samples or ROUND, batch, calibration, each) for each in times]
     basis = "by this plan's step times"
     if not calibrated:
         basis += (
@@ -58,7 +58,7 @@ def advise(
 
 
 def grouping(
-    recipe: Recipe, setting: Setting, machines: Machines, room: MemoryLimit, known: Calibration
+    recipe: Recipe, setting: Setting, machines: Machines, room: MemoryLimit, calibration: Calibration
 ) -> str | None:
     """That gathering weights inside each host would be faster, where it fits; None: it would not, or weights
     are not gathered between hosts."""
@@ -72,7 +72,7 @@ def grouping(
     if machines.hosts == 1 or inside == 1 or now is None or then is None or not fits(grouped, room):
         return None
     try:
-        times = predict(now, known).seconds / predict(then, known).seconds
+        times = predict(now, calibration).seconds / predict(then, calibration).seconds
     except UsageError:  # a figure is missing, as the plan says
         return None
     if times < 1 + WORTH:

@@ -51,33 +51,35 @@ def calibrate(runs: Sequence[RunFolder], link: str | None = None) -> Learned:
 
     Raises RunFolderError for a run that teaches nothing, UsageError for a link that is not understood.
     """
-    known = load_calibration()
+    calibration = load_calibration()
     trained = []
     for run in runs:
-        found = link_of(run, link)
-        if found is None:
+        links = link_of(run, link)
+        if links is None:
             trained.append(run)
         else:
-            for name, figures in found.items():
-                measured_now = figures.after(known.links.get(name, LinkFigures()))
-                known = replace(known, links={**known.links, name: measured_now})
+            for name, figures in links.items():
+                measured_now = figures.after(calibration.links.get(name, LinkFigures()))
+                calibration = replace(calibration, links={**calibration.links, name: measured_now})
     measured = [measured_of(run, link) for run in trained]
     for run, each in zip(trained, measured, strict=True):
         result = run.read_result()
         spread = spread_of(result) if result else None
         if spread is not None:
-            known = replace(known, spreads={**known.spreads, each.case.machines.device.name: spread})
+            calibration = replace(
+                calibration, spreads={**calibration.spreads, each.case.machines.device.name: spread}
+            )
     cases = {run.id: each.case for run, each in zip(trained, measured, strict=True)}
-    _check_shown(cases, known)
-    learned = learn(measured, known)
+    _check_shown(cases, calibration)
+    learned = learn(measured, calibration)
     _check_sense(cases, learned)
     saved = save_calibration(learned)
     return Learned(learned, saved, tuple(run.id for run in trained), tuple(errors(measured, learned)))
 
 
-def _check_shown(cases: Mapping[str, StepCase], known: Calibration) -> None:
+def _check_shown(cases: Mapping[str, StepCase], calibration: Calibration) -> None:
     """Raise RunFolderError for a run on a device of which nothing tells how fast it computes."""
-    shown = {case_key(case) for case in cases.values() if shows_device(case)} | known.efficiency.keys()
+    shown = {case_key(case) for case in cases.values() if shows_device(case)} | calibration.efficiency.keys()
     for run, case in cases.items():
         if case_key(case) in shown:
             continue
@@ -130,9 +132,9 @@ def measured_of(run: RunFolder, link: str | None = None) -> MeasuredRun:
 
 
 def _as_counted(case: StepCase, result: Result, run: str) -> StepCase:
-    found = as_counted(case, result)
-    if found is not None:
-        return found
+    counted = as_counted(case, result)
+    if counted is not None:
+        return counted
     why = "they are not those of its mean lengths" if result.flops else "they were not counted"
     raise RunFolderError(
         f"padded each batch to its longest sample, and how many operations a step had is not known: {why}",

@@ -124,8 +124,8 @@ def decide(
         room = room_of(facts, hosts, slots, device, shared=one_machine)
         recipe = decide_loss(recipe, precision, room, world_size, decisions)
         machines = model.on(slots, device, precision) if model else None
-        known = model.calibration if model else Calibration()
-        where = Where(precision, device, slots, room, machines, known, tracer)
+        calibration = model.calibration if model else Calibration()
+        where = Where(precision, device, slots, room, machines, calibration, tracer)
         way, candidates, refused, would_fit = _choose(recipe, where, decisions)
         check_cuda_graphs(way.recipe, way.batch)
         if isinstance(recipe.batch.split, list):
@@ -205,12 +205,12 @@ def _open(recipe: Recipe) -> list[tuple[dict[str, str], Recipe]]:
     """Every combination of what is open, mildest first: without recomputation, at low stages."""
     stages = spec_of(recipe.engine.name).open_stages(recipe)
     again = recipe.train.gradient_checkpointing
-    found = []
+    combinations = []
     for checkpointing, stage in itertools.product([False, True] if again == "auto" else [again], stages):
         way = {"engine.zero": str(stage)} if recipe.engine.zero == "auto" else {}
         way |= {"train.gradient_checkpointing": str(checkpointing).lower()} if again == "auto" else {}
-        found.append((way, recipe.choosing(zero=stage, checkpointing=checkpointing)))
-    return found
+        combinations.append((way, recipe.choosing(zero=stage, checkpointing=checkpointing)))
+    return combinations
 
 
 def ways(
@@ -232,13 +232,13 @@ def ways(
 def best(tried: Sequence[Way]) -> tuple[int, str]:
     """Return which way, and why: of those that fit the fastest; the mildest where one's speed is not known.
     None fits: the smallest. A way whose need is not known is taken only where that is so of all."""
-    known = [index for index, each in enumerate(tried) if each.fits is not None]
-    if not known:
+    counted = [index for index, each in enumerate(tried) if each.fits is not None]
+    if not counted:
         return 0, "the mildest: whether it fits is unknown"
-    fitting = [index for index in known if tried[index].fits]
+    fitting = [index for index in counted if tried[index].fits]
     among = f"of {len(fitting)} settings that fit (of {len(tried)})"
     if not fitting:
-        return min(known, key=lambda index: tried[index].memory), "needs the least memory, and does not fit"
+        return min(counted, key=lambda index: tried[index].memory), "needs the least memory, and does not fit"
     if any(tried[index].step is None for index in fitting):
         return fitting[0], f"the mildest {among}; some speeds are unknown"
     fastest = max(fitting, key=lambda index: (tried[index].speed, -index))
@@ -414,15 +414,15 @@ def _of_float8(recipe: Recipe, device: str) -> str:
 
 
 def _weakest(gpus: Gpus) -> tuple[str | None, tuple[int, int] | None]:
-    known = [
+    capabilities = [
         (capability, f"{gpu.get('name') or 'a GPU'} of {host}")
         for host, used in gpus.items()
         for gpu in used
         if (capability := _capability(gpu))
     ]
-    if not known:
+    if not capabilities:
         return None, None
-    capability, name = min(known)
+    capability, name = min(capabilities)
     return name, capability
 
 

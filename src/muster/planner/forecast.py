@@ -62,13 +62,13 @@ class Trained:
     fewer: Callable[[int], Machines | None] | None = None
 
 
-def memory_plan(setting: Setting, room: MemoryLimit, found: Need) -> MemoryPlan:
+def memory_plan(setting: Setting, room: MemoryLimit, needed: Need) -> MemoryPlan:
     """A rank's memory, and whether it fits."""
-    host = dict(found.host)
-    device = dict(found.device)
-    for name, size in found.first.items():
+    host = dict(needed.host)
+    device = dict(needed.device)
+    for name, size in needed.first.items():
         (device if setting.spread.device == "cpu" else host)[name] = size // setting.ranks_per_host
-    short = lacking(setting, room, found)
+    short = lacking(setting, room, needed)
     return MemoryPlan(
         device=device,
         host=host,
@@ -77,8 +77,8 @@ def memory_plan(setting: Setting, room: MemoryLimit, found: Need) -> MemoryPlan:
         device_room=room.device,
         host_room=room.host,
         margin=MARGIN,
-        basis=found.basis,
-        moment=found.moment,
+        basis=needed.basis,
+        moment=needed.moment,
         lacking=short.place if short is not None and short.refused else None,
     )
 
@@ -86,14 +86,14 @@ def memory_plan(setting: Setting, room: MemoryLimit, found: Need) -> MemoryPlan:
 def plan_of(decided: Decided, start: Plan, trained: Trained) -> Plan:
     """Return the plan `start` with memory, time and scaling, as far as they can be told."""
     setting, room = decided.setting, decided.room
-    found = need(setting) if setting is not None else None
-    if setting is None or found is None:
+    needed = need(setting) if setting is not None else None
+    if setting is None or needed is None:
         return start
     made = start.model_copy(
         update={
             "parameters": setting.parameters,
             "trainable": setting.trainable,
-            "memory": memory_plan(setting, room, found),
+            "memory": memory_plan(setting, room, needed),
         }
     )
     try:
@@ -127,9 +127,9 @@ def _with_time(decided: Decided, setting: Setting, trained: Trained, made: Plan)
     # A sentence about the hosts that are used; of one alone, why the others are not.
     compared = [each for each in points if each.hosts <= hosts] if hosts > 1 else points
     alone = points[0] if points else now
-    known = samples is not None
+    counted = samples is not None
     notes = list(made.notes)
-    if known and now.whole > now.total:
+    if counted and now.whole > now.total:
         limit = f"train.max_minutes={minutes:g}"
         notes.append(f"{limit} ends the training after {now.total / now.whole:.0%} of its steps")
     assumed = [] if case.work.moved else ["operations only: memory traffic is not counted"]
@@ -144,12 +144,12 @@ def _with_time(decided: Decided, setting: Setting, trained: Trained, made: Plan)
         assumed.append("steps are for the longest samples; with dynamic padding they are shorter")
     return made.model_copy(
         update={
-            "time": _time_plan(now, trained, known=known, assumed=assumed).model_copy(
+            "time": _time_plan(now, trained, counted=counted, assumed=assumed).model_copy(
                 update=_as_tokens(recipe, setting, now)
             ),
-            "scaling": [_scaling(each, alone, known=known) for each in points],
+            "scaling": [_scaling(each, alone, counted=counted) for each in points],
             "fastest_hosts": fastest(points).hosts if points else None,
-            "sentence": _sentence(compared, length, calibration) if known else None,
+            "sentence": _sentence(compared, length, calibration) if counted else None,
             "notes": notes,
         }
     )
@@ -254,9 +254,9 @@ def _needed(setting: Setting) -> float | None:
     return with_others(setting, StepWork(setting.micro, own / 3, own)).flops
 
 
-def _time_plan(now: Point, trained: Trained, *, known: bool, assumed: list[str]) -> TimePlan:
+def _time_plan(now: Point, trained: Trained, *, counted: bool, assumed: list[str]) -> TimePlan:
     step, machines = now.step, now.case.machines
-    watts = machines.device.watts if known and trained.fewer is None else None  # unlike ones have others
+    watts = machines.device.watts if counted and trained.fewer is None else None  # unlike ones have others
     parts = {name: value for name, value in asdict(step).items() if name in _PARTS}
     per_epoch = (
         None if trained.samples is None or trained.once else math.ceil(trained.samples / now.case.batch)
@@ -266,10 +266,10 @@ def _time_plan(now: Point, trained: Trained, *, known: bool, assumed: list[str])
         step=step.seconds,
         step_range=between(now.case, trained.calibration),
         samples_per_second=step.samples_per_second,
-        steps=round(now.total / step.seconds) if known else None,
+        steps=round(now.total / step.seconds) if counted else None,
         epoch=None if per_epoch is None else per_epoch * step.seconds,
-        total=now.total if known else None,
-        cost=now.cost if known else None,
+        total=now.total if counted else None,
+        cost=now.cost if counted else None,
         kwh=machines.ranks * watts * now.total / 3.6e6 if watts else None,
         assumed=[*step.assumed, *assumed],
         calibrated=case_key(now.case) in trained.calibration.efficiency,
@@ -279,7 +279,7 @@ def _time_plan(now: Point, trained: Trained, *, known: bool, assumed: list[str])
 _PARTS = ("compute", "communication", "optimizer", "transfer", "overhead")
 
 
-def _scaling(each: Point, alone: Point, *, known: bool) -> ScalingPoint:
+def _scaling(each: Point, alone: Point, *, counted: bool) -> ScalingPoint:
     speed = each.step.samples_per_second
     return ScalingPoint(
         hosts=each.hosts,
@@ -287,8 +287,8 @@ def _scaling(each: Point, alone: Point, *, known: bool) -> ScalingPoint:
         step=each.step.seconds,
         samples_per_second=speed,
         efficiency=speed / each.hosts / (alone.step.samples_per_second / alone.hosts),
-        total=each.total if known else None,
-        cost=each.cost if known else None,
+        total=each.total if counted else None,
+        cost=each.cost if counted else None,
     )
 
 
@@ -403,11 +403,11 @@ def _faster_link(case: StepCase, alone: Point, length: Length, calibration: Cali
 def _reached(case: StepCase, calibration: Calibration | None) -> float:
     """What share of its stated speed the present link was measured to reach; 1: not measured."""
     link = case.machines.link
-    known = (calibration or Calibration()).links
+    links = (calibration or Calibration()).links
     name = link_key(link, case.machines.device.kind) if link is not None else ""
-    if link is None or name not in known:
+    if link is None or name not in links:
         return 1.0
-    measured = known[name].bandwidth
+    measured = links[name].bandwidth
     return 1.0 if measured is None else measured / link.stated
 
 

@@ -38,8 +38,8 @@ class HostTrial:
     @property
     def best(self) -> Candidate | None:
         """The way that would be chosen there."""
-        found = self.decided.candidates if self.decided else ()
-        return next((each for each in found if each.chosen), None)
+        candidates = self.decided.candidates if self.decided else ()
+        return next((each for each in candidates if each.chosen), None)
 
     @property
     def works(self) -> bool:
@@ -97,13 +97,15 @@ def numbers(recipe: Recipe, ranks: Sequence[int]) -> list[int]:
     possible = [count for count in range(1, whole + 1) if _works_out(recipe, together[count - 1])] or [whole]
     if len(possible) <= MOST:
         return possible
-    found = {count for count in possible if count & (count - 1) == 0} | {possible[0], possible[-1]}
-    while len(found) < MOST:  # the one that is nearest to the middle of the widest gap, as ratios go
-        gaps = [(low, high) for low, high in pairwise(sorted(found)) if any(low < n < high for n in possible)]
+    chosen = {count for count in possible if count & (count - 1) == 0} | {possible[0], possible[-1]}
+    while len(chosen) < MOST:  # the one that is nearest to the middle of the widest gap, as ratios go
+        gaps = [
+            (low, high) for low, high in pairwise(sorted(chosen)) if any(low < n < high for n in possible)
+        ]
         low, high = max(gaps, key=lambda gap: gap[1] / gap[0])
         between = [n for n in possible if low < n < high]
-        found.add(min(between, key=lambda n: (abs(n * n - low * high), n)))
-    return sorted(found)
+        chosen.add(min(between, key=lambda n: (abs(n * n - low * high), n)))
+    return sorted(chosen)
 
 
 def _works_out(recipe: Recipe, ranks: int) -> bool:

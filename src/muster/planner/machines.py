@@ -73,14 +73,18 @@ class MachineModel:
             return slowest.on(len(parts)).with_slots(slots) if slowest.device.kind == device else None
         if device == CPU:
             cpus = self._cpus(slots)
-            known = cpus is not None and key(cpus.device.name, precision) in self.calibration.efficiency
-            return cpus if known or self.learning else None
+            learned = cpus is not None and key(cpus.device.name, precision) in self.calibration.efficiency
+            return cpus if learned or self.learning else None
         facts = self.facts
         if self.link is not None:
             network = {"megabits": self.link.stated * 8 / 1e6}
             facts = {host: {**about, "network": network} for host, about in facts.items()}
-        found = self._gpus(facts, slots, precision)
-        return found if found is None or found.link is None else found.over(self.link or found.link)
+        machines = self._gpus(facts, slots, precision)
+        return (
+            machines
+            if machines is None or machines.link is None
+            else machines.over(self.link or machines.link)
+        )
 
     def _gpus(self, facts: Facts, slots: Sequence[int], precision: str) -> Machines | None:
         """Real hosts as alike ones: their slowest GPU in this precision and slowest link, since those set the
@@ -88,10 +92,10 @@ class MachineModel:
         devices = []
         used = gpus_of(facts, self.hosts, slots, shared=self.one_machine)
         for gpu in chain.from_iterable(used.values()):
-            found = driver_device(str(gpu.get("name") or ""))
-            if found is None:
+            device = driver_device(str(gpu.get("name") or ""))
+            if device is None:
                 return None
-            devices.append(found)
+            devices.append(device)
         if not devices:
             return None
         slowest = min(devices, key=lambda each: speed(each, precision))
@@ -139,23 +143,25 @@ class MachineModel:
 
     def members(self, slots: Sequence[int], device: str, precision: str) -> list[MixedHost] | None:
         """Each host by itself, with its link to others; None: one of them is not known."""
-        found = []
+        members = []
         for host, count in zip(self.hosts, slots, strict=True):
             alone = self.of((host,)).on([count], device, precision)
             link = self.link or (alone.link if alone else None)
             link = link or link_of(self.facts[host.label].get("network") or {}, self.env)
             if alone is None or link is None:
                 return None
-            found.append(MixedHost(host.label, alone.over(link)))
-        return found
+            members.append(MixedHost(host.label, alone.over(link)))
+        return members
 
 
-def machine_model(inputs: Inputs, facts: Facts, figures: UserFigures, known: Calibration) -> MachineModel:
+def machine_model(
+    inputs: Inputs, facts: Facts, figures: UserFigures, calibration: Calibration
+) -> MachineModel:
     """Real hosts. Raises UsageError for a link that is not understood."""
     return MachineModel(
         facts,
         inputs.inventory.hosts,
-        known,
+        calibration,
         link=find_link(figures.link) if figures.link else None,
         env=inputs.env,
         threads=inputs.recipe.launch.threads,
@@ -166,10 +172,10 @@ def machine_model(inputs: Inputs, facts: Facts, figures: UserFigures, known: Cal
 def slowest_link(facts: Sequence[Mapping[str, Any]], env: Mapping[str, str | None]) -> Link | None:
     """Between hosts, by what they say; None where one does not, or there is one alone."""
     links = [link_of(about.get("network") or {}, env) for about in facts]
-    known = [link for link in links if link is not None]
-    if len(facts) < 2 or len(known) < len(links):
+    stated = [link for link in links if link is not None]
+    if len(facts) < 2 or len(stated) < len(links):
         return None
-    return min(known, key=lambda link: link.bandwidth)
+    return min(stated, key=lambda link: link.bandwidth)
 
 
 def link_of(network: Mapping[str, Any], env: Mapping[str, str | None]) -> Link | None:
@@ -203,8 +209,8 @@ def by_speed(
 def _reaches(gpu: Mapping[str, Any], precision: str) -> float:
     """Operations per second of its products, the most where precision is still open; 0: not known. A GPU that
     is not there has its peaks with it."""
-    found = driver_device(str(gpu.get("name") or "")) or Device("a GPU", {})
-    device = replace(found, peaks=gpu.get("peaks") or found.peaks)
+    maker = driver_device(str(gpu.get("name") or "")) or Device("a GPU", {})
+    device = replace(maker, peaks=gpu.get("peaks") or maker.peaks)
     wanted = device.peaks.keys() - {"fp8"} if precision == "auto" else (precision,)
     return max((reached.speed(device, each) for each in wanted), default=0.0)
 
@@ -264,10 +270,10 @@ class _Kept(Part):
 
     @model_validator(mode="before")
     @classmethod
-    def _without_what_changed(cls, found: Any) -> Any:
-        if not isinstance(found, dict) or found.get("version") == KEPT_VERSION:
-            return found
-        return {name: value for name, value in found.items() if name in ("links", "hosts")}
+    def _without_what_changed(cls, document: Any) -> Any:
+        if not isinstance(document, dict) or document.get("version") == KEPT_VERSION:
+            return document
+        return {name: value for name, value in document.items() if name in ("links", "hosts")}
 
 
 def load_calibration() -> Calibration:

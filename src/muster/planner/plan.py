@@ -90,10 +90,10 @@ def plan_hosts(
     if not traced:
         check_closed_form(inputs.recipe)
     inputs, chosen = first_hosts(inputs)
-    known = load_calibration()  # before any host is asked
+    calibration = load_calibration()  # before any host is asked
     if say is not None:
         say("asking the hosts")
-    model = machine_model(inputs, ask(inputs, Shell()), figures, known)
+    model = machine_model(inputs, ask(inputs, Shell()), figures, calibration)
     if say is not None:
         say("planning")
     return _attempt(inputs, model, figures, partial(tracer, say=say) if traced else None, chosen)
@@ -308,14 +308,14 @@ def _tight(decided: Decided) -> bool:
     room = decided.room
     if room.device is None:
         return False
-    found = need(decided.setting) if decided.setting is not None else None
-    if found is None:
+    needed = need(decided.setting) if decided.setting is not None else None
+    if needed is None:
         config = whole_config(decided.recipe)
         return config is not None and decided.recipe.lengths(config) is not None
-    if not found.whole and decided.setting is not None:
+    if not needed.whole and decided.setting is not None:
         return 16 * decided.setting.elements > SMALL * room.device  # in fp32, gradients and Adam among them
-    host = sum(found.host.values()) > TIGHT * room.host if room.host else False
-    return sum(found.device.values()) > TIGHT * room.device or host
+    host = sum(needed.host.values()) > TIGHT * room.host if room.host else False
+    return sum(needed.device.values()) > TIGHT * room.device or host
 
 
 def ask(inputs: Inputs, shell: Shell, *, into: Path | None = None) -> Facts:
@@ -371,13 +371,13 @@ def _begun(
 
 def _roomier(setting: Setting, room: MemoryLimit, name: str, choices: OpenChoices) -> list[str]:
     """What would leave more free of a device that is nearly full."""
-    found = need(setting)
+    needed = need(setting)
     if (
         room.device is None
-        or found is None
-        or not found.whole
+        or needed is None
+        or not needed.whole
         or not may_run(setting, room)
-        or sum(found.device.values()) <= NEARLY_FULL * room.device
+        or sum(needed.device.values()) <= NEARLY_FULL * room.device
     ):
         return []
     less = replace(room, device=int(NEARLY_FULL / (1 - MARGIN) * room.device))

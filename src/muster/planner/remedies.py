@@ -49,20 +49,20 @@ ANY_CHANGE = OpenChoices()
 
 def refusal(setting: Setting, room: MemoryLimit, model: str, ways: Sequence[str]) -> UsageError:
     """The error for a job that does not fit: what it needs, what there is, and what would fit (`ways`)."""
-    short, found = lacking(setting, room), need(setting)
-    assert short is not None and found is not None
-    parts = found.device if short.place == "device" else found.host
-    name = room.device_name if parts is found.device and not short.cpu else room.host_name
+    short, needed = lacking(setting, room), need(setting)
+    assert short is not None and needed is not None
+    parts = needed.device if short.place == "device" else needed.host
+    name = room.device_name if parts is needed.device and not short.cpu else room.host_name
     largest = sorted(parts.items(), key=lambda part: -part[1])[:3]
     words = ", ".join(f"{part} {format_bytes(value)}" for part, value in largest)
-    kind = "of memory" if parts is found.device else "of host memory"
+    kind = "of memory" if parts is needed.device else "of host memory"
     what = (
         f"{model} needs about {format_bytes(short.needed)} {kind} per rank with {engine_words(setting)} on "
         f"{counted(setting.spread.ranks, 'rank')} at micro-batch {setting.micro} ({words}), and {name} has "
         f"{format_bytes(short.has)} for each"
     )
     hint = f"would fit: {'; or '.join(ways)}; " if ways else "no change that was tried would fit; "
-    if not found.whole:
+    if not needed.whole:
         hint = f"{activations_missing(setting.config)} {hint}"
     return UsageError(what, where="memory", hint=f"{hint}force=true starts anyway")
 
@@ -85,10 +85,10 @@ def remedies(setting: Setting, room: MemoryLimit, model: str, choices: OpenChoic
     hold nothing of it, larger ones as well."""
     fitting = (each for each in changes(setting, choices) if choices.fits(each[1], room))
     here = next(fitting, None)
-    found = [here] if here else []
+    nearest = [here] if here else []
     if here and "engine.offload" in here[0]:
-        found += itertools.islice((each for each in fitting if "engine.offload" not in each[0]), 1)
-    ways = [_words(_enlarged(*each, setting, room, choices)) for each in found]
+        nearest += itertools.islice((each for each in fitting if "engine.offload" not in each[0]), 1)
+    ways = [_words(_enlarged(*each, setting, room, choices)) for each in nearest]
     if "ranks" not in choices.fixed:
         shards = "engine" not in choices.fixed and (here is None or "engine.offload" in here[0])
         more = _more_ranks(setting, room, choices, shards=shards)
@@ -113,8 +113,8 @@ def _enlarged(
         steps = (each for each in powers if choices.fits(fitting.spreading(micro_steps=each), room))
         return {**way, "batch.accumulation": str(next(steps))} if "batch.accumulation" in way else way
     others = {key: value for key, value in way.items() if not key.startswith("batch.")}
-    found = _largest(replace(fitting, micro=before.micro), room, choices)
-    return {**others, **found[0]} if found else way
+    largest = _largest(replace(fitting, micro=before.micro), room, choices)
+    return {**others, **largest[0]} if largest else way
 
 
 def changes(setting: Setting, choices: OpenChoices = ANY_CHANGE) -> Iterator[Change]:
@@ -177,8 +177,8 @@ def _batches(setting: Setting, micros: list[int], choices: OpenChoices) -> Itera
 
 def _largest(setting: Setting, room: MemoryLimit, choices: OpenChoices) -> Change | None:
     """At the largest smaller micro-batch that fits."""
-    found = _batches(setting, _below(setting, choices), choices)
-    return next((each for each in found if choices.fits(each[1], room)), None)
+    batches = _batches(setting, _below(setting, choices), choices)
+    return next((each for each in batches if choices.fits(each[1], room)), None)
 
 
 def _spreads(setting: Setting) -> Iterator[dict[str, str]]:
@@ -246,11 +246,11 @@ def hidden_size(config: Mapping[str, Any]) -> int:
     """Values per token between layers, as each family calls it, the most where layers differ; 0 where it is
     not known."""
     for name in ("hidden_size", "d_model", "n_embd", "hidden_sizes", "text_config"):
-        found = config.get(name)
-        if isinstance(found, Mapping):
-            return hidden_size(found)
-        if found:
-            return int(max(found) if isinstance(found, list | tuple) else found)
+        width = config.get(name)
+        if isinstance(width, Mapping):
+            return hidden_size(width)
+        if width:
+            return int(max(width) if isinstance(width, list | tuple) else width)
     return 0
 
 
@@ -267,9 +267,9 @@ def _more_ranks(setting: Setting, room: MemoryLimit, choices: OpenChoices, *, sh
         while ranks <= MOST_RANKS and (best is None or ranks < best[0]):
             there = base.spreading(ranks=ranks)
             same = next(iter(_batches(there, [there.micro], choices)), None)
-            found = _largest(there, room, choices) if smaller else same
-            if found and choices.fits(found[1], room):
-                changed = {**way, **found[0]}
+            fitting = _largest(there, room, choices) if smaller else same
+            if fitting and choices.fits(fitting[1], room):
+                changed = {**way, **fitting[0]}
                 words = f"{ranks} such ranks"
                 best = (ranks, f"{_words(changed)} on {words}" if changed else words)
             ranks *= 2
@@ -290,8 +290,8 @@ def _larger(setting: Setting, room: MemoryLimit, choices: OpenChoices) -> str | 
     """The smallest GPUs that are known on which it fits as it is, where the device is what it lacks."""
     if setting.spread.device != "cuda" or room.device is None:
         return None
-    known = sorted((each.memory or 0, each.name) for each in map(find_device, names()))
-    for memory, name in known:
+    devices = sorted((each.memory or 0, each.name) for each in map(find_device, names()))
+    for memory, name in devices:
         if memory > room.device and choices.fits(setting, replace(room, device=memory)):
             return f"GPUs of {format_bytes(memory)}, such as {name}"
     return None

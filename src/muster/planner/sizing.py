@@ -93,15 +93,15 @@ def size(recipe: Recipe, config: Mapping[str, Any] | None, where: Where, changes
     setting = replace(setting, micro=most, share=sum(split) / len(split) / most)
     setting = setting.spreading(micro_steps=batch.accumulation)
     step = predict(setting, where.machines, where.calibration)
-    found = need(setting)
-    lacks = lacking(setting, room, found)
-    if found is None or not (found.whole or lacks):
+    needed = need(setting)
+    lacks = lacking(setting, room, needed)
+    if needed is None or not (needed.whole or lacks):
         return Way(recipe, batch, setting, changes, decisions, step=step)
     if room.device is not None and lacks is None:
-        decisions.append(_about_need(found, room.device))
+        decisions.append(_about_need(needed, room.device))
     if changes:
         changes = {**changes, "batch.micro": str(setting.micro)}
-    memory = sum(found.device.values())
+    memory = sum(needed.device.values())
     return Way(recipe, batch, setting, changes, decisions, memory, lacks, step)
 
 
@@ -111,10 +111,10 @@ def _learning_rate(recipe: Recipe, decisions: list[Decision]) -> Recipe:
         return recipe
     fixed = spec_of(recipe.engine.name).given(recipe).train.get("learning_rate")
     if fixed is None:
-        found = families.published(recipe.model.name)
-        if found is None:
+        published = families.published(recipe.model.name)
+        if published is None:
             raise _not_published(recipe, "train.learning_rate", "train.learning_rate=5e-5")
-        fixed = found.learning_rate
+        fixed = published.learning_rate
         why = f"{recipe.model.name} was trained with it"
         decisions.append(Decision("train.learning_rate", fixed, why))
     train = recipe.train.model_copy(update={"learning_rate": float(fixed)})
@@ -272,10 +272,10 @@ def _wanted(recipe: Recipe, config: Mapping[str, Any] | None, given: int | None)
             hint="data.sequence=N for a language model, or batch.global=N samples",
         )
     if tokens == "auto":
-        found = families.published(recipe.model.name)
-        if found is None:
+        published = families.published(recipe.model.name)
+        if published is None:
             raise _not_published(recipe, "batch.tokens", "batch.global=N")
-        tokens = found.tokens
+        tokens = published.tokens
     return max(1, round(tokens / sequence))
 
 
@@ -329,11 +329,11 @@ def open_choices(recipe: Recipe, config: Mapping[str, Any] | None, tracer: Trace
     )
 
 
-def _about_need(found: Need, room: int) -> Decision:
+def _about_need(needed: Need, room: int) -> Decision:
     """What a rank needs, where it fits."""
-    total = sum(found.device.values())
-    parts = sorted(found.device.items(), key=lambda part: -part[1])[:3]
+    total = sum(needed.device.values())
+    parts = sorted(needed.device.items(), key=lambda part: -part[1])[:3]
     words = ", ".join(f"{name} {format_bytes(value)}" for name, value in parts if value > total / 100)
-    how = "estimated" if found.basis == "closed form" else "activations traced"
+    how = "estimated" if needed.basis == "closed form" else "activations traced"
     why = f"{how}, of {format_bytes(room)} for each: {words}"
     return Decision("memory of a rank", f"about {format_bytes(total)}", why)

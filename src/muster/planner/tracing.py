@@ -89,14 +89,14 @@ def trace(
     if any(importlib.util.find_spec(name) is None for name in NEEDED):
         return None
     file = (cache or cache_folder()) / f"{_key(request)}.json"
-    found = _remembered(file)
-    if found is None:
+    traced = _remembered(file)
+    if traced is None:
         if starting is not None:
             starting()
-        found = _traced(request, shell or Shell())
+        traced = _traced(request, shell or Shell())
         with contextlib.suppress(OSError):  # a disk that is full or not ours costs time, and nothing else
-            write_json(file, to_json(found))
-    return found
+            write_json(file, to_json(traced))
+    return traced
 
 
 def cache_folder() -> Path:
@@ -117,10 +117,10 @@ def _traced(request: TraceRequest, shell: Shell) -> Trace:
     argv = [sys.executable, "-m", "muster.worker.tracing"]
     code, out, err = shell.run(argv, input=json.dumps(asdict(request)).encode(), timeout=PATIENCE)
     try:
-        found = json.loads(out)
-        problem = found.get("error")
+        document = json.loads(out)
+        problem = document.get("error")
         if problem is None:
-            return from_json(found)
+            return from_json(document)
         kind = RecipeError if code == RecipeError.exit_code else JobError
         raise kind(problem["what"], where=problem["where"], hint=problem["hint"])
     except (ValueError, KeyError, TypeError, AttributeError):
@@ -170,9 +170,9 @@ def tracer(
 
 def once(tracer: Tracer) -> Tracer:
     """Each trace is asked for once: numbers of hosts and stages of ZeRO need the same ones."""
-    known: dict[tuple[bool | str, ...], Trace | None] = {}
+    traces: dict[tuple[bool | str, ...], Trace | None] = {}
 
-    def found(recipe: Recipe, precision: str, device: str, ranks: int) -> Trace | None:
+    def remembered(recipe: Recipe, precision: str, device: str, ranks: int) -> Trace | None:
         train = recipe.train
         # A compiled graph has the loss in it only where a rank has whole weights.
         compiled = train.compile in (True, "cuda-graphs")
@@ -188,8 +188,8 @@ def once(tracer: Tracer) -> Tracer:
             ranks > 1,
             spread,
         )
-        if key not in known:
-            known[key] = tracer(recipe, precision, device, ranks)
-        return known[key]
+        if key not in traces:
+            traces[key] = tracer(recipe, precision, device, ranks)
+        return traces[key]
 
-    return found
+    return remembered

@@ -181,10 +181,10 @@ def activation_bytes(
     With checkpointing: every layer's input, and one layer whole while it is computed again (Korthikanti et
     al. 2022, section 5). None for what is no decoder.
     """
-    found, tokens = stacks(config), lengths.tokens
-    if not found or not found[0].per_inner:
+    layers, tokens = stacks(config), lengths.tokens
+    if not layers or not layers[0].per_inner:
         return None
-    [stack] = found
+    [stack] = layers
     layer = layer_bytes(stack, tokens, kept)
     # The gradients that flow through one layer: of its widest values, twice.
     scores = 0 if kept.fused else stack.heads * tokens
@@ -235,10 +235,10 @@ def tile_bytes(config: Mapping[str, Any], rows: int, kept: Kept, device: str) ->
 def drawing_bytes(config: Mapping[str, Any], drawing: Drawing, rows: int, kept: Kept) -> dict[str, int]:
     """Drawing `rows` answers at once: the keys and values of all tokens, of one layer twice while a token's
     are added; what a layer makes of the prompts; logits of the next token, with the copies of sampling."""
-    found, tokens = stacks(config), drawing.prompt + drawing.answer
-    layers = sum(stack.layers for stack in found)
-    one = max((2 * kept.element * rows * tokens * stack.keys for stack in found), default=0)
-    widest = max((max(stack.inner, 3 * stack.query) for stack in found), default=0)
+    model, tokens = stacks(config), drawing.prompt + drawing.answer
+    layers = sum(stack.layers for stack in model)
+    one = max((2 * kept.element * rows * tokens * stack.keys for stack in model), default=0)
+    widest = max((max(stack.inner, 3 * stack.query) for stack in model), default=0)
     return {
         "keys and values": one * (layers + 1),
         "temporary tensors": 2 * kept.element * rows * drawing.prompt * widest,

@@ -107,19 +107,19 @@ class Setting:
     def kept(self) -> Kept:
         """How activations are kept. CPUs have no fused attention with dropout, and GPUs none of grouped keys
         in fp32."""
-        found, cpu, element = stacks(self.config), self.spread.device == "cpu", self.spread.element
-        fused = not (cpu and any(each.attention_dropout for each in found))
-        fused = fused and (element == 2 or cpu or all(each.keys == each.query for each in found))
+        model, cpu, element = stacks(self.config), self.spread.device == "cpu", self.spread.element
+        fused = not (cpu and any(each.attention_dropout for each in model))
+        fused = fused and (element == 2 or cpu or all(each.keys == each.query for each in model))
         mixed = self.arithmetic == "autocast"
         return Kept(element, mixed=mixed, fused=fused, mask=element if cpu else 1, compiled=self.compiled)
 
     @property
     def tensors(self) -> Tensors:
         """Parameter tensors of all that is trained."""
-        found = self.own_tensors
+        tensors = self.own_tensors
         for each in self.others:
-            found += self.tensors_of(each) if each.trained else ()
-        return found
+            tensors += self.tensors_of(each) if each.trained else ()
+        return tensors
 
     @property
     def own_tensors(self) -> Tensors:
@@ -214,45 +214,47 @@ def need(setting: Setting) -> Need | None:
     None for an engine that does not say what it holds."""
     activations = _activations(setting)
     tensors = setting.tensors
-    found = states(setting.spread, tensors)
-    if found is None:
+    held = states(setting.spread, tensors)
+    if held is None:
         return None
-    found, activations = _in_bits(setting, found, _in_fp8(setting, activations))
+    held, activations = _in_bits(setting, held, _in_fp8(setting, activations))
     frozen = [frozen_states(setting.spread, each, setting.tensors_of(each)) for each in setting.frozen]
-    moments = moments_of(found, activations, accumulates=setting.spread.micro_steps > 1)
+    moments = moments_of(held, activations, accumulates=setting.spread.micro_steps > 1)
     gathered = added(*(each.passes for each in frozen if each))
     if setting.drawing is None:  # further models run while activations are kept, else before there are any
         moments["loss"] = added(moments["loss"], gathered)
     else:
-        moments["drawing answers"] = _drawing(setting, tensors, found, activations)
+        moments["drawing answers"] = _drawing(setting, tensors, held, activations)
     sums = {name: sum(parts.values()) for name, parts in moments.items()}
     moment = max(sums, key=lambda name: sums[name])
-    device = added(found.held, *(each.held for each in frozen if each), moments[moment])
-    host = added(found.host, *(each.host for each in frozen if each))
+    device = added(held.held, *(each.held for each in frozen if each), moments[moment])
+    host = added(held.host, *(each.host for each in frozen if each))
     if setting.trace is not None:
         device["model's buffers"] = setting.trace.buffers
-    passes = added(found.passes, gathered)
+    passes = added(held.passes, gathered)
     scattered = setting.engine.gathers_tensors
     holes = HOLES * sum(size for name, size in passes.items() if scattered and name.startswith("gathered"))
     return _with_overhead(setting, tensors, device, host, activations.basis, moment, holes)
 
 
-def _in_bits(setting: Setting, found: States, activations: ActivationBytes) -> tuple[States, ActivationBytes]:
+def _in_bits(
+    setting: Setting, states: States, activations: ActivationBytes
+) -> tuple[States, ActivationBytes]:
     """With weights and moments in few bits, of an engine whose ranks hold all in fp32. A matrix is made
     of whole numbers for its product alone: autocast has no copy of it that stays."""
-    small, held = setting.in_bits, dict(found.held)
+    small, held = setting.in_bits, dict(states.held)
     if setting.small_moments:
         held["optimizer"] = sum(
             8 * each.numel if _EMBEDDING.search(each.name) else moment_bytes(each.numel)
             for each in trained(setting.tensors)
         )
     if setting.quantized is None or not small:
-        return replace(found, held=held), activations
+        return replace(states, held=held), activations
     kept = sum(weight_bytes(setting.quantized, each.shape) for each in small)
     held["parameters"] -= 4 * elements(small)
     copies, gone = sum(activations.copies.values()), setting.spread.element * elements(small)
     return (
-        replace(found, held=added(held, {"quantised weights": kept})),
+        replace(states, held=added(held, {"quantised weights": kept})),
         replace(
             activations,
             copies={
@@ -289,25 +291,25 @@ def _in_fp8(setting: Setting, activations: ActivationBytes) -> ActivationBytes:
     )
 
 
-def _drawing(setting: Setting, tensors: Tensors, found: States, activations: ActivationBytes) -> Parts:
+def _drawing(setting: Setting, tensors: Tensors, states: States, activations: ActivationBytes) -> Parts:
     """What is on the device beside what is always held, while a rank draws answers."""
     assert setting.drawing is not None
     gathered = setting.engine.gathers_to_draw(setting.spread, tensors)
-    weights = found.passes if gathered is None else {"gathered parameters": gathered}
+    weights = states.passes if gathered is None else {"gathered parameters": gathered}
     made = drawing_bytes(setting.config, setting.drawing, setting.drawn, setting.kept)
     return added(weights, activations.copies, made)
 
 
 def _activations(setting: Setting) -> ActivationBytes:
     """Of the model, and by the closed form of further ones that are trained with it."""
-    found = _own_activations(setting)
+    own = _own_activations(setting)
     more: Parts = {}
     for each in setting.others:
         config = setting.config if each.config is None else each.config
         kept = activation_bytes(config, setting.lengths, setting.kept, checkpointing=setting.checkpointing)
         if each.trained and kept is not None:
             more = added(more, {f"activations of the {each.role}": setting.micro * kept})
-    return replace(found, top=added(found.top, more), later=added(found.later, more))
+    return replace(own, top=added(own.top, more), later=added(own.later, more))
 
 
 def _own_activations(setting: Setting) -> ActivationBytes:
@@ -370,17 +372,17 @@ def _of_the_first_rank(setting: Setting, engine: EngineSpec, tensors: Tensors, c
     A checkpoint has the whole model too (transformers 5.23, trainer.py, save_model), and FSDP's the whole
     optimizer (accelerate 1.15, utils/fsdp_utils.py, save_fsdp_optimizer).
     """
-    found: Parts = {}
+    parts: Parts = {}
     if setting.create == "sharded" and engine.made_by_first:
-        found["the whole model, made by the first rank"] = 4 * count
+        parts["the whole model, made by the first rank"] = 4 * count
     if engine.shards_weights(setting.spread.stage, setting.spread.ranks) and setting.spread.ranks > 1:
         if setting.saves or setting.checkpoints:
-            found["the whole model, saved by the first rank"] = engine.weight_bytes(setting.spread) * count
+            parts["the whole model, saved by the first rank"] = engine.weight_bytes(setting.spread) * count
         if setting.checkpoints and engine.gathers_optimizer:
             states = 2 * setting.spread.kept * elements(trained(tensors))
-            found["the whole optimizer, saved by the first rank"] = states
-    largest = max(found, key=lambda name: found[name], default="")
-    return {largest: found[largest]} if found else {}
+            parts["the whole optimizer, saved by the first rank"] = states
+    largest = max(parts, key=lambda name: parts[name], default="")
+    return {largest: parts[largest]} if parts else {}
 
 
 def fits(setting: Setting, room: MemoryLimit) -> bool:
@@ -417,15 +419,15 @@ class Shortage:
         return f"{format_bytes(self.needed)} of {format_bytes(self.has)} of {kind}{tight}"
 
 
-def lacking(setting: Setting | None, room: MemoryLimit, found: Need | None = None) -> Shortage | None:
-    """What there is too little of; None: it fits, or what a rank needs is not known. `found`: its need, where
-    that was computed before."""
-    if setting is None or (found := found or need(setting)) is None:
+def lacking(setting: Setting | None, room: MemoryLimit, counted: Need | None = None) -> Shortage | None:
+    """What there is too little of; None: it fits, or what a rank needs is not known. `counted`: its need,
+    where that was computed before."""
+    if setting is None or (counted := counted or need(setting)) is None:
         return None
-    first = found.first_host // setting.ranks_per_host
+    first = counted.first_host // setting.ranks_per_host
     cpu = setting.spread.device == "cpu"
-    device = sum(found.device.values()) + (first if cpu else 0)
-    host = 0 if cpu else sum(found.host.values()) + first
+    device = sum(counted.device.values()) + (first if cpu else 0)
+    host = 0 if cpu else sum(counted.host.values()) + first
     for place, needed, has in (("device", device, room.device), ("host", host, room.host)):
         if has is not None and needed > (1 - MARGIN) * has:
             return Shortage(place, needed, has, cpu)
@@ -492,27 +494,27 @@ def traced(at: Pass) -> ActivationBytes:
     )
 
 
-def moments_of(found: States, activations: ActivationBytes, *, accumulates: bool) -> dict[str, Parts]:
+def moments_of(states: States, activations: ActivationBytes, *, accumulates: bool) -> dict[str, Parts]:
     """What is on the device beside what is always held, at each moment that may be the peak.
 
     Activations go as gradients come. Where they were traced and no gradients lie there from earlier
     micro-batches, whole gradients were traced as well, and with others the peak is at one end of the
     backward pass; else all are taken to be there at once.
     """
-    quiet = added(found.passes, activations.copies)
-    later = added(quiet, found.backward, activations.later)
-    ending = added(quiet, found.backward if found.ending is None else found.ending, found.gradients)
-    loss = added(quiet, found.loss, activations.top)
-    if found.loss:  # gathered by itself: its gradients come beside it
+    quiet = added(states.passes, activations.copies)
+    later = added(quiet, states.backward, activations.later)
+    ending = added(quiet, states.backward if states.ending is None else states.ending, states.gradients)
+    loss = added(quiet, states.loss, activations.top)
+    if states.loss:  # gathered by itself: its gradients come beside it
         loss = added(loss, {"gradients in flight": activations.output})
     if activations.basis != "traced" or accumulates:
-        moments = {"backward pass": added(later, found.gradients), "loss": added(loss, found.gradients)}
-        if found.ending is not None:
+        moments = {"backward pass": added(later, states.gradients), "loss": added(loss, states.gradients)}
+        if states.ending is not None:
             moments["end of the backward pass"] = ending
-        return {**moments, **found.after}
-    if found.whole:
+        return {**moments, **states.after}
+    if states.whole:
         first = later.pop("gradients in flight", 0)  # the others were traced
         gone = sum(activations.copies.values())  # with the activations
         grown = {"gradients": max(activations.growing - gone, first)}
-        return {"backward pass": added(later, grown), "loss": loss, **found.after}
-    return {"backward pass": later, "loss": loss, "end of the backward pass": ending, **found.after}
+        return {"backward pass": added(later, grown), "loss": loss, **states.after}
+    return {"backward pass": later, "loss": loss, "end of the backward pass": ending, **states.after}
