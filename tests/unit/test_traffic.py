@@ -334,6 +334,14 @@ def test_calls_of_a_group_by_hand() -> None:
     )
 
 
+def test_ranks_of_a_host_share_its_card_where_groups_reduce_among_each_other() -> None:
+    """Eight pairs of ranks, a pair for each rank of a group: two hosts, over an eighth of the link."""
+    machines = parse_machines("a100:8x2,10Gbit")
+    assert machines.link is not None
+    took = seconds(Call("all-reduce", 10**9, 8, True), machines, "nccl")
+    assert took == pytest.approx(8 * 10**9 / machines.link.bandwidth, rel=0.01)
+
+
 def test_groups_keep_gathers_off_the_slow_link() -> None:
     """Per step, bytes: FSDP gathers in the group alone; ZeRO-3 gathers trained weights from all once."""
     tensors = lump(1_000_000)
