@@ -66,10 +66,10 @@ def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module 'muster' has no attribute {name!r}")
     home = "marks" if name in _MARKS else "core.errors" if name in _ERRORS else "api"
-    found = getattr(import_module(f"muster.{home}"), name)
+    value = getattr(import_module(f"muster.{home}"), name)
     if name in _MARKS:  # called in every step: the next time without this function
-        globals()[name] = found
-    return found
+        globals()[name] = value
+    return value
 
 
 def __dir__() -> list[str]:

@@ -100,12 +100,12 @@ def plan(
 
     if bool(hosts) == bool(on):
         raise UsageError("either hosts or on is needed", hint='on="h200:8x4,10Gbit", or hosts="node[1-4]"')
-    told = UserFigures(samples, price, tokens=tokens)
+    figures = UserFigures(samples, price, tokens=tokens)
     if on:
-        made = plan_on(read_recipe(_source(recipe), _overrides(overrides)), on, told, traced=traced).plan
+        made = plan_on(read_recipe(_source(recipe), _overrides(overrides)), on, figures, traced=traced).plan
     else:
         made = plan_hosts(
-            read_inputs(_source(recipe), hosts, _overrides(overrides)), told, traced=traced
+            read_inputs(_source(recipe), hosts, _overrides(overrides)), figures, traced=traced
         ).plan
     assert made is not None  # what trains nothing is refused
     return made

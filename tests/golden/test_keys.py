@@ -1,6 +1,6 @@
 """The keys of every document that Muster reads or writes, one a line: what changes shows in a review.
 
-Renew with: python -m tests.golden.test_keys
+Renew with: python -m tests.golden.renew keys
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from muster.schemas.documents import schema_of
 
 KEYS = Path(__file__).parent / "keys"
 # A profile's keys are the checks that are installed; a pipeline's result is mostly that of its runs.
-DOCUMENTS = [name for name in get_args(What) if name not in ("profile", "pipeline-result")]
+NAMES = [name for name in get_args(What) if name not in ("profile", "pipeline-result")]
 
 
 def type_of(value: dict[str, Any]) -> str:
@@ -49,12 +49,22 @@ def keys_of(schema: dict[str, Any]) -> Iterator[str]:
             yield " ".join(words)
 
 
-@pytest.mark.parametrize("name", DOCUMENTS)
+@pytest.mark.parametrize("name", NAMES)
 def test_keys_are_as_they_were(name: str) -> None:
     assert list(keys_of(schema_of(name))) == (KEYS / f"{name}.txt").read_text(encoding="utf-8").splitlines()
 
 
-if __name__ == "__main__":
-    KEYS.mkdir(exist_ok=True)
-    for each in DOCUMENTS:
-        (KEYS / f"{each}.txt").write_text("".join(f"{line}\n" for line in keys_of(schema_of(each))))
+class Keys:
+    """The kind of documents that this file holds."""
+
+    kind = "keys"
+
+    @staticmethod
+    def renew() -> None:
+        """Write the keys as they are now."""
+        KEYS.mkdir(exist_ok=True)
+        for each in NAMES:
+            (KEYS / f"{each}.txt").write_text("".join(f"{line}\n" for line in keys_of(schema_of(each))))
+
+
+DOCUMENTS = [Keys]

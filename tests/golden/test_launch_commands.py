@@ -1,5 +1,5 @@
 """The exact commands that are run, against text files beside this one. MUSTER_UPDATE_GOLDEN=1 rewrites
-those."""
+those (python -m tests.golden.renew commands)."""
 
 from __future__ import annotations
 

@@ -12,8 +12,6 @@ from pathlib import Path
 
 import pytest
 
-DATA = '{"question": "how many", "sql": "SELECT 1"}\n'
-
 
 def muster(folder: Path, *argv: str) -> subprocess.CompletedProcess[str]:
     """Run `muster` in `folder`."""
@@ -31,17 +29,7 @@ def muster(folder: Path, *argv: str) -> subprocess.CompletedProcess[str]:
 @pytest.fixture
 def here(tmp_path: Path) -> Path:
     """A folder with a few things to go wrong with."""
-    (tmp_path / "empty-hosts").write_text("# nobody\n\n")
     (tmp_path / "twice").write_text("node1 slots=2\nnode1 slots=2\n")
-    (tmp_path / "malformed").write_text("node1 slots=2\nnode2 slots=two\n")
-    (tmp_path / "bad.yaml").write_text("workload: [text2sql\n")
-    (tmp_path / "loop.yaml").write_text("inherit: loop\n")
-    (tmp_path / "ds.json").write_text('{"micro_batch_per_gpu": 4}')
-    data = tmp_path / "data"
-    data.mkdir()
-    (data / "train.jsonl").write_text(DATA * 3 + "not json\n")
-    (tmp_path / "casual.yaml").write_text("workload: casual-lm\ndata: {sequence: 64}\n")
-    (tmp_path / "spelling.yaml").write_text("workload: spelling\n")
     (tmp_path / "one.csv").write_text("question,sql\nq,one\n")
     (tmp_path / "two.csv").write_text("question,sql\nq,one\nr,two\n")
     (tmp_path / "taken").mkdir()
@@ -58,35 +46,11 @@ def taken_port() -> Iterator[int]:
         yield listener.getsockname()[1]
 
 
+# By what this machine or its network says; what else is refused stands in tests/golden/documents/refused.txt.
 CASES = {
-    "no hosts": (["train", "demo"], "no hosts given"),
-    "a host file that is not there": (["train", "demo", "--hosts", "./hosts"], "./hosts: no such host file"),
-    "an empty host file": (["train", "demo", "--hosts", "empty-hosts"], "empty-hosts: has no hosts"),
-    "a duplicate host": (["train", "demo", "--hosts", "twice"], "twice:2: host 'node1' is already in line 1"),
-    "malformed slots": (
-        ["train", "demo", "--hosts", "malformed"],
-        "malformed:2: slots must be a whole number",
-    ),
     "an unreachable host": (
         ["train", "demo", "--hosts", "no-such-host.invalid:1"],
         "no-such-host.invalid: cannot be reached: ssh: Could not resolve hostname",
-    ),
-    "an unknown recipe": (["train", "dmeo", "--hosts", "local:1"], "dmeo: no such recipe"),
-    "a recipe that is not YAML": (
-        ["train", "bad.yaml", "--hosts", "local:1"],
-        "bad.yaml:2: is not valid YAML",
-    ),
-    "a recipe that inherits from itself": (
-        ["train", "loop.yaml", "--hosts", "local:1"],
-        "inherits from itself",
-    ),
-    "an unknown key": (["train", "demo", "--hosts", "local:1", "engine.zer=1"], "unknown key 'engine.zer'"),
-    "a wrong type": (["train", "demo", "--hosts", "local:1", "batch.micro=many"], "batch.micro: "),
-    "an impossible batch": (["train", "demo", "--hosts", "local:2", "batch.global=33"], "batch.global: "),
-    "missing data": (["train", "demo", "--hosts", "local:1", "data.path=nowhere"], "nowhere: no such data"),
-    "data that is not JSON": (
-        ["train", "demo", "--hosts", "local:1", "data.path=data"],
-        "data/train.jsonl:4: is not JSON",
     ),
     "too little disk": (
         [
@@ -100,33 +64,6 @@ CASES = {
         ],
         "checkpoints and model need about",
     ),
-    "an output folder that is there": (
-        ["train", "demo", "--hosts", "local:1", "--output", "taken"],
-        "taken: is already there",
-    ),
-    "an output folder that cannot be": (
-        ["train", "demo", "--hosts", "local:1", "--output", "/proc/nowhere/run"],
-        "/proc/nowhere: cannot be written: ",
-    ),
-    "T5 in fp16": (["train", "demo", "--hosts", "local:1", "precision=fp16"], "T5 overflows in fp16"),
-    "a key that DeepSpeed would ignore": (
-        ["train", "demo", "--hosts", "local:1", "engine.config=ds.json"],
-        "'micro_batch_per_gpu' is not a key that DeepSpeed knows",
-    ),
-    "ZeRO without DeepSpeed": (
-        ["train", "demo", "--hosts", "local:1", "engine.name=ddp"],
-        "ZeRO-1 is DeepSpeed's",
-    ),
-    "a misspelt workload": (["train", "casual.yaml", "--hosts", "node1"], "no workload is named 'casual-lm'"),
-    "an unknown workload": (
-        ["train", "spelling.yaml", "--hosts", "local:1"],
-        "no workload is named 'spelling'",
-    ),
-    "one sample": (["train", "demo", "--hosts", "local:1", "data.path=one.csv"], "too few to hold some out"),
-    "a column that is not there": (
-        ["train", "causal-lm", "--hosts", "local:1", "data.path=one.csv"],
-        "one.csv:2: field 'text' is missing",
-    ),
     "too little text": (
         ["train", "causal-lm", "--hosts", "local:1", "data.path=one.csv", "data.field=sql"],
         "is too short: its text is at most 5 tokens, and one sequence has 256",
@@ -135,8 +72,6 @@ CASES = {
         ["train", "text2sql-t5-small", "--hosts", "local:1", "data.path=two.csv", "env.HF_HUB_OFFLINE=1"],
         "t5-small is not in this machine's Hugging Face cache, and HF_HUB_OFFLINE is set",
     ),
-    "a run that is not there": (["show", "nothing"], "nothing: no such run"),
-    "an unknown verb": (["trian"], "no such verb"),
 }
 
 
@@ -153,8 +88,7 @@ def test_one_line_and_a_hint(name: str, here: Path) -> None:
     assert expected in errors[0]
     assert "Traceback" not in done.stderr
     assert done.stdout == ""
-    if name not in ("a recipe that is not YAML", "a recipe that inherits from itself", "a wrong type"):
-        assert lines[-1].startswith("hint: "), done.stderr
+    assert lines[-1].startswith("hint: "), done.stderr
     after = sorted(
         path.relative_to(here) for path in here.rglob("*") if path.name != "runs" or any(path.iterdir())
     )

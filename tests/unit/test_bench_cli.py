@@ -66,42 +66,6 @@ def test_the_size_of_a_batch_that_cannot_be_is_left_out_and_named(capsys: pytest
     assert "strong, 7 hosts: a global batch of 960 cannot be made of 56 ranks" in plan["notes"][0]
 
 
-@pytest.mark.parametrize(
-    ("argv", "says"),
-    [
-        ([], "no suite was given"),
-        (["acceptance"], "no hosts given"),
-        (["nothing", "--hosts", "a"], "no such suite"),
-        (["acceptance", "--hosts", "a,a"], "named twice"),
-        (["acceptance", "--hosts", "a", "nobody:train.max_steps=1"], "no entry is named 'nobody'"),
-        (["acceptance", "--hosts", "a", "opt-350m:train.max_step=1"], "train.max_step"),
-        (["acceptance", "--hosts", "a", "fabric.seconds=5", "train.max_step=1"], "train.max_step"),
-        (["acceptance", "--hosts", "a", "nonsense"], "nonsense: is one word too many"),
-        (["zero-sweep", "--hosts", "a", "--recipe", "digits"], "differ by their recipe"),
-        (["scaling", "--hosts", "a", "--recipe", "digitz"], "no such recipe"),
-        (["scaling", "--hosts", "local:2x1", "launch.port=4000"], "cannot meet at one port"),
-        (["acceptance", "--hosts", "slurm:"], "Slurm allocation"),
-        (["acceptance", "--hosts", "a", "--baseline", "/nowhere.json"], "/nowhere.json"),
-        (["--continue", "/nowhere/at/all"], "is not the folder of a bench"),
-        (["acceptance", "--continue", "x"], "cannot be changed in a bench that is continued"),
-        (["--continue", "x", "--hosts", "a"], "cannot be changed in a bench that is continued"),
-    ],
-)
-def test_what_is_refused(
-    argv: list[str],
-    says: str,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.delenv("SLURM_JOB_ID", raising=False)
-    where = [] if "--continue" in argv else ["--runs", str(tmp_path / "runs")]
-    code, out, err = run(capsys, *argv, *where)
-    assert (code, out) == (2, "")
-    assert says in err
-    assert not (tmp_path / "runs").exists()
-
-
 @pytest.mark.parametrize("dry", [True, False])
 def test_a_bench_without_any_job_is_refused(
     dry: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]

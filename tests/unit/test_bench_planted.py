@@ -10,7 +10,6 @@ import pytest
 from muster.benches.fold import fold_bench
 from muster.benches.logs import logs_of
 from muster.benches.schedule import Task
-from muster.cli.judge import _print
 from muster.cli.views.verdicts import means_of
 from muster.core.recipes import load_recipe
 from muster.core.result import Result
@@ -26,8 +25,6 @@ from tests.unit.test_bench_doubts import BUSY, curve, on, windows
 from tests.unit.test_bench_logs import SIZES, product, swept
 from tests.unit.test_judge import FLEET, write
 from tests.unit.test_judge_atleast import below, fleet
-from tests.unit.test_judge_printed import HOSTS, at, host, looked, shown
-from tests.unit.test_judge_printed import found as printed
 
 
 def test_a_host_that_misses_it_alone_is_to_blame_for_its_groups(tmp_path: Path) -> None:
@@ -163,15 +160,3 @@ def test_means_are_by_host_and_by_the_number_of_hosts() -> None:
         for n, (hosts, slower, work) in enumerate(told)
     ]
     assert means_of(jobs) == {("a", 1): pytest.approx(0.02), ("a", 2): 0.08, ("b", 2): 0.08}
-
-
-def test_a_fleets_bound_is_that_of_its_worst_host() -> None:
-    """Of 64 hosts that are fit one is at most 0.9 % slower in what it computes: the line says that."""
-    worst = host(HOSTS[4], subjects=looked(0.009, 0.006))
-    assert at(shown(printed(worst)), "compute", "at most 0.9%") >= 0
-
-
-def test_every_host_that_failed_by_itself_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
-    job = JobEntry(job="j", outcome=State.FAILED, reason="boo", hosts=["n1", "n2"], failed_hosts=["n1", "n2"])
-    _print(printed(jobs=[job]), every=False)
-    assert "n1, n2: boo" in capsys.readouterr().out

@@ -1,4 +1,5 @@
-"""`muster explain`: the cause, and not what came of it; where nothing says it, no guess."""
+"""`muster explain`: the cause, and not what came of it; where nothing says it, no guess. What is said of many
+logs stands in tests/golden/documents/explained.txt."""
 
 from __future__ import annotations
 
@@ -24,6 +25,7 @@ from muster.fleet.cause import LAST_WORDS
 from muster.runs.explain import Explanation, explain_logs, explain_stream
 from muster.store import logfiles
 from muster.store.runfolder import RunFolder
+from tests.golden.documents import sections
 from tests.unit.logs import chat_log, metaseq_log, trainer_log
 from tests.unit.test_runfolder import finish, make
 
@@ -36,16 +38,14 @@ PHRASES = [
 TRACEBACK = "Traceback (most recent call last):"
 
 
+# Two ranks of torchrun and gloo, as they were printed: rank 1 failed, and rank 0 missed it.
+LOGS = sections(Path(__file__).parents[1] / "golden" / "logs" / "explained.txt")
+RANKS = LOGS["rank-that-failed"].splitlines()
+
+
 def said(*lines: str) -> Explanation:
     """Of these lines, as they come out of a pipe."""
     return explain_stream(io.BytesIO("\n".join([*lines, ""]).encode()))
-
-
-def test_a_crash_after_the_end_is_told_beside_the_answer() -> None:
-    crash = "[t] [ERROR] [launch.py:321:sigkill_handler] ['python3'] exits with return code = -11"
-    found = said(*chat_log(["n1"]), crash)
-    assert (found.answer, found.exit_code) == ("nothing", 0)
-    assert len(found.notes) == 1 and "return code = -11" in found.notes[0]
 
 
 @pytest.mark.parametrize(
@@ -65,31 +65,6 @@ def test_every_entry_is_found_in_what_a_tool_printed(entry: KnownFailure, phrase
     assert found.remedy
 
 
-# Two ranks of torchrun and gloo, torch 2.13, as they were printed: rank 1 failed, and rank 0 missed it.
-RANKS = """\
-[rank0]: Traceback (most recent call last):
-[rank1]: Traceback (most recent call last):
-[rank1]:   File "/home/u/train.py", line 9, in step
-[rank0]:   File "/home/u/train.py", line 12, in <module>
-[rank0]:     dist.all_reduce(x)
-[rank1]:     return d['loss']
-[rank1]:            ~^^^^^^^^
-[rank0]:   File "/opt/venv/lib/python3.11/site-packages/torch/distributed/c10d_logger.py", line 83, in wrapper
-[rank1]: KeyError: 'loss'
-[rank0]: RuntimeError: [/__w/pytorch/gloo/transport/tcp/pair.cc:553] Connection closed by peer [127.0.0.1]:229
-E1125 09:22:30.051000 212 torch/distributed/elastic/multiprocessing/api.py:1002] failed (exitcode: 1)
-torch.distributed.elastic.multiprocessing.errors.ChildFailedError: """.splitlines()
-
-
-def test_the_rank_that_failed_and_not_those_that_missed_it() -> None:
-    found = said(*RANKS)
-    failure = found.failure
-    assert failure is not None and failure.evidence is not None
-    assert (failure.where, failure.evidence.rank, failure.what) == ("rank 1", 1, "KeyError: 'loss'")
-    assert (failure.evidence.line, failure.evidence.code) == (9, "/home/u/train.py:9 in step")
-    assert (found.answer, found.blame, found.echoes) == ("named", "work", 3)
-
-
 def account(rank: int, code: int, when: str) -> list[str]:
     """torchrun's account of the process that failed first (torch 2.13)."""
     return f"""\
@@ -100,49 +75,6 @@ Root Cause (first observed failure):
   rank      : {rank} (local_rank: {rank})
   exitcode  : {code} (pid: 22633)
   error_file: <N/A>""".splitlines()
-
-
-@pytest.mark.parametrize("first", [0, 1])
-def test_of_two_that_failed_torchrun_says_which_was_first(first: int) -> None:
-    """Whichever is printed first."""
-    raised = [f"[rank{rank}]: {line}" for rank in (0, 1) for line in (TRACEBACK, f"ValueError: no {rank}")]
-    found = said(*raised, *account(first, 1, "2026-11-25_09:24:14"))
-    assert found.failure is not None and found.failure.what == f"ValueError: no {first}"
-    assert found.alike == 1
-
-
-def test_the_first_that_failed_may_have_missed_another_one() -> None:
-    """torchrun saw it end first, and what it says is an echo."""
-    missed = "[rank0]: RuntimeError: [gloo] Connection closed by peer [10.0.0.1]:33212"
-    raised = [f"[rank1]: {line}" for line in (TRACEBACK, "ValueError: no 1")]
-    failure = said(missed, *raised, *account(0, 1, "2026-11-25_09:24:14")).failure
-    assert failure is not None and (failure.what, failure.where) == ("ValueError: no 1", "rank 1")
-
-
-def test_the_innermost_line_that_is_the_programs_own() -> None:
-    frames = (("/home/u/train.py", 50), ("/home/u/model.py", 8), ("/opt/lib/python3.11/json/decoder.py", 3))
-    lines = [f'  File "{path}", line {number}, in f' for path, number in frames]
-    failure = said(TRACEBACK, *lines, "KeyError: 'x'").failure
-    assert failure is not None and failure.evidence is not None
-    assert failure.evidence.code == "/home/u/model.py:8 in f"
-
-
-def test_a_step_of_another_rank_may_come_after_what_ended_this_one() -> None:
-    """Of what one rank raised around the last step, the first counts."""
-    log = chat_log(["n1"], ends=False)
-    place = max(n for n, line in enumerate(log) if "step=" in line)
-    raised = [[TRACEBACK, f"KeyError: '{each}'"] for each in ("first", "then")]
-    failure = said(*log[:place], *raised[0], log[place], *raised[1]).failure
-    assert failure is not None and failure.what == "KeyError: 'first'"
-
-
-def test_a_rank_without_last_words_is_named_and_its_reason_is_not_guessed() -> None:
-    missed = "[rank0]: RuntimeError: [gloo] Connection closed by peer [10.0.0.1]:33212"
-    found = said(missed, *account(3, -6, "2026-11-25_09:24:14"))
-    assert (found.answer, found.exit_code) == ("unknown", 1)
-    assert found.failure is not None and (found.failure.where, found.failure.id) == ("rank 3", None)
-    crash = said(missed, *account(3, -11, "2026-11-25_09:24:14"))
-    assert crash.failure is not None and (crash.failure.where, crash.failure.id) == ("rank 3", "crashed")
 
 
 def test_of_several_files_the_one_that_failed_first(tmp_path: Path) -> None:
@@ -173,24 +105,6 @@ def test_the_place_of_a_log_names_no_host(tmp_path: Path) -> None:
         assert failure.evidence.file == str(folder / "node03" / "job.log")
         hosts.append(failure.host)
     assert hosts == ["node03", None, None]
-
-
-def test_a_signal_that_mpirun_tells_of() -> None:
-    """Open MPI 4.1 on a C++ program that nothing caught an exception of; a stop from outside is no failure of
-    its own."""
-    told = "mpirun noticed that process rank 9 with PID 88123 on node node2 exited on signal {}."
-    found = said("terminate called after throwing", "  what():  std::bad_alloc", told.format("6 (Aborted)"))
-    assert found.failure is not None and "bad_alloc" in found.failure.what
-    alone = said("begin", told.format("6 (Aborted)"))
-    assert (alone.answer, alone.exit_code) == ("unknown", 1)
-
-
-def test_two_causes_in_one_log() -> None:
-    """The first of those that explain most; the other beside it."""
-    full = "OSError: [Errno 28] No space left on device: '/ckpt'"
-    found = said("RuntimeError: No CUDA GPUs are available", full, TRACEBACK, "ValueError: x")
-    assert found.failure is not None and found.failure.id == "no_gpu"
-    assert [each.text for each in found.others] == ["ValueError: x"]
 
 
 @pytest.mark.parametrize(
@@ -231,22 +145,6 @@ HEALTHY = {
     "metaseq": metaseq_log(),
     "Trainer": trainer_log().split("\n"),
 }
-
-
-@pytest.mark.parametrize("lines", HEALTHY.values(), ids=list(HEALTHY))
-def test_a_healthy_log_has_no_failure(lines: list[str]) -> None:
-    found = said(*lines)
-    assert (found.answer, found.failure, found.exit_code) == ("nothing", None, 0)
-
-
-# Of tools that are none of ours, as they printed them: nothing that has to do with a training.
-UNKNOWN = json.loads((Path(__file__).parent / "unknown_logs.json").read_text(encoding="utf-8"))
-
-
-@pytest.mark.parametrize("name", UNKNOWN)
-def test_nothing_is_found_in_logs_of_other_tools(name: str) -> None:
-    found = said(*UNKNOWN[name])
-    assert (found.answer, found.failure) == ("nothing", None), found
 
 
 def test_what_cannot_be_explained(tmp_path: Path) -> None:
@@ -327,23 +225,6 @@ def test_why_it_ended_may_stand_before_the_last_block(more: int) -> None:
     left = logfiles._HEAD + more - sum(len(line) + 1 for line in log)
     failure = said("a" * left, *log).failure
     assert failure is not None and failure.what == "KeyError: 'x'"
-
-
-def test_the_first_that_failed_may_have_said_why_without_its_rank() -> None:
-    """Python before the script runs; a C++ exception of gloo."""
-    missing = "/usr/bin/python3: can't open file '/home/u/nosuch.py': [Errno 2] No such file or directory"
-    found = said(missing, *account(0, 2, "2026-11-25_09:24:14")).failure
-    assert found is not None and found.id == "no_such_file"
-
-
-def test_a_loaders_own_exception() -> None:
-    """torch 2.13: the rank says it first, and then what the loader printed."""
-    lines = [TRACEBACK, '  File "t.py", line 30, in <module>', "    data.reraise()"]
-    again = "KeyError: Caught KeyError in DataLoader worker process 0."
-    inner = [f"Original {TRACEBACK}", '  File "t.py", line 3, in __getitem__', "KeyError: 'image'"]
-    failure = said(*(f"[rank1]: {line}" for line in [*lines, again, *inner])).failure
-    assert failure is not None and failure.evidence is not None
-    assert (failure.what, failure.evidence.code) == ("KeyError: 'image'", "t.py:3 in __getitem__")
 
 
 # ----------------------------------------------------------------------------------------------------
@@ -532,81 +413,6 @@ def test_an_exception_behind_what_a_tool_puts_before_each_line(prefix: str) -> N
     assert found.failure.evidence is not None and found.failure.evidence.line == len(lines)
     assert found.failure.evidence.code == "/w/train.py:7 in main"
     assert said(*printed[:2]).failure is None
-
-
-ASKED = (
-    "[W1126 10:59:{:02d}.888553035 socket.cpp:764] [c10d] The IPv6 network addresses of "
-    "(nosuch.invalid, 44021) cannot be retrieved (gai error: -2 - Name or service not known)."
-)
-
-
-def test_a_name_that_was_asked_for_until_the_end_and_not_the_signal_that_ended_it() -> None:
-    """A machine without IPv6 addresses says so once, and goes on: then it is the signal."""
-    asked = [ASKED.format(second) for second in range(30)]
-    found = said(
-        "start", *asked, "W1126 10:59:40 torch/x.py:1] Received Signals.SIGTERM death signal, shutting"
-    )
-    assert found.failure is not None and found.failure.id == "dns_unresolved"
-    going = [f"batch of {number}" for number in range(60)]
-    found = said("start", asked[0], *going, "W1126 10:59:40 torch/x.py:1] Received 15 death signal, shutting")
-    assert found.failure is not None and "15 death" in found.failure.what
-
-
-def raised(*text: str) -> list[str]:
-    """A traceback of the user's own file that ends so."""
-    return [
-        "Traceback (most recent call last):",
-        '  File "/job/train.py", line 7, in main',
-        "    load()",
-        *text,
-    ]
-
-
-HANDLED = ["", "During handling of the above exception, another exception occurred:", ""]
-CAUSED = ["", "The above exception was the direct cause of the following exception:", ""]
-
-
-def test_an_exception_that_was_being_handled_is_not_the_reason() -> None:
-    missing = "ModuleNotFoundError: No module named 'apex'"
-    found = said(*raised(missing), *HANDLED, *raised("KeyError: 'vocab'"))
-    assert found.failure is not None and found.failure.what == "KeyError: 'vocab'"
-    found = said(*raised(missing), *HANDLED, *raised("KeyError: 'a'"), *HANDLED, *raised("ValueError: b"))
-    assert found.failure is not None and found.failure.what == "ValueError: b"
-    found = said(*raised(missing), *CAUSED, *raised("RuntimeError: cannot begin"))
-    assert found.failure is not None and found.failure.what == missing
-    full = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB."
-    found = said(*raised(full), *HANDLED, *raised("IndexError: list index out of range"))
-    assert found.failure is not None and found.failure.id == "cuda_oom"
-    row = "pyarrow.lib.ArrowInvalid: JSON parse error: Column(/a) changed from number to object in row 3"
-    last = "datasets.exceptions.DatasetGenerationError: An error occurred while generating the dataset"
-    found = said(*raised(row), *HANDLED, *raised("ValueError: no value"), *CAUSED, *raised(last))
-    assert found.failure is not None and (found.failure.id, found.failure.what) == ("dataset_row", row)
-
-
-def test_what_a_full_gpu_says_of_other_processes() -> None:
-    """Total less what is free and what this process has; a context of its own is no other process."""
-    words = "torch.OutOfMemoryError: CUDA out of memory. GPU 0 has a total capacity of 7.79 GiB of which "
-    rest = " GiB memory in use. Of the allocated memory 4.21 GiB is allocated by PyTorch."
-    for own, failure in (("4.43", "gpu_shared"), ("7.30", "cuda_oom")):
-        found = said(
-            *raised(f"{words}20.75 MiB is free. Including non-PyTorch memory, this process has {own}{rest}")
-        )
-        assert found.failure is not None and found.failure.id == failure
-        assert found.failure.evidence and found.failure.evidence.code == "/job/train.py:7 in main"
-
-
-@pytest.mark.parametrize(
-    ("line", "failure"),
-    [
-        ("subprocess.CalledProcessError: Command 'x' died with <Signals.SIGSEGV: 11>.", "crashed"),
-        ("subprocess.CalledProcessError: Command 'x' died with <Signals.SIGBUS: 7>.", "bus_error"),
-        ("IndexError: index out of range in self", "index_out_of_range"),
-    ],
-)
-def test_signals_by_pythons_names_and_the_users_own_line(line: str, failure: str) -> None:
-    found = said(*raised(line))
-    assert found.failure is not None and found.failure.id == failure and found.failure.evidence
-    assert found.failure.evidence.code == "/job/train.py:7 in main"
 
 
 def test_a_host_is_not_to_blame_for_a_time_that_was_over(tmp_path: Path) -> None:

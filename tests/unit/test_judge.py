@@ -208,20 +208,6 @@ def test_json_is_one_document(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     assert found.summary["fit"] == 16 and (tmp_path / "out.csv").exists()
 
 
-@pytest.mark.parametrize(
-    "arguments", [["missing"], ["."], [".", "--slow", "0"], [".", "--mapping", "missing.yaml"]]
-)
-def test_bad_input_is_one_line(
-    arguments: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "notes.txt").write_text("nothing")
-    with pytest.raises(SystemExit) as left:
-        main(["judge", *arguments])
-    assert left.value.code == 2
-    assert capsys.readouterr().err.startswith("error: ")
-
-
 def test_a_pattern_that_matches_no_path_is_said(tmp_path: Path) -> None:
     write_fleet(tmp_path)
     assert not judge(tmp_path, host_pattern=r"(?P<host>job\d+)").notes

@@ -338,34 +338,6 @@ def test_what_is_written_is_a_recipe_that_says_everything(
     assert beside["train_batch_size"] == made.batch["global"]
 
 
-@pytest.mark.parametrize(
-    ("argv", "says"),
-    [
-        (["digits"], "one of --hosts and --on"),
-        ([], "no recipe was given"),
-        (["digits", "--on", "h300:8x4"], "h300"),
-        (["digits", "--on", "h200:8x4,fast"], "fast"),
-        (["digits", "--on", "h200:0x4"], "h200:0x4"),
-        (["nosuch", "--on", "h200:8"], "nosuch"),
-        (["opt-benchmark", "model.name=opt-14b", "--on", "h200:8"], "opt-13b"),
-        (["gpt2-small", "model.name=gpt2-smal", "--on", "h200:8"], "gpt2-small"),
-        (["fabric", "--on", "h200:8"], "nothing to plan"),
-        (["digits", "--on", "h200:8", "--host-memory", "lots"], "lots"),
-        (["digits", "--on", "h200:8x2", "--link", "10Gbit"], "part of --on"),
-        (["digits", "--hosts", "local:2", "--host-memory", "64GB"], "is reported by the hosts themselves"),
-        (["digits", "--on", "h200:100000x100000"], "at most 1,000,000"),
-        (["--calibrate", "nosuch"], "nosuch"),
-        (["digits", "--on", "h200:8", "--price", "inf"], "--price: inf is not a number"),
-        (["digits", "--on", "h200:8", "--price", "nan"], "--price"),
-    ],
-)
-def test_what_is_not_understood(argv: list[str], says: str, capsys: pytest.CaptureFixture[str]) -> None:
-    code, _, err = run(capsys, *argv)
-    assert code == 2
-    assert says in err
-    assert "hint:" in err
-
-
 def test_what_was_learned_is_kept(tmp_path: Path) -> None:
     assert load_calibration() == Calibration()
     learned = Calibration(efficiency={KEY: 0.5}, links={"10Gbit": LinkFigures(1e9)}, hosts={"h200": 2e11})

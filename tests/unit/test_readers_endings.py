@@ -22,41 +22,6 @@ def test_a_log_that_stops_without_a_word() -> None:
     assert before.outcome == "timeout" and "before its first step" in (before.reason or "")
 
 
-FAILURES = [
-    (["n2: torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 56.00 MiB."],
-     "failed", "cuda_oom", "n2"),
-    (["n2: RuntimeError: CUDA error: uncorrectable ECC error encountered",
-      "n1: [Rank 0] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=1)"],
-     "failed", "gpu_hardware", "n2"),
-    (["n1: [rank0]: torch.distributed.DistBackendError: ncclRemoteError: A call failed possibly",
-      "n2: [t] [ERROR] [launch.py:325:sigkill_handler] ['python3'] exits with return code = -9"],
-     "failed", "host_oom_killed", "n2"),
-    (["n1: Traceback (most recent call last):", '  File "main.py", line 1, in <module>',
-      "n1: ValueError: a tensor of the wrong shape",
-      "n1: [t] [INFO] [launch.py:318:sigkill_handler] Killing subprocess 7",
-      "n1: [t] [ERROR] [launch.py:325:sigkill_handler] ['python3'] exits with return code = 1"],
-     "failed", None, "n1"),
-    (["n1: [t] [INFO] [launch.py:328:sigkill_handler] Main process received SIGTERM, exiting"],
-     "timeout", None, "n1"),
-    (["slurmstepd: error: *** STEP 7.0 ON n1 CANCELLED AT 2024-07-08T05:52:10 DUE TO TIME LIMIT ***"],
-     "timeout", None, None),
-    (["slurmstepd: error: *** JOB 7 ON n1 CANCELLED AT 2024-07-08T05:52:10 DUE TO NODE FAILURE, SEE LOG ***"],
-     "failed", "slurm_time_or_node", None),
-]  # fmt: skip
-
-
-@pytest.mark.parametrize(("last", "outcome", "failure", "host"), FAILURES)
-def test_why_a_job_failed(last: list[str], outcome: str, failure: str | None, host: str | None) -> None:
-    job = one([*chat_log(["n1", "n2"], windows=3, ends=False), *last])
-    assert (job.outcome, job.failure, job.failed_hosts) == (outcome, failure, (host,) if host else ())
-    assert job.reason and job.reason in last[-1].partition(": ")[2] + " ".join(last)
-
-
-def test_the_exception_is_the_reason_and_not_the_exit_code() -> None:
-    job = one([*chat_log(["n1", "n2"], ends=False), *FAILURES[3][0]])
-    assert job.reason == "ValueError: a tensor of the wrong shape"
-
-
 def test_a_non_zero_exit_after_the_last_figure_is_a_failure() -> None:
     job = one(
         [*chat_log(["n1", "n2"]), "n2: [ERROR] [launch.py:325:x] ['python3'] exits with return code = 1"]

@@ -1,10 +1,11 @@
-"""Tools that write a step on a line. Every line was printed by the tool: where from stands above it. What is
-expected is worked out by hand from the lines."""
+"""Tools that write a step on a line. Every line was printed by the tool (tests/golden/logs): from where
+stands above its name. What is expected is worked out by hand."""
 
 from __future__ import annotations
 
 import re
 from datetime import datetime, timedelta
+from pathlib import Path
 
 import pytest
 
@@ -12,7 +13,15 @@ from muster.judging import Settings
 from muster.judging.joblogs import judged
 from muster.readers.base import JobLog
 from muster.readers.mllog import GUESSED
+from tests.golden.documents import sections
 from tests.unit.logs import one
+
+LOGS = sections(Path(__file__).parents[1] / "golden" / "logs" / "formats.txt")
+
+
+def log(name: str) -> str:
+    """What a tool printed."""
+    return f"\n{LOGS[name]}"
 
 
 def read(text: str, path: str = "node-1.log") -> JobLog:
@@ -31,40 +40,14 @@ def expect(job: JobLog, name: str, *, samples: float, seconds: float, steps: int
 # ---- Megatron ----------------------------------------------------------------------------------------------
 
 # https://github.com/NVIDIA/Megatron-LM/issues/756
-MEGATRON = """
- [2024-04-06 03:02:12] iteration       71/     100 | consumed samples:         9088 | elapsed time per iteration (ms): 5361.6 | throughput per GPU (TFLOP/s/GPU): 243.6 | learning rate: 1.420000E-05 | global batch size:   128 | lm loss: 1.818812E+00 | load_balancing_loss: 1.013377E+00 | loss scale: 1.0 | grad norm: 1.300 | num zeros: 0.0 | number of skipped iterations:   0 | number of nan iterations:   0 |
- [2024-04-06 03:02:18] iteration       72/     100 | consumed samples:         9216 | elapsed time per iteration (ms): 5470.7 | throughput per GPU (TFLOP/s/GPU): 238.7 | learning rate: 1.440000E-05 | global batch size:   128 | lm loss: 1.820313E+00 | load_balancing_loss: 1.019612E+00 | loss scale: 1.0 | grad norm: 1.305 | num zeros: 0.0 | number of skipped iterations:   0 | number of nan iterations:   0 |
- [2024-04-06 03:02:24] iteration       73/     100 | consumed samples:         9344 | elapsed time per iteration (ms): 5829.9 | throughput per GPU (TFLOP/s/GPU): 224.0 | learning rate: 1.460000E-05 | global batch size:   128 | lm loss: 1.798953E+00 | load_balancing_loss: 1.010977E+00 | loss scale: 1.0 | grad norm: 1.539 | num zeros: 0.0 | number of skipped iterations:   0 | number of nan iterations:   0 |
-"""  # noqa: E501
+MEGATRON = log("megatron")
 # ms-swift's examples/train/activation_cpu_offload, and a public log of version 4 (bars and all)
-SWIFT = """
-Train:   2%|\u258f         | 1/60 [00:42<41:47, 42.51s/it]{'loss': '0.3713', 'grad_norm': '0.8901', 'learning_rate': '3.333e-05', 'token_acc': '0.921', 'epoch': '0.08602', 'global_step/max_steps': '1/60', 'elapsed_time': '43s', 'remaining_time': '41m 48s', 'memory(GiB)': '14.3', 'train_speed(s/it)': '42.51'}
-Train:   8%|\u258a         | 5/60 [03:52<43:40, 47.64s/it]{'loss': '0.2992', 'grad_norm': '0.6541', 'learning_rate': '9.97e-05', 'token_acc': '0.9285', 'epoch': '0.4301', 'global_step/max_steps': '5/60', 'elapsed_time': '3m 53s', 'remaining_time': '42m 43s', 'memory(GiB)': '14.3', 'train_speed(s/it)': '46.61'}
-"""  # noqa: E501
+SWIFT = log("swift")
 SWIFT_3 = "{'loss': 2.1327579, 'grad_norm': 1.72890568, 'learning_rate': 8.346e-05, 'token_acc': 0.58396158, 'epoch': 0.32, 'global_step/max_steps': '5/16', 'percentage': '31.25%', 'elapsed_time': '5m 28s', 'remaining_time': '12m 2s', 'memory(GiB)': 24.8, 'train_speed(iter/s)': 0.015218}"  # noqa: E501
 # https://github.com/FZJ-JSC/jubench-megatron-lm DESCRIPTION.md
-MEGATRON_DEEPSPEED = """
-[default3]: iteration       10/ 3125000 | consumed samples:          960 | elapsed time per iteration (s): 7.2310 | learning rate: 4.438E-07 | global batch size:    96 | lm loss: 1.010967E+01 | loss scale: 4096.0 | grad norm: 178.553 | number of skipped iterations:   0 | number of nan iterations:   0 | samples per second: 13.276 | TFLOPs: 101.54 |
-[default3]: iteration       20/ 3125000 | consumed samples:         1920 | elapsed time per iteration (s): 5.3551 | learning rate: 8.876E-07 | global batch size:    96 | lm loss: 8.861832E+00 | loss scale: 4096.0 | grad norm: 46.241 | number of skipped iterations:   0 | number of nan iterations:   0 | samples per second: 17.927 | TFLOPs: 137.10 |
-[default3]: iteration       30/ 3125000 | consumed samples:         2880 | elapsed time per iteration (s): 5.6192 | learning rate: 1.331E-06 | global batch size:    96 | lm loss: 8.532865E+00 | loss scale: 4096.0 | grad norm: 8.121 | number of skipped iterations:   0 | number of nan iterations:   0 | samples per second: 17.084 | TFLOPs: 130.66 |
-"""  # noqa: E501
+MEGATRON_DEEPSPEED = log("megatron-deepspeed")
 # A public note on training GPT-2 with Megatron-LM (its checkpoint is GPT2_pretrain_WS1, April 2025)
-MEGATRON_EVALUATED = """
- [2025-04-13 23:41:12] iteration       10/    1000 | consumed samples:          160 | elapsed time per iteration (ms): 1147.6 | learning rate: 0.000000E+00 | global batch size:    16 | loss scale: 8388608.0 | number of skipped iterations:  10 | number of nan iterations:   0 |
-Theoretical memory footprints: weight and optimizer=2121.85 MB
-[Rank 0] (after 10 iterations) memory (MB) | allocated: 1464.33154296875 | max allocated: 1464.3408203125 | reserved: 1576.0 | max reserved: 1576.0
- [2025-04-13 23:41:20] iteration       20/    1000 | consumed samples:          320 | elapsed time per iteration (ms): 820.7 | learning rate: 4.000000E-05 | global batch size:    16 | lm loss: 1.072453E+01 | loss scale: 131072.0 | grad norm: 3.874 | num zeros: 71.0 | number of skipped iterations:   6 | number of nan iterations:   0 |
- [2025-04-13 23:41:28] iteration       30/    1000 | consumed samples:          480 | elapsed time per iteration (ms): 821.8 | learning rate: 9.000000E-05 | global batch size:    16 | lm loss: 1.038769E+01 | loss scale: 4096.0 | number of skipped iterations:   5 | number of nan iterations:   0 |
- [2025-04-13 23:41:37] iteration       40/    1000 | consumed samples:          640 | elapsed time per iteration (ms): 849.8 | learning rate: 9.998165E-05 | global batch size:    16 | lm loss: 9.992319E+00 | loss scale: 4096.0 | grad norm: 2.357 | num zeros: 881.0 | number of skipped iterations:   0 | number of nan iterations:   0 |
- [2025-04-13 23:41:46] iteration       50/    1000 | consumed samples:          800 | elapsed time per iteration (ms): 904.5 | learning rate: 9.991823E-05 | global batch size:    16 | lm loss: 9.236888E+00 | loss scale: 4096.0 | grad norm: 2.285 | num zeros: 1894.0 | number of skipped iterations:   0 | number of nan iterations:   0 |
-(min, max) time across ranks (ms):
-    evaluate .......................................: (3274.73, 3274.73)
-----------------------------------------------------------------------------------------------
- validation loss at iteration 50 | lm loss value: 8.889540E+00 | lm loss PPL: 7.255679E+03 |
-----------------------------------------------------------------------------------------------
- [2025-04-13 23:41:57] iteration       60/    1000 | consumed samples:          960 | elapsed time per iteration (ms): 837.6 | learning rate: 9.980959E-05 | global batch size:    16 | lm loss: 8.638345E+00 | loss scale: 4096.0 | grad norm: 2.221 | num zeros: 949.0 | number of skipped iterations:   0 | number of nan iterations:   0 |
- [2025-04-13 23:42:06] iteration       70/    1000 | consumed samples:         1120 | elapsed time per iteration (ms): 840.3 | learning rate: 9.965582E-05 | global batch size:    16 | lm loss: 8.194965E+00 | loss scale: 4096.0 | grad norm: 1.803 | num zeros: 1850.0 | number of skipped iterations:   0 | number of nan iterations:   0 |
-"""  # noqa: E501
+MEGATRON_EVALUATED = log("megatron-evaluated")
 DONE = "[after training is done] datetime: 2024-08-01 09:44:58\n"  # as above, of another run
 
 
@@ -137,11 +120,7 @@ def test_a_run_that_began_anew() -> None:
 
 
 # https://github.com/huggingface/nanotron/pull/23
-NANOTRON = """
-01/17/2024 13:47:27 [INFO|DP=0|PP=0|TP=0|ip-26-0-160-225]: iteration: 991 / 1000 | consumed_tokens: 634K | elapsed_time_per_iteration_ms: 45 | tokens_per_sec: 14.2K | tokens_per_sec_per_gpu: 1.78K | global_batch_size: 20 | lm_loss: 10.6 | lr: 1e-05 | model_tflops_per_gpu: 0.00869 | hardware_tflops_per_gpu: 0.00869 | grad_norm: 0.515 | cuda_memory_allocated: 75.2M | cuda_max_memory_reserved: 547M | hd_total_memory_tb: 312G | hd_used_memory_tb: 61.8G | hd_free_memory_tb: 250G
-01/17/2024 13:47:27 [INFO|DP=0|PP=0|TP=0|ip-26-0-160-225]: iteration: 992 / 1000 | consumed_tokens: 635K | elapsed_time_per_iteration_ms: 41.2 | tokens_per_sec: 15.5K | tokens_per_sec_per_gpu: 1.94K | global_batch_size: 20 | lm_loss: 10.6 | lr: 1e-05 | model_tflops_per_gpu: 0.0095 | hardware_tflops_per_gpu: 0.00951 | grad_norm: 0.507
-01/17/2024 13:47:27 [INFO|DP=0|PP=0|TP=0|ip-26-0-160-225]: iteration: 993 / 1000 | consumed_tokens: 636K | elapsed_time_per_iteration_ms: 39.4 | tokens_per_sec: 16.2K | tokens_per_sec_per_gpu: 2.03K | global_batch_size: 20 | lm_loss: 10.6 | lr: 1e-05 | model_tflops_per_gpu: 0.00992 | hardware_tflops_per_gpu: 0.00992 | grad_norm: 0.514
-"""  # noqa: E501
+NANOTRON = log("nanotron")
 
 
 def test_nanotron() -> None:
@@ -156,38 +135,13 @@ def test_nanotron() -> None:
 # ---- torchtitan --------------------------------------------------------------------------------------------
 
 # https://github.com/pytorch/torchtitan/pull/3393 (the line of the batch: /pull/1625)
-TITAN = """
-[rank0]:[titan] 2025-08-22 07:52:57,498 - root - INFO - Trainer is initialized with local batch size 1, global batch size 8, gradient accumulation steps 1, sequence length 8192, total steps 10 (warmup 200)
-[rank0]:[titan] 2026-05-18 16:04:46,338 - root - INFO - step: 14  loss:  3.24405  grad_norm:  0.8319  memory:  9.46GiB(64.99%)  tps: 7,282  tflops: 0.52  mfu: 0.17%
-[rank0]:[titan] 2026-05-18 16:04:47,456 - root - INFO - step: 15  loss:  3.10680  grad_norm:  0.8587  memory:  9.46GiB(64.99%)  tps: 7,334  tflops: 0.53  mfu: 0.17%
-[rank0]:[titan] 2026-05-18 16:04:48,577 - root - INFO - step: 16  loss:  3.05047  grad_norm:  0.5443  memory:  9.46GiB(64.99%)  tps: 7,313  tflops: 0.52  mfu: 0.17%
-[rank0]:[titan] 2026-05-18 16:04:49,702 - root - INFO - step: 17  loss:  3.14459  grad_norm:  0.5303  memory:  9.46GiB(64.99%)  tps: 7,282  tflops: 0.52  mfu: 0.17%
-"""  # noqa: E501
+TITAN = log("titan")
 # https://github.com/pytorch/torchtitan/pull/1408: four ranks, none of them in order
 # torchtitan's docs of 2024, before `wps` was called `tps`; under srun --label
-TITAN_2024 = """
-0: [rank0]:2024-07-12 16:09:30,000 - root - INFO - Training starts at step 1, with local batch size 1, global batch size 32, sequence length 8192, total steps 200 (warmup 20)
-0: [rank0]:2024-07-12 16:09:46,008 - root - INFO - step: 10  loss:  8.9000  memory: 26.47GiB(33.47%)  wps: 1,780  mfu: 10.46%
-1: [rank0]:2024-07-12 16:09:46,009 - root - INFO - step: 10  loss:  8.9000  memory: 26.47GiB(33.47%)  wps: 1,780  mfu: 10.46%
-0: [rank0]:2024-07-12 16:10:32,008 - root - INFO - step: 20  loss:  8.1000  memory: 26.47GiB(33.47%)  wps: 1,780  mfu: 10.46%
-0: [rank0]:2024-07-12 16:11:18,508 - root - INFO - step: 30  loss:  7.9000  memory: 26.47GiB(33.47%)  wps: 1,780  mfu: 10.46%
-"""  # noqa: E501
-TITAN_RANKS = """
-[rank1]:[titan] 2025-07-18 13:14:25,094 - root - INFO - step:  7  loss:  4.5845  grad_norm:  2.2028  memory: 13.59GiB(14.31%)  tps: 33,610  tflops: 2.40  mfu: 0.24%
-[rank3]:[titan] 2025-07-18 13:14:25,093 - root - INFO - step:  7  loss:  4.5845  grad_norm:  2.2028  memory: 13.59GiB(14.31%)  tps: 33,619  tflops: 2.40  mfu: 0.24%
-[rank0]:[titan] 2025-07-18 13:14:25,093 - root - INFO - step:  7  loss:  4.5845  grad_norm:  2.2028  memory: 13.59GiB(14.31%)  tps: 33,611  tflops: 2.40  mfu: 0.24%
-[rank1]:[titan] 2025-07-18 13:14:25,583 - root - INFO - step:  8  loss:  4.3660  grad_norm:  2.0564  memory: 13.59GiB(14.31%)  tps: 33,471  tflops: 2.39  mfu: 0.24%
-[rank3]:[titan] 2025-07-18 13:14:25,583 - root - INFO - step:  8  loss:  4.3660  grad_norm:  2.0564  memory: 13.59GiB(14.31%)  tps: 33,462  tflops: 2.39  mfu: 0.24%
-[rank0]:[titan] 2025-07-18 13:14:25,583 - root - INFO - step:  8  loss:  4.3660  grad_norm:  2.0564  memory: 13.59GiB(14.31%)  tps: 33,462  tflops: 2.39  mfu: 0.24%
-"""  # noqa: E501
+TITAN_2024 = log("titan-2024")
+TITAN_RANKS = log("titan-ranks")
 # https://github.com/pytorch/torchtitan/pull/2389: every rank prints, and none says which it is
-TITAN_UNNAMED = """
-[titan] 2026-02-24 19:46:17,508 - root - INFO - step:  4  loss:  7.62585  grad_norm: 26.6250  memory: 66.91GiB(37.51%)  tps: 10,050  tflops: 314.71  mfu: 13.99%
-[titan] 2026-02-24 19:46:17,508 - root - INFO - step:  4  loss:  7.62585  grad_norm: 26.6250  memory: 66.91GiB(37.51%)  tps: 10,049  tflops: 314.68  mfu: 13.99%
-[titan] 2026-02-24 19:46:19,145 - root - INFO - step:  5  loss:  7.07623  grad_norm: 46.5000  memory: 66.91GiB(37.51%)  tps: 10,007  tflops: 313.36  mfu: 13.93%
-[titan] 2026-02-24 19:46:17,508 - root - INFO - step:  4  loss:  7.62585  grad_norm: 26.6250  memory: 66.91GiB(37.51%)  tps: 10,050  tflops: 314.69  mfu: 13.99%
-[titan] 2026-02-24 19:46:19,145 - root - INFO - step:  5  loss:  7.07623  grad_norm: 46.5000  memory: 66.91GiB(37.51%)  tps: 10,007  tflops: 313.36  mfu: 13.93%
-"""  # noqa: E501
+TITAN_UNNAMED = log("titan-unnamed")
 
 
 def test_torchtitan() -> None:
@@ -220,33 +174,11 @@ def test_ranks_that_print_the_same_step(text: str, seconds: float) -> None:
 # ---- NeMo, Lightning ---------------------------------------------------------------------------------------
 
 # https://github.com/NVIDIA-BioNeMo/bionemo-recipes/pull/740
-NEMO = """
-Training epoch 0, iteration 120/149 | lr: 3e-05 | consumed_samples: 121 | global_batch_size: 1 | global_step: 120 | reduced_train_loss: 1.233 | train_step_timing in s: 0.03146 | val_loss: 4.106
-Training epoch 0, iteration 121/149 | lr: 3e-05 | consumed_samples: 122 | global_batch_size: 1 | global_step: 121 | reduced_train_loss: 1.288 | train_step_timing in s: 0.03163 | val_loss: 4.106
-Training epoch 0, iteration 122/149 | lr: 3e-05 | consumed_samples: 123 | global_batch_size: 1 | global_step: 122 | reduced_train_loss: 1.333 | train_step_timing in s: 0.03215 | val_loss: 4.106
-Training epoch 0, iteration 123/149 | lr: 3e-05 | consumed_samples: 124 | global_batch_size: 1 | global_step: 123 | reduced_train_loss: 1.245 | train_step_timing in s: 0.03157 | val_loss: 4.106
-"""  # noqa: E501
+NEMO = log("nemo")
 # Lightning 2.6.6 on a CPU: 200 batches an epoch, a bar for every hundredth
-LIGHTNING = """
-Epoch 0:   0%|          | 0/200 [00:00<?, ?it/s]
-Epoch 0:  10%|█         | 20/200 [00:01<00:17, 10.52it/s, train_loss=0.350]
-Epoch 0:  10%|█         | 20/200 [00:01<00:17, 10.52it/s, train_loss=0.350]
-Epoch 0:  50%|█████     | 100/200 [00:08<00:08, 11.65it/s, train_loss=0.310]
-Epoch 0: 100%|██████████| 200/200 [00:17<00:00, 11.57it/s, train_loss=0.315]
-Validation DataLoader 0: 100%|██████████| 10/10 [00:00<00:00, 16.06it/s]
-Epoch 0: 100%|██████████| 200/200 [00:17<00:00, 11.16it/s, train_loss=0.315, val_loss=0.327]
-Epoch 0:   0%|          | 0/200 [00:00<?, ?it/s, train_loss=0.315, val_loss=0.327]
-Epoch 1:  10%|█         | 20/200 [00:01<00:14, 12.05it/s, train_loss=0.346, val_loss=0.327]
-Epoch 1:  50%|█████     | 100/200 [00:07<00:07, 12.51it/s, train_loss=0.306, val_loss=0.327]
-Epoch 1: 100%|██████████| 200/200 [00:15<00:00, 13.20it/s, train_loss=0.310, val_loss=0.327]
-`Trainer.fit` stopped: `max_epochs=2` reached.
-"""
+LIGHTNING = log("lightning")
 # The same run with RichProgressBar into a file: one bar, after the last step
-RICH = """
-`Trainer.fit` stopped: `max_epochs=2` reached.
-Epoch 1/1  ━━━━━━━━━━━━━━━━ 200/200 0:00:11 •        18.02it/s train_loss: 0.358
-                                    0:00:00                    val_loss: 0.346
-"""
+RICH = log("rich")
 # https://github.com/NVIDIA/NeMo-Framework-Launcher/issues/55
 NEMO_BAR = (
     "Epoch 0:   1%|          | 795/77225 [9:07:58<878:01:48, 41.36s/it, loss=3.1, v_num=, "
@@ -280,10 +212,7 @@ def test_lightnings_rich_bar() -> None:
 
 
 # The same into a terminal of 80 columns, two lines of many
-RICH_TERMINAL = """
-\x1b[2K\x1b[1A\x1b[2KEpoch 0/1  \x1b[35m━━━━━━\x1b[0m\x1b[35m╸\x1b[0m\x1b[90m━━━━━━━━━━\x1b[0m 80/200 \x1b[2m0:00:05 •       \x1b[0m \x1b[2;4m13.75it/s\x1b[0m \x1b[3mtrain_loss: 0.315\x1b[0m
-\x1b[2K\x1b[1A\x1b[2K\x1b[1A\x1b[2K\x1b[1A\x1b[2KEpoch 1/1  \x1b[35m━━━━━━━━━━━━━━━━\x1b[0m 200/200 \x1b[2m0:00:13 •       \x1b[0m \x1b[2;4m14.61it/s\x1b[0m \x1b[3mtrain_loss: 0.349\x1b[0m
-"""  # noqa: E501
+RICH_TERMINAL = log("rich-terminal")
 
 
 def test_rich_bars_of_a_terminal() -> None:
@@ -302,34 +231,11 @@ def test_a_bar_of_hours() -> None:
 # ---- nanoGPT, modded-nanogpt -------------------------------------------------------------------------------
 
 # https://github.com/karpathy/nanoGPT/issues/215
-NANO = """
-2023-03-22 09:31:45 iter 2980: loss 3.8993, time 1099.18ms, mfu 15.34%
-2023-03-22 09:31:56 iter 2990: loss 3.8853, time 1096.65ms, mfu 15.34%
-2023-03-22 09:32:32 step 3000: train loss 4.0390, val loss 4.0427
-saving checkpoint to out
-2023-03-22 09:32:41 iter 3000: loss 4.2490, time 35392.33ms, mfu 13.85%
-2023-03-22 09:32:52 iter 3010: loss nan, time 1019.95ms, mfu 14.12%
-"""
+NANO = log("nano")
 # https://github.com/KellerJordan/modded-nanogpt _logs/master-82de927d-20a6-422a-b45a-81de62bbfecc.txt
-MODDED_OLD = """
-            print(f'step:{step}/{args.num_iterations} val_loss:{val_loss:.4f} train_time:{training_time_ms:.0f}ms')
-step:0/1480 val_loss:10.8258 train_time:0ms step_avg:nanms
-step:9/1480 train_time:461435ms step_avg:nanms
-step:10/1480 train_time:461686ms step_avg:nanms
-step:11/1480 train_time:248ms step_avg:nanms
-step:12/1480 train_time:499ms step_avg:nanms
-step:125/1480 train_time:28822ms step_avg:250.63ms
-step:125/1480 val_loss:4.4223 train_time:28947ms step_avg:251.71ms
-step:126/1480 train_time:29076ms step_avg:250.65ms
-"""  # noqa: E501
+MODDED_OLD = log("modded-old")
 # The same, records/track_1_short/2026-09-24_ApproximateBackward/runs/certify/00_baseline/console.log
-MODDED = """
-step:25/1194 train_time:522ms step_avg:20.88ms
-step:50/1194 train_time:953ms step_avg:19.07ms
-step:75/1194 train_time:1376ms step_avg:18.34ms
-step:100/1194 train_time:1805ms step_avg:18.05ms
-peak memory allocated: 51308 MiB reserved: 64784 MiB
-"""
+MODDED = log("modded")
 
 
 def test_nanogpt() -> None:
@@ -360,70 +266,13 @@ def test_torchtitan_of_2024() -> None:
 # ---- OLMo-core, Composer -----------------------------------------------------------------------------------
 
 # ai2-olmo-core 3.0.0 on a CPU, lines between left out
-OLMO = """
-2026-11-23 09:47:44.609\tvm:0\tolmo_core.train.callbacks.console_logger:71\tINFO\t[step=1/60,epoch=1]
-2026-11-23 09:47:44.922\tvm:0\tolmo_core.train.callbacks.console_logger:71\tINFO\t[step=10/60,epoch=1,eta=1m]
-    throughput/total tokens=10,240
-2026-11-23 09:47:45.930\tvm:0\tolmo_core.train.callbacks.console_logger:71\tINFO\t[step=40/60,epoch=1,eta=1m]
-    train/CE loss=2.748
-    throughput/device/TPS=27,404
-    throughput/device/TPS (actual avg)=30,217
-    throughput/total tokens=40,960
-    throughput/device/BPS=26.76
-2026-11-23 09:47:46.692\tvm:0\tolmo_core.train.callbacks.console_logger:71\tINFO\t[step=60/60,epoch=1]
-    train/CE loss=2.422
-    throughput/total tokens=61,440
-2026-11-23 09:47:46.898\tvm:0\tolmo_core.train.trainer:782\tINFO\tTraining complete
-"""
+OLMO = log("olmo")
 # https://github.com/allenai/OLMo/issues/692
-OLMO_1 = """
-2024-08-06 09:59:26.181 intern-studio-160750:0  olmo.train:908  INFO    [step=1/739328,epoch=0]
-    train/CrossEntropyLoss=12.18
-    throughput/total_tokens=1,048,576
-    throughput/total_training_Gflops=5,103,640
-    System/Peak GPU Memory (MB)=46,911
-2024-08-06 10:00:05.520 intern-studio-160750:0  olmo.train:908  INFO    [step=2/739328,epoch=0]
-    train/CrossEntropyLoss=1.7872662283480167e-06
-    throughput/total_tokens=2,097,152
-    throughput/device/tokens_per_second=26,668
-    throughput/device/batches_per_second=0.0254
-    System/Peak GPU Memory (MB)=53,695
-2024-08-06 10:00:44.815 intern-studio-160750:0  olmo.train:908  INFO    [step=3/739328,epoch=0]
-    train/CrossEntropyLoss=0.0
-    throughput/total_tokens=3,145,728
-"""
+OLMO_1 = log("olmo-1")
 # https://github.com/AI-Hypercomputer/maxtext/pull/761 (whose step was 9 as well) and /pull/2232
-MAXTEXT = """
-completed step: 8, seconds: 1.341, TFLOP/s/device: 257.929, Tokens/s/device: 36653.244, loss: 0.000
-completed step: 9, seconds: 5.667, TFLOP/s/device: 134.924, Tokens/s/device: 8672.758, total_weights: 196608, loss: 10.374
-"""  # noqa: E501
+MAXTEXT = log("maxtext")
 # mosaicml (Composer) 0.32.1 on a CPU, log_to_console=True, lines between left out
-COMPOSER = """
-[batch=1/60]:
-\t Train time/batch: 0
-\t Train time/sample: 0
-\t Train loss/train/total: 0.3430
-[batch=20/60]:
-\t Train time/batch: 19
-\t Train time/sample: 304
-\t Train throughput/samples_per_sec: 495.2763
-[batch=30/60]:
-\t Train time/batch: 29
-\t Train time/sample: 464
-\t Train loss/train/total: 0.3449
-\t Train throughput/batches_per_sec: 33.0758
-\t Train throughput/samples_per_sec: 529.2125
-\t Train throughput/device/samples_per_sec: 529.2125
-[Eval batch=1/4] Eval on eval data
-[batch=40/60]:
-\t Train time/batch: 39
-\t Train time/sample: 624
-\t Train throughput/samples_per_sec: 573.6453
-[batch=50/60]:
-\t Train time/batch: 49
-\t Train time/sample: 784
-\t Train throughput/samples_per_sec: 438.1857
-"""
+COMPOSER = log("composer")
 
 
 def test_olmo_core() -> None:
@@ -474,34 +323,13 @@ def test_composer() -> None:
 # ---- DeepSpeed's time of parts, fairseq, MLPerf, Transformers ----------------------------------------------
 
 # https://github.com/huggingface/accelerate/issues/1589
-PARTS = """
-[2023-06-21 07:39:09,443] [INFO] [logging.py:96:log_dist] [Rank 0] rank=0 time (ms) | forward: 27.41 | backward: 73.44 | backward_inner: 50.99 | backward_allreduce: 22.40 | step: 72.82
-[2023-06-21 07:39:09,625] [INFO] [logging.py:96:log_dist] [Rank 0] rank=0 time (ms) | forward_microstep: 27.48 | backward_microstep: 73.59 | backward_inner_microstep: 51.05 | backward_allreduce_microstep: 22.49 | step_microstep: 72.59
-[2023-06-21 07:39:09,626] [INFO] [logging.py:96:log_dist] [Rank 0] rank=0 time (ms) | forward: 27.46 | backward: 73.60 | backward_inner: 51.05 | backward_allreduce: 22.50 | step: 72.60
-"""  # noqa: E501
+PARTS = log("parts")
 # https://github.com/deepspeedai/DeepSpeedExamples training/DeepSpeed-ZenFlow/benchmark/README.md
-PARTS_NOW = """
-time (ms) | fwd_microstep: 0.38 | bwd_microstep: 57.88 | bwd_inner_microstep: 1.06 | bwd_allreduce_microstep: 56.50 | step_microstep: 183.27
-time (ms) | fwd: 55.15 | bwd: 180.82 | bwd_inner: 13.28 | bwd_allreduce: 160.15 | step: 183.61
-"""  # noqa: E501
+PARTS_NOW = log("parts-now")
 # https://github.com/facebookresearch/fairseq/issues/940
-FAIRSEQ = """
-| epoch 001:    450 / 1891 loss=11.521, nll_loss=10.881, ppl=1886.05, wps=52922, ups=0.5, wpb=104928, bsz=5325, num_updates=445, lr=8.90889e-05, gnorm=1.543, clip=0%, oom=0, loss_scale=2.000, wall=882, train_wall=756
-| epoch 001:    500 / 1891 loss=11.346, nll_loss=10.678, ppl=1637.83, wps=53351, ups=0.5, wpb=104872, bsz=5322, num_updates=495, lr=9.90876e-05, gnorm=1.507, clip=0%, oom=0, loss_scale=2.000, wall=973, train_wall=840
-| epoch 001:    550 / 1891 loss=11.186, nll_loss=10.492, ppl=1440.01, wps=53627, ups=0.5, wpb=104800, bsz=5311, num_updates=545, lr=0.000109086, gnorm=1.469, clip=0%, oom=0, loss_scale=2.000, wall=1065, train_wall=925
-| epoch 001:    600 / 1891 loss=11.039, nll_loss=10.320, ppl=1278.29, wps=53936, ups=0.5, wpb=104812, bsz=5310, num_updates=595, lr=0.000119085, gnorm=1.445, clip=0%, oom=0, loss_scale=2.000, wall=1156, train_wall=1010
-| epoch 001 | valid on 'valid' subset | valid_loss 8.11425 | valid_nll_loss 6.8834 | valid_ppl 118.06 | num_updates 600
-| epoch 001:    650 / 1891 loss=10.902, nll_loss=10.160, ppl=1144.39, wps=53573, ups=0.5, wpb=104904, bsz=5328, num_updates=645, lr=0.000129084, gnorm=1.419, clip=0%, oom=0, loss_scale=2.000, wall=1263, train_wall=1094
-"""  # noqa: E501
+FAIRSEQ = log("fairseq")
 # A public log of a translation without autoregression (nat59, 2023-06-13)
-FAIRSEQ_2023 = """
-2023-06-13 17:31:08 | INFO | train_inner | epoch 143:     85 / 282 loss=3.147, nll_loss=1.236, glat_accu=0.518, glat_context_p=0.473, word_ins=3.028, length=3.071, ppl=8.86, wps=72384.3, ups=1.21, wpb=59997.9, bsz=2186.3, num_updates=40100, lr=0.000157917, gnorm=0.489, clip=0, loss_scale=32768, train_wall=48, wall=0
-2023-06-13 17:31:54 | INFO | train_inner | epoch 143:    185 / 282 loss=3.153, nll_loss=1.243, glat_accu=0.508, glat_context_p=0.473, word_ins=3.034, length=3.068, ppl=8.89, wps=132396, ups=2.18, wpb=60718.4, bsz=2141.4, num_updates=40200, lr=0.00015772, gnorm=0.483, clip=0, loss_scale=32768, train_wall=46, wall=0
-2023-06-13 17:32:38 | INFO | fairseq_cli.train | begin validation on "valid" subset
-2023-06-13 17:32:41 | INFO | valid | epoch 143 | valid on 'valid' subset | loss 12.677 | nll_loss 11.546 | word_ins 12.459 | length 4.375 | ppl 6550.94 | bleu 29.52 | wps 88225 | wpb 21176.3 | bsz 666.3 | num_updates 40297 | best_bleu 30.53
-2023-06-13 17:33:01 | INFO | train_inner | epoch 144:      3 / 282 loss=3.14, nll_loss=1.23, glat_accu=0.495, glat_context_p=0.473, word_ins=3.023, length=3.076, ppl=8.82, wps=89307.1, ups=1.49, wpb=60051.3, bsz=2117.5, num_updates=40300, lr=0.000157524, gnorm=0.491, clip=0, loss_scale=32768, train_wall=45, wall=0
-2023-06-13 17:33:48 | INFO | train_inner | epoch 144:    103 / 282 loss=3.126, nll_loss=1.214, glat_accu=0.485, glat_context_p=0.473, word_ins=3.008, length=3.085, ppl=8.73, wps=128796, ups=2.13, wpb=60501.2, bsz=2133.1, num_updates=40400, lr=0.000157329, gnorm=0.473, clip=0, loss_scale=32768, train_wall=47, wall=0
-"""  # noqa: E501
+FAIRSEQ_2023 = log("fairseq-2023")
 
 
 def mllog(time: int, key: str, value: str = "null", about: str = "") -> str:
@@ -510,74 +338,15 @@ def mllog(time: int, key: str, value: str = "null", about: str = "") -> str:
 
 
 # https://github.com/mlcommons/training_results_v4.0 ASUSTeK/results/ESC_N8A-E12/llama2_70b_lora/result_0.txt
-LORA = [
-    mllog(1715848254167, "submission_benchmark", '"llama2_70b_lora"'),
-    mllog(1715848254167, "global_batch_size", "8"),
-    mllog(1715848254696, "train_samples", "3901"),
-    mllog(1715848320425, "run_start"),
-    mllog(1715848320425, "block_start", about='"samples_count": 0'),
-    mllog(1715849118294, "tracked_stats", '{"throughput": 1.9530199195379496}', '"step": 1536'),
-    mllog(1715849118295, "block_stop", about='"samples_count": 1536'),
-    mllog(1715849118295, "eval_start", about='"samples_count": 1536'),
-    mllog(1715849156597, "eval_stop", about='"samples_count": 1536'),
-    mllog(1715849156597, "block_start", about='"samples_count": 1536'),
-    mllog(1715849352664, "tracked_stats", '{"throughput": 1.958973805780254}', '"step": 1920'),
-    mllog(1715849352664, "block_stop", about='"samples_count": 1920'),
-    mllog(1715849352664, "eval_start", about='"samples_count": 1920'),
-    mllog(1715849390762, "eval_stop", about='"samples_count": 1920'),
-    mllog(1715850093688, "run_stop", "0.9232596755027771", '"samples_count": 3072, "status": "success"'),
-]
+LORA = log("lora").split("\n")[1:-1]
 # .../training_results_v3.1 ASUSTeK/results/ESC-N8-E11/resnet/result_0.txt
-RESNET = [
-    mllog(1695775209695, "submission_benchmark", '"resnet"'),
-    mllog(1695775252293, "global_batch_size", "3200"),
-    mllog(1695775267919, "run_start"),
-    mllog(1695775267919, "train_samples", "1281167"),
-    mllog(1695775269933, "block_start", about='"first_epoch_num": 1, "epoch_count": 3'),
-    mllog(1695775269934, "epoch_start", about='"epoch_num": 1'),
-    mllog(1695775292877, "epoch_stop", about='"epoch_num": 1'),
-    mllog(1695775292877, "epoch_start", about='"epoch_num": 2'),
-    mllog(1695775315607, "epoch_stop", about='"epoch_num": 2'),
-    mllog(1695775315608, "epoch_start", about='"epoch_num": 3'),
-    mllog(1695775338356, "epoch_stop", about='"epoch_num": 3'),
-    mllog(1695775338357, "tracked_stats", '{"throughput": 56317.25389453767}', '"step": 3'),
-    mllog(1695775338410, "eval_start", about='"epoch_num": 3'),
-    mllog(1695775338810, "eval_stop", about='"epoch_num": 3'),
-    mllog(1695775338810, "block_stop", about='"first_epoch_num": 1'),
-]
+RESNET = log("resnet").split("\n")[1:-1]
 # .../training_results_v4.0 ASUSTeK/results/ESC_N8A-E12/bert/result_0.txt: epoch_num counts samples
-BERT = [
-    mllog(1714439387449, "submission_benchmark", '"bert"'),
-    mllog(1714439387449, "global_batch_size", "768"),
-    mllog(1714439637639, "eval_stop", "1650454", '"epoch_num": 1650454'),
-    mllog(1714439656407, "eval_start", "1799977", '"epoch_num": 1799977'),
-    mllog(1714439657736, "eval_stop", "1799977", '"epoch_num": 1799977'),
-    mllog(1714439676060, "eval_start", "1950366", '"epoch_num": 1950366'),
-    mllog(1714439677392, "epoch_stop", about='"epoch_num": 1950366'),
-    mllog(1714439677392, "run_stop", about='"status": "success"'),
-]
+BERT = log("bert").split("\n")[1:-1]
 # trl 1.16.0 and transformers 5.23.0 on a CPU, in a pipe; 8 sequences a step
-TRL = """
- 50%|█████     | 20/40 [00:41<00:39,  1.97s/it]
-
-{'loss': '1.699', 'grad_norm': '6.159', 'learning_rate': '1.05e-05', 'entropy': '3.114', 'mean_token_accuracy': '0.8476', 'num_tokens': '1.024e+04', 'epoch': '0.4'}
-100%|██████████| 5/5 [00:04<00:00,  1.11s/it]
-{'eval_loss': '1.133', 'eval_runtime': '5.351', 'eval_samples_per_second': '7.475', 'eval_steps_per_second': '0.934', 'eval_entropy': '2.808'}
- 50%|█████     | 20/40 [00:46<00:39,  1.97s/it]
- 52%|█████▎    | 21/40 [00:50<01:16,  4.03s/it]
-100%|██████████| 40/40 [01:13<00:00,  1.87it/s]
-{'loss': '0.9657', 'grad_norm': '4.183', 'learning_rate': '5e-07', 'entropy': '2.684', 'mean_token_accuracy': '0.9998', 'num_tokens': '2.048e+04', 'epoch': '0.8'}
-{'train_runtime': '73.86', 'train_samples_per_second': '4.333', 'train_steps_per_second': '0.542', 'train_loss': '1.651', 'epoch': '0.8'}
-"""  # noqa: E501
+TRL = log("trl")
 # https://github.com/axolotl-ai-cloud/axolotl/issues/592, the bars' marks shortened
-AXOLOTL = """
-[2023-09-17 13:18:21,309] [INFO] [axolotl.utils.dataloader._len_est:264] [PID:11100] [RANK:0] packing_efficiency_estimate: 0.77 total_num_tokens per device: 26275
- 32%|████▍    | 281/873 [25:36<52:46,  5.35s/it]
- 32%|████▍    | 282/873 [25:40<49:29,  5.02s/it]
- 32%|████▍    | 283/873 [25:44<47:06,  4.79s/it]
-{'loss': 0.8635, 'learning_rate': 0.0001369640787949015, 'epoch': 0.97}
- 33%|████▌    | 284/873 [25:49<45:20,  4.62s/it]
-"""  # noqa: E501
+AXOLOTL = log("axolotl")
 
 
 def test_time_of_parts_gives_way_to_a_time_with_everything_in_it() -> None:
@@ -639,22 +408,7 @@ def test_mlperfs_figures_that_disagree_are_not_taken() -> None:
 
 # https://github.com/mlcommons/training_results_v0.7 DellEMC/results/C4140/transformer/result_0.txt: sentences
 # that are too long are in no epoch
-TRANSLATION = [
-    mllog(1593121539364, "global_batch_size", "61440"),
-    mllog(1593121551117, "run_start"),
-    mllog(1593121552091, "train_samples", "4590101"),
-    mllog(1593121553750, "epoch_start", about='"epoch_num": 1'),
-    "| epoch 001:   1000 / 2184 loss=81194.557, nll_loss=0.000, ppl=1.00, wps=176776, ups=3.1, "
-    "wpb=56091, bsz=485, num_updates=997, lr=0.000985036, gnorm=100454.812, clip=100%, oom=0, loss_scale=8.000, wall=323",  # noqa: E501
-    "| epoch 001:   2000 / 2184 loss=66602.039, nll_loss=0.000, ppl=1.00, wps=176938, ups=3.1, "
-    "wpb=56076, bsz=487, num_updates=1995, lr=0.00197106, gnorm=69763.465, clip=100%, oom=0, loss_scale=4.000, wall=639",  # noqa: E501
-    mllog(1593122244244, "epoch_stop", about='"epoch_num": 1'),
-    mllog(1593122244245, "eval_start", about='"epoch_num": 1'),
-    mllog(1593122259695, "eval_stop", about='"epoch_num": 1'),
-    mllog(1593122259701, "epoch_start", about='"epoch_num": 2'),
-    mllog(1593122950194, "epoch_stop", about='"epoch_num": 2'),
-    mllog(1593122950194, "run_stop", about='"status": "success"'),
-]
+TRANSLATION = log("translation").split("\n")[1:-1]
 
 
 def test_what_another_format_of_the_log_counts_is_better_than_an_epochs_size() -> None:
@@ -736,10 +490,7 @@ ARGUMENTS = """
   tensor_model_parallel_size ...................... 1
 """
 # A public log of torchtitan 2025-11-25, and one of 2025-02-13 with its colour
-TITAN_SIZES = """
-[rank0]:[titan] 2025-11-25 19:44:58,595 - root - INFO - Model llama3 debugmodel size: 6,163,712 total parameters
-[rank0]:2025-02-13 11:33:29,156 - root - INFO - Model llama3 8B \x1b[31msize: 8,030,261,248 total parameters
-"""  # noqa: E501
+TITAN_SIZES = log("titan-sizes")
 
 
 def test_megatrons_arguments_say_what_was_trained() -> None:

@@ -329,12 +329,12 @@ class Nvml:
                 raise no_answer("GPU %d%s" % (index, among), nvml_error(self.lib, code))
             able = (ctypes.c_int * 2)()
             asked = self.lib.nvmlDeviceGetCudaComputeCapability
-            known = asked(handle, ctypes.byref(able), ctypes.byref(able, 4)) == 0
+            answered = asked(handle, ctypes.byref(able), ctypes.byref(able, 4)) == 0
             gpus.append(
                 {
                     "name": name,
                     "memory_total": memory[0] if memory else None,
-                    "capability": list(able) if known else None,
+                    "capability": list(able) if answered else None,
                 }
             )
         return gpus
@@ -343,10 +343,10 @@ class Nvml:
         """How many processes compute on the GPU that are not among our `own`. None: the driver does not say,
         or names processes by numbers that are not ours (a container's are others)."""
         function = getattr(self.lib, "nvmlDeviceGetComputeRunningProcesses_v3", None)
-        count, found = ctypes.c_uint(64), (GpuProcess * 64)()
-        if function is None or function(handle, ctypes.byref(count), found) != 0:
+        count, entries = ctypes.c_uint(64), (GpuProcess * 64)()
+        if function is None or function(handle, ctypes.byref(count), entries) != 0:
             return None
-        pids = {each.pid for each in found[: count.value]}
+        pids = {each.pid for each in entries[: count.value]}
         return len(pids - own) if pids & own else None
 
     def sample(self, handles: List[Any], own: Set[int]) -> List[Dict[str, Optional[int]]]:
@@ -387,25 +387,25 @@ def gpu_facts(patience: float = 60.0) -> List[Dict[str, Any]]:
     to the CPUs, or to fewer GPUs, because of that."""
     if gpu_mask() == []:
         return []
-    found = []  # type: List[Any]
+    results = []  # type: List[Any]
 
     def ask() -> None:
         nvml = Nvml()
         try:
-            found.append((nvml.facts(), nvml.count(), gpu_files(nvml.lib is not None), nvml.trouble))
+            results.append((nvml.facts(), nvml.count(), gpu_files(nvml.lib is not None), nvml.trouble))
         except Problem as problem:
-            found.append(problem)
+            results.append(problem)
         except Exception as error:  # a library that lacks what is asked for
-            found.append(Problem("NVIDIA's library cannot be asked: %s" % error, DRIVER_HINT, "no_gpu"))
+            results.append(Problem("NVIDIA's library cannot be asked: %s" % error, DRIVER_HINT, "no_gpu"))
 
     asking = threading.Thread(target=ask, daemon=True)  # a driver that hangs must not hang the agent
     asking.start()
     asking.join(patience)
-    if not found:
+    if not results:
         raise Problem("the NVIDIA driver did not answer within %d s" % patience, DRIVER_HINT, "gpu_hardware")
-    if isinstance(found[0], Problem):
-        raise found[0]
-    gpus, count, there, trouble = found[0]
+    if isinstance(results[0], Problem):
+        raise results[0]
+    gpus, count, there, trouble = results[0]
     if count < there:
         what = "the kernel has %d NVIDIA GPU%s, and the driver shows %s" % (
             there,
@@ -460,13 +460,13 @@ class Sampler(threading.Thread):
             spent = [max(0.0, each) for each in map(float.__sub__, now, before)] if now and before else []
             memory = meminfo()
             total, free = memory.get("MemTotal"), memory.get("MemAvailable")
-            at, told = time.monotonic(), self.pace.sample(pids) if self.pace else {}
+            at, activity = time.monotonic(), self.pace.sample(pids) if self.pace else {}
             seconds = None if self.sampled is None else at - self.sampled
             self.sampled = at
             self.samples.append(
                 {
                     "seconds": seconds,
-                    **told,
+                    **activity,
                     "time": time.time(),
                     "cpu_percent": max(0.0, 100.0 * (1 - spent[0] / spent[1]))
                     if spent and spent[1] > 0
@@ -551,14 +551,14 @@ def processor(path: str = "/proc/cpuinfo") -> Optional[str]:
 def memory_groups(root: str, own: str, first: str, second: str) -> List[str]:
     """Files of this process's control groups for memory and of those above them, the innermost first. Version
     1 calls the file `first`, version 2 `second`."""
-    found = []
+    paths = []
     groups = [line.split(":", 2) for line in (read_text(own) or "").splitlines()]
     for _, controllers, path in (group for group in groups if len(group) == 3):
         if not controllers or "memory" in controllers.split(","):
             top, name = (root + "/memory", first) if controllers else (root, second)
             parts = [part for part in path.split("/") if part]
-            found += [os.path.join(top, *parts[:depth], name) for depth in range(len(parts), -1, -1)]
-    return found
+            paths += [os.path.join(top, *parts[:depth], name) for depth in range(len(parts), -1, -1)]
+    return paths
 
 
 def memory_limit(root: str = "/sys/fs/cgroup", own: str = "/proc/self/cgroup") -> Optional[int]:
@@ -596,7 +596,7 @@ class KernelWatch:
         """Of the log since then, those that name a process that was killed."""
         if self.log is None:
             return None
-        found = []
+        kills = []
         for _ in range(100000):
             try:
                 record = os.read(self.log, 8192)
@@ -608,17 +608,17 @@ class KernelWatch:
                 break
             text = record.split(b"\n", 1)[0].partition(b";")[2].decode("utf-8", "replace")
             if "Killed process" in text or "oom-kill:" in text:
-                found.append(text[:300])
-        return found[-20:]
+                kills.append(text[:300])
+        return kills[-20:]
 
     def look(self) -> Dict[str, Any]:
         """-> {"group": kills or None, "machine": kills or None, "log": lines or None}."""
-        now, found = self.counts(), {}  # type: Dict[str, Optional[int]], Dict[str, Any]
+        now, changes = self.counts(), {}  # type: Dict[str, Optional[int]], Dict[str, Any]
         for name, before in self.before.items():
             after = now[name]
-            found[name] = None if before is None or after is None else max(0, after - before)
-        found["log"] = self.lines()
-        return found
+            changes[name] = None if before is None or after is None else max(0, after - before)
+        changes["log"] = self.lines()
+        return changes
 
 
 def group_counter(root: str, own: str) -> Optional[str]:
@@ -644,12 +644,12 @@ def process_ids() -> Set[int]:
 
 def proc_stats(pids: Optional[Set[int]] = None) -> Dict[int, List[bytes]]:
     """Process id -> the fields of its /proc/PID/stat, from its state on; of all, or of these."""
-    found = {}
+    stats = {}
     for pid in process_ids() if pids is None else pids:
         fields = from_proc("%d/stat" % pid).rpartition(b")")[2].split()
         if fields:
-            found[pid] = fields
-    return found
+            stats[pid] = fields
+    return stats
 
 
 def from_proc(name: str) -> bytes:
@@ -671,20 +671,20 @@ def from_proc(name: str) -> bytes:
 def offspring() -> Optional[Set[int]]:
     """This process and its descendants by the kernel's own lists, which cost no look at every process of the
     machine; one that begins or ends in this moment may be missing. None: this kernel keeps no lists."""
-    known, waiting = set(), [os.getpid()]  # type: Set[int], List[int]
+    family, waiting = set(), [os.getpid()]  # type: Set[int], List[int]
     if not os.path.exists("/proc/thread-self/children"):
         return None
     while waiting:
         pid = waiting.pop()
-        if pid in known:
+        if pid in family:
             continue
-        known.add(pid)
+        family.add(pid)
         try:
             for task in os.listdir("/proc/%d/task" % pid):
                 waiting += map(int, from_proc("%d/task/%s/children" % (pid, task)).split())
         except OSError:
             pass
-    return known
+    return family
 
 
 def proc_table(pids: Optional[Set[int]] = None) -> Dict[int, int]:
@@ -695,12 +695,12 @@ def proc_table(pids: Optional[Set[int]] = None) -> Dict[int, int]:
 
 def descent(table: Dict[int, int]) -> Set[int]:
     """This process and its descendants."""
-    known = {os.getpid()}
+    family = {os.getpid()}
     while True:
-        more = {pid for pid, parent in table.items() if parent in known and pid not in known}
+        more = {pid for pid, parent in table.items() if parent in family and pid not in family}
         if not more:
-            return known
-        known |= more
+            return family
+        family |= more
 
 
 def tree() -> Tuple[Set[int], float]:
@@ -722,16 +722,18 @@ class Births:
 
     def now(self) -> Tuple[int, int]:
         """The last number that was given, and how many there were since the machine's start; 0: not told."""
-        told = from_proc("sys/kernel/ns_last_pid").split()
+        words = from_proc("sys/kernel/ns_last_pid").split()
         counts = [line.split()[1] for line in from_proc("stat").splitlines() if line[:10] == b"processes "]
-        return int(told[0]) if told else 0, int(counts[0]) if counts else 0
+        return int(words[0]) if words else 0, int(counts[0]) if counts else 0
 
     def since(self) -> Set[int]:
         """All of the machine's where the kernel does not tell enough."""
         pids = process_ids()
         last, forks = self.now()
-        known = self.last and last and 0 < forks - self.forks < int(from_proc("sys/kernel/pid_max") or 0) // 2
-        if not known:
+        countable = (
+            self.last and last and 0 < forks - self.forks < int(from_proc("sys/kernel/pid_max") or 0) // 2
+        )
+        if not countable:
             return pids
         return {pid for pid in pids if pid > self.last or pid <= last < self.last}
 
@@ -969,14 +971,14 @@ def environment_after(setup: str) -> Dict[str, str]:
     # Files, since whatever the line leaves in the background may hold a pipe open for ever.
     import tempfile
 
-    with tempfile.TemporaryFile() as said, tempfile.TemporaryFile() as found:
+    with tempfile.TemporaryFile() as output, tempfile.TemporaryFile() as variables:
         try:
             shell = subprocess.Popen(
-                ["bash", "-c", SETUP, "bash", setup, str(found.fileno())],
+                ["bash", "-c", SETUP, "bash", setup, str(variables.fileno())],
                 stdin=subprocess.DEVNULL,
-                stdout=said,
-                stderr=said,
-                pass_fds=[found.fileno()],
+                stdout=output,
+                stderr=output,
+                pass_fds=[variables.fileno()],
                 start_new_session=True,
             )
         except OSError as error:
@@ -988,10 +990,12 @@ def environment_after(setup: str) -> Dict[str, str]:
             os.killpg(shell.pid, signal.SIGKILL)
             shell.wait()
             what = "did not end within %g s" % SETUP_SECONDS
-        said.seek(0)
-        lines = [line.strip() for line in said.read().decode("utf-8", "replace").splitlines() if line.strip()]
-        found.seek(0)
-        pairs = [pair.partition("=") for pair in os.fsdecode(found.read()).split("\0") if pair]
+        output.seek(0)
+        lines = [
+            line.strip() for line in output.read().decode("utf-8", "replace").splitlines() if line.strip()
+        ]
+        variables.seek(0)
+        pairs = [pair.partition("=") for pair in os.fsdecode(variables.read()).split("\0") if pair]
     if what or not pairs:
         what = what or "left the shell"
         words = "; ".join(lines[-5:])[-1000:] or "it printed nothing"
@@ -1120,9 +1124,9 @@ class Agent:
         while not os.path.isdir(holder) and os.path.dirname(holder) != holder:
             holder = os.path.dirname(holder)
         facts["disk_free"] = shutil.disk_usage(holder).free
-        found = self.checkpoints()
-        facts["checkpoints"] = sorted(step for step, wrong in found.items() if wrong is None)
-        facts["damaged_checkpoints"] = {str(step): wrong for step, wrong in found.items() if wrong}
+        checkpoints = self.checkpoints()
+        facts["checkpoints"] = sorted(step for step, wrong in checkpoints.items() if wrong is None)
+        facts["damaged_checkpoints"] = {str(step): wrong for step, wrong in checkpoints.items() if wrong}
         self.python = self.find_python()
         facts["python"] = self.python
         self.check_command()
@@ -1177,8 +1181,8 @@ class Agent:
             raise Problem(
                 "%s does not run: %s" % (self.python, done.stderr.decode("utf-8", "replace")[-200:].strip())
             )
-        told = [line.split("\t") for line in done.stdout.decode().splitlines() if line.count("\t") == 1]
-        return {name: version or None for name, version in told}
+        pairs = [line.split("\t") for line in done.stdout.decode().splitlines() if line.count("\t") == 1]
+        return {name: version or None for name, version in pairs}
 
     def check_command(self) -> None:
         """Whether a command's folder, program and script are here. Raises Problem."""
@@ -1187,8 +1191,8 @@ class Agent:
         if folder and not os.path.isdir(folder):
             raise Problem("there is no folder %s" % folder, hint)
         if program:
-            beside = os.path.join(folder or "/", program) if "/" in program else program
-            if not shutil.which(beside):
+            path = os.path.join(folder or "/", program) if "/" in program else program
+            if not shutil.which(path):
                 raise Problem(
                     "no program %s" % program,
                     "it is looked for in PATH, or by its path; it must be executable",
@@ -1226,8 +1230,8 @@ class Agent:
             except Exception as error:  # whatever is wrong with a checkpoint is no reason to end the job
                 wrong, size = "it cannot be checked: %s: %s" % (type(error).__name__, error), 0
             seconds = time.monotonic() - began
-            told = {"step": order["step"], "wrong": wrong, "bytes": size, "seconds": seconds}
-            self.tell(dict(told, m="verified"))
+            report = {"step": order["step"], "wrong": wrong, "bytes": size, "seconds": seconds}
+            self.tell(dict(report, m="verified"))
 
         threading.Thread(target=look, daemon=True).start()
 
@@ -1478,12 +1482,12 @@ class Agent:
 
     def find_logs(self) -> None:
         """Follow what torchrun's ranks print: DIR/RUN/attempt_N/LOCAL_RANK/stdout.log and stderr.log."""
-        known = {tail.path for tail in self.logs}
+        followed = {tail.path for tail in self.logs}
         for folder, _, files in os.walk(self.redirected):
             local = os.path.basename(folder)
             for name in sorted(files):
                 path = os.path.join(folder, name)
-                if name.endswith(".log") and local.isdigit() and path not in known:
+                if name.endswith(".log") and local.isdigit() and path not in followed:
                     rank = self.spec["ranks"][0] + int(local)
                     self.logs.append(Tail(path, "log", rank if rank in self.spec["ranks"] else None))
 
@@ -1549,14 +1553,14 @@ class Agent:
         """Find out where the ranks stand, by the program that came with the question."""
 
         def do() -> None:
-            found = {"ranks": [], "xid": []}  # type: Dict[str, Any]
+            answer = {"ranks": [], "xid": []}  # type: Dict[str, Any]
             try:
                 program = {}  # type: Dict[str, Any]
                 exec(order["program"], program)
-                found = program["look"](self.place, self.spec["token"], self.spec["ranks"], self.python)
+                answer = program["look"](self.place, self.spec["token"], self.spec["ranks"], self.python)
             except Exception as error:  # what cannot be seen is no reason to end the job
-                found["trouble"] = "%s: %s" % (type(error).__name__, error)
-            self.tell(dict(found, m="looked", number=order["number"]))
+                answer["trouble"] = "%s: %s" % (type(error).__name__, error)
+            self.tell(dict(answer, m="looked", number=order["number"]))
 
         threading.Thread(target=do, daemon=True).start()
 

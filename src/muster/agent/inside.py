@@ -112,8 +112,8 @@ def _answer(base: str) -> None:
             dumps = [getattr(c10d, name) for name in names if hasattr(c10d, name)]
             with open(base + ".flight.part", "wb") as file:
                 for dump in dumps:
-                    told = dump()
-                    file.write((told if isinstance(told, bytes) else told.encode()) + b"\n")
+                    dumped = dump()
+                    file.write((dumped if isinstance(dumped, bytes) else dumped.encode()) + b"\n")
                 file.write(_groups())
             os.replace(base + ".flight.part", base + ".flight")
     except Exception:  # an older PyTorch, a full disk

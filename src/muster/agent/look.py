@@ -40,31 +40,31 @@ TICK = os.sysconf("SC_CLK_TCK")
 
 def look(place: str, token: str, ranks: List[int], python: str) -> Dict[str, Any]:
     """What is to be seen of each rank: -> {"ranks": [...], "xid": lines of the kernel's log}."""
-    found = [Rank(rank, pid, place) for rank, pid in sorted(processes(place, token, ranks).items())]
+    looked = [Rank(rank, pid, place) for rank, pid in sorted(processes(place, token, ranks).items())]
     reader = shutil.which("py-spy") or shutil.which("py-spy", path=os.path.dirname(python))
-    asking = threading.Thread(target=beside, args=(found, lambda each: each.ask()), daemon=True)
+    asking = threading.Thread(target=beside, args=(looked, lambda each: each.ask()), daemon=True)
     asking.start()
     answers = {}  # type: Dict[str, bool]
-    probing = threading.Thread(target=lambda: answers.update(reach(peers(found))), daemon=True)
+    probing = threading.Thread(target=lambda: answers.update(reach(peers(looked))), daemon=True)
     probing.start()
     for number in range(SAMPLES):
         began = time.monotonic()
-        beside(found, lambda each: each.sample(reader))
+        beside(looked, lambda each: each.sample(reader))
         if number + 1 < SAMPLES:
             time.sleep(max(0.0, EACH - (time.monotonic() - began)))
     if reader:  # it stops a process for a moment, which the samples would show
-        busy = [each for each in found if each.samples and each.samples[-1]["state"] == "R"]
+        busy = [each for each in looked if each.samples and each.samples[-1]["state"] == "R"]
         recording = threading.Thread(target=beside, args=(busy, lambda each: each.record(reader)))
         recording.daemon = True
         recording.start()
         beside(busy, lambda each: each.read_native(reader))
         recording.join(PATIENCE)
     asking.join(PATIENCE)
-    beside([each for each in found if each.flights and each.flights[0]], lambda each: each.ask())
+    beside([each for each in looked if each.flights and each.flights[0]], lambda each: each.ask())
     probing.join(PATIENCE)
-    told = [each.told() for each in found]
+    answers_of_ranks = [each.told() for each in looked]
     reached, unreached = ([each for each in list(answers) if answers[each] is how] for how in (True, False))
-    return {"ranks": told, "xid": xids(), "reached": reached, "unreached": unreached}
+    return {"ranks": answers_of_ranks, "xid": xids(), "reached": reached, "unreached": unreached}
 
 
 def beside(ranks: List["Rank"], work: Any) -> None:
@@ -81,24 +81,24 @@ def processes(place: str, token: str, ranks: List[int]) -> Dict[int, int]:
     """Rank -> its process: of those with the job's token and RANK in their environment the uppermost, since
     loader workers and other children inherit both. A program that writes its title over its environment
     still has the file open that inside.py writes stacks to."""
-    known, mark = {}, b"MUSTER_TOKEN=" + token.encode()  # type: Dict[int, int], bytes
+    pids, mark = {}, b"MUSTER_TOKEN=" + token.encode()  # type: Dict[int, int], bytes
     bare = []  # type: List[int]
     for name in os.listdir("/proc"):
         if name.isdigit():
             words = (read("/proc/%s/environ" % name) or b"").split(b"\0")
             own = next((each[5:] for each in words if each.startswith(b"RANK=")), b"")
             if mark in words and own.isdigit() and int(own) in ranks:
-                known[int(name)] = int(own)
+                pids[int(name)] = int(own)
             elif not own:
                 bare.append(int(name))
     paths = {os.path.realpath(os.path.join(place, "rank%d.stacks" % rank)): rank for rank in ranks}
-    files = {path: rank for path, rank in paths.items() if rank not in known.values()}
+    files = {path: rank for path, rank in paths.items() if rank not in pids.values()}
     for pid in bare if files else ():
-        known.update((pid, files[each]) for each in opened(pid) if each in files)
+        pids.update((pid, files[each]) for each in opened(pid) if each in files)
     tops = {}  # type: Dict[int, int]
-    for pid, rank in known.items():
+    for pid, rank in pids.items():
         parent = (stat(pid) or {}).get("parent")
-        if known.get(parent or 0) != rank:
+        if pids.get(parent or 0) != rank:
             tops[rank] = min(pid, tops.get(rank, pid))
     return tops
 
@@ -163,9 +163,9 @@ class Rank:
     def stacks(self, reader: Optional[str]) -> List[Dict[str, Any]]:
         """Its threads' Python stacks, the innermost frame first; the main thread comes first."""
         if reader and not self.how:
-            found = self.by_py_spy(reader)
-            if found is not None:
-                return found
+            threads = self.by_py_spy(reader)
+            if threads is not None:
+                return threads
         return self.by_signal() or []
 
     def by_py_spy(self, reader: str) -> Optional[List[Dict[str, Any]]]:
@@ -275,14 +275,14 @@ def connections(family: List[int]) -> List[List[Any]]:
     """Of these processes' TCP connections (proc(5), /proc/net/tcp): this end and the other, and how often in
     a row the kernel has sent the same data again and had no answer."""
     inodes = {name[8:-1] for pid in family for name in opened(pid) if name.startswith("socket:[")}
-    found = []
+    listed = []
     for table in ("tcp", "tcp6"):
         for line in (read("/proc/%d/net/%s" % (family[0], table)) or b"").decode().splitlines()[1:]:
             _, here, there, state, _, timer, again, _, _, inode = line.split()[:10]
             if inode in inodes and state in OPEN:
                 times = int(again, 16) if timer.startswith("01:") else 0
-                found.append([address(here), address(there), times])
-    return found
+                listed.append([address(here), address(there), times])
+    return listed
 
 
 def peers(ranks: List["Rank"]) -> List[str]:
@@ -371,11 +371,11 @@ def flight(data: Optional[bytes]) -> Optional[List[Dict[str, Any]]]:
     """Of PyTorch's flight recorders, each group's last collectives: those that have not ended, and the newest
     one; * in place of a backend: nothing was begun in that group. None: no answer."""
     try:
-        told = [json.loads(line) for line in (data or b"-").splitlines()]
-        known = groups_of([entry for each in told for entry in each["entries"]])
-        begun = {each["group"].partition(" ")[2] for each in known}
-        others = [name for each in told for name in each.get("groups", ()) if name not in begun]
-        return known + [{"group": "* %s" % name, "last": 0, "p2p": 0, "calls": []} for name in others]
+        records = [json.loads(line) for line in (data or b"-").splitlines()]
+        groups = groups_of([entry for each in records for entry in each["entries"]])
+        begun = {each["group"].partition(" ")[2] for each in groups}
+        others = [name for each in records for name in each.get("groups", ()) if name not in begun]
+        return groups + [{"group": "* %s" % name, "last": 0, "p2p": 0, "calls": []} for name in others]
     except (ValueError, KeyError, TypeError, AttributeError):
         return None
 
@@ -438,23 +438,23 @@ def stat(pid: int, thread: Optional[int] = None) -> Optional[Dict[str, Any]]:
 
 def tasks(pids: List[int]) -> List[Tuple[int, int]]:
     """All threads of these processes, each with its process."""
-    found = []
+    threads = []
     for pid in pids:
         try:
-            found += [(pid, int(task)) for task in os.listdir("/proc/%d/task" % pid)]
+            threads += [(pid, int(task)) for task in os.listdir("/proc/%d/task" % pid)]
         except OSError:  # it has ended
             continue
-    return found
+    return threads
 
 
 def wanted(pids: List[int]) -> Dict[int, float]:
     """Thread -> seconds in which it had a processor, or waited for one: on a machine that others load, one
     that computes is told by that from one that rests."""
-    found = {}
+    seconds = {}
     for pid, task in tasks(pids):
         words = (read("/proc/%d/task/%d/schedstat" % (pid, task)) or b"").split()
-        found[task] = sum(map(int, words[:2])) / 1e9
-    return found
+        seconds[task] = sum(map(int, words[:2])) / 1e9
+    return seconds
 
 
 def share(before: Dict[int, float], after: Dict[int, float], seconds: float) -> float:
@@ -488,49 +488,49 @@ def disk_of(pid: int, task: int) -> Optional[str]:
     if mount is None:
         return None
     done = b" ".join((read("/sys/dev/block/%s/stat" % mount[2].decode()) or b"").split()[:8])
-    told = (read("/proc/%d/mountstats" % pid) or b"").partition(b" on %s with" % mount[4])[2]
-    done = done or told.partition(b"\ndevice ")[0].partition(b"bytes:")[2].partition(b"\n")[0]
+    mount_words = (read("/proc/%d/mountstats" % pid) or b"").partition(b" on %s with" % mount[4])[2]
+    done = done or mount_words.partition(b"\ndevice ")[0].partition(b"bytes:")[2].partition(b"\n")[0]
     return done.decode() or None
 
 
 def io(pid: int) -> int:
     """Bytes that a process has read and written so far; 0 where the kernel does not say. What comes from a
     disk is counted besides: who maps a file, as safetensors does, reads it without a call."""
-    told = read("/proc/%d/io" % pid) or b""
-    found = re.findall(rb"^(?:[rw]char|(?:read|write)_bytes): (\d+)", told, re.MULTILINE)
-    return sum(map(int, found))
+    counters = read("/proc/%d/io" % pid) or b""
+    counts = re.findall(rb"^(?:[rw]char|(?:read|write)_bytes): (\d+)", counters, re.MULTILINE)
+    return sum(map(int, counts))
 
 
 def children(pid: int) -> List[int]:
     """All processes below one."""
-    found, left = [], [pid]  # type: List[int], List[int]
+    below, left = [], [pid]  # type: List[int], List[int]
     while left:
         each = left.pop()
         for task in os.listdir("/proc/%d/task" % each) if os.path.isdir("/proc/%d/task" % each) else []:
             words = (read("/proc/%d/task/%s/children" % (each, task)) or b"").split()
             left += map(int, words)
-            found += map(int, words)
-    return found
+            below += map(int, words)
+    return below
 
 
 def odd(pid: int) -> List[Dict[str, Any]]:
     """Children that are stopped, in a debugger, or in the kernel's hands."""
-    found = []
+    listed = []
     for child in children(pid):
         state = (stat(child) or {}).get("state")
         if state in ("T", "t", "D"):
             name = (read("/proc/%d/comm" % child) or b"").decode("utf-8", "replace").strip()
-            found.append({"pid": child, "state": state, "name": name})
-    return found
+            listed.append({"pid": child, "state": state, "name": name})
+    return listed
 
 
 def tracer(pid: int) -> Optional[str]:
     """The program that traces a process, such as a debugger."""
-    found = re.search(rb"TracerPid:\s*(\d+)", read("/proc/%d/status" % pid) or b"")
-    if not found or found[1] == b"0":
+    match = re.search(rb"TracerPid:\s*(\d+)", read("/proc/%d/status" % pid) or b"")
+    if not match or match[1] == b"0":
         return None
-    name = (read("/proc/%d/comm" % int(found[1])) or b"?").decode("utf-8", "replace").strip()
-    return "%s (process %d)" % (name, int(found[1]))
+    name = (read("/proc/%d/comm" % int(match[1])) or b"?").decode("utf-8", "replace").strip()
+    return "%s (process %d)" % (name, int(match[1]))
 
 
 def xids() -> List[str]:
@@ -539,7 +539,7 @@ def xids() -> List[str]:
         log = os.open("/dev/kmsg", os.O_RDONLY | os.O_NONBLOCK)
     except OSError:
         return []
-    found = []  # type: List[str]
+    lines = []  # type: List[str]
     try:
         for _ in range(100000):
             try:
@@ -550,7 +550,7 @@ def xids() -> List[str]:
                 break
             match = XID.search(record.decode("utf-8", "replace"))
             if match:
-                found.append(match[0][:300])
+                lines.append(match[0][:300])
     finally:
         os.close(log)
-    return found[-5:]
+    return lines[-5:]

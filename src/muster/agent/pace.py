@@ -51,15 +51,15 @@ class Pace:
     def own(self, mine: Dict[int, int]) -> Dict[int, float]:
         """Rank -> seconds of the thread that wanted a core longest: with several threads each waits for the
         slowest."""
-        now, found = {}, {}  # type: Dict[Tuple[int, int], int], Dict[int, float]
+        now, by_rank = {}, {}  # type: Dict[Tuple[int, int], int], Dict[int, float]
         for pid, rank in mine.items():
             for thread, spent in threads(pid).items():
                 now[pid, thread] = spent
                 if (pid, thread) in self.threads:
                     more = (spent - self.threads[pid, thread]) / 1e9
-                    found[rank] = max(more, found.get(rank, 0.0))
+                    by_rank[rank] = max(more, by_rank.get(rank, 0.0))
         self.threads = now
-        return found
+        return by_rank
 
     def links(self, mine: Set[int]) -> List[Dict[str, Any]]:
         """What went to each other host."""
@@ -76,8 +76,10 @@ class Pace:
             both[0] += max(0, acked - acked_before)
             both[1] += max(0, busy - busy_before)
         self.sockets = now
-        told = sorted(((got, busy, ends) for ends, (got, busy) in sums.items() if got), reverse=True)[:MOST]
-        return [{"at": at, "to": to, "bytes": got, "busy": busy / 1e6} for got, busy, (at, to) in told]
+        busiest = sorted(((got, busy, ends) for ends, (got, busy) in sums.items() if got), reverse=True)[
+            :MOST
+        ]
+        return [{"at": at, "to": to, "bytes": got, "busy": busy / 1e6} for got, busy, (at, to) in busiest]
 
 
 def about(pid: int) -> Tuple[int, int, str]:
@@ -86,8 +88,8 @@ def about(pid: int) -> Tuple[int, int, str]:
     try:
         with open("/proc/%d/environ" % pid, "rb") as file:
             words = file.read().split(b"\0")
-        told = next((each[5:] for each in words if each.startswith(b"RANK=")), b"")
-        rank = int(told) if told.isdigit() else -1
+        word = next((each[5:] for each in words if each.startswith(b"RANK=")), b"")
+        rank = int(word) if word.isdigit() else -1
         with open("/proc/%d/stat" % pid) as text:
             parent = int(text.read().rpartition(")")[2].split()[1])
         program = os.readlink("/proc/%d/exe" % pid)
@@ -98,20 +100,20 @@ def about(pid: int) -> Tuple[int, int, str]:
 
 def threads(pid: int) -> Dict[int, int]:
     """Thread -> nanoseconds that it ran or wanted to."""
-    found = {}  # type: Dict[int, int]
+    spent = {}  # type: Dict[int, int]
     try:
         for name in os.listdir("/proc/%d/task" % pid):
             with open("/proc/%d/task/%s/schedstat" % (pid, name)) as file:
                 ran, waited, _ = file.read().split()
-                found[int(name)] = int(ran) + int(waited)
+                spent[int(name)] = int(ran) + int(waited)
     except (OSError, ValueError):  # it has ended, or the kernel does not count
         pass
-    return found
+    return spent
 
 
 def sockets_of(pid: int) -> Set[int]:
     """The inodes of a process's sockets."""
-    found = set()  # type: Set[int]
+    inodes = set()  # type: Set[int]
     folder = "/proc/%d/fd" % pid
     try:
         for name in os.listdir(folder):
@@ -120,15 +122,15 @@ def sockets_of(pid: int) -> Set[int]:
             except OSError:
                 continue
             if target.startswith("socket:["):
-                found.add(int(target[8:-1]))
+                inodes.add(int(target[8:-1]))
     except OSError:
         pass
-    return found
+    return inodes
 
 
 def connections() -> Counters:
     """All TCP connections of this host."""
-    found = {}  # type: Counters
+    counters = {}  # type: Counters
     for family in (socket.AF_INET, socket.AF_INET6):
         try:
             with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, SOCK_DIAG) as link:
@@ -136,14 +138,14 @@ def connections() -> Counters:
                 asked = struct.pack("=BBBBI", family, socket.IPPROTO_TCP, 1 << (INFO - 1), 0, ESTABLISHED)
                 asked += bytes(48)
                 link.send(struct.pack("=IHHII", 16 + len(asked), BY_FAMILY, DUMP, 1, 0) + asked)
-                while read(link.recv(1 << 18), found):
+                while read(link.recv(1 << 18), counters):
                     pass
         except (OSError, AttributeError, struct.error):  # not Linux, or no such module in its kernel
             pass
-    return found
+    return counters
 
 
-def read(data: bytes, found: Counters) -> bool:
+def read(data: bytes, counters: Counters) -> bool:
     """Take one answer's connections. -> whether more answers come."""
     at = 0
     while at + 16 <= len(data):
@@ -163,6 +165,6 @@ def read(data: bytes, found: Counters) -> bool:
                 (acked,) = struct.unpack_from("=Q", info, ACKED)
                 busy, closed = struct.unpack_from("=QQ", info, BUSY)
                 ends = (here.replace("::ffff:", ""), there.replace("::ffff:", ""))
-                found[inode] = (ends, acked, max(0, busy - closed))
+                counters[inode] = (ends, acked, max(0, busy - closed))
             place += max(4, (size + 3) & ~3)
     return True

@@ -193,8 +193,8 @@ class _Probe:
                 break
             self.look(left)
         late = {name: {"error": f"no answer within {limits[name]:g} s"} for name in functions}
-        found = {name: answers.get(name, late[name]) for name in functions}
-        self.say(m="answers", answers=found, heard=self.heard)
+        complete = {name: answers.get(name, late[name]) for name in functions}
+        self.say(m="answers", answers=complete, heard=self.heard)
 
     def main(self) -> None:
         """Answer until the controller has no more questions."""

@@ -323,14 +323,14 @@ def _await_begun(folder: BenchFolder) -> None:
 
 def _outputs(folder: BenchFolder) -> list[RunFolder]:
     """Run folders of living processes on this machine that were started for jobs of this bench."""
-    begin, found = f"{folder.runs}/".encode(), []
+    begin, folders = f"{folder.runs}/".encode(), []
     for entry in Path("/proc").glob("[0-9]*/cmdline"):
         with suppress(OSError):  # it has ended
             words = entry.read_bytes().split(b"\0")
             for flag, value in pairwise(words):
                 if flag == b"--output" and value.startswith(begin):
-                    found.append(RunFolder(Path(os.fsdecode(value))))
-    return found
+                    folders.append(RunFolder(Path(os.fsdecode(value))))
+    return folders
 
 
 def _stopped(run: RunFolder, task: Task) -> None:
@@ -523,17 +523,17 @@ def continue_bench(
     around = around or Surroundings()
     folder = folder.marked()
     inputs = reread(folder, at_once)
-    told = around.baseline or (folder.baseline if folder.baseline.exists() else None)
-    stored = load_baselines(told) if told else {}
+    baseline = around.baseline or (folder.baseline if folder.baseline.exists() else None)
+    stored = load_baselines(baseline) if baseline else {}
     with folder.held():
         _keep_baseline(folder, around.baseline)
         return _inspected(inputs, folder, around, stored)
 
 
-def _keep_baseline(folder: BenchFolder, told: Path | None) -> None:
+def _keep_baseline(folder: BenchFolder, baseline: Path | None) -> None:
     """For a bench that goes on: the file may be another by then."""
-    if told is not None:
-        folder.write(folder.baseline, told.read_text(encoding="utf-8"))
+    if baseline is not None:
+        folder.write(folder.baseline, baseline.read_text(encoding="utf-8"))
 
 
 def dry_run(inputs: BenchInputs, folder: BenchFolder) -> dict[str, Any]:
@@ -577,11 +577,11 @@ def _inspected(
     begun = time.monotonic()
     if inputs.suite.check is not None and not folder.inspection.exists():
         around.announce(f"inspecting {counted(len(inputs.inventory.hosts), 'host')}")
-        found = _inspection(inputs, around)
-        usable = [Host(each.name, each.slots) for each in found.usable]
+        inspection = _inspection(inputs, around)
+        usable = [Host(each.name, each.slots) for each in inspection.usable]
         inputs = inputs.on(usable)
-        write_schedule(folder, inputs, _dropped(found))
-        folder.write_data(folder.inspection, found.model_dump(mode="json"))
+        write_schedule(folder, inputs, _dropped(inspection))
+        folder.write_data(folder.inspection, inspection.model_dump(mode="json"))
     dropped = folder.read_schedule().get("dropped", {})
     for host, why in dropped.items():
         around.announce(f"{host} takes no part: {why}")
@@ -605,13 +605,13 @@ def _inspection(inputs: BenchInputs, around: Surroundings) -> Inspection:
     )
 
 
-def _dropped(found: Inspection) -> dict[str, str]:
+def _dropped(inspection: Inspection) -> dict[str, str]:
     """Hosts that are unfit, with everything that failed on them."""
     failed = {
         host.host: [f"{each.check}: {each.problem}" for each in host.checks if each.level == "fail"]
-        for host in found.hosts
+        for host in inspection.hosts
     }
-    left = [host for host in found.hosts if host.verdict not in ("fit", "warning")]
+    left = [host for host in inspection.hosts if host.verdict not in ("fit", "warning")]
     return {host.host: "; ".join(failed[host.host]) or host.verdict for host in left}
 
 
@@ -635,7 +635,7 @@ def _jobs(
         folder, inputs, tasks, done, around.shell, around.spectator, growth.grown, around.minutes, begun=begun
     )
     stopped = jobs.run()
-    found = fold_bench(
+    document = fold_bench(
         Ended(
             id=folder.id,
             inputs=inputs,
@@ -654,15 +654,15 @@ def _jobs(
             unfinished=stopped is not None,
         )
     )
-    folder.write_data(folder.bench, found.model_dump(mode="json"))
-    folder.write(folder.table, table_of(found))
-    return found
+    folder.write_data(folder.bench, document.model_dump(mode="json"))
+    folder.write(folder.table, table_of(document))
+    return document
 
 
-def table_of(found: Bench) -> str:
+def table_of(document: Bench) -> str:
     """A row per job as CSV: the columns of the benchmark that this one stands in for first."""
-    verdicts = {each.host: each.verdict for each in found.hosts}
-    extra = sorted({name for job in found.jobs for name in job.figures} - {"samples_per_second", "memory"})
+    verdicts = {each.host: each.verdict for each in document.hosts}
+    extra = sorted({name for job in document.jobs for name in job.figures} - {"samples_per_second", "memory"})
     more = (
         "entry",
         "repeat",
@@ -672,7 +672,7 @@ def table_of(found: Bench) -> str:
         "run",
         *(f"figure.{name}" for name in extra),
     )
-    return csv_text((*COLUMNS, *more), [_row(job, verdicts, extra) for job in found.jobs])
+    return csv_text((*COLUMNS, *more), [_row(job, verdicts, extra) for job in document.jobs])
 
 
 def _row(job: BenchJob, verdicts: Mapping[str, str], extra: Sequence[str]) -> list[Any]:

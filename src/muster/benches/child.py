@@ -83,9 +83,9 @@ class Child:
             self.log.flush()
         lines = (self._rest + data).replace(b"\r", b"\n").split(b"\n")
         self._rest = lines.pop()[-4096:]
-        said = [line.strip() for line in lines if line.strip()]
-        if said and self.stopped is None:
-            self.words = said[-1].decode("utf-8", "replace")[:200]
+        printed = [line.strip() for line in lines if line.strip()]
+        if printed and self.stopped is None:
+            self.words = printed[-1].decode("utf-8", "replace")[:200]
 
     def stop(self, why: str) -> None:
         """Ask it to end cleanly; `tick` sees to it that it does."""
@@ -196,13 +196,13 @@ def devices_of(run: RunFolder, result: Result | None) -> dict[str, str]:
     on_gpus = True
     with suppress(RunFolderError):
         on_gpus = run.read_json(run.job).get("device") != "cpu"
-    found = {}
+    devices = {}
     for each in result.hosts:
         gpus = each.facts.get("gpus") or []
         names = sorted({str(gpu.get("name")) for gpu in gpus if isinstance(gpu, Mapping)})
         cores = each.facts.get("cores")
-        found[each.host] = ", ".join(names) if names and on_gpus else f"cpu, {cores} cores"
-    return found
+        devices[each.host] = ", ".join(names) if names and on_gpus else f"cpu, {cores} cores"
+    return devices
 
 
 def _result(run: RunFolder) -> tuple[Result | None, str | None]:
@@ -227,8 +227,8 @@ def _of_result(result: Result) -> dict[str, Any]:
         return {"reason": result.status}
     what = f"{failure.where}: {failure.what}" if failure.where else failure.what
     usage = failure.usage or result.status is State.STOPPED
-    told = {"reason": what, "hint": failure.hint, "failed_host": failure.host, "failure": failure.id}
-    return {**told, "usage": usage}
+    facts = {"reason": what, "hint": failure.hint, "failed_host": failure.host, "failure": failure.id}
+    return {**facts, "usage": usage}
 
 
 def _of_words(child: Child, code: int, damaged: str | None) -> dict[str, Any]:
@@ -237,8 +237,8 @@ def _of_words(child: Child, code: int, damaged: str | None) -> dict[str, Any]:
         error = json.loads(bytes(child.out))["error"]
         host = error.get("host") if error.get("host") in child.task.hosts else None
         usage = code == 2 and host is None
-        told = {"reason": error["message"], "hint": error["hint"], "failure": error.get("id")}
-        return {**told, "failed_host": host, "usage": usage}
+        facts = {"reason": error["message"], "hint": error["hint"], "failure": error.get("id")}
+        return {**facts, "failed_host": host, "usage": usage}
     except (ValueError, KeyError, TypeError, AttributeError):
         pass
     if damaged:

@@ -36,49 +36,49 @@ def speeds(
     ran: dict[str, dict[str, CommandRun]] = defaultdict(dict)
     for task in tasks:
         record = records.get(task.id)
-        told = record.result.command if record and record.result and record.outcome.good else None
-        if told is not None and not task.warm_up:
-            ran[task.entry][task.id] = told
-    found = {}
+        command = record.result.command if record and record.result and record.outcome.good else None
+        if command is not None and not task.warm_up:
+            ran[task.entry][task.id] = command
+    by_job = {}
     for entry, jobs in ran.items():
         recipe = recipes[entry]
         wanted = recipe.run.speed if isinstance(recipe, CommandRecipe) else "auto"
         by_output = wanted == "output" or (wanted == "auto" and any(each.rate for each in jobs.values()))
-        for job, told in jobs.items():
-            found[job] = _by_output(told) if by_output else _by_clock(told)
-    return found
+        for job, command in jobs.items():
+            by_job[job] = _by_output(command) if by_output else _by_clock(command)
+    return by_job
 
 
 def notes_on(jobs: Mapping[str, Speed], entries: Mapping[str, str]) -> Iterable[str]:
     """How each entry's jobs were compared. `entries`: of each job."""
-    told: dict[str, dict[str, None]] = defaultdict(dict)
+    ways_of: dict[str, dict[str, None]] = defaultdict(dict)
     for job, speed in jobs.items():
         if speed.measured is not None:
-            told[entries[job]][speed.how] = None
-    for entry, ways in told.items():
+            ways_of[entries[job]][speed.how] = None
+    for entry, ways in ways_of.items():
         more = ""
         if CLOCK in ways:
             more = f": right where every run does the same work. For its speed instead: {TELL}"
         yield f"{entry}: its jobs are compared by {' and '.join(ways)}{more}"
 
 
-def _by_output(told: CommandRun) -> Speed:
-    if told.rate is None or not told.rate > 0 or not told.rests_on:
-        how = f"the output ({told.told_by})" if told.told_by else "the output"
-        why = f"{told.told_by or 'its output'} tells no speed; {TELL}, and run.speed=seconds takes the clock"
+def _by_output(run: CommandRun) -> Speed:
+    if run.rate is None or not run.rate > 0 or not run.rests_on:
+        how = f"the output ({run.told_by})" if run.told_by else "the output"
+        why = f"{run.told_by or 'its output'} tells no speed; {TELL}, and run.speed=seconds takes the clock"
         return Speed(how, None, why)
-    timed = told.step_seconds is not None
-    seconds = told.rests_on * told.step_seconds if told.step_seconds else 1.0
+    timed = run.step_seconds is not None
+    seconds = run.rests_on * run.step_seconds if run.step_seconds else 1.0
     figures = MeasuredWindows(
-        told.rate * seconds, seconds, told.rests_on, 1, None, told.variation, timed=timed, unit=told.unit
+        run.rate * seconds, seconds, run.rests_on, 1, None, run.variation, timed=timed, unit=run.unit
     )
-    return Speed(f"{told.unit}/s as {told.told_by} tells them", figures)
+    return Speed(f"{run.unit}/s as {run.told_by} tells them", figures)
 
 
-def _by_clock(told: CommandRun) -> Speed:
-    if told.seconds is None:
+def _by_clock(run: CommandRun) -> Speed:
+    if run.seconds is None:
         return Speed(CLOCK, None, "it is not known how long it ran")
-    if told.seconds < SHORTEST:
-        why = f"it ran for {format_seconds(told.seconds)}, which is too short to be timed"
+    if run.seconds < SHORTEST:
+        why = f"it ran for {format_seconds(run.seconds)}, which is too short to be timed"
         return Speed(CLOCK, None, f"{why} ({SHORTEST:g} s at least)")
-    return Speed(CLOCK, MeasuredWindows(1.0, told.seconds, 1, 1, None, None, unit="steps"))
+    return Speed(CLOCK, MeasuredWindows(1.0, run.seconds, 1, 1, None, None, unit="steps"))

@@ -192,12 +192,12 @@ class Bench(Part):
         missed = any(job.misses for job in self.jobs)
         failed = any(count for name, count in self.outcomes.items() if not name.good)
         drifted = any(each.slower > 0 for each in self.drifted)
-        found = gate(
+        verdict = gate(
             bool(bad or missed or failed or drifted or self.links or self.switches or self.one_of),
             self.left.values(),
         )
         some = any(not job.warm_up for job in self.jobs)
-        return Gate.OPEN if found is Gate.FIT and not (self.complete and some) else found
+        return Gate.OPEN if verdict is Gate.FIT and not (self.complete and some) else verdict
 
     @property
     def left(self) -> dict[str, str]:

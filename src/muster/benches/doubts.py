@@ -70,20 +70,20 @@ def _machine(report: HostReport) -> str:
     return str(report.facts.get("machine") or report.host)
 
 
-def _unsteady(record: JobRecord, told: Speed | None) -> Iterable[str]:
-    speed = told.measured if told else record.result.throughput if record.result else None
+def _unsteady(record: JobRecord, by_command: Speed | None) -> Iterable[str]:
+    speed = by_command.measured if by_command else record.result.throughput if record.result else None
     if speed is not None and (speed.variation or 0.0) > UNSTEADY:
-        unit = told.measured.unit if told and told.measured else "samples"
+        unit = by_command.measured.unit if by_command and by_command.measured else "samples"
         yield f"{unit}/s varied by {speed.variation:.0%} over its windows"
-    elif told is not None and told.measured is None:
-        yield told.why
+    elif by_command is not None and by_command.measured is None:
+        yield by_command.why
 
 
 def steady_sweeps(record: JobRecord) -> dict[int, Sweep]:
     """A job's all-reduces by their size in bytes, those that were steady."""
     fabric = record.result.fabric if record.result and record.outcome.good else None
-    found = fabric.of("all-reduce") if fabric else []
-    return {each.bytes: each for each in found if varied(each.time) <= UNSTEADY}
+    sweeps = fabric.of("all-reduce") if fabric else []
+    return {each.bytes: each for each in sweeps if varied(each.time) <= UNSTEADY}
 
 
 def varied(time: Spread) -> float:
@@ -127,8 +127,8 @@ def _others(use: _Use, own: Sequence[_Known]) -> float | None:
     if len(use) < 2:
         return None
     begin, end = use[0][0], use[-1][0]
-    known = sum(_until(each, end) - _until(each, begin) for each in own)
-    return max(0.0, use[-1][1] - known) / (end - begin) if end > begin else None
+    of_jobs = sum(_until(each, end) - _until(each, begin) for each in own)
+    return max(0.0, use[-1][1] - of_jobs) / (end - begin) if end > begin else None
 
 
 def _busy(use: _Use) -> float:

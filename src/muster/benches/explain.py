@@ -20,8 +20,8 @@ def explain(text: str, root: Path = DEFAULT_ROOT) -> Explanation:
     path = folder_of(text)
     if path is None or (path.exists() and not (path / "schedule.json").is_file()):
         return explain_any(text, root)
-    found = find(text, root)
-    return explain_bench(found) if isinstance(found, BenchFolder) else explain_run(found)
+    folder = find(text, root)
+    return explain_bench(folder) if isinstance(folder, BenchFolder) else explain_run(folder)
 
 
 def explain_bench(bench: BenchFolder) -> Explanation:
@@ -38,11 +38,12 @@ def explain_bench(bench: BenchFolder) -> Explanation:
     notes = [f"not over: {counted(left, 'job')}"] if left else []
     if not failed:
         return Explanation(of=bench.id, answer="going" if bench.busy() else "nothing", says=says, notes=notes)
-    told = [_told(bench, record) for record in failed]
-    often = Counter(_cause(each) for each in told)
-    first = max(told, key=lambda each: often[_cause(each)])
+    explanations = [_told(bench, record) for record in failed]
+    often = Counter(_cause(each) for each in explanations)
+    first = max(explanations, key=lambda each: often[_cause(each)])
     ranked = sorted(
-        zip(failed, told, strict=True), key=lambda each: (-often[_cause(each[1])], told.index(each[1]))
+        zip(failed, explanations, strict=True),
+        key=lambda each: (-often[_cause(each[1])], explanations.index(each[1])),
     )
     if often[_cause(first)] < len(failed):
         says += f", {often[_cause(first)]} of them by this"
@@ -59,24 +60,24 @@ def explain_bench(bench: BenchFolder) -> Explanation:
 def _told(bench: BenchFolder, record: JobRecord) -> Explanation:
     """Of a job, by its last run; where that does not say it, by what the bench has noted."""
     run = RunFolder(bench.path / record.run)
-    told = explain_run(run) if run.path.is_dir() else None
-    if told and told.failure:
-        return told.model_copy(update={"command": f"muster explain {from_here(run.path)}"})
-    reason = record.reason or (told.says if told else "nothing says why")
+    explanation = explain_run(run) if run.path.is_dir() else None
+    if explanation and explanation.failure:
+        return explanation.model_copy(update={"command": f"muster explain {from_here(run.path)}"})
+    reason = record.reason or (explanation.says if explanation else "nothing says why")
     failure = Failure(what=reason, host=record.failed_host, hint=record.hint, id=record.failure)
     return Explanation(of=record.job, answer="named", says=reason, failure=failure, remedy=record.hint)
 
 
-def _cause(told: Explanation) -> str:
-    return (told.failure and told.failure.id) or told.says
+def _cause(explanation: Explanation) -> str:
+    return (explanation.failure and explanation.failure.id) or explanation.says
 
 
-def _row(record: JobRecord, told: Explanation) -> FailedJob:
-    failure = told.failure
+def _row(record: JobRecord, explanation: Explanation) -> FailedJob:
+    failure = explanation.failure
     return FailedJob(
         job=record.job,
         outcome=record.outcome,
         id=failure.id if failure else None,
-        what=failure.what if failure else told.says,
+        what=failure.what if failure else explanation.says,
         host=(failure.host if failure else None) or record.failed_host,
     )

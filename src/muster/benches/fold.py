@@ -60,14 +60,14 @@ class Ended:
 
 def fold_bench(bench: Ended) -> Bench:
     """The document."""
-    told = logs_of(bench.tasks, bench.records, bench.inputs.recipes)
-    logs = [log for each in told.values() for log in each]
+    logs_by_job = logs_of(bench.tasks, bench.records, bench.inputs.recipes)
+    logs = [log for each in logs_by_job.values() for log in each]
     settings = Settings(slow=bench.inputs.suite.slow)
-    found = judged(bench.inputs.name, logs, settings, bench.stored, switches_of(bench.inputs.suite))
-    entries = {each.job: each for each in found.jobs}
+    judgement = judged(bench.inputs.name, logs, settings, bench.stored, switches_of(bench.inputs.suite))
+    entries = {each.job: each for each in judgement.jobs}
     ran = speeds(bench.tasks, bench.records, bench.inputs.recipes)
     doubts = doubts_of(bench.records, ran)
-    for job, (first, *_) in told.items():
+    for job, (first, *_) in logs_by_job.items():
         if first.measured is None and steady_sweeps(bench.records[job]) and not doubts[job].all:
             doubts[job] = Doubts(unsteady=first.notes[:1])  # it measured what no other job did
     jobs = [
@@ -75,8 +75,8 @@ def fold_bench(bench: Ended) -> Bench:
         for task in bench.tasks
         if task.id in bench.records
     ]
-    jobs = with_misses(jobs, bench.inputs.suite, found.peers)
-    hosts = _hosts(bench, jobs, found)
+    jobs = with_misses(jobs, bench.inputs.suite, judgement.peers)
+    hosts = _hosts(bench, jobs, judgement)
     verdicts = Counter(each.verdict for each in hosts)
     outcomes = Counter(bench.records[job.job].outcome for job in jobs)
     versions = next((r.result.versions for r in bench.records.values() if r.result and r.result.versions), {})
@@ -95,23 +95,23 @@ def fold_bench(bench: Ended) -> Bench:
         summary={name: verdicts[name] for name in get_args(Verdict)},
         outcomes={name: outcomes[name] for name in get_args(JobEnd)},
         hosts=hosts,
-        links=found.links,
-        switches=found.switches,
-        one_of=found.one_of,
+        links=judgement.links,
+        switches=judgement.switches,
+        one_of=judgement.one_of,
         drifted=[
             each.model_copy(
                 update={"now": _peers([each.now], bench)[0], "baseline": _peers([each.baseline], bench)[0]}
             )
-            for each in found.drifted
+            for each in judgement.drifted
         ],
-        peers=_peers(found.peers, bench),
+        peers=_peers(judgement.peers, bench),
         jobs=jobs,
         curves=curves_of(bench.inputs.suite, well),
         comparison=comparison_of(bench.inputs.suite, bench.inputs.recipes, measured),
         published=beside_published(
             bench.inputs.suite, measured, {name: record.devices for name, record in bench.records.items()}
         ),
-        notes=[*bench.notes, *notes_on(ran, {task.id: task.entry for task in bench.tasks}), *found.notes],
+        notes=[*bench.notes, *notes_on(ran, {task.id: task.entry for task in bench.tasks}), *judgement.notes],
     )
 
 
@@ -127,19 +127,19 @@ def _peers(peers: Sequence[document.Peers], bench: Ended) -> list[document.Peers
 
 def _entry(task: Task, entries: Mapping[str, document.JobEntry]) -> document.JobEntry | None:
     """What the judge said of a job. Of one that measured the fabric of a single host: of its products."""
-    found = entries.get(task.id)
+    entry = entries.get(task.id)
     alone = entries.get(f"{task.id}#{task.hosts[0]}") if len(task.hosts) == 1 else None
-    if found is None or alone is None or found.judged:
-        return found
-    return found.model_copy(update={"slower": alone.slower, "judged": alone.judged, "work": alone.work})
+    if entry is None or alone is None or entry.judged:
+        return entry
+    return entry.model_copy(update={"slower": alone.slower, "judged": alone.judged, "work": alone.work})
 
 
 def _job(
     bench: Ended, task: Task, entry: document.JobEntry | None, doubts: Doubts, speed: Speed | None
 ) -> BenchJob:
     record, recipe = bench.records[task.id], bench.inputs.recipes[task.entry]
-    told = entry or document.JobEntry(job=task.id, outcome=record.outcome, reason=record.reason, hosts=[])
-    fields = dict(told)
+    facts = entry or document.JobEntry(job=task.id, outcome=record.outcome, reason=record.reason, hosts=[])
+    fields = dict(facts)
     if speed.how == CLOCK if speed else not recipe.trains:  # its time is a whole run's, or an all-reduce's
         unknown = ("samples_per_second", "step_seconds", "measured_samples", "measured_seconds")
         fields |= dict.fromkeys(unknown)
@@ -222,9 +222,9 @@ def _missed(job: BenchJob, bound: Threshold, normal: float | None) -> str | None
     return None if bound.met(value) else f"{bound.figure} is {value:.6g}; it must be {bound.words}"
 
 
-def _hosts(bench: Ended, jobs: Sequence[BenchJob], found: document.Judged) -> list[HostVerdict]:
+def _hosts(bench: Ended, jobs: Sequence[BenchJob], judgement: document.Judged) -> list[HostVerdict]:
     """One verdict per host, in the order of the inventory; those that took no part last."""
-    beside = {each.hosts[0]: each for each in found.hosts}
+    verdicts = {each.hosts[0]: each for each in judgement.hosts}
     counted = [job for job in jobs if not job.warm_up]
     bounded = {
         each.name
@@ -235,7 +235,7 @@ def _hosts(bench: Ended, jobs: Sequence[BenchJob], found: document.Judged) -> li
         )
     }
     made = [
-        _host(host, beside.get(host), [job for job in counted if host in job.hosts], bounded)
+        _host(host, verdicts.get(host), [job for job in counted if host in job.hosts], bounded)
         for host in bench.inputs.inventory.names
     ]
     known_bad = {each.host for each in made if each.verdict in ("slow", "failing", "below")}
@@ -291,13 +291,13 @@ def _host(
 def _by_thresholds(jobs: Sequence[BenchJob]) -> dict[Literal["compute", "card", "links"], document.Subject]:
     """What thresholds of speed that these jobs met tell: alone of what a host computes, in a group of its
     card as well."""
-    told: dict[Literal["compute", "card", "links"], int] = {
+    counts: dict[Literal["compute", "card", "links"], int] = {
         "compute": sum(job.size == 1 for job in jobs),
         "card": sum(job.size > 1 for job in jobs),
     }
     return {
         name: document.Subject(name=name, condition="fit", jobs=count)
-        for name, count in told.items()
+        for name, count in counts.items()
         if count
     }
 
@@ -332,7 +332,7 @@ MOST = 1.1  # an efficiency above is none: one of the two was no measurement
 
 def curves_of(suite: Suite, jobs: Sequence[BenchJob]) -> list[Curve]:
     """The efficiency of each entry that asks for it, from jobs that ended well."""
-    found = []
+    curves = []
     for entry in suite.jobs:
         own = [job for job in jobs if job.entry == entry.name and job.figures.get("samples_per_second")]
         if entry.curve is None or not own:
@@ -349,8 +349,8 @@ def curves_of(suite: Suite, jobs: Sequence[BenchJob]) -> list[Curve]:
             )
         if len(points) == 1:
             notes.append("one size alone ended well: there is nothing to compare it with")
-        found.append(Curve(entry=entry.name, kind=entry.curve, points=points, notes=notes))
-    return found
+        curves.append(Curve(entry=entry.name, kind=entry.curve, points=points, notes=notes))
+    return curves
 
 
 def _points(groups: Sequence[Sequence[BenchJob]]) -> list[CurvePoint]:
@@ -374,7 +374,7 @@ def _points(groups: Sequence[Sequence[BenchJob]]) -> list[CurvePoint]:
             why.append(
                 f"an efficiency of {efficiency:.1%} cannot be: smaller jobs were slower than they could be"
             )
-        told = not (why or short or (first and first.not_measured))
+        measured = not (why or short or (first and first.not_measured))
         points.append(
             CurvePoint(
                 hosts=group[0].size,
@@ -382,8 +382,8 @@ def _points(groups: Sequence[Sequence[BenchJob]]) -> list[CurvePoint]:
                 jobs=len(group),
                 samples_per_second=rate,
                 variation=spread,
-                speedup=speedup if told else None,
-                efficiency=efficiency if told else None,
+                speedup=speedup if measured else None,
+                efficiency=efficiency if measured else None,
                 not_measured=why,
             )
         )
@@ -475,7 +475,7 @@ def beside_published(
     suite: Suite, jobs: Sequence[BenchJob], devices: Mapping[str, Mapping[str, str]]
 ) -> list[BesidePublished]:
     """What was published of entries beside what their jobs measured. `devices`: per job, its hosts'."""
-    found = []
+    rows = []
     for entry in suite.jobs:
         own = [job for job in jobs if job.entry == entry.name and job.figures.get("samples_per_second")]
         for ranks in sorted({job.world_size for job in own if job.world_size}):
@@ -487,7 +487,7 @@ def beside_published(
                     each.samples_per_second, key=lambda count: (abs(math.log(count / ranks)), count)
                 )
                 published = each.samples_per_second[nearest] / nearest * ranks
-                found.append(
+                rows.append(
                     BesidePublished(
                         entry=entry.name,
                         ranks=ranks,
@@ -504,7 +504,7 @@ def beside_published(
                         ratio=figures["samples_per_second"] / published,
                     )
                 )
-    return found
+    return rows
 
 
 def _medians(jobs: Sequence[BenchJob]) -> dict[str, float]:

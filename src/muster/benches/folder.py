@@ -65,13 +65,13 @@ class BenchFolder:
 
     def attempts(self, job: str) -> list[RunFolder]:
         """The run folders of a job that are there, the last one last."""
-        found = []
+        runs = []
         for number in range(1, 1000):
             run = self._attempt(job, number)
             if not run.path.exists():
                 break
-            found.append(run)
-        return found
+            runs.append(run)
+        return runs
 
     def next_attempt(self, job: str) -> RunFolder:
         """A run folder that is not there yet."""
@@ -174,20 +174,20 @@ class BenchFolder:
         """The finished ones of these jobs. Raises RunFolderError for a damaged file."""
         from muster.benches.document import JobRecord
 
-        found = {}
+        read = {}
         for job in jobs:
             path = self.record(job)
             if not path.exists():
                 continue
             try:
-                found[job] = JobRecord.model_validate_json(path.read_text(encoding="utf-8"))
+                read[job] = JobRecord.model_validate_json(path.read_text(encoding="utf-8"))
             except (OSError, ValueError) as error:
                 raise RunFolderError(
                     f"cannot be read: {str(error).splitlines()[0]}",
                     where=str(path),
                     hint="without this file the job is run again",
                 ) from None
-        return found
+        return read
 
     def write_schedule(self, data: Mapping[str, Any]) -> None:
         """Hosts and jobs."""
@@ -218,7 +218,7 @@ def _lock(file: IO[str], kind: int, tries: int = 1) -> None:
 
 def list_benches(root: Path) -> list[BenchFolder]:
     """Benches directly under `root`, oldest first by name."""
-    return [BenchFolder(found.parent) for found in sorted(root.glob("*/schedule.json"))]
+    return [BenchFolder(schedule.parent) for schedule in sorted(root.glob("*/schedule.json"))]
 
 
 def find(text: str, root: Path) -> RunFolder | PipelineFolder | BenchFolder:

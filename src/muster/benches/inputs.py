@@ -176,7 +176,7 @@ def _with_recipe(suite: Suite, recipe: str) -> Suite:
 
 def _training(suite: Suite, where: str, hint: str) -> set[str]:
     """The entries that train, or run a command. Raises UsageError where they differ by their recipe."""
-    found = {}
+    recipes = {}
     for each in suite.jobs:
         kind = (
             validate(each.recipe, where=each.name)
@@ -184,10 +184,10 @@ def _training(suite: Suite, where: str, hint: str) -> set[str]:
             else load_recipe(each.recipe)
         )
         if kind.trains or kind.foreign:
-            found[each.name] = str(each.recipe)
-    if len(set(found.values())) > 1:
+            recipes[each.name] = str(each.recipe)
+    if len(set(recipes.values())) > 1:
         raise UsageError("the entries of this suite differ by their recipe", where=where, hint=hint)
-    return set(found)
+    return set(recipes)
 
 
 def _with_command(suite: Suite, recipe: Mapping[str, Any]) -> Suite:

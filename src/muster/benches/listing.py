@@ -37,12 +37,12 @@ def bench_row(folder: BenchFolder) -> BenchRow | None:
     """How far a bench has come; None where its files cannot be read."""
     try:
         jobs = [str(each["id"]) for each in folder.read_schedule()["jobs"]]
-        found = json.loads(folder.bench.read_bytes()) if folder.bench.exists() else {}
-        verdicts = {str(name): int(count) for name, count in found.get("summary", {}).items() if count}
+        document = json.loads(folder.bench.read_bytes()) if folder.bench.exists() else {}
+        verdicts = {str(name): int(count) for name, count in document.get("summary", {}).items() if count}
     except (RunFolderError, OSError, ValueError, LookupError, TypeError, AttributeError):
         return None
     done = sum(folder.record(job).exists() for job in jobs)
-    complete = found.get("complete") is True
+    complete = document.get("complete") is True
     return BenchRow(folder, len(jobs), done, folder.busy(), complete, verdicts)
 
 

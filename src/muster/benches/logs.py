@@ -34,7 +34,7 @@ def figures_of(record: JobRecord, recipes: Mapping[str, Recipe] | None = None) -
     if result is None:
         return {"seconds": record.ended - record.started}
     speed, seconds, flops = result.throughput, result.seconds, result.flops
-    found: dict[str, float | None] = {
+    figures: dict[str, float | None] = {
         "seconds": seconds.total,
         "setup_seconds": seconds.setup,
         "training_seconds": seconds.training,
@@ -44,26 +44,28 @@ def figures_of(record: JobRecord, recipes: Mapping[str, Recipe] | None = None) -
         "perplexity": result.perplexity,
     }
     if speed is not None:
-        found |= {
+        figures |= {
             "samples_per_second": speed.samples_per_second,
             "tokens_per_second": speed.tokens_per_second or None,
             "step_seconds": speed.step_seconds_median,
             "variation": speed.variation,
         }
     if flops is not None:
-        found |= {"mfu": flops.mfu, "flops_per_second": flops.model_per_second}
+        figures |= {"mfu": flops.mfu, "flops_per_second": flops.model_per_second}
     if result.quality is not None:
-        found |= {
+        figures |= {
             "exact_match": result.quality.exact_match,
             "execution_match": result.quality.execution_match,
         }
     if result.steps:
-        found["skipped_share"] = result.skipped_steps / result.steps
+        figures["skipped_share"] = result.skipped_steps / result.steps
     if result.fabric is not None:
-        found |= fabric_figures(result.fabric, recipes or {})
+        figures |= fabric_figures(result.fabric, recipes or {})
     if result.command is not None:
-        found |= command_figures(result.command)
-    return {name: float(value) for name, value in found.items() if value is not None and math.isfinite(value)}
+        figures |= command_figures(result.command)
+    return {
+        name: float(value) for name, value in figures.items() if value is not None and math.isfinite(value)
+    }
 
 
 def fabric_figures(fabric: FabricRun, recipes: Mapping[str, Recipe]) -> dict[str, float | None]:
@@ -78,12 +80,12 @@ def fabric_figures(fabric: FabricRun, recipes: Mapping[str, Recipe]) -> dict[str
     }
 
 
-def command_figures(told: CommandRun) -> dict[str, float | None]:
+def command_figures(run: CommandRun) -> dict[str, float | None]:
     """What its output tells, and how long it ran."""
-    found = {"step_seconds": told.step_seconds, "variation": told.variation}
-    if told.unit != "steps":
-        found[f"{told.unit}_per_second"] = told.rate
-    return found if told.seconds is None else {**found, "seconds": told.seconds}
+    figures = {"step_seconds": run.step_seconds, "variation": run.variation}
+    if run.unit != "steps":
+        figures[f"{run.unit}_per_second"] = run.rate
+    return figures if run.seconds is None else {**figures, "seconds": run.seconds}
 
 
 def memory_of(result: Result) -> int | None:
@@ -94,8 +96,8 @@ def memory_of(result: Result) -> int | None:
 def observed(tasks: Sequence[Task], logs: Mapping[str, Sequence[JobLog]]) -> list[Observation]:
     """What the jobs of one entry say of their hosts, for the choice of the next ones."""
     mine = (log for task in tasks for log in logs.get(task.id, ()))
-    found = (observation_of(log, work_of(log)) for log in mine)
-    return [each for each in found if each is not None]
+    observations = (observation_of(log, work_of(log)) for log in mine)
+    return [each for each in observations if each is not None]
 
 
 def logs_of(
@@ -105,21 +107,26 @@ def logs_of(
     its collectives, and one per host for its own matrix products. The first has the job's id. Of a failure
     that is nobody's on the hosts it hears no hosts; of what is no measurement no times."""
     over = [task for task in tasks if task.id in records and not task.warm_up]
-    told = speeds(tasks, records, recipes)
-    doubts = {job: each.disturbed for job, each in doubts_of(records, told).items()}
+    by_command = speeds(tasks, records, recipes)
+    doubts = {job: each.disturbed for job, each in doubts_of(records, by_command).items()}
     alike: dict[tuple[str, int], list[dict[int, Sweep]]] = {}
     for task in over:
         if not doubts.get(task.id) and (sweeps := steady_sweeps(records[task.id])):
             alike.setdefault((task.entry, len(task.hosts)), []).append(sweeps)
     compared = {key: _Compared.of(each) for key, each in alike.items()}
-    found = {
+    logs_by_job = {
         task.id: _logs(
-            task, records[task.id], recipes, compared.get((task.entry, len(task.hosts))), told.get(task.id)
+            task,
+            records[task.id],
+            recipes,
+            compared.get((task.entry, len(task.hosts))),
+            by_command.get(task.id),
         )
         for task in over
     }
     return {
-        job: [replace(logs[0], measured=None)] if doubts.get(job) else logs for job, logs in found.items()
+        job: [replace(logs[0], measured=None)] if doubts.get(job) else logs
+        for job, logs in logs_by_job.items()
     }
 
 
@@ -128,7 +135,7 @@ def _logs(
     record: JobRecord,
     recipes: Mapping[str, Recipe],
     compared: _Compared | None,
-    told: Speed | None,
+    speed_of_command: Speed | None,
 ) -> list[JobLog]:
     result = record.result
     outcome = State.SUCCEEDED if record.measured else record.outcome
@@ -150,8 +157,8 @@ def _logs(
             replace(reduced, notes=(*reduced.notes, *shaky)),
             *(log for log in products if log.measured),
         ]
-    if told is not None:
-        figures = told.measured
+    if speed_of_command is not None:
+        figures = speed_of_command.measured
         unit = figures.unit if figures else "samples"
         return [replace(base, steps=result.steps, measured=figures, unit=unit, loss=result.loss_final)]
     speed, measured = result.throughput, None
@@ -184,17 +191,17 @@ def _logs(
 
 def _computing(result: Result, hosts: Sequence[str]) -> tuple[float, ...]:
     """What each host's forward passes took; nothing where one does not say, or their shares differ."""
-    told = {each.host: each.forward_seconds for each in result.hosts if each.share is None}
-    found = [seconds for host in hosts if (seconds := told.get(host)) is not None]
-    return tuple(found) if len(found) == len(hosts) else ()
+    by_host = {each.host: each.forward_seconds for each in result.hosts if each.share is None}
+    seconds_of_hosts = [seconds for host in hosts if (seconds := by_host.get(host)) is not None]
+    return tuple(seconds_of_hosts) if len(seconds_of_hosts) == len(hosts) else ()
 
 
 def _about(record: JobRecord, recipe: Recipe) -> str:
     """The recipe and what it ran on: only jobs that share both are compared."""
-    told = {key: value for key, value in recipe.as_dict().items() if key not in _APART}
+    settings = {key: value for key, value in recipe.as_dict().items() if key not in _APART}
     devices = sorted(set(record.devices.values()))
     precision = record.result.precision if record.result else None
-    return json.dumps([told, devices, precision], sort_keys=True)
+    return json.dumps([settings, devices, precision], sort_keys=True)
 
 
 @dataclass(frozen=True)
@@ -218,7 +225,7 @@ class _Compared:
         for each in jobs:
             for size in each if most in each else ():
                 ratios.setdefault(size, []).append(each[most].time.median / each[size].time.median)
-        return cls(most, {size: statistics.median(found) for size, found in ratios.items()})
+        return cls(most, {size: statistics.median(shares) for size, shares in ratios.items()})
 
     def reduced(self, base: JobLog, sweeps: Mapping[int, Sweep]) -> JobLog:
         """The job's log: an all-reduce is a step of one sample."""
@@ -287,9 +294,9 @@ def _error(variation: float | None, windows: int) -> float | None:
 
 def _products(fabric: FabricRun, recipes: Mapping[str, Recipe]) -> list[Matmul]:
     """Those of the first arithmetic that every rank measured."""
-    told = [each.precision for each in recipes.values() if each.trains]
+    precisions = [each.precision for each in recipes.values() if each.trains]
     ranks = {each.rank for each in fabric.matmul}
-    for precision in dict.fromkeys([*told, *_USUAL[fabric.device]]):
+    for precision in dict.fromkeys([*precisions, *_USUAL[fabric.device]]):
         of_it = [each for each in fabric.matmul if each.precision == precision]
         if of_it and {each.rank for each in of_it} == ranks:
             return of_it

@@ -144,11 +144,11 @@ def make_schedule(
 def following(own: Sequence[Task], entry: str, after: Sequence[str], tasks: Sequence[Task]) -> list[Task]:
     """An entry's jobs, each behind the ones of the entries that it follows on the same hosts, where there are
     such; the caches are filled by then."""
-    known = {task.id for task in tasks}
+    ids = {task.id for task in tasks}
     made = []
     for task in own:
         before = tuple(f"{name}{task.id.removeprefix(entry)}" for name in after)
-        if known.issuperset(before):
+        if ids.issuperset(before):
             made.append(replace(task, after=before))
     return made
 

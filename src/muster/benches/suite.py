@@ -244,13 +244,13 @@ class Suite(Section):
 
     def of(self, entry: Entry) -> EntrySettings:
         """An entry with what the suite says for all."""
-        told: dict[str, Any] = {}
+        settings: dict[str, Any] = {}
         for name in ("groups", "cover", "repeats", "timeout", "warm_up"):
             own = getattr(entry, name)
-            told[name] = getattr(self, name) if own is None else own
+            settings[name] = getattr(self, name) if own is None else own
         if entry.foreign and entry.warm_up is None:  # it has no short form: it would be run a time more
-            told["warm_up"] = False
-        return EntrySettings(**told, thresholds=[*self.thresholds, *entry.thresholds])
+            settings["warm_up"] = False
+        return EntrySettings(**settings, thresholds=[*self.thresholds, *entry.thresholds])
 
 
 class EntrySettings(Section):
@@ -360,10 +360,10 @@ def _explain(error: ValidationError, where: str) -> UsageError:
     model: type[Section] = Checks if parts[:1] == ["check"] else Suite
     if parts[:1] in (["jobs"], ["thresholds"]) and len(parts) > 1:
         model = Threshold if "thresholds" in parts else Entry
-    told = explain(error, where, model.model_fields, "docs/bench.md", "'.', '-' and '_'")
+    complaint = explain(error, where, model.model_fields, "docs/bench.md", "'.', '-' and '_'")
     given = error.errors(include_url=False)[0].get("input")
-    if told.hint is None and parts[-1:] == ["figure"] and isinstance(given, str):
-        told.hint = did_you_mean(given, FIGURES) or f"figures: {', '.join(FIGURES)}"
-    elif told.hint is None and "groups" in parts:
-        told.hint = "such as [1, 2, all], doubling, or adaptive"
-    return told
+    if complaint.hint is None and parts[-1:] == ["figure"] and isinstance(given, str):
+        complaint.hint = did_you_mean(given, FIGURES) or f"figures: {', '.join(FIGURES)}"
+    elif complaint.hint is None and "groups" in parts:
+        complaint.hint = "such as [1, 2, all], doubling, or adaptive"
+    return complaint

@@ -11,13 +11,13 @@ from muster.core.near import did_you_mean
 
 def switches_of(suite: Suite) -> dict[str, tuple[str, ...]]:
     """The hosts behind each switch. Raises UsageError for what is no list of hosts."""
-    found = {}
+    hosts_of = {}
     for name, hosts in suite.switches.items():
         try:
-            found[name] = parse_hosts(hosts).names
+            hosts_of[name] = parse_hosts(hosts).names
         except InventoryError as error:
             raise UsageError(str(error), where=f"switches.{name}", hint=error.hint) from None
-    return found
+    return hosts_of
 
 
 def check_switches(suite: Suite, inventory: Inventory) -> None:

@@ -72,19 +72,19 @@ def check(
     begun = time.monotonic()
     wanted = wanted or WantedChecks()
     job = _with_slots(prepare_job(recipe, inventory), wanted.gpus)
-    known = families()
+    kinds = families()
     profile = load_profile(wanted.profile, all_checks())
     shell = shell or Shell()
-    heard = _ask(job, known, shell, progress)
-    context = _context(job, profile, wanted, heard)
-    findings = without(judge(known, heard, context), profile.skipped)
+    answers = _ask(job, kinds, shell, progress)
+    context = _context(job, profile, wanted, answers)
+    findings = without(judge(kinds, answers, context), profile.skipped)
     measured: dict[str, Any] | None = None
     if wanted.group:
-        fit = replace(job, inventory=_fit(job.inventory, findings, heard))
-        measured, more = together(fit, known, heard, context, announce, shell)
+        fit = replace(job, inventory=_fit(job.inventory, findings, answers))
+        measured, more = together(fit, kinds, answers, context, announce, shell)
         findings += without(more, profile.skipped)
-    found = inspection(job.inventory, heard, findings, {each.name: each.why for each in all_checks()})
-    return found.model_copy(
+    result = inspection(job.inventory, answers, findings, {each.name: each.why for each in all_checks()})
+    return result.model_copy(
         update={
             "launcher": job.launcher_name,
             "ssh_config": inventory.ssh_config,
@@ -97,15 +97,15 @@ def check(
     )
 
 
-def save_inventory(found: Inspection, path: Path) -> int:
+def save_inventory(inspected: Inspection, path: Path) -> int:
     """Write the hosts that a job can run on, for `--hosts`. -> their number; 0: nothing was written.
 
     Raises JobError where the file cannot be written.
     """
-    hosts = [Host(host.name, host.slots) for host in found.usable]
+    hosts = [Host(host.name, host.slots) for host in inspected.usable]
     if hosts:
         with refused(JobError, "written", path):
-            write_json(path, inventory_document(hosts, found.launcher, found.ssh_config))
+            write_json(path, inventory_document(hosts, inspected.launcher, inspected.ssh_config))
     return len(hosts)
 
 
@@ -118,28 +118,28 @@ def _with_slots(job: Inputs, gpus: int | None) -> Inputs:
 
 
 def _fit(
-    inventory: Inventory, findings: Sequence[Finding], heard: Mapping[str, HostAnswers | Unreached]
+    inventory: Inventory, findings: Sequence[Finding], answers: Mapping[str, HostAnswers | Unreached]
 ) -> Inventory:
     """The hosts on which nothing has failed."""
     bad = {each.host for each in findings if each.level is Level.FAIL}
-    bad |= {host for host, one in heard.items() if isinstance(one, Unreached)}
+    bad |= {host for host, one in answers.items() if isinstance(one, Unreached)}
     return replace(inventory, hosts=tuple(host for host in inventory.hosts if host.label not in bad))
 
 
 def _ask(
-    job: Inputs, known: Sequence[Family], shell: Shell, progress: Progress
+    job: Inputs, kinds: Sequence[Family], shell: Shell, progress: Progress
 ) -> dict[str, HostAnswers | Unreached]:
     """Both rounds, on every host."""
     launch = job.recipe.launch
     places = [Placement(host.label, host.address, host.slots or 1, 0) for host in job.inventory.hosts]
     interpreter = sys.executable if job.launcher.ONE_MACHINE else starter_of(launch)
     questions = Questions(
-        sources={family.name: family.source for family in known if family.source},
-        first=tuple(family.name for family in known if family.asks),
-        second=tuple(family.name for family in known if family.meets),
+        sources={family.name: family.source for family in kinds if family.source},
+        first=tuple(family.name for family in kinds if family.asks),
+        second=tuple(family.name for family in kinds if family.meets),
         ask=_asker(job),
         interpreter=interpreter,
-        longer={family.name: family.seconds for family in known if family.seconds is not None},
+        longer={family.name: family.seconds for family in kinds if family.seconds is not None},
     )
     patience = Patience(connect=launch.connect_timeout, probe=PROBING, fanout=launch.fanout)
     start = starter(job.launcher, launch, shell, interpreter)
@@ -184,14 +184,14 @@ def _folders(job: Inputs) -> dict[str, str]:
 
 
 def _context(
-    job: Inputs, profile: Profile, wanted: WantedChecks, heard: Mapping[str, HostAnswers | Unreached]
+    job: Inputs, profile: Profile, wanted: WantedChecks, answers: Mapping[str, HostAnswers | Unreached]
 ) -> Context:
     return Context(
         expects=profile.expects,
         slots={host.label: host.slots for host in job.inventory.hosts},
         world_size=_world_size(job.inventory.hosts),
         gpus_expected=None if wanted.gpus is None else wanted.gpus > 0,
-        transport={host: one.transport for host, one in heard.items() if isinstance(one, HostAnswers)},
+        transport={host: one.transport for host, one in answers.items() if isinstance(one, HostAnswers)},
         recipe=job.recipe.as_dict() if wanted.recipe else {},
         launcher=job.launcher_name,
         one_machine=job.launcher.ONE_MACHINE,
@@ -223,11 +223,11 @@ UNJUDGED = "the check itself failed"
 Heard = Mapping[str, HostAnswers | Unreached]
 
 
-def judge(known: Sequence[Family], heard: Heard, context: Context) -> list[Finding]:
+def judge(kinds: Sequence[Family], heard: Heard, context: Context) -> list[Finding]:
     """Every check on every host."""
     findings = _frame(heard)
     answered = {host: one for host, one in heard.items() if isinstance(one, HostAnswers)}
-    for family in known:
+    for family in kinds:
         # A family without a probe judges by the connection alone.
         answers = {host: one.answers.get(family.name, {}) for host, one in answered.items()}
         peers = {host: (one.peers or {}).get(family.name, {"error": ""}) for host, one in answered.items()}
@@ -253,13 +253,13 @@ def without(findings: Sequence[Finding], skipped: frozenset[str]) -> list[Findin
 
 
 def inspection(
-    inventory: Inventory, heard: Heard, findings: Sequence[Finding], why: Mapping[str, str]
+    inventory: Inventory, answers: Heard, findings: Sequence[Finding], why: Mapping[str, str]
 ) -> Inspection:
     """Verdicts, and one entry per kind of trouble. What is not known here is left at its default."""
-    found: dict[str, list[Finding]] = {host.label: [] for host in inventory.hosts}
+    by_host: dict[str, list[Finding]] = {host.label: [] for host in inventory.hosts}
     for each in findings:
-        found[each.host].append(each)
-    hosts = [_report(host, heard[host.label], found[host.label]) for host in inventory.hosts]
+        by_host[each.host].append(each)
+    hosts = [_report(host, answers[host.label], by_host[host.label]) for host in inventory.hosts]
     names = ("fit", "warning", "unfit", "unreachable")
     usable = [host.slots for host in hosts if host.verdict in ("fit", "warning")]
     return Inspection(
@@ -288,8 +288,8 @@ def _judged(
             nonsense.update(dict.fromkeys(suspects, f"{type(error).__name__}: {error}"))
             return []
 
-    def sound(said: Answers) -> Answers:
-        return {host: answer for host, answer in said.items() if host not in nonsense}
+    def sound(answers: Answers) -> Answers:
+        return {host: answer for host, answer in answers.items() if host not in nonsense}
 
     findings = judged(answers, peers, list(answers))
     if not nonsense:
@@ -333,7 +333,7 @@ def _frame(heard: Heard) -> list[Finding]:
     return findings
 
 
-def _report(host: Host, heard: HostAnswers | Unreached, findings: Sequence[Finding]) -> HostReport:
+def _report(host: Host, answer: HostAnswers | Unreached, findings: Sequence[Finding]) -> HostReport:
     results = [
         CheckResult(
             check=each.check,
@@ -346,21 +346,21 @@ def _report(host: Host, heard: HostAnswers | Unreached, findings: Sequence[Findi
         )
         for each in findings
     ]
-    if isinstance(heard, Unreached):
+    if isinstance(answer, Unreached):
         return HostReport(
             host=host.label,
             name=host.name,
             slots=host.slots,
             verdict="unreachable",
-            stage=heard.stage.value,
-            failure=heard.failure,
+            stage=answer.stage.value,
+            failure=answer.failure,
             checks=results,
         )
-    way = heard.transport
+    way = answer.transport
     return HostReport(
         host=host.label,
         name=host.name,
-        slots=host.slots or _gpus(heard.answers.get("gpu", {})),
+        slots=host.slots or _gpus(answer.answers.get("gpu", {})),
         verdict=verdict(findings),
         seconds=round(way.seconds, 3),
         python=way.python,
@@ -402,12 +402,12 @@ def troubles(
         if each.level in _WORST:
             groups.setdefault((each.level, each.check, each.problem, each.remedy), []).append(each)
     ranked = sorted(groups.items(), key=lambda item: (_WORST.index(item[0][0]), -len(item[1]), item[0][1]))
-    found = []
+    listed = []
     for (level, check, problem, remedy), members in ranked:
         hosts = list(dict.fromkeys(each.host for each in members))
         if check == REACHED.name and remedy:
             remedy = remedy_for(remedy, [addresses[host] for host in hosts])
-        found.append(
+        listed.append(
             Trouble(
                 check=check,
                 level=level.value,
@@ -419,7 +419,7 @@ def troubles(
                 why=why.get(check, ""),
             )
         )
-    return found
+    return listed
 
 
 def _seen(members: Iterable[Finding]) -> list[Seen]:

@@ -29,8 +29,8 @@ _TRIES = 4  # a host that cannot take part is left out, and the others try again
 
 def together(
     job: Inputs,
-    known: Sequence[Family],
-    heard: Mapping[str, HostAnswers | Unreached],
+    kinds: Sequence[Family],
+    answers: Mapping[str, HostAnswers | Unreached],
     context: Context,
     announce: Callable[[str], None],
     shell: Shell,
@@ -39,7 +39,7 @@ def together(
 
     Hosts without torch are left out. Raises JobError after Ctrl-C; then nothing is left on the hosts.
     """
-    hosts = [host for host in job.inventory.hosts if _has_torch(heard.get(host.label))]
+    hosts = [host for host in job.inventory.hosts if _has_torch(answers.get(host.label))]
     findings = [
         Finding(GROUPED.name, host.label, Level.NOT_APPLICABLE, NO_TORCH)
         for host in job.inventory.hosts
@@ -60,7 +60,7 @@ def together(
         if stopped:
             raise JobError(stopped, hint="the check left nothing on the hosts")
         findings += [Finding(GROUPED.name, host.label, Level.PASS) for host in hosts]
-        for family in known:
+        for family in kinds:
             if family.judge_group is not None:
                 try:
                     findings += family.judge_group(data, context)

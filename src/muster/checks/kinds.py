@@ -119,10 +119,10 @@ def same_check(
 
     def declare(value: Callable[[Case], Any]) -> Check:
         def compare(answers: Answers, peers: Answers, context: Context) -> Judge:
-            found = {host: value(Case(name, host, context, answer)) for host, answer in answers.items()}
-            values = {host: one for host, one in found.items() if not isinstance(one, Finding)}
+            own = {host: value(Case(name, host, context, answer)) for host, answer in answers.items()}
+            values = {host: one for host, one in own.items() if not isinstance(one, Finding)}
             tolerance = context.expect(name, "tolerance") if "tolerance" in expects else 0.0
-            judged = {**found, **differing(name, values, replace(differ, tolerance=tolerance))}
+            judged = {**own, **differing(name, values, replace(differ, tolerance=tolerance))}
             return lambda case: judged[case.host]
 
         return group_check(name, asks, why, **expects)(compare)
@@ -132,7 +132,7 @@ def same_check(
 
 def judge_each(checks: Iterable[Check], answers: Answers, peers: Answers, context: Context) -> list[Finding]:
     """Every check's own judge."""
-    return [found for check in checks if check.judge for found in check.judge(answers, peers, context)]
+    return [finding for check in checks if check.judge for finding in check.judge(answers, peers, context)]
 
 
 def absent(case: Case) -> Finding:
@@ -149,8 +149,8 @@ def loopback(address: str) -> bool:
 
 def version_key(text: str | None) -> tuple[int, ...]:
     """The leading numbers of a version: "525.60.13" -> (525, 60, 13), "12.8+x" -> (12, 8), None -> ()."""
-    found = re.match(r"\d+(?:\.\d+)*", text or "")
-    return tuple(map(int, found.group().split("."))) if found else ()
+    match = re.match(r"\d+(?:\.\d+)*", text or "")
+    return tuple(map(int, match.group().split("."))) if match else ()
 
 
 def differing(check: str, values: Mapping[str, Any], differ: Differ) -> dict[str, Finding]:

@@ -87,17 +87,17 @@ def load_profile(source: str | None, checks: Iterable[Check]) -> Profile:
 
     Raises UsageError: no such profile, or one that names what no check has, with near names.
     """
-    known = {check.name: check for check in checks}
-    expects: dict[str, dict[str, Any]] = {name: dict(check.expects) for name, check in known.items()}
+    by_name = {check.name: check for check in checks}
+    expects: dict[str, dict[str, Any]] = {name: dict(check.expects) for name, check in by_name.items()}
     skipped: set[str] = set()
     for path, layer in _layers(source, Path()) if source else []:
         for name, wanted in layer.items():
             where = f"{path}: expect.{name}"
-            if name not in known:
+            if name not in by_name:
                 raise UsageError(
                     "no such check",
                     where=where,
-                    hint=did_you_mean(name, known) or "muster check --list shows all",
+                    hint=did_you_mean(name, by_name) or "muster check --list shows all",
                 )
             if wanted == SKIP:
                 skipped.add(name)
@@ -106,7 +106,7 @@ def load_profile(source: str | None, checks: Iterable[Check]) -> Profile:
                 raise UsageError("must be a mapping of expectations, or skip", where=where)
             skipped.discard(name)
             for key, value in wanted.items():
-                expects[name][key] = _fitting(known[name], str(key), value, where)
+                expects[name][key] = _fitting(by_name[name], str(key), value, where)
     return Profile(source or "defaults", expects, frozenset(skipped))
 
 

@@ -92,9 +92,9 @@ class Questions:
 
 def well_formed(answers: Any, families: tuple[str, ...]) -> dict[str, dict[str, Any]]:
     """A host's answers as they ought to be: one dict per family, whatever came."""
-    found = answers if isinstance(answers, dict) else {}
+    given = answers if isinstance(answers, dict) else {}
     return {
-        name: found[name] if isinstance(found.get(name), dict) else {"error": "not an answer"}
+        name: given[name] if isinstance(given.get(name), dict) else {"error": "not an answer"}
         for name in families
     }
 
@@ -104,13 +104,13 @@ def failed(answer: Mapping[str, Any]) -> bool:
     return set(answer) == {"error"}
 
 
-def clock(said: float, came: float, sent: float, heard: float) -> tuple[float, float]:
+def clock(stamp: float, came: float, sent: float, arrival: float) -> tuple[float, float]:
     """(offset, error) in seconds of a host's clock, as NTP finds it.
 
-    The host said `said` by its clock, and it came at `came` by ours: offset >= said - came. What was sent at
-    `sent` by ours was heard at `heard` by the host's: offset <= heard - sent.
+    The host said `stamp` by its clock, and it came at `came` by ours: offset >= said - came. What was sent at
+    `sent` by ours was heard at `arrival` by the host's: offset <= heard - sent.
     """
-    low, high = said - came, heard - sent
+    low, high = stamp - came, arrival - sent
     return (low + high) / 2, abs(high - low) / 2
 
 

@@ -241,8 +241,8 @@ class Inquiry(Loop[_Session]):
             self.results[host] = HostAnswers(before.transport, before.answers, peers)
             session.state = _State.MET
             return
-        heard = _number(message.get("heard"), session.sent)
-        offset, error = clock(session.said, session.spoke, session.sent, heard)
+        arrival = _number(message.get("heard"), session.sent)
+        offset, error = clock(session.said, session.spoke, session.sent, arrival)
         noise = tuple(session.noise)
         transport = Transport(session.seconds, noise, offset, error, session.python)
         answers = well_formed(message.get("answers"), self.questions.first)
@@ -282,11 +282,11 @@ class Inquiry(Loop[_Session]):
             return
         self.met = True
         waiting = [each for each in staying if each.state is _State.WAITING]
-        found = {each.place.host: self.results[each.place.host] for each in waiting}
+        answers = {each.place.host: self.results[each.place.host] for each in waiting}
         peers = {
             family: {
                 host: one.answers[family]
-                for host, one in found.items()
+                for host, one in answers.items()
                 if isinstance(one, HostAnswers) and family in one.answers and not failed(one.answers[family])
             }
             for family in self.questions.second

@@ -58,23 +58,23 @@ _HARMLESS = ("Warning: Permanently added", "debug1:", "** WARNING: connection is
 
 def explain(ending: Ending) -> Unreached:
     """The stage that failed, in whose words, and what to do."""
-    said = [line for line in ending.said if line.strip() and not line.startswith(_HARMLESS)]
+    lines = [line for line in ending.said if line.strip() and not line.startswith(_HARMLESS)]
     if ending.python is not None:
-        return _after_python(ending, said)
-    if ending.code in (255, None) and (found := find_ssh(said)):
-        known, phrase = found.failure, found.phrase
-        return Unreached(Stage(known.phase), phrase.problem, found.line.strip(), phrase.remedy, known.id)
-    last = said[-1].strip() if said else ""
+        return _after_python(ending, lines)
+    if ending.code in (255, None) and (match := find_ssh(lines)):
+        failure, phrase = match.failure, match.phrase
+        return Unreached(Stage(failure.phase), phrase.problem, match.line.strip(), phrase.remedy, failure.id)
+    last = lines[-1].strip() if lines else ""
     if ending.code is None:
         quiet = f"no answer within {ending.seconds:.0f} s" + (f"; the last words: {last}" if last else "")
         return Unreached(Stage.LOGIN, "the login does not come to an end", quiet, "time ssh {host} true")
     if ending.code == 255:
         problem = "the connection broke before the login was done"
         return Unreached(Stage.LOGIN, problem, last or "ssh ended without a word", _remedy("ssh_closed"))
-    return _at_the_shell(ending, said)
+    return _at_the_shell(ending, lines)
 
 
-def _after_python(ending: Ending, said: Sequence[str]) -> Unreached:
+def _after_python(ending: Ending, lines: Sequence[str]) -> Unreached:
     version = tuple(int(part) for part in re.findall(r"\d+", ending.python or "")[:2])
     if version < OLDEST_PYTHON:
         need = ".".join(map(str, OLDEST_PYTHON))
@@ -84,23 +84,23 @@ def _after_python(ending: Ending, said: Sequence[str]) -> Unreached:
             f"{ending.interpreter} is Python {ending.python}",
             f"launch.python=PATH of a Python {need} or later, on every host the same",
         )
-    last = said[-1].strip() if said else f"exit code {ending.code}"
+    last = lines[-1].strip() if lines else f"exit code {ending.code}"
     problem = "the connection broke while the probe ran"
     if ending.code is None:
         problem = "the probe does not come to an end"
-        last = f"no answer within {ending.seconds:.0f} s" + (f"; the last words: {last}" if said else "")
+        last = f"no answer within {ending.seconds:.0f} s" + (f"; the last words: {last}" if lines else "")
     return Unreached(Stage.PYTHON, problem, last, "ssh {host} " + shlex.quote(f"{ending.interpreter} -V"))
 
 
-def _at_the_shell(ending: Ending, said: Sequence[str]) -> Unreached:
+def _at_the_shell(ending: Ending, spoken: Sequence[str]) -> Unreached:
     """Logged in, and then no interpreter came to say a word."""
-    lines = [*said, *ending.printed]
+    lines = [*spoken, *ending.printed]
     missing = [line for line in lines if _NO_PYTHON.search(line)]
     if ending.code == 127 or (missing and ending.code in (1, 126)):
         words = (missing or lines or ["exit code 127"])[-1].strip()
         problem, remedy = f"no {ending.interpreter} there", _remedy("remote_python_missing")
         return Unreached(Stage.PYTHON, problem, words, remedy, failure="remote_python_missing")
-    crashed = [line for line in said if _CRASHED.match(line)]
+    crashed = [line for line in spoken if _CRASHED.match(line)]
     if crashed or ending.code == 126:
         words = (crashed or lines or ["exit code 126"])[-1].strip()
         problem = f"{ending.interpreter} does not run there"

@@ -115,7 +115,7 @@ def bench(
         raise UsageError(what, where="-- COMMAND", hint="muster bench acceptance HOSTS -- train.py")
     inputs = None
     if go_on is not None:
-        told = {
+        only_new = {
             "SUITE": suite,
             "--hosts": hosts,
             "--recipe": recipe,
@@ -127,7 +127,7 @@ def bench(
             "--output": output,
             "--dry-run": dry_run,
         }
-        if extra := next((name for name, value in told.items() if value), None):
+        if extra := next((name for name, value in only_new.items() if value), None):
             hint = f"muster bench --continue {go_on}"
             raise UsageError("cannot be changed in a bench that is continued", where=extra, hint=hint)
         folder = BenchFolder(go_on.absolute())
@@ -151,14 +151,14 @@ def bench(
         given = math.inf if minutes is None else minutes
         around = Surroundings(view, view.announce, view.progress, baseline=baseline, minutes=given)
         if inputs is None:
-            found = continue_bench(folder, around, at_once=at_once)
+            document = continue_bench(folder, around, at_once=at_once)
         else:
-            found = run_bench(inputs, folder, around)
+            document = run_bench(inputs, folder, around)
     if json:
-        print_json(found.model_dump(mode="json"))
+        print_json(document.model_dump(mode="json"))
     else:
-        print_bench(found, every=every)
+        print_bench(document, every=every)
     console.print(f"results     {folder.bench}\ntable       {folder.table}")
-    if not found.complete:
+    if not document.complete:
         console.print(f"continue    muster bench --continue {folder.path}")
-    return found.gate
+    return document.gate

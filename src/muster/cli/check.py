@@ -66,14 +66,14 @@ def check(
     wanted = WantedChecks(recipe or None, profile or None, _gpus(expect_gpus), group)
     with ProgressLine(err_console()) as line:
         settings = settings_of(recipe, changes)
-        found = inspect(read_inventory(hosts), settings, wanted, progress=line, announce=line.announce)
+        inspection = inspect(read_inventory(hosts), settings, wanted, progress=line, announce=line.announce)
     if json:
-        print_json(found.model_dump(mode="json"))
+        print_json(inspection.model_dump(mode="json"))
     else:
-        print_inspection(found)
+        print_inspection(inspection)
     if output is not None:
-        _save(save_inventory(found, output), output, found)
-    return 0 if found.sound else 1
+        _save(save_inventory(inspection, output), output, inspection)
+    return 0 if inspection.sound else 1
 
 
 def _gpus(text: str) -> int | None:
@@ -87,9 +87,9 @@ def _gpus(text: str) -> int | None:
     return int(text)
 
 
-def _save(count: int, path: Path, found: Inspection) -> None:
+def _save(count: int, path: Path, inspection: Inspection) -> None:
 
     if count:
-        err_console().print(f"{count} of {len(found.hosts)} hosts written to {path}")
+        err_console().print(f"{count} of {len(inspection.hosts)} hosts written to {path}")
     else:
         err_console().print(f"no host is usable: {path} was not written")

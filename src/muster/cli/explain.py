@@ -56,47 +56,50 @@ def explain(
             raise UsageError(
                 "standard input is a terminal", where="-", hint="COMMAND 2>&1 | muster explain -"
             )
-        found = explain_stream(sys.stdin.buffer)
+        explanation = explain_stream(sys.stdin.buffer)
     else:
-        found = explain_any(what, root)
+        explanation = explain_any(what, root)
     if json:
-        print_json(found.model_dump(mode="json"))
+        print_json(explanation.model_dump(mode="json"))
     else:
-        _print(found)
-    return found.exit_code
+        _print(explanation)
+    return explanation.exit_code
 
 
-def _print(found: Explanation) -> None:
+def _print(explanation: Explanation) -> None:
     """The cause, the evidence, the remedy, the command."""
     from rich.markup import escape
 
     from muster.runs.explain import AGAIN, WHO
 
-    console, failure = out_console(), found.failure
-    colour = COLOURS[found.answer]
-    console.print(f"[{colour}]{escape(found.says)}[/{colour}]")
-    rows: list[tuple[str, str | None]] = [("of", found.of)]
+    console, failure = out_console(), explanation.failure
+    colour = COLOURS[explanation.answer]
+    console.print(f"[{colour}]{escape(explanation.says)}[/{colour}]")
+    rows: list[tuple[str, str | None]] = [("of", explanation.of)]
     if failure:
         place = ", ".join(part for part in (failure.where, failure.host) if part)
-        rows += [("by", place), ("says", None if failure.what in found.says else failure.what)]
+        rows += [("by", place), ("says", None if failure.what in explanation.says else failure.what)]
         rows += [("at", failure.evidence.place if failure.evidence else None)]
-    if found.alike or found.echoes:
-        same = f"{counted(found.alike, 'other')} ended the same way" if found.alike else ""
-        echoes = f"{counted(found.echoes, 'line')} only followed from it" if found.echoes else ""
+    if explanation.alike or explanation.echoes:
+        same = f"{counted(explanation.alike, 'other')} ended the same way" if explanation.alike else ""
+        echoes = f"{counted(explanation.echoes, 'line')} only followed from it" if explanation.echoes else ""
         rows.append(("besides", "; ".join(part for part in (same, echoes) if part)))
-    rows += [("also", f"{each.text}  {each.place}") for each in found.others]
+    rows += [("also", f"{each.text}  {each.place}") for each in explanation.others]
     rows += [("known as", failure.id if failure else None)]
-    rows += [("to blame", WHO[found.blame] if found.blame else None), ("remedy", found.remedy)]
-    rows += [("again?", AGAIN[found.retry] if found.retry else None)]
-    rows += [("beforehand", f"`muster check` looks at {found.check}" if found.check else None)]
-    rows += [("note", note) for note in found.notes]
+    rows += [
+        ("to blame", WHO[explanation.blame] if explanation.blame else None),
+        ("remedy", explanation.remedy),
+    ]
+    rows += [("again?", AGAIN[explanation.retry] if explanation.retry else None)]
+    rows += [("beforehand", f"`muster check` looks at {explanation.check}" if explanation.check else None)]
+    rows += [("note", note) for note in explanation.notes]
     for name, value in rows:
         if value:
             print_row(console, name, value)
-    for each in found.jobs:
+    for each in explanation.jobs:
         why = f"{each.id}: {each.what}" if each.id else each.what
         print_row(console, each.job, why + (f" ({each.host})" if each.host else ""))
-    for line in found.lines:
+    for line in explanation.lines:
         console.print(f"    {line}", markup=False)
-    if found.command:
-        print_row(console, "then", found.command)
+    if explanation.command:
+        print_row(console, "then", explanation.command)

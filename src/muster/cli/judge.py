@@ -92,7 +92,7 @@ def judge(
     from muster.judging.logs import save_csv
 
     check_outputs([output] if output else [])
-    found = judge_logs(
+    document = judge_logs(
         folder,
         mappings=mapping or [],
         host_pattern=host_pattern,
@@ -103,13 +103,13 @@ def judge(
         progress=_Progress(err_console()),
     )
     if json:
-        print_json(found.model_dump(mode="json"))
+        print_json(document.model_dump(mode="json"))
     else:
-        _print(found, every=every)
+        _print(document, every=every)
     if output is not None:
-        save_csv(found, output)
-        err_console().print(f"{counted(len(found.jobs), 'job')} written to {output}")
-    return found.gate
+        save_csv(document, output)
+        err_console().print(f"{counted(len(document.jobs), 'job')} written to {output}")
+    return document.gate
 
 
 class _Progress:
@@ -125,23 +125,23 @@ class _Progress:
             self.console.print(f"[dim]{done} of {total} files read[/dim]")
 
 
-def _print(found: Judged, *, every: bool) -> None:
+def _print(document: Judged, *, every: bool) -> None:
     """The answer, the count, why, the jobs that did not end well, what is normal."""
     from rich.markup import escape
 
     from muster.cli.views.verdicts import COLOURS, drift_notes, print_answer, print_hosts, print_normal
 
     console = out_console()
-    print_answer(console, found)
-    jobs = [f"{count} {_named(name)}" for name, count in found.outcomes.items() if count]
-    hosts = f"{counted(len(found.hosts), 'host')}: {tinted(found.summary, COLOURS) or 'none'}"
-    console.print(f"{hosts}; {counted(len(found.jobs), 'job')}: {', '.join(jobs)}\n")
-    print_hosts(console, found, every=every)
-    if found.hosts:
+    print_answer(console, document)
+    jobs = [f"{count} {_named(name)}" for name, count in document.outcomes.items() if count]
+    hosts = f"{counted(len(document.hosts), 'host')}: {tinted(document.summary, COLOURS) or 'none'}"
+    console.print(f"{hosts}; {counted(len(document.jobs), 'job')}: {', '.join(jobs)}\n")
+    print_hosts(console, document, every=every)
+    if document.hosts:
         console.print()
-    _print_jobs(console, found, every=every)
-    print_normal(console, found.peers, found.slow)
-    for note in [*drift_notes(found), *found.notes]:
+    _print_jobs(console, document, every=every)
+    print_normal(console, document.peers, document.slow)
+    for note in [*drift_notes(document), *document.notes]:
         err_console().print(f"[yellow]note[/yellow] {escape(note)}")
 
 
@@ -149,11 +149,11 @@ def _named(outcome: str) -> str:
     return "timed out" if outcome == "timeout" else outcome
 
 
-def _print_jobs(console: Console, found: Judged, *, every: bool) -> None:
+def _print_jobs(console: Console, document: Judged, *, every: bool) -> None:
     """Those that did not end well, and why; those that were compared with nothing."""
     from muster.cli.views.verdicts import block, say, speed_words
 
-    bad = [job for job in found.jobs if not job.outcome.good]
+    bad = [job for job in document.jobs if not job.outcome.good]
     for job in bad if every else bad[:JOBS]:
         why = ": ".join(part for part in (", ".join(job.failed_hosts), job.reason) if part)
         block(
@@ -163,7 +163,7 @@ def _print_jobs(console: Console, found: Judged, *, every: bool) -> None:
             job.job,
             [why, *([f"known as {job.failure}"] if job.failure else [])],
         )
-    ran = [job for job in found.jobs if job.outcome.good and speed_words(job)]
+    ran = [job for job in document.jobs if job.outcome.good and speed_words(job)]
     lone = [job for job in ran if job.slower is None and (job.judged or not job.hosts)]
     for job in lone if every else lone[:JOBS]:
         where = f" on {fold_hosts(job.hosts)}" if job.hosts else ""

@@ -64,8 +64,8 @@ def ls(
         return 0
     if rows:
         _table(rows)
-    found = benches(root) if where is None else []
-    for each in found:
+    listed = benches(root) if where is None else []
+    for each in listed:
         state = f"muster bench --continue {each.bench.path}"
         if each.running:
             state = "running"
@@ -73,9 +73,9 @@ def ls(
             words = ", ".join(f"{count} {verdict}" for verdict, count in each.verdicts.items())
             state = f"hosts: {words or 'none'}"
         say(f"bench {each.bench.id}  {each.done}/{each.jobs} finished; {state}")
-    if found:
-        say(f"the runs of a bench: muster ls --runs {found[-1].bench.runs}")
-    if not rows and not found:
+    if listed:
+        say(f"the runs of a bench: muster ls --runs {listed[-1].bench.runs}")
+    if not rows and not listed:
         say(f"no runs in {root}/", err=True)
     return 0
 

@@ -70,5 +70,5 @@ def split_words(
     if len(named) > len(wanted):
         hint = "changes are written as KEY=VALUE; --hosts gives hosts once"
         raise UsageError("is one word too many", where=named[len(wanted)], hint=hint)
-    found = dict(zip(wanted, named, strict=False))
-    return hosts or found.get("HOSTS", ""), found, changes
+    by_name = dict(zip(wanted, named, strict=False))
+    return hosts or by_name.get("HOSTS", ""), by_name, changes

@@ -43,16 +43,16 @@ def _known(names: Names, root: Path) -> list[str]:
 def _files(begun: str, names: Names) -> list[str]:
     """Folders, to go on from there; YAML files for recipes and suites, any file for hosts, none for runs."""
     head, slash, tail = begun.rpartition("/")
-    found = []
+    paths = []
     try:
         for path in sorted(Path(head + slash or ".").expanduser().iterdir()):
             fits = path.name.startswith(tail) and (tail or not path.name.startswith("."))
             wanted = names == "hosts" or (names != "runs" and path.suffix in (".yaml", ".yml"))
             if fits and (path.is_dir() or wanted):
-                found.append(f"{head}{slash}{path.name}{'/' if path.is_dir() else ''}")
+                paths.append(f"{head}{slash}{path.name}{'/' if path.is_dir() else ''}")
     except OSError:
         pass
-    return found
+    return paths
 
 
 Names = Literal["runs", "recipes", "suites", "hosts"]  # what a shell can complete
@@ -130,8 +130,8 @@ def command(name: str, function: Callable[..., Any], examples: str) -> click.Com
     ]
 
     def call(**given: Any) -> Any:
-        told = {key: list(value) if isinstance(value, tuple) else value for key, value in given.items()}
-        return function(**{key: value for key, value in told.items() if value is not None})
+        options = {key: list(value) if isinstance(value, tuple) else value for key, value in given.items()}
+        return function(**{key: value for key, value in options.items() if value is not None})
 
     epilog = "\n\n".join(f"\b\n{part}" for part in examples.split("\n\n"))
     about = inspect.getdoc(function) or ""
@@ -146,12 +146,12 @@ def _parameter(name: str, hint: Any, default: Any) -> click.Parameter:
     many = typing.get_origin(kind) is list
     kind = typing.get_args(kind)[0] if many else kind
     required = default is inspect.Parameter.empty
-    told = not required and default not in (None, "")  # a default worth telling
+    shows_default = not required and default not in (None, "")  # a default worth telling
     shared: dict[str, Any] = {
         "required": required,
         "metavar": about.metavar,
         "shell_complete": _completer(about.complete),
-    } | ({"default": default} if told else {})
+    } | ({"default": default} if shows_default else {})
     if isinstance(about, Argument):
         made = _Argument([name], type=_type(kind, None), nargs=-1 if many else 1, **shared)
         made.about = about.help
@@ -161,7 +161,12 @@ def _parameter(name: str, hint: Any, default: Any) -> click.Parameter:
     if kind is bool:
         return click.Option(names, is_flag=True, help=about.help, default=default)
     return click.Option(
-        names, type=_type(kind, about.min), multiple=many, help=about.help, show_default=told, **shared
+        names,
+        type=_type(kind, about.min),
+        multiple=many,
+        help=about.help,
+        show_default=shows_default,
+        **shared,
     )
 
 

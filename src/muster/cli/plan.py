@@ -85,20 +85,20 @@ def plan(
         raise UsageError("is part of --on", where="--link", hint=f"--on {on},{link}")
     if hosts and host_memory:
         raise UsageError("is reported by the hosts themselves", where="--host-memory", hint="leave it out")
-    told = _told(samples, tokens, price, link, host_memory)
+    figures = _told(samples, tokens, price, link, host_memory)
     if file := find_pipeline(recipe):
         if write is not None:
             raise UsageError("writes one recipe, and this is a pipeline", where="--write")
-        return _plan_steps(file, hosts, on, changes, told, traced=not quick, json=json)
+        return _plan_steps(file, hosts, on, changes, figures, traced=not quick, json=json)
     with Waiting(err_console()) as line:
         if on:
             noted = inherited_decisions(recipe, changes)
             decided = plan_on(
-                read_recipe(recipe, changes), on, told, traced=not quick, say=line.now, noted=noted
+                read_recipe(recipe, changes), on, figures, traced=not quick, say=line.now, noted=noted
             )
         else:
             inputs = read_inputs(recipe, hosts, changes)
-            decided = plan_hosts(inputs, told, traced=not quick, say=line.now)
+            decided = plan_hosts(inputs, figures, traced=not quick, say=line.now)
     plan = decided.plan
     assert plan is not None  # what trains nothing is refused
     if json:
@@ -115,7 +115,7 @@ def plan(
 
 
 def _plan_steps(
-    file: Path, hosts: str, on: str, changes: list[str], told: UserFigures, *, traced: bool, json: bool
+    file: Path, hosts: str, on: str, changes: list[str], figures: UserFigures, *, traced: bool, json: bool
 ) -> int:
     """Plan each step of a pipeline that trains, before any of them is. -> exit code."""
     from muster.cli.views.plans import print_plan
@@ -123,10 +123,10 @@ def _plan_steps(
     from muster.runs.pipeline import plan_steps
 
     with Waiting(err_console()) as line:
-        plans = plan_steps(file, hosts, on, changes, told, traced=traced, say=line.now)
+        plans = plan_steps(file, hosts, on, changes, figures, traced=traced, say=line.now)
     if json:
-        found = [{"step": name, "plan": each.model_dump(mode="json")} for name, each in plans.items()]
-        print_json({"pipeline": found})
+        documents = [{"step": name, "plan": each.model_dump(mode="json")} for name, each in plans.items()]
+        print_json({"pipeline": documents})
     for number, (name, plan) in enumerate(plans.items() if not json else (), 1):
         say(f"{chr(10) * (number > 1)}step {name}")
         print_plan(plan)
@@ -161,27 +161,27 @@ def _calibrate(names: list[str], root: Path, link: str | None, *, as_json: bool)
     from muster.store.runfolder import find_run
 
     learned = calibrate([find_run(name, root) for name in names], link)
-    found = learned.calibration
+    calibration = learned.calibration
     if as_json:
         print_json(
             {
                 "file": str(learned.file),
-                **asdict(found),
+                **asdict(calibration),
                 "errors": dict(zip(learned.runs, learned.errors, strict=True)),
             }
         )
         return
     console = err_console()
-    for name, share in found.efficiency.items():
-        fixed = found.fixed.get(name)
-        beside = f", and {1000 * fixed:.1f} ms per micro-step" if fixed else ""
-        console.print(f"learned     {name}: {share:.1%} of the stated figures{beside}")
-    for name, figures in found.links.items():
+    for name, share in calibration.efficiency.items():
+        fixed = calibration.fixed.get(name)
+        more = f", and {1000 * fixed:.1f} ms per micro-step" if fixed else ""
+        console.print(f"learned     {name}: {share:.1%} of the stated figures{more}")
+    for name, figures in calibration.links.items():
         if figures.bandwidth:
             console.print(f"learned     {name}: {figures.bandwidth / 1e6:,.1f} MB/s")
-    for name, moved in found.hosts.items():
+    for name, moved in calibration.hosts.items():
         console.print(f"learned     memory of a {name}'s host: {moved / 1e9:,.1f} GB/s")
-    for name, spread in found.spreads.items():
+    for name, spread in calibration.spreads.items():
         console.print(f"learned     hosts of {name} differ by {spread:.1%} of a step (standard deviation)")
     for run, error in zip(learned.runs, learned.errors, strict=True):
         console.print(f"            {run}: predicted {error:+.1%} of what was measured")

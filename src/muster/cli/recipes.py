@@ -16,9 +16,9 @@ def recipes(json: Json = False) -> int:
     """List the recipes and pipelines that come with Muster."""
     from muster.core.recipes import shipped_about
 
-    known = shipped_about()
+    shipped = shipped_about()
     if json:
-        print_json([{"name": name, "about": about} for name, about in known.items()])
+        print_json([{"name": name, "about": about} for name, about in shipped.items()])
     else:
-        print_columns([[name, about] for name, about in known.items()])
+        print_columns([[name, about] for name, about in shipped.items()])
     return 0

@@ -113,13 +113,13 @@ def run(
 
 def _variables(words: list[str]) -> dict[str, str | None]:
     """NAME=VALUE, or NAME alone: as it is set here."""
-    found: dict[str, str | None] = {}
+    variables: dict[str, str | None] = {}
     for word in words:
         name, equals, value = word.partition("=")
         if not equals and name not in os.environ:
             raise RecipeError(f"{name} is not set here", where="--env", hint=f"--env {name}=VALUE")
-        found[name] = value if equals else None
-    return found
+        variables[name] = value if equals else None
+    return variables
 
 
 def _from_file(path: Path) -> dict[str, str | None]:
@@ -129,11 +129,11 @@ def _from_file(path: Path) -> dict[str, str | None]:
     except (OSError, UnicodeDecodeError) as error:
         why = error.strerror if isinstance(error, OSError) else "is not UTF-8"
         raise RecipeError(f"cannot be read: {why}", where=str(path)) from None
-    found: dict[str, str | None] = {}
+    variables: dict[str, str | None] = {}
     for number, text in enumerate(lines, 1):
         if text.strip() and not text.lstrip().startswith("#"):
             name, equals, value = text.partition("=")
             if not equals or not name.strip():
                 raise RecipeError("is not NAME=VALUE", where=f"{path}:{number}")
-            found[name.strip()] = value
-    return found
+            variables[name.strip()] = value
+    return variables

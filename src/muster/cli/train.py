@@ -148,9 +148,9 @@ def _dry_run(inputs: Inputs, run: RunFolder, *, json: bool, verbose: bool) -> in
     from muster.runs.dry_run import dry_run, format_dry_run
 
     with waiting(err_console(), "planning"):
-        told = dry_run(inputs, run)
+        document = dry_run(inputs, run)
     if json:
-        print_json(told)
+        print_json(document)
     else:
-        say(format_dry_run(told, verbose=verbose))
+        say(format_dry_run(document, verbose=verbose))
     return 0

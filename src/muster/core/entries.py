@@ -141,11 +141,11 @@ def located(entry: Entries, file: Path, place: str, shipped: Path) -> Entries:
         recipe: str | dict[str, Any] = layers_of(entry.recipe, file)
     else:
         try:
-            found = find_recipe(entry.recipe, base=file.parent)
+            file_of_recipe = find_recipe(entry.recipe, base=file.parent)
         except RecipeError as error:
             where = f"{file}: {place}.recipe {entry.recipe}"
             raise RecipeError(error.what, where=where, hint=error.hint) from None
-        recipe = found.stem if found.parent == SHIPPED else str(found)
+        recipe = file_of_recipe.stem if file_of_recipe.parent == SHIPPED else str(file_of_recipe)
     changes = entry.set if file.parent == shipped else anchored(entry.set, file.parent)
     return entry.model_copy(update={"recipe": recipe, "set": changes})
 
@@ -172,10 +172,10 @@ def recipes_of(
         if value[:1] == "{" and value[1:-1] in merged:  # a step's model; to YAML it would be a mapping
             rest = f"{key}='{value}'"
         change = parse_override(rest)
-        told = [name] if name else [name for name in merged if means_something(change, merged[name])]
-        if not told:
+        names = [name] if name else [name for name in merged if means_something(change, merged[name])]
+        if not names:
             raise RecipeError(f"means nothing to any {one}", where=override)
-        for name in told:
+        for name in names:
             changes[name].append(change)
     return {
         each.name: validate(lay_over(merged[each.name], changes[each.name]), where=each.label)
@@ -187,10 +187,10 @@ def _addressed(override: str, names: Sequence[str], marks: str, one: str) -> tup
     """`sft.train.seed=1` -> ('sft', 'train.seed=1'); None: it is for all. Raises UsageError for a name that
     nobody has."""
     inner = "" if "." in marks else "."
-    found = re.fullmatch(rf"([A-Za-z0-9][\w{inner}-]*)([{marks}])([^=]+=.*)", override, re.DOTALL)
-    if found is None or "=" in found[1]:
+    match = re.fullmatch(rf"([A-Za-z0-9][\w{inner}-]*)([{marks}])([^=]+=.*)", override, re.DOTALL)
+    if match is None or "=" in match[1]:
         return None, override
-    name, mark, rest = found.groups()
+    name, mark, rest = match.groups()
     if name in names:
         return name, rest
     sections = {key for kind in recipe_classes().values() for key in kind.model_fields}
@@ -220,13 +220,15 @@ def parts_of(error: ValidationError) -> list[str]:
     return [str(part) for part in first["loc"] if part != "str" and not str(part).startswith(own)]
 
 
-def explain(error: ValidationError, where: str, known: Iterable[str], example: str, marks: str) -> UsageError:
-    """pydantic's first complaint as one line with the field's path. `known`: the keys at its place;
+def explain(
+    error: ValidationError, where: str, siblings: Iterable[str], example: str, marks: str
+) -> UsageError:
+    """pydantic's first complaint as one line with the field's path. `siblings`: the keys at its place;
     `example`: a page with one; `marks`: what a name may have besides letters and digits."""
     first, parts = error.errors(include_url=False)[0], parts_of(error)
     location, given, kind = ".".join(parts), first.get("input"), first["type"]
     if kind == "extra_forbidden":
-        keys = sorted(known)
+        keys = sorted(siblings)
         hint = did_you_mean(parts[-1], keys) or f"known keys here: {', '.join(keys)}"
         return UsageError(f"unknown key {location!r}", where=where, hint=hint)
     if kind == "value_error":
@@ -236,5 +238,5 @@ def explain(error: ValidationError, where: str, known: Iterable[str], example: s
     if kind == "string_pattern_mismatch":  # a name: nothing else has a pattern
         what = f"{location}: {given!r} cannot be the name of an entry"
         return UsageError(what, where=where, hint=NAME_HINT.format(marks=marks))
-    said = f"{first['msg'][:1].lower()}{first['msg'][1:]}"
-    return UsageError(f"{location}: {said}, not {given!r}", where=where)
+    complaint = f"{first['msg'][:1].lower()}{first['msg'][1:]}"
+    return UsageError(f"{location}: {complaint}, not {given!r}", where=where)

@@ -8,11 +8,11 @@ MOST = 3
 CERTAIN = 0.95  # two names of a section are so alike: no other is meant
 
 
-def near_names(name: str, known: Iterable[str]) -> list[str]:
+def near_names(name: str, choices: Iterable[str]) -> list[str]:
     """The known names nearest to `name`, best first; names that contain its last part count as near."""
     import difflib
 
-    names = sorted(set(known))
+    names = sorted(set(choices))
     head, dot, tail = name.rpartition(".")
     siblings = {other[len(head) + 1 :]: other for other in names if dot and other.startswith(head + dot)}
     close = [siblings[each] for each in difflib.get_close_matches(tail, siblings, n=MOST, cutoff=0.6)]
@@ -26,7 +26,7 @@ def near_names(name: str, known: Iterable[str]) -> list[str]:
     return close[:MOST]
 
 
-def did_you_mean(name: str, known: Iterable[str]) -> str | None:
+def did_you_mean(name: str, choices: Iterable[str]) -> str | None:
     """A hint line, or None where nothing is near."""
-    close = near_names(name, known)
+    close = near_names(name, choices)
     return f"did you mean {' or '.join(close)}?" if close else None

@@ -106,8 +106,8 @@ def load_pipeline(file: Path, *, frozen: bool = False) -> Pipeline:
         made = Pipeline.model_validate(read_yaml(file))
     except ValidationError as error:
         kind = Step if len(parts_of(error)) > 1 else Pipeline
-        told = explain(error, where, kind.model_fields, "docs/pipelines.md", "'-' and '_'")
-        raise RecipeError(told.what, where=told.where, hint=told.hint) from None
+        complaint = explain(error, where, kind.model_fields, "docs/pipelines.md", "'-' and '_'")
+        raise RecipeError(complaint.what, where=complaint.where, hint=complaint.hint) from None
     shipped = SHIPPED.parent / "pipelines"
     steps = made.pipeline
     if not frozen:
@@ -162,8 +162,8 @@ def _taken(value: Any, where: str = "") -> Iterator[tuple[str, str]]:
     elif isinstance(value, list):
         for inner in value:
             yield from _taken(inner, where)
-    elif isinstance(value, str) and (found := _STEP.fullmatch(value)):
-        yield where, found[1]
+    elif isinstance(value, str) and (match := _STEP.fullmatch(value)):
+        yield where, match[1]
 
 
 def models_taken(recipe: Recipe) -> list[tuple[str, str]]:
@@ -177,5 +177,5 @@ def with_models(value: Any, models: Mapping[str, str]) -> Any:
         return {key: with_models(inner, models) for key, inner in value.items()}
     if isinstance(value, list):
         return [with_models(inner, models) for inner in value]
-    found = _STEP.fullmatch(value) if isinstance(value, str) else None
-    return models.get(found[1], value) if found else value
+    match = _STEP.fullmatch(value) if isinstance(value, str) else None
+    return models.get(match[1], value) if match else value

@@ -29,7 +29,7 @@ def printable(text: str) -> str:
 
 def spelt_out(text: str) -> str:
     """A JSON document in which such characters are escaped: the same data."""
-    return _COMMANDS.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
+    return _COMMANDS.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
 
 
 def scrubbed(text: str) -> str:
@@ -37,8 +37,8 @@ def scrubbed(text: str) -> str:
     return _KNOWN.sub(_masked_known, text) if _KNOWN.search(text) else text
 
 
-def _masked_known(found: re.Match[str]) -> str:
-    kept = next(part for part in found.group("url", "query", "bearer", "prefix") if part is not None)
+def _masked_known(match: re.Match[str]) -> str:
+    kept = next(part for part in match.group("url", "query", "bearer", "prefix") if part is not None)
     return kept + HIDDEN
 
 

@@ -517,11 +517,11 @@ def recipe_class(workload: Any) -> type[Recipe]:
 
 def recipe_classes() -> dict[str, type[Recipe]]:
     """Those of all workloads that are installed here and can be loaded, by name."""
-    found = {}
+    classes = {}
     for name in plugin_names(WORKLOADS):
         with suppress(BrokenPluginError):
-            found[name.replace("_", "-")] = recipe_class(name)
-    return found
+            classes[name.replace("_", "-")] = recipe_class(name)
+    return classes
 
 
 def recipe_from(data: Mapping[str, Any]) -> Recipe:

@@ -176,25 +176,25 @@ def inherited(source: str | Mapping[str, Any], overrides: Iterable[str] = ()) ->
         own, parents = {}, [path.stem] if given else []
     if not parents:
         return "", {}
-    said = {key for layer in (own, *given) for key in _leaves(layer)}
+    given_paths = {key for layer in (own, *given) for key in _leaves(layer)}
     whole = read_layers(source) if isinstance(source, str) else layers_of(source, path)
     merged = lay_over(whole, given)
     usual = _leaves(recipe_class(merged.get("workload"))().as_dict())
-    found = {
+    settings = {
         key: value
         for key, value in _leaves(merged).items()
-        if key not in said and value != usual.get(key) and not key.startswith(_UNSAID)
+        if key not in given_paths and value != usual.get(key) and not key.startswith(_UNSAID)
     }
-    return ", ".join(Path(each).stem for each in parents), found
+    return ", ".join(Path(each).stem for each in parents), settings
 
 
 def _leaves(data: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """Values by their dotted paths."""
-    found: dict[str, Any] = {}
+    leaves: dict[str, Any] = {}
     for key, value in data.items():
         path = f"{prefix}{key}"
-        found |= _leaves(value, f"{path}.") if isinstance(value, Mapping) and value else {path: value}
-    return found
+        leaves |= _leaves(value, f"{path}.") if isinstance(value, Mapping) and value else {path: value}
+    return leaves
 
 
 def lay_over(below: Mapping[str, Any], changes: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -264,20 +264,20 @@ def validate(data: Mapping[str, Any], *, where: str) -> Recipe:
 
 def _with_workload(data: Mapping[str, Any]) -> dict[str, Any]:
     """A recipe's data; one with a command is a command's."""
-    told = "command" not in data or data.get("workload") is not None
-    return dict(data) if told else {**data, "workload": "command"}
+    complete = "command" not in data or data.get("workload") is not None
+    return dict(data) if complete else {**data, "workload": "command"}
 
 
 def _check_workload(workload: Any, where: str) -> None:
     """Raise RecipeError for a misspelt one, whose other keys would be refused as unknown. One that is near to
     none may be a third party's, on the hosts alone, if it is a name at all."""
     name = str("text2sql" if workload is None else workload).replace("_", "-")
-    known = workloads()
+    names = workloads()
     if isinstance(workload, str | int) and not NAME.fullmatch(name):
-        hint = f"known here: {', '.join(sorted(known))}"
+        hint = f"known here: {', '.join(sorted(names))}"
         raise RecipeError(f"workload: {workload!r} is not a workload's name", where=where, hint=hint)
-    near = difflib.get_close_matches(name, known, n=1, cutoff=MISSPELT)
-    if near and name not in known:
+    near = difflib.get_close_matches(name, names, n=1, cutoff=MISSPELT)
+    if near and name not in names:
         what = f"workload: no workload is named {workload!r}"
         raise RecipeError(what, where=where, hint=f"did you mean {near[0]}?")
 
@@ -521,13 +521,13 @@ def _explain(error: ValidationError, where: str, model: type[Recipe]) -> RecipeE
     """pydantic's first complaint as one line with the field's full path and, where it helps, a hint."""
     first = error.errors(include_url=False)[0]
     location = ".".join(str(part) for part in first["loc"] if not str(part).startswith("function-"))
-    known = field_paths(model)
+    paths = field_paths(model)
     if first["type"] == "extra_forbidden":
-        siblings = [p for p in known if p.rpartition(".")[0] == location.rpartition(".")[0]]
-        elsewhere = [p for p in known if not location.startswith(f"{p}.")]
+        siblings = [p for p in paths if p.rpartition(".")[0] == location.rpartition(".")[0]]
+        elsewhere = [p for p in paths if not location.startswith(f"{p}.")]
         hint = (
             _of_others(location, model)
-            or _other_name(location, known)
+            or _other_name(location, paths)
             or did_you_mean(location, siblings)
             or did_you_mean(location, elsewhere)
         )
@@ -536,7 +536,7 @@ def _explain(error: ValidationError, where: str, model: type[Recipe]) -> RecipeE
             where=where,
             hint=hint or f"known keys here: {', '.join(p.rpartition('.')[2] for p in siblings)}",
         )
-    while location not in known and "." in location:  # drop pydantic's own parts behind the field's path
+    while location not in paths and "." in location:  # drop pydantic's own parts behind the field's path
         location = location.rpartition(".")[0]
     if first["type"] == "value_error":  # a section's own words
         return RecipeError(f"{location}: {first['ctx']['error']}", where=where)
@@ -598,10 +598,10 @@ _ELSEWHERE = {
 _BATCH = ("batch_size", "batchsize", "bs")
 
 
-def _other_name(location: str, known: Iterable[str]) -> str | None:
+def _other_name(location: str, paths: Iterable[str]) -> str | None:
     """A hint where other tools have a name for what is meant."""
     word = location.rpartition(".")[2].lower().replace("-", "_")
     if word in _BATCH:
         return "batch.micro is the batch of a rank, batch.global that of all ranks"
-    meant = [path for path, names in _ELSEWHERE.items() if word in names and path in known]
+    meant = [path for path, names in _ELSEWHERE.items() if word in names and path in paths]
     return f"did you mean {meant[0]}?" if meant else None

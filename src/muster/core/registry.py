@@ -145,9 +145,9 @@ def declared(group: str, name: str, attribute: str, kind: type[T]) -> type[T]:
     """The class derived from `kind` that a plug-in's spec.py calls `attribute`; `kind` itself where it has no
     spec.py. Raises as `load_plugin`."""
     spec = load_part(group, name, "spec")
-    found = getattr(spec, attribute, None) if spec else kind
-    if isinstance(found, type) and issubclass(found, kind):
-        return found
+    kind_of_plugin = getattr(spec, attribute, None) if spec else kind
+    if isinstance(kind_of_plugin, type) and issubclass(kind_of_plugin, kind):
+        return kind_of_plugin
     lacking = f"its spec.py has no {attribute} that is derived from {kind.__name__}"
     raise broken(group, name, lacking, spec.__file__ if spec else None)
 
@@ -169,8 +169,8 @@ def guarded(group: str, name: str, doing: str = "cannot be loaded") -> Iterator[
 def broken(group: str, name: str, what: str, place: str | None = None) -> BrokenPluginError:
     """The error of a plug-in that does not keep its contract. `place`: FILE or FILE:LINE."""
     package = package_of(group, name)
-    said = [f"package {package}" if package else "", place or ""]
-    origin = ", ".join(part for part in said if part)
+    origins = [f"package {package}" if package else "", place or ""]
+    origin = ", ".join(part for part in origins if part)
     return BrokenPluginError(
         f"{what} ({origin})" if origin else what,
         where=_called(group, name),
@@ -225,9 +225,9 @@ def find_plugin(group: str, name: str) -> str:
     names = own_plugins(group)
     names = names if key in names else plugin_names(group)
     if key not in names:
-        known = [known.replace("_", "-") for known in names]
+        choices = [choices.replace("_", "-") for choices in names]
         raise UsageError(
             f"unknown {_kind(group)} {name!r}",
-            hint=did_you_mean(name, known) or f"known: {', '.join(sorted(known))}",
+            hint=did_you_mean(name, choices) or f"known: {', '.join(sorted(choices))}",
         )
     return names[key]

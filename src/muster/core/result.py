@@ -182,8 +182,8 @@ def unscored_words(questions: int, scored: int | None, failed: Sequence[Unscored
         whys.append(f"the expected query of {len(failed):,} cannot be run ({named}{more})")
     if left > len(failed):
         whys.append(f"{left - len(failed):,} have no database")
-    told = "question does" if left == 1 else "questions do"
-    return f"{left:,} held-out {told} not count in same rows: {', and '.join(whys)}"
+    verb = "question does" if left == 1 else "questions do"
+    return f"{left:,} held-out {verb} not count in same rows: {', and '.join(whys)}"
 
 
 class Extreme(Part):

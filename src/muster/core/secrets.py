@@ -68,11 +68,11 @@ def scrubber(env: Mapping[str, str]) -> Callable[[str], str]:
     return scrub
 
 
-def _masked_assigned(found: re.Match[str]) -> str:
-    if not is_secret(found["name"]) or found["value"].strip("'\"") in ("", HIDDEN):
-        return found[0]
-    quote = found["value"][0] if found["value"][0] in "'\"" else ""
-    return f"{found['name']}{found['sign']}{quote}{HIDDEN}{quote}"
+def _masked_assigned(match: re.Match[str]) -> str:
+    if not is_secret(match["name"]) or match["value"].strip("'\"") in ("", HIDDEN):
+        return match[0]
+    quote = match["value"][0] if match["value"][0] in "'\"" else ""
+    return f"{match['name']}{match['sign']}{quote}{HIDDEN}{quote}"
 
 
 def masked_words(words: Sequence[str], shown: Iterable[str] = ()) -> list[str]:
@@ -92,8 +92,8 @@ def masked_setup(text: str, shown: Iterable[str] = ()) -> str:
 
 
 def _hider(shown: set[str]) -> Callable[[re.Match[str]], str]:
-    def hide(found: re.Match[str]) -> str:
-        return found[0] if found["name"] in shown else f"{found['name']}={HIDDEN}"
+    def hide(match: re.Match[str]) -> str:
+        return match[0] if match["name"] in shown else f"{match['name']}={HIDDEN}"
 
     return hide
 
@@ -101,7 +101,7 @@ def _hider(shown: set[str]) -> Callable[[re.Match[str]], str]:
 def _masked_word(before: str, word: str, shown: set[str]) -> str:
     hide = _hider(shown)
     if _LISTS.search(word):
-        return _LISTS.sub(lambda found: found["lead"] + _VARIABLE.sub(hide, found["list"]), word)
+        return _LISTS.sub(lambda match: match["lead"] + _VARIABLE.sub(hide, match["list"]), word)
     name, equals, _ = word.partition("=")
     if equals and (before in _SETS or name.isidentifier()) and (before in _SETS or name.upper() == name):
         return word if name in shown else f"{name}={HIDDEN}"

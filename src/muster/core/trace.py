@@ -153,16 +153,16 @@ def line(small: Pass, large: Pass, samples: int) -> Pass:
     def between(low: int, high: int) -> int:
         return max(0, round(low + (high - low) * share))
 
-    found: dict[str, Any] = {name: between(getattr(small, name), getattr(large, name)) for name in FIGURES}
+    figures: dict[str, Any] = {name: between(getattr(small, name), getattr(large, name)) for name in FIGURES}
     if not (small.peaks and small.peaks.keys() == large.peaks.keys()):
         tops = ("forward_peak", "backward_peak", "growing_peak")
-        found |= {name: between(getattr(small, name), getattr(large, name)) for name in tops}
-        return Pass(samples=samples, **found)
+        figures |= {name: between(getattr(small, name), getattr(large, name)) for name in tops}
+        return Pass(samples=samples, **figures)
     peaks = {}
     for part, (low, growing_low) in small.peaks.items():
         high, growing_high = large.peaks[part]
         peaks[part] = (between(low, high), between(growing_low, growing_high))
-    return with_peaks(samples, found, peaks)
+    return with_peaks(samples, figures, peaks)
 
 
 def with_peaks(samples: int, figures: Mapping[str, int], peaks: dict[str, tuple[int, int]]) -> Pass:
@@ -187,9 +187,9 @@ def to_json(trace: Trace) -> dict[str, Any]:
     return asdict(trace)
 
 
-def from_json(found: Any) -> Trace:
+def from_json(data: Any) -> Trace:
     """What `to_json` made. Raises ValueError for something else."""
-    return _TRACE.validate_python(found)
+    return _TRACE.validate_python(data)
 
 
 _TRACE = TypeAdapter(Trace)

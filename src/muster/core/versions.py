@@ -8,10 +8,10 @@ from importlib.metadata import PackageNotFoundError, version
 
 def versions_of(names: Iterable[str]) -> dict[str, str]:
     """Name -> version of those that are installed here."""
-    found = {}
+    versions = {}
     for name in names:
         try:
-            found[name] = version(name)
+            versions[name] = version(name)
         except PackageNotFoundError:
             continue
-    return found
+    return versions

@@ -46,8 +46,8 @@ class Endings:
                     if self.host_of(rank) != host:
                         voices[self.host_of(rank)].add(host)
         speakers = set().union(*voices.values()) if voices else set()
-        found = {host for host, against in voices.items() if 2 * len(against) > len(speakers)}
-        return found or set(voices) - {self.places[0].host}
+        missing = {host for host, against in voices.items() if 2 * len(against) > len(speakers)}
+        return missing or set(voices) - {self.places[0].host}
 
     def last_question(self, rank: int) -> str:
         """What a rank was at when it was last heard."""
@@ -60,58 +60,58 @@ class Endings:
         return at
 
 
-def failures_of(told: Endings, outcome: Outcome) -> list[FabricFailure]:
+def failures_of(endings: Endings, outcome: Outcome) -> list[FabricFailure]:
     """Every failure with its host; those that only echo another's are not blamed."""
-    first = [*_lost(told, outcome), *_ended(told, outcome)]
-    known = {failure.host for failure in first}
-    silent = [each for each in _silent(told, outcome) if each.host not in known]
-    guilty = known | {each.host for each in silent}
-    accused = [each for each in _accused(told) if each.host not in guilty]
+    first = [*_lost(endings, outcome), *_ended(endings, outcome)]
+    hosts = {failure.host for failure in first}
+    silent = [each for each in _silent(endings, outcome) if each.host not in hosts]
+    guilty = hosts | {each.host for each in silent}
+    accused = [each for each in _accused(endings) if each.host not in guilty]
     guilty |= {each.host for each in accused}
-    reported = _reported(told, guilty)
+    reported = _reported(endings, guilty)
     own = {(each.host, each.question) for each in reported}  # a host's own words say more
     return [*first, *silent, *(each for each in accused if (each.host, each.question) not in own), *reported]
 
 
-def _lost(told: Endings, outcome: Outcome) -> list[FabricFailure]:
-    found = []
+def _lost(endings: Endings, outcome: Outcome) -> list[FabricFailure]:
+    failures = []
     for host, why in outcome.lost.items():
-        ranks = next(list(each.ranks) for each in told.places if each.host == host)
-        question = told.last_question(ranks[0])
+        ranks = next(list(each.ranks) for each in endings.places if each.host == host)
+        question = endings.last_question(ranks[0])
         what = f"the host was lost: {why}"
-        found.append(FabricFailure(question=question, what=what, host=host, ranks=ranks, id=why_lost(why)))
+        failures.append(FabricFailure(question=question, what=what, host=host, ranks=ranks, id=why_lost(why)))
     for host, each in outcome.problems.items():
-        found.append(
+        failures.append(
             FabricFailure(question="starting", what=each.what, host=host, hint=each.hint, id=each.id)
         )
-    return found
+    return failures
 
 
-def _ended(told: Endings, outcome: Outcome) -> list[FabricFailure]:
+def _ended(endings: Endings, outcome: Outcome) -> list[FabricFailure]:
     """Ranks that were killed or broke off. One that NCCL's watchdog ended had waited for another."""
-    found = []
-    for host, event in told.of("ended"):
+    failures = []
+    for host, event in endings.of("ended"):
         rank, code = event["rank"], int(event["code"])
-        watchdog = code == -signal.SIGABRT and watchdog_words(told.logs.get(host, []))
-        words = [line for line in told.logs.get(host, []) if line.strip()]
+        watchdog = code == -signal.SIGABRT and watchdog_words(endings.logs.get(host, []))
+        words = [line for line in endings.logs.get(host, []) if line.strip()]
         by = _signal_name(-code) if code < 0 else f"exit code {code}"
         hint = words[-1][:300] if words and code > 0 else None
-        what, known = f"rank {rank} was ended by {by}", WATCHDOG if watchdog else None
+        what, failure = f"rank {rank} was ended by {by}", WATCHDOG if watchdog else None
         if code == -signal.SIGKILL:
             killed = by_sigkill(f"rank {rank}", host, outcome.kernel.get(host, Kernel()))
-            what, hint, known = killed.what, killed.hint, killed.id
-        found.append(
+            what, hint, failure = killed.what, killed.hint, killed.id
+        failures.append(
             FabricFailure(
-                question=told.last_question(rank),
+                question=endings.last_question(rank),
                 what=what,
                 host=host,
                 ranks=[rank],
                 blamed=not watchdog,
                 hint=hint,
-                id=known,
+                id=failure,
             )
         )
-    return found
+    return failures
 
 
 def _signal_name(number: int) -> str:
@@ -121,17 +121,17 @@ def _signal_name(number: int) -> str:
         return f"signal {number}"
 
 
-def _silent(told: Endings, outcome: Outcome) -> list[FabricFailure]:
+def _silent(endings: Endings, outcome: Outcome) -> list[FabricFailure]:
     """Hosts whose ranks neither came to their end nor were seen to die: they hung, or never began."""
-    heard = {event["rank"] for kind in ("done", "ended") for _, event in told.of(kind)}
-    heard |= {event["rank"] for _, event in told.of("failed") if event["question"] == "device"}
-    found = []
-    for each in told.places:
-        ranks = [rank for rank in each.ranks if rank not in heard]
+    ended = {event["rank"] for kind in ("done", "ended") for _, event in endings.of(kind)}
+    ended |= {event["rank"] for _, event in endings.of("failed") if event["question"] == "device"}
+    failures = []
+    for each in endings.places:
+        ranks = [rank for rank in each.ranks if rank not in ended]
         if not ranks or (outcome.stopped and not outcome.stopped.startswith("timeout")):
             continue
-        question = told.last_question(ranks[0])
-        words = [line for line in told.logs.get(each.host, []) if line.strip()]
+        question = endings.last_question(ranks[0])
+        words = [line for line in endings.logs.get(each.host, []) if line.strip()]
         code, why = outcome.exits.get(each.host, (None, None))
         what = f"rank {', '.join(map(str, ranks))} did not finish, last at {question}"
         if code not in (None, 0):
@@ -139,40 +139,40 @@ def _silent(told: Endings, outcome: Outcome) -> list[FabricFailure]:
         elif why:
             what += f" ({why})"
         hint = words[-1][:300] if words and question == "starting" else None
-        found.append(FabricFailure(question=question, what=what, host=each.host, ranks=ranks, hint=hint))
-    everyone = len(found) == len(told.places) > 1
-    accused = told.accused()
+        failures.append(FabricFailure(question=question, what=what, host=each.host, ranks=ranks, hint=hint))
+    everyone = len(failures) == len(endings.places) > 1
+    accused = endings.accused()
     if everyone and accused:  # all hang because of a few
-        return [each.model_copy(update={"blamed": each.host in accused}) for each in found]
-    return found
+        return [each.model_copy(update={"blamed": each.host in accused}) for each in failures]
+    return failures
 
 
-def _accused(told: Endings) -> list[FabricFailure]:
-    found: dict[str, FabricFailure] = {}
-    accused = told.accused()
-    for _, event in told.of("missing"):
+def _accused(endings: Endings) -> list[FabricFailure]:
+    failures: dict[str, FabricFailure] = {}
+    accused = endings.accused()
+    for _, event in endings.of("missing"):
         for rank in event["ranks"]:
-            host = told.host_of(rank)
-            if host in accused and host not in found:
+            host = endings.host_of(rank)
+            if host in accused and host not in failures:
                 question = str(event["question"])
                 what = f"did not answer the other hosts' check at {question}"
-                found[host] = FabricFailure(question=question, what=what, host=host, ranks=[rank])
-    return list(found.values())
+                failures[host] = FabricFailure(question=question, what=what, host=host, ranks=[rank])
+    return list(failures.values())
 
 
-def _reported(told: Endings, guilty: set[str]) -> list[FabricFailure]:
+def _reported(endings: Endings, guilty: set[str]) -> list[FabricFailure]:
     """What ranks themselves said, one per host and question. In a question that needs everyone, others' words
     are echoes where a guilty host is known."""
-    found: dict[tuple[str, str], FabricFailure] = {}
-    for host, event in told.of("failed"):
+    failures: dict[tuple[str, str], FabricFailure] = {}
+    for host, event in endings.of("failed"):
         question, rank = str(event["question"]), int(event["rank"])
         key = (host, question)
-        if key in found:
-            ranks = sorted({*found[key].ranks, rank})
-            found[key] = found[key].model_copy(update={"ranks": ranks})
+        if key in failures:
+            ranks = sorted({*failures[key].ranks, rank})
+            failures[key] = failures[key].model_copy(update={"ranks": ranks})
             continue
         shared = question in (*TOGETHER, "rendezvous")
-        found[key] = FabricFailure(
+        failures[key] = FabricFailure(
             question=question,
             what=str(event["what"]),
             host=host,
@@ -181,4 +181,4 @@ def _reported(told: Endings, guilty: set[str]) -> list[FabricFailure]:
             hint=event.get("hint"),
             id=event.get("id"),
         )
-    return list(found.values())
+    return list(failures.values())

@@ -96,18 +96,18 @@ def mpi_hello(
     except JobError as error:
         return _failed(shown, hosts, time.monotonic() - began, str(error))
     seconds = time.monotonic() - began
-    said = read_hello(out.decode("utf-8", "replace"))
+    ranks = read_hello(out.decode("utf-8", "replace"))
     problem = None
     if code != 0:
         words = [line for line in err.decode("utf-8", "replace").splitlines() if line.strip(" -*")]
         problem = f"mpirun ended with exit code {code}: {' '.join(words[:3])[:400]}"
-    elif len(said) != len(hosts):
-        problem = f"{len(said)} of {len(hosts)} ranks answered"
-    sums = [each["sum"] for each in said]
+    elif len(ranks) != len(hosts):
+        problem = f"{len(ranks)} of {len(hosts)} ranks answered"
+    sums = [each["sum"] for each in ranks]
     right = len(hosts) * (len(hosts) + 1) // 2
     return MpiHello(
         command=shown,
-        hosts=[str(each["host"]) for each in said],
+        hosts=[str(each["host"]) for each in ranks],
         asked=len(hosts),
         summed=None if not sums or None in sums else all(each == right for each in sums),
         seconds=seconds,
@@ -121,14 +121,14 @@ def _failed(argv: list[str], hosts: Sequence[Host], seconds: float, problem: str
 
 def read_hello(text: str) -> list[dict[str, Any]]:
     """The ranks' lines among whatever else was printed, in the order of the ranks."""
-    found = []
+    ranks = []
     for line in text.splitlines():
         if line.startswith(_MARK):
             try:
-                found.append(dict(json.loads(line[len(_MARK) :])))
+                ranks.append(dict(json.loads(line[len(_MARK) :])))
             except ValueError:
                 continue
-    return sorted(found, key=lambda each: each["rank"])
+    return sorted(ranks, key=lambda each: each["rank"])
 
 
 # ----------------------------------------------------------------------------------------------------
@@ -320,8 +320,8 @@ def measure(
         common = {"asked": patient.as_dict(), "hosts": hosts, "device": job.device}
 
         def one(index: int, where: Placement, address: str, port: int) -> tuple[dict[str, Any], list[str]]:
-            told = {**common, "host": index, "address": address, "port": port}
-            return told, [facts[where.host]["python"], "-m", WORKER]
+            order = {**common, "host": index, "address": address, "port": port}
+            return order, [facts[where.host]["python"], "-m", WORKER]
 
         orders = start_orders(inputs, decided, facts, one, seconds=60, apart=True)
         first = orders[job.placements[0].host]
@@ -345,11 +345,12 @@ def measure(
 def _greeting(recipe: Recipe, places: tuple[Placement, ...], job_id: str) -> dict[str, dict[str, Any]]:
     """As for a training, but each host works in a folder of its own that its agent removes at the end."""
     folder = Path(tempfile.gettempdir()) / job_id  # never made: no host shares it
-    told = greeting(
+    orders = greeting(
         recipe, places, run_dir=folder, nonce=f".{job_id}-{secrets.token_hex(8)}", job_id=job_id, attempt=1
     )
     return {
-        host: {**spec, "workdir": f"{spec['workdir']}-{host}", "scratch": True} for host, spec in told.items()
+        host: {**spec, "workdir": f"{spec['workdir']}-{host}", "scratch": True}
+        for host, spec in orders.items()
     }
 
 

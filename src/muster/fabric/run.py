@@ -15,11 +15,11 @@ from muster.store.runfolder import RunFolder
 
 def judged(result: Result, folder: Folder, job: Job) -> Result:
     """Whoever others missed is to blame for a failure; wrong values are one, however smoothly they came."""
-    told = Endings(job.placements, list(folder.measured), {})
+    endings = Endings(job.placements, list(folder.measured), {})
     if result.status is State.FAILED and result.failure is not None:
-        accused = told.accused()
+        accused = endings.accused()
         if accused and result.failure.host not in accused:
-            failure = _unanswered(told, accused)
+            failure = _unanswered(endings, accused)
             return result.model_copy(update={"failure": failure})
     if result.status.good and result.fabric is not None:
         wrong = _wrong(result.fabric)
@@ -28,10 +28,10 @@ def judged(result: Result, folder: Folder, job: Job) -> Result:
     return result
 
 
-def _unanswered(told: Endings, accused: set[str]) -> Failure:
-    for _, event in told.of("missing"):
+def _unanswered(endings: Endings, accused: set[str]) -> Failure:
+    for _, event in endings.of("missing"):
         for rank in event["ranks"]:
-            host = told.host_of(rank)
+            host = endings.host_of(rank)
             if host in accused:
                 return Failure(
                     what=f"rank {rank} did not answer the other ranks' check at {event['question']}",

@@ -188,9 +188,9 @@ class Signs:
                 text = text[: quoted.start()]
             self._look(text, host)
             if shape and self.echoes > before and not quoted and len(raw) < _USUAL:
-                known = find(text)
-                if known and known.phrase.weight == "symptom" and not _WHO.search(text):
-                    self._remember(known, raw, shape)
+                entry = find(text)
+                if entry and entry.phrase.weight == "symptom" and not _WHO.search(text):
+                    self._remember(entry, raw, shape)
 
     def again(self, raw: str, shape: str, number: int) -> bool:
         """Whether a line says once more what its rank has said, as those of thousands do that miss another
@@ -240,11 +240,11 @@ class Signs:
         if best is None:
             return ()
         alike = next((each for each in _ALIKE if best.weight in each), frozenset((best.weight,)))
-        found: dict[str, str | None] = {}
+        failures: dict[str, str | None] = {}
         for sign in [best, *(sign for sign in self._all() if sign.weight in alike)]:
             if sign.host:
-                found.setdefault(sign.host, sign.failure)
-        return tuple(found.items())
+                failures.setdefault(sign.host, sign.failure)
+        return tuple(failures.items())
 
     def _all(self) -> list[Sign]:
         """The earliest first. Where a program raised an exception and then crashed, it is the exception."""
@@ -282,25 +282,25 @@ class Signs:
     def _asked_till_now(self) -> str | None:
         """The failure that the program did not get past before it was ended from outside: what it said last,
         where that is no echo of another rank's; None: there is none."""
-        known = find(self.last) if self.last and self.spot else None
-        if known is None or known.phrase.weight != "symptom" or self.spot is None:
+        entry = find(self.last) if self.last and self.spot else None
+        if entry is None or entry.phrase.weight != "symptom" or self.spot is None:
             return None
-        own = known.failure.blame != "peer" and known.failure.retry != "by cause"
-        return known.failure.id if own and (self.spot.number or 0) - self.last_number <= _NEAR else None
+        own = entry.failure.blame != "peer" and entry.failure.retry != "by cause"
+        return entry.failure.id if own and (self.spot.number or 0) - self.last_number <= _NEAR else None
 
     def _handled(self) -> None:
         """The exception that was said last is no reason: the program met it, and failed by another one. But
         no program means to meet a full device, or a row that cannot be read."""
         for key, sign in list(self.now.items()):
-            known = known_failures().get(sign.failure or "")
-            kept = known is not None and (known.phase in ("training", "checkpoint") or known.id == BAD_ROW)
+            entry = known_failures().get(sign.failure or "")
+            kept = entry is not None and (entry.phase in ("training", "checkpoint") or entry.id == BAD_ROW)
             if sign.text == self.last and sign.weight in ("cause", "exception") and not kept:
                 del self.now[key]
 
-    def _remember(self, known: Recognised, raw: str, shape: str) -> None:
+    def _remember(self, entry: Recognised, raw: str, shape: str) -> None:
         if len(self.symptoms) < _SHAPES and (match := _WHOSE.match(raw)):
-            search = known.phrase.expression.search
-            self.symptoms[shape] = _Echo(known.failure.id, search, match.end() + _MORE)
+            search = entry.phrase.expression.search
+            self.symptoms[shape] = _Echo(entry.failure.id, search, match.end() + _MORE)
 
     def forget(self) -> None:
         """Whose echoes were heard: they may have other hosts by now, or other signs are kept."""
@@ -311,9 +311,9 @@ class Signs:
         """Whether a process's end, or what follows from it, comes after a training that ended well."""
         if not self.finished or not (code or signal) or self.broke:
             return False
-        said = {weight for weight, *_ in (*self.now, *self.earlier)}
+        weights = {weight for weight, *_ in (*self.now, *self.earlier)}
         crash = signal or code in _OWN_SIGNALS
-        return (crash and not {"cause", "exception"} & said) or bool(self.late)
+        return (crash and not {"cause", "exception"} & weights) or bool(self.late)
 
     def _leads(self, text: str) -> bool:
         """Whether a line only says what those after it are of: a traceback, an account of a process."""
@@ -342,8 +342,8 @@ class Signs:
         code = next((int(code) for code in left.groups() if code), 0) if left else 0
         code = -code if left and left["mpi"] else code
         shell = _SHELL.search(text)
-        known = find(text)
-        native = known is None and _WHAT.match(text)
+        match = find(text)
+        native = match is None and _WHAT.match(text)
         crashed = bool(native or _CRASH.search(text) or (shell and shell["how"] != "Killed"))
         if self._is_late(code, crashed):
             self.late = self.late or text
@@ -353,31 +353,31 @@ class Signs:
         named = _WHO.search(text)
         who = next((name for name in named.groups() if name), "") if named else ""
         hosts: Sequence[str | None] = split_hosts(who) if who else (host or (self.elastic if left else None),)
-        said = {weight for weight, *_ in (*self.now, *self.earlier)}
+        weights = {weight for weight, *_ in (*self.now, *self.earlier)}
         rank = self.elastic_rank if _ACCOUNT.match(text) else None
-        if known and known.phrase.weight == "limit":
+        if match and match.phrase.weight == "limit":
             # What had failed by itself is ended then as well: that is no timeout.
-            if not {"cause", "exception", "crash"} & said:
+            if not {"cause", "exception", "crash"} & weights:
                 self._add("limit", None, text, (None,))
             return
-        sent = known.failure.id if known and known.phrase.weight == "external" else None
+        sent = match.failure.id if match and match.phrase.weight == "external" else None
         if sent or _EXTERNAL.search(text):
-            if not {"cause", "exception", "crash", "killed"} & said:
+            if not {"cause", "exception", "crash", "killed"} & weights:
                 asked = self._asked_till_now()
                 weight: Weight = "cause" if asked else "external"
                 self._add(weight, asked or sent, self.last if asked else text, hosts)
             return
-        if known and known.phrase.weight in ("cause", "symptom") and _goes_on(text, known):
-            known = None
+        if match and match.phrase.weight in ("cause", "symptom") and _goes_on(text, match):
+            match = None
         raised = _WHAT.match(text) or (self.traceback and _EXCEPTION.match(text))
-        if known and known.phrase.weight == "exception" and not raised:
-            known = None  # the program says what it met, and goes on
-        if known and known.phrase.weight == "symptom" and _CRASH.search(text):
-            known = None  # Python's words for a program that it started
-        if known and known.phrase.weight != "notice":
+        if match and match.phrase.weight == "exception" and not raised:
+            match = None  # the program says what it met, and goes on
+        if match and match.phrase.weight == "symptom" and _CRASH.search(text):
+            match = None  # Python's words for a program that it started
+        if match and match.phrase.weight != "notice":
             # Slurm says on which host the step was, and not which failed.
-            nobody = known.phrase.weight == "scheduler" and "CANCELLED" in text
-            self._add(known.phrase.weight, known.failure.id, text, (None,) if nobody else hosts, rank)
+            nobody = match.phrase.weight == "scheduler" and "CANCELLED" in text
+            self._add(match.phrase.weight, match.failure.id, text, (None,) if nobody else hosts, rank)
             return
         if _CRASH.search(text) or (shell and shell["how"] != "Aborted"):
             self.broke = True
@@ -416,9 +416,9 @@ def weight_of(failure: str | None) -> int:
     """How much a failure explains: a cause, before an exception (which has no name), before a symptom."""
     if failure is None:
         return _ORDER["exception"]
-    known = known_failures().get(failure)
-    said = [phrase.weight for phrase in known.says if phrase.of == "log"] if known else []
-    return _ORDER[said[0] if said else "cause"]
+    entry = known_failures().get(failure)
+    weights = [phrase.weight for phrase in entry.says if phrase.of == "log"] if entry else []
+    return _ORDER[weights[0] if weights else "cause"]
 
 
 def shortened(text: str) -> str:

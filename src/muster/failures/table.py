@@ -147,8 +147,8 @@ def find(text: str, *sources: Source) -> Recognised | None:
 
 def id_of(text: str, *sources: Source) -> str | None:
     """The id of the failure that claims a text, as `find` does."""
-    found = find(text, *sources)
-    return found.failure.id if found else None
+    match = find(text, *sources)
+    return match.failure.id if match else None
 
 
 def find_ssh(lines: Sequence[str]) -> Recognised | None:
@@ -168,24 +168,24 @@ def disk_full(error: OSError, where: Path | str | None = None) -> JobError | Non
     """The error of a write that found no room; None: it is another one."""
     if error.errno not in NO_ROOM:
         return None
-    known = known_failures()["disk_full"]
+    entry = known_failures()["disk_full"]
     where = str(where or error.filename or "") or None
-    return JobError(f"the disk is full: {error.strerror}", where=where, hint=known.remedy, failure=known.id)
+    return JobError(f"the disk is full: {error.strerror}", where=where, hint=entry.remedy, failure=entry.id)
 
 
 def blame_of(failure: str | None) -> Blame:
     """Who is to blame, by a failure's id."""
-    known = known_failures().get(failure or "")
-    return known.blame if known else "unknown"
+    entry = known_failures().get(failure or "")
+    return entry.blame if entry else "unknown"
 
 
 def why_lost(words: str) -> str:
     """The id of why nobody gets through to a host, by what was said last."""
-    found = find(words)
-    return found.failure.id if found and found.failure.blame == "host" else "ssh_unreachable"
+    match = find(words)
+    return match.failure.id if match and match.failure.blame == "host" else "ssh_unreachable"
 
 
 def is_hardware(failure: str | None, text: str | None) -> bool:
     """Whether a line tells of a host's broken hardware, and of nothing else."""
-    known = known_failures().get(failure or "")
-    return bool(known and known.proof and re.search(known.proof, text or ""))
+    entry = known_failures().get(failure or "")
+    return bool(entry and entry.proof and re.search(entry.proof, text or ""))

@@ -15,9 +15,9 @@ _ASKED = 16  # hosts that are enough to find the networks of all
 def own_addresses(places: tuple[Placement, ...]) -> tuple[str, ...]:
     """This machine's addresses, the likeliest first: those that routes to the hosts begin at, then what its
     own name means, then those of its interfaces. Loopback only where nothing else is known. Sends nothing."""
-    found = [address for place in places[:_ASKED] for address in _towards(place.address)]
-    found += [*_resolved(socket.gethostname()), *interfaces()]
-    unique = list(dict.fromkeys(found))
+    candidates = [address for place in places[:_ASKED] for address in _towards(place.address)]
+    candidates += [*_resolved(socket.gethostname()), *interfaces()]
+    unique = list(dict.fromkeys(candidates))
     beyond = [
         address for address in unique if not ipaddress.ip_address(address.partition("%")[0]).is_loopback
     ]

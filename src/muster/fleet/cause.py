@@ -68,14 +68,14 @@ def judge_outcome(
         if event.usage:
             return State.FAILED, _from(event)
     deaths = {host: _signalled(code, outcome.culprits.get(host)) for host, (code, _) in exits.items()}
-    for host, found in deaths.items():
-        if found and found.signal == signal.SIGABRT:
-            words = watchdog_words(rank_log(host, found.rank).splitlines())
+    for host, death in deaths.items():
+        if death and death.signal == signal.SIGABRT:
+            words = watchdog_words(rank_log(host, death.rank).splitlines())
             if words:  # NCCL's watchdog ends the rank that waited, and not the one that it waited for
-                witnesses.append(_Witness(host, found.rank, words, WATCHDOG))
+                witnesses.append(_Witness(host, death.rank, words, WATCHDOG))
                 continue
-        if found and found.signal != signal.SIGTERM:  # schedulers and launchers end all ranks by SIGTERM
-            return State.FAILED, _killed(host, found, outcome.kernel.get(host, Kernel()))
+        if death and death.signal != signal.SIGTERM:  # schedulers and launchers end all ranks by SIGTERM
+            return State.FAILED, _killed(host, death, outcome.kernel.get(host, Kernel()))
     if outcome.lost:
         host, why = next(iter(outcome.lost.items()))
         return State.FAILED, Failure(
@@ -90,9 +90,9 @@ def judge_outcome(
     if reports:
         return State.FAILED, _from(reports[0])
     missed = {witness.host for witness in witnesses}
-    for host, found in deaths.items():
-        if found and found.signal == signal.SIGTERM and host not in missed:
-            return State.FAILED, _killed(host, found, outcome.kernel.get(host, Kernel()))
+    for host, death in deaths.items():
+        if death and death.signal == signal.SIGTERM and host not in missed:
+            return State.FAILED, _killed(host, death, outcome.kernel.get(host, Kernel()))
     bad = {host: left for host, left in exits.items() if left != (0, None)}
     for host, (code, reason) in bad.items():
         if host not in missed and reason != "stopped":
@@ -130,19 +130,19 @@ def judge_command(
         return status, failure
     ordered = ordered[:1] if killed else ordered
     by_host = {place.host: place for place in places}
-    told: tuple[Sign, str, int | None] | None = None
+    cause: tuple[Sign, str, int | None] | None = None
     for host in ordered:
         for rank in (*by_host[host].ranks, None):
             sign = sign_of(words(host, rank))
-            if sign and not _is_echo(sign) and (told is None or order(sign.weight) < order(told[0].weight)):
-                told = sign, host, rank
-    if told is None or told[0].weight in ("exit", "crash"):  # nobody said why, or what follows from another
-        told = _killed_before(outcome, words) or _raised_before(outcome, words, by_host) or told
-    if told is None and killed:
+            if sign and not _is_echo(sign) and (cause is None or order(sign.weight) < order(cause[0].weight)):
+                cause = sign, host, rank
+    if cause is None or cause[0].weight in ("exit", "crash"):  # nobody said why, or what follows from another
+        cause = _killed_before(outcome, words) or _raised_before(outcome, words, by_host) or cause
+    if cause is None and killed:
         return status, failure
-    if told is None:
+    if cause is None:
         return status, _with_last_words(failure, words, by_host[ordered[0]])
-    sign, host, rank = told
+    sign, host, rank = cause
     rank = sign.rank if rank is None else rank
     if sign.weight == "exit":  # torchrun's account, or the like: nobody said why
         code = _ACCOUNT.search(sign.text)
@@ -152,7 +152,7 @@ def judge_command(
             what = _killed(host, left, Kernel()).what if left.signal > 0 else ended
             failure = Failure(what=what, where=f"rank {rank}", host=host, hint=LAST_WORDS)
         return status, _with_last_words(failure, words, by_host[host], rank)
-    known = known_failures().get(sign.failure or "")
+    entry = known_failures().get(sign.failure or "")
     if sign.weight == "killed":  # a launcher sees the signal; the kernel knows who sent it
         pid = re.search(r"\bpid:? (\d+)", sign.text)
         who = "a rank" if rank is None else f"rank {rank}"
@@ -165,7 +165,7 @@ def judge_command(
         what=shortened(sign.text),
         where=None if rank is None else f"rank {rank}",
         host=host,
-        hint=known.remedy.replace("{host}", host) if known else failure.hint,
+        hint=entry.remedy.replace("{host}", host) if entry else failure.hint,
         id=sign.failure,
     )
 
@@ -174,7 +174,7 @@ def unresolved(
     words: Callable[[str, int | None], Iterable[Sequence[str]]], places: Sequence[Placement]
 ) -> Failure | None:
     """The name that a rank asked for until it was ended, since its host cannot look it up; None: none did."""
-    known = known_failures()[UNRESOLVED]
+    entry = known_failures()[UNRESOLVED]
     for place in places:
         for rank in (*place.ranks, None):
             sign = sign_of(words(place.host, rank))
@@ -184,8 +184,8 @@ def unresolved(
                     what=f"the name {name[1]} cannot be looked up" if name else shortened(sign.text),
                     where=None if rank is None else f"rank {rank}",
                     host=place.host,
-                    hint=known.remedy.replace("{host}", name[1] if name else place.host),
-                    id=known.id,
+                    hint=entry.remedy.replace("{host}", name[1] if name else place.host),
+                    id=entry.id,
                 )
     return None
 
@@ -220,8 +220,8 @@ def _raised_before(
 
 def _is_echo(sign: Sign) -> bool:
     """Whether a line says only that something else, or another rank, has failed."""
-    known = known_failures().get(sign.failure or "")
-    return known is not None and (known.retry == "by cause" or known.blame == "peer")
+    entry = known_failures().get(sign.failure or "")
+    return entry is not None and (entry.retry == "by cause" or entry.blame == "peer")
 
 
 def _with_last_words(
@@ -236,8 +236,8 @@ def _with_last_words(
         for block in words(place.host, rank):
             last = next((line for line in reversed(block) if line.strip()), last)
         if last and not (rank is None and last.startswith("===")):
-            told = f"{failure.what}; its last line: {shortened(uncoloured(last))}"
-            return failure.model_copy(update={"what": told})
+            what = f"{failure.what}; its last line: {shortened(uncoloured(last))}"
+            return failure.model_copy(update={"what": what})
     return failure
 
 
@@ -258,17 +258,17 @@ def with_way_on(failure: Failure, run: str, saved: Sequence[events.Saved], lost:
 
 def watchdog_words(log: Iterable[str]) -> str | None:
     """What NCCL's watchdog said first when it ended a rank; None: nothing."""
-    said = (line.strip()[:300] for line in log if (known := find(line)) and known.failure.id == WATCHDOG)
-    return next(said, None)
+    matching = (line.strip()[:300] for line in log if (match := find(line)) and match.failure.id == WATCHDOG)
+    return next(matching, None)
 
 
 def _missed(witnesses: Sequence[_Witness], done: set[int], places: Sequence[Placement]) -> Failure:
     """What ranks that missed others tell of these: their host, where it can only be one."""
-    said = {witness.rank for witness in witnesses} | done
+    speaking = {witness.rank for witness in witnesses} | done
     silent = {
-        place.host: [rank for rank in place.ranks if rank not in said]
+        place.host: [rank for rank in place.ranks if rank not in speaking]
         for place in places
-        if any(rank not in said for rank in place.ranks)
+        if any(rank not in speaking for rank in place.ranks)
     }
     first = witnesses[0]
     words = " ".join(witness.what for witness in witnesses)
@@ -353,8 +353,8 @@ def _killed(host: str, death: _Death, kernel: Kernel) -> Failure:
     entry = "bus_error" if death.signal == signal.SIGBUS else "crashed"
     crashed = known_failures()[entry] if death.signal in CRASHES else None
     what = f"{who} was ended by {name}"
-    hint, known = (crashed.remedy, crashed.id) if crashed else (None, None)
-    return Failure(what=what, where=who, host=host, hint=hint, id=known)
+    hint, failure = (crashed.remedy, crashed.id) if crashed else (None, None)
+    return Failure(what=what, where=who, host=host, hint=hint, id=failure)
 
 
 def by_sigkill(who: str, host: str, kernel: Kernel, pid: int | None = None) -> Failure:
@@ -363,9 +363,9 @@ def by_sigkill(who: str, host: str, kernel: Kernel, pid: int | None = None) -> F
     logged = [line for line in kernel.log or [] if pid and re.search(rf"Killed process {pid}\b", line)]
     if logged or kernel.group:
         seen = logged[0] if logged else f"its control group counts {kernel.group} such kills"
-        known = known_failures()["host_oom_killed"]
-        what, hint = f"{who} was killed by {killer}", f"{seen}; {known.remedy}"
-        return Failure(what=what, host=host, hint=hint, id=known.id)
+        entry = known_failures()["host_oom_killed"]
+        what, hint = f"{who} was killed by {killer}", f"{seen}; {entry.remedy}"
+        return Failure(what=what, host=host, hint=hint, id=entry.id)
     denied = {
         "its control group's counter": kernel.group is not None,
         "the host's counter": kernel.machine == 0,

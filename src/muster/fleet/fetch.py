@@ -139,9 +139,9 @@ def _fetch(remote: Remote, shell: Shell, place: Placement, base: str, name: str,
         shutil.rmtree(partial, ignore_errors=True)
 
 
-def _reason(said: bytes) -> str:
+def _reason(output: bytes) -> str:
     """The last of a host's words that gives one: GNU tar ends by saying that it ends."""
-    lines = said.decode("utf-8", "replace").strip().splitlines() or ["no reason given"]
+    lines = output.decode("utf-8", "replace").strip().splitlines() or ["no reason given"]
     return next((line for line in reversed(lines) if not line.startswith(_TAR_ENDS)), lines[-1])
 
 

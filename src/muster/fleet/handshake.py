@@ -45,13 +45,13 @@ def read_claim(line: bytes, secret: str, nonce: str) -> dict[str, Any]:
 
     Raises Refusal: not the protocol, or another secret (which a replay looks like, too).
     """
-    given, space, said = line.partition(b" ")
+    given, space, payload = line.partition(b" ")
     if not space or not _PROOF.fullmatch(given):
         raise Refusal("garbage")
-    if not hmac.compare_digest(given, proof(secret, "client", nonce, said)):
+    if not hmac.compare_digest(given, proof(secret, "client", nonce, payload)):
         raise Refusal("wrong secret")
     try:
-        claim = json.loads(said)
+        claim = json.loads(payload)
     except (ValueError, RecursionError):
         raise Refusal("garbage") from None
     if (
@@ -69,8 +69,8 @@ def answer(reply: Mapping[str, Any], secret: str, nonce: str) -> bytes:
 
     Raises ValueError where the line would be longer than MAX_LINE.
     """
-    said = json.dumps(reply, separators=(",", ":")).encode()
-    line = proof(secret, "server", nonce, said) + b" " + said + b"\n"
+    payload = json.dumps(reply, separators=(",", ":")).encode()
+    line = proof(secret, "server", nonce, payload) + b" " + payload + b"\n"
     if len(line) > MAX_LINE:
         raise ValueError(f"an answer of {len(line)} bytes does not fit in a line of {MAX_LINE}")
     return line

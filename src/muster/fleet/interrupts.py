@@ -23,8 +23,8 @@ def meaning(number: int, env: Mapping[str, str], now: float) -> str:
     """What a signal says, for people. `now`: seconds since 1970. SIGTERM near a batch job's end, as Slurm
     tells it (SLURM_JOB_END_TIME, from 22.05 on), is its time limit."""
     end, grace = env.get("SLURM_JOB_END_TIME", ""), env.get(GRACE, "")
-    known = number == signal.SIGTERM and end.isdecimal() and grace.isdecimal()
-    if known and abs(int(end) - int(grace) - now) <= SLACK:
+    near_the_end = number == signal.SIGTERM and end.isdecimal() and grace.isdecimal()
+    if near_the_end and abs(int(end) - int(grace) - now) <= SLACK:
         return f"Slurm's time limit (SIGTERM {grace} s before it)"
     return _MEANINGS[signal.Signals(number)]
 

@@ -222,22 +222,22 @@ def _listen(address: str, port: int) -> socket.socket:
             raise OverflowError(f"{port} is not a port")
         if not address and socket.has_dualstack_ipv6():
             try:
-                found = socket.create_server(
+                listening = socket.create_server(
                     ("", port), family=socket.AF_INET6, backlog=BACKLOG, dualstack_ipv6=True
                 )
             except OSError as error:
                 if error.errno not in (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT):
                     raise
-                found = socket.create_server(("", port), backlog=BACKLOG)
+                listening = socket.create_server(("", port), backlog=BACKLOG)
         elif not address:
-            found = socket.create_server(("", port), backlog=BACKLOG)
+            listening = socket.create_server(("", port), backlog=BACKLOG)
         else:
             place = socket.getaddrinfo(address, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
-            found = socket.create_server(place[4][:2], family=place[0], backlog=BACKLOG)
+            listening = socket.create_server(place[4][:2], family=place[0], backlog=BACKLOG)
     except (OSError, OverflowError, UnicodeError) as error:
         raise _unavailable(address, port, error) from None
-    found.setblocking(False)
-    return found
+    listening.setblocking(False)
+    return listening
 
 
 def _unavailable(address: str, port: int, error: Exception) -> UsageError:

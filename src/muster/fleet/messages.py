@@ -225,11 +225,11 @@ _PROVISION: dict[str, type[_Message]] = {"reply": _Reply, "progress": _Progress,
 def of_job(place: Placement, message: Mapping[str, Any]) -> None:
     """What the agent of a job says. Raises ValueError."""
     _check(_JOB, message)
-    told = [message.get("rank"), *(each[0] for each in message.get("pulses", ()))]
-    told += message.get("ungrouped", ())
+    ranks = [message.get("rank"), *(each[0] for each in message.get("pulses", ()))]
+    ranks += message.get("ungrouped", ())
     if message["m"] == "looked":
-        told += [each["rank"] for each in message["ranks"]]
-    for rank in told:
+        ranks += [each["rank"] for each in message["ranks"]]
+    for rank in ranks:
         if rank is not None and rank not in place.ranks:
             raise ValueError(f"{message['m']}: rank {rank} is not on that host")
     if message["m"] == "hello" and place.first_rank == 0 and "port" not in message["facts"]:
@@ -241,8 +241,8 @@ def of_provision(place: Placement, message: Mapping[str, Any]) -> None:
     _check(_PROVISION, message)
 
 
-def _check(known: Mapping[str, type[_Message]], message: Mapping[str, Any]) -> None:
-    kind = known.get(str(message["m"]))
+def _check(kinds: Mapping[str, type[_Message]], message: Mapping[str, Any]) -> None:
+    kind = kinds.get(str(message["m"]))
     if kind is None:
         raise ValueError(f"{str(message['m'])[:40]!r} is the name of no message")
     try:

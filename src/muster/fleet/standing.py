@@ -61,8 +61,8 @@ def _function(frame: Frame) -> str:
 
 
 def _pending(groups: Iterable[GroupSeen]) -> dict[str, list[Begun]]:
-    found = {each.group: [call for call in each.calls if call.pending] for each in groups}
-    return {name: calls for name, calls in found.items() if calls}
+    pending = {each.group: [call for call in each.calls if call.pending] for each in groups}
+    return {name: calls for name, calls in pending.items() if calls}
 
 
 def _for_pending(frame: Frame) -> bool:
@@ -78,8 +78,8 @@ def in_collective(frames: Sequence[Frame]) -> bool:
 def line_of(frames: Sequence[Frame]) -> str | None:
     """The innermost line that is not a library's, for people; of libraries alone, the innermost one."""
     own = next((each for each in frames if not any(part in each[1] for part in _LIBRARIES)), None)
-    found = own or next((each for each in frames if not in_collective([each])), None)
-    return f"{found[0]} ({found[1].rsplit('/', 1)[-1]}:{found[2]})" if found else None
+    frame = own or next((each for each in frames if not in_collective([each])), None)
+    return f"{frame[0]} ({frame[1].rsplit('/', 1)[-1]}:{frame[2]})" if frame else None
 
 
 @dataclass(frozen=True)
@@ -246,20 +246,20 @@ class _Case:
                 begun.setdefault(group, {}).update((call.number, call) for call in calls)
                 started.setdefault(group, set()).update(call.number for call in calls if call.started)
         for each in self.stands:
-            known = each.last or {}
+            last_begun = each.last or {}
             for group in begun:
-                last = known.get(group, known.get(f"* {group.partition(' ')[2]}"))
+                last = last_begun.get(group, last_begun.get(f"* {group.partition(' ')[2]}"))
                 if last is None:
                     continue
                 first = min((number for number in begun[group] if number > last), default=None)
                 if first is not None:
-                    told = f"{begun[group][first].name} number {first}; it has begun {last}"
-                    self.missed.setdefault(each.rank, told)
+                    collective = f"{begun[group][first].name} number {first}; it has begun {last}"
+                    self.missed.setdefault(each.rank, collective)
             for group, calls in each.pending.items():
                 for call in calls:
                     if not call.started and call.number in started.get(group, ()):
-                        told = f"{call.name} number {call.number}, which its GPU has not come to"
-                        self.late.setdefault(each.rank, told)
+                        collective = f"{call.name} number {call.number}, which its GPU has not come to"
+                        self.late.setdefault(each.rank, collective)
 
     def parted(self) -> list[tuple[str, str]]:
         """Pairs of hosts, or of a host and an address that none of them has, of which one has had no answer
@@ -271,16 +271,16 @@ class _Case:
                 homes.setdefault(address, set()).add(host)
 
         def pair(host: str, there: str) -> tuple[str, str]:
-            known = homes.get(there, set())
-            ends = host, next(iter(known)) if len(known) == 1 else there
+            owners = homes.get(there, set())
+            ends = host, next(iter(owners)) if len(owners) == 1 else there
             return min(ends), max(ends)
 
-        found = {pair(host, there) for host, look in looks for _, there in look.silent}
-        ends = {end for each in found for end in each}
+        cut = {pair(host, there) for host, look in looks for _, there in look.silent}
+        ends = {end for each in cut for end in each}
         if any(each.reached for each in self.probes.values()):  # else probes are let through nowhere
             tried = {pair(host, there) for host, each in self.probes.items() for there in each.unreached}
-            found |= {each for each in tried if not ends.isdisjoint(each)}
-        return sorted(each for each in found if each[0] != each[1])
+            cut |= {each for each in tried if not ends.isdisjoint(each)}
+        return sorted(each for each in cut if each[0] != each[1])
 
     def disagreement(self) -> dict[str, list[Stand]] | None:
         """Ranks that all wait in the same collective of a group, by what each takes it for, where that
@@ -324,7 +324,7 @@ def judge(stands: Sequence[Stand], *, stepping: bool, looks: Mapping[str, Looked
         return _apart(apart, case)
     behind = [each for each in stands if each.rank in case.missed and each.kind != "waiting"]
     outside = [each for each in stands if each.kind != "waiting"] if case.waiting else []
-    heard = {"the flight recorder": behind, "the Python stacks": outside}
+    by_witness = {"the flight recorder": behind, "the Python stacks": outside}
     suspects = [each for each in behind if each in outside] or behind or outside
     if not case.waiting and not behind:
         return _without_others(stands, stepping)
@@ -334,7 +334,7 @@ def judge(stands: Sequence[Stand], *, stepping: bool, looks: Mapping[str, Looked
     unheard = [each for each in outside if each.last is None]
     if any(_alive(each, stepping=stepping) for each in (*suspects, *unheard)):
         return Finding(False, "; ".join(f"{each} {each.does()}" for each in suspects[:3]))
-    return _named(case, suspects, {name: found for name, found in heard.items() if found}, xid)
+    return _named(case, suspects, {name: accused for name, accused in by_witness.items() if accused}, xid)
 
 
 def _alive(stand: Stand, *, stepping: bool) -> bool:
@@ -343,10 +343,10 @@ def _alive(stand: Stand, *, stepping: bool) -> bool:
 
 
 def _named(
-    case: _Case, culprits: Sequence[Stand], heard: Mapping[str, Sequence[Stand]], xid: Iterable[str]
+    case: _Case, culprits: Sequence[Stand], by_witness: Mapping[str, Sequence[Stand]], xid: Iterable[str]
 ) -> Finding:
     """The others wait for these."""
-    sets = [frozenset(each.rank for each in found) for found in heard.values()]
+    sets = [frozenset(each.rank for each in accused) for accused in by_witness.values()]
     # Who is missed and waits in nothing is a cause, whatever its stack looks like.
     if missed := frozenset(
         each.rank for each in case.stands if each.rank in case.missed and not each.pending
@@ -355,18 +355,21 @@ def _named(
     agree = all(not one.isdisjoint(other) for one in sets for other in sets)
     waiting = [each for each in case.stands if each.kind == "waiting"]
     witnesses = [
-        f"{who}: {', '.join(f'rank {each.rank}' for each in found[:8])}" for who, found in heard.items()
+        f"{who}: {', '.join(f'rank {each.rank}' for each in accused[:8])}"
+        for who, accused in by_witness.items()
     ]
     witnesses += [f"rank {rank} is missed in {where}" for rank, where in list(case.missed.items())[:8]]
     witnesses += [f"the NVIDIA driver: {each}" for each in xid]
-    said = "; ".join(f"{each} {each.does()}" for each in culprits[:3])
+    words = "; ".join(f"{each} {each.does()}" for each in culprits[:3])
     more = f"; {len(culprits) - 3} more ranks as well" if len(culprits) > 3 else ""
     others = _waits(waiting)
     if not agree:
-        said = f"witnesses disagree on who keeps the others: {'; '.join(witnesses[: len(heard)])}; {said}"
+        words = (
+            f"witnesses disagree on who keeps the others: {'; '.join(witnesses[: len(by_witness)])}; {words}"
+        )
     return Finding(
         True,
-        f"{said}{more}{others}",
+        f"{words}{more}{others}",
         tuple(culprits),
         certain=agree and len(culprits) < len(case.stands),
         waiting=tuple(each.rank for each in waiting),
@@ -385,18 +388,18 @@ def _parted(
     if len(common) == 1:
         (host,) = common
         ends = [end for pair in pairs for end in pair if end != host]
-        said = f"nothing arrives between {host} and {', '.join(ends[:3])}{', ...' if len(ends) > 3 else ''}"
+        words = f"nothing arrives between {host} and {', '.join(ends[:3])}{', ...' if len(ends) > 3 else ''}"
         named = (host,)
     else:
-        said = "nothing arrives between " + "; ".join(f"{one} and {other}" for one, other in pairs[:3])
+        words = "nothing arrives between " + "; ".join(f"{one} and {other}" for one, other in pairs[:3])
         named = pairs[0] if len(pairs) == 1 else ()
     # Who waits for no network has another reason.
     apart = [each for each in others if not each.on_the_network]
     if apart:
-        said = f"witnesses disagree: {said}; but {'; '.join(f'{each} {each.does()}' for each in apart[:3])}"
+        words = f"witnesses disagree: {words}; but {'; '.join(f'{each} {each.does()}' for each in apart[:3])}"
     return Finding(
         True,
-        f"{said}{_waits(case.waiting, '')}",
+        f"{words}{_waits(case.waiting, '')}",
         hosts=named,
         certain=len(named) == 1 and not apart,
         waiting=tuple(each.rank for each in case.waiting),
@@ -428,15 +431,15 @@ def _apart(apart: Mapping[str, Sequence[Stand]], case: _Case) -> Finding:
     """Ranks came to different collectives: a bug of the program. Few against many are named."""
     ordered = sorted(apart.items(), key=lambda each: len(each[1]))
     few, many = ordered[0][1], ordered[-1][1]
-    said = "; ".join(f"{_ranks(found)}: {what}" for what, found in ordered[:4])
+    words = "; ".join(f"{_ranks(ranks)}: {what}" for what, ranks in ordered[:4])
     named = tuple(few) if len(few) < len(many) else ()
     return Finding(
         True,
-        f"ranks wait for each other in different collectives: {said}",
+        f"ranks wait for each other in different collectives: {words}",
         named,
         certain=bool(named),
         waiting=tuple(each.rank for each in case.waiting),
-        witnesses=(f"the flight recorder and the Python stacks: {said}",),
+        witnesses=(f"the flight recorder and the Python stacks: {words}",),
         hint=_APART,
     )
 
@@ -456,14 +459,14 @@ def _all_wait(case: _Case, xid: Iterable[str]) -> Finding:
         begun.setdefault(first, []).append(each)
         lines.setdefault(each.line or "?", []).append(each)
     if not frozenset.intersection(*begun) and len(lines) > 1:
-        said = "; ".join(f"{_ranks(found)} at {line}" for line, found in list(lines.items())[:4])
+        words = "; ".join(f"{_ranks(ranks)} at {line}" for line, ranks in list(lines.items())[:4])
         missed = [f"rank {rank} is missed in {where}" for rank, where in list(case.missed.items())[:8]]
         # Of two kinds of ranks each of which misses the other: the few.
         few, *_, many = sorted(begun.values(), key=len) if len(begun) == 2 else ([], [])
         circle = len(few) < len(many) and all(each.rank in case.missed for each in case.waiting)
         return Finding(
             True,
-            f"ranks wait for each other at different places: {said}",
+            f"ranks wait for each other at different places: {words}",
             tuple(few) if circle else (),
             certain=circle,
             waiting=waiting,
@@ -486,5 +489,5 @@ def _without_others(stands: Sequence[Stand], stepping: bool) -> Finding:
     if not stepping or len(stuck) < len(stands) or not any(each.look for each in stands):
         return Finding(False, "nothing shows that a rank waits for another one")
     there = [each for each in stuck if each.look]  # nobody waits for who has ended
-    said = "; ".join(f"{each} {each.does()}" for each in there[:3])
-    return Finding(True, said, tuple(there), certain=len(there) == 1, hint=_hint(there[0]))
+    words = "; ".join(f"{each} {each.does()}" for each in there[:3])
+    return Finding(True, words, tuple(there), certain=len(there) == 1, hint=_hint(there[0]))

@@ -227,8 +227,8 @@ class Supervisor:
             )
         for link in self.links:
             if link.problem:
-                what, hint, known = link.problem.what, link.problem.hint, link.problem.id
-                raise UsageError(what, host=link.place.host, hint=hint, failure=known)
+                what, hint, failure = link.problem.what, link.problem.hint, link.problem.id
+                raise UsageError(what, host=link.place.host, hint=hint, failure=failure)
 
     def _find_the_guilty(self, unreached: list[Connection]) -> None:
         """One that was not reached keeps mpirun from starting any: find out which."""
@@ -249,12 +249,12 @@ class Supervisor:
         """Label -> what was said of it, of each host on which `true` does not run."""
         asked = [(place, self.shell.start(self.remote(place, ["true"]))) for place in places[:_AT_MOST]]
         limit = time.monotonic() + self.launch.connect_timeout + 2
-        found = {}
+        answers = {}
         for place, process in asked:
             words = _failure(process, max(0.1, limit - time.monotonic()))
             if words is not None:
-                found[place.host] = words
-        return found
+                answers[place.host] = words
+        return answers
 
     def run(self, orders: Mapping[str, Mapping[str, Any]], listener: Listener) -> Outcome:
         """Start the ranks everywhere and stay until all agents have left.
@@ -332,9 +332,9 @@ class Supervisor:
         elif message["m"] == "brought":
             link.brought = True
         elif message["m"] == "error":
-            what, known = message["what"][:MOST_WORDS], known_failures().get(message.get("id") or "")
-            hint = message.get("hint") or (known.remedy if known else None)
-            link.problem = Failure(what=what, host=link.place.host, hint=hint, id=known.id if known else None)
+            what, entry = message["what"][:MOST_WORDS], known_failures().get(message.get("id") or "")
+            hint = message.get("hint") or (entry.remedy if entry else None)
+            link.problem = Failure(what=what, host=link.place.host, hint=hint, id=entry.id if entry else None)
         elif message["m"] == "exit":
             link.exit = (message["code"], message["why"])
             link.culprit = None if message.get("rank") is None else (message["rank"], message["pid"] or 0)

@@ -46,12 +46,12 @@ def config_of(name: str | None) -> dict[str, Any] | None:
     if file is None:
         return families.size(name)
     try:
-        found = json.loads(file.read_text(encoding="utf-8"))
+        content = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise RecipeError(f"cannot be read: {error}", where=str(file)) from None
-    if not isinstance(found, dict):
+    if not isinstance(content, dict):
         raise RecipeError("is not a JSON object", where=str(file))
-    return found
+    return content
 
 
 def config_file(name: str | None) -> Path | None:

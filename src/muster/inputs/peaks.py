@@ -50,10 +50,10 @@ def peaks_of(
     """
     if file is None:
         return None, ()
-    found = read_peaks(file)
+    measured = read_peaks(file)
     figures: list[PeakFigure] = []
     for index, place in enumerate(places):
-        own = [each for each in found.figures if each.host == place.host]
+        own = [each for each in measured.figures if each.host == place.host]
         names = [gpu["name"] for gpu in facts[place.host].get("gpus") or () if gpu.get("name")]
         wanted = threads[index] if threads else None
         fitting = [each for each in own if _fits(each, names, wanted)]
@@ -68,11 +68,11 @@ def peaks_of(
         figures += fitting
     if not figures:
         raise RecipeError(
-            f"{file} has figures of {fold_hosts(found.hosts)}, and of no host of this run",
+            f"{file} has figures of {fold_hosts(measured.hosts)}, and of no host of this run",
             where=_WHERE,
             hint=_MAKE,
         )
-    peaks = MeasuredPeaks(found.source, tuple(figures))
+    peaks = MeasuredPeaks(measured.source, tuple(figures))
     missing = [place.host for place in places if place.host not in peaks.hosts]
     if not missing:
         return peaks, ()

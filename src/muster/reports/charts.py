@@ -105,13 +105,13 @@ def line_chart(chart: Chart) -> Markup:
 
 def element(tag: str, style: str, inner: Iterable[str] | str = (), **attributes: float | str) -> Markup:
     """An element of class `style`, escaped but for what is Markup. Figures have one decimal."""
-    told = [
+    pairs = [
         Markup(' {}="{}"').format(
             name.replace("_", "-"), f"{value:.1f}" if isinstance(value, float) else value
         )
         for name, value in attributes.items()
     ]
-    begin = Markup('<{} class="{}"{}').format(tag, style, Markup("").join(told))
+    begin = Markup('<{} class="{}"{}').format(tag, style, Markup("").join(pairs))
     text = escape(inner) if isinstance(inner, str) else Markup("").join(inner)
     return Markup("{}>{}</{}>").format(begin, text, tag) if text else begin + Markup("/>")
 

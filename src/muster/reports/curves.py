@@ -100,7 +100,7 @@ PICTURED = {"reward": "Reward", "pair_accuracy": "Pairs in the right order"}
 
 def learned(data: RunData) -> list[Chart]:
     """The workload's own figures, in training and held out."""
-    logs, found = data.folder.logs, []
+    logs, drawn = data.folder.logs, []
     for name, title in PICTURED.items():
         points = tuple((float(step), logs[step].figures.get(name)) for step in sorted(logs))
         held = tuple((float(each.step), each.figures.get(name)) for each in data.folder.evaluated)
@@ -111,8 +111,8 @@ def learned(data: RunData) -> list[Chart]:
         if any(each.points for each in series):
             shown = tuple(each for each in series if each.points)
             unit, span = name.replace("_", " "), steps_of(data)
-            found.append(Chart(title, unit, "step", shown, zero=False, span=span, nothing=""))
-    return found
+            drawn.append(Chart(title, unit, "step", shown, zero=False, span=span, nothing=""))
+    return drawn
 
 
 def throughput(data: RunData, windows: Sequence[Sequence[events.Window]]) -> Chart:
@@ -145,8 +145,8 @@ def speed(data: RunData, windows: Sequence[Sequence[events.Window]]) -> Chart:
         seconds = max(window.seconds for window in each)
         if usable(seconds) and seconds > 0:
             points.append((float(each[0].step), each[0].steps / seconds))
-    told = [data.folder.logs[step] for step in sorted(data.folder.logs)] if not points else []
-    for before, now in pairwise(told):
+    logs = [data.folder.logs[step] for step in sorted(data.folder.logs)] if not points else []
+    for before, now in pairwise(logs):
         if now.time > before.time:
             points.append((float(now.step), (now.step - before.step) / (now.time - before.time)))
     return Chart(
@@ -257,8 +257,8 @@ def rank_memory(data: RunData, windows: Sequence[Sequence[events.Window]], clock
 
 def gpu_percent(sample: events.Hardware) -> float | None:
     """The mean of a host's GPUs, or None without one."""
-    found = [float(gpu["percent"]) for gpu in sample.gpus if gpu.get("percent") is not None]  # type: ignore[arg-type]
-    return statistics.mean(found) if found else None
+    percents = [float(gpu["percent"]) for gpu in sample.gpus if gpu.get("percent") is not None]  # type: ignore[arg-type]
+    return statistics.mean(percents) if percents else None
 
 
 def _samples(

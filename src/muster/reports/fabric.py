@@ -52,17 +52,17 @@ def charts(fabric: FabricRun) -> list[Chart]:
     """Bus bandwidth and time of every operation over the message size, in powers of two."""
     rates, times, sizes = [], [], set()
     for index, operation in enumerate(dict.fromkeys(each.operation for each in fabric.sweeps)):
-        found = sorted(fabric.of(operation), key=lambda each: each.bytes)
-        at = [math.log2(each.bytes) for each in found]
+        sweeps = sorted(fabric.of(operation), key=lambda each: each.bytes)
+        at = [math.log2(each.bytes) for each in sweeps]
         sizes |= {round(x) for x in at}
         rates.append(
             ChartSeries(
-                operation, tuple(zip(at, (s.busbw * 8 / 1e9 for s in found), strict=True)), style_of(index)
+                operation, tuple(zip(at, (s.busbw * 8 / 1e9 for s in sweeps), strict=True)), style_of(index)
             )
         )
         times.append(
             ChartSeries(
-                operation, tuple(zip(at, (1e3 * s.time.median for s in found), strict=True)), style_of(index)
+                operation, tuple(zip(at, (1e3 * s.time.median for s in sweeps), strict=True)), style_of(index)
             )
         )
     names = tuple((float(power), format_bytes(2**power)) for power in sorted(sizes))
@@ -80,8 +80,8 @@ def _products(fabric: FabricRun) -> list[tuple[str, ...]]:
         hosts.setdefault((each.precision, each.host), []).append(each)
     rows: list[tuple[str, ...]] = []
     for precision in sorted({key[0] for key in hosts}):
-        of_hosts = {host: found for (of, host), found in hosts.items() if of == precision}
-        slow = {host: min(found, key=lambda each: each.sustained) for host, found in of_hosts.items()}
+        of_hosts = {host: matmuls for (of, host), matmuls in hosts.items() if of == precision}
+        slow = {host: min(matmuls, key=lambda each: each.sustained) for host, matmuls in of_hosts.items()}
         for host in sorted(slow, key=lambda each: slow[each].sustained)[:MOST_PRODUCTS]:
             low, devices = slow[host], of_hosts[host]
             share = f"{100 * low.sustained / low.peak:.0f} %" if low.peak else "not stated"
@@ -114,19 +114,19 @@ def _shown(pairs: PairMatrix) -> tuple[PairMatrix, str]:
 
 def _slowest(pairs: PairMatrix) -> set[int]:
     """Half of what is drawn: the hosts with the lowest rates on average. Then the slowest links' ends."""
-    known = [
+    measured = [
         (rate, row, column)
         for row, rates in enumerate(pairs.bandwidth)
         for column, rate in enumerate(rates)
         if rate is not None
     ]
     sums: dict[int, list[float]] = {}
-    for rate, row, column in known:
+    for rate, row, column in measured:
         sums.setdefault(row, []).append(rate)
         sums.setdefault(column, []).append(rate)
     means = sorted(sums, key=lambda index: statistics.fmean(sums[index]))
     kept = set(means[: MOST_HOSTS // 2])
-    for _, row, column in sorted(known):
+    for _, row, column in sorted(measured):
         kept |= {row, column}
         if len(kept) >= MOST_HOSTS - 1:
             break
@@ -167,15 +167,17 @@ def heat_map(pairs: PairMatrix) -> Markup:
     The warning's colour below half of the median of the senders' best: of three hosts, one that is slow makes
     most links slow, and with them their median.
     """
-    known = [rate for row in pairs.bandwidth for rate in row if rate is not None]
-    if not known:
+    measured = [rate for row in pairs.bandwidth for rate in row if rate is not None]
+    if not measured:
         return Markup("")
-    high, middle = max(known), statistics.median(known)
+    high, middle = max(measured), statistics.median(measured)
     bests = [max(there) for row in pairs.bandwidth if (there := [rate for rate in row if rate is not None])]
     limit = SLOW * statistics.median(bests)
     cell = min(LARGEST, max(SMALLEST, SIDE / len(pairs.names)))
     width, height = LEFT + cell * len(pairs.names) + 4, TOP + cell * len(pairs.names) + 4
-    words = f"Bandwidth of each pair of hosts: from {gbit(min(known))} to {gbit(high)}, median {gbit(middle)}"
+    words = (
+        f"Bandwidth of each pair of hosts: from {gbit(min(measured))} to {gbit(high)}, median {gbit(middle)}"
+    )
     parts = list(_names(pairs.names, cell))
     for row, rates in enumerate(pairs.bandwidth):
         for column, rate in enumerate(rates):

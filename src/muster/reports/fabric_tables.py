@@ -15,24 +15,24 @@ from muster.results.figures import nominal, number
 
 def files(fabric: FabricRun) -> dict[str, str]:
     """File name -> text. Figures in bytes, seconds, bytes/s and FLOP/s; an unknown one is an empty cell."""
-    found = {}
+    texts = {}
     if fabric.sweeps:
         names = ("operation", "bytes", "seconds", "seconds_best", "variation", "algbw", "busbw", "method")
         of = attrgetter(
             "operation", "bytes", "time.median", "time.best", "time.variation", "algbw", "busbw", "method"
         )
-        found["sweep.csv"] = _csv(names, map(of, fabric.sweeps))
+        texts["sweep.csv"] = _csv(names, map(of, fabric.sweeps))
     if fabric.pairs:
-        found |= {
+        texts |= {
             "bandwidth.csv": _matrix(fabric.pairs, fabric.pairs.bandwidth, "bytes/s from row to column"),
             "latency.csv": _matrix(fabric.pairs, fabric.pairs.latency, "seconds"),
         }
     if fabric.matmul:
         names = ("host", "rank", "device", "precision", "n", "best", "sustained", "peak")
         ordered = sorted(fabric.matmul, key=attrgetter("precision", "rank"))
-        found["matmul.csv"] = _csv(names, map(attrgetter(*names), ordered))
+        texts["matmul.csv"] = _csv(names, map(attrgetter(*names), ordered))
     if fabric.products:
-        found["product.csv"] = _csv(
+        texts["product.csv"] = _csv(
             ("n", "rank", "compute", "total", "communication", "flops"),
             (
                 (p.n, rank, seconds, p.total, p.communication, p.flops)
@@ -40,7 +40,7 @@ def files(fabric: FabricRun) -> dict[str, str]:
                 for rank, seconds in enumerate(p.compute_by_rank)
             ),
         )
-    return found
+    return texts
 
 
 def _matrix(pairs: PairMatrix, cells: Sequence[Sequence[float | None]], corner: str) -> str:
@@ -61,9 +61,9 @@ def sweep_rows(fabric: FabricRun) -> tuple[tuple[str, ...], list[tuple[str, ...]
     sizes = sorted({size for size, _ in rates})
     rows = []
     for size in sizes:
-        found = [rates.get((size, operation)) for operation in operations]
+        cells = [rates.get((size, operation)) for operation in operations]
         rows.append(
-            (format_bytes(size), *("" if each is None else number(each.busbw * 8 / 1e9, 3) for each in found))
+            (format_bytes(size), *("" if each is None else number(each.busbw * 8 / 1e9, 3) for each in cells))
         )
     return ("message", *operations), rows
 

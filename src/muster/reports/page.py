@@ -102,20 +102,20 @@ def draw(chart: Chart) -> Picture:
 
 def notes(data: RunData) -> list[str]:
     """What a reader must know to trust the figures."""
-    found = list(data.figures.notes) if data.figures else []
+    listed = list(data.figures.notes) if data.figures else []
     world = data.world_size
     windows = data.folder.ordered_windows()
     partial = sum(1 for each in windows if world is not None and len(each) < world)
     if partial:
         what = f"{counted(partial, 'window')} of {len(windows):,}"
-        found.append(f"{what} without a rank's figures: left out of the throughput, and a gap in its chart")
+        listed.append(f"{what} without a rank's figures: left out of the throughput, and a gap in its chart")
     if data.unreadable:
-        found.append(
+        listed.append(
             f"{counted(data.unreadable, 'line')} of predictions.jsonl could not be read and are left out"
         )
     if data.figures is not None and data.state not in get_args(RunEnd):
-        found.append("the run has no result yet: these figures are from its events so far")
-    return [note[:1].upper() + note[1:] for note in found]
+        listed.append("the run has no result yet: these figures are from its events so far")
+    return [note[:1].upper() + note[1:] for note in listed]
 
 
 @lru_cache

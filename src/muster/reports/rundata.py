@@ -68,8 +68,8 @@ class RunData:
     @property
     def decisions(self) -> list[dict[str, Any]]:
         """What the plan chose, each with its reason."""
-        found = self.plan.get("decisions")
-        return [each for each in found if isinstance(each, dict)] if isinstance(found, list) else []
+        listed = self.plan.get("decisions")
+        return [each for each in listed if isinstance(each, dict)] if isinstance(listed, list) else []
 
     def measure(self, name: str) -> Any:
         """A value of the recipe's `measure` section as it was run, or None."""
@@ -131,14 +131,14 @@ def so_far(folder: Folder, job: dict[str, Any], last: float | None) -> Result | 
 
 def read_predictions(path: Path) -> tuple[tuple[Prediction, ...], int]:
     """The predictions of a file, and how many of its lines are none."""
-    found, bad = [], 0
+    predictions, bad = [], 0
     for line in _text(path).split("\n"):
         if not line.strip():
             continue
         try:
             data = json.loads(line)
             executed = data.get("executed")
-            found.append(
+            predictions.append(
                 Prediction(
                     index=int(data["index"]),
                     question=str(data["question"]),
@@ -150,7 +150,7 @@ def read_predictions(path: Path) -> tuple[tuple[Prediction, ...], int]:
             )
         except (ValueError, KeyError, TypeError, AttributeError):
             bad += 1
-    return tuple(found), bad
+    return tuple(predictions), bad
 
 
 def last_lines(run: RunFolder, folder: Folder, result: Result | None) -> tuple[str, tuple[str, ...]] | None:

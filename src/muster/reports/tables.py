@@ -58,10 +58,10 @@ def time_parts(data: RunData) -> tuple[list[tuple[str, float, str]], list[TimeSl
         ("saving", spent.saving),
         ("answering held-out questions", quality.seconds if quality else None),
     ]
-    known = sum(value for _, value in named if value is not None and usable(value))
-    rest = spent.total - known
+    measured = sum(value for _, value in named if value is not None and usable(value))
+    rest = spent.total - measured
     named.append(("rest", rest if rest > 0 else None))
-    whole = max(spent.total, known)
+    whole = max(spent.total, measured)
     bar, parts = [], []
     for index, (name, value) in enumerate(named):
         style = COLOURS[index]
@@ -86,8 +86,8 @@ def host_table(data: RunData) -> HostTable:
     """What each host is and did."""
     hosts = data.figures.hosts if data.figures else []
     versions = {each.host: _versions(each) for each in hosts}
-    names = sorted({name for found in versions.values() for name in found})
-    differ = [name for name in names if len({found.get(name) for found in versions.values()}) > 1]
+    names = sorted({name for installed in versions.values() for name in installed})
+    differ = [name for name in names if len({installed.get(name) for installed in versions.values()}) > 1]
     columns: list[tuple[str, Callable[[HostReport], str]]] = [
         ("Host", lambda each: each.host),
         ("Ranks", lambda each: ranges(each.ranks)),
@@ -125,12 +125,12 @@ def _speed(host: HostReport) -> str:
     return UNKNOWN if host.speed is None else f"{number(host.speed, 4)} samples/s"
 
 
-def gpus(found: Any) -> str:
+def gpus(listed: Any) -> str:
     """8 x NVIDIA H200 (150.3 GB)."""
-    if not isinstance(found, Sequence) or isinstance(found, str):
+    if not isinstance(listed, Sequence) or isinstance(listed, str):
         return UNKNOWN
     kinds: Counter[str] = Counter()
-    for gpu in found:
+    for gpu in listed:
         about = gpu if isinstance(gpu, Mapping) else {}
         memory = about.get("memory_total")
         kinds[f"{about.get('name') or 'GPU'}" + (f" ({format_bytes(memory)})" if memory else "")] += 1
@@ -184,17 +184,17 @@ def environment_rows(data: RunData) -> list[tuple[str, str]]:
 
 def commands(data: RunData) -> list[tuple[str, str]]:
     """What the user typed, and what the agents started on the first host."""
-    found = []
+    lines = []
     argv = data.env.get("argv")
     if isinstance(argv, list) and argv:
-        found.append(("The command that started the run", _command(argv, env_shown(data))))
+        lines.append(("The command that started the run", _command(argv, env_shown(data))))
     orders = data.job.get("orders")
     if isinstance(orders, Mapping) and orders:
         host, order = next(iter(orders.items()))
         started = ((order or {}).get("host") or {}).get("argv")
         if isinstance(started, list) and started:
-            found.append((f"What the agent started on {host}", _command(started, ())))
-    return found
+            lines.append((f"What the agent started on {host}", _command(started, ())))
+    return lines
 
 
 def env_shown(data: RunData) -> list[str]:
@@ -213,8 +213,8 @@ def _command(argv: Sequence[Any], shown: Sequence[str]) -> str:
 
 
 def _versions(host: HostReport) -> dict[str, str]:
-    found = host.facts.get("versions")
-    kept = {str(k): str(v) for k, v in found.items() if v} if isinstance(found, Mapping) else {}
+    versions = host.facts.get("versions")
+    kept = {str(k): str(v) for k, v in versions.items() if v} if isinstance(versions, Mapping) else {}
     if host.facts.get("system"):
         kept["system"] = str(host.facts["system"])
     return kept

@@ -61,15 +61,15 @@ def headline(data: RunData) -> Headline:
         return Headline(state.mark, state.tone, title, facts + hint)
     if failure is None:
         return Headline(state.mark, state.tone, title)
-    told: list[tuple[str, str | None]] = [("where", failure.where), ("host", failure.host)]
+    lines: list[tuple[str, str | None]] = [("where", failure.where), ("host", failure.host)]
     if state is State.FAILED:
         title = f"Failed: {shortened(failure.what)}"
-        told.append(("after", steps))
+        lines.append(("after", steps))
     if failure.what not in title:
-        told.insert(0, ("what", failure.what))
+        lines.insert(0, ("what", failure.what))
     at = failure.evidence.place if failure.evidence else None
-    told += [("at", at), ("hint", failure.hint), ("known as", failure.id)]
-    return Headline(state.mark, state.tone, title, tuple((name, value) for name, value in told if value))
+    lines += [("at", at), ("hint", failure.hint), ("known as", failure.id)]
+    return Headline(state.mark, state.tone, title, tuple((name, value) for name, value in lines if value))
 
 
 def shortened(text: str, most: int = 110) -> str:
@@ -87,8 +87,8 @@ def shortened(text: str, most: int = 110) -> str:
 
 def unknown(groups: Sequence[tuple[str, Sequence[Figure]]]) -> list[str]:
     """Names of the figures that were not measured, with their groups."""
-    found = []
+    lines = []
     for name, figures in groups:
         names = [figure.name for figure in figures if not figure.measured]
-        found += [f"{name}: {', '.join(names)}"] if names else []
-    return found
+        lines += [f"{name}: {', '.join(names)}"] if names else []
+    return lines

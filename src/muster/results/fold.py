@@ -62,28 +62,28 @@ class Samples(events.Hardware):
         weights = [each.stands if isinstance(each, Samples) else 1 for each in (first, second)]
 
         def joined(name: str, values: Sequence[Any]) -> Any:
-            known = [
+            weighted = [
                 (float(value), weight)
                 for value, weight in zip(values, weights, strict=True)
                 if value is not None
             ]
-            if not known or name in ("memory_used", "memory_total", "strangers"):
-                return max((value for value, _ in known), default=None)
-            total = sum(value * weight for value, weight in known)
-            return total / sum(weight for _, weight in known)
+            if not weighted or name in ("memory_used", "memory_total", "strangers"):
+                return max((value for value, _ in weighted), default=None)
+            total = sum(value * weight for value, weight in weighted)
+            return total / sum(weight for _, weight in weighted)
 
         gpus = [
             {name: joined(name, (gpu.get(name), other.get(name))) for name in {**gpu, **other}}
             for gpu, other in zip(_plain(first), _plain(second), strict=False)
         ]
-        told: dict[str, Any] = dict(second) | {"stands": sum(weights), "gpus": gpus}
-        told |= {"own": {}, "links": []}  # who holds the run up was found out of the samples as they came
+        merged: dict[str, Any] = dict(second) | {"stands": sum(weights), "gpus": gpus}
+        merged |= {"own": {}, "links": []}  # who holds the run up was found out of the samples as they came
         for name in ("cpu_busy", "cpu_own", "cpu_stolen", "seconds"):
             parts = [value for each in (first, second) if (value := getattr(each, name)) is not None]
-            told[name] = sum(parts) if parts else None
+            merged[name] = sum(parts) if parts else None
         for name in ("cpu_percent", "memory_used", "memory_total"):
-            told[name] = joined(name, (getattr(first, name), getattr(second, name)))
-        return cls.model_validate(told)
+            merged[name] = joined(name, (getattr(first, name), getattr(second, name)))
+        return cls.model_validate(merged)
 
 
 def _plain(sample: events.Hardware) -> list[dict[str, Any]]:
@@ -110,9 +110,9 @@ def thinned(samples: Sequence[events.Hardware]) -> list[events.Hardware]:
     return made
 
 
-def _mean(told: Iterable[tuple[float, events.Hardware]]) -> float | None:
+def _mean(samples: Iterable[tuple[float, events.Hardware]]) -> float | None:
     """Of values, each by the number of samples that it stands for."""
-    weighted = [(value, each.stands if isinstance(each, Samples) else 1) for value, each in told]
+    weighted = [(value, each.stands if isinstance(each, Samples) else 1) for value, each in samples]
     whole = sum(weight for _, weight in weighted)
     return sum(value * weight for value, weight in weighted) / whole if whole else None
 
@@ -157,20 +157,24 @@ def host_reports(
 
 def _cpu_use(samples: Sequence[events.Hardware]) -> list[tuple[float, float, float]]:
     """Core-seconds of the host and of the run until some of the samples, from the first one on."""
-    known = [each for each in samples if each.cpu_busy is not None and each.cpu_own is not None]
-    busy = itertools.accumulate(each.cpu_busy or 0.0 for each in known[1:])
-    own = itertools.accumulate(each.cpu_own or 0.0 for each in known[1:])
-    points = [(each.time, 0.0, 0.0) for each in known[:1]]
-    points += [(each.time, *both) for each, both in zip(known[1:], zip(busy, own, strict=True), strict=True)]
+    counting = [each for each in samples if each.cpu_busy is not None and each.cpu_own is not None]
+    busy = itertools.accumulate(each.cpu_busy or 0.0 for each in counting[1:])
+    own = itertools.accumulate(each.cpu_own or 0.0 for each in counting[1:])
+    points = [(each.time, 0.0, 0.0) for each in counting[:1]]
+    points += [
+        (each.time, *both) for each, both in zip(counting[1:], zip(busy, own, strict=True), strict=True)
+    ]
     step = -(-len(points) // POINTS)
     return [*points[:-1:step], *points[-1:]] if step else []
 
 
 def _stolen(samples: Sequence[events.Hardware], cores: float | None) -> float | None:
-    known = [each for each in samples if each.cpu_stolen is not None]
-    if len(known) < 2 or not cores:
+    counting = [each for each in samples if each.cpu_stolen is not None]
+    if len(counting) < 2 or not cores:
         return None
-    return sum(each.cpu_stolen or 0.0 for each in known[1:]) / (cores * (known[-1].time - known[0].time))
+    return sum(each.cpu_stolen or 0.0 for each in counting[1:]) / (
+        cores * (counting[-1].time - counting[0].time)
+    )
 
 
 def _gpu_trouble(samples: Sequence[events.Hardware]) -> dict[str, Any]:
@@ -192,24 +196,24 @@ def _gpu_trouble(samples: Sequence[events.Hardware]) -> dict[str, Any]:
 
 def _forward(windows: Sequence[Sequence[events.Window]]) -> dict[int, float]:
     """Of each rank, the seconds of a forward pass."""
-    found: dict[int, list[float]] = {}
+    by_rank: dict[int, list[float]] = {}
     for each in windows:
         for window in each:
             if window.rank is not None and window.forward_seconds is not None:
-                found.setdefault(window.rank, []).append(window.forward_seconds)
-    return {rank: statistics.median(seconds) for rank, seconds in found.items()}
+                by_rank.setdefault(window.rank, []).append(window.forward_seconds)
+    return {rank: statistics.median(seconds) for rank, seconds in by_rank.items()}
 
 
 def _parts(windows: Sequence[Sequence[events.Window]]) -> dict[int, dict[str, float]]:
     """Of each rank, the shares of the steps' time."""
     whole = sum(max(each.seconds for each in ranks) for ranks in windows)
-    found: dict[int, dict[str, float]] = {}
+    by_rank: dict[int, dict[str, float]] = {}
     for window in (each for ranks in windows for each in ranks):
         if window.rank is not None and window.parts and whole > 0:
-            own = found.setdefault(window.rank, {})
+            own = by_rank.setdefault(window.rank, {})
             for name, spent in parts_of(window).items():
                 own[name] = own.get(name, 0.0) + spent / whole
-    return found
+    return by_rank
 
 
 def split_note(job: Job, split: events.Split | None) -> str | None:
@@ -237,11 +241,11 @@ def pace_notes(
     """Hosts that made the job slower: as predicted before it, and by the speeds that it measured."""
     from muster.planner.advice import review  # loads the planner, which `muster show` can do without
 
-    found: list[Decision] = [e for e in job.decisions if e.value == SLOWER or e.field == FASTEST]
+    decisions: list[Decision] = [e for e in job.decisions if e.value == SLOWER or e.field == FASTEST]
     if split and split.speeds and started:
         samples = data.train if data else None
-        found += review(recipe, job, facts, split.speeds, started.trainable, samples)
-    return [f"{each.field}: {each.value}: {each.why}" for each in found]
+        decisions += review(recipe, job, facts, split.speeds, started.trainable, samples)
+    return [f"{each.field}: {each.value}: {each.why}" for each in decisions]
 
 
 FEW_STEPS = 20  # measured steps below which a throughput carries a note
@@ -251,9 +255,9 @@ DIFFERS = 0.02  # of counted FLOPs from a formula: a note
 
 def starving_note(share: float, workers: int) -> str:
     """What getting batches costs, and what helps."""
-    told = f"{100 * share:.0f} % of the time went into getting batches"
+    cost = f"{100 * share:.0f} % of the time went into getting batches"
     helps = f"train.workers={workers + 2} has other processes prepare them (now {workers})"
-    return f"{told}: where cores are free, {helps}"
+    return f"{cost}: where cores are free, {helps}"
 
 
 @dataclass
@@ -311,8 +315,8 @@ class Folder:
         elif isinstance(event, events.Phase) and event.name == "steps":
             self.stepping[rank] = event.arrived
         elif isinstance(event, events.Measured):
-            told = {**event.content, "kind": event.what, "rank": rank, "time": event.time}
-            self.measured.append((event.host or "", told))
+            content = {**event.content, "kind": event.what, "rank": rank, "time": event.time}
+            self.measured.append((event.host or "", content))
         elif isinstance(event, events.FlopsCounted):
             self.counted[rank] = event
         elif isinstance(event, events.Profiled):
@@ -370,8 +374,8 @@ class Folder:
         self.evaluated = [each for each in self.evaluated if each.step <= resume]
         self.saved = [each for each in self.saved if each.step is not None and each.step <= resume]
         self.profiled = [each for each in self.profiled if each.last_step <= resume]
-        for told in (self.failed, self.noted, self.measured, self.done, self.answered, self.unscored):
-            told.clear()
+        for record in (self.failed, self.noted, self.measured, self.done, self.answered, self.unscored):
+            record.clear()
         self.split = self.progress = self.hang = self.pace = None
 
     def ordered_windows(self) -> list[list[events.Window]]:
@@ -389,23 +393,23 @@ def fold(stream: Iterable[events.Event]) -> Folder:
 
 def caveats(folder: Folder, recipe: Recipe, steps: int) -> list[str]:
     """What a success of so many steps lacks of what was asked for, for people."""
-    found, first = [], folder.started.get(0)
+    lacks, first = [], folder.started.get(0)
     if first and 0 < steps < first.total_steps:
         limit = recipe.train.max_minutes
         by = f" by train.max_minutes={limit:g}" if limit else ""
-        found.append(f"cut at {steps:,} of {first.total_steps:,} steps{by}")
+        lacks.append(f"cut at {steps:,} of {first.total_steps:,} steps{by}")
         warmup = warmup_steps(recipe.train, first.total_steps)
         own = bool(recipe.engine.config) or "scheduler" in recipe.engine.options  # may warm up otherwise
         if steps <= warmup and not own:
-            found.append(f"the learning rate did not reach its peak: its warm-up takes {warmup:,} steps")
-    told = [log.figures for log in folder.logs.values()]
-    if told and not any(each.get("reward", 1) or each.get("reward_std", 0) for each in told):
-        found.append("no answer was rewarded")
-    elif told and all(each.get("equal_groups") == 1 for each in told):
-        found.append("all answers to each prompt were worth the same")
+            lacks.append(f"the learning rate did not reach its peak: its warm-up takes {warmup:,} steps")
+    rewards = [log.figures for log in folder.logs.values()]
+    if rewards and not any(each.get("reward", 1) or each.get("reward_std", 0) for each in rewards):
+        lacks.append("no answer was rewarded")
+    elif rewards and all(each.get("equal_groups") == 1 for each in rewards):
+        lacks.append("all answers to each prompt were worth the same")
     if folder.done and all(done.weights_changed is False for done in folder.done.values()):
-        found.append(f"the weights did not change in {counted(steps, 'step')}")
-    return found
+        lacks.append(f"the weights did not change in {counted(steps, 'step')}")
+    return lacks
 
 
 def make_result(
@@ -427,8 +431,8 @@ def make_result(
     last_step = max(folder.windows, default=0)
     lacks = caveats(folder, recipe, last_step) if status.good else []
     notes = [*lacks, *(first.notes if first else []), *folder.noted]
-    if told := split_note(job, folder.split):
-        notes.append(told)
+    if note := split_note(job, folder.split):
+        notes.append(note)
     notes += pace_notes(job, recipe, folder.facts, folder.split, first, folder.data)
     skipped = sum(max(w.skipped for w in each) for each in windows)
     if skipped:
@@ -439,8 +443,8 @@ def make_result(
     if folder.data and folder.data.skipped:
         notes.append(f"{counted(folder.data.skipped, 'sample')} skipped, since they cannot be used")
     quality = _quality(folder)
-    if quality and (told := unscored_words(quality.questions, quality.scored, quality.unscored)):
-        notes.append(told)
+    if quality and (note := unscored_words(quality.questions, quality.scored, quality.unscored)):
+        notes.append(note)
     speed = None if recipe.foreign else throughput(windows, recipe.measure.warmup, job.world_size)
     if speed and speed.measured_steps < FEW_STEPS:
         notes.append(f"the throughput rests on {counted(speed.measured_steps, 'step')} alone")
@@ -519,12 +523,12 @@ def learned(logs: Sequence[events.Log], evaluated: Sequence[events.Evaluated]) -
     """The workload's further figures, in the order in which they are told."""
     held = evaluated[-1].figures if evaluated else {}
     names = dict.fromkeys([*held, *(name for log in logs for name in log.figures)])
-    found = []
+    listed = []
     for name in names:
         values = [log.figures[name] for log in logs if name in log.figures]
         first, final = (values[0], values[-1]) if values else (None, None)
-        found.append(Learned(name=name, first=first, final=final, held_out=held.get(name)))
-    return found
+        listed.append(Learned(name=name, first=first, final=final, held_out=held.get(name)))
+    return listed
 
 
 def phases(windows: Sequence[Sequence[events.Window]]) -> list[PhaseTime]:
@@ -532,12 +536,12 @@ def phases(windows: Sequence[Sequence[events.Window]]) -> list[PhaseTime]:
     names = dict.fromkeys(name for ranks in windows for each in ranks for name in each.phases)
     whole = sum(max(each.seconds for each in ranks) for ranks in windows)
     samples = sum(each.samples for ranks in windows for each in ranks)
-    found = []
+    listed = []
     for name in names:
         spent = sum(max(each.phases.get(name, 0.0) for each in ranks) for ranks in windows)
         rate = samples / spent if spent else None
-        found.append(PhaseTime(name=name, share=spent / whole if whole else 0.0, samples_per_second=rate))
-    return found
+        listed.append(PhaseTime(name=name, share=spent / whole if whole else 0.0, samples_per_second=rate))
+    return listed
 
 
 def model_name(recipe: Recipe) -> str:
@@ -560,8 +564,8 @@ def _summaries(
     profiled: Sequence[events.Profiled], usual: Callable[[int], float | None]
 ) -> list[StepProfile]:
     """Of each rank that was traced, in their order, beside the time of its usual steps."""
-    found = {each.summary.rank: each.summary for each in profiled if each.summary}
-    return [found[rank].model_copy(update={"usual_seconds": usual(rank)}) for rank in sorted(found)]
+    by_rank = {each.summary.rank: each.summary for each in profiled if each.summary}
+    return [by_rank[rank].model_copy(update={"usual_seconds": usual(rank)}) for rank in sorted(by_rank)]
 
 
 def _profiles(profiled: Sequence[events.Profiled]) -> list[str]:
@@ -578,8 +582,8 @@ def _profiles(profiled: Sequence[events.Profiled]) -> list[str]:
 
 def _memory(windows: Sequence[Sequence[events.Window]]) -> Memory:
     def peak(name: str) -> int | None:
-        found = [getattr(w, name) for each in windows for w in each if getattr(w, name) is not None]
-        return max(found) if found else None
+        peaks = [getattr(w, name) for each in windows for w in each if getattr(w, name) is not None]
+        return max(peaks) if peaks else None
 
     return Memory(
         allocator_peak=peak("allocator_peak"),
@@ -594,10 +598,10 @@ def _quality(folder: Folder) -> Quality | None:
     if not count:
         return None
     # Older events have no `scored`: one question that could not be left its rank without a figure.
-    told = [
+    counts = [
         part.questions if part.scored is None and part.executed is not None else part.scored for part in parts
     ]
-    scored = sum(each or 0 for each in told) if None not in told else None
+    scored = sum(each or 0 for each in counts) if None not in counts else None
     unscored = sorted(folder.unscored, key=lambda each: each.index)
     return Quality(
         questions=count,
@@ -619,8 +623,8 @@ def spent(folder: Folder, total: float) -> Seconds:
     events of their steps are added."""
 
     def slowest(name: str, of_steps: float | None) -> float | None:
-        found = [done.seconds[name] for done in folder.done.values() if name in done.seconds]
-        return max(found) if found and folder.attempt == 1 else of_steps
+        of_ranks = [done.seconds[name] for done in folder.done.values() if name in done.seconds]
+        return max(of_ranks) if of_ranks and folder.attempt == 1 else of_steps
 
     setup = None
     if folder.stepping and folder.attempt_began is not None:
@@ -645,17 +649,17 @@ def spent(folder: Folder, total: float) -> Seconds:
 
 def of_command(made: Result, folder: Folder, job: Job) -> Result:
     """The same with what the command told of its progress, and without a model, an engine, a batch."""
-    recipe, told = job.recipe, folder.progress
+    recipe, progress = job.recipe, folder.progress
     figures: dict[str, Any] = {}
     changed: dict[str, Any] = {"model": None, "engine": None, "precision": None, "global_batch": None}
     marked = [each for ranks in folder.windows.values() for each in ranks.values() if each.seconds > 0]
     if marked:
         figures = _marked(marked)
-    elif told is not None:
-        figures = {"told_by": told.format, "rests_on": told.steps}
-        figures |= {name: getattr(told, name) for name in ("rate", "unit", "step_seconds", "variation")}
+    elif progress is not None:
+        figures = {"told_by": progress.format, "rests_on": progress.steps}
+        figures |= {name: getattr(progress, name) for name in ("rate", "unit", "step_seconds", "variation")}
         # Its first line is not among those that were looked at: some seconds of them at a time.
-        changed |= {"steps": told.step, "loss_first": None}
+        changed |= {"steps": progress.step, "loss_first": None}
     words = masked_words(recipe["command"], recipe["env_show"])
     changed["command"] = CommandRun(command=words, start=recipe["run"]["start"], **figures)
     return made.model_copy(update=changed)
@@ -667,15 +671,17 @@ def _marked(windows: Sequence[events.Window]) -> dict[str, Any]:
     ranks: dict[int, list[events.Window]] = defaultdict(list)
     for each in sorted(windows, key=lambda each: each.step):
         ranks[each.rank or 0].append(each)
-    for rank, told in ranks.items():  # the first of more than two windows has the program's own warm-up
-        ranks[rank] = told[1:] if len(told) > 2 else told
-    whole = [each for told in ranks.values() for each in told]
+    for rank, by_window in ranks.items():  # the first of more than two windows has the program's own warm-up
+        ranks[rank] = by_window[1:] if len(by_window) > 2 else by_window
+    whole = [each for by_window in ranks.values() for each in by_window]
     unit = next((name for name in ("samples", "tokens") if any(getattr(w, name) for w in whole)), "steps")
 
     def count(each: events.Window) -> int:
         return int(getattr(each, unit))
 
-    rates = [sum(map(count, told)) / sum(each.seconds for each in told) for told in ranks.values()]
+    rates = [
+        sum(map(count, by_window)) / sum(each.seconds for each in by_window) for by_window in ranks.values()
+    ]
     steps = sorted(seconds for each in whole for seconds in each.step_seconds)
     paces = [count(each) / each.seconds for each in ranks[min(ranks)]]
     mean = statistics.mean(paces) if paces else 0.0
@@ -693,10 +699,10 @@ def _marked(windows: Sequence[events.Window]) -> dict[str, Any]:
 # The result of a run that measured and trained nothing. Pure.
 
 
-def measured_alone(made: Result, heard: Sequence[tuple[str, Event]], job: Job) -> Result:
+def measured_alone(made: Result, measured: Sequence[tuple[str, Event]], job: Job) -> Result:
     """The same with what was measured, and without a model, an engine, a batch."""
-    fabric, notes = make_run(job.placements, job.device, heard)
-    torch = next((event.get("torch") for _, event in heard if event["kind"] == "ready"), None)
+    fabric, notes = make_run(job.placements, job.device, measured)
+    torch = next((event.get("torch") for _, event in measured if event["kind"] == "ready"), None)
     return made.model_copy(
         update={
             "model": None,

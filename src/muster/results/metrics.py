@@ -24,8 +24,8 @@ def metrics_csv(folder: Folder, world_size: int | None) -> str:
     step was profiled. Peaks are the highest of all ranks, in bytes; `time` is Unix time."""
     rows: dict[int, dict[str, Any]] = {}
     for log in folder.logs.values():
-        told = {name: getattr(log, name) for name in ("epoch", "loss", "learning_rate", "gradient_norm")}
-        rows.setdefault(log.step, {}).update(told, time=log.time, **log.figures)
+        cells = {name: getattr(log, name) for name in ("epoch", "loss", "learning_rate", "gradient_norm")}
+        rows.setdefault(log.step, {}).update(cells, time=log.time, **log.figures)
     for step, by_rank in folder.windows.items():
         rows.setdefault(step, {}).update(_window(list(by_rank.values()), world_size))
     for each in folder.evaluated:
@@ -46,20 +46,20 @@ def metrics_csv(folder: Folder, world_size: int | None) -> str:
 
 def _window(ranks: list[events.Window], world_size: int | None) -> dict[str, Any]:
     """One window of steps, of all ranks; the slowest one's seconds are the step's."""
-    found: dict[str, Any] = {name: _known((getattr(each, name) for each in ranks), max) for name in _PEAKS}
-    found |= {"time": max(each.time for each in ranks), "skipped_steps": max(each.skipped for each in ranks)}
-    found["profiled"] = int(any(each.profiled for each in ranks))
+    row: dict[str, Any] = {name: _known((getattr(each, name) for each in ranks), max) for name in _PEAKS}
+    row |= {"time": max(each.time for each in ranks), "skipped_steps": max(each.skipped for each in ranks)}
+    row["profiled"] = int(any(each.profiled for each in ranks))
     seconds, steps = max(each.seconds for each in ranks), max(each.steps - each.skipped for each in ranks)
-    if len(ranks) == world_size and seconds > 0 and steps > 0 and not found["profiled"]:
-        found["samples_per_second"] = sum(each.samples for each in ranks) / seconds
-        found["tokens_per_second"] = sum(each.tokens for each in ranks) / seconds
-        found["step_seconds"] = seconds / steps
-    return found
+    if len(ranks) == world_size and seconds > 0 and steps > 0 and not row["profiled"]:
+        row["samples_per_second"] = sum(each.samples for each in ranks) / seconds
+        row["tokens_per_second"] = sum(each.tokens for each in ranks) / seconds
+        row["step_seconds"] = seconds / steps
+    return row
 
 
 def _known(values: Iterable[float | None], pick: Callable[[list[float]], float]) -> float | None:
-    known = [value for value in values if value is not None]
-    return pick(known) if known else None
+    numbers = [value for value in values if value is not None]
+    return pick(numbers) if numbers else None
 
 
 def _cell(value: Any) -> Any:

@@ -94,13 +94,13 @@ def flops(
     needed, done = (sum(each) / duration / job.world_size for each in (model, hardware))
     peaks = _peaks(started, job, measure)
     peak = statistics.mean(each.flops for _, each in peaks) if peaks else None
-    told = started[0].arithmetic if 0 in started else None
-    counted_in = float8.peak_of(told) if told else None
+    arithmetic = started[0].arithmetic if 0 in started else None
+    counted_in = float8.peak_of(arithmetic) if arithmetic else None
     return Flops(
         model_per_second=needed,
         hardware_per_second=done,
         peak=peak,
-        peak_source=_source(peaks, job, None if counted_in == told else counted_in),
+        peak_source=_source(peaks, job, None if counted_in == arithmetic else counted_in),
         arithmetic=counted_in,
         mfu=needed / peak if peak else None,
         hfu=done / peak if peak else None,
@@ -111,14 +111,14 @@ def flops(
 def _peaks(started: Mapping[int, events.Started], job: Job, measure: Measure) -> list[tuple[str, Peak]]:
     """Every rank's host and peak: as the recipe gives it, else as it was measured, else as its maker states
     it. Empty where one is unknown."""
-    found: list[tuple[str, Peak]] = []
+    peaks: list[tuple[str, Peak]] = []
     for place in job.placements:
         for rank in place.ranks:
             peak = _given(measure, place.host) or _known(started.get(rank), place.host, job)
             if peak is None:
                 return []
-            found.append((place.host, peak))
-    return found
+            peaks.append((place.host, peak))
+    return peaks
 
 
 def _given(measure: Measure, host: str) -> Peak | None:
@@ -152,10 +152,10 @@ def _data_share(chosen: Windows, duration: float) -> float | None:
 
     None where a window does not say.
     """
-    told = [[w.data_seconds for w in each if w.data_seconds is not None] for each in chosen]
-    if not all(told):
+    waits = [[w.data_seconds for w in each if w.data_seconds is not None] for each in chosen]
+    if not all(waits):
         return None
-    return min(1.0, sum(map(max, told)) / duration)
+    return min(1.0, sum(map(max, waits)) / duration)
 
 
 def _variation(values: Sequence[float]) -> float | None:

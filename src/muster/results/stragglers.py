@@ -81,9 +81,9 @@ def lasting(series: Iterable[Sequence[float]]) -> float:
         alike.append(math.fsum(map(operator.mul, cut, cut[1:])) / squares if squares else 0.0)
         count, shown = max(count, len(each)), shown + len(each)
     usual, weight = ALIKE
-    found = (count * statistics.median(alike) + weight * usual) / (count + weight)
-    found = min(max(0.0, found + 1 / math.sqrt(max(count, shown - count))), 0.9)
-    return math.sqrt((1 + found) / (1 - found)) * count / max(1, count - 3)
+    likeness = (count * statistics.median(alike) + weight * usual) / (count + weight)
+    likeness = min(max(0.0, likeness + 1 / math.sqrt(max(count, shown - count))), 0.9)
+    return math.sqrt((1 + likeness) / (1 - likeness)) * count / max(1, count - 3)
 
 
 @dataclass(frozen=True)
@@ -133,14 +133,14 @@ def slow_hosts(moments: Sequence[Shares]) -> list[Excess]:
     """Those that surely hold the others up, the worst first."""
     if len(moments) < FEWEST or len(moments[0]) < 2:
         return []
-    found = excesses(moments)
-    many = len(found) > 3
-    usual = deviation([each.share for each in found]) if many else 0.0
+    excess = excesses(moments)
+    many = len(excess) > 3
+    usual = deviation([each.share for each in excess]) if many else 0.0
     least = max(LEAST_OF_MANY if many else LEAST, APART * usual)
-    sure = statistics.NormalDist().inv_cdf(1 - CHANCE / len(found))
+    sure = statistics.NormalDist().inv_cdf(1 - CHANCE / len(excess))
     slow = [
         each
-        for each in found
+        for each in excess
         if longer(each.share) >= least and each.share - sure * each.error > least / 2 and each.often >= OFTEN
     ]
     return sorted(slow, key=lambda each: -each.share)
@@ -174,12 +174,12 @@ def link_speeds(moments: Iterable[Mapping[tuple[str, str], tuple[float, float]]]
     """Of the links that carry most of a moment's bytes. `moments`: ends -> (seconds a byte, busy share)."""
     values: dict[tuple[str, str], list[tuple[float, float]]] = defaultdict(list)
     for each in moments:
-        for ends, told in each.items():
-            values[ends].append(told)
+        for ends, speeds in each.items():
+            values[ends].append(speeds)
     logs = {
-        ends: [math.log(slow) for slow, _ in told]
-        for ends, told in values.items()
-        if len(told) >= MOMENTS and statistics.median(busy for _, busy in told) >= USED
+        ends: [math.log(slow) for slow, _ in speeds]
+        for ends, speeds in values.items()
+        if len(speeds) >= MOMENTS and statistics.median(busy for _, busy in speeds) >= USED
     }
     times = 1.2533 * lasting(logs.values()) if logs else 0.0
     return [
@@ -199,8 +199,8 @@ def slow_link(links: Sequence[LinkSpeed]) -> Straggler | None:
     if not links:
         return None
     slowest = sorted(max(links, key=lambda link: link.slowness).ends)
-    found = [_slower(ends, links) for ends in ([slowest[0]], [slowest[1]], slowest)]
-    return max((each for each in found if each), key=lambda each: each.cost, default=None)
+    suspects = [_slower(ends, links) for ends in ([slowest[0]], [slowest[1]], slowest)]
+    return max((each for each in suspects if each), key=lambda each: each.cost, default=None)
 
 
 def _slower(ends: list[str], links: Sequence[LinkSpeed]) -> Straggler | None:
@@ -299,7 +299,7 @@ class Stragglers:
         whole = max(each.seconds for each in ranks.values())
         if whole <= 0 or any(each.profiled for each in ranks.values()):
             return False
-        told = self.parts.setdefault(window.step, {})
+        by_host = self.parts.setdefault(window.step, {})
         most: dict[str, float] = {}
         for rank, each in ranks.items():
             own = _own(each, on_cpu=self.on_cpu)
@@ -310,7 +310,7 @@ class Stragglers:
             self.own[WINDOWS].add(window.step, host, own / whole)
             if own > most.get(host, -1.0):  # of a host, the rank that the others wait for
                 most[host] = own
-                told[host] = {name: spent / whole for name, spent in parts_of(each).items()}
+                by_host[host] = {name: spent / whole for name, spent in parts_of(each).items()}
         while len(self.parts) > KEPT:
             self.parts.pop(min(self.parts))
         return True
@@ -357,10 +357,10 @@ class Stragglers:
         )
 
     def _now(self) -> list[Straggler]:
-        found: dict[str, Straggler] = {}
+        by_host: dict[str, Straggler] = {}
         for source in self._sources():
             for each in slow_hosts(self.own[source].complete()):
-                found.setdefault(
+                by_host.setdefault(
                     each.host,
                     Straggler(
                         host=each.host,
@@ -372,17 +372,17 @@ class Stragglers:
                     ),
                 )
         # A host that has no time to compute acknowledges late as well.
-        slow = found.keys() | {host for host, kind, _ in self.named if kind == "computation"}
+        slow = by_host.keys() | {host for host, kind, _ in self.named if kind == "computation"}
         if self.link and not slow & {self.link.host, self.link.to}:
-            return [*found.values(), self.link]
-        return list(found.values())
+            return [*by_host.values(), self.link]
+        return list(by_host.values())
 
     def _above(self, least: float) -> set[str]:
         """The hosts that make a step longer by so much, surely or not."""
-        heard = [self.own[source].complete() for source in self._sources()]
+        complete = [self.own[source].complete() for source in self._sources()]
         return {
             each.host
-            for moments in heard
+            for moments in complete
             if moments
             for each in excesses(moments)
             if longer(each.share) >= least
@@ -390,19 +390,19 @@ class Stragglers:
 
     def _sources(self) -> list[str]:
         """What is heard. Windows that say what was waited for need no other witness, once they are enough."""
-        told = len(self.own[WINDOWS].complete()) >= FEWEST
-        return [WINDOWS] if self.waits and told else [KERNEL, WINDOWS]
+        enough = len(self.own[WINDOWS].complete()) >= FEWEST
+        return [WINDOWS] if self.waits and enough else [KERNEL, WINDOWS]
 
     def _part(self, host: str) -> str | None:
         """Of its steps, that makes most of the difference."""
-        names = {name for told in self.parts.values() for parts in told.values() for name in parts}
+        names = {name for by_host in self.parts.values() for parts in by_host.values() for name in parts}
         over = {}
         for name in names - {"waiting"}:
             gaps = []
-            for told in self.parts.values():
-                others = [parts.get(name, 0.0) for other, parts in told.items() if other != host]
-                if host in told and others:
-                    gaps.append(told[host].get(name, 0.0) - statistics.median(others))
+            for by_host in self.parts.values():
+                others = [parts.get(name, 0.0) for other, parts in by_host.items() if other != host]
+                if host in by_host and others:
+                    gaps.append(by_host[host].get(name, 0.0) - statistics.median(others))
             over[name] = statistics.median(gaps) if gaps else 0.0
         worst = max(over, key=lambda name: over[name], default=None)
         whole = sum(max(0.0, each) for each in over.values())
@@ -433,10 +433,10 @@ def parts_of(window: events.Window) -> dict[str, float]:
     the rest; of some windows less is known."""
     data = {} if window.data_seconds is None else {"data": window.data_seconds}
     named = {name: spent for name, spent in window.phases.items() if name in ("forward", "optimizer")}
-    found = {**data, **named, **window.parts}
+    seconds = {**data, **named, **window.parts}
     if "waiting" in window.parts:  # and what no part tells of: generating, for example
-        found["rest"] = max(0.0, window.seconds - sum(found.values()))
-    return found
+        seconds["rest"] = max(0.0, window.seconds - sum(seconds.values()))
+    return seconds
 
 
 def _own(window: events.Window, *, on_cpu: bool) -> float | None:
@@ -445,5 +445,5 @@ def _own(window: events.Window, *, on_cpu: bool) -> float | None:
     if "waiting" in window.parts:
         return max(0.0, window.seconds - window.parts["waiting"])
     parts = parts_of(window) if on_cpu else window.parts
-    told = [parts[name] for name in ("data", "forward") if name in parts]
-    return sum(told) if told else None
+    spans = [parts[name] for name in ("data", "forward") if name in parts]
+    return sum(spans) if spans else None

@@ -101,19 +101,19 @@ class TrainedModel:
     def ask(
         self,
         questions: Sequence[str],
-        said: Callable[[str], None] | None = None,
+        stream: Callable[[str], None] | None = None,
         *,
         schema: str | None = None,
         before: Sequence[tuple[str, str]] = (),
     ) -> Answers:
-        """Answer. `said`: hears the words of the answer to a single question as they come, and then none
+        """Answer. `stream`: hears the words of the answer to a single question as they come, and then none
         where this model cannot do that. `schema`: of the tables that the questions are about. `before`:
         earlier turns of the conversation, (role, text), where the model `converses`. Raises
         UsageError for a question that is none, or a model that reads no schema; JobError."""
         check_questions(questions)
         asked = [self.recipe.with_schema(each, schema) if schema else each for each in questions]
-        request = {"questions": asked, "stream": said is not None, "before": list(before)}
-        answers = self._answers(request, said)
+        request = {"questions": asked, "stream": stream is not None, "before": list(before)}
+        answers = self._answers(request, stream)
         for row, question in zip(answers.rows, questions, strict=True):
             row["question"] = question
         return answers
@@ -126,13 +126,13 @@ class TrainedModel:
         """Answer the held-out set."""
         return self._answers({"limit": limit})
 
-    def _answers(self, request: dict[str, Any], said: Callable[[str], None] | None = None) -> Answers:
+    def _answers(self, request: dict[str, Any], stream: Callable[[str], None] | None = None) -> Answers:
         rows = []
         for message in self._say(request):
             if "row" in message:
                 rows.append(message["row"])
-            elif "piece" in message and said is not None:
-                said(message["piece"])
+            elif "piece" in message and stream is not None:
+                stream(message["piece"])
             elif "done" in message:
                 return Answers(rows, device=self.device, **message["done"])
         raise AssertionError("unreachable: what is said ends with an answer or an error")
@@ -191,15 +191,15 @@ def read_schema(run: RunFolder, given: str | None, *, evaluate: bool = False) ->
     if file.is_file():
         with refused(DataError, "read", file), file.open("rb") as opened:
             binary = opened.read(len(MAGIC)) == MAGIC
-        found = tables_of(file) if binary else "".join(line for _, line in read_lines(file))
+        text = tables_of(file) if binary else "".join(line for _, line in read_lines(file))
     elif len(given.split()) > 1 and not given.lower().endswith(SUFFIXES):
-        found = given
+        text = given
     else:
         hint = "a SQLite file, a text file, or the schema itself, such as 'singer: name TEXT, age INTEGER'"
         raise UsageError(f"no such file: {given}", where="--schema", hint=hint)
-    if not found.strip():
+    if not text.strip():
         raise UsageError("is empty", where=f"--schema {given}")
-    return found.strip()
+    return text.strip()
 
 
 def side_by_side(
@@ -212,21 +212,21 @@ def side_by_side(
 ) -> list[list[dict[str, Any]]]:
     """What each run's model answers to the same questions: a list of rows for each run, with `reward` where a
     reward model's run is given. Without questions: the first run's held-out ones."""
-    told: list[list[dict[str, Any]]] = []
+    answered: list[list[dict[str, Any]]] = []
     for run in runs:
         with TrainedModel(run, shell) as model:
             answers = model.ask(questions) if questions else model.evaluate(limit)
         if answers.figures:
             raise UsageError("its held-out set is not questions", where=run.id, hint="ask both a question")
         questions = [row["question"] for row in answers.rows]
-        told.append(answers.rows)
+        answered.append(answers.rows)
     if reward is not None:
         with TrainedModel(reward, shell) as model:
-            for rows in told:
-                found = model.rewards([(row["question"], row["predicted"]) for row in rows])
-                for row, value in zip(rows, found, strict=True):
+            for rows in answered:
+                rewards = model.rewards([(row["question"], row["predicted"]) for row in rows])
+                for row, value in zip(rows, rewards, strict=True):
                     row["reward"] = value
-    return told
+    return answered
 
 
 def check_questions(questions: Sequence[str]) -> None:
@@ -298,8 +298,8 @@ def _damaged(run: RunFolder, wrong: str, saved: Sequence[events.Saved]) -> RunFo
 
 def _explain(complaints: Sequence[str]) -> JobError:
     last = next((line for line in reversed(complaints) if line), "no reason given")
-    known = find(last, "log", "error")
-    hint, failure = (known.remedy, known.failure.id) if known else (None, None)
+    cause = find(last, "log", "error")
+    hint, failure = (cause.remedy, cause.failure.id) if cause else (None, None)
     return JobError(f"the model failed: {last}", hint=hint, failure=failure)
 
 

@@ -50,7 +50,7 @@ def choose(
     """
     if wanted.step == BEGINNING:
         return Start()
-    known = _Known(run)
+    seals = _Known(run)
     steps = sorted(_steps(facts), reverse=True)
     if wanted.step is not None and wanted.step not in steps:
         there = ", ".join(str(step) for step in reversed(steps)) or "none"
@@ -59,21 +59,21 @@ def choose(
     for step in [wanted.step] if wanted.step is not None else steps:
         why = wanted.avoid.get(step) or _sizes(step, facts)
         if why is None and wanted.step is None:
-            why = known.refusal(step, recipe)
+            why = seals.refusal(step, recipe)
         why = why or _absent(step, facts, copy if wanted.copy else None)
-        why = why or _content(step, facts, supervisor, known.digests(step))
+        why = why or _content(step, facts, supervisor, seals.digests(step))
         if why is None:
-            said = [Decision(f"checkpoint-{s}", PASSED_OVER, passed[s]) for s in sorted(passed)]
-            return Start(step, (*said, *known.about(step)))
+            decisions = [Decision(f"checkpoint-{s}", PASSED_OVER, passed[s]) for s in sorted(passed)]
+            return Start(step, (*decisions, *seals.about(step)))
         passed[step] = why
     if any(UNFINISHED not in why for why in passed.values()):
-        told = [f"checkpoint-{step}: {why}" for step, why in passed.items()]
-        more = f"; and {len(told) - SHOWN} more" if len(told) > SHOWN else ""
-        words = "; ".join(told[:SHOWN]) + more
+        refusals = [f"checkpoint-{step}: {why}" for step, why in passed.items()]
+        more = f"; and {len(refusals) - SHOWN} more" if len(refusals) > SHOWN else ""
+        words = "; ".join(refusals[:SHOWN]) + more
         raise UsageError(f"cannot go on: {words}", where=run.id, hint=_hint(passed, steps, wanted))
-    if known.newest is not None:
+    if seals.newest is not None:
         raise UsageError(
-            f"sealed checkpoint-{known.newest}, and no host has it",
+            f"sealed checkpoint-{seals.newest}, and no host has it",
             where=run.id,
             hint="is a disk not mounted, or the run's folder renamed? --step 0 starts from the first step",
         )
@@ -92,9 +92,9 @@ class _Known:
     """What the controller has a record of: the events of earlier attempts."""
 
     def __init__(self, run: RunFolder) -> None:
-        told = list(events.read_events(run.events))
-        self._all = [each for each in told if isinstance(each, events.Saved)]
-        self._current = [each for each in fold(told).saved if each.step is not None]
+        stream = list(events.read_events(run.events))
+        self._all = [each for each in stream if isinstance(each, events.Saved)]
+        self._current = [each for each in fold(stream).saved if each.step is not None]
 
     @property
     def newest(self) -> int | None:
@@ -136,8 +136,8 @@ def _damaged(about: Mapping[str, Any]) -> Mapping[str, str]:
 
 def _sizes(step: int, facts: Facts) -> str | None:
     """A file that is missing or short, as each host saw at once."""
-    found = ((host, _damaged(about).get(str(step))) for host, about in facts.items())
-    return next((f"{wrong} on {host}" for host, wrong in found if wrong), None)
+    damage = ((host, _damaged(about).get(str(step))) for host, about in facts.items())
+    return next((f"{wrong} on {host}" for host, wrong in damage if wrong), None)
 
 
 def _absent(step: int, facts: Facts, copy: Copy | None) -> str | None:

@@ -83,10 +83,10 @@ def _refusal(before: Job, inputs: Inputs, slots: Sequence[int], facts: Facts) ->
         words = f"batch.split has shares for {len(recipe.batch.split)} ranks, and there are {ranks} now"
         return words, "as many slots as before"
     places = place(list(zip(inputs.inventory.hosts, slots, strict=True)))
-    found = spec_of(recipe.engine.name).cannot_resume(recipe, before, places, facts)
-    if found is None or ranks == before.world_size:
-        return found
-    return f"was begun on {before.world_size} ranks, and there are {ranks} now: {found[0]}", found[1]
+    refusal = spec_of(recipe.engine.name).cannot_resume(recipe, before, places, facts)
+    if refusal is None or ranks == before.world_size:
+        return refusal
+    return f"was begun on {before.world_size} ranks, and there are {ranks} now: {refusal[0]}", refusal[1]
 
 
 def continued(run: RunFolder, job: Job) -> Job:

@@ -59,12 +59,12 @@ def dry_run(inputs: Inputs, run: RunFolder, shell: Shell | None = None) -> dict[
     if not here and _fits_nowhere(decided):  # as it is; what the recipe leaves open may change that
         decided = agree(inputs, run, _with_most(facts), Attempt(), chosen)
         listed.append("as much memory as any host has: with less, it fits in no way")
-    told = _document(inputs, run, decided)
-    left = open_values(told[ENGINE_CONFIG] or {})
+    document = _document(inputs, run, decided)
+    left = open_values(document[ENGINE_CONFIG] or {})
     if left:
         called = spec_of(inputs.recipe.engine.name).called
         listed.append(f"{called}'s {', '.join(left)}: filled in by the ranks")
-    return {**told, "assumed": listed}
+    return {**document, "assumed": listed}
 
 
 def _assumed(inputs: Inputs, run: RunFolder) -> Facts:
@@ -104,34 +104,34 @@ def _assumptions(inputs: Inputs, run: RunFolder) -> list[str]:
     if why is None and launch.device == "cpu":
         device = "CPUs (launch.device=cpu)"
     slots = "" if all(host.slots for host in inputs.inventory.hosts) else ", one rank each"
-    found = [f"the hosts were not asked; assumed: {device}{slots}"]
+    assumed = [f"the hosts were not asked; assumed: {device}{slots}"]
     opened = [("precision", recipe.precision == "auto"), ("batch.micro", recipe.batch.micro is None)]
     names = [name for name, is_open in opened if is_open and recipe.trains]
     names = [*(["launch.device"] if launch.device == "auto" and not why else []), *names]
     if launch.hosts == AUTO:
         names.insert(0, "launch.hosts")
     if names:
-        found.append(f"decided when they have answered: {', '.join(names)}")
+        assumed.append(f"decided when they have answered: {', '.join(names)}")
     if launch.port is None:
-        found.append(f"MASTER_PORT={PORT}: a free port of the first host is taken")
+        assumed.append(f"MASTER_PORT={PORT}: a free port of the first host is taken")
     if not launch.threads:
-        found.append("OMP_NUM_THREADS=1: the host's cores / its ranks are taken")
+        assumed.append("OMP_NUM_THREADS=1: the host's cores / its ranks are taken")
     elsewhere = launch.workdir or "~/.cache/muster"
-    found.append(f"files are in {run.path}; on hosts that do not share it, below {elsewhere}")
+    assumed.append(f"files are in {run.path}; on hosts that do not share it, below {elsewhere}")
     if recipe.measure.peaks:
-        found.append("measure.peaks: whether its figures are of these hosts was not checked")
-    return found
+        assumed.append("measure.peaks: whether its figures are of these hosts was not checked")
+    return assumed
 
 
 def open_values(config: Mapping[str, Any], prefix: str = "") -> list[str]:
     """The dotted names of what is still "auto"."""
-    found = []
+    paths = []
     for key, value in config.items():
         if isinstance(value, Mapping):
-            found += open_values(value, f"{prefix}{key}.")
+            paths += open_values(value, f"{prefix}{key}.")
         elif value == "auto":
-            found.append(prefix + key)
-    return found
+            paths.append(prefix + key)
+    return paths
 
 
 def _without_peaks(inputs: Inputs) -> Any:
@@ -160,7 +160,7 @@ def _with_most(facts: Facts) -> Facts:
 
 def _document(inputs: Inputs, run: RunFolder, decided: Decided) -> dict[str, Any]:
     """Everything, as plain data; secrets are hidden."""
-    job, told, plan = decided.job, decided.orders, decided.plan
+    job, orders, plan = decided.job, decided.orders, decided.plan
     recipe, first = decided.recipe, job.placements[0]
     home = Home((recipe.launch.home or "this-machine",), "PORT", "SECRET")  # made at the start
     data = job.as_dict()
@@ -181,8 +181,8 @@ def _document(inputs: Inputs, run: RunFolder, decided: Decided) -> dict[str, Any
             {
                 "host": p.host,
                 "ranks": list(p.ranks),
-                "start": told[p.host]["host"]["argv"],
-                "environment": _environment(told[p.host], index, shown),
+                "start": orders[p.host]["host"]["argv"],
+                "environment": _environment(orders[p.host], index, shown),
             }
             for index, p in enumerate(job.placements)
         ],
@@ -192,7 +192,7 @@ def _document(inputs: Inputs, run: RunFolder, decided: Decided) -> dict[str, Any
         "device": job.device,
         "world_size": job.world_size,
         "plan": plan.model_dump(mode="json") if plan else None,
-        ENGINE_CONFIG: told[first.host]["job"][ENGINE_CONFIG],
+        ENGINE_CONFIG: orders[first.host]["job"][ENGINE_CONFIG],
         "decisions": data["decisions"],
         "warnings": warnings,
         "recipe": shareable(recipe.as_dict())[0],
@@ -234,65 +234,73 @@ def _data(recipe: Recipe) -> str | None:
     return recipe.describe_data(path)
 
 
-def format_dry_run(told: Mapping[str, Any], *, verbose: bool = False) -> str:
+def format_dry_run(document: Mapping[str, Any], *, verbose: bool = False) -> str:
     """For a person: in about ten lines, or with the whole order."""
-    rows = [("would run", _what(told)), ("on", _where(told)), *_training(told)]
-    plan = told["plan"] or {}
-    if told["data"]:
-        rows[2:2] = [("data", told["data"]), *(("", text) for text in plan.get("data", []))]
+    rows = [("would run", _what(document)), ("on", _where(document)), *_training(document)]
+    plan = document["plan"] or {}
+    if document["data"]:
+        rows[2:2] = [("data", document["data"]), *(("", text) for text in plan.get("data", []))]
     rows += [
         (f"from {each['value']}" if each["field"] == INHERITED else "", each["why"])
-        for each in told["decisions"]
+        for each in document["decisions"]
         if each["field"] == INHERITED
     ]
-    rows.append(("run folder", told["run"]))
-    notes = told["plan"]["notes"] if told["plan"] else []
-    if told["assumed"] and not verbose:  # they would say what nobody was asked
+    rows.append(("run folder", document["run"]))
+    notes = document["plan"]["notes"] if document["plan"] else []
+    if document["assumed"] and not verbose:  # they would say what nobody was asked
         notes = []
-    files = [f"{each['value']}: {each['why']}" for each in told["decisions"] if each["field"] == "env"]
+    files = [f"{each['value']}: {each['why']}" for each in document["decisions"] if each["field"] == "env"]
     rows += [
-        ("hosts", f"{each['value']}: {each['why']}") for each in told["decisions"] if each["field"] == "hosts"
+        ("hosts", f"{each['value']}: {each['why']}")
+        for each in document["decisions"]
+        if each["field"] == "hosts"
     ]
     rows += [("environment" if index == 0 else "", text) for index, text in enumerate(files)]
-    for name, texts in (("assumed", told["assumed"][:3]), ("warning", told["warnings"]), ("note", notes)):
+    for name, texts in (
+        ("assumed", document["assumed"][:3]),
+        ("warning", document["warnings"]),
+        ("note", notes),
+    ):
         rows += [(name if index == 0 else "", text) for index, text in enumerate(texts)]
     lines = [f"{name:<11} {text}" for name, text in rows]
     if not verbose:
         return "\n".join([*lines, "nothing was started; --verbose shows the whole order, --json as data"])
-    return "\n".join([*lines, "", *_order(told)])
+    return "\n".join([*lines, "", *_order(document)])
 
 
-def _what(told: Mapping[str, Any]) -> str:
-    recipe, plan = told["recipe"], told["plan"]
+def _what(document: Mapping[str, Any]) -> str:
+    recipe, plan = document["recipe"], document["plan"]
     if "command" in recipe:
         return (
             f"{shlex.join(masked_words(recipe['command'], recipe['env_show']))}, by {recipe['run']['start']}"
         )
     if plan is None:
-        return f"{recipe['workload']}, {counted(told['world_size'], 'rank')} on {told['device']}"
+        return f"{recipe['workload']}, {counted(document['world_size'], 'rank')} on {document['device']}"
     name = recipe["model"]["name"] or "a model of its own configuration"
-    return f"{recipe['workload']}: {name} with {plan['engine']}, {told['precision']} on {told['device']}"
+    return (
+        f"{recipe['workload']}: {name} with {plan['engine']}, {document['precision']} on {document['device']}"
+    )
 
 
-def _where(told: Mapping[str, Any]) -> str:
+def _where(document: Mapping[str, Any]) -> str:
     """Hosts with as many ranks are said together."""
     by_count: dict[int, list[str]] = {}
-    for host in told["hosts"]:
+    for host in document["hosts"]:
         by_count.setdefault(len(host["ranks"]), []).append(host["host"])
     groups = ", ".join(
         f"{fold_hosts(names)} ({count}{' each' if len(names) > 1 else ''})"
         for count, names in by_count.items()
     )
-    counts = f"{counted(told['world_size'], 'rank')} on {counted(len(told['hosts']), 'host')}"
-    return f"{counts} ({told['launcher']}): {groups}"
+    counts = f"{counted(document['world_size'], 'rank')} on {counted(len(document['hosts']), 'host')}"
+    return f"{counts} ({document['launcher']}): {groups}"
 
 
-def _training(told: Mapping[str, Any]) -> list[tuple[str, str]]:
+def _training(document: Mapping[str, Any]) -> list[tuple[str, str]]:
     """Batch, memory and time, where something is trained."""
-    batch, plan = told["batch"], told["plan"]
+    batch, plan = document["batch"], document["plan"]
     if batch is None:
         return []
-    product = f"{batch['micro']} x {batch['accumulation']} x {counted(told['world_size'], 'rank')}"
+    product = f"{batch['micro']} x {batch['accumulation']} x {counted(document['world_size'], 'rank')}"
     rows = [("batch", f"{batch['global']} samples a step = {product}")]
     if plan and (training := plan["training"]):
         rows += training_rows(training)
@@ -323,21 +331,21 @@ def training_rows(training: Mapping[str, Any]) -> list[tuple[str, str]]:
     ]
 
 
-def _order(told: Mapping[str, Any]) -> list[str]:
+def _order(document: Mapping[str, Any]) -> list[str]:
     """All commands, environments, the engine's configuration and the recipe."""
-    lines = [f"# assumed: {text}" for text in told["assumed"]]
-    for each in told["launch"]:
+    lines = [f"# assumed: {text}" for text in document["assumed"]]
+    for each in document["launch"]:
         lines += [f"# starts the agent of {fold_hosts(each['hosts'])}, which then gets its source from here"]
         lines += [_command(each["environment"], each["command"]), ""]
-    for host in told["hosts"]:
+    for host in document["hosts"]:
         ranks = f"{host['ranks'][0]} to {host['ranks'][-1]}"
         lines.append(f"# {host['host']}, ranks {ranks}: the agent starts each with its RANK and LOCAL_RANK")
         lines += [_command(host["environment"], host["start"]), ""]
-    lines += [f"# {each['field']} = {each['value']}: {each['why']}" for each in told["decisions"]]
-    if told[ENGINE_CONFIG]:
-        called = spec_of(told["recipe"]["engine"]["name"]).called
-        lines += ["", f"# {called}'s configuration", json.dumps(told[ENGINE_CONFIG], indent=2)]
-    return [*lines, "", "# recipe.yaml", dump_yaml(told["recipe"])]
+    lines += [f"# {each['field']} = {each['value']}: {each['why']}" for each in document["decisions"]]
+    if document[ENGINE_CONFIG]:
+        called = spec_of(document["recipe"]["engine"]["name"]).called
+        lines += ["", f"# {called}'s configuration", json.dumps(document[ENGINE_CONFIG], indent=2)]
+    return [*lines, "", "# recipe.yaml", dump_yaml(document["recipe"])]
 
 
 def _command(environment: Mapping[str, str], argv: list[str]) -> str:

@@ -136,31 +136,31 @@ def explain_run(run: RunFolder | PipelineFolder) -> Explanation:
     logs = _last_attempt(run)
     if result is None or result.failure is None:
         return _interrupted(run, state, logs)
-    failure, known = result.failure, known_failures().get(result.failure.id or "")
+    failure, entry = result.failure, known_failures().get(result.failure.id or "")
     if failure.evidence is None:
         failure = with_evidence(failure, run, lambda host, rank: _attempt_of(_log_of(run, host, rank)))
     if failure.evidence and failure.evidence.file:
         at = from_here(run.path / failure.evidence.file)
         failure = failure.model_copy(update={"evidence": failure.evidence.model_copy(update={"file": at})})
-    said = [log for log in logs if log.why]
-    other = known is not None and failure.host is None and _is_echo(known)
+    speaking = [log for log in logs if log.why]
+    other = entry is not None and failure.host is None and _is_echo(entry)
     silent = (failure.hint or "").startswith(LAST_WORDS)
     shown = find(failure.evidence.text, "log") if failure.evidence and failure.evidence.text else None
     echo = shown is not None and shown.phrase.weight == "symptom" and _is_echo(shown.failure)
-    wordless = other or (known is None and silent and (failure.evidence is None or echo))
-    told = Explanation(
+    wordless = other or (entry is None and silent and (failure.evidence is None or echo))
+    explanation = Explanation(
         of=run.id,
-        answer="unknown" if wordless else "known" if known else "named",
+        answer="unknown" if wordless else "known" if entry else "named",
         state=state,
-        says=known.cause if known else _raised(failure),
+        says=entry.cause if entry else _raised(failure),
         failure=failure,
         remedy=None if silent else failure.hint,
-        blame="work" if failure.evidence and failure.evidence.code and known is None else None,
-        echoes=sum(log.why.echoes for log in said if log.why),
-        lines=_telling(said, run) if wordless else [],
-        command=_way_on(run, result, known),
+        blame="work" if failure.evidence and failure.evidence.code and entry is None else None,
+        echoes=sum(log.why.echoes for log in speaking if log.why),
+        lines=_telling(speaking, run) if wordless else [],
+        command=_way_on(run, result, entry),
     )
-    return _with_entry(told, known, failure.host)
+    return _with_entry(explanation, entry, failure.host)
 
 
 def explain_logs(where: Path) -> Explanation:
@@ -201,17 +201,19 @@ def _of_jobs(of: str, jobs: Sequence[JobLog]) -> Explanation:
         return _nothing(of, jobs, notes)
     ranked = sorted(failed, key=lambda each: (order(each[1].weight), each[1].when or float("inf")))
     log, sign = ranked[0]
-    known = known_failures().get(sign.failure or "") or _known_of(sign)
-    if sign.weight in ("symptom", "exit") and (known is None or _is_echo(known)):
+    entry = known_failures().get(sign.failure or "") or _known_of(sign)
+    if sign.weight in ("symptom", "exit") and (entry is None or _is_echo(entry)):
         lines = _telling([each for each, _ in ranked])
-        told = Explanation(of=of, answer="unknown", says=_ECHO, lines=lines, echoes=echoes, notes=notes)
+        explanation = Explanation(
+            of=of, answer="unknown", says=_ECHO, lines=lines, echoes=echoes, notes=notes
+        )
         if sign.weight == "symptom" or sign.rank is None:
-            return told
+            return explanation
         first = Failure(
             what=sign.text, where=f"rank {sign.rank}", host=sign.host, evidence=_evidence(log, sign)
         )
         says = f"rank {sign.rank} ended first, and no line says why"
-        return told.model_copy(update={"says": says, "failure": first})
+        return explanation.model_copy(update={"says": says, "failure": first})
     others = [
         (each, other)
         for each in [log, *(each for each, _ in ranked[1:])]
@@ -224,22 +226,22 @@ def _of_jobs(of: str, jobs: Sequence[JobLog]) -> Explanation:
         what=sign.text,
         where=None if evidence.rank is None else f"rank {evidence.rank}",
         host=evidence.host,
-        hint=known.remedy if known else None,
-        id=known.id if known else None,
+        hint=entry.remedy if entry else None,
+        id=entry.id if entry else None,
         evidence=evidence,
     )
-    told = Explanation(
+    explanation = Explanation(
         of=of,
-        answer="known" if known else "named",
-        says=_sentence(known, sign),
+        answer="known" if entry else "named",
+        says=_sentence(entry, sign),
         failure=failure,
-        blame="work" if sign.weight == "exception" and known is None else None,
+        blame="work" if sign.weight == "exception" and entry is None else None,
         alike=sum(1 for _, each in ranked[1:] if _alike(each, sign)) + (log.why.alike if log.why else 0),
         echoes=echoes,
         others=[_evidence(each, other) for each, other in others[:MOST]],
         notes=notes,
     )
-    return _with_entry(told, known, failure.host)
+    return _with_entry(explanation, entry, failure.host)
 
 
 def _sure(log: JobLog) -> bool:
@@ -277,8 +279,8 @@ def _alike(one: Sign, other: Sign) -> bool:
 
 def _known_of(sign: Sign) -> KnownFailure | None:
     """Of a line that says that time was over: to `judge` it is no failure."""
-    found = find(sign.text) if sign.weight == "limit" else None
-    return found.failure if found else None
+    match = find(sign.text) if sign.weight == "limit" else None
+    return match.failure if match else None
 
 
 def _evidence(log: JobLog, sign: Sign) -> Evidence:
@@ -309,12 +311,12 @@ def _telling(logs: Iterable[JobLog], run: RunFolder | None = None) -> list[str]:
 # The table's words, and the way on.
 
 
-def _is_echo(known: KnownFailure) -> bool:
-    return known.blame == "peer" or known.retry == "by cause"
+def _is_echo(entry: KnownFailure) -> bool:
+    return entry.blame == "peer" or entry.retry == "by cause"
 
 
-def _sentence(known: KnownFailure | None, sign: Sign) -> str:
-    return known.cause if known else _NAMED[sign.weight].format(sign.text)
+def _sentence(entry: KnownFailure | None, sign: Sign) -> str:
+    return entry.cause if entry else _NAMED[sign.weight].format(sign.text)
 
 
 def _raised(failure: Failure) -> str:
@@ -322,24 +324,24 @@ def _raised(failure: Failure) -> str:
     return _NAMED["exception"].format(failure.what) if evidence and evidence.code else failure.what
 
 
-def _with_entry(told: Explanation, known: KnownFailure | None, host: str | None) -> Explanation:
-    if known is None:
-        return told
-    remedy = told.remedy or known.remedy.replace("{host}", host or "HOST")
-    entry = {"phase": known.phase, "blame": known.blame, "retry": known.retry, "check": known.check}
-    return told.model_copy(update={**entry, "remedy": remedy})
+def _with_entry(explanation: Explanation, failure: KnownFailure | None, host: str | None) -> Explanation:
+    if failure is None:
+        return explanation
+    remedy = explanation.remedy or failure.remedy.replace("{host}", host or "HOST")
+    entry = {"phase": failure.phase, "blame": failure.blame, "retry": failure.retry, "check": failure.check}
+    return explanation.model_copy(update={**entry, "remedy": remedy})
 
 
-def _way_on(run: RunFolder, result: Result, known: KnownFailure | None) -> str | None:
+def _way_on(run: RunFolder, result: Result, entry: KnownFailure | None) -> str | None:
     """The command. What the recipe itself has to say otherwise needs another run."""
     failure = result.failure
-    if failure and (failure.usage or (known and known.blame == "work")) and result.command is None:
+    if failure and (failure.usage or (entry and entry.blame == "work")) and result.command is None:
         argv = run.read_json(run.env).get("argv") if run.env.exists() else None
         return shlex.join(["muster", *map(str, argv[1:])]) if argv else None
     words = f"muster resume {run.word}"
     if failure is None or failure.host is None or len(result.hosts) < 2:
         return words
-    leave = (known and known.retry == "elsewhere") or "--without" in (failure.hint or "")
+    leave = (entry and entry.retry == "elsewhere") or "--without" in (failure.hint or "")
     return f"{words} --without {failure.host}" if leave else words
 
 
@@ -408,8 +410,8 @@ def _log_of(run: RunFolder, host: str, rank: int | None) -> Path:
 
 def _same(failure: Failure, sign: Sign) -> bool:
     """Whether a line says what the failure is."""
-    said, what = shortened(sign.text), shortened(failure.what)
-    if what in said or said in what or (sign.weight == "killed" and "by SIGKILL" in what):
+    line, what = shortened(sign.text), shortened(failure.what)
+    if what in line or line in what or (sign.weight == "killed" and "by SIGKILL" in what):
         return True
-    known = find(failure.what, "log", "error")
-    return sign.failure is not None and sign.failure in (failure.id, known.failure.id if known else None)
+    match = find(failure.what, "log", "error")
+    return sign.failure is not None and sign.failure in (failure.id, match.failure.id if match else None)

@@ -47,13 +47,13 @@ class EventTail:
             return []
         end = data.rfind(b"\n") + 1
         self._offset += end
-        found = []
+        fresh = []
         for line in data[:end].decode("utf-8", "replace").split("\n"):
             try:
-                found += [events.parse_event(line)] if line.strip() else []
+                fresh += [events.parse_event(line)] if line.strip() else []
             except ValueError:
                 continue
-        return found
+        return fresh
 
 
 def follow(

@@ -94,10 +94,10 @@ class Watch:
         if new:
             self.progress()
 
-    def looked(self, host: str, found: Looked) -> None:
+    def looked(self, host: str, answer: Looked) -> None:
         """A host's answer."""
-        if found.number == self.number and host in self.asked:
-            self.asked[host] = found
+        if answer.number == self.number and host in self.asked:
+            self.asked[host] = answer
 
     # --- what follows --------------------------------------------------------------------------------------
 
@@ -122,27 +122,27 @@ class Watch:
         now = self.now()
         limit = self.limit
         if self.asked:
-            missing = [host for host, found in self.asked.items() if found is None]
-            told = now - self.asked_at > ANSWER or all(map(self._silent, missing))
-            return self._judge() if told and now - self.moved > limit else None
+            missing = [host for host, answer in self.asked.items() if answer is None]
+            answered = now - self.asked_at > ANSWER or all(map(self._silent, missing))
+            return self._judge() if answered and now - self.moved > limit else None
         if now - self.moved > max(limit / 2, limit - LEAD):
             self.number += 1
             self.asked, self.asked_at = dict.fromkeys(self.look(self.number)), now
         return None
 
     def _judge(self) -> Finding | None:
-        found = {host: each for host, each in self.asked.items() if each is not None}
-        silent = [host for host in self.asked if host not in found]
+        answers = {host: each for host, each in self.asked.items() if each is not None}
+        silent = [host for host in self.asked if host not in answers]
         self.asked = {}
-        looks = {look.rank: self._with_disk(look) for each in found.values() for look in each.ranks}
+        looks = {look.rank: self._with_disk(look) for each in answers.values() for look in each.ranks}
         # A host that was not asked has ended: its ranks have no process any more.
-        known = [rank for rank, host in self.hosts.items() if host not in silent]
-        stands = [Stand(rank, self.hosts[rank], looks.get(rank)) for rank in known]
+        answering = [rank for rank, host in self.hosts.items() if host not in silent]
+        stands = [Stand(rank, self.hosts[rank], looks.get(rank)) for rank in answering]
         if not looks:  # a command that is one process per host, say
             self.patience *= 2
             return None
-        verdict = judge(stands, stepping=bool(self.steps) and not self.announced, looks=found)
-        if silent and not (verdict.certain and set(verdict.hosts) <= set(found)):
+        verdict = judge(stands, stepping=bool(self.steps) and not self.announced, looks=answers)
+        if silent and not (verdict.certain and set(verdict.hosts) <= set(answers)):
             verdict = self._with_silent(verdict, silent)
         held = any(each.kind in ("stopped", "traced") for each in verdict.culprits)
         # A slow disk may finish nothing while it is looked at: it is looked at twice.
@@ -157,7 +157,7 @@ class Watch:
         if not verdict.hangs or busy or ((self.announced or self.per_host) and not held):
             self.patience *= 2
             return None
-        self.verdict, self.found = verdict, found
+        self.verdict, self.found = verdict, answers
         return verdict
 
     def _with_disk(self, look: Look) -> Look:
@@ -177,11 +177,11 @@ class Watch:
         if verdict.culprits or not verdict.waiting or not all(map(self._silent, silent)):
             return replace(verdict, what=f"{verdict.what}; no answer from {names}")
         ranks = [rank for rank, host in self.hosts.items() if host in silent]
-        said = f"no word from {names} for {max(map(self.quiet, silent)):.0f} s: stopped, down or cut off"
+        silence = f"no word from {names} for {max(map(self.quiet, silent)):.0f} s: stopped, down or cut off"
         others = f"the others wait for rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks[:8]))}"
         return replace(
             verdict,
-            what=f"{said}; {others}",
+            what=f"{silence}; {others}",
             hosts=tuple(silent),
             certain=len(silent) == 1,
             witnesses=(*verdict.witnesses, *(f"no word from {host}" for host in silent[:8])),

@@ -174,12 +174,12 @@ def _renamed(value: Any, folder: Path, to: str) -> Any:
         return [_renamed(inner, folder, to) for inner in value]
     if not isinstance(value, str):
         return value
-    return re.sub(rf"{re.escape(str(folder))}/([^/]+)/model", lambda found: to.format(found[1]), value)
+    return re.sub(rf"{re.escape(str(folder))}/([^/]+)/model", lambda match: to.format(match[1]), value)
 
 
 def dry_run_of(inputs: PipelineInputs, folder: PipelineFolder) -> list[dict[str, Any]]:
     """What each step would do, as `dry_run` says it; models of earlier steps do not exist yet."""
-    told, later = [], str(folder.path).replace("{", "{{").replace("}", "}}") + "/{}/model"
+    steps, later = [], str(folder.path).replace("{", "{{").replace("}", "}}") + "/{}/model"
     with tempfile.TemporaryDirectory(prefix="muster-") as stand:
         for step, made in inputs.checked(Path(stand)):
             with _told(step, Path(stand)):
@@ -187,8 +187,8 @@ def dry_run_of(inputs: PipelineInputs, folder: PipelineFolder) -> list[dict[str,
             taken = inputs.steps.before(step)
             why = [f"the model of {name}, which is not trained yet: its shape alone" for name in taken]
             one = {**one, "assumed": [*why, *one["assumed"]]}
-            told.append({"step": step.name, "after": step.after, **_renamed(one, Path(stand), later)})
-    return told
+            steps.append({"step": step.name, "after": step.after, **_renamed(one, Path(stand), later)})
+    return steps
 
 
 def plan_steps(
@@ -196,7 +196,7 @@ def plan_steps(
     hosts: str,
     on: str,
     overrides: Sequence[str],
-    told: UserFigures,
+    figures: UserFigures,
     *,
     traced: bool = True,
     say: Callable[[str], None] | None = None,
@@ -208,14 +208,14 @@ def plan_steps(
             for step, recipe in read_steps(file, overrides).standing_in(Path(stand)):
                 with _told(step, Path(stand)):
                     if recipe.trains:
-                        plans[step.name] = plan_on(recipe, on, told, traced=traced, say=say).plan
+                        plans[step.name] = plan_on(recipe, on, figures, traced=traced, say=say).plan
         else:
             for step, inputs in read_pipeline(file, hosts, overrides).checked(Path(stand)):
                 with _told(step, Path(stand)):
                     if inputs.recipe.trains:
-                        plans[step.name] = plan_hosts(inputs, told, traced=traced, say=say).plan
-    found = {name: plan.model_dump(mode="json") for name, plan in plans.items() if plan is not None}
-    named = _renamed(found, Path(stand), "{{{}}}")
+                        plans[step.name] = plan_hosts(inputs, figures, traced=traced, say=say).plan
+    documents = {name: plan.model_dump(mode="json") for name, plan in plans.items() if plan is not None}
+    named = _renamed(documents, Path(stand), "{{{}}}")
     return {name: Plan.model_validate(plan) for name, plan in named.items()}
 
 
@@ -393,13 +393,13 @@ def so_far(folder: PipelineFolder) -> PipelineResult:
 
 def _fold(steps: Steps, folder: PipelineFolder, status: RunEnd, failure: Failure | None) -> PipelineResult:
     """What all steps came to."""
-    found: list[StepResult] = []
+    results_of_steps: list[StepResult] = []
     notes: list[str] = []
     results = {step.name: folder.step(step.name).read_result() for step in steps.steps}
     for step in steps.steps:
         run, result = folder.step(step.name), results[step.name]
         state = run.state() if run.job.exists() else State.NOT_BEGUN
-        found.append(
+        results_of_steps.append(
             StepResult(name=step.name, after=step.after, run=str(run.path), status=state, result=result)
         )
         anew = result and result.attempt > 1 and run.read_json(run.job).get("resume_step") is None
@@ -407,16 +407,16 @@ def _fold(steps: Steps, folder: PipelineFolder, status: RunEnd, failure: Failure
             source = results[name]
             if result and source and source.ended > (result.ended if anew else result.started):
                 notes.append(f"{step.name} started from an earlier model of {name}, which was trained again")
-    known = [result for result in results.values() if result]
+    ended = [result for result in results.values() if result]
     return PipelineResult(
         id=folder.id,
         status=status,
         failure=failure,
         attempt=1 + len(list(folder.path.glob("result.attempt*.json"))),
-        started=min((result.started for result in known), default=time.time()),
+        started=min((result.started for result in ended), default=time.time()),
         ended=time.time(),
-        seconds=Seconds(total=sum(result.seconds.total for result in known)),
-        pipeline=found,
+        seconds=Seconds(total=sum(result.seconds.total for result in ended)),
+        pipeline=results_of_steps,
         notes=notes,
     )
 

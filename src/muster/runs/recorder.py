@@ -63,30 +63,30 @@ class Board:
             if last is not None and event.time < last + BETWEEN * len(self.sampled):
                 return
             self.sampled[event.host] = event.time
-        found: dict[str, float | None] = {}
+        scalars: dict[str, float | None] = {}
         step = getattr(event, "step", None) or 0
         if isinstance(event, events.Log):
-            found = {
+            scalars = {
                 "train/loss": event.loss,
                 "train/learning_rate": event.learning_rate,
                 "train/gradient_norm": event.gradient_norm,
                 **{f"train/{name}": value for name, value in event.figures.items()},
             }
         elif isinstance(event, events.Evaluated):
-            found = {"held_out/loss": event.loss, "held_out/perplexity": event.perplexity}
-            found |= {f"held_out/{name}": value for name, value in event.figures.items()}
+            scalars = {"held_out/loss": event.loss, "held_out/perplexity": event.perplexity}
+            scalars |= {f"held_out/{name}": value for name, value in event.figures.items()}
         elif isinstance(event, events.Attention):
             for end, values in (("max", event.largest), ("min", event.smallest)):  # under Mistral's names
                 for layer, value in zip(event.layers, values, strict=False):
-                    found[f"activations/{layer.replace('.', '_')}_attention_weight_{end}"] = value
+                    scalars[f"activations/{layer.replace('.', '_')}_attention_weight_{end}"] = value
         elif isinstance(event, events.Window) and event.seconds > 0:
-            found[f"samples_per_second/rank{event.rank}"] = event.samples / event.seconds
-            found[f"tokens_per_second/rank{event.rank}"] = event.tokens / event.seconds
+            scalars[f"samples_per_second/rank{event.rank}"] = event.samples / event.seconds
+            scalars[f"tokens_per_second/rank{event.rank}"] = event.tokens / event.seconds
         elif isinstance(event, events.Hardware):
             step = int(event.time)
-            found[f"cpu_percent/{event.host}"] = event.cpu_percent
-            found[f"memory_used/{event.host}"] = event.memory_used
-        for name, value in found.items():
+            scalars[f"cpu_percent/{event.host}"] = event.cpu_percent
+            scalars[f"memory_used/{event.host}"] = event.memory_used
+        for name, value in scalars.items():
             if value is not None:
                 self.writer.add_scalar(name, value, step, event.time)
 
@@ -151,7 +151,7 @@ class Follower:
 
     def now(self) -> events.Progress | None:
         """All that is known; None: no line told a step."""
-        seen = next((found for stream in self.streams.values() if (found := stream.seen())), None)
+        seen = next((current for stream in self.streams.values() if (current := stream.seen())), None)
         if seen is None:
             return None
         self.said, self.step = time.monotonic(), seen.steps
@@ -219,12 +219,12 @@ class Recorder:
             self.watch(event)
         except OSError:  # the terminal or the pipe that showed it is gone; the job is not
             self.watch = lambda event: None
-        if self.stragglers is not None and (found := self.stragglers.add(event)) is not None:
-            self._paced(found)
+        if self.stragglers is not None and (pace := self.stragglers.add(event)) is not None:
+            self._paced(pace)
 
-    def _paced(self, found: Pace) -> None:
+    def _paced(self, pace: Pace) -> None:
         step = self.stragglers.steps if self.stragglers else None
-        self.record(events.Paced(time=time.time(), attempt=self.attempt, step=step, found=found))
+        self.record(events.Paced(time=time.time(), attempt=self.attempt, step=step, found=pace))
 
     def event(self, host: str, line: str) -> None:
         """A rank's own line; it is given its host's name."""
@@ -302,8 +302,8 @@ class Recorder:
         file.write("".join(f"{self.scrub(line)}\n" for line in lines))
         self._unwritten.add((host, rank))
         self.write_logs(FLUSH)
-        if self.follow is not None and (told := self.follow.lines(host, rank, lines)) is not None:
-            self.record(told.model_copy(update={"attempt": self.attempt}))
+        if self.follow is not None and (progress := self.follow.lines(host, rank, lines)) is not None:
+            self.record(progress.model_copy(update={"attempt": self.attempt}))
 
     def write_logs(self, after: float = 0.0) -> None:
         """Hand what hosts said over to the files, so many seconds after the last time: a line each of a
@@ -316,10 +316,10 @@ class Recorder:
     def last_progress(self) -> None:
         """Write down what is known of its progress, and of who held it up, when the job has ended."""
         self.write_logs()
-        if self.follow is not None and (told := self.follow.now()) is not None:
-            self.record(told.model_copy(update={"attempt": self.attempt}))
-        if self.stragglers is not None and (found := self.stragglers.pace()) is not None:
-            self._paced(found)
+        if self.follow is not None and (progress := self.follow.now()) is not None:
+            self.record(progress.model_copy(update={"attempt": self.attempt}))
+        if self.stragglers is not None and (pace := self.stragglers.pace()) is not None:
+            self._paced(pace)
 
 
 def _chunks(file: IO[bytes], size: int) -> Iterator[bytes]:

@@ -42,10 +42,10 @@ class Slowdown:
         self.asked: dict[str, Looked | None] = {}
         self.asked_at = 0.0
 
-    def looked(self, host: str, found: Looked) -> None:
+    def looked(self, host: str, answer: Looked) -> None:
         """A host's answer."""
-        if found.number == self.number and host in self.asked:
-            self.asked[host] = found
+        if answer.number == self.number and host in self.asked:
+            self.asked[host] = answer
 
     def note(self, steps: int) -> str | None:
         """What to note now, of a job that has taken so many steps; None: nothing."""
@@ -78,7 +78,7 @@ class Slowdown:
         """What the answers come to, once all are here."""
         if None in self.asked.values() and self.now() - self.asked_at < ANSWER:
             return None
-        looks = [look for found in self.asked.values() if found for look in found.ranks]
+        looks = [look for answer in self.asked.values() if answer for look in answer.ranks]
         before, self.asked = self.usual or 0.0, {}
         self.usual = self.windows[-1]
         if not looks:

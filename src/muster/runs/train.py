@@ -114,7 +114,7 @@ def train(
     sign = _leave(run.path.parent / nonce)
     try:
         with Supervisor(places, inputs.launcher, inputs.recipe.launch, run.id, shell) as supervisor:
-            told = greeting(
+            orders = greeting(
                 inputs.recipe,
                 places,
                 run_dir=run.path,
@@ -126,8 +126,8 @@ def train(
             start = None
             if attempt.resume:
                 code_of_seals = inspect.getsource(sealed)
-                told = {host: {**spec, "sealed": code_of_seals} for host, spec in told.items()}
-            facts = supervisor.greet(told)
+                orders = {host: {**spec, "sealed": code_of_seals} for host, spec in orders.items()}
+            facts = supervisor.greet(orders)
             if attempt.resume and inputs.recipe.trains:
                 if attempt.wanted.step != BEGINNING and any(about["checkpoints"] for about in facts.values()):
                     inputs = same_batch(run, inputs, facts)
@@ -275,14 +275,14 @@ def _run(
         if deadline is not None and time.monotonic() > deadline:
             return f"timeout: launch.timeout of {launch.timeout:g} s was reached"
         if hang.tick() is not None:
-            found = note_hang(run, hang, recorder)
-            return found.what if inputs.recipe.hang.action == "stop" else None
+            hung = note_hang(run, hang, recorder)
+            return hung.what if inputs.recipe.hang.action == "stop" else None
         return None
 
-    def looked(host: str, found: Looked) -> None:
-        hang.looked(host, found)
+    def looked(host: str, answer: Looked) -> None:
+        hang.looked(host, answer)
         if slowdown is not None:
-            slowdown.looked(host, found)
+            slowdown.looked(host, answer)
 
     def log(host: str, rank: int | None, lines: list[str]) -> None:
         recorder.log(host, rank, lines)
@@ -306,8 +306,8 @@ def _run(
             recorder.last_progress()
             result = _conclude(inputs, run, job, recorder, outcome, facts, supervisor, hang)
             if result.command is not None:
-                told = result.command.model_copy(update={"code": code, "seconds": took})
-                result = result.model_copy(update={"command": told})
+                measured = result.command.model_copy(update={"code": code, "seconds": took})
+                result = result.model_copy(update={"command": measured})
             recorder.state("end", status=result.status)
             _write_predictions(run, result)
             write_tables(run, result)
@@ -323,14 +323,14 @@ def _run(
 
 def note_hang(run: RunFolder, hang: Watch, recorder: Recorder) -> Hung:
     """Write down that the job hangs, and where each rank stands."""
-    found = hang.hung()
+    hung = hang.hung()
     with suppress(OSError):
         write_json(run.hang, hang.document())
-    recorder.record(events.Hanging(time=time.time(), attempt=recorder.attempt, found=found))
+    recorder.record(events.Hanging(time=time.time(), attempt=recorder.attempt, found=hung))
     recorder.record(
-        events.Noted(time=time.time(), attempt=recorder.attempt, text=f"{found.what} ({hang.words()})")
+        events.Noted(time=time.time(), attempt=recorder.attempt, text=f"{hung.what} ({hang.words()})")
     )
-    return found
+    return hung
 
 
 def _write_result(run: RunFolder, result: Result) -> None:
@@ -343,18 +343,20 @@ def _broken(run: RunFolder, job: Job, recorder: Recorder, error: Exception) -> R
 
     A full disk of the controller's is such an end; an error of muster's own is raised again.
     """
-    known: MusterError | None = error if isinstance(error, MusterError) else None
+    user_error: MusterError | None = error if isinstance(error, MusterError) else None
     if isinstance(error, OSError):
-        known = disk_full(error, run.path)
+        user_error = disk_full(error, run.path)
     about = (
-        known.as_dict() if known else {"what": f"an error in muster itself: {type(error).__name__}: {error}"}
+        user_error.as_dict()
+        if user_error
+        else {"what": f"an error in muster itself: {type(error).__name__}: {error}"}
     )
     failure = with_way_on(Failure.model_validate(about), run.word, recorder.folder.saved, None)
     failure = failure.model_copy(update={"what": recorder.scrub(failure.what)})
     result = make_result(recorder.folder, job, status=State.FAILED, failure=failure, ended=time.time())
     with suppress(OSError):
         _write_result(run, result)
-    if known is None:
+    if user_error is None:
         raise error
     return result
 
@@ -433,14 +435,14 @@ def _write_predictions(run: RunFolder, result: Result) -> None:
 
 def freeze(run: RunFolder, inputs: Inputs, decided: Decided) -> None:
     """Everything that hosts have agreed to."""
-    job, told = decided.job, decided.orders
+    job, orders = decided.job, decided.orders
     recipe = inputs.recipe.as_dict()
     shown = inputs.recipe.env_show
     own, given = inputs.recipe.engine.config, run.engine_config_given
     if own and not given.exists():
         write_text(given, Path(own).expanduser().read_text(encoding="utf-8"))
         recipe["engine"]["config"] = str(given)  # a resumed run reads what this one read
-    config = next(iter(told.values()))["job"][ENGINE_CONFIG]
+    config = next(iter(orders.values()))["job"][ENGINE_CONFIG]
     if config:
         write_json(run.engine_config, config)
     if job.peaks and not run.peaks.exists():
@@ -467,7 +469,7 @@ def freeze(run: RunFolder, inputs: Inputs, decided: Decided) -> None:
             "rank_environment": masked(inputs.env, shown),
         },
     )
-    hosts = {host: _recorded(order, shown) for host, order in told.items()}
+    hosts = {host: _recorded(order, shown) for host, order in orders.items()}
     inventory = inputs.inventory
     source = {
         "launcher": inventory.launcher,

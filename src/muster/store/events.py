@@ -399,7 +399,7 @@ def to_line(event: Event) -> str:
     """One event -> one line, without the newline. What is not UTF-8 in a text is spelt out, as logs do."""
     line = json.dumps(event.model_dump(mode="json", exclude_none=False), ensure_ascii=False)
     # \\udce9 and not \udce9: readers of JSON refuse an escape of half a character.
-    return _NOT_UTF8.sub(lambda found: "\\" + ascii(found[0])[1:-1], line)
+    return _NOT_UTF8.sub(lambda match: "\\" + ascii(match[0])[1:-1], line)
 
 
 def read_events(path: Path) -> Iterator[Event]:

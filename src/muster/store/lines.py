@@ -93,12 +93,12 @@ def value_at(record: Mapping[str, Any], name: str) -> Any:
         return record[name]
     if "." not in name:  # this is asked for every known name of every row
         return MISSING
-    found: Any = record
+    value: Any = record
     for part in name.split("."):
-        if not isinstance(found, Mapping) or part not in found:
+        if not isinstance(value, Mapping) or part not in value:
             return MISSING
-        found = found[part]
-    return found
+        value = value[part]
+    return value
 
 
 def text_of(record: Mapping[str, Any], name: str, where: str, key: str, *, blank: bool = True) -> str:

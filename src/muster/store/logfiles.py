@@ -59,11 +59,11 @@ class Lines(list[str]):
     @cached_property
     def bare(self) -> list[int]:
         """Places of the lines that a lone CR ended: to an editor they are of the same line as the next."""
-        found: list[int] = []
+        places: list[int] = []
         for number, line in enumerate(self.text.split("\n")):
-            place = len(found) + number
-            found += range(place, place + line.count("\r"))
-        return found
+            place = len(places) + number
+            places += range(place, place + line.count("\r"))
+        return places
 
     def number(self, place: int) -> int:
         """The number of the line at a place."""
@@ -85,15 +85,15 @@ def find_logs(where: Path) -> list[LogFile]:
     if not where.exists():
         raise UsageError("no such file or folder", where=str(where))
     if not where.is_dir():
-        found = [_logfile(where, where.name)]
+        files = [_logfile(where, where.name)]
     else:
-        found = []
+        files = []
         for folder, folders, names in os.walk(where):
             folders[:] = sorted(name for name in folders if not name.startswith("."))
             for name in sorted(name for name in names if not name.startswith(".")):
                 path = Path(folder, name)
-                found.append(_logfile(path, str(path.relative_to(where))))
-    regular = [each for each in found if each is not None]
+                files.append(_logfile(path, str(path.relative_to(where))))
+    regular = [each for each in files if each is not None]
     if not regular:
         what = "there are no files in it" if where.is_dir() else "is neither a folder nor a regular file"
         raise UsageError(what, where=str(where))

@@ -36,10 +36,10 @@ def runs_table(root: Path, where: str | None = None) -> list[dict[str, Any]]:
 def _row(run: RunFolder | PipelineFolder) -> dict[str, Any]:
     try:
         state = run.state()
-        found = run.read_json(run.result) if run.result.is_file() else _begun(run)
+        document = run.read_json(run.result) if run.result.is_file() else _begun(run)
     except RunFolderError as error:
-        state, found = State.DAMAGED, {"failure": {"what": str(error)}}
-    row = {"id": run.id, "status": state} | {name: _at(found, path) for name, path in _COLUMNS.items()}
+        state, document = State.DAMAGED, {"failure": {"what": str(error)}}
+    row = {"id": run.id, "status": state} | {name: _at(document, path) for name, path in _COLUMNS.items()}
     row["hosts"] = len(row["hosts"]) if isinstance(row["hosts"], list) else None
     return row
 
@@ -75,8 +75,8 @@ def _those(rows: list[dict[str, Any]], where: str) -> list[dict[str, Any]]:
         base.execute(f"CREATE TABLE runs (place, {', '.join(names)})")
         values = [[place, *(_plain(row[name]) for name in names)] for place, row in enumerate(rows)]
         base.executemany(f"INSERT INTO runs VALUES ({', '.join('?' * (len(names) + 1))})", values)
-        found = base.execute(f"SELECT place FROM runs WHERE {where}\nORDER BY place").fetchall()
-        return [rows[place] for (place,) in found]
+        places = base.execute(f"SELECT place FROM runs WHERE {where}\nORDER BY place").fetchall()
+        return [rows[place] for (place,) in places]
     except (sqlite3.Error, sqlite3.Warning) as error:
         raise UsageError(
             f"is not a condition: {error}",

@@ -125,22 +125,22 @@ def find_data(path: Path, splits: Splits | None = None) -> DataFiles:
         return DataFiles(tuple(used), tuple(held_out), tuple(sorted({*files} - {*used, *held_out})))
     if len(files) == 1 and by_part(path, files).keys().isdisjoint(HELD_OUT_NAMES):
         return DataFiles((files[0],))
-    found = ", ".join(each.relative_to(path).as_posix() for each in files[:5]) or "none"
+    listed = ", ".join(each.relative_to(path).as_posix() for each in files[:5]) or "none"
     raise DataError(
         "has no file to train on",
         where=str(path),
-        hint=f"{hint}, or data.path=FILE; files of samples there: {found}",
+        hint=f"{hint}, or data.path=FILE; files of samples there: {listed}",
     )
 
 
 def _by_split(root: Path, files: Sequence[Path]) -> dict[str, list[Path]]:
     """Files by the split that they are of: train_sft of train_sft-00000-of-00001.parquet."""
-    found: dict[str, list[Path]] = {}
+    by_split: dict[str, list[Path]] = {}
     for part, members in by_part(root, files).items():
         for file in members:
             name = _SHARD.sub("", file.name.partition(".")[0].lower())
-            found.setdefault(name if _word(name) == part else part, []).append(file)
-    return found
+            by_split.setdefault(name if _word(name) == part else part, []).append(file)
+    return by_split
 
 
 def by_part(root: Path, files: Iterable[Path]) -> dict[str, list[Path]]:
@@ -149,9 +149,9 @@ def by_part(root: Path, files: Iterable[Path]) -> dict[str, list[Path]]:
     parts: dict[str, list[Path]] = {}
     for file in files:
         word = re.split(r"[-_.]", file.name)[0].lower()
-        known = word in (*TRAIN_NAMES, *HELD_OUT_NAMES)
+        named = word in (*TRAIN_NAMES, *HELD_OUT_NAMES)
         folder = file.relative_to(root).parent.name.lower()
-        parts.setdefault(word if known else folder, []).append(file)
+        parts.setdefault(word if named else folder, []).append(file)
     return parts
 
 
@@ -169,9 +169,9 @@ def parts_of(
     unused: Sequence[Path] = (),
 ) -> str:
     """Which files of `path` are for what, for people. `fraction`: held out where no file is."""
-    told = f"{path}: train {names_of(train)}; held out "
-    told += names_of(held_out) if held_out else f"{fraction:.3g} of it" if fraction else "nothing"
-    return told + (f"; not used: {names_of(unused)}" if unused else "")
+    words = f"{path}: train {names_of(train)}; held out "
+    words += names_of(held_out) if held_out else f"{fraction:.3g} of it" if fraction else "nothing"
+    return words + (f"; not used: {names_of(unused)}" if unused else "")
 
 
 def held_note(count: int | None, of: int | None, fraction: float) -> list[str]:
@@ -209,9 +209,9 @@ def hold_out(
         return set()
     different = sorted(set(keys))
     if len(different) < 2:
-        told = f"{counted(len(different), f'different {kind}')} {'is' if len(different) == 1 else 'are'}"
+        count = f"{counted(len(different), f'different {kind}')} {'is' if len(different) == 1 else 'are'}"
         raise DataError(
-            f"{told} too few to hold some out",
+            f"{count} too few to hold some out",
             where=where,
             hint="more samples, or a validation file beside the train file",
         )
@@ -303,8 +303,8 @@ def _table(
         if len(row) == len(names):
             yield where, dict(zip(names, row, strict=True))
         elif row:
-            told = f"has {counted(len(row), 'column')}, and the first line has {len(names)}"
-            _pass_over(DataError(told, where=where, hint=f"columns are apart by {sign!r}"), skip)
+            problem = f"has {counted(len(row), 'column')}, and the first line has {len(names)}"
+            _pass_over(DataError(problem, where=where, hint=f"columns are apart by {sign!r}"), skip)
 
 
 def _parquet(file: Path, skip: Skip | None, fields: Sequence[str]) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -351,8 +351,8 @@ def _batches_by_duckdb(file: Path, used: Callable[[str, bool], bool]) -> Iterato
         names = names or [name for name, *_ in described]
         others = dict.fromkeys(name for name, *_ in described if name not in names)
         quoted = ", ".join('"' + name.replace('"', '""') + '"' for name in names)
-        found = base.execute(f"SELECT {quoted} FROM read_parquet($file)", source)
-        while rows := found.fetchmany(ROWS):
+        cursor = base.execute(f"SELECT {quoted} FROM read_parquet($file)", source)
+        while rows := cursor.fetchmany(ROWS):
             yield [{**dict(zip(names, row, strict=True)), **others} for row in rows]
     except duckdb.Error as error:
         raise ValueError(str(error)) from None

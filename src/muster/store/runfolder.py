@@ -147,8 +147,8 @@ class Folder:
         try:
             return tolerant(kind, json.loads(self.result.read_text(encoding="utf-8")))
         except (OSError, ValueError) as error:
-            found = error.errors() if hasattr(error, "errors") else []  # pydantic's, which is not imported
-            what = found[0]["msg"] if found else str(error)
+            problems = error.errors() if hasattr(error, "errors") else []  # pydantic's, which is not imported
+            what = problems[0]["msg"] if problems else str(error)
             raise RunFolderError(
                 f"is damaged: {what}",
                 where=str(self.result),
@@ -163,9 +163,9 @@ def tolerant(kind: type[Document], data: Any) -> Document:
     try:
         return kind.model_validate(data)
     except ValueError as error:
-        found: list[Any] = getattr(error, "errors", list)()  # pydantic's, which is not imported
-        unknown = [each["loc"] for each in found if each["type"] == "extra_forbidden"]
-        if not unknown or len(unknown) < len(found):
+        problems: list[Any] = getattr(error, "errors", list)()  # pydantic's, which is not imported
+        unknown = [each["loc"] for each in problems if each["type"] == "extra_forbidden"]
+        if not unknown or len(unknown) < len(problems):
             raise
     for *path, key in unknown:
         functools.reduce(operator.getitem, path, data).pop(key)
@@ -302,11 +302,11 @@ class PipelineFolder(Folder):
         from muster.core.recipes import read_yaml
 
         try:
-            found = [self.step(str(each["name"])) for each in read_yaml(self.pipeline)["pipeline"]]
+            folders = [self.step(str(each["name"])) for each in read_yaml(self.pipeline)["pipeline"]]
         except (UsageError, KeyError, TypeError):
-            found = []
-        if found:
-            return found
+            folders = []
+        if folders:
+            return folders
         raise RunFolderError("is damaged: it has no list of steps", where=str(self.pipeline))
 
     @property
@@ -332,8 +332,8 @@ class PipelineFolder(Folder):
 
     def controller_alive(self) -> bool | None:
         """Whether a controller works on it now; its own signs of life come between steps alone."""
-        found = [super().controller_alive(), *(each.controller_alive() for each in self.steps)]
-        return True if True in found else None if None in found else False
+        alive = [super().controller_alive(), *(each.controller_alive() for each in self.steps)]
+        return True if True in alive else None if None in alive else False
 
 
 def taken(folder: Folder) -> RunFolderError:
@@ -379,10 +379,10 @@ def named_run_folder(root: Path, name: str) -> RunFolder:
 def find_run(text: str, root: Path = DEFAULT_ROOT) -> RunFolder:
     """A run by path, by id under `root`, by a unique part of its id, or `last`; a pipeline's step with its
     name behind that: last/sft. Raises RunFolderError."""
-    found = find_any(text, root)
-    if isinstance(found, RunFolder):
-        return found
-    names = ", ".join(f"{found.id}/{each.path.name}" for each in found.steps)
+    folder = find_any(text, root)
+    if isinstance(folder, RunFolder):
+        return folder
+    names = ", ".join(f"{folder.id}/{each.path.name}" for each in folder.steps)
     raise RunFolderError("is a pipeline, and not a run", where=text, hint=f"its steps: {names}")
 
 
@@ -414,16 +414,16 @@ def find_any(text: str, root: Path = DEFAULT_ROOT) -> RunFolder | PipelineFolder
     raise RunFolderError("no such run", where=text, hint=hint)
 
 
-def _step_of(found: Folder, name: str) -> RunFolder:
+def _step_of(folder: Folder, name: str) -> RunFolder:
     """A step that has begun. Raises RunFolderError."""
-    if not isinstance(found, PipelineFolder):
-        raise RunFolderError("is a run, and no pipeline with steps", where=found.id)
-    names = [each.path.name for each in found.steps]
+    if not isinstance(folder, PipelineFolder):
+        raise RunFolderError("is a run, and no pipeline with steps", where=folder.id)
+    names = [each.path.name for each in folder.steps]
     if name not in names:
         hint = did_you_mean(name, names) or f"its steps: {', '.join(names)}"
-        raise RunFolderError(f"has no step named {name!r}", where=found.id, hint=hint)
-    if not isinstance(step := folder_at(found.path / name), RunFolder):
-        raise RunFolderError(f"step {name} has not begun", where=found.id)
+        raise RunFolderError(f"has no step named {name!r}", where=folder.id, hint=hint)
+    if not isinstance(step := folder_at(folder.path / name), RunFolder):
+        raise RunFolderError(f"step {name} has not begun", where=folder.id)
     return step
 
 
@@ -451,14 +451,14 @@ def list_folders(root: Path = DEFAULT_ROOT) -> list[RunFolder | PipelineFolder]:
     choice."""
     if not root.is_dir():
         return []
-    found: dict[Path, int] = {}
+    started: dict[Path, int] = {}
     for name in (*_MARKS, PIPELINE):  # the job's own mark is the later one
         for path in root.glob(f"*/{name}"):
             try:
-                found[path.parent.absolute()] = path.stat().st_mtime_ns
+                started[path.parent.absolute()] = path.stat().st_mtime_ns
             except FileNotFoundError:  # deleted just now
                 continue
-    paths = [path for path, _ in sorted(found.items(), key=lambda item: (item[1], item[0]))]
+    paths = [path for path, _ in sorted(started.items(), key=lambda item: (item[1], item[0]))]
     return [each for path in paths if (each := folder_at(path))]
 
 

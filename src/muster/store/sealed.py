@@ -24,13 +24,13 @@ Files = Dict[str, Dict[str, Any]]  # name -> {"bytes": size, "sha256": hash}
 
 def files_of(folder: str) -> List[str]:
     """Names of all files below `folder`, but for the manifest and those with a leading dot."""
-    found = []
+    kept = []
     for place, _, names in os.walk(folder):
         for name in names:
             path = os.path.relpath(os.path.join(place, name), folder)
             if path != MANIFEST and not name.startswith("."):
-                found.append(path)
-    return sorted(found)
+                kept.append(path)
+    return sorted(kept)
 
 
 def hashes(folder: str, names: Collection[str]) -> Files:
@@ -38,9 +38,9 @@ def hashes(folder: str, names: Collection[str]) -> Files:
     sizes = {name: os.path.getsize(os.path.join(folder, name)) for name in names}
     pieces = [(name, start) for name in sizes for start in range(0, max(sizes[name], 1), PIECE)]
     with ThreadPoolExecutor(threads()) as pool:
-        found = list(pool.map(lambda piece: _digest(os.path.join(folder, piece[0]), piece[1]), pieces))
+        digests = list(pool.map(lambda piece: _digest(os.path.join(folder, piece[0]), piece[1]), pieces))
     by_name: Dict[str, List[bytes]] = {}
-    for (name, _), digest in zip(pieces, found):
+    for (name, _), digest in zip(pieces, digests):
         by_name.setdefault(name, []).append(digest)
     return {name: {"bytes": sizes[name], "sha256": _joined(parts)} for name, parts in by_name.items()}
 
@@ -151,11 +151,11 @@ def compare(folder: str, files: Files) -> Tuple[Optional[str], int]:
     if wrong:
         return wrong, 0
     try:
-        found = hashes(folder, list(files))
+        now = hashes(folder, list(files))
     except OSError as error:
         return "%s cannot be read: %s" % (error.filename or folder, error.strerror), 0
     total = sum(int(about["bytes"]) for about in files.values())
     for name in sorted(files):
-        if found[name]["sha256"] != files[name]["sha256"]:
+        if now[name]["sha256"] != files[name]["sha256"]:
             return "%s is damaged: its content is not what was saved" % name, total
     return None, total

@@ -116,9 +116,9 @@ def _walk(
 def _ignored(path: PurePosixPath, folder: bool, rules: list[tuple[PurePosixPath, GitIgnoreSpec]]) -> bool:
     """As git decides: the last pattern that fits, of the innermost file that has one."""
     for where, spec in reversed(rules):
-        told = spec.check_file(str(path.relative_to(where)) + "/" * folder).include
-        if told is not None:
-            return told
+        excluded = spec.check_file(str(path.relative_to(where)) + "/" * folder).include
+        if excluded is not None:
+            return excluded
     return False
 
 

@@ -38,10 +38,10 @@ def keep(values: Mapping[str, Any], key: str | None = None) -> str | None:
 def kept(key: str | None) -> dict[str, Any]:
     """What was kept under a key; nothing where there is none, as on another machine."""
     try:
-        found = json.loads(_file(key).read_text(encoding="utf-8")) if key else {}
+        content = json.loads(_file(key).read_text(encoding="utf-8")) if key else {}
     except (OSError, RuntimeError, ValueError):
         return {}
-    return found if isinstance(found, dict) else {}
+    return content if isinstance(content, dict) else {}
 
 
 def forget(key: str | None) -> None:

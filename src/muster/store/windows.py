@@ -38,11 +38,11 @@ def warm_ups(windows: Windows, warmup: int, world_size: int) -> list[tuple[int, 
         begins.setdefault(each[0].attempt, each[0].step - each[0].steps)
     if not begins:
         return []
-    found = []
+    spans = []
     for attempt in sorted({each[0].attempt for each in windows}):
         mine = [each[0] for each in windows if each[0].attempt == attempt]
         first = mine[0].step - mine[0].steps
         begin = begins.get(attempt, mine[-1].step)  # an attempt may have been nothing else
         if first < begin:
-            found.append((first, begin))
-    return found
+            spans.append((first, begin))
+    return spans

@@ -63,10 +63,10 @@ def _load(twin: Any, weights: Mapping[str, Any]) -> None:
     """Load weights of which tied ones may stand there under one of their names, and all under those that
     torch.compile gives them. Raises WorkerError where any is missing."""
     weights = {name.replace(COMPILED, ""): weight for name, weight in weights.items()}
-    found = twin.load_state_dict(weights, strict=False)
+    outcome = twin.load_state_dict(weights, strict=False)
     held = dict(twin.named_parameters(remove_duplicate=False))
     given = {id(held[name]) for name in weights if name in held}
-    lacking = [name for name in found.missing_keys if name not in held or id(held[name]) not in given]
-    if lacking or found.unexpected_keys:
-        which = (lacking + list(found.unexpected_keys))[0]
+    lacking = [name for name in outcome.missing_keys if name not in held or id(held[name]) not in given]
+    if lacking or outcome.unexpected_keys:
+        which = (lacking + list(outcome.unexpected_keys))[0]
         raise WorkerError(f"the trained adapter cannot be merged: {which} does not match its base")

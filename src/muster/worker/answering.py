@@ -29,10 +29,10 @@ def answer(context: Context, workload: Any, held_out: list[Any]) -> None:
     try:
         _answer_share(context, workload, [(index, held_out[index]) for index in mine])
     except Exception as error:
-        known = error if isinstance(error, MusterError) else explain(error)
+        cause = error if isinstance(error, MusterError) else explain(error)
         traceback.print_exc()
         context.emit(
-            events.Noted, text=f"held-out questions were not answered by rank {context.rank}: {known}"
+            events.Noted, text=f"held-out questions were not answered by rank {context.rank}: {cause}"
         )
 
 

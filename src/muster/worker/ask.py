@@ -78,8 +78,8 @@ class _Model:
         if not hasattr(self.answerer, "rewards"):
             raise UsageError("is no reward model", where="--reward", hint="a run of the workload reward")
         began = time.perf_counter()
-        found = self.answerer.rewards([(prompt, answer) for prompt, answer in pairs])
-        for (prompt, answer), reward in zip(pairs, found, strict=True):
+        rewards = self.answerer.rewards([(prompt, answer) for prompt, answer in pairs])
+        for (prompt, answer), reward in zip(pairs, rewards, strict=True):
             say(row={"question": prompt, "predicted": answer, "reward": reward})
         say(done={"seconds": time.perf_counter() - began})
 

@@ -32,11 +32,11 @@ def make_config(recipe: Recipe, tokenizer: Any) -> Any:
     """
     spec = recipe.model
     fields = dict(spec.config or {})
-    known = families.size(spec.name)
-    if spec.name and (known is None or spec.init == "pretrained"):
+    size = families.size(spec.name)
+    if spec.name and (size is None or spec.init == "pretrained"):
         config = load_from(AutoConfig.from_pretrained, spec.name, "model.name", **fields)
     else:
-        fields = {"model_type": "gpt2", **(known or {}), **fields}
+        fields = {"model_type": "gpt2", **(size or {}), **fields}
         kind = fields.pop("model_type")
         if tokenizer is not None:
             fields["vocab_size"] = max(len(tokenizer), int(fields.get("vocab_size") or 0))

@@ -18,15 +18,15 @@ def explain(error: Exception) -> MusterError:
     """An error of a library as what a user can act on."""
     text = str(error).strip()
     first = text.splitlines()[0] if text else type(error).__name__
-    known = known_error(error)
-    if known is None:
+    match = known_error(error)
+    if match is None:
         return WorkerError(f"{type(error).__name__}: {first}")
-    hint, failure = known.remedy, known.failure.id
+    hint, failure = match.remedy, match.failure.id
     if failure == "hf_ds_mismatch":  # "- ds KEY=VALUE vs hf NAME=VALUE" lines follow
-        found = [line[len("- ds ") :] for line in text.splitlines() if line.startswith("- ds ")]
-        what = "; ".join(found).replace(" vs hf ", ", but here ")
+        differences = [line[len("- ds ") :] for line in text.splitlines() if line.startswith("- ds ")]
+        what = "; ".join(differences).replace(" vs hf ", ", but here ")
         return RecipeError(what, where="engine.config", hint=hint, failure=failure)
-    what = f"{known.phrase.problem or type(error).__name__}: {first}"
+    what = f"{match.phrase.problem or type(error).__name__}: {first}"
     return WorkerError(what, hint=hint, failure=failure)
 
 
@@ -34,14 +34,14 @@ def known_error(error: BaseException) -> Recognised | None:
     """What the table of failures says of an error; None: nothing. Its first line is what it is about, and may
     be read with less care than what libraries print behind it."""
     text = f"{type(error).__name__}: {str(error).strip()}"
-    known = find(text.partition("\n")[0], "log", "error") or find(text)
-    if (known is None or known.failure.id == "disk_full") and _no_room(error):
-        known = find(os.strerror(errno.ENOSPC))
-    if known is None or known.phrase.weight == "notice":
+    match = find(text.partition("\n")[0], "log", "error") or find(text)
+    if (match is None or match.failure.id == "disk_full") and _no_room(error):
+        match = find(os.strerror(errno.ENOSPC))
+    if match is None or match.phrase.weight == "notice":
         return None
-    if known.failure.blame == "peer" and _DOWNLOAD.search("".join(traceback.format_exception(error))):
+    if match.failure.blame == "peer" and _DOWNLOAD.search("".join(traceback.format_exception(error))):
         return None  # a download's peer is no rank
-    return known
+    return match
 
 
 # Functions of Transformers and DeepSpeed that read a checkpoint, in all versions that are supported.
@@ -57,8 +57,8 @@ def from_checkpoint(error: BaseException) -> bool:
     """Whether it was raised while a checkpoint was read, and says something of its files: not of memory, a
     full disk or a peer that is gone."""
     text = f"{type(error).__name__}: {error}".lower()
-    known = known_error(error)
-    if any(words in text for words in _NOT_ITS_FILES) or (known and known.failure.phase != "resume"):
+    match = known_error(error)
+    if any(words in text for words in _NOT_ITS_FILES) or (match and match.failure.phase != "resume"):
         return False
     if isinstance(error, MemoryError | ConnectionError | MusterError):
         return False

@@ -55,9 +55,9 @@ def extensions_folder() -> Path:
 
 def stale_locks(folder: Path) -> Iterator[tuple[Path, bool]]:
     """Locks below `folder` without an owner: (path, was it removed?). Those of living builders stay."""
-    found = [path for each in ("*/lock", "*/*/lock") for path in sorted(folder.glob(each)) if path.is_file()]
-    remote = bool(found) and file_system(folder).startswith(REMOTE)
-    for path in found:
+    locks = [path for each in ("*/lock", "*/*/lock") for path in sorted(folder.glob(each)) if path.is_file()]
+    remote = bool(locks) and file_system(folder).startswith(REMOTE)
+    for path in locks:
         old = False
         try:
             old = time.time() - path.stat().st_mtime > OLD

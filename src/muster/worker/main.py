@@ -161,26 +161,26 @@ def run(spec: dict[str, Any]) -> int:
     try:
         _run(context)
     except Exception as error:
-        known = error if isinstance(error, MusterError) else explain(error)
+        user_error = error if isinstance(error, MusterError) else explain(error)
         step = context.resume_step if context.resume_step and from_checkpoint(error) else None
         if step:
-            what = f"checkpoint-{step} cannot be loaded: {known.what}"
-            known = WorkerError(what, hint=known.hint, failure=known.failure)
-        _say_why(context, known, step)
-        return known.exit_code
+            what = f"checkpoint-{step} cannot be loaded: {user_error.what}"
+            user_error = WorkerError(what, hint=user_error.hint, failure=user_error.failure)
+        _say_why(context, user_error, step)
+        return user_error.exit_code
     return 0
 
 
-def _say_why(context: Context, known: MusterError, step: int | None) -> None:
+def _say_why(context: Context, user_error: MusterError, step: int | None) -> None:
     """In the events and in the log. On a full disk there is room for neither: the agent says so then."""
     with contextlib.suppress(OSError):
         context.emit(
             events.Failed,
-            what=known.what,
-            where=known.where,
-            hint=known.hint,
-            usage=isinstance(known, UsageError),
-            id=known.failure,
+            what=user_error.what,
+            where=user_error.where,
+            hint=user_error.hint,
+            usage=isinstance(user_error, UsageError),
+            id=user_error.failure,
             checkpoint=step,
             traceback=traceback.format_exc(),
         )

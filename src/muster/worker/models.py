@@ -266,8 +266,8 @@ def load_from(loader: Callable[..., Any], name: str, where: str, **fields: Any) 
         raise
     except (OSError, ValueError, ImportError, SafetensorError) as error:
         what = f"cannot be loaded: {str(error).strip().splitlines()[0]}"
-        known = known_error(error)
-        if known and known.failure.id == "hf_offline":
+        match = known_error(error)
+        if match and match.failure.id == "hf_offline":
             what = "could not be downloaded: the hub cannot be reached, and this machine has no copy"
         near = did_you_mean(name, families.sizes()) if where == "model.name" else None
         otherwise = "a local folder works without network access; model.init=random needs no weights"
@@ -275,7 +275,7 @@ def load_from(loader: Callable[..., Any], name: str, where: str, **fields: Any) 
             f"{name} {what}",
             where=where,
             hint=f"{near} {otherwise}" if near else otherwise,
-            failure=known.failure.id if known else None,
+            failure=match.failure.id if match else None,
         ) from None
 
 
@@ -284,9 +284,9 @@ def whole() -> Iterator[None]:
     """Inside, a model is loaded whole, also where the one that is trained is cut into shards (ZeRO-3)."""
     from transformers.integrations import deepspeed
 
-    known = deepspeed._hf_deepspeed_config_weak_ref
+    held = deepspeed._hf_deepspeed_config_weak_ref
     deepspeed.unset_hf_deepspeed_config()
     try:
         yield
     finally:
-        deepspeed._hf_deepspeed_config_weak_ref = known
+        deepspeed._hf_deepspeed_config_weak_ref = held

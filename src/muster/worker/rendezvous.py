@@ -52,8 +52,8 @@ def reach_store() -> Any:
 def _reason(address: str, port: int) -> str | None:
     try:
         socket.create_connection((address, port), 3).close()
-    except OSError as found:
-        return found.strerror or str(found)
+    except OSError as error:
+        return error.strerror or str(error)
     return None
 
 

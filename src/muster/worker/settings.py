@@ -113,9 +113,9 @@ def of_engine(context: Context, train: Train, engine: Any) -> Iterator[Setting]:
         ("batch.accumulation", context.batch.accumulation, "gradient_accumulation_steps"),
     ]
     for key, wanted, name in asked:
-        found: Callable[[], Any] | None = getattr(engine, name, None)
-        if callable(found):
-            yield key, wanted, found()
+        method: Callable[[], Any] | None = getattr(engine, name, None)
+        if callable(method):
+            yield key, wanted, method()
 
 
 def of_autocast(context: Context, accelerator: Any) -> Iterator[Setting]:
@@ -151,12 +151,12 @@ def of_optimizer(fixed: Fixed, train: Train, optimizer: Any) -> Iterator[Setting
     all. The recipe's betas and epsilon are AdamW's: another optimizer that the engine's configuration names
     has its own."""
     groups = getattr(optimizer, "param_groups", [])
-    known = [
+    fields = [
         ("train.beta1 and beta2", "betas", (train.beta1, train.beta2), "beta1"),
         ("train.epsilon", "eps", train.epsilon, "epsilon"),
     ]
     for group in groups:
-        for key, name, wanted, field in known:
+        for key, name, wanted, field in fields:
             if fixed.optimizer is None or field in fixed.train:
                 held = group.get(name, wanted)
                 yield key, wanted, tuple(held) if isinstance(held, list) else held
@@ -187,9 +187,9 @@ def of_sampler(context: Context, sampler: Any, loader: Any) -> Iterator[Setting]
     if own is None:
         return
     yield "train.seed", context.recipe.train.seed, getattr(own, "seed", context.recipe.train.seed)
-    found = list(chain_of(loader))
-    if found:
-        yield "the order of samples", True, any(each is own for each in found)
+    samplers = list(chain_of(loader))
+    if samplers:
+        yield "the order of samples", True, any(each is own for each in samplers)
 
 
 def chain_of(loader: Any) -> Iterator[Any]:

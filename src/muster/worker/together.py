@@ -75,13 +75,13 @@ def check_alike(context: Context, what: str, digest: Callable[[], str]) -> None:
         compare(what, gather((_host(context), digest())))
 
 
-def compare(what: str, told: Sequence[tuple[str, str]]) -> None:
-    """Raise DataError unless all `told` the same: each its host, and what it has."""
-    found: dict[str, set[str]] = {}
-    for host, has in told:
-        found.setdefault(has, set()).add(host)
-    if len(found) > 1:
-        parts = (f"{fold_hosts(hosts)} has {has}" for has, hosts in found.items())
+def compare(what: str, answers: Sequence[tuple[str, str]]) -> None:
+    """Raise DataError unless all `answers` the same: each its host, and what it has."""
+    hosts_with: dict[str, set[str]] = {}
+    for host, has in answers:
+        hosts_with.setdefault(has, set()).add(host)
+    if len(hosts_with) > 1:
+        parts = (f"{fold_hosts(hosts)} has {has}" for has, hosts in hosts_with.items())
         raise DataError(
             f"{what} not the same on all hosts: {'; '.join(parts)}",
             where="data",

@@ -102,9 +102,9 @@ def measure(context: Context, trainer: Any) -> UnevenSplit:
         limit = even
     if fine is None:
         torch.cuda.empty_cache()  # here, where the error no longer holds what it was raised from
-    told = gather((fine or rough, limit))
-    speeds = [speed for speed, _ in told]
-    return UnevenSplit(shares_by_speed(total, speeds, [limit for _, limit in told]), tuple(speeds))
+    measured = gather((fine or rough, limit))
+    speeds = [speed for speed, _ in measured]
+    return UnevenSplit(shares_by_speed(total, speeds, [limit for _, limit in measured]), tuple(speeds))
 
 
 def micro_steps(order: Sequence[int], total: int) -> list[list[int]]:

@@ -38,10 +38,10 @@ def probe(ask: Mapping[str, Any]) -> dict[str, Any]:
         words = line.split()
         if len(words) > 2:
             mounts[words[1].replace("\\040", " ")] = words[2]  # a later mount hides an earlier one
-    found: list[dict[str, Any]] = []
+    folders: list[dict[str, Any]] = []
     for path, use in wanted:
         path = os.path.abspath(os.path.expanduser(path or "~"))
-        if any(path == before["path"] for before in found):
+        if any(path == before["path"] for before in folders):
             continue
         holder = path
         while not os.path.isdir(holder) and os.path.dirname(holder) != holder:
@@ -58,8 +58,8 @@ def probe(ask: Mapping[str, Any]) -> dict[str, Any]:
             about["read_only"] = bool(stat.f_flag & 1)
         except (OSError, AttributeError) as error:
             about["error"] = str(error)
-        found.append(about)
-    return {"folders": found}
+        folders.append(about)
+    return {"folders": folders}
 
 
 def checkpoint_bytes(recipe: Mapping[str, Any]) -> int | None:

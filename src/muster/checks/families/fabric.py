@@ -61,19 +61,19 @@ def upper_median(values: Iterable[float]) -> float:
     "The job never starts: all ranks wait for the missing ones until a timeout that names no host.",
     together=True,
 )
-def rendezvous(found: Fabric, context: Context) -> Judge:
+def rendezvous(fabric: Fabric, context: Context) -> Judge:
     """Hosts that are missing there, and those that said so."""
-    met = found.rendezvous
+    met = fabric.rendezvous
     place = f"{met.address}:{met.port}"
 
     def judge(case: Case) -> Finding:
-        told = [
+        problems = [
             each.what
-            for each in found.failures
+            for each in fabric.failures
             if each.host == case.host and each.blamed and each.question == "rendezvous"
         ]
-        if case.host in met.missing or told:
-            evidence = told[0] if told else f"its ranks did not connect to {place}"
+        if case.host in met.missing or problems:
+            evidence = problems[0] if problems else f"its ranks did not connect to {place}"
             remedy = (
                 f"python3 -c 'import socket; socket.create_connection((\"{met.address}\", {met.port}), 3)' "
                 "there, while a listener runs on the first host: a firewall, a wrong route, or "
@@ -92,18 +92,18 @@ def rendezvous(found: Fabric, context: Context) -> Judge:
     "Whether the host's ranks finished: none was killed, hung, or failed to use its device.",
     "One rank that dies or hangs ends the whole job, often with an error on another host.",
 )
-def ranks(found: Fabric, context: Context) -> Judge:
+def ranks(fabric: Fabric, context: Context) -> Judge:
     """A disk that cannot be written, and a host that never came, are findings of their own checks."""
-    counts = {each.host: len(each.ranks) for each in found.hosts}
+    counts = {each.host: len(each.ranks) for each in fabric.hosts}
 
     def judge(case: Case) -> Finding:
-        own = [each for each in found.failures if each.host == case.host]
+        own = [each for each in fabric.failures if each.host == case.host]
         blamed = [each for each in own if each.blamed and each.question not in ("rendezvous", "disk")]
         if blamed:
             evidence = "; ".join(f"{each.what} (at {each.question})" for each in blamed)
             return case.fail("ranks failed", evidence, blamed[0].hint)
-        if found.stopped and not found.stopped.startswith("timeout"):
-            return case.unknown(f"ended early: {found.stopped}")
+        if fabric.stopped and not fabric.stopped.startswith("timeout"):
+            return case.unknown(f"ended early: {fabric.stopped}")
         if own:
             evidence = f"at {own[0].question}: {own[0].what}"
             return case.passed(f"its ranks failed only because another host failed ({evidence})")
@@ -120,19 +120,19 @@ def ranks(found: Fabric, context: Context) -> Judge:
     question="values",
     together=True,
 )
-def values(found: Fabric, context: Context) -> Judge:
+def values(fabric: Fabric, context: Context) -> Judge:
     """A wrong value is that of the host that most of them have in common."""
-    accused = suspects(found.wrong)
-    elements = sum(each.elements for each in found.values)
-    complete = {each.operation for each in found.values if each.ranks == found.world_size}
+    accused = suspects(fabric.wrong)
+    elements = sum(each.elements for each in fabric.values)
+    complete = {each.operation for each in fabric.values if each.ranks == fabric.world_size}
 
     def judge(case: Case) -> Finding:
         if case.host in accused:
-            seen = [each for each in found.wrong if case.host in (each.host, each.source_host)]
+            seen = [each for each in fabric.wrong if case.host in (each.host, each.source_host)]
             evidence = "; ".join(wrong_words(each) for each in seen[:3])
             remedy = "leave the host out; test its memory, device and network card"
             return case.fail("wrong values", evidence, remedy)
-        if not found.values:
+        if not fabric.values:
             return case.unknown("no values were compared")
         if {"all-reduce", "all-gather", "reduce-scatter", "broadcast"} - complete:
             return case.unknown("not all values were compared", evidence=f"{elements} elements were")
@@ -162,11 +162,11 @@ _LINK = "ethtool INTERFACE (speed, duplex), its error counters (ip -s link), cab
     link_warn_below=0.2,
     at_least_gbit=None,
 )
-def bandwidth(found: Fabric, context: Context) -> Judge:
+def bandwidth(fabric: Fabric, context: Context) -> Judge:
     """Per host: its best link out and in, against the other hosts' best; then single links."""
-    if len(found.hosts) == 1:
-        return lambda case: _within_a_host(case, found.pairs)
-    rates = {(each.source_host, each.target_host): each.bandwidth_best for each in found.pairs}
+    if len(fabric.hosts) == 1:
+        return lambda case: _within_a_host(case, fabric.pairs)
+    rates = {(each.source_host, each.target_host): each.bandwidth_best for each in fabric.pairs}
     best_out, best_in = _best(rates, 0), _best(rates, 1)
     warn = context.expect("fabric.bandwidth", "link_warn_below")
     slow_links = _slow_links(rates, best_out, best_in, warn)
@@ -196,10 +196,10 @@ def bandwidth(found: Fabric, context: Context) -> Judge:
 
 def _best(rates: Rates, end: int) -> dict[str, float]:
     """Host -> the best rate of the links that begin (0) or end (1) there."""
-    found: dict[str, float] = {}
+    best: dict[str, float] = {}
     for pair, rate in rates.items():
-        found[pair[end]] = max(found.get(pair[end], 0.0), rate)
-    return found
+        best[pair[end]] = max(best.get(pair[end], 0.0), rate)
+    return best
 
 
 def _ratio(host: str, best: Mapping[str, float], way: str) -> tuple[float, str]:
@@ -217,14 +217,14 @@ def _slow_links(
     rates: Rates, best_out: Mapping[str, float], best_in: Mapping[str, float], warn: float
 ) -> dict[str, str]:
     """Host -> its links far below what both their ends reach with others, in words."""
-    found: dict[str, list[str]] = defaultdict(list)
+    slow: dict[str, list[str]] = defaultdict(list)
     for (source, target), rate in rates.items():
         possible = min(best_out[source], best_in[target])
         if rate < warn * possible:
             words = f"{source} to {target}: {gbit(rate)}; both reach {gbit(possible)} with other hosts"
-            found[source].append(words)
-            found[target].append(words)
-    return {host: "; ".join(words) for host, words in found.items()}
+            slow[source].append(words)
+            slow[target].append(words)
+    return {host: "; ".join(words) for host, words in slow.items()}
 
 
 def _within_a_host(case: Case, pairs: list[Pair]) -> Finding:
@@ -249,10 +249,10 @@ def _within_a_host(case: Case, pairs: list[Pair]) -> Finding:
     warn_excess_seconds=0.002,
     at_most_seconds=None,
 )
-def latency(found: Fabric, context: Context) -> Judge:
+def latency(fabric: Fabric, context: Context) -> Judge:
     """Per host: the best half round trip of its best link."""
     best: dict[str, float] = {}
-    for pair in found.pairs:
+    for pair in fabric.pairs:
         if pair.latency_best is not None:
             for host in (pair.source_host, pair.target_host):
                 best[host] = min(best.get(host, float("inf")), pair.latency_best)
@@ -287,15 +287,15 @@ def latency(found: Fabric, context: Context) -> Judge:
     together=True,
     at_least_gbit=None,
 )
-def all_reduce(found: Fabric, context: Context) -> Judge:
+def all_reduce(fabric: Fabric, context: Context) -> Judge:
     """The group's highest bus bandwidth: one figure, the same finding for every host."""
-    top = max(found.of("all-reduce"), key=lambda each: each.busbw, default=None)
+    top = max(fabric.of("all-reduce"), key=lambda each: each.busbw, default=None)
 
     def judge(case: Case) -> Finding:
         if top is None:
             return case.unknown("it was not measured")
         least = case.expect("at_least_gbit")
-        words = f"{gbit(top.busbw)} of bus bandwidth at {top.bytes} bytes over {found.world_size} ranks"
+        words = f"{gbit(top.busbw)} of bus bandwidth at {top.bytes} bytes over {fabric.world_size} ranks"
         if least is None or top.busbw * 8 / 1e9 >= least:
             return case.passed(words)
         evidence = f"{words}; expected at least {least:g} Gbit/s"
@@ -322,16 +322,16 @@ def all_reduce(found: Fabric, context: Context) -> Judge:
     cpu_fail_below=0.15,
     of_peak_warn_below=0.5,
 )
-def matmul(found: Fabric, context: Context) -> Judge:
+def matmul(fabric: Fabric, context: Context) -> Judge:
     """Per host: the worst of its devices and precisions."""
-    on_gpus = found.device == "cuda"
+    on_gpus = fabric.device == "cuda"
     kind = "gpu" if on_gpus else "cpu"
 
     # A CPU's best may be one lucky moment of a peer, its sustained rate suffers from other work: a slow one
     # has both below its peers'.
     rates = [attrgetter("sustained"), *([] if on_gpus else [attrgetter("best")])]
     alike: dict[tuple[str, str, int | None], list[Matmul]] = defaultdict(list)
-    for each in found.matmul:
+    for each in fabric.matmul:
         alike[each.device, each.precision, each.threads].append(each)
 
     def ratio(each: Matmul) -> float:
@@ -339,7 +339,7 @@ def matmul(found: Fabric, context: Context) -> Judge:
         return max(float(rate(each)) / upper_median(map(rate, peers)) for rate in rates)
 
     def judge(case: Case) -> Finding:
-        own = [each for each in found.matmul if each.host == case.host]
+        own = [each for each in fabric.matmul if each.host == case.host]
         if not own:
             return case.unknown("its devices were not measured")
         wrong = [each for each in own if not each.right]
@@ -392,19 +392,19 @@ def _words(each: Matmul) -> str:
     warn_below=0.7,
     at_least_gb=None,
 )
-def copies(found: Fabric, context: Context) -> Judge:
+def copies(fabric: Fabric, context: Context) -> Judge:
     """Per host: its slowest GPU, in its slower direction."""
-    devices = {(each.host, each.rank): each.device for each in found.matmul}
+    devices = {(each.host, each.rank): each.device for each in fabric.matmul}
     rates: dict[tuple[str, str | None], list[float]] = defaultdict(list)  # (to or from, device) -> bytes/s
     own: dict[str, list[tuple[str, str | None, int, float]]] = defaultdict(list)
-    for each in found.copies:
+    for each in fabric.copies:
         device = devices.get((each.host, each.rank))
         for way, seconds in (("to", each.to_device.median), ("from", each.to_host.median)):
             rates[way, device].append(each.bytes / seconds)
             own[each.host].append((way, device, each.rank, each.bytes / seconds))
 
     def judge(case: Case) -> Finding:
-        if found.device != "cuda":
+        if fabric.device != "cuda":
             return case.not_applicable("the ranks run on CPUs")
         if case.host not in own:
             return case.unknown("its devices were not measured")
@@ -437,10 +437,10 @@ def copies(found: Fabric, context: Context) -> Judge:
     write_at_least_mb=None,
     read_at_least_mb=None,
 )
-def disks(found: Fabric, context: Context) -> Judge:
+def disks(fabric: Fabric, context: Context) -> Judge:
     """Per host: whether it works, and its speed against the others."""
-    disks = {each.host: each for each in found.disks}
-    failed = {each.host: each for each in found.failures if each.question == "disk" and each.blamed}
+    disks = {each.host: each for each in fabric.disks}
+    failed = {each.host: each for each in fabric.failures if each.question == "disk" and each.blamed}
 
     def judge(case: Case) -> Finding:
         if case.host in failed:
@@ -476,12 +476,12 @@ def disks(found: Fabric, context: Context) -> Judge:
     "mpirun ends with an error about a daemon, or hangs.",
     question="mpi",
 )
-def mpi(found: Fabric, context: Context) -> Judge:
+def mpi(fabric: Fabric, context: Context) -> Judge:
     """One program, the same finding for every host."""
 
     def judge(case: Case) -> Finding:
-        hello = found.mpi
-        if found.launcher != "openmpi":
+        hello = fabric.mpi
+        if fabric.launcher != "openmpi":
             return case.not_applicable("the launcher is not openmpi")
         if hello is None:
             return case.unknown("mpirun was not started: the group checks did not finish")
@@ -511,13 +511,13 @@ def judge_group(data: Mapping[str, Any], context: Context) -> list[Finding]:
 
     A check that the group was not asked has none.
     """
-    found = Fabric.model_validate(data)
+    fabric = Fabric.model_validate(data)
     findings = []
     for each in _MEASURED:
-        if each.question is None or each.question in found.asked:
-            alone = each.together and found.world_size == 1
-            one = _alone if alone else each.compare(found, context)
-            findings += [one(Case(each.check.name, host.host, context)) for host in found.hosts]
+        if each.question is None or each.question in fabric.asked:
+            alone = each.together and fabric.world_size == 1
+            one = _alone if alone else each.compare(fabric, context)
+            findings += [one(Case(each.check.name, host.host, context)) for host in fabric.hosts]
     return findings
 
 

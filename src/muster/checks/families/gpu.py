@@ -63,10 +63,10 @@ def probe(ask: Mapping[str, Any]) -> dict[str, Any]:
     import xml.etree.ElementTree as tree
 
     limit = 0.8 * float(ask.get("timeout") or 12.0)
-    said: dict[str, Any] = {}
+    answers: dict[str, Any] = {}
 
     def call(key: str, *words: str) -> None:
-        said[key] = run([smi or "", *words], limit)
+        answers[key] = run([smi or "", *words], limit)
 
     def kernel() -> None:
         """The kernel's log: its own buffer, which wraps and can be cleared, and the journal, which may be
@@ -106,7 +106,7 @@ def probe(ask: Mapping[str, Any]) -> dict[str, Any]:
                     other.update(event, count=other["count"])
                 other["count"] = max(other["count"], event["count"])
         if logs:
-            said["xids"], said["log_from"] = list(events.values())[:50], min(begins, default=None)
+            answers["xids"], answers["log_from"] = list(events.values())[:50], min(begins, default=None)
 
     threads = [
         threading.Thread(target=kernel, daemon=True),
@@ -120,8 +120,8 @@ def probe(ask: Mapping[str, Any]) -> dict[str, Any]:
         thread.start()
     for thread in threads:
         thread.join(limit + 2.0)
-    answer["xids"], answer["log_from"] = said.get("xids"), said.get("log_from")
-    code, out, err = said.get("xml") or (None, "", "nvidia-smi did not end")
+    answer["xids"], answer["log_from"] = answers.get("xids"), answers.get("log_from")
+    code, out, err = answers.get("xml") or (None, "", "nvidia-smi did not end")
     try:
         log = tree.fromstring(out) if code == 0 else None
     except tree.ParseError as error:
@@ -137,9 +137,9 @@ def probe(ask: Mapping[str, Any]) -> dict[str, Any]:
     vague = ("n/a", "not supported", "unknown", "requested functionality", "insufficient permissions")
 
     def word(gpu: Any, path: str) -> str | None:
-        found = (gpu.findtext(path) or "").strip()
-        plain = found.lower().lstrip("[")
-        return None if not found or plain.startswith((*vague, *lost, *errors)) else found
+        text = (gpu.findtext(path) or "").strip()
+        plain = text.lower().lstrip("[")
+        return None if not text or plain.startswith((*vague, *lost, *errors)) else text
 
     def broken(gpu: Any) -> str | None:
         """The word of a GPU that does not answer: that it is lost, in any field; an error, in one that every
@@ -147,26 +147,26 @@ def probe(ask: Mapping[str, Any]) -> dict[str, Any]:
         basic = [gpu.find(path) for path in ("product_name", "fb_memory_usage/total", "temperature/gpu_temp")]
         for signs, parts in ((lost, gpu.iter()), (errors, basic)):
             for part in parts:
-                found = ("" if part is None else part.text or "").strip().strip("[]")
-                if found.lower().startswith(signs):
-                    return str(found[:40])
+                text = ("" if part is None else part.text or "").strip().strip("[]")
+                if text.lower().startswith(signs):
+                    return str(text[:40])
         return None
 
     def figure(gpu: Any, *paths: str) -> float | None:
         for path in paths:
-            found = re.match(r"-?\d+(?:\.\d+)?", word(gpu, path) or "")
-            if found:
-                return float(found.group())
+            match = re.match(r"-?\d+(?:\.\d+)?", word(gpu, path) or "")
+            if match:
+                return float(match.group())
         return None
 
     def total(gpu: Any, place: str) -> int | None:
         """Uncorrectable errors, whatever the driver's generation calls them."""
-        found = [figure(gpu, place + "/double_bit/total")]
+        counts = [figure(gpu, place + "/double_bit/total")]
         for part in gpu.findall(place + "/*"):
             if "uncorrectable" in part.tag and not part.tag.endswith("threshold_exceeded"):
-                found.append(figure(part, "."))
-        known = [int(count) for count in found if count is not None]
-        return sum(known) if known else None
+                counts.append(figure(part, "."))
+        numbers = [int(count) for count in counts if count is not None]
+        return sum(numbers) if numbers else None
 
     def waits(gpu: Any) -> str | None:
         """Whether the GPU needs a reset: Yes or No. Drivers such as 580 name what is to be done: None, which
@@ -176,7 +176,7 @@ def probe(ask: Mapping[str, Any]) -> dict[str, Any]:
         return word(gpu, "gpu_reset_status/reset_required") or named
 
     answer["driver"] = word(log, "driver_version")
-    abilities = (said.get("ability") or (None, "", ""))[1].splitlines()
+    abilities = (answers.get("ability") or (None, "", ""))[1].splitlines()
     answer["mask"] = visible(len(log.findall("gpu")))
     for index, gpu in enumerate(log.findall("gpu")):
         clocks = gpu.find("clocks_event_reasons")
@@ -242,7 +242,7 @@ def probe(ask: Mapping[str, Any]) -> dict[str, Any]:
                 "links": None,
             }
         )
-    for part in re.split(r"^GPU ", (said.get("nvlink") or (None, "", ""))[1], flags=re.M)[1:]:
+    for part in re.split(r"^GPU ", (answers.get("nvlink") or (None, "", ""))[1], flags=re.M)[1:]:
         place = re.match(r"(\d+):", part)
         if place and int(place.group(1)) < len(answer["gpus"]):
             speeds = re.findall(r"Link \d+: *(?:(\d+(?:\.\d+)?) GB/s|<?inactive>?)", part)
@@ -263,24 +263,28 @@ _ALIKE = (
 
 def those(case: Case, words: Callable[[Gpu], str | None]) -> str:
     """What `words` says about GPUs, each with its place on the bus."""
-    said = ((gpu["bus"], words(gpu)) for gpu in case.answer["gpus"])
-    return ", ".join(f"{bus}: {text}" for bus, text in said if text)
+    lines = ((gpu["bus"], words(gpu)) for gpu in case.answer["gpus"])
+    return ", ".join(f"{bus}: {text}" for bus, text in lines if text)
 
 
 def untold(case: Case, *keys: str) -> Finding | None:
     """Unknown where a GPU does not respond, or does not report what others of its model on the host do; else
     None. What no GPU of a model tells is what the model does not have."""
     gpus = case.answer["gpus"]
-    told = {(gpu.get("name"), key) for gpu in gpus for key in keys if gpu.get(key) is not None}
+    reported = {(gpu.get("name"), key) for gpu in gpus for key in keys if gpu.get(key) is not None}
 
     def silent(gpu: Gpu) -> str | None:
         missing = [key for key in keys if gpu.get(key) is None]
         if missing and gpu.get("broken"):
             return str(gpu["broken"])
-        return "not reported" if any((gpu.get("name"), key) in told for key in missing) else None
+        return "not reported" if any((gpu.get("name"), key) in reported for key in missing) else None
 
-    found = those(case, silent)
-    return case.unknown("some GPUs do not report this", found, "nvidia-smi -q -i GPU") if found else None
+    silent_ones = those(case, silent)
+    return (
+        case.unknown("some GPUs do not report this", silent_ones, "nvidia-smi -q -i GPU")
+        if silent_ones
+        else None
+    )
 
 
 def _told(case: Case, key: str) -> list[Any]:
@@ -300,7 +304,7 @@ def _usual(answers: Answers, figure: Callable[[Gpu], Any]) -> dict[str, Any]:
         for gpu in answer.get("gpus") or []:
             value = figure(gpu)
             values.setdefault(str(gpu.get("name")), []).extend([] if value is None else [value])
-    return {name: majority(found) for name, found in values.items()}
+    return {name: majority(figures) for name, figures in values.items()}
 
 
 @group_check(
@@ -434,8 +438,8 @@ def memory(answers: Answers, peers: Answers, context: Context) -> Judge:
         if size < wanted:
             evidence = f"{format_bytes(size)}, {format_bytes(wanted)} expected"
             return case.fail("GPU memory is less than expected", evidence)
-        found = compared[case.host]
-        return untold(case, "memory") or found if found.level is Level.PASS else found
+        finding = compared[case.host]
+        return untold(case, "memory") or finding if finding.level is Level.PASS else finding
 
     return judge
 
@@ -456,12 +460,12 @@ _ARCHITECTURES = {
 
 def capability(gpu: Gpu) -> tuple[int, int] | None:
     """A GPU's compute capability: as told, else by its name, else the lowest of its architecture."""
-    told = gpu.get("capability")
-    if told:
-        return int(told[0]), int(told[1])
-    known = driver_device(str(gpu.get("name") or ""))
-    if known is not None and known.capability is not None:
-        return known.capability
+    version = gpu.get("capability")
+    if version:
+        return int(version[0]), int(version[1])
+    device = driver_device(str(gpu.get("name") or ""))
+    if device is not None and device.capability is not None:
+        return device.capability
     return _ARCHITECTURES.get(str(gpu.get("family")))
 
 
@@ -473,10 +477,10 @@ def capability(gpu: Gpu) -> tuple[int, int] | None:
 )
 def precision(case: Case) -> Finding:
     """The host's lowest one decides."""
-    known = [found for gpu in case.answer["gpus"] if (found := capability(gpu)) is not None]
-    if len(known) < len(case.answer["gpus"]):
+    capabilities = [version for gpu in case.answer["gpus"] if (version := capability(gpu)) is not None]
+    if len(capabilities) < len(case.answer["gpus"]):
         return case.unknown("the GPUs do not report their compute capability")
-    lowest, least = min(known), case.expect("at_least")
+    lowest, least = min(capabilities), case.expect("at_least")
     words = f"compute capability {lowest[0]}.{lowest[1]}"
     wanted = str(case.context.recipe.get("precision") or "auto")
     names = " ".join(str(gpu.get("name") or "") for gpu in case.answer["gpus"])
@@ -498,7 +502,7 @@ def precision(case: Case) -> Finding:
 )
 def processes(case: Case) -> Finding:
     """A container does not see the processes of others, but the memory that they use."""
-    pids = sorted({pid for found in _told(case, "processes") for pid in found})
+    pids = sorted({pid for pids_of_gpu in _told(case, "processes") for pid in pids_of_gpu})
     if pids:
         shown = ", ".join(map(str, pids[:12])) + (" ..." if len(pids) > 12 else "")
         return case.warn("other processes are using the GPUs", f"pid {shown}", "nvidia-smi; ps -fp PID")
@@ -706,9 +710,9 @@ def clocks(answers: Answers, peers: Answers, context: Context) -> Judge:
 
     def judge(case: Case) -> Finding:
         for problem, words, remedy in troubles:
-            found = those(case, words)
-            if found:
-                return case.warn(problem, found, remedy)
+            slow = those(case, words)
+            if slow:
+                return case.warn(problem, slow, remedy)
         highest = max(_told(case, "max_sm"), default=None)
         if highest is None:
             return case.unknown("the GPUs do not report their clocks")
@@ -748,8 +752,8 @@ def pcie(case: Case) -> Finding:
     if some:
         return case.warn("a GPU uses only some of its PCIe lanes", some, remedy)
     gpus = [gpu for gpu in case.answer["gpus"] if gpu.get("gen") and gpu.get("width")]
-    known = sorted({f"gen {gpu['gen']:g} x{gpu['width']:g}" for gpu in gpus})
-    well = case.passed(", ".join(known)) if known else case.unknown("the GPUs do not report this")
+    widths = sorted({f"gen {gpu['gen']:g} x{gpu['width']:g}" for gpu in gpus})
+    well = case.passed(", ".join(widths)) if widths else case.unknown("the GPUs do not report this")
     return untold(case, "gen", "width") or well
 
 
@@ -763,8 +767,8 @@ def pcie(case: Case) -> Finding:
 def temperature(case: Case) -> Finding:
     """Drivers tell the slowdown temperature, or how far it is."""
     most, margin = case.expect("at_most"), case.expect("margin")
-    known = [gpu["celsius"] for gpu in case.answer["gpus"] if gpu.get("celsius") is not None]
-    if not known:
+    degrees = [gpu["celsius"] for gpu in case.answer["gpus"] if gpu.get("celsius") is not None]
+    if not degrees:
         return case.unknown("the GPUs do not report their temperature")
 
     def hot(gpu: Gpu) -> str | None:
@@ -777,7 +781,7 @@ def temperature(case: Case) -> Finding:
     bad = those(case, hot)
     if bad:
         return case.warn("a GPU is hot", bad, "nvidia-smi -q -d TEMPERATURE; look at fans and air")
-    return untold(case, "celsius") or case.passed(f"up to {max(known):g} C")
+    return untold(case, "celsius") or case.passed(f"up to {max(degrees):g} C")
 
 
 # Cards that a bridge links in pairs, or not at all; the others are linked by their board.

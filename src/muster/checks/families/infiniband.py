@@ -78,10 +78,10 @@ def ports(case: Case) -> Finding | int:
 )
 def rate(case: Case) -> Finding | float:
     """Gbit/s."""
-    known = [float(port["gbit"]) for port in _active(case) if port.get("gbit")]
-    if not known:
+    rates = [float(port["gbit"]) for port in _active(case) if port.get("gbit")]
+    if not rates:
         return case.not_applicable("no active port")
-    slowest, least = min(known), case.expect("at_least")
+    slowest, least = min(rates), case.expect("at_least")
     if slowest >= least:
         return slowest
     evidence = f"{slowest:g} Gbit/s, {least:g} expected"

@@ -29,7 +29,7 @@ def probe(ask: Mapping[str, Any]) -> dict[str, Any]:
         finally:
             os.close(descriptor)
 
-    found = []
+    processes = []
     for name in os.listdir("/proc") if os.path.isdir("/proc") else []:
         words = read("/proc/%s/cmdline" % name) if name.isdigit() and int(name) != os.getpid() else b""
         if not words:
@@ -40,7 +40,7 @@ def probe(ask: Mapping[str, Any]) -> dict[str, Any]:
         program = words.split(b"\0")[1:2]
         if marked or any(mark in words for mark in marks) or (program and program[0].endswith(b"/torchrun")):
             shown = words.replace(b"\0", b" ").decode("utf-8", "replace").strip()[:80]
-            found.append({"pid": int(name), "job": marked, "args": shown})
+            processes.append({"pid": int(name), "job": marked, "args": shown})
     port, taken = int(ask.get("port") or 29500), False
     for kind, any_address in ((socket.AF_INET, "0.0.0.0"), (socket.AF_INET6, "::")):
         try:  # reading /proc/net/tcp would cost twenty times as much
@@ -50,7 +50,7 @@ def probe(ask: Mapping[str, Any]) -> dict[str, Any]:
                 trial.bind((any_address, port))
         except OSError as error:
             taken = taken or error.errno == errno.EADDRINUSE
-    return {"processes": found[:200], "port": port, "taken": taken, "proc": os.path.isdir("/proc")}
+    return {"processes": processes[:200], "port": port, "taken": taken, "proc": os.path.isdir("/proc")}
 
 
 @host_check(
@@ -62,13 +62,13 @@ def processes(case: Case) -> Finding:
     """A warning with process ids: somebody may still want them."""
     if not case.answer.get("proc"):
         return case.unknown("the process table could not be read")
-    found = sorted(case.answer.get("processes") or [], key=lambda one: int(one["pid"]))
-    if not found:
+    left = sorted(case.answer.get("processes") or [], key=lambda one: int(one["pid"]))
+    if not left:
         return case.passed("none")
-    shown = ", ".join(str(one["pid"]) for one in found[:12]) + (" ..." if len(found) > 12 else "")
+    shown = ", ".join(str(one["pid"]) for one in left[:12]) + (" ..." if len(left) > 12 else "")
     return case.warn(
         "processes of other jobs run on the host",
-        f"{len(found)}: pid {shown}, such as {found[0]['args'] or 'unnamed'!r}",
+        f"{len(left)}: pid {shown}, such as {left[0]['args'] or 'unnamed'!r}",
         "`muster stop RUN` where it is one of your runs (muster ls); else look first: ps -fp PID",
     )
 

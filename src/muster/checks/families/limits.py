@@ -19,17 +19,17 @@ def probe(ask: Mapping[str, Any]) -> dict[str, Any]:
 
     def levels(controller: str) -> list[str]:
         """The folders of this process's control group, and of those around it."""
-        found = []
+        paths = []
         for line in (text("/proc/self/cgroup") or "").splitlines():
             names, _, path = line.partition(":")[2].partition(":")
             if names and controller not in names.split(","):
                 continue
             root = "/sys/fs/cgroup" + ("/" + names if names else "")
             while path not in ("", "/"):
-                found.append(root + path)
+                paths.append(root + path)
                 path = os.path.dirname(path)
-            found.append(root)
-        return found
+            paths.append(root)
+        return paths
 
     def tightest(controller: str, limit: str, use: str, left: bool) -> list[int] | None:
         """[limit, used] of the folder with the least left, or with the lowest limit: what others have used

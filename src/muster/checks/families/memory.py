@@ -27,8 +27,8 @@ def probe(ask: Mapping[str, Any]) -> dict[str, Any]:
         answer["stale"] = len([name for name in os.listdir("/dev/shm") if name.startswith("nccl-")])
     except (OSError, AttributeError):
         pass
-    found = re.search(r"^oom_kill (\d+)", text("/proc/vmstat") or "", re.M)
-    answer["oom_kills"] = int(found.group(1)) if found else None
+    match = re.search(r"^oom_kill (\d+)", text("/proc/vmstat") or "", re.M)
+    answer["oom_kills"] = int(match.group(1)) if match else None
     chosen = re.search(r"\[(\w+)\]", text("/sys/kernel/mm/transparent_hugepage/enabled") or "")
     answer["huge_pages"] = chosen.group(1) if chosen else None
     if os.path.isdir("/dev"):

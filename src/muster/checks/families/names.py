@@ -23,8 +23,8 @@ def probe(ask: Mapping[str, Any]) -> dict[str, Any]:
     import threading
 
     # Names go to the resolver as bytes: for text, Python first loads its tables of international names.
-    found: dict[str, Any] = {"name": socket.gethostname(), "addresses": None, "own": [], "reverse": None}
-    found["stays"] = ask.get("host") in (ask.get("hosts") or {})
+    answer: dict[str, Any] = {"name": socket.gethostname(), "addresses": None, "own": [], "reverse": None}
+    answer["stays"] = ask.get("host") in (ask.get("hosts") or {})
     ssh = os.environ.get("SSH_CONNECTION", "").split()
 
     def has(address: str) -> bool:
@@ -48,23 +48,23 @@ def probe(ask: Mapping[str, Any]) -> dict[str, Any]:
             return []
 
     def look() -> None:
-        addresses = resolve(found["name"])
-        found["addresses"] = addresses
-        found["own"] = [address for address in addresses if has(address)]
-        outside = [a for a in found["own"] if not a.startswith("127.") and a != "::1"]
+        addresses = resolve(answer["name"])
+        answer["addresses"] = addresses
+        answer["own"] = [address for address in addresses if has(address)]
+        outside = [a for a in answer["own"] if not a.startswith("127.") and a != "::1"]
         address = ssh[2] if len(ssh) == 4 else (outside or [None])[0]
         if address:
             try:
                 name = socket.gethostbyaddr(address)[0]
-                found["reverse"] = [address, name, resolve(name)]
+                answer["reverse"] = [address, name, resolve(name)]
             except OSError:
-                found["reverse"] = [address, None, []]
-        found["done"] = True
+                answer["reverse"] = [address, None, []]
+        answer["done"] = True
 
     looking = threading.Thread(target=look, daemon=True)  # a name server that is dead must not hold the rest
     looking.start()
     looking.join(min(4.0, 0.8 * float(ask.get("timeout") or 5.0)))
-    return dict(found)
+    return dict(answer)
 
 
 def probe_peers(ask: Mapping[str, Any]) -> dict[str, Any]:

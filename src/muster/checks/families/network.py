@@ -29,8 +29,8 @@ def probe(ask: Mapping[str, Any]) -> dict[str, Any]:
             answer["env"][name] = os.environ[name]
 
     def whole(path: str) -> int | None:
-        said = text(path) or ""
-        return int(said) if said.lstrip("-").isdigit() else None
+        content = text(path) or ""
+        return int(content) if content.lstrip("-").isdigit() else None
 
     root = "/sys/class/net/"
     inet6: dict[str, Any] = {}

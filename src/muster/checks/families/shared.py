@@ -88,10 +88,10 @@ def folders(answers: Answers, peers: Answers, context: Context) -> Judge:
     views = {host: answer.get("sees") or {} for host, answer in peers.items()}
     groups: dict[str, dict[str, list[str]]] = {}  # folder -> first host -> those that share it
     for host, seen in views.items():
-        for folder, found in seen.items():
+        for folder, sharing in seen.items():
             group = groups.setdefault(folder, {})
-            if found:
-                group.setdefault(found[0], []).append(host)
+            if sharing:
+                group.setdefault(sharing[0], []).append(host)
 
     def judge(case: Case) -> Finding:
         if context.one_machine or len(answers) < 2:

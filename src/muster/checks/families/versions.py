@@ -83,16 +83,16 @@ def probe(ask: Mapping[str, Any]) -> dict[str, Any]:
         folders = [*extra, site.getusersitepackages(), *site.getsitepackages()]
     else:
         code = "import sys, json; print(json.dumps(['%d.%d.%d' % sys.version_info[:3], sys.path]))"
-        status, said, _ = run([python, "-c", code], 20)
-        answer["python"], folders = json.loads(said.splitlines()[-1]) if status == 0 else (None, [])
+        status, output, _ = run([python, "-c", code], 20)
+        answer["python"], folders = json.loads(output.splitlines()[-1]) if status == 0 else (None, [])
     for folder in folders:
         if not os.path.isdir(folder):
             continue
         for name in os.listdir(folder):
-            found = re.match(r"(.+?)-([^-]+)(?:-py[\d.]+)?\.(?:dist|egg)-info$", name)
-            if found:
-                key = re.sub(r"[-_.]+", "-", found.group(1)).lower()
-                answer["packages"].setdefault(key, found.group(2))  # the first of a path is what is imported
+            match = re.match(r"(.+?)-([^-]+)(?:-py[\d.]+)?\.(?:dist|egg)-info$", name)
+            if match:
+                key = re.sub(r"[-_.]+", "-", match.group(1)).lower()
+                answer["packages"].setdefault(key, match.group(2))  # the first of a path is what is imported
         if answer["cuda"] is None and os.path.isfile(folder + "/torch/version.py"):
             wanted = re.search(r"^cuda\b[^=\n]*= *'([\d.]+)'", text(folder + "/torch/version.py") or "", re.M)
             answer["cuda"] = wanted.group(1) if wanted else "none"
@@ -116,8 +116,8 @@ def probe(ask: Mapping[str, Any]) -> dict[str, Any]:
     answer["tools"] = tools
     answer["driver"] = text("/sys/module/nvidia/version") or None
     if answer["driver"] is None:
-        told = re.search(r"Module(?: for \S+)? +(\d+\.[\d.]+)", text("/proc/driver/nvidia/version") or "")
-        answer["driver"] = told.group(1) if told else None
+        module = re.search(r"Module(?: for \S+)? +(\d+\.[\d.]+)", text("/proc/driver/nvidia/version") or "")
+        answer["driver"] = module.group(1) if module else None
     keep = set(ask.get("packages") or [])
     answer["packages"] = {key: value for key, value in answer["packages"].items() if key in keep}
     return answer

@@ -120,7 +120,7 @@ class BenchView(Spectator):
         """A row per state: hosts at work, waiting, through; and those with jobs that did not end well."""
         busy = {host for child in children for host in child.task.hosts}
         due = {host for task in tasks if task.id not in done for host in task.hosts}
-        known = {host for task in tasks for host in task.hosts}
+        involved = {host for task in tasks for host in task.hosts}
         bad = {
             host
             for task in tasks
@@ -131,7 +131,7 @@ class BenchView(Spectator):
         for name, colour, members in (
             ("working", "cyan", busy),
             ("waiting", "dim", due - busy),
-            ("done", "green", known - due - busy),
+            ("done", "green", involved - due - busy),
             ("in failed jobs", "red", bad),
         ):
             if members:

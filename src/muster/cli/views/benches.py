@@ -34,22 +34,22 @@ def show_bench(folder: BenchFolder, *, json: bool) -> int:
     from muster.benches.listing import bench_row, read_bench
     from muster.cli.output import print_json
 
-    row, found = bench_row(folder), read_bench(folder)
+    row, bench = bench_row(folder), read_bench(folder)
     state = (
         "damaged" if row is None else "running" if row.running else "ended" if row.complete else "not ended"
     )
     jobs, done = (row.jobs, row.done) if row else (None, None)
     if json:
-        told = found.model_dump(mode="json") if found else None
+        document = bench.model_dump(mode="json") if bench else None
         where = str(folder.path)
         print_json(
-            {"id": folder.id, "path": where, "state": state, "jobs": jobs, "done": done, "result": told}
+            {"id": folder.id, "path": where, "state": state, "jobs": jobs, "done": done, "result": document}
         )
         return 0
     console = out_console()
     console.print(f"{escape(folder.id)}\n  {state}: {done}/{jobs} finished")
-    if found:
-        print_bench(found, every=False)
+    if bench:
+        print_bench(bench, every=False)
     places = (
         ("folder", folder.path),
         ("results", folder.bench),
@@ -70,34 +70,34 @@ def bench_page(folder: BenchFolder, output: Path | None) -> Path:
     from muster.core.errors import RunFolderError
     from muster.store.atomic import write_text
 
-    found = read_bench(folder)
-    if found is None:
+    bench = read_bench(folder)
+    if bench is None:
         raise RunFolderError("has no results yet", where=folder.id, hint=f"`muster show {folder.id}`")
     console = SafeConsole(record=True, width=180, file=StringIO(), force_terminal=True, highlight=False)
-    console.print(f"[bold]{escape(folder.id)}[/bold]  {escape(found.suite)}\n")
-    print_bench(found, every=True, console=console)
+    console.print(f"[bold]{escape(folder.id)}[/bold]  {escape(bench.suite)}\n")
+    print_bench(bench, every=True, console=console)
     write_text(output or folder.report, console.export_html())
     return output or folder.report
 
 
-def print_bench(found: Bench, *, every: bool, console: Console | None = None) -> None:
+def print_bench(bench: Bench, *, every: bool, console: Console | None = None) -> None:
     """The answer and the count; jobs, curves, comparison; hosts with evidence."""
     notes = console or err_console()
     console = console or out_console()
-    print_answer(console, found)
-    console.print(f"{_count(found)}\n")
-    print_table(console, _jobs(found, every=every))
-    for curve in found.curves:
+    print_answer(console, bench)
+    console.print(f"{_count(bench)}\n")
+    print_table(console, _jobs(bench, every=every))
+    for curve in bench.curves:
         print_table(console, _curve(curve))
         for note in curve.notes:
             console.print(f"[yellow]note[/yellow] {escape(note)}")
-    if found.comparison:
-        _comparison(console, found.comparison)
-    if found.published:
-        print_table(console, _published(found))
+    if bench.comparison:
+        _comparison(console, bench.comparison)
+    if bench.published:
+        print_table(console, _published(bench))
     console.print()
-    print_hosts(console, found, every=every)
-    for note in [*drift_notes(found), *found.notes]:
+    print_hosts(console, bench, every=every)
+    for note in [*drift_notes(bench), *bench.notes]:
         notes.print(f"[yellow]note[/yellow] {escape(note)}")
 
 
@@ -118,13 +118,13 @@ def figure_words(name: str, value: float | None) -> str:
     return f"{value:.4f}" if "loss" in name else f"{value:.4g}" if value < 1000 else f"{value:,.0f}"
 
 
-def _jobs(found: Bench, *, every: bool) -> Table:
+def _jobs(bench: Bench, *, every: bool) -> Table:
     """A row per job; of many, those that did not end well, or missed a threshold."""
     made = table("job", "hosts", "outcome", "result", ">memory", ">time", ">peers", "why")
-    shown = found.jobs
+    shown = bench.jobs
     if not every and len(shown) > SHOWN:
         shown = [job for job in shown if not job.outcome.good or job.misses][:SHOWN]
-        made.caption = f"{len(found.jobs) - len(shown)} jobs that succeeded are not shown; --all shows them"
+        made.caption = f"{len(bench.jobs) - len(shown)} jobs that succeeded are not shown; --all shows them"
     for job in shown:
         took = job.ended - job.started if job.ended and job.started else None
         made.add_row(
@@ -181,13 +181,13 @@ def _curve(curve: Curve) -> Table:
     return made
 
 
-def _comparison(console: Console, found: Comparison) -> None:
+def _comparison(console: Console, comparison: Comparison) -> None:
     """Entries beside each other; then what else differs."""
-    paths = dict.fromkeys(path for row in found.rows for path in row.settings)
+    paths = dict.fromkeys(path for row in comparison.rows for path in row.settings)
     settings = [path for path in paths if path.count(".") <= 1 and not path.endswith(".options")][:5]
-    present = [each for each in _COMPARED if any(each[0] in row.figures for row in found.rows)]
+    present = [each for each in _COMPARED if any(each[0] in row.figures for row in comparison.rows)]
     made = table("entry", "hosts", *settings, *(f">{heading}" for _, heading in present), title="comparison")
-    for row in found.rows:
+    for row in comparison.rows:
         made.add_row(
             escape(row.entry),
             str(row.hosts),
@@ -195,17 +195,17 @@ def _comparison(console: Console, found: Comparison) -> None:
             *(figure_words(name, row.figures.get(name)) for name, _ in present),
         )
     print_table(console, made)
-    for path, values in found.confounded_by.items():
-        told = ", ".join(f"{name}: {value}" for name, value in values.items())
-        console.print(f"[yellow]confounded[/yellow] {escape(path)} differs as well ({escape(told)})")
+    for path, values in comparison.confounded_by.items():
+        listed = ", ".join(f"{name}: {value}" for name, value in values.items())
+        console.print(f"[yellow]confounded[/yellow] {escape(path)} differs as well ({escape(listed)})")
 
 
-def _published(found: Bench) -> Table:
+def _published(bench: Bench) -> Table:
     """What others published of the same recipes; where they had another device or number of ranks, that is
     said, and the figure is scaled by the ranks."""
     heads = ("entry", ">ranks", ">samples/s", ">published", ">ratio", ">memory", ">published", "published on")
     made = table(*heads, title="beside published figures")
-    for each in found.published:
+    for each in bench.published:
         where = f"{each.published_ranks} x {each.published_on}, {each.source}"
         if each.published_ranks != each.ranks:
             where += "; scaled by the ranks"
@@ -221,21 +221,21 @@ def _published(found: Bench) -> Table:
             figure_words("memory", each.published_memory),
             escape(where),
         )
-    if found.overrides:
-        made.caption = f"with changes: {escape(' '.join(found.overrides))}"
+    if bench.overrides:
+        made.caption = f"with changes: {escape(' '.join(bench.overrides))}"
     return made
 
 
-def _count(found: Bench) -> str:
-    hosts = tinted(found.summary, COLOURS) or "none"
-    jobs = [f"{count} {name}" for name, count in found.outcomes.items() if count]
-    missed = sum(bool(job.misses) for job in found.jobs)
+def _count(bench: Bench) -> str:
+    hosts = tinted(bench.summary, COLOURS) or "none"
+    jobs = [f"{count} {name}" for name, count in bench.outcomes.items() if count]
+    missed = sum(bool(job.misses) for job in bench.jobs)
     more = f", {missed} below a threshold" if missed else ""
-    open_ = "" if found.complete else "; incomplete"
-    count = counted(len(found.hosts), "host")
-    took = format_seconds(found.ended - found.started)
+    open_ = "" if bench.complete else "; incomplete"
+    count = counted(len(bench.hosts), "host")
+    took = format_seconds(bench.ended - bench.started)
     return (
-        f"{count}: {hosts}; {counted(len(found.jobs), 'job')}: "
+        f"{count}: {hosts}; {counted(len(bench.jobs), 'job')}: "
         f"{', '.join(jobs) or 'none'}{more}"
         f"{open_} ({took})"
     )

@@ -56,31 +56,31 @@ class ProgressLine(Waiting):
         self.now(text)
 
 
-def print_inspection(found: Inspection) -> None:
+def print_inspection(inspection: Inspection) -> None:
     """Each kind of trouble with its hosts, evidence and remedy; then the summary."""
     console = out_console()
-    for trouble in found.troubles:
+    for trouble in inspection.troubles:
         _print_trouble(console, trouble)
-    parts = tinted(found.summary, _VERDICTS)
-    ranks = f"; slots for {counted(found.world_size, 'rank')}" if found.world_size else ""
-    seconds = format_seconds(found.seconds)
-    alone = _ungrouped(found)
+    parts = tinted(inspection.summary, _VERDICTS)
+    ranks = f"; slots for {counted(inspection.world_size, 'rank')}" if inspection.world_size else ""
+    seconds = format_seconds(inspection.seconds)
+    alone = _ungrouped(inspection)
     if alone:
-        where = "everywhere" if len(alone) == len(found.hosts) else f"on {escape(fold_hosts(alone))}"
+        where = "everywhere" if len(alone) == len(inspection.hosts) else f"on {escape(fold_hosts(alone))}"
         console.print(
             f"[dim]torch is not installed for the ranks {where}: no group checks there; "
             "muster prepare installs it[/dim]"
         )
-    console.print(f"{counted(len(found.hosts), 'host')}: {parts}{ranks} ({seconds})")
+    console.print(f"{counted(len(inspection.hosts), 'host')}: {parts}{ranks} ({seconds})")
 
 
-def _ungrouped(found: Inspection) -> list[str]:
+def _ungrouped(inspection: Inspection) -> list[str]:
     """Hosts that were left out of the group checks for want of torch."""
     from muster.checks.group import GROUPED, NO_TORCH
 
     return [
         host.host
-        for host in found.hosts
+        for host in inspection.hosts
         if any(each.check == GROUPED.name and each.problem == NO_TORCH for each in host.checks)
     ]
 

@@ -59,12 +59,12 @@ def show_pipeline(folder: PipelineFolder, *, json: bool) -> int:
     now = next((each for each in shown.pipeline if each.status is State.RUNNING), None)
     running = show(folder.step(now.name)) if now else None
     if json:
-        told = shown.model_dump(mode="json")
+        document = shown.model_dump(mode="json")
         about: dict[str, Any] = {"id": folder.id, "path": str(folder.path), "state": state}
         if now and running:
             progress = {"step": running.step, "total_steps": running.total_steps, "loss": running.loss}
             about["running"] = {"name": now.name, **progress}
-        print_json({**about, "pipeline": told["pipeline"], "result": told if result else None})
+        print_json({**about, "pipeline": document["pipeline"], "result": document if result else None})
         return 0
     say(folder.id)
     _print_result(shown, state)
@@ -86,14 +86,14 @@ def print_dry_run(
     from muster.cli.views.waiting import waiting
 
     with waiting(err_console(), "planning"):
-        told = dry_run_of(read_pipeline(file, hosts, changes), folder)
+        steps = dry_run_of(read_pipeline(file, hosts, changes), folder)
     if json:
-        print_json({"pipeline": told})
+        print_json({"pipeline": steps})
         return 0
-    for number, each in enumerate(told, 1):
+    for number, each in enumerate(steps, 1):
         after = f", after {', '.join(each['after'])}" if each["after"] else ""
-        say(f"step {number} of {len(told)}: {each['step']}{after}")
-        say(format_dry_run(each, verbose=verbose) + "\n" * (number < len(told)))
+        say(f"step {number} of {len(steps)}: {each['step']}{after}")
+        say(format_dry_run(each, verbose=verbose) + "\n" * (number < len(steps)))
     return 0
 
 
@@ -115,15 +115,15 @@ def _print_result(result: PipelineResult, state: str | None = None) -> None:
 
 
 def _figures(step: StepResult) -> list[str]:
-    found = step.result
-    if found is None:
+    result = step.result
+    if result is None:
         return [""] * 6
-    speed, quality = found.throughput, found.quality
+    speed, quality = result.throughput, result.quality
     return [
-        str(found.steps),
-        "" if found.loss_final is None else f"{found.loss_final:.4f}",
-        "" if found.evaluation_loss is None else f"{found.evaluation_loss:.4f}",
+        str(result.steps),
+        "" if result.loss_final is None else f"{result.loss_final:.4f}",
+        "" if result.evaluation_loss is None else f"{result.evaluation_loss:.4f}",
         "" if quality is None else f"{100 * quality.exact_match:.1f} %",
         "" if speed is None else format_number(speed.samples_per_second),
-        format_seconds(found.seconds.total),
+        format_seconds(result.seconds.total),
     ]

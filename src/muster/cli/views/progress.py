@@ -136,15 +136,15 @@ class ProgressView(Waiting):
         elif isinstance(event, events.Split):
             self.console.print(f"[dim]samples of a micro-step per rank: {_listed(event.shares)}[/dim]")
         elif isinstance(event, events.Evaluated):
-            told = f", perplexity {event.perplexity:.2f}," if event.perplexity is not None else ""
+            more = f", perplexity {event.perplexity:.2f}," if event.perplexity is not None else ""
             for name, value in event.figures.items():
-                told += f", {name.replace('_', ' ')} {value:.4g}"
+                more += f", {name.replace('_', ' ')} {value:.4g}"
             loss = f"loss {event.loss:.4f}" if event.loss is not None else "answers"
-            self.console.print(f"held-out {loss}{told} at step {event.step}")
+            self.console.print(f"held-out {loss}{more} at step {event.step}")
 
-    def _paced(self, found: Pace) -> None:
+    def _paced(self, pace: Pace) -> None:
         """Who holds the job up, where that has changed."""
-        now = [each for each in found.stragglers if each.last_step is None]
+        now = [each for each in pace.stragglers if each.last_step is None]
         for each in now:
             if (each.host, each.kind, each.to) not in self.slow:
                 self.console.print(f"step {each.first_step}: {each.words}", style="yellow", markup=False)

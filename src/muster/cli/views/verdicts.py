@@ -32,7 +32,7 @@ _MARK = re.compile(r", [0-9a-f]{8}(?:,|$)")
 _Found = Judged | Bench
 
 
-def rows_of(found: _Found) -> list[HostVerdict]:
+def rows_of(document: _Found) -> list[HostVerdict]:
     """A row per host, the worst first; among equals the slowest, then as they stand."""
     rows = [
         each
@@ -44,86 +44,86 @@ def rows_of(found: _Found) -> list[HostVerdict]:
             evidence=each.evidence,
             beside_others=each,
         )
-        for each in found.hosts
+        for each in document.hosts
     ]
     order = (*BAD, *DOUBT, *SOUND)
     return sorted(rows, key=lambda row: (order.index(row.verdict), -(_beside(row, "slower") or 0.0)))
 
 
-def print_answer(console: Console, found: _Found) -> None:
+def print_answer(console: Console, document: _Found) -> None:
     """What whoever ran this wants to know, in a line or a few."""
-    lines = [("red", _drift(each)) for each in found.drifted if each.slower > 0]
+    lines = [("red", _drift(each)) for each in document.drifted if each.slower > 0]
     if lines:
         lines.append(("", "look at what its hosts share: software, settings, clocks, storage or network"))
-    lines += _accused(found) or _nobody(found, beside=bool(lines))
+    lines += _accused(document) or _nobody(document, beside=bool(lines))
     for style, text in lines:
         say(console, text[:1].upper() + text[1:], style=style)
 
 
-def _accused(found: _Found) -> list[tuple[str, str]]:
+def _accused(document: _Found) -> list[tuple[str, str]]:
     """Who is bad; nothing, where nobody is."""
-    bad = [row for row in rows_of(found) if row.verdict in BAD]
+    bad = [row for row in rows_of(document) if row.verdict in BAD]
     lines = []
     if bad:
-        below = f"below {getattr(found, 'at_least', '') or 'a threshold'}"
+        below = f"below {getattr(document, 'at_least', '') or 'a threshold'}"
         how = " or ".join(dict.fromkeys(below if row.verdict == "below" else row.verdict for row in bad))
         named = [f"{row.host} ({_short(row)})" for row in bad if row.verdict != "below"]
         low = fold_hosts([row.host for row in bad if row.verdict == "below"])
         whom = ", ".join(part for part in (_some(named), low) if part)
         verb = "is" if len(bad) == 1 else "are"
-        total = len(found.hosts)
+        total = len(document.hosts)
         which = f"{len(bad)} of {total} hosts" if len(bad) < total else _all(total)
         lines.append(f"{which} {verb} {how}: {whom}")
-    for each in (*found.links, *found.switches):
+    for each in (*document.links, *document.switches):
         lines.append(f"{_name(each)} is {each.condition}: {each.reason}")
-    for names in found.one_of:
+    for names in document.one_of:
         some = f"at least one of {', '.join(names)} or the link between them" if len(names) > 1 else names[0]
-        told = _against([row for row in rows_of(found) if row.host in names], found)
-        lines.append(f"{some} is bad: {told}")
-    missed = [job.job for job in found.jobs if job.misses]
+        reason = _against([row for row in rows_of(document) if row.host in names], document)
+        lines.append(f"{some} is bad: {reason}")
+    missed = [job.job for job in document.jobs if job.misses]
     if missed and not any(row.verdict == "below" for row in bad):
         count = counted(len(missed), "job")
         lines.append(f"no host alone is to blame, but {count} missed what was asked: {_some(missed)}")
-    failed = [job.job for job in found.jobs if job.outcome in (State.FAILED, State.TIMEOUT)]
-    if failed and isinstance(found, Bench) and not lines:
+    failed = [job.job for job in document.jobs if job.outcome in (State.FAILED, State.TIMEOUT)]
+    if failed and isinstance(document, Bench) and not lines:
         lines.append(f"no host is known to be bad, but {counted(len(failed), 'job')} failed: {_some(failed)}")
-    suspects = [("yellow", f"suspected as well: {_some(_suspects(found))}")] if _suspects(found) else []
+    suspects = [("yellow", f"suspected as well: {_some(_suspects(document))}")] if _suspects(document) else []
     return [*(("red", line) for line in lines), *(suspects if lines else ())]
 
 
-def _suspects(found: _Found) -> list[str]:
+def _suspects(document: _Found) -> list[str]:
     """Who may well be bad, and what speaks against them most; not those of whom one surely is."""
-    named = {name for names in found.one_of for name in names}
+    named = {name for names in document.one_of for name in names}
     return [
-        f"{row.host} ({_against([row], found)})"
-        for row in rows_of(found)
+        f"{row.host} ({_against([row], document)})"
+        for row in rows_of(document)
         if _suspected(row) and row.host not in named
     ]
 
 
-def _against(rows: Sequence[HostVerdict], found: _Found) -> str:
+def _against(rows: Sequence[HostVerdict], document: _Found) -> str:
     """What speaks most against these hosts."""
     evidence = [one for row in rows for one in row.evidence]
     ended = {one.job for one in evidence if one.slower is None}
     if ended:
-        timed_out = all(job.outcome is State.TIMEOUT for job in found.jobs if job.job in ended)
+        timed_out = all(job.outcome is State.TIMEOUT for job in document.jobs if job.job in ended)
         return f"a job {'timed out' if timed_out else 'failed'}"
     slowest = max((one.slower for one in evidence if one.slower is not None), default=None)
     return "no job tells" if slowest is None else format_slower(slowest)
 
 
-def _nobody(found: _Found, *, beside: bool) -> list[tuple[str, str]]:
+def _nobody(document: _Found, *, beside: bool) -> list[tuple[str, str]]:
     """Where nobody is bad: how far that is known."""
-    rows, total = rows_of(found), len(found.hosts)
+    rows, total = rows_of(document), len(document.hosts)
     but = "beside each other, " if beside else ""
     if not rows:
         return [("yellow", "no host is known from these jobs, so none was judged")]
     left: dict[str, list[str]] = {}
-    suspects = _suspects(found)
+    suspects = _suspects(document)
     verb = "is" if len(suspects) == 1 else "are"
     parts = [f"{len(suspects)} of {total} {verb} suspected: {_some(suspects)}"] if suspects else []
     for row in rows:
-        why = found.left[row.host]
+        why = document.left[row.host]
         if why and not _suspected(row):
             left.setdefault(why, []).append(row.host)
     parts += [_left(why, hosts, total) for why, hosts in left.items()]
@@ -151,9 +151,9 @@ def _all(total: int) -> str:
     return {1: "the host", 2: "both hosts"}.get(total, f"all {total} hosts")
 
 
-def print_hosts(console: Console, found: _Found, *, every: bool) -> None:
+def print_hosts(console: Console, document: _Found, *, every: bool) -> None:
     """The bad ones with the jobs that say so; those in doubt; the others in a line, or all in a table."""
-    rows, told = rows_of(found), _Told(found, every=every)
+    rows, evidence = rows_of(document), _Told(document, every=every)
     alike: dict[tuple[str, str], list[HostVerdict]] = {}
     for row in rows:
         by_itself = row.verdict in BAD[:-1] or _suspected(row)
@@ -164,24 +164,24 @@ def print_hosts(console: Console, found: _Found, *, every: bool) -> None:
     )
     room = len(rows) if every else SHOWN
     for some in bad[:room]:
-        told.show(console, some)
-    for verdict in (*found.links, *found.switches):
-        lines = [verdict.reason, *(told.line(each, verdict) for each in verdict.evidence)]
+        evidence.show(console, some)
+    for verdict in (*document.links, *document.switches):
+        lines = [verdict.reason, *(evidence.line(each, verdict) for each in verdict.evidence)]
         block(console, COLOURS[verdict.condition], verdict.condition, _name(verdict), lines)
     for some in doubt[:room]:
-        told.show(console, some)
+        evidence.show(console, some)
     hidden = sum(map(len, (*bad[room:], *doubt[room:])))
     if hidden:
         say(console, f"and {counted(hidden, 'host')} more that are not fit; --all shows them")
     for some in sound:
-        told.show(console, some)
-    if told.guessed:
+        evidence.show(console, some)
+    if evidence.guessed:
         say(console, "a guess: from the name of a file or folder, as the log does not say where it ran")
     for line in _unjudged(rows) if bad or doubt else ():  # else the answer has it
         say(console, line, style="yellow")
     if every and rows:
         console.print()
-        print_table(console, _table(found, rows))
+        print_table(console, _table(document, rows))
 
 
 def print_normal(console: Console, peers: Sequence[Peers], slow: float) -> None:
@@ -208,8 +208,8 @@ class _Told:
         self.jobs = {job.job: job for job in found.jobs}
         self.peers = {(each.work, each.hosts): each for each in found.peers}
         self.several = len({_label(each.work) for each in found.peers}) > 1
-        known = {host for job in found.jobs if not job.hosts_from.startswith("guess") for host in job.hosts}
-        self.guessed = {host for job in found.jobs for host in job.hosts} - known
+        placed = {host for job in found.jobs if not job.hosts_from.startswith("guess") for host in job.hosts}
+        self.guessed = {host for job in found.jobs for host in job.hosts} - placed
         self.alone: dict[str, dict[str, float]] = {}  # host -> job -> how much slower
         for job in found.jobs:
             if job.slower is not None and len(job.hosts) == 1:
@@ -289,8 +289,10 @@ class _Told:
 
     def _alone(self, row: HostVerdict) -> float | None:
         """Its mean alone: beside jobs of the same moment, where the evidence has that."""
-        told = {one.job: one.slower for one in row.evidence if one.slower is not None and one.what == "step"}
-        times = [told.get(job, slower) for job, slower in self.alone.get(row.host, {}).items()]
+        slowdowns = {
+            one.job: one.slower for one in row.evidence if one.slower is not None and one.what == "step"
+        }
+        times = [slowdowns.get(job, slower) for job, slower in self.alone.get(row.host, {}).items()]
         return sum(times) / len(times) if times else None
 
     def why(self, rows: Sequence[HostVerdict]) -> list[str]:
@@ -340,9 +342,9 @@ def _drift(each: Drift) -> str:
     )
 
 
-def drift_notes(found: _Found) -> list[str]:
+def drift_notes(document: _Found) -> list[str]:
     """What is no fault: it became faster."""
-    return [_drift(each) for each in found.drifted if each.slower <= 0]
+    return [_drift(each) for each in document.drifted if each.slower <= 0]
 
 
 def _short(row: HostVerdict) -> str:
@@ -357,17 +359,19 @@ def _short(row: HostVerdict) -> str:
 
 def _looked(rows: Sequence[HostVerdict]) -> list[str]:
     """What is known of each subject of these hosts: compute at most 0.4% slower."""
-    told: dict[str, list[str]] = {}
+    by_bound: dict[str, list[str]] = {}
     for name in ("compute", "card", "links"):
         of = {row.host: each for row in rows for each in _subjects(row) if each.name == name}
-        known = {host: each for host, each in of.items() if each.condition != "unknown"}
-        bounds = [each.at_most for each in known.values() if each.at_most is not None]
+        judged = {host: each for host, each in of.items() if each.condition != "unknown"}
+        bounds = [each.at_most for each in judged.values() if each.at_most is not None]
         bound = f"at most {max(bounds):.1%} slower" if bounds else "fit"
-        left = fold_hosts([row.host for row in rows if row.host not in known])
-        more = f" ({len(known)} of {len(rows)}; not judged: {left})" if left else ""
-        if known:
-            told.setdefault(f"{bound}{more}", []).append(name)
-    return [f"{', '.join([*names[:-2], ' and '.join(names[-2:])])} {what}" for what, names in told.items()]
+        left = fold_hosts([row.host for row in rows if row.host not in judged])
+        more = f" ({len(judged)} of {len(rows)}; not judged: {left})" if left else ""
+        if judged:
+            by_bound.setdefault(f"{bound}{more}", []).append(name)
+    return [
+        f"{', '.join([*names[:-2], ' and '.join(names[-2:])])} {what}" for what, names in by_bound.items()
+    ]
 
 
 def _subjects(row: HostVerdict) -> Sequence[Subject]:
@@ -382,9 +386,9 @@ def _unjudged(rows: Sequence[HostVerdict]) -> list[str]:
     return [*([] if "compute" in seen else [_COMPUTE]), *([] if seen & {"card", "links"} else [_NETWORK])]
 
 
-def _table(found: _Found, rows: Sequence[HostVerdict]) -> Table:
+def _table(document: _Found, rows: Sequence[HostVerdict]) -> Table:
     """A row per host: how much slower it was in its slowest work, by the size of the group."""
-    means = means_of(found.jobs)
+    means = means_of(document.jobs)
     sizes = sorted({size for _, size in means})[:6]
     made = table("host", "verdict", *(f">{counted(size, 'host')}" for size in sizes), "why")
     for row in rows:
@@ -430,8 +434,8 @@ def _some(names: Sequence[str]) -> str:
 
 def speed_words(of: JobEntry | Peers) -> str:
     """In the units that are known."""
-    known = [(getattr(of, name), unit) for name, unit in _SPEEDS]
-    rates = ", ".join(f"{format_number(rate)} {unit}" for rate, unit in known if rate)
+    speeds = [(getattr(of, name), unit) for name, unit in _SPEEDS]
+    rates = ", ".join(f"{format_number(rate)} {unit}" for rate, unit in speeds if rate)
     return rates or (f"{format_seconds(of.step_seconds)} a step" if of.step_seconds else "")
 
 

@@ -117,10 +117,10 @@ def rounds(members: Sequence[int], pairs: str) -> list[list[tuple[int, int]]]:
     seats: list[int | None] = list(members)
     if count % 2:
         seats.append(None)
-    found = []
+    listed = []
     for _ in range(len(seats) - 1):
         half = len(seats) // 2
         facing = zip(seats[:half], reversed(seats[half:]), strict=True)
-        found.append([(a, b) for a, b in facing if a is not None and b is not None])
+        listed.append([(a, b) for a, b in facing if a is not None and b is not None])
         seats = [seats[0], seats[-1], *seats[1:-1]]
-    return found
+    return listed

@@ -95,11 +95,11 @@ class Reader:
 
     def wrong(self) -> list[WrongValue]:
         """The first wrong elements that each rank saw."""
-        found = []
+        listed = []
         for host, event in self.of("values"):
             for shown in event["shown"]:
                 source = shown.get("source")
-                found.append(
+                listed.append(
                     WrongValue(
                         host=host,
                         rank=event["rank"],
@@ -108,7 +108,7 @@ class Reader:
                         **shown,
                     )
                 )
-        return found
+        return listed
 
     def _sweep(self, host: str, event: Event) -> Sweep:
         took, size = spread(event["seconds"]), int(event["bytes"])
@@ -163,8 +163,8 @@ class Reader:
         )
 
     def _product(self, host: str, event: Event) -> Product:
-        told = content(event)
-        return Product(flops=2 * told["n"] ** 3 / told["total"], **told)
+        figures = content(event)
+        return Product(flops=2 * figures["n"] ** 3 / figures["total"], **figures)
 
     def curtailed(self) -> list[str]:
         """What was cut short to stay in time, in words."""

@@ -15,10 +15,10 @@ Cells = list[list[float | None]]
 
 
 def make_run(
-    places: Sequence[Placement], device: str, heard: Sequence[tuple[str, Event]]
+    places: Sequence[Placement], device: str, measured: Sequence[tuple[str, Event]]
 ) -> tuple[FabricRun, list[str]]:
     """-> (the figures, what a reader must know of them). Whatever was said so far counts."""
-    read = Reader(places, device, heard)
+    read = Reader(places, device, measured)
     figures: dict[str, Any] = read.figures()
     pairs = read.pairs()
     matrix = pair_matrix(pairs, alone=len(places) == 1)
@@ -74,32 +74,32 @@ def slowest_links(matrix: PairMatrix | None) -> list[Slowest]:
     """
     if matrix is None:
         return []
-    known = {
+    rates = {
         (source, target): rate
         for source, row in zip(matrix.names, matrix.bandwidth, strict=True)
         for target, rate in zip(matrix.names, row, strict=True)
         if rate is not None
     }
-    (source, target), rate = min(known.items(), key=lambda item: item[1])
-    middle = statistics.median(known.values())
-    found = [
+    (source, target), rate = min(rates.items(), key=lambda item: item[1])
+    middle = statistics.median(rates.values())
+    slowest = [
         Slowest(
             what="pair", name=f"{source} to {target}", host=source, other=target, value=rate, median=middle,
             ratio=rate / middle,
         )
     ]  # fmt: skip
-    out, into = _best(known, 0), _best(known, 1)
+    out, into = _best(rates, 0), _best(rates, 1)
     best = {name: min(out[name], into[name]) for name in matrix.names if name in out and name in into}
     if len(best) > 2:
-        found.append(_lowest("links", best))
-    return found
+        slowest.append(_lowest("links", best))
+    return slowest
 
 
 def _best(rates: Mapping[tuple[str, str], float], end: int) -> dict[str, float]:
-    found: dict[str, float] = {}
+    best: dict[str, float] = {}
     for pair, rate in rates.items():
-        found[pair[end]] = max(found.get(pair[end], 0.0), rate)
-    return found
+        best[pair[end]] = max(best.get(pair[end], 0.0), rate)
+    return best
 
 
 def slowest_devices(products: Sequence[Matmul]) -> list[Slowest]:
@@ -124,10 +124,10 @@ def _lowest(what: Any, of_hosts: Mapping[str, float], precision: str | None = No
 def _seconds(read: Reader) -> dict[str, float]:
     """What each question took on rank 0. One without an end was cut off."""
     begun: dict[str, float] = {}
-    found: dict[str, float] = {}
+    spent: dict[str, float] = {}
     for _, event in read.heard:
         if event["rank"] == 0 and event["kind"] == "begin":
             begun[event["question"]] = event["time"]
         elif event["rank"] == 0 and event["kind"] == "end" and event["question"] in begun:
-            found[event["question"]] = event["time"] - begun[event["question"]]
-    return found
+            spent[event["question"]] = event["time"] - begun[event["question"]]
+    return spent

@@ -100,9 +100,9 @@ def find_device(text: str) -> Device:
     if device is not None and _as_stated(device, name):
         return device
     near = near_names(name.lower(), names())
-    known = f"did you mean {' or '.join(near)}? " if near else f"known: {', '.join(names())}. "
+    hint = f"did you mean {' or '.join(near)}? " if near else f"known: {', '.join(names())}. "
     raise UsageError(
-        f"there are no figures for a device {name!r}", where="device", hint=f"{known}By hand: {_EXAMPLE}"
+        f"there are no figures for a device {name!r}", where="device", hint=f"{hint}By hand: {_EXAMPLE}"
     )
 
 
@@ -273,9 +273,9 @@ def plain_name(name: str) -> str:
     return name.partition("{")[0]
 
 
-def _capability(told: float) -> tuple[int, int]:
+def _capability(version: float) -> tuple[int, int]:
     """8.6 -> (8, 6)."""
-    major, minor = divmod(round(10 * told), 10)
+    major, minor = divmod(round(10 * version), 10)
     return major, minor
 
 

@@ -193,13 +193,13 @@ def _unknown(text: str) -> UsageError:
     return UsageError(f"there is no link named {text!r}", where="link", hint=f"{hint}Such as {_EXAMPLE}")
 
 
-def calibrated(link: Link, found: LinkFigures) -> Link:
+def calibrated(link: Link, measured: LinkFigures) -> Link:
     """The link with what was measured in place of the table's figures."""
     changed = replace(
         link,
-        bandwidth=_either(found.bandwidth, link.bandwidth),
-        latency=_either(found.latency, link.latency),
-        beside=found.beside,
+        bandwidth=_either(measured.bandwidth, link.bandwidth),
+        latency=_either(measured.latency, link.latency),
+        beside=measured.beside,
     )
     return link if changed == link else replace(changed, source="measured")
 

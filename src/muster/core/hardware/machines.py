@@ -83,11 +83,11 @@ def parse_parts(text: str) -> tuple[Machines, ...]:
     for item in items[1:]:
         if item in kinds:
             continue
-        found = _link(item, text)
-        inner = bool(_INNER.fullmatch(found.name))
+        link = _link(item, text)
+        inner = bool(_INNER.fullmatch(link.name))
         if inner in links:
             raise _twice("the link between a host's devices" if inner else "the link between hosts", text)
-        links[inner] = found
+        links[inner] = link
     parts = tuple(_part(item, text, links.get(False), links.get(True)) for item in kinds)
     if sum(part.ranks for part in parts) > MOST_RANKS:
         raise UsageError(f"at most {MOST_RANKS:,} devices in all", where=f"--on {text}", hint=_EXAMPLE)

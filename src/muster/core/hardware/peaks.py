@@ -36,11 +36,11 @@ def stated_peak(device: str, precision: str) -> Peak | None:
 
     precision: fp32 (no tensor cores), tf32, bf16 or fp16.
     """
-    found = driver_device(device)
-    flops = found.peak(precision) if found else None
-    if found is None or flops is None:
+    figures = driver_device(device)
+    flops = figures.peak(precision) if figures else None
+    if figures is None or flops is None:
         return None
-    return Peak(flops, found.source, found.power_capped)
+    return Peak(flops, figures.source, figures.power_capped)
 
 
 @dataclass(frozen=True)
@@ -109,13 +109,13 @@ def peaks_in(document: Mapping[str, Any]) -> MeasuredPeaks:
 
 
 def _figures(matmuls: Sequence[Matmul]) -> tuple[PeakFigure, ...]:
-    found: dict[tuple[str, str, str, int | None], list[float]] = defaultdict(list)
+    by_device: dict[tuple[str, str, str, int | None], list[float]] = defaultdict(list)
     for each in matmuls:
         if each.right and 0 < each.sustained < math.inf:
-            found[each.host, each.device, each.precision, each.threads].append(each.sustained)
+            by_device[each.host, each.device, each.precision, each.threads].append(each.sustained)
     return tuple(
         PeakFigure(host, device, precision, statistics.fmean(rates), threads)
-        for (host, device, precision, threads), rates in found.items()
+        for (host, device, precision, threads), rates in by_device.items()
     )
 
 

@@ -95,9 +95,9 @@ def sharded(context: Context) -> Iterator[None]:
     """Inside, Transformers knows that models are cut into shards (ZeRO-3)."""
     from transformers.integrations import HfDeepSpeedConfig
 
-    known = HfDeepSpeedConfig(context.engine_config)  # Transformers asks for it as long as it lives
+    held = HfDeepSpeedConfig(context.engine_config)  # Transformers asks for it as long as it lives
     yield
-    del known
+    del held
 
 
 @contextmanager

@@ -49,10 +49,10 @@ def same_result(database: Path, predicted: str, expected: str) -> bool:
     """
     right = run_query(database, expected)
     try:
-        found = run_query(database, predicted)
+        answer = run_query(database, predicted)
     except QueryFailed:
         return False
-    return found[0] == right[0] and _same_rows(found[1], right[1], ordered=is_ordered(expected))
+    return answer[0] == right[0] and _same_rows(answer[1], right[1], ordered=is_ordered(expected))
 
 
 def run_query(database: Path, sql: str) -> tuple[int, list[Row]]:

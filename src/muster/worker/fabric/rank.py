@@ -68,8 +68,8 @@ def _told(error: Exception) -> dict[str, Any]:
 
     if isinstance(error, MusterError):
         return {"what": str(error), "hint": error.hint, "id": error.failure}
-    known = known_error(error)
-    hint, failure = (known.remedy, known.failure.id) if known else (None, None)
+    match = known_error(error)
+    hint, failure = (match.remedy, match.failure.id) if match else (None, None)
     return {"what": first_line(error), "hint": hint, "id": failure}
 
 

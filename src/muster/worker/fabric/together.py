@@ -219,9 +219,9 @@ def check_values(team: Team, say: Voice) -> None:
             for trial in _trials(team, name, dtype):
                 method = trial.method
                 elements += trial.result.numel()
-                found = wrong_elements(trial, dtype)
-                wrong += found[0]
-                shown += found[1]
+                differing = wrong_elements(trial, dtype)
+                wrong += differing[0]
+                shown += differing[1]
         _tell_values(say, name, method, elements, wrong, shown[:_SHOWN])
 
 
@@ -289,10 +289,10 @@ def wrong_elements(trial: ValueTrial, dtype: torch.dtype) -> tuple[int, list[dic
     """-> (how many differ, the first of them). nan differs from everything, itself included."""
     differs = (trial.result != trial.expected).nonzero().flatten()
     count = int(differs.numel())
-    found = []
+    shown = []
     for index in differs[:_SHOWN].tolist():
         source = index // trial.part if trial.part else trial.source
-        found.append(
+        shown.append(
             {
                 "dtype": str(dtype).removeprefix("torch."),
                 "elements": trial.result.numel(),
@@ -303,7 +303,7 @@ def wrong_elements(trial: ValueTrial, dtype: torch.dtype) -> tuple[int, list[dic
                 "source": source,
             }
         )
-    return count, found
+    return count, shown
 
 
 def finite(value: torch.Tensor) -> float | None:
@@ -359,8 +359,8 @@ class _Pair:
         for source, target in ((self.first, self.second), (self.second, self.first)):
             if self.team.rank == source:
                 size, times = self._send(size, seconds * (1 - _LATENCY_SHARE) / 2, fixed=fixed)
-                told = {"source": source, "target": target, "bytes": size, "seconds": times}
-                self.say("pair", **told, latencies=latencies)
+                facts = {"source": source, "target": target, "bytes": size, "seconds": times}
+                self.say("pair", **facts, latencies=latencies)
             else:
                 self._receive()
         return size
@@ -506,8 +506,8 @@ def check_product(team: Team, say: Voice, budget: float) -> None:
             one, method = _multiply(team, matrices)
             took.append(one)
         trial = matrices.compare(method)
-        found = wrong_elements(trial, torch.float64)
-        _tell_values(say, PRODUCT, trial.method, trial.result.numel(), *found)
+        differing = wrong_elements(trial, torch.float64)
+        _tell_values(say, PRODUCT, trial.method, trial.result.numel(), *differing)
     if team.rank == 0:
         say(
             PRODUCT,

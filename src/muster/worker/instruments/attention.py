@@ -81,9 +81,9 @@ class AttentionMonitor(TrainerCallback):  # type: ignore[misc]
             place = self.places.get(id(module))
             if place is not None:
                 begin = self.clock.now()
-                found = extremes(query, key, named.get("scaling"), named.get("position_bias"))
+                ends = extremes(query, key, named.get("scaling"), named.get("position_bias"))
                 before = self.found.get(place)
-                self.found[place] = found if before is None else torch.maximum(before, found)
+                self.found[place] = ends if before is None else torch.maximum(before, ends)
                 self.marks.append((begin, self.clock.now()))
             return function(module, query, key, *rest, **named)
 
@@ -109,8 +109,8 @@ class AttentionMonitor(TrainerCallback):  # type: ignore[misc]
         # A column per module, so that ranks agree on it whatever each has seen; the last is for the seconds.
         table = torch.full((3, len(self.names) + 1), -math.inf, device=self.device)
         table[0, -1] = sum(self.clock.seconds(*pair) for pair in self.marks)  # of the measurements
-        for place, found in self.found.items():
-            table[:2, place] = found
+        for place, ends in self.found.items():
+            table[:2, place] = ends
             table[2, place] = 1.0
         if initialised():
             torch.distributed.all_reduce(table, op=torch.distributed.ReduceOp.MAX)
@@ -170,7 +170,7 @@ def extremes(
     across = max(1, min(groups, CHUNK // (share * keys * rows))) if rows == length else 1
     deep = max(1, min(batch, CHUNK // (share * keys * rows * across))) if across == groups else 1
     scale = size**-0.5 if scale is None else float(scale)
-    found = torch.full((2,), -math.inf, dtype=torch.float32, device=query.device)
+    ends = torch.full((2,), -math.inf, dtype=torch.float32, device=query.device)
     with torch.autocast(query.device.type, enabled=False):
         for b in range(0, batch, deep):
             for g in range(0, groups, across):
@@ -182,8 +182,8 @@ def extremes(
                     if bias is not None:
                         logits += bias[part]
                     low, high = torch.aminmax(logits)
-                    found = torch.maximum(found, torch.stack((high, -low)))
-    return found
+                    ends = torch.maximum(ends, torch.stack((high, -low)))
+    return ends
 
 
 def layer_names(modules: Sequence[str], *, two_stacks: bool) -> list[str]:

@@ -129,12 +129,12 @@ class Computing:
         @functools.wraps(original)
         def backward(*rest: Any, **named: Any) -> Any:
             self.ready = (0.0, 0.0)
-            found = original(*rest, **named)
+            result = original(*rest, **named)
             at, waited = self.ready
             if at:
                 self.waited = waited + time.perf_counter() - at
                 self._keep_last()
-            return found
+            return result
 
         return self._timed("backward", backward)
 

@@ -146,7 +146,7 @@ class Rule:
 
     def _says_the_same(self, rule: Callable[[Lengths], Fraction | int | None]) -> bool:
         return all(
-            (told := rule(lengths)) is not None and abs(told - value) <= SAME * value
+            (operations := rule(lengths)) is not None and abs(operations - value) <= SAME * value
             for lengths, value in self.known.items()
         )
 

@@ -89,15 +89,15 @@ class Logbook(TrainerCallback):  # type: ignore[misc]
     ) -> None:
         """The held-out loss, or the reward of held-out answers."""
         metrics = metrics or {}
-        loss, found = finite(metrics.get("eval_loss")), figures(metrics, "eval_")
-        if self.main and (loss is not None or found):
+        loss, others = finite(metrics.get("eval_loss")), figures(metrics, "eval_")
+        if self.main and (loss is not None or others):
             self.emit(
                 events.Evaluated,
                 step=state.global_step,
                 loss=loss,
                 perplexity=finite(metrics.get("eval_perplexity")),
                 seconds=metrics.get("eval_runtime"),
-                figures=found,
+                figures=others,
             )
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
@@ -113,8 +113,10 @@ class Logbook(TrainerCallback):  # type: ignore[misc]
 
 def figures(logs: dict[str, Any], before: str = "") -> dict[str, float]:
     """The workload's further figures of a log, by Muster's names; what is no finite number is left out."""
-    found = {told: finite(logs.get(before + name)) for name, told in FIGURES.items() if before + name in logs}
-    return {name: value for name, value in found.items() if value is not None}
+    numbers = {
+        label: finite(logs.get(before + name)) for name, label in FIGURES.items() if before + name in logs
+    }
+    return {name: value for name, value in numbers.items() if value is not None}
 
 
 def finite(value: Any) -> float | None:

@@ -224,12 +224,12 @@ class Meter(TrainerCallback):  # type: ignore[misc]
 
     def _phases(self, seconds: float) -> dict[str, float]:
         """What the trainer says of the phases of its steps; the rest is training. It begins anew."""
-        told: dict[str, float] = getattr(self.trainer, "phase_seconds", {})
-        if not told:
+        phases: dict[str, float] = getattr(self.trainer, "phase_seconds", {})
+        if not phases:
             return {}
-        found = dict(told)
-        told.update(dict.fromkeys(told, 0.0))  # the next window may have none, and is training alone
-        return {**found, "training": max(0.0, seconds - sum(found.values()))}
+        now = dict(phases)
+        phases.update(dict.fromkeys(phases, 0.0))  # the next window may have none, and is training alone
+        return {**now, "training": max(0.0, seconds - sum(now.values()))}
 
     def _counted(self) -> int | None:
         return self.skipped_by(self.trainer) if self.skipped_by else None

@@ -38,10 +38,10 @@ def main() -> int:
 def _read(text: str) -> TraceRequest:
     """Raises UsageError for what is no request."""
     try:
-        found = json.loads(text)
-        if not isinstance(found["config"], dict):
+        content = json.loads(text)
+        if not isinstance(content["config"], dict):
             raise TypeError("config is a JSON object")
-        return TraceRequest(**{**found, "samples": tuple(found.get("samples", (2, 4)))})
+        return TraceRequest(**{**content, "samples": tuple(content.get("samples", (2, 4)))})
     except KeyError as error:
         raise UsageError(f"has no {error}", where="standard input") from None
     except (ValueError, TypeError, AttributeError) as error:

@@ -45,17 +45,17 @@ def cuda_kernels(*, autocast: bool) -> Iterator[None]:
 
     The functions themselves are replaced, for a mode would not be there when backward passes compute again.
     """
-    known = functional.dropout, functional.scaled_dot_product_attention
+    originals = functional.dropout, functional.scaled_dot_product_attention
 
     def dropout(*args: Any, **kwargs: Any) -> torch.Tensor:
-        return _dropout(known[0], *args, **kwargs)
+        return _dropout(originals[0], *args, **kwargs)
 
     functional.dropout, functional.scaled_dot_product_attention = dropout, _attention
     try:
         with _cuda_autocast() if autocast else nullcontext():
             yield
     finally:
-        functional.dropout, functional.scaled_dot_product_attention = known
+        functional.dropout, functional.scaled_dot_product_attention = originals
 
 
 def _dropout(
@@ -118,10 +118,10 @@ def _flash(
     if width % 8:
         missing = 8 - width % 8
         query, key, value = (functional.pad(each, (0, missing)) for each in (query, key, value))
-    found = aten._scaled_dot_product_flash_attention(
+    attended = aten._scaled_dot_product_flash_attention(
         query, key, value, dropout_p, is_causal, False, scale=scale
     )[0]
-    return found[..., :width]
+    return attended[..., :width]
 
 
 def _bias(mask: torch.Tensor, query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:

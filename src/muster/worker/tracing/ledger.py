@@ -138,8 +138,8 @@ class Ledger(TorchDispatchMode):  # type: ignore[misc]
 
     def numbers(self, tensors: Iterable[torch.Tensor]) -> set[int]:
         """The numbers of the storages of some tensors."""
-        found = (self._alive.get(each.untyped_storage()._cdata) for each in tensors)
-        return {each[0] for each in found if each is not None}
+        alive = (self._alive.get(each.untyped_storage()._cdata) for each in tensors)
+        return {each[0] for each in alive if each is not None}
 
     def bytes(self, which: Iterable[int], *, wide: bool = False) -> int:
         """Bytes of some storages; `wide`: of the logits among them."""

@@ -67,13 +67,13 @@ def tokens_of(samples: int, length: int) -> torch.Tensor:
 
 def task_of(request: TraceRequest) -> TraceTask:
     """The request's task. Raises RecipeError where its workload says none."""
-    found = getattr(load_plugin(WORKLOADS, request.workload, "model"), "TRACED", None)
-    if not isinstance(found, TraceTask):
-        known = [name for name, each in recipe_classes().items() if each.traced]
+    task = getattr(load_plugin(WORKLOADS, request.workload, "model"), "TRACED", None)
+    if not isinstance(task, TraceTask):
+        traced = [name for name, each in recipe_classes().items() if each.traced]
         raise RecipeError(
-            f"{request.workload} cannot be traced", where="workload", hint=f"known: {', '.join(known)}"
+            f"{request.workload} cannot be traced", where="workload", hint=f"known: {', '.join(traced)}"
         )
-    return found
+    return task
 
 
 def make(request: TraceRequest, changes: Mapping[str, Any]) -> Any:

@@ -84,7 +84,7 @@ def extrapolated(
     base = traced(few, [*groups, *beyond])
     deeper = [traced({**few, **dict.fromkeys(stack, more)}, groups) for stack in stacks]
     shares = [float(depth.whole[stack[0]] - more + 1) for stack in stacks]
-    found = [
+    whole = [
         _combined(
             base[index],
             [(passes[index], base[index], share) for passes, share in zip(deeper, shares, strict=True)],
@@ -94,9 +94,9 @@ def extrapolated(
     small, large = len(groups) - 2, len(groups) - 1
     for other in base[len(groups) :]:
         few_layers = line(base[small], base[large], other.samples)
-        all_layers = line(found[small], found[large], other.samples)
-        found.append(_combined(other, [(all_layers, few_layers, 1.0)]))
-    return found
+        all_layers = line(whole[small], whole[large], other.samples)
+        whole.append(_combined(other, [(all_layers, few_layers, 1.0)]))
+    return whole
 
 
 def _combined(start: Pass, steps: Sequence[tuple[Pass, Pass, float]]) -> Pass:
@@ -135,12 +135,12 @@ def check(request: TraceRequest) -> None:
     from transformers import CONFIG_MAPPING
 
     kind = str(request.config.get("model_type") or "")
-    known = list(CONFIG_MAPPING.keys())
-    if kind not in known:
+    kinds = list(CONFIG_MAPPING.keys())
+    if kind not in kinds:
         raise RecipeError(
             f"Transformers has no model type {kind!r}",
             where="model.config.model_type",
-            hint=did_you_mean(kind, known) or "such as t5, gpt2, opt, llama or vit",
+            hint=did_you_mean(kind, kinds) or "such as t5, gpt2, opt, llama or vit",
         )
     for width, heads in HEADS:
         if not request.config.get("head_dim"):
@@ -200,9 +200,9 @@ def trace(request: TraceRequest) -> Trace:
         return _traced(request, changes, classes, some)
 
     groups, beyond = _groups(request, most)
-    found = extrapolated(depth, traced, groups, beyond)
-    single = found[0] if len(groups) > 2 else None
-    small, large = found[len(groups) - 2 : len(groups)]
+    passes = extrapolated(depth, traced, groups, beyond)
+    single = passes[0] if len(groups) > 2 else None
+    small, large = passes[len(groups) - 2 : len(groups)]
     return Trace(
         parameters=parameters_of(whole),
         passes=(small, large),
@@ -214,7 +214,7 @@ def trace(request: TraceRequest) -> Trace:
         versions=versions_of(PACKAGES),
         seconds=round(time.perf_counter() - began, 3),
         most=most if beyond else None,
-        beyond=(found[-2], found[-1]) if beyond else None,
+        beyond=(passes[-2], passes[-1]) if beyond else None,
         single=single,
         compiled=request.compiled,
     )
@@ -289,17 +289,17 @@ def side_by_side(tasks: Sequence[Callable[[], Pass]]) -> list[Pass]:
         process.start()
         theirs.close()
         running.append((process, ours))
-    found = []
+    answers_of = []
     for process, answers in running:
         try:
-            found.append(answers.recv())
+            answers_of.append(answers.recv())
         except EOFError:
-            found.append(f"a process ended with {process.exitcode}")
+            answers_of.append(f"a process ended with {process.exitcode}")
         process.join()
-    for each in found:
+    for each in answers_of:
         if not isinstance(each, Pass):
             raise RuntimeError(each)
-    return found
+    return answers_of
 
 
 def _answer(task: Callable[[], Pass], answers: Connection) -> None:
@@ -314,13 +314,13 @@ def without_weights(request: TraceRequest, changes: Mapping[str, Any]) -> Any:
     values."""
     from transformers import PreTrainedModel
 
-    known = PreTrainedModel.initialize_weights
+    original = PreTrainedModel.initialize_weights
     PreTrainedModel.initialize_weights = lambda self: None
     try:
         with torch.device("meta"):
             return make(request, changes)
     finally:
-        PreTrainedModel.initialize_weights = known
+        PreTrainedModel.initialize_weights = original
 
 
 @contextmanager
@@ -329,15 +329,15 @@ def seen_as_real() -> Iterator[None]:
     real: then it asks whether anything is masked, and hears it from the ledger."""
     from transformers.utils import import_utils
 
-    known = getattr(import_utils, "is_fake_tensor", None)
-    if known is None:  # an older release, which does not look
+    original = getattr(import_utils, "is_fake_tensor", None)
+    if original is None:  # an older release, which does not look
         yield
         return
     import_utils.is_fake_tensor = lambda _: False
     try:
         yield
     finally:
-        import_utils.is_fake_tensor = known
+        import_utils.is_fake_tensor = original
 
 
 def parameters_of(model: Any) -> tuple[Parameter, ...]:
@@ -349,7 +349,7 @@ def parameters_of(model: Any) -> tuple[Parameter, ...]:
         units[f"{alone}."] = EMBEDDINGS
 
     def unit(name: str) -> str:
-        return next((found for start, found in units.items() if name.startswith(start)), "")
+        return next((module for start, module in units.items() if name.startswith(start)), "")
 
     return tuple(
         Parameter(name, tuple(each.shape), each.requires_grad, unit(name))

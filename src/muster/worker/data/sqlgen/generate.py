@@ -71,12 +71,12 @@ def _complete(folder: Path, manifest: Manifest) -> bool:
     if not folder.exists() or (folder.is_dir() and not any(folder.iterdir())):
         return False
     try:
-        found = json.loads((folder / "manifest.json").read_text())
+        before = json.loads((folder / "manifest.json").read_text())
     except (OSError, ValueError):
-        found = None
-    if found != asdict(manifest):
+        before = None
+    if before != asdict(manifest):
         wanted = asdict(manifest)
-        raise FileExistsError(f"{folder} exists and is not the generated set {wanted}: found {found}")
+        raise FileExistsError(f"{folder} exists and is not the generated set {wanted}: found {before}")
     return True
 
 
@@ -140,21 +140,21 @@ def _examples(
     No question occurs twice, here or in an earlier call with the same `asked`.
     """
     names = list(SHAPES)
-    found: list[Example] = []
-    while len(found) < count and names:
+    examples: list[Example] = []
+    while len(examples) < count and names:
         name = names.pop(0)
         for _ in range(ATTEMPTS):
             schema = dice.pick(SCHEMAS)
             question, sql = SHAPES[name](Draw(dice, pools[schema.name], schema))
             if question not in asked and accept(schema, sql):
                 asked.add(question)
-                found.append(Example(question, sql, _database(schema), name))
+                examples.append(Example(question, sql, _database(schema), name))
                 names.append(name)
                 break
-    if len(found) < count:
-        raise ValueError(f"only {len(found)} different questions, not {count}: ask for fewer")
-    dice.shuffle(found)
-    return found
+    if len(examples) < count:
+        raise ValueError(f"only {len(examples)} different questions, not {count}: ask for fewer")
+    dice.shuffle(examples)
+    return examples
 
 
 def _write(path: Path, lines: Iterable[Example | Manifest]) -> None:

@@ -14,8 +14,8 @@ Shape = Callable[[Draw], Pair]
 def equal(draw: Draw) -> Pair:
     """One column where a text column equals a value."""
     table = draw.grouped()
-    known = draw.dice.pick(table.groups)
-    condition, column = draw.equal(table, known), draw.other(table, known)
+    group = draw.dice.pick(table.groups)
+    condition, column = draw.equal(table, group), draw.other(table, group)
     question = draw.say(
         f"What is the {column.phrase} of {table.many} {condition.words}?",
         f"Show the {column.phrase} of every {table.one} {condition.words}.",

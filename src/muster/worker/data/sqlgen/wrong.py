@@ -43,17 +43,17 @@ def wrong_queries(pairs: Sequence[tuple[str, Path]], seed: int) -> list[str]:
         return _VALUE.sub(lambda _: f"'{dice.choice(values)}'", sql, count=1)
 
     kinds: list[Callable[[str], str]] = [swapped, numbered, valued]
-    found = []
+    queries = []
     for sql, database in pairs:
         for attempt in range(TRIES):
             other = dice.choice(by_database[database])
             made = dice.choice(kinds)(sql) if attempt < TRIES // 2 and dice.random() < 0.75 else other
             if made != sql and not _same(database, made, sql):
-                found.append(made)
+                queries.append(made)
                 break
         else:  # every other query that was tried gives the same rows
-            found.append("SELECT 1 WHERE 0")
-    return found
+            queries.append("SELECT 1 WHERE 0")
+    return queries
 
 
 def _same(database: Path, made: str, sql: str) -> bool:

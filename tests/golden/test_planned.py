@@ -1,0 +1,138 @@
+"""What `muster plan` predicts for every shipped recipe on some machines: figures and choices, not words.
+
+Plans by formulas, and plans by traces of the real models, which are recorded in traces.json.xz: what a
+renewal does not find there it traces with torch, and records.
+"""
+
+from __future__ import annotations
+
+import json
+import lzma
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import pytest
+
+from muster.core.recipes import shipped_pipelines, shipped_recipes
+from muster.core.trace import Trace, TraceRequest, from_json, to_json
+from muster.fleet.shell import Shell
+from muster.planner import tracing
+from tests.golden.documents import Documents, lines, muster, rounded
+
+MACHINES = ("h100:8x2,400Gbit-ib", "a10:1x1", "v100-32gb:4x3,10Gbit")
+RECORDED = Path(__file__).parent / "traces.json.xz"
+DIGITS = 4  # significant ones of a figure
+# Sentences: what they say stands in the figures, and some pages hold all of them (PRINTED).
+WORDS = frozenset(("schema_version", "why", "notes", "assumed", "speaks_for", "order", "sentence", "data"))
+
+# Planned by a trace.
+TRACED = {
+    "gpt2-small on one A10": ("gpt2-small", "--on", "a10:1x1"),
+    "gpt2-small on 16 H100, compiled": (
+        "gpt2-small", "--on", "h100:8x2,400Gbit-ib", "train.compile=true", "precision=bf16",
+    ),
+    "OPT-350m, ZeRO auto": ("s1-opt-350m", "--on", "v100-32gb:8x2,100Gbit-ib", "engine.zero=auto"),
+    "OPT-1.3b, FSDP": (
+        "s1-opt-1.3b", "--on", "a100-80gb:8x2,200Gbit-ib", "engine.name=fsdp", "engine.zero=0",
+        "precision=bf16", "loss_scale=null", "engine.config=null",
+    ),
+    "T5 small on 3 hosts": (
+        "text2sql-t5-small", "--on", "a10:1x3,10Gbit", "--samples", "56355", "--price", "1.2",
+    ),
+    "ViT, as many as fit": ("vit-b16-cifar10", "--on", "h100:1x1", "batch.micro=auto"),
+    "DPO of adapters": ("dpo", "--on", "h100:2x1", "lora.rank=8", "launch.device=auto"),
+}  # fmt: skip
+# Printed for people.
+PRINTED = {
+    "it fits": ("text2sql-t5-large", "--on", "h100:8x4,400Gbit-ib", "--samples", "56355", "--price", "2.5"),
+    "it does not fit": ("s1-opt-13b", "--on", "a10:8x1", "engine.zero=0"),
+    "choices are left open": (
+        "text2sql-t5-large", "--on", "a100-40gb:1x3,10Gbit", "engine.name=deepspeed", "engine.zero=auto",
+        "batch.micro=auto",
+    ),
+    "hosts are left open": (
+        "text2sql-t5-small", "--on", "h200:8x8,10Gbit", "launch.hosts=auto", "batch.micro=8",
+    ),
+    "devices differ": ("text2sql-t5-small", "--on", "h100:8x1,a10:4x2,25Gbit", "batch.micro=8"),
+    "tokens are counted": (
+        "gpt2-small", "--on", "h100:8x2,400Gbit-ib", "--tokens", "20B", "--host-memory", "512GB",
+    ),
+    "the host's memory is used": (
+        "text2sql-t5-large-zero3-offload", "--on", "a10:2x2,25Gbit", "--host-memory", "64GB",
+    ),
+    "a pipeline": ("rlhf-demo", "--on", "h100:1x1"),
+    "nothing trains": ("fabric", "--on", "h100:1x1"),
+    "no such device": ("demo", "--on", "h1000:1x1"),
+}  # fmt: skip
+
+
+def without_words(value: Any) -> Any:
+    """A plan without its sentences; a decision is its field and value."""
+    if isinstance(value, Mapping):
+        if {"field", "value", "why"} <= {*value}:
+            return f"{value['field']}={value['value']}"
+        return {key: without_words(each) for key, each in value.items() if key not in WORDS}
+    return [without_words(each) for each in value] if isinstance(value, list) else value
+
+
+def planned(*words: str) -> str:
+    """The figures and choices of a plan."""
+    told = muster("plan", *words, "--json")
+    found = rounded(without_words(json.loads(told.out)), DIGITS)
+    return told.behind("".join(f"{line}\n" for line in lines(found)))
+
+
+def by_formulas(case: str) -> str:
+    recipe, _, machines = case.partition(" on ")
+    return planned(recipe, "--on", machines, "--quick")
+
+
+@lru_cache
+def recorded() -> dict[str, Any]:
+    """Traces by what was asked for."""
+    found: dict[str, Any] = json.loads(lzma.decompress(RECORDED.read_bytes())) if RECORDED.exists() else {}
+    return found
+
+
+@contextmanager
+def traces() -> Iterator[None]:
+    """Inside, models have the traces that were recorded; a renewal records those that are missing."""
+    real = tracing._traced
+
+    def traced(request: TraceRequest, shell: Shell) -> Trace:
+        key = json.dumps(asdict(request), sort_keys=True, default=str)
+        if key not in recorded():
+            assert "PYTEST_CURRENT_TEST" not in os.environ, f"not recorded (renew traced-plans): {key}"
+            recorded()[key] = to_json(real(request, shell))
+            RECORDED.write_bytes(lzma.compress(json.dumps(recorded()).encode(), preset=9))
+        return from_json(recorded()[key])
+
+    nothing = mock.patch.object(tracing, "_remembered", lambda _: None)
+    with nothing, mock.patch.object(tracing, "_traced", traced):
+        yield
+
+
+def by_traces(case: str) -> str:
+    with traces():
+        return planned(*TRACED[case])
+
+
+RECIPES = [name for name in sorted(shipped_recipes()) if name != "fabric"]  # it trains nothing
+CASES = tuple(f"{name} on {each}" for name in [*RECIPES, *sorted(shipped_pipelines())] for each in MACHINES)
+DOCUMENTS = [
+    Documents("plans", CASES, by_formulas),
+    Documents("traced-plans", tuple(TRACED), by_traces),
+    Documents("printed-plans", tuple(PRINTED), lambda case: str(muster("plan", *PRINTED[case], "--quick"))),
+]
+ALL = [(document, case) for document in DOCUMENTS for case in document.cases]
+
+
+@pytest.mark.parametrize(("document", "case"), ALL, ids=[f"{each.kind}: {case}" for each, case in ALL])
+def test_a_plan(document: Documents, case: str) -> None:
+    document.check(case)
