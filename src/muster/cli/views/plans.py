@@ -94,9 +94,9 @@ def _memory(console: Console, memory: MemoryPlan, plan: Plan) -> None:
     kind = f"{memory.lacking} memory" if device == "cuda" else "memory"
     full = "[yellow]nearly full[/yellow]" if memory.nearly_full else "[green]fits[/green]"
     fits = "[yellow]tight, may not fit[/yellow]" if memory.tight else full
+    fits += f" with {escape(', '.join(plan.choices))}" if plan.choices else ""
     if memory.basis == UNCOUNTED:
         fits = "[yellow]unknown[/yellow]"
-    fits += f" with {escape(', '.join(plan.choices))}" if plan.choices else ""
     verdict = fits if memory.lacking is None else f"[red]too little {kind}[/red]"
     console.print(
         f"\n  [bold]Memory of a rank[/bold]  {verdict}  (activations: {memory.basis}; peak: {memory.moment})"
