@@ -33,6 +33,7 @@ check: $(VENV)/.dev
 	$(BIN)/ruff check src tests dev benchmarks
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(BIN)/vulture
 
 # The picture in the README: a run of the demo, and Chromium.
 picture: $(VENV)/.train

@@ -13,6 +13,7 @@ What a user can cause is raised as a `muster.MusterError`: its text says what fa
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -68,10 +69,13 @@ def check(
     """
     from muster.checks.check import WantedChecks, settings_of
     from muster.checks.check import check as inspect
+    from muster.checks.inspection import remember
     from muster.core.inventory import read_inventory
 
     wanted = WantedChecks(recipe or None, profile or None, gpus, group)
-    return inspect(read_inventory(hosts), settings_of(recipe, _overrides(overrides)), wanted)
+    inspection = inspect(read_inventory(hosts), settings_of(recipe, _overrides(overrides)), wanted)
+    remember(inspection)
+    return inspection
 
 
 @keyboard_interrupts()
@@ -167,14 +171,16 @@ def bench(
     overrides: Overrides = (),
     recipe: str = "",
     jobs: int | None = None,
+    minutes: float | None = None,
     baseline: Path | str | None = None,
     output: Path | str | None = None,
     runs: Path | str = DEFAULT_ROOT,
 ) -> Bench:
     """Run a suite's jobs on groups of hosts: a verdict per host. `Bench.gate` is the exit code.
 
-    `recipe`: in place of the suite's; `jobs`: at the same time; `baseline`: bench.json of an earlier bench;
-    `output`: the bench's folder, which must not exist. Raises UsageError, RecipeError and InventoryError.
+    `recipe`: in place of the suite's; `jobs`: at the same time; `minutes`: the time given, in which every job
+    that starts should end; `baseline`: bench.json of an earlier bench; `output`: the bench's folder, which
+    must not exist. Raises UsageError, RecipeError and InventoryError.
     """
     from muster.benches.bench import Surroundings
     from muster.benches.bench import bench as run_bench
@@ -183,7 +189,9 @@ def bench(
 
     inputs = read_bench(suite, hosts, _overrides(overrides), recipe=recipe, at_once=jobs)
     folder = BenchFolder(Path(output).absolute()) if output else new_bench_folder(Path(runs), inputs.name)
-    return run_bench(inputs, folder, Surroundings(baseline=Path(baseline) if baseline else None))
+    given = math.inf if minutes is None else minutes
+    around = Surroundings(baseline=Path(baseline) if baseline else None, minutes=given)
+    return run_bench(inputs, folder, around)
 
 
 def judge(

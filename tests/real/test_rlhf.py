@@ -94,6 +94,18 @@ def test_adapters_are_trained_and_saved_whole(recipe: str, tmp_path: Path) -> No
     assert adapters and all(".ref" not in name for name in adapters)
 
 
+def test_a_training_that_gives_the_model_of_its_start_fails(tmp_path: Path) -> None:
+    """All answers are worth the same: there is nothing to learn."""
+    rewards = tmp_path / "rewards.py"
+    rewards.write_text(VARIED.replace("% 7 / 7", "* 0 + 1.0"), encoding="utf-8")
+    changes = [*SHORT, *DRAWN, "batch.micro=8", f"reward.function={rewards}:reward", "train.max_steps=2"]
+    changes = [each for each in changes if each not in ("checkpoint.model=false", "train.max_steps=4")]
+    done, result = run(tmp_path / "run", "local:1", *changes, recipe="grpo")
+    assert result.status == "failed" and result.failure and not result.failure.usage
+    assert "the weights did not change in 2 steps" in result.failure.what
+    assert done.state() == "failed" and result.steps == 2
+
+
 @pytest.mark.parametrize(
     ("body", "what"),
     [

@@ -59,6 +59,14 @@ ENGINES: dict[str, dict[str, Any]] = {
     },
     "offload2": {"name": "deepspeed", "zero": 2, "offload": "optimizer", "options": BUCKET},
     "offload3": {"name": "deepspeed", "zero": 3, "offload": "optimizer+param"},
+    **{
+        f"file{name.lower()}{zero}": {
+            "name": "deepspeed",
+            "zero": zero,
+            "options": {"optimizer": {"type": name, "params": {"lr": 1e-3, **params}}, **BUCKET},
+        }
+        for name, zero, params in (("SGD", 2, {"momentum": 0.9}), ("SGD", 3, {}))
+    },
 }
 ONCE = ("offload2", "offload3")  # in bf16
 PLAIN = [engine for engine in ENGINES if engine not in ("zero3few", "fsdpsync", "fsdpgroup", "zero3group")]
@@ -279,5 +287,5 @@ def test_no_rank_needs_more_than_the_one_that_is_planned_for(asked: dict[str, An
 
 def test_the_optimizer_is_the_one_that_works_in_place(told: Told) -> None:
     for asked in CASES:
-        own = "offload" in asked["name"]  # DeepSpeed's own, on the host
+        own = asked["name"].startswith(("offload", "file"))  # DeepSpeed's own, on the host, or its file's
         assert all(said["fused"] is not own for said in told[asked["name"]].values()), asked["name"]

@@ -153,3 +153,12 @@ def test_no_time_where_operations_are_not_counted(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(families, "products", lambda config, shape: None)
     planned = muster.plan("digits", on="h100:8", traced=False)
     assert planned.time is None and UNCOUNTED in planned.notes
+
+
+def test_a_bench_may_be_given_a_time(tmp_path: Path) -> None:
+    """A tenth of a second: nothing ends in it, and the bench is open."""
+    suite = tmp_path / "suite.yaml"
+    suite.write_text("jobs: [{recipe: digits}]\ngroups: [1]\n")
+    found = muster.bench(str(suite), "local:1x1", minutes=0.1 / 60, output=tmp_path / "bench")
+    assert not found.complete and not found.jobs
+    assert any("minutes given are over" in note for note in found.notes)

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import json
 import math
+import time
 from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from rich.console import Console
 
 from muster.benches import clock
-from muster.benches.bench import MANY_WAVES, SURE, Surroundings, continue_bench, more_waves
+from muster.benches.bench import MANY_WAVES, SURE, Jobs, Spectator, Surroundings, continue_bench, more_waves
 from muster.benches.document import JobRecord
 from muster.benches.schedule import Task
 from muster.cli.views.bench import BenchView
@@ -164,3 +166,42 @@ def test_how_many_waves_would_tell(sigma: float, slow: float, waves: int | None)
     assert (f"about {expected} waves" in words) == (waves is not None)
     assert Class("w", 1) in state.baselines
     assert "would tell" not in more_waves(state, expected)  # as many were made: it is not the spread
+
+
+def jobs_of(tasks: Sequence[Task], seconds: dict[clock.Kind, list[float]], **more: Any) -> Jobs:
+    nothing: Any = None
+    made_of = Jobs(
+        nothing, nothing, list(tasks), {}, nothing, Spectator(), lambda done, unstarted: list(tasks), **more
+    )
+    made_of.seconds = seconds
+    return made_of
+
+
+def test_a_job_is_cut_by_its_own_age() -> None:
+    """Three alike took 100 s: 400 s are late. Not the bench's age, nor another kind's seconds."""
+    cut: dict[str, bool] = {}
+
+    def child(job: Task, age: float) -> Any:
+        def end(why: str, *, late: bool) -> None:
+            cut[job.id] = late
+
+        return SimpleNamespace(task=job, begun=time.monotonic() - age, cut=end)
+
+    tasks = [task("young"), task("old"), task("pair", hosts=2), task("warm", warm_up=True)]
+    jobs = jobs_of(tasks, {("gpt", 1): [100.0] * 3, ("gpt", 2): [1.0] * 2}, begun=time.monotonic() - 9999)
+    jobs.children = [child(each, age) for each, age in zip(tasks, (390, 410, 3000, 3000), strict=True)]
+    jobs._cut_late()
+    assert cut == {"old": True}
+
+
+def test_what_would_not_end_in_the_time_is_postponed() -> None:
+    """Of 5 minutes 3 are over: 100 s fit, 140 s do not, and a kind that nobody knows may."""
+    tasks = [task("a"), task("b", hosts=2), task("c", entry="vit")]
+    seconds = {("gpt", 1): [100.0], ("gpt", 2): [140.0]}
+    begun = time.monotonic() - 180
+    assert [each.id for each in jobs_of(tasks, seconds, minutes=5, begun=begun)._in_time()] == ["a", "c"]
+    assert [each.id for each in jobs_of(tasks, seconds, begun=begun)._in_time()] == ["a", "b", "c"]
+    more = jobs_of(tasks, seconds, minutes=6, begun=begun)
+    assert len(more._in_time()) == 3 and more._open()
+    more.done = {each.id: took(each, 1.0) for each in tasks}
+    assert not more._open()

@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,7 @@ from muster.benches.folder import BenchFolder
 from muster.benches.inputs import read_bench
 from muster.benches.listing import benches
 from muster.benches.schedule import Task
+from muster.checks.inspection import Inspection, lately_left_out, remember
 from muster.cli.app import app
 from muster.core.errors import RunFolderError, UsageError
 from muster.core.result import Failure
@@ -335,3 +337,30 @@ def test_two_at_the_same_bench(tmp_path: Path) -> None:
         with pytest.raises(RunFolderError, match="another process works"), folder.held():
             pass
     assert not folder.busy()
+
+
+def test_hosts_that_an_inspection_left_out_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the last day, and of this fleet."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    made_of = {"host": "local1", "name": "local1", "slots": 1, "verdict": "unfit", "checks": [SWAP]}
+    hosts = [made_of, {**made_of, "host": "elsewhere"}, {**made_of, "host": "local0", "verdict": "warning"}]
+    summary = {"fit": 0, "warning": 1, "unfit": 2, "unreachable": 0}
+    found = Inspection.model_validate(
+        {
+            "source": "x",
+            "world_size": 1,
+            "summary": summary,
+            "troubles": [],
+            "hosts": hosts,
+            "ended": time.time(),
+        }
+    )
+    remember(found)
+    inputs = inputs_of(tmp_path, "local:2x1", {"groups": [1]})
+    played, _ = play(tmp_path, inputs, well)
+    noted = [note for note in played.notes if "muster check" in note]
+    assert len(noted) == 1 and noted[0].startswith("local1 ") and "memory.swap: swaps" in noted[0]
+    assert not lately_left_out(["local1"], time.time() + 2 * 24 * 3600)
+
+
+SWAP = {"check": "memory.swap", "level": "fail", "problem": "swaps"}

@@ -232,7 +232,7 @@ def test_a_bad_row_stops_the_reading_or_is_counted(tmp_path: Path) -> None:
     assert found.value.where == f"{file}:4"
     samples = load_samples(_recipe(path=str(file), bad="skip"))
     assert len(samples.train) + len(samples.held_out) == 19
-    assert samples.skipped == 1 and samples.first_skipped and f"{file}:4" in samples.first_skipped
+    assert samples.skipped.count == 1 and f"{file}:4" in (samples.skipped.first or "")
 
 
 def test_a_folder_has_its_own_held_out_part(tmp_path: Path) -> None:
@@ -466,7 +466,7 @@ def test_a_long_answer_is_cut_and_a_long_prompt_is_refused(tokenizer: Any) -> No
     whole = _learned(tokenizer, "answers")
     shortest = _learned(tokenizer, "answers", max(whole.lengths) - 1)
     assert shortest.cut == 1 and max(shortest.lengths) == max(whole.lengths) - 1
-    with pytest.raises(DataError, match="leaves no room") as found:
+    with pytest.raises(DataError, match="has room for 7") as found:
         _learned(tokenizer, "answers", 8)
     assert found.value.where == "x:1"
 
@@ -638,3 +638,38 @@ def test_a_limit_holds_for_generated_samples(tmp_path: Path) -> None:
     recipe = _recipe(generated={"train": 8, "validation": 2}, limit=3)
     found = read(recipe, tmp_path, may_write=True)
     assert (len(found.train), len(found.held_out)) == (3, 2) and recipe.epoch_samples() == 3
+
+
+@pytest.mark.parametrize(("workload", "key"), [("sft", "data.sequence"), ("grpo", "generation.prompt")])
+def test_a_prompt_without_room_is_refused_before_the_start(workload: str, key: str, tmp_path: Path) -> None:
+    """Where the ranks' tokenizer is here: in the training part or the held-out one, as text or messages."""
+    pytest.importorskip("tokenizers")
+    from muster.store.tokens import byte_level
+
+    made = byte_level(["a b c"], 300, ["</s>"])
+    made.save(str(tmp_path / "tokenizer.json"))
+    limits = {"sft": {"data": {"sequence": 41}}, "grpo": {"generation": {"prompt": 40}}}[workload]
+
+    def recipe(path: Path, **data: Any) -> DialogueRecipe:
+        extra = {"reward": {"function": "math:floor"}} if workload == "grpo" else {}
+        given = {"path": str(path), **limits.get("data", {}), **data}
+        found = recipe_from(
+            {"workload": workload, "model": {"tokenizer": str(tmp_path)}, **extra, **limits, "data": given}
+        )
+        assert isinstance(found, DialogueRecipe)
+        return found
+
+    rows = [{"prompt": f"{n:02}" + "x" * 38, "answer": "y"} for n in range(20)]
+    file = _file(tmp_path / "a.jsonl", rows)
+    recipe(file).check_data(file, {})  # as long as may be
+    rows[13] = {"prompt": "x" * 41, "answer": "y"}
+    with pytest.raises(DataError, match="41 tokens") as found:
+        recipe(_file(file, rows)).check_data(file, {})
+    assert found.value.where == f"{file}:14" and f"a longer {key}" in (found.value.hint or "")
+    recipe(file, bad="skip").check_data(file, {})
+    said = [{"role": "user", "content": "x" * 41}, {"role": "assistant", "content": "y"}]
+    rows[13] = {"messages": said}  # type: ignore[dict-item]
+    with pytest.raises(DataError, match="at least 41 tokens"):
+        recipe(_file(file, rows)).check_data(file, {})
+    (tmp_path / "tokenizer.json").unlink()
+    recipe(file).check_data(file, {})  # ranks will say it

@@ -256,7 +256,8 @@ def test_it_says_what_is_trained_how(tmp_path: Path, capsys: pytest.CaptureFixtu
     file = tmp_path / "a.jsonl"
     file.write_text("".join(json.dumps(row) + "\n" for row in rows))
     words = ["sft", "--hosts", "local:2x1", f"data.path={file}", "batch.micro=4", "train.epochs=3"]
-    plan = document(capsys, tmp_path, *words, "train.weight_decay=0.1")["plan"]
+    made = document(capsys, tmp_path, *words, "train.weight_decay=0.1")
+    plan = made["plan"]
     training = plan["training"]
     assert (training["samples"], training["steps"]) == (38, 15)  # 3 x ceil(38 / 8); two are held out
     for words_, part in (("0.002", "optimizer"), ("0.98", "optimizer"), ("norms", "decay"), ("42", "order")):
@@ -265,6 +266,9 @@ def test_it_says_what_is_trained_how(tmp_path: Path, capsys: pytest.CaptureFixtu
     told = " ".join(plan["data"])
     assert "2 of 40 samples are held out" in told and "data.validation_fraction" in told
     assert "not read: score" in told
+    # A start says the decisions of its job, and these are the same.
+    start = [(each["value"], each["why"]) for each in made["decisions"] if each["field"] == "data"]
+    assert start == [(file.name, note) for note in plan["data"]]
 
 
 def test_it_says_which_settings_an_inherited_recipe_gives(

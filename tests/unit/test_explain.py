@@ -421,3 +421,45 @@ def test_a_host_is_not_to_blame_for_a_time_that_was_over(tmp_path: Path) -> None
     for why, blame in (("TIME LIMIT", "scheduler"), ("PREEMPTION", "scheduler"), ("NODE FAILURE", "host")):
         log.write_text(line.format(why) + "\n")
         assert explain(str(log)).blame == blame
+
+
+def raised(*text: str) -> list[str]:
+    """A traceback of the user's own file that ends so."""
+    return [TRACEBACK, '  File "/job/train.py", line 7, in main', "    load()", *text]
+
+
+HANDLED = ["", "During handling of the above exception, another exception occurred:", ""]
+CAUSED = ["", "The above exception was the direct cause of the following exception:", ""]
+
+
+def of_rank(rank: int, *lines: str) -> list[str]:
+    return [f"[rank{rank}]: {line}" for line in lines]
+
+
+def test_what_a_rank_met_is_told_from_what_others_say_meanwhile() -> None:
+    """And of a chain, all that led to what was being handled."""
+    missing, key = "ModuleNotFoundError: No module named 'apex'", "KeyError: 'vocab'"
+    chain = of_rank(0, *raised(missing), *HANDLED, *raised(key))
+    at = chain.index(f"[rank0]: {missing}") + 1
+    other = of_rank(1, *raised("ValueError: of rank 1"))
+    found = said(*chain[:at], *other, *chain[at:], *account(0, 1, "2026-11-25_09:24:14"))
+    assert found.failure is not None and (found.failure.what, found.failure.where) == (key, "rank 0")
+    assert missing not in [each.text for each in found.others]
+    found = said(*raised(missing), *CAUSED, *raised("ImportError: no apex"), *HANDLED, *raised(key))
+    assert found.failure is not None and found.failure.what == key and not found.others
+    found = said(*raised(missing), *HANDLED, *raised("ImportError: no apex"), *CAUSED, *raised(key))
+    assert found.failure is not None and found.failure.what == "ImportError: no apex"
+
+
+def test_the_host_of_the_rank_that_failed_first() -> None:
+    """The line that says why has no host; torchrun's account has."""
+    both = [line for rank in (0, 1) for line in of_rank(rank, TRACEBACK, f"ValueError: no {rank}")]
+    for first in (0, 1):
+        failure = said(*both, *account(first, 1, "2026-11-25_09:24:14")).failure
+        assert failure is not None and failure.evidence is not None
+        assert (failure.where, failure.host, failure.evidence.host) == (
+            f"rank {first}",
+            *[f"node{first}"] * 2,
+        )
+    failure = said(*both).failure
+    assert failure is not None and failure.host is None

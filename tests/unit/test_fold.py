@@ -15,7 +15,8 @@ from muster.core.recipes import field_paths
 from muster.core.result import Extreme, Result
 from muster.core.state import State
 from muster.engines.base import spec_of
-from muster.results.fold import Folder, fold, make_result, model_name
+from muster.failures.table import known_failures
+from muster.results.fold import Folder, fold, learned_nothing, make_result, model_name
 from muster.results.speed import percentile, throughput
 from muster.store import events
 from muster.store.windows import measured, warm_ups
@@ -504,6 +505,34 @@ def test_a_training_that_learned_nothing_is_no_plain_success() -> None:
         for changed in ((True, False), (None, None), (True, True)):
             fine = ended(figures, *changed)
             assert fine.caveats == [] and fine.outcome == "succeeded"
+
+
+def test_a_model_that_is_the_one_of_the_start_is_no_success() -> None:
+    """But where it was not meant to change, or is not to be kept, or one rank's part has changed."""
+
+    def ended(
+        changed: bool | None = False, *, rate: float = 1e-3, to: int = 20, lost: int = 0, **of: Any
+    ) -> Any:
+        log = events.Log(
+            time=0.0, rank=0, step=to, learning_rate=rate, figures={"reward": 0.0, "reward_std": 0.0}
+        )
+        windows = [each.model_copy(update={"skipped": lost}) for each in both(to)]
+        done = [
+            events.Done(time=0.0, rank=rank, step=to, weights_changed=each)
+            for rank, each in enumerate((changed, False))
+        ]
+        attempt = of.pop("resume_step", None)
+        of_job = dataclasses.replace(job(**of), resume_step=attempt)
+        return learned_nothing(fold([begin(), *windows, log, *done]), of_job)
+
+    failure = ended()
+    assert failure.what == "no answer was rewarded; the weights did not change in 20 steps" and failure.hint
+    assert ended(True) is None and ended(None) is None
+    assert ended(rate=0.0) is None and ended(to=1) is None and ended(resume_step=10) is None
+    assert ended(checkpoint={"model": False}) is None
+    skipped = ended(lost=20)
+    assert skipped.id == "loss_scale_too_high" and skipped.hint == known_failures()[skipped.id].remedy
+    assert ended(lost=19).id is None
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ import pytest
 
 from muster.core.errors import DataError
 from muster.workloads.image_classification.spec import Digits, ImageData
-from tests.images import BLUE, GREEN, RED, png, png_of, write_folder, write_parquet
+from tests.images import BLUE, GREEN, RED, png, png_of, write_cifar, write_folder, write_parquet
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("PIL")
@@ -393,3 +393,18 @@ def test_the_real_cifar10() -> None:
     assert (len(made.train), len(made.held_out), len(made.names)) == (10_000, 2000, 10)
     assert Counts(made.train.labels) == dict.fromkeys(range(10), 1000)
     assert not list(dataset(made.held_out, size=32).faults(0, 1, 2000))
+
+
+def test_cifars_own_pickles_are_read_as_images(tmp_path: Path) -> None:
+    """Red, then green, then blue bytes, row by row."""
+    row = bytes(range(32))
+    first = row * 32 + bytes([100] * 1024) + bytes([200] * 1024)
+    write_cifar(tmp_path, {"data_batch_1": [(first, 1)], "test_batch": [(bytes(3072), 0)]}, ["cat", "dog"])
+    made = parts(images(tmp_path))
+    assert (len(made.train), len(made.held_out), made.names) == (1, 1, ("cat", "dog"))
+    image = made.train.read(0)
+    assert image.size == (32, 32) and [image.getpixel((x, 9)) for x in (0, 31)] == [
+        (0, 100, 200),
+        (31, 100, 200),
+    ]
+    assert made.train.place(0) == f"{tmp_path / 'data_batch_1'}[0]" and made.train.labels == [1]

@@ -3,6 +3,7 @@ place, before a host is asked."""
 
 from __future__ import annotations
 
+import pickle
 import re
 import subprocess
 import sys
@@ -15,6 +16,7 @@ from muster.core.errors import DataError
 from muster.core.recipe import recipe_from
 from muster.inputs.read import check_data, read_inputs
 from muster.store.records import DataFiles
+from muster.workloads.image_classification.batches import ImageBatches, LabelledPixels
 from muster.workloads.image_classification.files import (
     ImageFolders,
     classes_of,
@@ -22,7 +24,7 @@ from muster.workloads.image_classification.files import (
     image_column,
     label_column,
 )
-from tests.images import BLUE, GREEN, RED, png, write_folder, write_parquet
+from tests.images import BLUE, GREEN, RED, png, write_cifar, write_folder, write_parquet
 
 
 def folders(path: Path) -> tuple[Any, list[tuple[str, int]], list[tuple[str, int]]]:
@@ -264,3 +266,59 @@ def test_checking_needs_neither_torch_nor_pillow(tmp_path: Path) -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert (done.stdout.strip(), done.stderr) == ("[]", "")
+
+
+# --- CIFAR-10's batches ----------------------------------------------------------------------------------
+
+FLAT = [(bytes([number] * 3072), number % 2) for number in range(6)]
+
+
+def test_cifars_own_pickles(tmp_path: Path) -> None:
+    """NumPy reads an array of the same bytes; what is held out is test_batch."""
+    folder = write_cifar(
+        tmp_path / "cifar-10-batches-py",
+        {"data_batch_1": FLAT[:2], "data_batch_2": FLAT[2:4], "test_batch": FLAT[4:]},
+        ["cat", "dog"],
+    )
+    numpy = pytest.importorskip("numpy")
+    stored = pickle.loads((folder / "test_batch").read_bytes(), encoding="bytes")
+    assert stored[b"data"].dtype == numpy.uint8 and stored[b"data"].shape == (2, 3072)
+    for path in (tmp_path, folder):  # the archive's folder, or where it was unpacked
+        found = find_images(path)
+        assert isinstance(found, ImageBatches) and found.names == ("cat", "dog")
+        assert [file.name for file in found.train] == ["data_batch_1", "data_batch_2"]
+        assert [file.name for file in found.held_out] == ["test_batch"]
+        assert found.read(folder / "test_batch") == LabelledPixels((0, 1), stored[b"data"].tobytes())
+        check_data(recipe(path), here=True)
+        assert recipe(path).classes() == 2 and "test_batch" in recipe(path).describe_data(path)
+
+
+@pytest.mark.parametrize(
+    ("content", "what"),
+    [
+        (pickle.dumps({b"labels": [0], b"data": print}), "builtins.print"),
+        (b"cos\nsystem\n(S'touch ran'\ntR.", "os.system"),
+        (b"cnumpy\nload\n(S'ran'\ntR.", "numpy.load"),
+        (b"\x80\x02}", "not a pickle that can be read"),
+        (pickle.dumps([1]), "not a dictionary"),
+        (pickle.dumps({b"labels": [0], b"data": b"x"}), "no labels with an array"),
+    ],
+)
+def test_a_pickle_runs_nothing(
+    content: bytes, what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    folder = write_cifar(tmp_path / "c", {"data_batch_1": FLAT}, ["cat", "dog"])
+    (folder / "test_batch").write_bytes(content)
+    error = refused(folder)
+    assert what in error.what and error.where == str(folder / "test_batch")
+    assert not (tmp_path / "ran").exists()
+
+
+def test_batches_whose_figures_disagree(tmp_path: Path) -> None:
+    folder = write_cifar(tmp_path, {"data_batch_1": [(b"x" * 3071, 0)]}, ["cat"])
+    assert "3,071 bytes" in refused(folder).what
+    write_cifar(folder, {"data_batch_1": [*FLAT[:1], (b"x" * 3072, 7)]}, ["cat"])
+    assert refused(folder).where == f"{folder / 'data_batch_1'}[1]"
+    (folder / "data_batch_1").unlink()
+    assert "no data_batch_1" in refused(folder).what

@@ -80,7 +80,7 @@ def test_a_bad_line_is_named(tmp_path: Path, line: str, what: str, hint: str | N
 def test_a_file_without_samples(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "a.jsonl"
     path.write_bytes(content)
-    assert str(failure(path)) == f"{path}: has no samples"
+    assert str(failure(path)).startswith(f"{path}: has no samples")
 
 
 def test_a_file_that_is_not_there(tmp_path: Path) -> None:
@@ -149,7 +149,7 @@ def test_a_damaged_file(tmp_path: Path, name: str, content: bytes, line: int, wh
     error = failure(path)
     assert error.where == f"{path}:{line}"
     assert error.what.startswith(what)
-    assert "data.bad" not in (error.hint or "")  # such data has no choice
+    assert "data.bad=skip" in (error.hint or "")
 
 
 def test_a_mark_at_the_beginning_is_no_text(tmp_path: Path) -> None:
@@ -321,7 +321,7 @@ def test_a_field_with_parts_is_no_answer_but_its_text_is(wikisql: Path) -> None:
     )
     error = failure(wikisql, TextToSqlData(input="sql"))
     assert error.what == "field 'sql' is not text: it has the parts human_readable, sel, agg, conds"
-    assert error.hint == "data.question=sql.human_readable names one of them"
+    assert (error.hint or "").startswith("data.question=sql.human_readable names one of them")
     assert "'sql.human' is missing" in failure(wikisql, TextToSqlData(target="sql.human")).what
     assert "'sql.sel' is not text but a number" in failure(wikisql, TextToSqlData(target="sql.sel")).what
     assert "is not text but a list" in failure(wikisql, TextToSqlData(target="table.header")).what
@@ -335,10 +335,8 @@ def test_columns_that_are_not_asked_for_are_named_in_the_error(
     parquet.write_table(arrow.Table.from_pylist([{"a": {"b": "x"}, "c": ["y"]}]), tmp_path / "a.parquet")
     if without_pyarrow:
         monkeypatch.setitem(sys.modules, "pyarrow", None)
-    assert (
-        failure(tmp_path / "a.parquet").hint
-        == "the fields there are: a, c; data.question names the one to use"
-    )
+    hint = failure(tmp_path / "a.parquet").hint or ""
+    assert "the fields there are: a, c; data.question names the one to use" in hint
     both = TextToSqlData(input="a.b", target="a.b")
     assert [row.target for row in read(tmp_path / "a.parquet", both)] == ["x"]
 

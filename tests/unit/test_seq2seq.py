@@ -91,7 +91,7 @@ def test_what_the_recipe_names_is_taken(tmp_path: Path) -> None:
         ('{"a": "a"}', {"input": "a"}, "no known pair", "data.input=a data.target=NAME names"),
         ('{"question": "a"}', {}, "no known pair", "the fields there are: question"),
         ('{"question": "a", "answer": 4}', {}, "'answer' is not text but a number", "data.target names"),
-        ('{"question": "a", "answer": " "}', {}, "'answer' is empty", "leave such samples out"),
+        ('{"question": "a", "answer": " "}', {}, "'answer' is empty", "data.bad=skip"),
         (
             '{"instruction": "a", "input": "b", "output": "c"}', {}, "fields instruction and input",
             "data.input=instruction, and data.schema=input",

@@ -13,9 +13,9 @@ from muster.core.errors import DataError, RecipeError
 from muster.inputs.model import model_config
 from muster.inputs.read import read_inputs
 from muster.planner.setting import sequence_of
-from muster.store.lines import LONGEST_LINE
+from muster.store.lines import LONGEST_LINE, Skipped
 from muster.workloads.causal_lm import texts
-from muster.workloads.causal_lm.texts import Skipped, check_texts, cut, documents, find_texts, library_files
+from muster.workloads.causal_lm.texts import check_texts, cut, documents, find_texts, library_files
 
 
 def write(folder: Path, *names: str, text: str = "a line\n") -> None:

@@ -20,7 +20,8 @@ from muster.core.recipes import lay_over, load_recipe, merge, parse_override, sh
 from muster.core.registry import WORKLOADS, load_part, own_plugins, plugin_names
 from muster.core.workload import Lengths, Workload
 from muster.inputs.model import whole_config
-from muster.inputs.read import absolute, check_data
+from muster.inputs.read import absolute, check_data, read_inputs
+from muster.planner.plan import survey_of
 from muster.workloads.command.spec import script_of
 from tests.images import write_folder
 from tests.unit.test_contracts import HEAVY
@@ -201,3 +202,43 @@ def test_a_launcher_that_means_more_is_refused_before_the_start(command: str, tm
     recipe_from({"workload": "command", "command": command.split(), "run": {"start": "host"}}).check_data(
         None, {}
     )
+
+
+@pytest.mark.parametrize("workload", ["seq2seq", "text2sql", "sft", "reward", "dpo", "grpo", "rloo", "ppo"])
+def test_rows_that_cannot_be_used_are_refused_or_counted_alike(workload: str, tmp_path: Path) -> None:
+    """An empty row, one that lacks a column, and one whose answer or prompt is blank."""
+    file = tmp_path / "a.csv"
+    rows = [f"what is {n}?,{n},no {n}" for n in range(8)]
+    bad = [",,", "", "only this", " , ,x"]
+    file.write_text("\n".join(["question,sql,rejected", *rows[:4], *bad, *rows[4:]]))
+    data = {"path": str(file)}
+    reward = {"reward": {"function": "math:floor"}} if workload in ("grpo", "rloo", "ppo") else {}
+    given = {"workload": workload, "data": data, **reward}
+    with pytest.raises(DataError) as caught:
+        check_data(recipe_from(given), here=True)
+    assert caught.value.where == f"{file}:6" and "data.bad=skip" in (caught.value.hint or "")
+    recipe = recipe_from({**given, "data": {**data, "bad": "skip"}})
+    check_data(recipe, here=True)
+    recipe.describe_data(file)
+    found = recipe.survey(None)
+    assert found.samples and found.samples % 7 == 0  # eight, one of which is held out
+    assert [note for note in found.notes if f"3; the first: {file}:6" in note]
+    file.write_text("question,sql,rejected\n,,\n")
+    with pytest.raises(DataError, match="no samples"):
+        check_data(recipe, here=True)
+
+
+@pytest.mark.parametrize("workload", ["seq2seq", "sft", "dpo", "grpo"])
+def test_a_start_reads_the_data_once(workload: str, tmp_path: Path) -> None:
+    """What the check has read is what the plan says: the file may be gone by then."""
+    file = tmp_path / "a.csv"
+    rows = [f"what is {n}?,{n},no {n},x" for n in range(40)]
+    file.write_text("\n".join(["question,answer,rejected,more", *rows]))
+    inputs = read_inputs(workload, "local:1", [f"data.path={file}", *REWARD.get(workload, [])])
+    twice = inputs.recipe.survey(whole_config(inputs.recipe))
+    file.unlink()
+    once = survey_of(inputs)
+    assert once == twice and once.samples and any("held out" in note for note in once.notes)
+
+
+REWARD = {"grpo": ["reward.function=math:floor"]}

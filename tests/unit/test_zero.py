@@ -24,6 +24,9 @@ from muster.engines.deepspeed.config import (
     user_precision,
     user_training,
 )
+from muster.inputs.model import whole_config
+from muster.planner.memory.fit import need
+from muster.planner.setting import setting_of
 from muster.planner.training import training_plan
 
 BATCH = Batch(micro=4, accumulation=2, global_=24)
@@ -493,3 +496,48 @@ def test_a_warm_up_that_deepspeed_does_not_know(tmp_path: Path) -> None:
     content = {"scheduler": {"type": "WarmupLR", "params": {"warmup_type": "linera"}}}
     with pytest.raises(RecipeError, match="'linera' is none of linear, log"):
         config(engine=own(tmp_path, content))
+
+
+@pytest.mark.parametrize(
+    ("kind", "params", "offload", "moments"),
+    [
+        ("AdamW", {}, "none", 2), ("SGD", {"momentum": 0.9}, "none", 1), ("SGD", {}, "none", 0),
+        ("Lion", {}, "none", 1), ("Lion", {}, "cpu", 2), ("Adagrad", {}, "cpu", 1), ("Lamb", {}, "none", 2),
+    ],
+)  # fmt: skip
+def test_a_plan_counts_the_states_of_the_optimizer_that_a_file_names(
+    kind: str, params: dict[str, Any], offload: str, moments: int
+) -> None:
+    """Beside a plan of the same file with Adam."""
+
+    def planned(name: str, given: dict[str, Any]) -> Any:
+        zero = {"stage": 2, "offload_optimizer": {"device": offload}}
+        options = {"zero_optimization": zero, "optimizer": {"type": name, "params": {"lr": 1e-3, **given}}}
+        engine = {"name": "deepspeed", "zero": 2, "options": options}
+        recipe = recipe_from({"workload": "causal-lm", "engine": engine, "data": SHORT, "model": MODEL})
+        setting = setting_of(recipe, whole_config(recipe), "bf16", "cuda", [4])
+        assert setting is not None
+        found = need(setting)
+        assert found is not None
+        return (found.host if offload == "cpu" else found.device).get("optimizer", 0)
+
+    assert planned(kind, params) == planned("AdamW", {}) * moments / 2
+
+
+SHORT, MODEL = {"synthetic": {}, "sequence": 16}, {"name": "gpt2-micro", "init": "random"}
+
+
+def test_adagrad_under_zero_is_refused_before_the_start() -> None:
+    """DeepSpeed 0.19 ends it with an IndexError in the first step; its own one in host memory works."""
+
+    def made(stage: int, device: str) -> dict[str, Any]:
+        zero = {"offload_optimizer": {"device": device}}
+        options = {"zero_optimization": zero, "optimizer": {"type": "Adagrad", "params": {"lr": 1e-3}}}
+        return config(engine={"name": "deepspeed", "zero": stage, "options": options})
+
+    for stage in (1, 2, 3):
+        with pytest.raises(RecipeError) as caught:
+            made(stage, "none")
+        assert caught.value.where == "optimizer.type"
+        assert made(stage, "cpu")["optimizer"]["type"] == "Adagrad"
+    assert made(0, "none")["zero_optimization"]["stage"] == 0

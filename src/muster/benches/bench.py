@@ -34,7 +34,7 @@ from muster.benches.schedule import Task, possible, rounds, startable, warmed, w
 from muster.benches.suite import Entry
 from muster.checks.check import WantedChecks
 from muster.checks.check import check as inspect
-from muster.checks.inspection import Inspection
+from muster.checks.inspection import Inspection, lately_left_out
 from muster.checks.survey import Progress
 from muster.core.errors import JobError, MusterError, UsageError
 from muster.core.inventory import Host
@@ -580,7 +580,7 @@ def _inspected(
         inspection = _inspection(inputs, around)
         usable = [Host(each.name, each.slots) for each in inspection.usable]
         inputs = inputs.on(usable)
-        write_schedule(folder, inputs, _dropped(inspection))
+        write_schedule(folder, inputs, inspection.left_out)
         folder.write_data(folder.inspection, inspection.model_dump(mode="json"))
     dropped = folder.read_schedule().get("dropped", {})
     for host, why in dropped.items():
@@ -605,16 +605,6 @@ def _inspection(inputs: BenchInputs, around: Surroundings) -> Inspection:
     )
 
 
-def _dropped(inspection: Inspection) -> dict[str, str]:
-    """Hosts that are unfit, with everything that failed on them."""
-    failed = {
-        host.host: [f"{each.check}: {each.problem}" for each in host.checks if each.level == "fail"]
-        for host in inspection.hosts
-    }
-    left = [host for host in inspection.hosts if host.verdict not in ("fit", "warning")]
-    return {host.host: "; ".join(failed[host.host]) or host.verdict for host in left}
-
-
 def _jobs(
     inputs: BenchInputs,
     folder: BenchFolder,
@@ -626,7 +616,8 @@ def _jobs(
     growth = Growth(inputs, folder, stored, timed=around.minutes < math.inf)
     tasks = list(inputs.schedule.tasks)
     done = folder.records([task.id for task in tasks])
-    notes = settle_unfinished(folder, tasks, done)
+    left_out = [] if inputs.suite.check else lately_left_out(inputs.inventory.names, time.time())
+    notes = [*left_out, *settle_unfinished(folder, tasks, done)]
     for note in notes:
         around.announce(note)
     if done:
@@ -643,6 +634,7 @@ def _jobs(
             tasks=jobs.tasks,
             records=jobs.done,
             notes=[
+                *left_out,
                 *inputs.schedule.notes,
                 *growth.notes,
                 *not_started(jobs.unstarted),

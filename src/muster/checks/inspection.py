@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any, Literal
 
 from pydantic import Field
 
 from muster.core.section import Part
+from muster.core.units import format_seconds
+from muster.store.values import keep, kept
 
 SCHEMA_VERSION = 1
 Verdict = Literal["fit", "warning", "unfit", "unreachable"]
@@ -83,6 +86,35 @@ class Inspection(Part):
         return not self.summary["unfit"] and not self.summary["unreachable"]
 
     @property
+    def left_out(self) -> dict[str, str]:
+        """The hosts that no job can run on, with everything that failed on them."""
+        failed = {
+            host.host: [f"{each.check}: {each.problem}" for each in host.checks if each.level == "fail"]
+            for host in self.hosts
+        }
+        left = [host for host in self.hosts if host.verdict not in ("fit", "warning")]
+        return {host.host: "; ".join(failed[host.host]) or host.verdict for host in left}
+
+    @property
     def usable(self) -> list[HostReport]:
         """The hosts that a job can run on: fit, or with a warning."""
         return [host for host in self.hosts if host.verdict in ("fit", "warning")]
+
+
+LAST, RECENT = "last-inspection", 24 * 3600.0  # the key that it is kept under; seconds for which it counts
+
+
+def remember(inspection: Inspection) -> None:
+    """Keep which hosts the last inspection left out, for this user's benches."""
+    keep({"ended": inspection.ended, "hosts": inspection.left_out}, LAST)
+
+
+def lately_left_out(hosts: Iterable[str], now: float) -> list[str]:
+    """What to say of those of the hosts that the last inspection left out, where it was made in the last day.
+    `now`: Unix time."""
+    last = kept(LAST)
+    age, reasons = now - (last.get("ended") or 0.0), last.get("hosts") or {}
+    if not 0 <= age <= RECENT:
+        return []
+    ago = f"when `muster check` last looked, {format_seconds(age)} ago"
+    return [f"{host} was not fit {ago}: {reasons[host]}" for host in hosts if host in reasons]

@@ -54,6 +54,7 @@ def check(
     """Check hosts: list what is wrong on which host, with evidence and a remedy."""
     from muster.checks.check import WantedChecks, save_inventory, settings_of
     from muster.checks.check import check as inspect
+    from muster.checks.inspection import remember
     from muster.cli.views.inspection import ProgressLine, print_checks, print_inspection
     from muster.core.inventory import read_inventory
     from muster.gather.gathered import check_outputs
@@ -67,6 +68,7 @@ def check(
     with ProgressLine(err_console()) as line:
         settings = settings_of(recipe, changes)
         inspection = inspect(read_inventory(hosts), settings, wanted, progress=line, announce=line.announce)
+    remember(inspection)
     if json:
         print_json(inspection.model_dump(mode="json"))
     else:

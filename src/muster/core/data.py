@@ -62,7 +62,7 @@ class Data(Section):
 
 
 class SplitData(Data):
-    """Data whose splits may be named."""
+    """Rows with fields, in splits that may be named."""
 
     train_split: str | None = Field(
         None,
@@ -74,6 +74,11 @@ class SplitData(Data):
         None,
         description="The split that is held out. Null: what is called validation, test or the like; of "
         "several the one that ends as the training split does.",
+    )
+    bad: OnBad = Field(
+        "error",
+        description="What to do with a row that cannot be used (broken, without a field, with an empty text, "
+        "too long where that is no sample): error, or skip and count it.",
     )
 
 

@@ -77,10 +77,12 @@ class Drawing:
 @dataclass(frozen=True)
 class Survey:
     """What a training will read, as far as this machine can tell. `samples`: of an epoch; None: not known;
-    `notes`: what of the data is held out, left out, changed or cut, for people."""
+    `notes`: what of the data is held out, left out, changed or cut, for people; `some`: samples, of which
+    the tokens are counted."""
 
     samples: int | None = None
     notes: tuple[str, ...] = ()
+    some: tuple[Any, ...] = field(default=(), repr=False)
 
 
 @dataclass(frozen=True)
@@ -142,9 +144,13 @@ class Workload:
         """Transformers' type of the model where its configuration does not say one."""
         return str(cls.families[0].MODEL_TYPES[0]) if cls.families else None
 
-    def check_data(self, path: Path | None, config: Mapping[str, Any]) -> None:
+    def check_data(self, path: Path | None, config: Mapping[str, Any]) -> Survey | None:
         """Look at what can be told of the data before a host is asked. `path`: data.path, where this machine
-        has it; `config`: of the model, as far as it is known here. Raises DataError and RecipeError."""
+        has it; `config`: of the model, as far as it is known here. Raises DataError and RecipeError.
+
+        -> what was read, which `survey` then need not read again; None: nothing that it could use.
+        """
+        return None
 
     def describe_data(self, path: Path) -> str:
         """What of data.path is trained on and what is held out, for people. Raises DataError."""
@@ -158,9 +164,9 @@ class Workload:
         """Training samples of an epoch, where that can be told here; it may mean reading the data."""
         return None
 
-    def survey(self, config: Mapping[str, Any] | None) -> Survey:
+    def survey(self, config: Mapping[str, Any] | None, checked: Survey | None = None) -> Survey:
         """Look at the data for the plan of a model of this configuration (None: not known here). It may mean
-        reading them. Raises DataError."""
+        reading them. Raises DataError. `checked`: what `check_data` gave; left out where it gave nothing."""
         return Survey(self.epoch_samples())
 
     def config_of_data(self) -> dict[str, Any]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -25,13 +24,12 @@ from muster.dialogues.spec import (
     Samples,
     Source,
     load_samples,
-    skip_note,
     split_part,
     texts_of,
 )
 from muster.dialogues.tokens import Fitting, Templates, with_template
-from muster.store.lines import Skip
-from muster.store.records import Splits
+from muster.store.lines import Skip, each_made
+from muster.store.records import Splits, left_note
 from muster.worker.context import Context
 from muster.worker.data import sqlgen
 from muster.worker.data.digest import short_digest
@@ -92,17 +90,10 @@ def _from_hub(
     held_name = held_part(loaded)
     parts: dict[str, list[Dialogue]] = {}
     for name in filter(None, ("train", held_name)):
-        parts[name] = []
-        for number, record in enumerate(loaded[name]):
-            try:
-                parts[name].append(dialogue_of(record, wanted, f"{source.name}, {name}[{number}]"))
-            except DataError as error:
-                if skip is None:
-                    raise
-                skip(error)
+        placed = ((f"{source.name}, {name}[{number}]", row) for number, row in enumerate(loaded[name]))
+        parts[name] = list(each_made(placed, lambda row, place: dialogue_of(row, wanted, place), skip))
     first: dict[str, Any] = next(iter(loaded["train"]), {})
-    unread = [name for name in first if name not in fields_read(first, wanted)]
-    notes = [f"{source.name}: fields that are not read: {', '.join(unread)}"] if unread else []
+    notes = left_note(source.name, first, fields_read(first, wanted))
     unused = unused_parts(loaded, held_name)
     notes += [f"{source.name}: not used: {', '.join(unused)}"] if unused else []
     return parts["train"], parts[held_name] if held_name else [], notes
@@ -144,13 +135,6 @@ def tokenizer_of(context: Context, samples: Samples) -> tuple[Any, list[str]]:
     return made, with_template(made, chat=chats == {True}, template=recipe.data.template)
 
 
-def notes_of(samples: Samples, errors: Sequence[DataError]) -> list[str]:
-    """Where samples are from, and why some were left out."""
-    notes = [*([samples.about] if samples.about else []), *samples.notes]
-    first = samples.first_skipped or (f"{errors[0].where}: {errors[0].what}" if errors else None)
-    return [*notes, *skip_note(samples.skipped + len(errors), first)]
-
-
 class Encoding:
     """What every workload of dialogues needs to make tokens: its samples, tokenizer, templates, lengths."""
 
@@ -177,9 +161,13 @@ class Encoding:
     @property
     def notes(self) -> list[str]:
         """For the result."""
-        return [*notes_of(self.samples, self.errors or []), *self._notes]
+        samples, skipped = self.samples, replace(self.samples.skipped)
+        for error in self.errors or []:
+            skipped.add(error)
+        about = [samples.about] if samples.about else []
+        return [*about, *samples.notes, *skipped.notes, *self._notes]
 
     @property
     def skipped(self) -> int:
         """Samples that are left out."""
-        return self.samples.skipped + len(self.errors or [])
+        return self.samples.skipped.count + len(self.errors or [])

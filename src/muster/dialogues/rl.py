@@ -84,7 +84,7 @@ class RolloutRecipe(DialogueRecipe):
         default_factory=Generation, description="How long answers may be, and how each token is drawn."
     )
 
-    def check_data(self, path: Path | None, config: Mapping[str, Any]) -> None:
+    def check_data(self, path: Path | None, config: Mapping[str, Any]) -> Survey | None:
         """As all dialogues, and whether there is a reward."""
         if not self.reward.given:
             raise RecipeError(
@@ -102,7 +102,7 @@ class RolloutRecipe(DialogueRecipe):
                 where="generation",
                 hint="a shorter generation.prompt or generation.answer",
             )
-        super().check_data(path, config)
+        return super().check_data(path, config)
 
     def check_rows(self, samples: Sequence[Dialogue]) -> None:
         """Raise DataError where SQL is to be run and a sample has none, or no database."""
@@ -119,9 +119,9 @@ class RolloutRecipe(DialogueRecipe):
         """Samples that an epoch trains on for each prompt."""
         return 1
 
-    def survey(self, config: Mapping[str, Any] | None) -> Survey:
+    def survey(self, config: Mapping[str, Any] | None, checked: Survey | None = None) -> Survey:
         """As all dialogues, with the answers that are drawn as samples."""
-        found = super().survey(config)
+        found = super().survey(config, checked)
         return replace(found, samples=found.samples and found.samples * self.per_prompt)
 
     def longest_prompt(self, config: Mapping[str, Any]) -> tuple[int, str]:

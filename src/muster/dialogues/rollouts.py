@@ -14,10 +14,9 @@ from transformers.trainer_utils import EvalLoopOutput
 from trl.distributed import DistributedBackend
 from trl.models import unwrap_model_for_generation
 
-from muster.core.errors import DataError
 from muster.dialogues.load import Encoding
 from muster.dialogues.rl import Generation
-from muster.dialogues.rows import Dialogue
+from muster.dialogues.rows import Dialogue, prompt_too_long
 from muster.dialogues.scoring import Scorer
 from muster.dialogues.tokens import padded
 from muster.worker.data.sampler import GroupedSampler
@@ -36,11 +35,7 @@ class Prompts(Dataset[dict[str, Any]]):  # type: ignore[misc]
         for sample in samples:
             tokens = encoding.templates.prompt(sample.turns)
             if len(tokens) > longest:
-                error = DataError(
-                    f"its prompt has {len(tokens):,} tokens, and generation.prompt is {longest:,}",
-                    where=sample.where,
-                    hint="a longer generation.prompt; data.bad=skip leaves such samples out",
-                )
+                error = prompt_too_long(len(tokens), longest, f"generation.prompt={longest:,}", sample.where)
                 if encoding.errors is None:
                     raise error
                 encoding.errors.append(error)

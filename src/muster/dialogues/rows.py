@@ -13,7 +13,7 @@ from typing import Any
 
 from muster.core.errors import DataError
 from muster.store.lines import MISSING, Skip, check_unicode, text_of, value_at
-from muster.store.records import read_rows
+from muster.store.records import read_samples
 
 # Fields that are looked for where the recipe names none; the first that a row has.
 PROMPTS = ("prompt", "messages", "conversations", "instruction", "question")
@@ -82,25 +82,12 @@ class Wanted:
 def read_dialogues(
     files: Iterable[Path], wanted: Wanted, *, limit: int | None = None, skip: Skip | None = None
 ) -> Iterator[Dialogue]:
-    """The dialogues of files. Raises DataError with the file and the row; `skip` is told instead, and the row
-    is left out."""
-    count, where = 0, ""
-    for file in files:
-        where = str(file)
-        for place, record in read_rows(file, skip, fields=wanted.fields):
-            try:
-                found = dialogue_of(record, wanted, place, file.parent)
-            except DataError as error:
-                if skip is None:
-                    raise
-                skip(error)
-                continue
-            count += 1
-            yield found
-            if count == limit:
-                return
-    if not count:
-        raise DataError("has no samples that can be used", where=where)
+    """The dialogues of files. Raises DataError as `read_samples` does."""
+
+    def make(row: Mapping[str, Any], place: str, folder: Path) -> Dialogue:
+        return dialogue_of(row, wanted, place, folder)
+
+    return read_samples(files, make, fields=wanted.fields, limit=limit, skip=skip)
 
 
 def dialogue_of(
@@ -122,19 +109,30 @@ def dialogue_of(
         if wanted.pairs:
             rejected = _said(record, wanted.rejected or REJECTED[0], turns, where, "data.rejected")
     if not turns or not turns[-1].text.strip():
-        raise DataError("has an empty prompt", where=where, hint="leave such samples out, or data.bad=skip")
+        raise DataError("has an empty prompt", where=where)
     if wanted.answered and (answer is None or not answer.strip()):
         what = "has no answer" if answer is None else "has an empty answer"
         hint = f"data.answer names its field; the fields there are: {', '.join(map(str, record))}"
         if turns[-1].role != TEXT:
             what = f"{what}: its last message is the {turns[-1].role}'s"
-        raise DataError(what, where=where, hint=hint if answer is None else "data.bad=skip leaves it out")
+        raise DataError(what, where=where, hint=hint if answer is None else None)
     if wanted.pairs and answer is not None and rejected is not None:
         _check_pair(answer, rejected, where)
     named = record.get("database")
     beside = folder / named if folder and isinstance(named, str) else None
     database = str(beside) if beside and beside.is_file() else None
     return Dialogue(turns, answer, rejected, where, database)
+
+
+def prompt_too_long(tokens: int, most: int, key: str, where: str, *, more: bool = False) -> DataError:
+    """What is wrong with a prompt of more than `most` tokens. `key`: the recipe's, which allows as many;
+    `more`: a chat template adds to them."""
+    at_least = "at least " if more else ""
+    return DataError(
+        f"its prompt has {at_least}{tokens:,} tokens, and {key} has room for {most:,}",
+        where=where,
+        hint=f"a longer {key.partition('=')[0]}; data.bad=skip leaves such samples out",
+    )
 
 
 def fields_read(record: Mapping[str, Any], wanted: Wanted) -> list[str]:
@@ -147,11 +145,9 @@ def fields_read(record: Mapping[str, Any], wanted: Wanted) -> list[str]:
 
 def _check_pair(answer: str, rejected: str, where: str) -> None:
     if not rejected.strip():
-        raise DataError("has an empty rejected answer", where=where, hint="data.bad=skip leaves it out")
+        raise DataError("has an empty rejected answer", where=where)
     if answer.split() == rejected.split():
-        raise DataError(
-            "its rejected answer is the chosen one", where=where, hint="data.bad=skip leaves it out"
-        )
+        raise DataError("its rejected answer is the chosen one", where=where)
 
 
 def _first(record: Mapping[str, Any], names: Sequence[str]) -> str | None:

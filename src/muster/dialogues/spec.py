@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from types import ModuleType
@@ -14,14 +14,25 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 from pydantic import Field, field_validator
 
 from muster.core import families
-from muster.core.data import Data, Generated, OnBad, Source, SplitData
-from muster.core.errors import DataError, RecipeError
+from muster.core.data import Data, Generated, Source, SplitData
+from muster.core.errors import RecipeError
 from muster.core.families import gpt2, llama, opt
 from muster.core.recipe import DATA, Recipe
 from muster.core.section import PositiveInt
 from muster.core.units import counted
 from muster.core.workload import Lengths, Survey
-from muster.dialogues.rows import LAST_TURN, USER, Dialogue, Turn, Wanted, fields_read, read_dialogues
+from muster.dialogues.rows import (
+    ASSISTANT,
+    LAST_TURN,
+    USER,
+    Dialogue,
+    Turn,
+    Wanted,
+    fields_read,
+    prompt_too_long,
+    read_dialogues,
+)
+from muster.store.lines import Skipped
 from muster.store.records import (
     Splits,
     find_data,
@@ -31,7 +42,7 @@ from muster.store.records import (
     unread_note,
     unused_note,
 )
-from muster.store.tokens import counter, named_tokenizer, some_of, too_long
+from muster.store.tokens import COUNTED, counter, named_tokenizer, some_of, too_long
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -94,11 +105,6 @@ class DialogueData(SplitData):
         description="dynamic: samples of similar length share a batch and are padded to its longest. fixed: "
         "every sample is padded to `sequence`.",
     )
-    bad: OnBad = Field(
-        "error",
-        description="What to do with a sample that cannot be used (an empty answer, a rejected answer that "
-        "equals the chosen one, a prompt that fills the sequence): error, or skip and count it.",
-    )
 
     @field_validator("split")
     @classmethod
@@ -146,7 +152,7 @@ class DialogueRecipe(Recipe):
         words = ("prefs", "pref", "preference", "preferences") if self.pairs else self.split_words
         return Splits(self.data.train_split, self.data.held_out_split, words)
 
-    def check_data(self, path: Path | None, config: Mapping[str, Any]) -> None:
+    def check_data(self, path: Path | None, config: Mapping[str, Any]) -> Survey | None:
         """Read the files as the ranks will. Raises DataError and RecipeError."""
         data, positions = self.data, families.positions(config)
         if data.sequence is not None and positions and self.sequence(config) > positions:
@@ -159,9 +165,42 @@ class DialogueRecipe(Recipe):
             raise RecipeError(
                 f"is {data.part}, and data.split has {len(data.split)} parts", where="data.part"
             )
-        if data.sources() and all(s.path and Path(s.path).exists() for s in data.sources()):
-            samples = load_samples(self)
-            self.check_rows(samples.train + samples.held_out)
+        return self._read(config)
+
+    def _read(self, config: Mapping[str, Any] | None = None) -> Survey | None:
+        """The samples as ranks will have them; None: they are not all here. `config`: of the model, for which
+        prompts must not be too long. Raises DataError."""
+        sources = self.data.sources()
+        if not sources or not all(source.path and Path(source.path).exists() for source in sources):
+            return None
+        samples = load_samples(self)
+        self.check_rows(samples.train + samples.held_out)
+        if config is not None:
+            self._check_prompts(samples.train + samples.held_out[: self.evaluate.limit], config)
+        plain = named_tokenizer(self.model) and not any(each.chat for each in samples.train)
+        taken = (
+            "prompts are plain text and taken as they are; data.template=chat puts a chat's template round"
+        )
+        notes = (*samples.notes, *samples.skipped.notes, *([taken] if plain else []))
+        return Survey(len(samples.train), notes, tuple(some_of(samples.train, texts_of)))
+
+    def _check_prompts(self, samples: Sequence[Dialogue], config: Mapping[str, Any]) -> None:
+        """Raise DataError for a prompt that ranks will refuse, where their tokenizer is here. A token has a
+        byte at least, so that few prompts need counting."""
+        if self.data.bad == "skip" or named_tokenizer(self.model) is None:
+            return
+        most, key = self.longest_prompt(config)
+        sizes = [sum(len(text.encode("utf-8", "replace")) for text in kept_texts(each)) for each in samples]
+        long = sorted(
+            (index for index, size in enumerate(sizes) if size > most), key=lambda each: -sizes[each]
+        )
+        some = some_of([samples[index] for index in sorted(long[:COUNTED])], kept_texts)
+        by = counter(self.model, list)
+        if not some or not by.exact:
+            return
+        for sample in some:
+            if (tokens := sum(by.count(kept_texts(sample)))) > most:
+                raise prompt_too_long(tokens, most, key, sample.where, more=sample.chat)
 
     def check_rows(self, samples: Sequence[Dialogue]) -> None:
         """Raise DataError for a sample that this workload cannot use."""
@@ -179,24 +218,18 @@ class DialogueRecipe(Recipe):
         """As the recipe says, or as the files have them; a hub data set's number is not known."""
         return self.survey(None).samples
 
-    def survey(self, config: Mapping[str, Any] | None) -> Survey:
+    def survey(self, config: Mapping[str, Any] | None, checked: Survey | None = None) -> Survey:
         """The samples as ranks will have them; with a model's configuration, what its lengths cut."""
         data = self.data
         if data.generated:
             return Survey(part_size(data, min(data.generated.train, data.limit or data.generated.train)))
-        if not all(source.path and Path(source.path).exists() for source in data.sources()):
-            return Survey()
-        samples = load_samples(self)
-        cut = [] if config is None else self._too_long(samples.train, config)
-        plain = named_tokenizer(self.model) and not any(each.chat for each in samples.train)
-        told = [
-            "prompts are plain text and taken as they are; data.template=chat puts a chat's template round"
-        ]
-        return Survey(len(samples.train), (*samples.notes, *samples.skips, *(told if plain else []), *cut))
+        read = checked or self._read() or Survey()
+        cut = self._too_long(read, config) if read.some and config is not None else []
+        return replace(read, notes=(*read.notes, *cut))
 
-    def _too_long(self, samples: Sequence[Dialogue], config: Mapping[str, Any]) -> list[str]:
+    def _too_long(self, read: Survey, config: Mapping[str, Any]) -> list[str]:
         """What to say of samples that are longer than the recipe lets them be."""
-        some = some_of(samples, texts_of)
+        some, of = read.some, read.samples or 0
         by = counter(self.model, lambda: (text for each in some for text in texts_of(each)))
         exact = by.exact and not any(each.chat for each in some)  # a template adds its own
         numbers = iter(by.count([text for each in some for text in texts_of(each)]))
@@ -208,11 +241,11 @@ class DialogueRecipe(Recipe):
             wholes.append(prompt + max(answers, default=0))
         (limit, key), longest = self.longest_prompt(config), self.sequence(config)
         notes = []
-        if told := too_long(prompts, len(samples), limit, exact=exact):
+        if told := too_long(prompts, of, limit, exact=exact):
             then = "left out" if self.data.bad == "skip" else "an error (data.bad=skip leaves them out)"
             notes.append(f"{told[0]} prompts have no room in {key}, and are {then}; the longest: {told[1]:,}")
         fits = [whole for prompt, whole in zip(prompts, wholes, strict=True) if prompt <= limit]
-        count = round(len(samples) * len(fits) / len(prompts)) if prompts else 0
+        count = round(of * len(fits) / len(prompts)) if prompts else 0
         if self.answered and (told := too_long(fits, count, longest, exact=exact)):
             notes.append(
                 f"{told[0]} samples are longer than data.sequence={longest:,} tokens and lose the end of "
@@ -260,26 +293,22 @@ class DialogueRecipe(Recipe):
 
 @dataclass(frozen=True)
 class Samples:
-    """What is trained on, what is held out, how many rows were left out (data.bad=skip) with the first of
-    their places, where it all is from, and what of it is changed or left out, for people."""
+    """What is trained on, what is held out, which rows were left out, where it all is from, and what of it is
+    changed or left out, for people."""
 
     train: list[Dialogue]
     held_out: list[Dialogue]
-    skipped: int = 0
-    first_skipped: str | None = None
+    skipped: Skipped = field(default_factory=Skipped)
     about: str = ""
     notes: tuple[str, ...] = ()
 
-    @property
-    def skips(self) -> list[str]:
-        """What to say of rows that were left out."""
-        return skip_note(self.skipped, self.first_skipped)
 
-
-def skip_note(count: int, first: str | None) -> list[str]:
-    """What to say of so many rows that were left out."""
-    told = f"could not be used and were left out (data.bad=skip): {count:,}; the first: {first}"
-    return [told] if count else []
+def kept_texts(sample: Dialogue) -> list[str]:
+    """The texts of its prompt that are in its tokens whatever the chat template is: a template may leave out
+    what an assistant said before, and trims."""
+    if not sample.chat:
+        return [turn.text for turn in sample.turns]
+    return [turn.text.strip() for turn in sample.turns if turn.role != ASSISTANT]
 
 
 def texts_of(sample: Dialogue) -> list[str]:
@@ -292,8 +321,8 @@ def load_samples(recipe: DialogueRecipe, hub: Any = None) -> Samples:
     """The recipe's samples. `hub`: reads one that has a hub name, (source, wanted, skip, splits) -> (train,
     held out, notes). Raises DataError with the file and the line."""
     data, wanted = recipe.data, recipe.wanted
-    skipped: list[DataError] = []
-    skip = skipped.append if data.bad == "skip" else None
+    skipped = Skipped()
+    skip = skipped.where(data.bad)
     trains, helds, abouts, notes = [], [], list[str](), list[str]()
     for source in data.sources():
         if source.path:
@@ -330,8 +359,7 @@ def load_samples(recipe: DialogueRecipe, hub: Any = None) -> Samples:
     return Samples(
         part[: data.limit],
         held_out,
-        len(skipped),
-        f"{skipped[0].where}: {skipped[0].what}" if skipped else None,
+        skipped,
         f"samples: {', '.join(abouts)}",
         (*notes, *told),
     )

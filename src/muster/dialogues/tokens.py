@@ -11,7 +11,7 @@ import torch
 from torch.utils.data import Dataset
 
 from muster.core.errors import DataError
-from muster.dialogues.rows import ASSISTANT, PROMPTS_NOTE, TEXT, Dialogue, Turn
+from muster.dialogues.rows import ASSISTANT, PROMPTS_NOTE, TEXT, Dialogue, Turn, prompt_too_long
 from muster.worker.loss import IGNORED
 from muster.worker.workloads.base import Counts
 
@@ -200,12 +200,8 @@ class Fitting:
     def prompt(self, tokens: list[int], where: str) -> list[int]:
         """A prompt that leaves room for an answer. Raises DataError."""
         if len(tokens) >= self.sequence:
-            raise DataError(
-                f"its prompt has {len(tokens):,} tokens, and a sample of {self.sequence:,} leaves no room "
-                "for an answer",
-                where=where,
-                hint="a longer data.sequence; data.bad=skip leaves such samples out",
-            )
+            key = f"data.sequence={self.sequence:,}"
+            raise prompt_too_long(len(tokens), self.sequence - 1, key, where)
         return tokens
 
     def answers(self, prompt: list[int], *answers: list[int]) -> list[list[int]]:

@@ -48,7 +48,8 @@ class ModelSpread:
 
     `element`: bytes of a value in the chosen precision; `micro_steps`: of an optimizer step; `offload`: none,
     optimizer, param or optimizer+param, and `disk`: what of it goes further than the host; `device`: cpu or
-    cuda; `together`: DeepSpeed makes the optimizer, not the Trainer;
+    cuda; `together`: DeepSpeed makes the optimizer, not the Trainer; `moments`: values that it keeps of each
+    weight beside the weight's copy;
     `keeps_half`: weights, gradients and moments are in that precision alone, where the engine would keep them
     in fp32; `group`: so many neighbouring ranks hold all weights among themselves, 0: all ranks do;
     `sync_each_batch`: gradients are reduced in every micro-step, where the engine would wait for the last
@@ -67,6 +68,7 @@ class ModelSpread:
     disk: NvmeOffload = NO_DISK
     device: str = "cuda"
     together: bool = False
+    moments: int = 2
     sync_each_batch: bool = False
     keeps_half: bool = False
     group: int = 0

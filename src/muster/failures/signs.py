@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol, get_args
 
 from muster.core.inventory import split_hosts
@@ -29,6 +29,7 @@ _EXCEPTION = re.compile(
     r"(?:\[rank\d+\]: ?)?(?:[A-Za-z_]\w*\.)*_?[A-Z]\w*(?:Error|Exception|Interrupt|Exit)\b(?=: |$)"
 )
 _HANDLED = "During handling of the above exception, another exception occurred"
+_CAUSED = "The above exception was the direct cause of the following exception"
 BAD_ROW = "dataset_row"
 _SOURCE = re.compile(r"\s+raise \w")  # a line of a program, in a traceback
 _CAUGHT = re.compile(r": Caught \w+ in DataLoader worker process \d")
@@ -167,6 +168,8 @@ class Signs:
     last: str = ""  # the last sign of any kind
     last_number: int = 0
     marked: bool = False  # it tells its steps
+    chains: dict[int | None, list[str]] = field(default_factory=dict)  # by rank: signs of the last exceptions
+    caused: set[int | None] = field(default_factory=set)  # ranks whose next exception is of the same chain
     symptoms: dict[str, _Echo] = field(default_factory=dict)  # by their shape
     echoes: int = 0  # lines that say only that something else has failed
     finished: bool = False  # the training has ended; what comes is the end of the program
@@ -278,6 +281,8 @@ class Signs:
                 raised = weight == "exception" or (self.traceback and _EXCEPTION.match(text))
                 place = (spot.number, spot.when, spot.code if raised else None) if spot else ()
                 self.now[key] = Sign(weight, failure, text, host, rank, *place)
+        if rank in self.chains:
+            self.chains[rank].append(text)
 
     def _asked_till_now(self) -> str | None:
         """The failure that the program did not get past before it was ended from outside: what it said last,
@@ -288,14 +293,28 @@ class Signs:
         own = entry.failure.blame != "peer" and entry.failure.retry != "by cause"
         return entry.failure.id if own and (self.spot.number or 0) - self.last_number <= _NEAR else None
 
+    def _rank(self) -> int | None:
+        """Whose line it is; None: nobody says."""
+        return self.spot.rank if self.spot else None
+
     def _handled(self) -> None:
-        """The exception that was said last is no reason: the program met it, and failed by another one. But
-        no program means to meet a full device, or a row that cannot be read."""
+        """The exception that a rank said last is no reason, nor are those that led to it: the program met
+        them, and failed by another one. But no program means to meet a full device, or a row that cannot be
+        read."""
+        rank = self._rank()
         for key, sign in list(self.now.items()):
             entry = known_failures().get(sign.failure or "")
             kept = entry is not None and (entry.phase in ("training", "checkpoint") or entry.id == BAD_ROW)
-            if sign.text == self.last and sign.weight in ("cause", "exception") and not kept:
+            own = sign.rank == rank and sign.text in self.chains.get(rank, ())
+            if own and sign.weight in ("cause", "exception") and not kept:
                 del self.now[key]
+
+    def _place_first(self) -> None:
+        """What the rank that failed first has said is of the host that torchrun's account names."""
+        for signs in (self.now, self.earlier):
+            for key, sign in signs.items():
+                if sign.rank == self.first and sign.host is None:
+                    signs[key] = replace(sign, host=self.elastic)
 
     def _remember(self, entry: Recognised, raw: str, shape: str) -> None:
         if len(self.symptoms) < _SHAPES and (match := _WHOSE.match(raw)):
@@ -319,6 +338,11 @@ class Signs:
         """Whether a line only says what those after it are of: a traceback, an account of a process."""
         if "Traceback (most recent call last)" in text:
             self.traceback = True
+            if self._rank() not in self.caused and len(self.chains) < _MOST:
+                self.chains[self._rank()] = []
+            self.caused.discard(self._rank())
+        elif _CAUSED in text:
+            self.caused.add(self._rank())
         elif _HANDLED in text:
             self._handled()
         elif self.traceback and _SOURCE.match(text):
@@ -331,6 +355,7 @@ class Signs:
             self.elastic_rank = int(match[1])
             if self.root:
                 self.root, self.first = False, self.elastic_rank
+                self._place_first()
         else:
             return False
         return True

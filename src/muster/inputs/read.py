@@ -22,6 +22,7 @@ from muster.core.recipe import EVERYWHERE, Recipe
 from muster.core.recipes import anchored, inherited, load_recipe, validate, workloads
 from muster.core.registry import load_plugin
 from muster.core.secrets import completed
+from muster.core.workload import Survey
 from muster.engines.base import spec_of
 from muster.fleet.launchers.base import Request
 from muster.inputs.hub import has_weights
@@ -45,6 +46,7 @@ class Inputs:
     launcher_name: str
     env: dict[str, str]  # the ranks' variables with their values
     noted: tuple[Decision, ...] = ()  # what was read unasked: files and what they set, inherited settings
+    checked: Survey | None = None  # what `check_data` read
 
 
 def read_inputs(
@@ -135,11 +137,11 @@ def check(recipe: Recipe, inventory: Inventory) -> Inputs:
             where="batch.split",
             hint="engine.name=ddp; or the shares themselves, such as batch.split=[11,5]",
         )
-    check_data(recipe, here=launcher.ONE_MACHINE)
+    checked = check_data(recipe, here=launcher.ONE_MACHINE)
     env, files = environment(recipe)
     if inventory.source == str(MOUNTED):
         files = (Decision("hosts", inventory.source, "where DeepSpeed looks for a host file"), *files)
-    return Inputs(recipe, inventory, launcher, name, env, files)
+    return Inputs(recipe, inventory, launcher, name, env, files, checked)
 
 
 def with_values(recipe: Recipe) -> Recipe:
@@ -207,14 +209,15 @@ def _run_of(name: str) -> RunFolder | PipelineFolder | None:
     return find_any(name) if found is None and name in LAST else found
 
 
-def check_data(recipe: Recipe, *, here: bool) -> None:
-    """Read the data where this machine has it. `here`: it must have it. Raises DataError."""
+def check_data(recipe: Recipe, *, here: bool) -> Survey | None:
+    """Read the data where this machine has it, and give what was read. `here`: it must have it. Raises
+    DataError."""
     path = Path(recipe.data.path) if recipe.data.path else None
     if path is not None and not path.exists():
         if here:
             raise DataError("no such data", where=str(path), hint="data.path=FILE or FOLDER")
         path = None  # on the hosts, whose ranks will say so if it is not
-    recipe.check_data(path, model_config(recipe) or {})
+    return recipe.check_data(path, model_config(recipe) or {})
 
 
 PASSED = ("NCCL_", "UCX_", "GLOO_", "MV2_")  # as Slurm and DeepSpeed's launcher pass them on

@@ -151,7 +151,7 @@ def plan_first(inputs: Inputs, facts: Facts, chosen: Chosen | None = None) -> De
         return _with_hosts(decide(inputs, facts), chosen)
     notes: list[str] = []
     model, figures = machine_model(inputs, facts, UserFigures(), _calibration(notes)), UserFigures()
-    survey = inputs.recipe.survey(whole_config(inputs.recipe))
+    survey = survey_of(inputs)
     decided = _attempt(inputs, model, figures, None, chosen, survey=survey)
     assert decided.plan is not None
     hopeless = decided.refused is not None and _hopeless(decided)
@@ -160,6 +160,12 @@ def plan_first(inputs: Inputs, facts: Facts, chosen: Chosen | None = None) -> De
     if decided.refused:
         raise decided.refused
     return _noted(decided, *notes)
+
+
+def survey_of(inputs: Inputs) -> Survey:
+    """The data as ranks will read them. Raises DataError."""
+    config, checked = whole_config(inputs.recipe), inputs.checked
+    return inputs.recipe.survey(config, checked) if checked else inputs.recipe.survey(config)
 
 
 def settle(inputs: Inputs, model: MachineModel, tracer: Tracer | None) -> Decided:
@@ -224,7 +230,7 @@ def _attempt(
 ) -> Decided:
     """Everything decided, with a plan, whether it fits or not. `chosen`: the hosts, where that was done
     before; `words`: what to call the machines; `survey`: of the data, where they were looked at before."""
-    survey = survey or inputs.recipe.survey(whole_config(inputs.recipe))
+    survey = survey or survey_of(inputs)
     tracer = once(tracer) if tracer else None
     decided = settle(inputs, model, tracer)
     decided = _with_hosts(decided, decided.chosen or chosen)

@@ -38,6 +38,7 @@ from muster.core.secrets import masked_words
 from muster.core.state import RunEnd
 from muster.core.units import counted
 from muster.engines.base import spec_of
+from muster.failures.table import known_failures
 from muster.results.speed import flops, throughput, usual_seconds
 from muster.results.stragglers import parts_of
 from muster.store import events
@@ -407,9 +408,39 @@ def caveats(folder: Folder, recipe: Recipe, steps: int) -> list[str]:
         lacks.append("no answer was rewarded")
     elif rewards and all(each.get("equal_groups") == 1 for each in rewards):
         lacks.append("all answers to each prompt were worth the same")
-    if folder.done and all(done.weights_changed is False for done in folder.done.values()):
+    if _unchanged(folder):
         lacks.append(f"the weights did not change in {counted(steps, 'step')}")
     return lacks
+
+
+def _unchanged(folder: Folder) -> bool:
+    """Whether every rank's trained weights are those of the start, bit for bit."""
+    return bool(folder.done) and all(done.weights_changed is False for done in folder.done.values())
+
+
+def learned_nothing(folder: Folder, job: Job) -> Failure | None:
+    """Why a training that every rank ended well is no success: the model that it was to give is the one that
+    it began with.
+
+    None: its weights changed, before a resume at the latest, or are not known; no model was to be kept; or
+    they were not meant to change: at a rate of 0 all along, as a DeepSpeed file may say, or in one step, the
+    first of a warm-up.
+    """
+    recipe, steps = recipe_from(job.recipe), max(folder.windows, default=0)
+    rates = [log.learning_rate for log in folder.logs.values() if log.learning_rate is not None]
+    still = job.resume_step or steps < 2 or (bool(rates) and not any(rates))
+    if not (recipe.trains and recipe.checkpoint.model and _unchanged(folder)) or still:
+        return None
+    skipped = sum(max(window.skipped for window in each) for each in folder.ordered_windows())
+    scaled = known_failures()["loss_scale_too_high"] if skipped == steps else None
+    return Failure(
+        what="; ".join(caveats(folder, recipe, steps)),
+        hint=scaled.remedy
+        if scaled
+        else "a higher train.learning_rate, or rewards that differ; "
+        "checkpoint.model=false where nothing but speed is measured",
+        id=scaled.id if scaled else None,
+    )
 
 
 def make_result(

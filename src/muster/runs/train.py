@@ -18,7 +18,7 @@ from typing import Any
 
 from muster import __version__
 from muster.core.errors import InventoryError, JobError, MusterError, RunFolderError, refused
-from muster.core.job import ENGINE_CONFIG, Facts, Job, Placement, place
+from muster.core.job import ENGINE_CONFIG, Decision, Facts, Job, Placement, place
 from muster.core.printable import scrubbed_data
 from muster.core.recipe import recipe_from
 from muster.core.recipes import read_yaml
@@ -43,7 +43,7 @@ from muster.inputs.read import Inputs
 from muster.planner.decide import Chosen, Decided
 from muster.planner.orders import greeting, orders, with_code
 from muster.planner.plan import ask, hosts_first, plan_first, promised
-from muster.results.fold import make_result
+from muster.results.fold import learned_nothing, make_result
 from muster.results.stragglers import Stragglers
 from muster.runs.checkpoints import BEGINNING, Start, WantedCheckpoint, choose
 from muster.runs.continuing import continued, same_batch
@@ -168,13 +168,20 @@ def agree(
         id=run.id,
         attempt=attempt.number,
         resume_step=start.step,
-        decisions=(*inputs.noted, *decided.job.decisions, *unmeasured, *start.said),
+        decisions=(*inputs.noted, *data_notes(decided), *decided.job.decisions, *unmeasured, *start.said),
         peaks=peaks,
     )
     if start.step is not None:
         job = continued(run, job)
     decided = replace(decided, job=job)
     return replace(decided, orders=orders(inputs, decided, facts))
+
+
+def data_notes(decided: Decided) -> list[Decision]:
+    """What of the data is held out, left out, changed or cut, as the plan says it, for the start."""
+    data, notes = decided.recipe.data, decided.plan.data if decided.plan else []
+    name = Path(data.path).name if data.path else data.name or data.source
+    return [Decision("data", name, note) for note in notes]
 
 
 def _copy(
@@ -403,6 +410,8 @@ def _conclude(
         failure = Failure.model_validate(
             {name: recorder.scrub(value) if isinstance(value, str) else value for name, value in failure}
         )
+    if status.good and (failure := learned_nothing(folder, job)):
+        status = State.FAILED
     result = make_result(
         folder,
         job,

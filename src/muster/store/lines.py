@@ -6,9 +6,10 @@ import codecs
 import gzip
 import json
 import zlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, TypeVar
 
 from muster.core.errors import DataError
 from muster.core.units import format_bytes
@@ -17,7 +18,62 @@ LONGEST_LINE = 16 << 20  # bytes; what is longer is no text that anybody wrote
 
 MISSING = object()  # the value of a field that is not there
 
+T = TypeVar("T")
 Skip = Callable[[DataError], None]
+SKIPPABLE = "; data.bad=skip leaves such rows out"  # behind the hint of whatever is wrong with a row
+
+
+@dataclass
+class Skipped:
+    """What was left out because it cannot be used, with the first of its places."""
+
+    count: int = 0
+    first: str | None = None
+
+    def clear(self) -> None:
+        """Begin anew."""
+        self.count, self.first = 0, None
+
+    def add(self, error: DataError) -> None:
+        """One more."""
+        self.count += 1
+        self.first = self.first or f"{error.where}: {error.what}"
+
+    def where(self, bad: str) -> Skip | None:
+        """What readers call for each of them, if `bad`, the recipe's data.bad, is skip; None: they raise."""
+        return self.add if bad == "skip" else None
+
+    @property
+    def notes(self) -> list[str]:
+        """What to say of them, for people."""
+        words = (
+            f"could not be used and were left out (data.bad=skip): {self.count:,}; the first: {self.first}"
+        )
+        return [words] if self.count else []
+
+
+def pass_over(error: DataError, skip: Skip | None) -> None:
+    """Give a row's fault to `skip`; None: raise it, with the way to leave such rows out."""
+    if skip is None:
+        hint = f"{error.hint or ''}{SKIPPABLE}".removeprefix("; ")
+        raise DataError(error.what, where=error.where, hint=hint) from None
+    skip(error)
+
+
+def each_made(
+    rows: Iterable[tuple[str, Mapping[str, Any]]],
+    make: Callable[[Mapping[str, Any], str], T],
+    skip: Skip | None,
+) -> Iterator[T]:
+    """What `make` makes of each row and its place. A row of which it raises DataError is given to `skip` and
+    left out; None: the error is raised."""
+    for place, row in rows:
+        try:
+            made = make(row, place)
+        except DataError as error:
+            pass_over(error, skip)
+            continue
+        yield made
 
 
 def read_lines(file: Path, skip: Skip | None = None, *, way: str = "") -> Iterator[tuple[int, str]]:
@@ -108,7 +164,7 @@ def text_of(record: Mapping[str, Any], name: str, where: str, key: str, *, blank
     if not isinstance(text, str):
         raise _no_text(record, name, text, where, key)
     if not (blank or text.strip()):
-        raise DataError(f"field {name!r} is empty", where=where, hint="leave such samples out")
+        raise DataError(f"field {name!r} is empty", where=where)
     check_unicode(text, where)
     return text
 

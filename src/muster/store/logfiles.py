@@ -199,8 +199,8 @@ def _binary(head: bytes) -> bool:
 
 
 def _broken(why: str) -> Iterator[list[str]]:
+    yield from ()  # a generator: it is raised where lines are read
     raise BrokenFile(why)
-    yield []
 
 
 def _logfile(path: Path, shown: str) -> LogFile | None:

@@ -7,14 +7,25 @@ import csv
 import json
 import random
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from muster.core.errors import DataError
 from muster.core.units import counted
-from muster.store.lines import LONGEST_LINE, Skip, parse_object, read_lines
+from muster.store.lines import (
+    LONGEST_LINE,
+    SKIPPABLE,
+    Skip,
+    Skipped,
+    each_made,
+    parse_object,
+    pass_over,
+    read_lines,
+)
+
+T = TypeVar("T")
 
 JSON_LINES = (".jsonl", ".jsonl.gz", ".json", ".json.gz", ".ndjson", ".ndjson.gz")
 TABLES = (".csv", ".csv.gz", ".tsv", ".tsv.gz")
@@ -185,14 +196,23 @@ def held_note(count: int | None, of: int | None, fraction: float) -> list[str]:
 
 
 def unread_note(
-    file: Path, read: Callable[[dict[str, Any]], Iterable[str]], fields: Sequence[str]
+    file: Path, read: Callable[[Mapping[str, Any]], Iterable[str]], fields: Sequence[str]
 ) -> list[str]:
     """What to say of a file's fields that nobody reads, by its first row. `read`: those that a row's sample
     is made of; `fields`: all that are looked for."""
-    row = next((row for _, row in read_rows(file, lambda _: None, fields=fields)), {})
-    used = {root for field in read(row) for root in (field, field.partition(".")[0])}
-    left = [str(name) for name in row if name not in used]
-    return [f"{file.name}: fields that are not read: {', '.join(left)}"] if left else []
+
+    def left(row: Mapping[str, Any], _: str) -> list[str]:
+        return left_note(file.name, row, read(row))
+
+    ignored = Skipped().add
+    return next(each_made(read_rows(file, ignored, fields=fields), left, ignored), [])
+
+
+def left_note(where: str, names: Iterable[str], used: Iterable[str]) -> list[str]:
+    """What to say of fields that nobody reads. `used`: names, or dotted paths, of those that are."""
+    roots = {root for field in used for root in (field, field.partition(".")[0])}
+    left = [str(name) for name in names if name not in roots]
+    return [f"{where}: fields that are not read: {', '.join(left)}"] if left else []
 
 
 def unused_note(files: DataFiles) -> list[str]:
@@ -219,20 +239,50 @@ def hold_out(
     return set(different[: max(1, int(len(different) * fraction))])
 
 
+def read_samples(
+    files: Iterable[Path],
+    make: Callable[[Mapping[str, Any], str, Path], T],
+    *,
+    fields: Sequence[str],
+    limit: int | None = None,
+    skip: Skip | None = None,
+) -> Iterator[T]:
+    """What `make` makes of each row of the files, its place and its file's folder; at most `limit`.
+
+    Raises DataError with the file and the row of what is no sample, unless `skip` takes it, and where there
+    are none. `fields`: those that are looked for.
+    """
+    count, where = 0, ""
+    for file in files:
+        where = str(file)
+        rows = read_rows(file, skip, fields=fields)
+
+        def made(row: Mapping[str, Any], place: str, folder: Path = file.parent) -> T:
+            return make(row, place, folder)
+
+        for sample in each_made(rows, made, skip):
+            count += 1
+            yield sample
+            if count == limit:
+                return
+    if not count:
+        raise DataError("has no samples that can be used", where=where)
+
+
 def read_rows(
-    file: Path, skip: Skip | None = None, *, way: str = "", fields: Sequence[str] = ()
+    file: Path, skip: Skip | None = None, *, fields: Sequence[str] = ()
 ) -> Iterator[tuple[str, dict[str, Any]]]:
     """(place, row) of every row of a file; what is no table is JSON lines, or in .json one list of objects.
     gzip by its name.
 
-    `skip` is told of each row that cannot be read, which is then left out; None: DataError is raised. `way`
-    is added to the hints of these errors. `fields`: those that are looked for; of a Parquet
-    file's nested columns, no others are decoded: a row has them as None.
+    `skip` is told of each row that cannot be read, which is then left out; None: DataError is raised.
+    `fields`: those that are looked for; of a Parquet file's nested columns, no others are decoded: a row has
+    them as None.
     """
     if is_of(file, PARQUET):
         yield from _parquet(file, skip, fields)
         return
-    lines = read_lines(file, skip, way=way)
+    lines = read_lines(file, skip, way=SKIPPABLE)
     if is_of(file, TABLES):
         yield from _table(file, lines, skip)
         return
@@ -247,7 +297,7 @@ def read_rows(
             try:
                 record = parse_object(line, where)
             except DataError as error:
-                _pass_over(error, skip)
+                pass_over(error, skip)
             else:
                 yield where, record
 
@@ -257,19 +307,13 @@ def _listed(file: Path, text: str, skip: Skip | None) -> Iterator[tuple[str, dic
     try:
         rows = json.loads(text)
     except json.JSONDecodeError as error:
-        _pass_over(DataError(f"is not JSON: {error}", where=f"{file}:{error.lineno}"), skip)
+        pass_over(DataError(f"is not JSON: {error}", where=f"{file}:{error.lineno}"), skip)
         return
     for number, row in enumerate(rows):
         if isinstance(row, dict):
             yield f"{file}[{number}]", row
         else:
-            _pass_over(DataError("is not a JSON object", where=f"{file}[{number}]"), skip)
-
-
-def _pass_over(error: DataError, skip: Skip | None) -> None:
-    if skip is None:
-        raise error
-    skip(error)
+            pass_over(DataError("is not a JSON object", where=f"{file}[{number}]"), skip)
 
 
 def _table(
@@ -297,14 +341,14 @@ def _table(
         except StopIteration:
             return
         except csv.Error as error:
-            _pass_over(DataError(f"is not a table: {error}", where=f"{file}:{number}"), skip)
+            pass_over(DataError(f"is not a table: {error}", where=f"{file}:{number}"), skip)
             continue
         where = f"{file}:{number}"
         if len(row) == len(names):
             yield where, dict(zip(names, row, strict=True))
         elif row:
             problem = f"has {counted(len(row), 'column')}, and the first line has {len(names)}"
-            _pass_over(DataError(problem, where=where, hint=f"columns are apart by {sign!r}"), skip)
+            pass_over(DataError(problem, where=where, hint=f"columns are apart by {sign!r}"), skip)
 
 
 def _parquet(file: Path, skip: Skip | None, fields: Sequence[str]) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -319,7 +363,7 @@ def _parquet(file: Path, skip: Skip | None, fields: Sequence[str]) -> Iterator[t
                 number += 1
     except (OSError, ValueError) as error:
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-        _pass_over(DataError(f"is not a Parquet file that can be read: {reason}", where=str(file)), skip)
+        pass_over(DataError(f"is not a Parquet file that can be read: {reason}", where=str(file)), skip)
 
 
 def _batches(file: Path, fields: Sequence[str]) -> Iterator[list[dict[str, Any]]]:

@@ -191,6 +191,19 @@ def other_optimizer(config: Mapping[str, Any]) -> str | None:
     return str(kind) if kind is not None and str(kind).lower() not in ("adam", "adamw") else None
 
 
+def moments(config: Mapping[str, Any], *, offloaded: bool) -> int:
+    """The fp32 values that the optimizer keeps of each weight beside its copy; Adam's two where it is none of
+    those that are known here. Sources: deepspeed/runtime/engine.py (_configure_basic_optimizer),
+    ops/lion/cpu_lion.py (which keeps a second one that it never reads), torch/optim/{sgd,adagrad}.py."""
+    optimizer = section(config, "optimizer")
+    kind = str(optimizer.get("type")).lower()
+    if kind == "sgd":
+        return 1 if section(optimizer, "params").get("momentum") else 0
+    if kind == "lion":
+        return 2 if offloaded else 1
+    return 1 if kind == "adagrad" else 2
+
+
 def user_training(config: Mapping[str, Any]) -> dict[str, Any]:
     """The fields of the recipe's `train` that a user's file fixes ("auto" fixes nothing). Raises RecipeError.
 
@@ -337,6 +350,7 @@ def deepspeed_config(recipe: Recipe, batch: Batch, precision: str) -> dict[str, 
     config["fp16"] = fp16
     config.setdefault("steps_per_print", 1_000_000_000)
     zero = section(config, "zero_optimization")
+    _check_adagrad(config)
     if zero.get("stage") == 3 and "stage3_gather_fp16_weights_on_model_save" not in zero:  # its old name
         if zero.setdefault(_GATHER, True) not in (True, "auto"):
             raise RecipeError(
@@ -346,6 +360,20 @@ def deepspeed_config(recipe: Recipe, batch: Batch, precision: str) -> dict[str, 
             )
         config["zero_optimization"] = zero
     return config
+
+
+def _check_adagrad(config: Mapping[str, Any]) -> None:
+    """Raise RecipeError for ZeRO with PyTorch's Adagrad, which DeepSpeed makes anew with one group of
+    parameters for all, and then asks for the second (initialize_optimizer_states of zero/stage_1_and_2.py and
+    stage3.py)."""
+    zero = section(config, "zero_optimization")
+    on_device = section(zero, "offload_optimizer").get("device", "none") in (None, "none")
+    if str(section(config, "optimizer").get("type")).lower() == "adagrad" and zero.get("stage") and on_device:
+        raise RecipeError(
+            "Adagrad fails under ZeRO: DeepSpeed loses its parameters without weight decay",
+            where="optimizer.type",
+            hint="zero_optimization.offload_optimizer with device: cpu, stage 0, or AdamW",
+        )
 
 
 def fill_auto(config: Mapping[str, Any], recipe: Recipe, width: int | None) -> dict[str, Any]:

@@ -163,6 +163,7 @@ class DeepSpeedSpec(EngineSpec):
         found["clips"] = bool(normed or whole["gradient_clipping"])
         found["overlap"] = bool(zero.get("overlap_comm", stage == 3))
         found["together"] = "optimizer" in whole
+        found["moments"] = configuration.moments(whole, offloaded="optimizer" in offload)
         group = _number(zero, _GROUP, 1) if stage == 3 else 1
         found["group"] = group if group > 1 else 0
         return found
@@ -315,7 +316,7 @@ _SIZES = {
 
 
 # ----------------------------------------------------------------------------------------------------
-# What DeepSpeed's ZeRO stages hold, with and without offload, for Adam. Pure.
+# What DeepSpeed's ZeRO stages hold, with and without offload. Pure.
 #
 # Sources: DeepSpeed 0.19, deepspeed/runtime: engine.py (_configure_optimizer, allreduce_gradients),
 # fp16/unfused_optimizer.py, zero/stage_1_and_2.py, zero/stage3.py, zero/partition_parameters.py,
@@ -334,7 +335,7 @@ def _held_0(spread: ModelSpread, tensors: Tensors) -> States:
     own Adam, flattens them as well). Gradients are flattened once more to be reduced, also on one rank.
     """
     e, own = spread.element, elements(trained(tensors))
-    held = {"parameters": e * elements(tensors), "optimizer": 8 * own}
+    held = {"parameters": e * elements(tensors), "optimizer": 4 * spread.moments * own}
     gradients = {"gradients": e * own}
     step = dict(gradients)
     if e == 2:
@@ -348,7 +349,7 @@ def _held_0(spread: ModelSpread, tensors: Tensors) -> States:
 
 def _held_1_2(spread: ModelSpread, tensors: Tensors, rank: int | None) -> States:
     """Each optimizer group is one flat tensor, padded to twice the ranks, of which a rank owns one part: with
-    an fp32 copy, also where the model is in fp32, and Adam's states.
+    an fp32 copy, also where the model is in fp32, and the optimizer's states.
 
     Stage 1 keeps all gradients until they are reduced; then, and in stage 2 at once, those of a part stay,
     whole where they cross its edge (copy_grads_in_partition). The whole reduce bucket is allocated with the
@@ -382,7 +383,7 @@ def _held_1_2(spread: ModelSpread, tensors: Tensors, rank: int | None) -> States
         host = _offloaded(spread, groups, parts, kept)
         at_once = spread.stage == 2
         return States(held, host, passes, {} if at_once else gradients, backward, whole=not at_once)
-    held |= {"fp32 master": 4 * part, "optimizer": 8 * part}
+    held |= {"fp32 master": 4 * part, "optimizer": 4 * spread.moments * part}
     after = {
         "optimizer step": {"gradients": kept, "fp32 gradients": (6 if e == 2 else 4) * most},
         "gradient norm": {"gradients": kept, "gradients in flight": NORM * piece},
@@ -400,12 +401,12 @@ def _held_1_2(spread: ModelSpread, tensors: Tensors, rank: int | None) -> States
 
 
 def _offloaded(spread: ModelSpread, groups: list[Tensors], parts: list[int], kept: int) -> Parts:
-    """Host memory of stages 1 and 2 with the optimizer offloaded. Adam's states are not pinned."""
+    """Host memory of stages 1 and 2 with the optimizer offloaded. Its states are not pinned."""
     e, pinned = spread.element, spread.pinned
     host = {
         "fp32 master": sum(pinned(4 * size) for size in parts),
         "fp32 gradients": sum(pinned(4 * size) for size in parts),
-        "optimizer": 8 * sum(parts),
+        "optimizer": 4 * spread.moments * sum(parts),
         "transfer buffer": sum(pinned(e * size) for size in parts),
     }
     host["transfer buffer"] += pinned(e * max(largest(group) for group in groups)) if groups else 0
@@ -447,7 +448,8 @@ def _whole(group: Tensors, size: int, rank: int | None) -> int:
 
 def _held_3(spread: ModelSpread, tensors: Tensors) -> States:
     """Each tensor is padded to the ranks and cut. Trained shards lie in one flat tensor, with one of their
-    gradients, an fp32 copy, also where the model is in fp32, and Adam's states; one reduce bucket stays.
+    gradients, an fp32 copy, also where the model is in fp32, and the optimizer's states; one reduce bucket
+    stays.
 
     Parameters of at most `persistence` elements are gathered again after each step and stay so. What is
     gathered in a pass: `_gathered`. In flight: the largest gradient, which does not fit the bucket as a
@@ -479,7 +481,7 @@ def _held_3(spread: ModelSpread, tensors: Tensors) -> States:
     if spread.moves_parameters:
         host = added(_parameters_on_host(spread, tensors, groups, subs), second)
     if not spread.moves_optimizer:
-        held |= {"fp32 master": 4 * part, "optimizer": 8 * part, "gradients": e * part}
+        held |= {"fp32 master": 4 * part, "optimizer": 4 * spread.moments * part, "gradients": e * part}
         step = {"fp32 gradients": (6 if e == 2 else 4) * max(subs, default=0)}
         norm = {"gradients in flight": NORM * -(-biggest // n)}
         there = {} if spread.moves_parameters else second
@@ -506,7 +508,7 @@ def _second_copies(spread: ModelSpread, tensors: Tensors) -> Parts:
 
 
 def _optimizer_on_host(spread: ModelSpread, part: int, subs: list[int]) -> Parts:
-    """Adam's states, their fp32 copies and gradients; a rank's gradients as they are reduced.
+    """The optimizer's states, fp32 copies and gradients; a rank's gradients as they are reduced.
 
     On a disk: of sub-groups that are large enough, whose states come by way of buffers of the largest one's
     size; the first step makes its moments beside them (SwapBufferManager, swap_in_optimizer_state).
@@ -515,12 +517,13 @@ def _optimizer_on_host(spread: ModelSpread, part: int, subs: list[int]) -> Parts
     here = [size for size in subs if not gone or 4 * size < TO_DISK]
     host = {
         "fp32 master": 4 * sum(here),
-        "optimizer": 8 * sum(here),
+        "optimizer": 4 * spread.moments * sum(here),
         "fp32 gradients": sum(spread.pinned(4 * size) for size in here),
         "gradients": spread.pinned(spread.element * part),
     }
     if gone:
-        host["disk buffers"] = (4 * spread.disk.state_buffers + 8) * max(subs, default=0)
+        buffers = 4 * (spread.disk.state_buffers + spread.moments)
+        host["disk buffers"] = buffers * max(subs, default=0)
     return host
 
 

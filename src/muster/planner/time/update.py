@@ -13,9 +13,10 @@ from muster.engines.traffic import Traffic
 
 HOST_BANDWIDTH = 50e9  # bytes/s of a host's memory, all its ranks together, where it was not learned
 MEMORY = 0.8  # of its stated bandwidth that long sequential reads and writes get
-# Bytes per parameter of a rank's part: Adam reads gradient, weight and two moments and writes three of them
-# back (28), the norm reads the gradient (4), clipping reads and writes it (8).
-UPDATE = 40
+# Bytes per parameter of a rank's part: an optimizer reads gradient, weight and moments (Adam: two) and writes
+# all but the gradient back, the norm reads the gradient (4), clipping reads and writes it (8).
+GRADIENT, MOMENT = 4 + 4 + 4 + 4 + 8, 8
+UPDATE = GRADIENT + 2 * MOMENT
 
 
 def update(
@@ -37,7 +38,7 @@ def update(
     engine = spec_of(spread.engine)
     exchanged = engine.exchanged(spread)
     part = trained / engine.optimizer_parts(spread)
-    changed = UPDATE * part * (spread.kept / 4)
+    changed = (GRADIENT + spread.moments * MOMENT) * part * (spread.kept / 4)
     device = machines.device
     rate = MEMORY * device.bandwidth if device.bandwidth else None
     copies = engine.copies * exchanged * trained if spread.ranks > 1 else 0.0

@@ -9,13 +9,12 @@ from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
-from muster.core.errors import DataError
 from muster.core.units import counted, format_bytes
-from muster.store.lines import text_of
+from muster.store.lines import Skipped, each_made, text_of
 from muster.store.records import names_of
 from muster.worker.data.hub import hub_parts
 from muster.workloads.causal_lm.spec import TextData
-from muster.workloads.causal_lm.texts import Document, Skipped, cut, documents, find_texts, library_files
+from muster.workloads.causal_lm.texts import Document, cut, documents, find_texts, library_files
 
 
 @dataclass(frozen=True)
@@ -44,7 +43,7 @@ def _files(data: TextData) -> TextSource:
     path = Path(data.path).expanduser()
     found = find_texts(path)
     skipped = Skipped()
-    skip = skipped.add if data.bad == "skip" else None
+    skip = skipped.where(data.bad)
 
     def read(files: tuple[Path, ...]) -> Iterator[Document]:
         for file in files:
@@ -114,13 +113,12 @@ def _hub(data: TextData) -> TextSource:
         yield from joined(texts(rows.select_columns([root]) if root in rows.column_names else rows, name))
 
     def texts(rows: Any, name: str) -> Iterator[str]:
-        for number, row in enumerate(rows):
-            try:
-                yield text_of(row, data.field, f"data.name={data.name}, {name}[{number}]", "data.field")
-            except DataError as error:
-                if data.bad == "error":
-                    raise
-                skipped.add(error)
+        placed = ((f"data.name={data.name}, {name}[{number}]", row) for number, row in enumerate(rows))
+        return each_made(
+            placed,
+            lambda row, where: text_of(row, data.field, where, "data.field"),
+            skipped.where(data.bad),
+        )
 
     about = f"{data.name}" + (f", {data.subset}" if data.subset else "")
     return TextSource(

@@ -11,14 +11,14 @@ from typing import Annotated, Any, ClassVar
 from pydantic import Field
 
 from muster.core import families
-from muster.core.data import Data
+from muster.core.data import Data, OnBad
 from muster.core.errors import DataError, RecipeError
 from muster.core.families import gpt2, llama, opt
 from muster.core.recipe import DATA, WORKLOAD, Recipe
 from muster.core.section import PositiveInt, Section
 from muster.core.workload import Lengths, Survey
 from muster.store.records import held_note, names_of, parts_of
-from muster.workloads.causal_lm.texts import OnBad, check_texts, find_texts
+from muster.workloads.causal_lm.texts import check_texts, find_texts
 
 CHECKED = 1 << 30  # bytes of text that are read before ranks start; they read all of it, and say the same
 
@@ -128,7 +128,7 @@ print(model({question}, max_new_tokens={new}, num_beams={recipe.evaluate.beams},
         count = self.data.synthetic.samples if self.data.synthetic else None
         return min(count, self.data.limit or count) if count is not None else None
 
-    def survey(self, config: Mapping[str, Any] | None) -> Survey:
+    def survey(self, config: Mapping[str, Any] | None, checked: Survey | None = None) -> Survey:
         """What is held out and not used."""
         path = Path(self.data.path).expanduser() if self.data.path else None
         if path is None or not path.exists():

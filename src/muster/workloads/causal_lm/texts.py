@@ -11,10 +11,10 @@ import sysconfig
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
+from muster.core.data import OnBad
 from muster.core.errors import DataError
-from muster.store.lines import read_lines, text_of
+from muster.store.lines import SKIPPABLE, Skipped, each_made, read_lines, text_of
 from muster.store.records import SUFFIXES, TRAIN_NAMES, is_of, read_rows
 
 PLAIN = (".txt", ".text", ".md", ".rst", ".py", ".raw", ".tokens")
@@ -29,7 +29,6 @@ _NOT_LIBRARY = {
 }  # fmt: skip
 _NOT_MODULES = ("_sysconfigdata", "_sysconfig_vars", "sitecustomize", "usercustomize")
 
-OnBad = Literal["error", "skip"]
 Document = Iterator[str]
 
 
@@ -41,23 +40,6 @@ class TextFiles:
     train: tuple[Path, ...]
     validation: tuple[Path, ...] = ()
     unused: tuple[Path, ...] = ()
-
-
-@dataclass
-class Skipped:
-    """What was left out because it could not be read, with the first of its places."""
-
-    count: int = 0
-    first: str | None = None
-
-    def clear(self) -> None:
-        """Begin anew."""
-        self.count, self.first = 0, None
-
-    def add(self, error: DataError) -> None:
-        """One more."""
-        self.count += 1
-        self.first = self.first or f"{error.where}: {error.what}"
 
 
 def find_texts(path: Path) -> TextFiles:
@@ -117,17 +99,11 @@ def documents(file: Path, field: str, skip: Callable[[DataError], None] | None =
     `skip` is told of each line that cannot be read, which is then left out; None: DataError is raised, with
     the file and the line.
     """
-    way = "; data.bad=skip leaves such lines out"
     if not is_of(file, SUFFIXES):
-        yield _pieces(read_lines(file, skip, way=way))
+        yield _pieces(read_lines(file, skip, way=SKIPPABLE))
         return
-    for where, row in read_rows(file, skip, way=way, fields=(field,)):
-        try:
-            yield iter((text_of(row, field, where, "data.field"),))
-        except DataError as error:
-            if skip is None:
-                raise
-            skip(error)
+    rows = read_rows(file, skip, fields=(field,))
+    yield from each_made(rows, lambda row, where: iter((text_of(row, field, where, "data.field"),)), skip)
 
 
 def check_texts(path: Path, field: str, bad: OnBad, most: int) -> int:
@@ -141,7 +117,7 @@ def check_texts(path: Path, field: str, bad: OnBad, most: int) -> int:
     for part in (files.train, files.validation):
         found = read = 0
         for file in part:
-            for document in documents(file, field, None if bad == "error" else skipped.add):
+            for document in documents(file, field, skipped.where(bad)):
                 size = 2
                 for piece in document:
                     found += bool(piece.strip())

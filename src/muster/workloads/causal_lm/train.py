@@ -12,6 +12,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, TrainingArguments
 
 from muster.core.errors import DataError, RecipeError, UsageError
 from muster.core.recipe import Recipe
+from muster.store.lines import Skipped
 from muster.worker.context import Context
 from muster.worker.data.tokenizer import named_tokenizer
 from muster.worker.decoders import make_config, make_model, room_of
@@ -159,12 +160,7 @@ def _notes(tokens: Tokens, train: Rows, held_out: Rows) -> list[str]:
         notes.append("the held-out text does not fill one sequence: there is no perplexity")
     if isinstance(held_out, Packed):
         notes += limit_notes(held_out.tokens // held_out.sequence, held_out.limit)
-    skipped = meta["skipped"]
-    if skipped["count"]:
-        notes.append(
-            f"could not be read and were skipped: {skipped['count']:,}; the first: {skipped['first']}"
-        )
-    return notes
+    return [*notes, *Skipped(**meta["skipped"]).notes]
 
 
 # --- answering -------------------------------------------------------------------------------------------

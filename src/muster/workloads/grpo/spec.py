@@ -9,6 +9,7 @@ from typing import Any, Literal
 from pydantic import Field
 
 from muster.core.recipe import WORKLOAD
+from muster.core.workload import Survey
 from muster.dialogues.rl import Group, RolloutRecipe, check_held
 
 
@@ -43,10 +44,10 @@ class GrpoRecipe(RolloutRecipe):
         """Its answers."""
         return self.grpo.answers
 
-    def check_data(self, path: Path | None, config: Mapping[str, Any]) -> None:
+    def check_data(self, path: Path | None, config: Mapping[str, Any]) -> Survey | None:
         """As all that generate."""
         check_held(self.grpo.beta, "grpo.beta", self)
-        super().check_data(path, config)
+        return super().check_data(path, config)
 
 
 RECIPE = GrpoRecipe

@@ -1,4 +1,4 @@
-"""Image data on disk: Parquet files, or a folder of images per class; and which labels there may be.
+"""Image data on disk: Parquet files, CIFAR-10's batches, or a folder of images per class; and their classes.
 
 The control side checks with it what the ranks read with it, and decodes no image. It asks Parquet files by
 DuckDB, which ranks need not have.
@@ -17,6 +17,7 @@ from typing import Any
 
 from muster.core.errors import DataError, refused
 from muster.store.records import HELD_OUT_NAMES, TRAIN_NAMES, DataFiles, by_part
+from muster.workloads.image_classification.batches import ImageBatches, find_batches
 
 PARQUET = ".parquet"
 SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".pgm")
@@ -47,14 +48,17 @@ class ImageFolders:
                 raise DataError("is empty", where=str(file), hint="data.bad=skip leaves such images out")
 
 
-def find_images(path: Path) -> DataFiles | ImageFolders:
-    """What is in a file or folder: Parquet, or a folder for each class. Raises DataError with its name."""
+def find_images(path: Path) -> DataFiles | ImageFolders | ImageBatches:
+    """What is in a file or folder: Parquet, CIFAR-10's batches, or a folder for each class. Raises DataError
+    with its name."""
     if path.is_file():
         if path.suffix.lower() != PARQUET:
             raise DataError("is not a Parquet file", where=str(path), hint=f"or a folder: {LAYOUT}")
         return DataFiles((path,))
     if not path.is_dir():
         raise DataError("no such data", where=str(path), hint=f"a Parquet file, or a folder: {LAYOUT}")
+    if batches := find_batches(path):
+        return batches
     train = _part(path, TRAIN_NAMES)
     if train is None or not _folders(train):
         files = [file for file in _visible(path) if file.suffix.lower() == PARQUET]
@@ -250,7 +254,7 @@ def classes_at(path: Path, image: str, label: str, number: int | None) -> int:
 def _counted(path: Path, image: str, label: str, number: int | None, stamp: tuple[int, ...]) -> int:
     """Read once for each state of the data: a plan asks for it with each of its ways."""
     found = find_images(path)
-    if isinstance(found, ImageFolders):
+    if not isinstance(found, DataFiles):
         return len(found.names)
     return len(table_classes([ParquetTable(file, image, label) for file in found.train], number).names)
 

@@ -34,6 +34,7 @@ from muster.worker.data.loading import SharedBytes
 from muster.worker.data.sampler import GroupedSampler
 from muster.worker.loss import IGNORED
 from muster.worker.workloads.base import Counts
+from muster.workloads.image_classification.batches import CHANNELS, SIDE, ImageBatches
 from muster.workloads.image_classification.files import (
     METADATA,
     Classes,
@@ -287,18 +288,29 @@ DIGITS = "digits"  # what the embedded images are called
 
 
 @dataclass(frozen=True)
-class DigitsSource:
-    """(images, 8, 8) uint8, 0 to 255."""
+class ArraySource:
+    """Images that are in memory: (images, height, width) or (images, height, width, 3) uint8, 0 to 255.
+
+    parts: (name, rows) of what they were read from, in their order.
+    """
 
     images: Any
+    parts: Sequence[tuple[str, int]]
 
     def read(self, row: int) -> Image.Image:
         """See ImageSource."""
         return Image.fromarray(self.images[row])
 
     def place(self, row: int) -> str:
-        """digits[row]."""
-        return row_of(DIGITS, row)
+        """Part[row of this part]."""
+        return place_in(self.parts, row)
+
+
+def place_in(parts: Sequence[tuple[str, int]], row: int) -> str:
+    """What to call a row of all parts: (name, rows) each, in their order."""
+    ends = list(accumulate(rows for _, rows in parts))
+    which = min(bisect_right(ends, row), len(ends) - 1)
+    return row_of(parts[which][0], row - (ends[which] - parts[which][1]))
 
 
 def read_digits() -> tuple[Any, list[int]]:
@@ -363,7 +375,10 @@ def load_parts(data: ImageData, seed: int, number: int | None) -> Parts:
     """
     if data.path:
         found = find_images(Path(data.path).expanduser())
-        parts = _folders(found) if isinstance(found, ImageFolders) else _parquet(found, data, number)
+        if isinstance(found, ImageBatches):
+            parts = _batches(found)
+        else:
+            parts = _folders(found) if isinstance(found, ImageFolders) else _parquet(found, data, number)
     elif data.name:
         parts = _hub(data, number)
     else:
@@ -416,6 +431,22 @@ def _folders(found: ImageFolders) -> Parts:
     return Parts(part(found.train), part(found.held_out), found.names)
 
 
+# --- CIFAR-10's batches ----------------------------------------------------------------------------------
+
+
+def _batches(batches: ImageBatches) -> Parts:
+    def part(files: Sequence[Path]) -> Shard:
+        read = [batches.read(file) for file in files]
+        labels = [label for each in read for label in each.labels]
+        pixels = np.frombuffer(b"".join(each.pixels for each in read), np.uint8)
+        images = pixels.reshape(-1, CHANNELS, SIDE, SIDE).transpose(0, 2, 3, 1)
+        names = [(str(file), len(each.labels)) for file, each in zip(files, read, strict=True)]
+        source = ArraySource(np.ascontiguousarray(images), names)
+        return Shard(source, list(range(len(labels))), labels)
+
+    return Parts(part(batches.train), part(batches.held_out), batches.names)
+
+
 # --- tables ----------------------------------------------------------------------------------------------
 
 
@@ -450,9 +481,7 @@ class TableSource:
 
     def place(self, row: int) -> str:
         """File[row of this file]."""
-        ends = list(accumulate(rows for _, rows in self.parts))
-        which = min(bisect_right(ends, row), len(ends) - 1)
-        return row_of(self.parts[which][0], row - (ends[which] - self.parts[which][1]))
+        return place_in(self.parts, row)
 
 
 def _parquet(found: DataFiles, data: ImageData, number: int | None) -> Parts:
@@ -549,7 +578,7 @@ def _hub(data: ImageData, number: int | None) -> Parts:
 
 def _digits(digits: Digits) -> Parts:
     images, labels = read_digits()
-    source = DigitsSource(images)
+    source = ArraySource(images, [(DIGITS, len(labels))])
     if digits.validation >= len(labels):
         raise DataError(
             f"holds out {digits.validation} of {len(labels)} digits", where="data.digits.validation"
@@ -587,8 +616,9 @@ def _of_part(part: Shard, root: str | None) -> str:
         folder = str(Path(root).expanduser()) if root else ""
         names = [str(file).removeprefix(folder) for file in files]
         numbers[0] = np.array([_size(file) for file in files[::apart]], dtype=np.int64)
-    elif isinstance(part.source, TableSource):
+    elif isinstance(part.source, TableSource | ArraySource):
         names = [f"{Path(name).name} {rows}" for name, rows in part.source.parts]
+    if isinstance(part.source, TableSource):
         numbers.append(_lengths(part.source.column))
     return short_digest(names, *numbers)
 

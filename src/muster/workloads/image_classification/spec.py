@@ -18,7 +18,8 @@ from muster.core.recipe import DATA, WORKLOAD, Recipe
 from muster.core.section import PositiveInt, Section
 from muster.core.units import counted
 from muster.core.workload import Lengths, Survey
-from muster.store.records import held_note, parts_of
+from muster.store.records import DataFiles, held_note, parts_of
+from muster.workloads.image_classification.batches import ImageBatches
 from muster.workloads.image_classification.files import (
     ImageFolders,
     ParquetTable,
@@ -92,6 +93,10 @@ print(model("image.png"))"""
         if path is None:
             return
         data, found, strict = self.data, find_images(path), self.data.bad == "error"
+        if isinstance(found, ImageBatches):
+            for file in (*found.train, *found.held_out):
+                found.read(file)
+            return
         if isinstance(found, ImageFolders):
             self._check_count(len(found.train), len(found.held_out))
             if strict:
@@ -111,8 +116,10 @@ print(model("image.png"))"""
     def describe_data(self, path: Path) -> str:
         """Numbers of images, or files by name."""
         found, fraction = find_images(path), self.data.validation_fraction
-        if not isinstance(found, ImageFolders):
+        if isinstance(found, DataFiles):
             return parts_of(path, found.train, found.validation, fraction)
+        if isinstance(found, ImageBatches):
+            return parts_of(path, found.train, found.held_out, fraction)
         held = f"{len(found.held_out):,} held out" if found.held_out else f"held out {fraction:.3g} of it"
         return f"{path}: {counted(len(found.train), 'image')} to train on, {held}"
 
@@ -123,13 +130,13 @@ print(model("image.png"))"""
         count = DIGITS - self.data.digits.validation
         return min(count, self.data.limit or count)
 
-    def survey(self, config: Mapping[str, Any] | None) -> Survey:
+    def survey(self, config: Mapping[str, Any] | None, checked: Survey | None = None) -> Survey:
         """What is held out."""
         path = Path(self.data.path).expanduser() if self.data.path else None
         if path is None or not path.exists():
             return super().survey(config)
         found = find_images(path)
-        held = found.held_out if isinstance(found, ImageFolders) else found.validation
+        held = found.validation if isinstance(found, DataFiles) else found.held_out
         notes = [] if held else held_note(None, None, self.data.validation_fraction)
         return Survey(self.epoch_samples(), tuple(notes))
 

@@ -11,7 +11,7 @@ from pydantic import Field
 from muster.core.errors import RecipeError
 from muster.core.recipe import WORKLOAD
 from muster.core.section import Fraction, PositiveInt, Section
-from muster.core.workload import Drawing, HeldModel, Output
+from muster.core.workload import Drawing, HeldModel, Output, Survey
 from muster.dialogues.rl import RolloutRecipe
 from muster.engines.base import spec_of
 
@@ -70,7 +70,7 @@ class PpoRecipe(RolloutRecipe):
     workload: str = Field("ppo", description=WORKLOAD)
     ppo: Ppo = Field(default_factory=Ppo, description="The objective of proximal policy optimization.")
 
-    def check_data(self, path: Path | None, config: Mapping[str, Any]) -> None:
+    def check_data(self, path: Path | None, config: Mapping[str, Any]) -> Survey | None:
         """As all that generate; and what its trainer cannot do."""
         if spec_of(self.engine.name).shards_weights(0):  # module by module, and those of both at once
             raise RecipeError(
@@ -84,7 +84,7 @@ class PpoRecipe(RolloutRecipe):
                 where="batch.split",
                 hint="batch.split=even",
             )
-        super().check_data(path, config)
+        return super().check_data(path, config)
 
     @property
     def held(self) -> bool:

@@ -9,6 +9,7 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from muster.core.recipe import WORKLOAD
+from muster.core.workload import Survey
 from muster.dialogues.rl import Group, RolloutRecipe, check_held
 
 
@@ -40,10 +41,10 @@ class RlooRecipe(RolloutRecipe):
         """Its answers."""
         return self.rloo.answers
 
-    def check_data(self, path: Path | None, config: Mapping[str, Any]) -> None:
+    def check_data(self, path: Path | None, config: Mapping[str, Any]) -> Survey | None:
         """As all that generate."""
         check_held(self.rloo.beta, "rloo.beta", self)
-        super().check_data(path, config)
+        return super().check_data(path, config)
 
 
 RECIPE = RlooRecipe

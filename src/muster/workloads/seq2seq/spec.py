@@ -3,8 +3,9 @@ start."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import lru_cache
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
@@ -18,7 +19,7 @@ from muster.core.recipe import DATA, WORKLOAD, Recipe
 from muster.core.section import PositiveInt
 from muster.core.workload import Lengths, Survey
 from muster.store import databases
-from muster.store.lines import MISSING, text_of, value_at
+from muster.store.lines import MISSING, Skip, Skipped, text_of, value_at
 from muster.store.records import (
     DataFiles,
     Splits,
@@ -26,7 +27,7 @@ from muster.store.records import (
     held_note,
     hold_out,
     parts_of,
-    read_rows,
+    read_samples,
     unread_note,
     unused_note,
 )
@@ -130,6 +131,10 @@ class PairData(SplitData):
         given = (self.schema_,) if self.schema_ else ()
         return (*(field for pair in self.candidates() for field in pair), *given, *databases.FIELDS)
 
+    def used(self, pair: tuple[str, str]) -> list[str]:
+        """All fields that are read of a row whose input and target are in this pair."""
+        return [*pair, *([self.schema_] if self.schema_ else []), *databases.FIELDS]
+
     def asked(self, question: str, schema: str) -> str:
         """The input without its prefix."""
         return f"{question}{JOIN}{schema}" if schema else question
@@ -152,22 +157,31 @@ print(words.decode(made[0], skip_special_tokens=True, clean_up_tokenization_spac
     workload: str = Field("seq2seq", description=WORKLOAD)
     data: PairData = Field(default_factory=PairData, description=DATA)
 
-    def check_data(self, path: Path | None, config: Mapping[str, Any]) -> None:
+    def check_data(self, path: Path | None, config: Mapping[str, Any]) -> Survey | None:
         """Read the files as the ranks will. Raises DataError."""
-        if path is None:
-            return
-        files, data = find_data(path, self.data.splits), self.data
-        groups = {group_of(row, data) for row in read_pairs(files.train, data, limit=data.limit)}
+        return None if path is None else self._read(path)
+
+    def _read(self, path: Path) -> Survey:
+        """The pairs as ranks will have them. Raises DataError."""
+        files, data, skipped = find_data(path, self.data.splits), self.data, Skipped()
+        skip = skipped.where(data.bad)
+        train = list(read_pairs(files.train, data, limit=data.limit, skip=skip))
+        notes = files_notes(files, data)
         if files.validation:
-            for _ in read_pairs(files.validation, data):
+            for _ in read_pairs(files.validation, data, skip=skip):
                 pass
         else:
-            held_groups(groups, data, self.train.seed)
+            count = len(train)
+            held = held_groups((group_of(row, data) for row in train), data, self.train.seed)
+            train = [row for row in train if group_of(row, data) not in held]
+            notes += held_note(count - len(train), count, data.validation_fraction)
+        some = some_of(train, lambda row: (row.input, row.target))
+        return Survey(len(train), (*notes, *skipped.notes), tuple(some))
 
     def describe_data(self, path: Path) -> str:
         """Files by name, and the fields that are read."""
         files = find_data(path, self.data.splits)
-        row = next(read_pairs(files.train, self.data, limit=1))
+        row = next(read_pairs(files.train, self.data, limit=1, skip=Skipped().where(self.data.bad)))
         told = parts_of(path, files.train, files.validation, self.data.validation_fraction, files.unused)
         schema = f" with schema {self.data.schema_}" if self.data.schema_ else ""
         return f"{told}; from field {row.fields[0]}{schema} to field {row.fields[1]}"
@@ -180,35 +194,28 @@ print(words.decode(made[0], skip_special_tokens=True, clean_up_tokenization_spac
         """As the recipe says, or as the files have them; a hub data set's number is not known."""
         return self.survey(None).samples
 
-    def survey(self, config: Mapping[str, Any] | None) -> Survey:
+    def survey(self, config: Mapping[str, Any] | None, checked: Survey | None = None) -> Survey:
         """The pairs as ranks will have them; with a model's configuration, what max_source and max_target
         cut."""
         data = self.data
         if data.generated:
             return Survey(min(data.generated.train, data.limit or data.generated.train))
-        if not data.path or not Path(data.path).exists():
+        if checked is None and not (data.path and Path(data.path).exists()):
             return Survey()
-        files = find_data(Path(data.path), data.splits)
-        rows = list(read_pairs(files.train, data, limit=data.limit))
-        notes = files_notes(files, data)
-        train = rows
-        if not files.validation:
-            held = held_groups((group_of(row, data) for row in rows), data, self.train.seed)
-            train = [row for row in rows if group_of(row, data) not in held]
-            notes += held_note(len(rows) - len(train), len(rows), data.validation_fraction)
-        return Survey(len(train), (*notes, *([] if config is None else self._too_long(train))))
+        read = checked or self._read(Path(str(data.path)))
+        cut = [] if config is None else self._too_long(read)
+        return replace(read, notes=(*read.notes, *cut))
 
-    def _too_long(self, rows: Sequence[PairRow]) -> list[str]:
+    def _too_long(self, read: Survey) -> list[str]:
         """What to say of inputs and targets that are cut."""
-        data = self.data
-        some = some_of(rows, lambda row: (row.input, row.target))
+        data, some = self.data, read.some
         inputs, targets = [data.prefix + row.input for row in some], [row.target for row in some]
         counted = counter(self.model, lambda: [*inputs, *targets])
         notes = []
         for what, texts, key in (("inputs", inputs, "max_source"), ("targets", targets, "max_target")):
             limit = getattr(data, key)
             lengths = [number + 1 for number in counted.count(texts)]  # with the end
-            if told := too_long(lengths, len(rows), limit, exact=counted.exact):
+            if told := too_long(lengths, read.samples or 0, limit, exact=counted.exact):
                 notes.append(
                     f"{told[0]} {what} are longer than data.{key}={limit} tokens and lose their end; the "
                     f"longest has {told[1]:,}"
@@ -268,34 +275,26 @@ class PairRow:
     missing: str | None = None  # the name of a database that is not there
 
 
-def read_pairs(files: Iterable[Path], data: PairData, *, limit: int | None = None) -> Iterator[PairRow]:
-    """The inputs and targets of files, as data.input and data.target name them; none is empty.
+def read_pairs(
+    files: Iterable[Path], data: PairData, *, limit: int | None = None, skip: Skip | None = None
+) -> Iterator[PairRow]:
+    """The inputs and targets of files, as data.input and data.target name them; none is empty. Raises
+    DataError as `read_samples` does."""
 
-    Raises DataError with the file and the row.
-    """
-    count, where = 0, ""
-    for file in files:
-        where = str(file)
-        for place, record in read_rows(file, fields=data.fields()):
-            count += 1
-            yield pair_of(record, data, place, beside=file.parent)
-            if count == limit:
-                return
-    if not count:
-        raise DataError("has no samples", where=where)
+    def make(row: Mapping[str, Any], place: str, folder: Path) -> PairRow:
+        return pair_of(row, data, place, folder)
+
+    return read_samples(files, make, fields=data.fields(), limit=limit, skip=skip)
 
 
-def pair_of(
-    record: Mapping[str, Any], data: PairData, where: str, *, beside: Path | None = None, blank: bool = False
-) -> PairRow:
-    """A row's input and target. Raises DataError. `beside`: the folder that its database is looked for from;
-    `blank`: texts may be empty."""
+def pair_of(record: Mapping[str, Any], data: PairData, where: str, folder: Path | None = None) -> PairRow:
+    """A row's input and target. Raises DataError. `folder`: where its database is looked for."""
     fields = fields_of(record, data, where)
-    question = text_of(record, fields[0], where, data.key("input"), blank=blank)
-    target = text_of(record, fields[1], where, data.key("target"), blank=blank)
+    question = text_of(record, fields[0], where, data.key("input"), blank=False)
+    target = text_of(record, fields[1], where, data.key("target"), blank=False)
     found = (record.get(field) for field in databases.FIELDS)
     named = next((name for name in found if isinstance(name, str) and name), None)
-    database = databases.find_database(named, beside) if named and beside else None
+    database = databases.find_database(named, folder) if named and folder else None
     schema = schema_of(record, data, where, named, database) if data.schema_ else ""
     missing = named if database is None else None
     return PairRow(data.asked(question, schema), target, fields, schema, database, missing)
@@ -307,11 +306,7 @@ def fields_of(record: Mapping[str, Any], data: PairData, where: str) -> tuple[st
     given = (data.named("input"), data.named("target"))
     if given[0] and given[1]:
         return given[0], given[1]
-    spelt = {**{str(name).lower(): str(name) for name in record}, **{name: name for name in record}}
-    pairs = [
-        (given[0] or spelt.get(one, one), given[1] or spelt.get(other, other))
-        for one, other in data.candidates()
-    ]
+    pairs = _spelt(type(data).pairs, *given, tuple(record))
     values = {field: value_at(record, field) for pair in pairs for field in pair}
     texts = [pair for pair in pairs if all(isinstance(values[field], str) for field in pair)]
     texts = [pair for pair in texts if values[pair[0]].strip()] or texts
@@ -335,6 +330,17 @@ def fields_of(record: Mapping[str, Any], data: PairData, where: str) -> tuple[st
         hint=f"the fields there are: {', '.join(has)}; {data.key('input')}={one or example[0]} "
         f"{data.key('target')}={other or example[1]} names the two",
     )
+
+
+@lru_cache(maxsize=64)
+def _spelt(
+    pairs: tuple[tuple[str, str], ...], one: str | None, other: str | None, names: tuple[str, ...]
+) -> list[tuple[str, str]]:
+    """Those of `pairs` that a row with fields of these names may have, spelt as there. `one`, `other`: the
+    recipe's input and target. Asked for each row, and alike for all of a file."""
+    spelt = {**{str(name).lower(): str(name) for name in names}, **{name: name for name in names}}
+    given = dict.fromkeys((one or spelt.get(a, a), other or spelt.get(b, b)) for a, b in pairs)
+    return [pair for pair in given if all({field, field.partition(".")[0]} & {*names} for field in pair)]
 
 
 def schema_of(
@@ -370,8 +376,7 @@ def files_notes(files: DataFiles, data: PairData) -> list[str]:
     """What to say of files and fields that nobody reads."""
 
     def read(row: Mapping[str, Any]) -> list[str]:
-        schema = [data.schema_] if data.schema_ else []
-        return [*fields_of(row, data, str(files.train[0])), *schema, *databases.FIELDS]
+        return data.used(fields_of(row, data, str(files.train[0])))
 
     return [*unused_note(files), *unread_note(files.train[0], read, data.fields())]
 

@@ -20,7 +20,8 @@ from transformers import (
 from muster.core.data import Generated
 from muster.core.recipe import Recipe
 from muster.core.units import counted
-from muster.store.records import find_data, held_note, names_of
+from muster.store.lines import Skip, Skipped, each_made
+from muster.store.records import find_data, held_note, left_note, names_of
 from muster.worker.context import Context
 from muster.worker.data.digest import short_digest
 from muster.worker.data.hub import held_part, hub_parts, unused_parts
@@ -103,7 +104,7 @@ def build(context: Context, arguments: dict[str, Any]) -> Built:
         grouped=data.padding != "fixed",
     )
     cut = encoded.cut + encoded_held.cut
-    return Built(trainer, count_batch, len(encoded), held, cut, notes=notes)
+    return Built(trainer, count_batch, len(encoded), held, cut, pairs.skipped, notes=notes)
 
 
 def shapes_for(context: Context, train: Encoded, held_out: Encoded, multiple: int) -> tuple[Shape, ...]:
@@ -231,27 +232,30 @@ class Answerer:
 
 @dataclass(frozen=True)
 class Pairs:
-    """The training and the held-out pairs, a note that says where they are from, and what of it is not
-    used."""
+    """The training and the held-out pairs, a note that says where they are from, what of it is not used, and
+    how many rows cannot be used."""
 
     train: list[Pair]
     held_out: list[Pair]
     about: str = ""
     notes: tuple[str, ...] = ()
+    skipped: int = 0
 
 
 def load_pairs(data: PairData, cache: Path, *, may_write: bool, seed: int) -> Pairs:
     """The recipe's pairs. `may_write`: this process may fill `cache`. Raises DataError."""
-    notes = list[str]()
+    notes, skipped = list[str](), Skipped()
+    skip = skipped.where(data.bad)
     if data.name:
-        train, held_out, about = _from_hub(data)
+        train, held_out, about, left = _from_hub(data, skip)
+        notes += left
     else:
         folder = Path(data.path).expanduser() if data.path else cache
         if not data.path and may_write:
             _generate(data.generated or Generated(), cache)
         files = find_data(folder, data.splits)
-        train = list(read_pairs(files.train, data, limit=data.limit))
-        held_out = list(read_pairs(files.validation, data)) if files.validation else []
+        train = list(read_pairs(files.train, data, limit=data.limit, skip=skip))
+        held_out = list(read_pairs(files.validation, data, skip=skip)) if files.validation else []
         notes += files_notes(files, data) if data.path else []
         about = names_of(files.train) + (f", held out {names_of(files.validation)}" if held_out else "")
     told = f"questions: {about}; {_fields_told(train[-1:], data)}"
@@ -265,7 +269,8 @@ def load_pairs(data: PairData, cache: Path, *, may_write: bool, seed: int) -> Pa
         train = [row for row in train if group_of(row, data) not in held]
         notes += held_note(len(held_out), len(train) + len(held_out), data.validation_fraction)
     told = told if data.name or data.path else ""
-    return Pairs(_pairs(train, data), _pairs(held_out, data), told, tuple(notes))
+    notes += skipped.notes
+    return Pairs(_pairs(train, data), _pairs(held_out, data), told, tuple(notes), skipped.count)
 
 
 def _fields_told(rows: Sequence[PairRow], data: PairData) -> str:
@@ -288,7 +293,9 @@ def _generate(generated: Generated, folder: Path) -> None:
     sqlgen.build(folder, seed=generated.seed, train=generated.train, validation=generated.validation)
 
 
-def _from_hub(data: PairData) -> tuple[list[PairRow], list[PairRow], str]:
+def _from_hub(data: PairData, skip: Skip | None) -> tuple[list[PairRow], list[PairRow], str, list[str]]:
+    """The pairs to train on and those that are held out, where they are from, and the fields that nobody
+    reads."""
     assert data.name
     loaded = hub_parts(data.name, data.subset, data.splits)
     held_name = held_part(loaded)
@@ -300,14 +307,14 @@ def _from_hub(data: PairData) -> tuple[list[PairRow], list[PairRow], str]:
         rows = loaded[name]
         used = [key for key in rows.column_names if key.lower() in wanted or key in wanted]
         rows = rows.select_columns(used) if used else rows  # the others are not decoded
-        place = f"data.name={data.name}, {name}"
-        parts[name] = [
-            pair_of(record, data, f"{place}[{number}]", blank=True) for number, record in enumerate(rows)
-        ]
+        placed = ((f"data.name={data.name}, {name}[{number}]", row) for number, row in enumerate(rows))
+        parts[name] = list(each_made(placed, lambda row, place: pair_of(row, data, place), skip))
     about = data.name + (f", held out its part {held_name}" if held_name else "")
     unused = unused_parts(loaded, held_name)
     about += f", not used {', '.join(unused)}" if unused else ""
-    return parts["train"][: data.limit], parts[held_name] if held_name else [], about
+    train = parts["train"]
+    left = left_note(data.name, loaded["train"].column_names, data.used(train[0].fields)) if train else []
+    return train[: data.limit], parts[held_name] if held_name else [], about, left
 
 
 class Encoded(Dataset[dict[str, list[int]]]):  # type: ignore[misc]

@@ -65,7 +65,7 @@ class SftRecipe(DialogueRecipe):
     workload: str = Field("sft", description=WORKLOAD)
     data: SftData = Field(default_factory=SftData, description=DATA)
 
-    def check_data(self, path: Path | None, config: Mapping[str, Any]) -> None:
+    def check_data(self, path: Path | None, config: Mapping[str, Any]) -> Survey | None:
         """As all dialogues; packing leaves no padding to learn."""
         if self.data.packing and self.data.learn == "padding":
             raise RecipeError(
@@ -75,11 +75,11 @@ class SftRecipe(DialogueRecipe):
             )
         if self.data.packing and "model_type" in config:
             check_packing(str(config["model_type"]), config.get("attn_implementation"))
-        super().check_data(path, config)
+        return super().check_data(path, config)
 
-    def survey(self, config: Mapping[str, Any] | None) -> Survey:
+    def survey(self, config: Mapping[str, Any] | None, checked: Survey | None = None) -> Survey:
         """As all dialogues; of packed samples, the sequences are the samples."""
-        found = super().survey(config)
+        found = super().survey(config, checked)
         if not self.data.packing or found.samples is None:
             return found
         told = f"{counted(found.samples, 'sample')} are packed: how many sequences they fill, ranks will find"
