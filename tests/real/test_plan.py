@@ -37,12 +37,10 @@ def test_the_plan_of_a_run_is_kept_and_stands_in_its_result(done: RunFolder) -> 
     plan = Plan.model_validate(done.read_json(done.plan))
     result = done.read_result()
     assert result is not None
-    assert result.planned is not None
     assert plan.memory is not None
-    assert result.planned.memory == plan.memory.device_bytes
-    assert result.planned.step_seconds is None  # nobody had measured this CPU
-    measured = result.memory.resident_peak or 0
-    assert plan.memory.device_bytes == pytest.approx(measured, rel=0.5)
+    assert plan.memory.basis == "not counted"  # of so small a model that is no decoder: nothing is traced
+    assert plan.time is None  # nobody had measured this CPU
+    assert result.planned is None
 
 
 def test_what_was_chosen_is_frozen_for_a_resumed_run(done: RunFolder) -> None:
@@ -65,6 +63,9 @@ def test_a_run_teaches_what_its_machine_can_do(
     assert planned.time.step == pytest.approx(measured_of(done).seconds, rel=0.05)
     assert planned.memory is not None
     assert planned.memory.basis == "traced"
+    result = done.read_result()
+    assert result is not None
+    assert planned.memory.device_bytes == pytest.approx(result.memory.resident_peak or 0, rel=0.5)
 
 
 def test_calibrating_on_the_command_line(
