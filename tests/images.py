@@ -1,4 +1,4 @@
-"""Small images and tables of images, made without Pillow and pyarrow: the control side has neither."""
+"""Small images and tables of images; without Pillow, which the control side has not."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import duckdb
+import pytest
 
 RED, GREEN, BLUE = (255, 0, 0), (0, 255, 0), (0, 0, 255)
 
@@ -52,18 +52,15 @@ def write_parquet(
 
     `names`: of the classes, in the metadata that the datasets library writes.
     """
+    arrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
     file.parent.mkdir(parents=True, exist_ok=True)
-    kind = "VARCHAR" if any(isinstance(value, str) for _, value in rows) else "BIGINT"
-    base = duckdb.connect()
-    base.execute(f'CREATE TABLE t ("{image}" STRUCT(bytes BLOB, path VARCHAR), "{label}" {kind})')
-    for content, value in rows:
-        base.execute("INSERT INTO t VALUES (row(?, NULL), ?)", [content, value])
-    about = ""
+    fields = [("bytes", arrow.binary()), ("path", arrow.string())]
+    images = arrow.array([{"bytes": content} for content, _ in rows], arrow.struct(fields))
+    table = arrow.table({image: images, label: [value for _, value in rows]})
     if names:
         features = {image: {"_type": "Image"}, label: {"names": list(names), "_type": "ClassLabel"}}
-        text = json.dumps({"info": {"features": features}})
-        about = f", KV_METADATA {{huggingface: '{text}'}}"
-    base.execute(f"COPY t TO '{file}' (FORMAT parquet{about})")
+        table = table.replace_schema_metadata({"huggingface": json.dumps({"info": {"features": features}})})
+    parquet.write_table(table, file)
     return file
 
 

@@ -7,7 +7,7 @@ import os
 import subprocess
 import sys
 import zipfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -64,58 +64,27 @@ def by_host(document: dict) -> dict[str, dict]:
     return {report["host"]: report for report in document["hosts"]}
 
 
-class Host:
-    """The program as a host runs it, asked step by step. `source`: its text, changed for a test."""
-
-    def __init__(self, home: Path, source: str | None = None) -> None:
-        self.cache = home / "cache dir"
-        self.process = subprocess.Popen(
-            [sys.executable, "-c", PROGRAM.read_text() if source is None else source],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            env={**os.environ, "HOME": str(home)},
-        )
-        self.number = 0
-        self.ask("hello", cache=str(self.cache), env={}, lease=60, python=None)
-
-    def send(self, data: bytes) -> None:
-        assert self.process.stdin
-        self.process.stdin.write(data)
-        self.process.stdin.flush()
-
-    def ask(self, op: str, **content: Any) -> dict[str, Any]:
-        """A request and its reply."""
-        self.request(op, **content)
-        return self.reply()
-
-    def request(self, op: str, **content: Any) -> None:
-        self.number += 1
-        self.send(json.dumps({"op": op, "id": self.number, **content}).encode() + b"\n")
-
-    def reply(self) -> dict[str, Any]:
-        assert self.process.stdout
-        for line in self.process.stdout:
-            message = json.loads(line) if line.strip() else {}
-            if message.get("m") == "reply":
-                assert message["id"] == self.number
-                return message
-        raise AssertionError("it ended")
-
-    def put(self, index: int, data: bytes) -> None:
-        self.send(json.dumps({"op": "put", "file": index, "bytes": len(data)}).encode() + b"\n" + data)
-
-    def close(self) -> int:
-        """Hang up -> its exit code."""
-        assert self.process.stdin and self.process.stdout
-        self.process.stdin.close()
-        code = self.process.wait(30)
-        self.process.stdout.close()
-        return code
+def run_program(
+    folder: Path, op: str, brought: Mapping[str, bytes] | None = None, **order: Any
+) -> dict[str, Any]:
+    """The program of a host, run to its end with an order -> its report, or how it failed. `brought`:
+    contents that its agent has taken, by their digests."""
+    base, events = folder / "job", folder / "rank0.events.jsonl"
+    (base / "code").mkdir(parents=True, exist_ok=True)
+    for digest, content in (brought or {}).items():
+        (base / "code" / digest).write_bytes(content)
+    plain = {
+        "environment": None, "uv": None, "wheels": {}, "files": [], "hub": [], "brought": brought is not None,
+    }  # fmt: skip
+    spec = {"base": str(base), "order": {"op": op, "cache": str(folder / "cache dir"), **plain, **order}}
+    (folder / "spec.json").write_text(json.dumps(spec))
+    events.unlink(missing_ok=True)
+    variables = {"MUSTER_SPEC": str(folder / "spec.json"), "MUSTER_EVENTS": str(folder), "MUSTER_RANK": "0"}
+    environ = {**os.environ, "HOME": str(folder), **variables}
+    subprocess.run([sys.executable, str(PROGRAM)], env=environ, check=True)
+    return dict(json.loads(events.read_text().splitlines()[-1]))
 
 
 def environment(venv: Path, key: str = "k") -> dict[str, Any]:
-    """The request for an environment of nothing."""
-    return {
-        "path": str(venv), "key": key, "requirements": "", "constraints": None, "wheels": [], "offline": True,
-        "index": None, "python": sys.executable, "version": "3.11.0", "lacks": None,
-    }  # fmt: skip
+    """An environment of nothing."""
+    return {"path": str(venv), "key": key, "requirements": "", "constraints": None, "index": None}

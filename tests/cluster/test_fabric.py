@@ -12,7 +12,7 @@ import pytest
 from muster.checks.base import Context, Finding, Level
 from muster.checks.families.fabric import CHECKS, judge_group
 from muster.core.fabric.asked import Asked
-from muster.core.fabric.result import Fabric
+from muster.core.fabric.result import GroupFabric
 from muster.core.inventory import parse_hosts
 from muster.core.launch import Launch
 from muster.core.recipe import Recipe
@@ -41,7 +41,7 @@ def launch(cluster: Cluster) -> Launch:
     return Launch(ssh_options=["-F", str(cluster.ssh_config)], workdir=work, threads=1, device="cpu")
 
 
-def measured(cluster: Cluster, watch: Watch | None = None, **asked: Any) -> Fabric:
+def measured(cluster: Cluster, watch: Watch | None = None, **asked: Any) -> GroupFabric:
     """The group checks; afterwards neither a process nor a file of them is on any host."""
     needs_torch()
     recipe = Recipe(launch=launch(cluster))
@@ -67,7 +67,7 @@ def left(cluster: Cluster, job: str = "fabric-") -> list[str]:
     ]
 
 
-def levels(found: Fabric, least: Level = Level.WARN, **expects: Any) -> dict[tuple[str, str], Finding]:
+def levels(found: GroupFabric, least: Level = Level.WARN, **expects: Any) -> dict[tuple[str, str], Finding]:
     """Findings of at least that level. Expectations are given as bandwidth={"at_least_gbit": 1}."""
     known = {check.name: dict(check.expects) for check in CHECKS}
     for name, values in expects.items():

@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 
 from tests.cluster.cluster import Cluster
-from tests.hub import REVISION, hub
 from tests.support import TINY, needs_torch
 from tests.wheels import by_host, finish, make_wheel, prepare_argv, start
 
@@ -123,7 +122,7 @@ def test_three_hosts_are_the_same(fleet: Fleet, prepared: dict) -> None:
     assert prepared["differences"] == []
     for node in NAMES:
         copied = {each["what"]: each["status"] for each in hosts[node]["copied"]}
-        assert copied == {"wheels": "copied", str(fleet.model): "copied", str(fleet.data): "copied"}
+        assert copied == {str(fleet.model): "copied", str(fleet.data): "copied"}
         for path in (fleet.model, fleet.data):
             assert fleet.sums(node, path) == fleet.sums_here(path) != {}
     (use,) = prepared["use"]
@@ -137,7 +136,7 @@ def test_a_second_time_nothing_is_done(fleet: Fleet, prepared: dict) -> None:
     assert code == 0, said
     for report in document["hosts"]:
         assert report["environment"]["status"] == "present"
-        assert [(each["status"], each["bytes"]) for each in report["copied"]] == [("present", 0)] * 3
+        assert [(each["status"], each["bytes"]) for each in report["copied"]] == [("present", 0)] * 2
 
 
 def test_a_differing_package_is_found_and_named(fleet: Fleet, prepared: dict) -> None:
@@ -176,34 +175,14 @@ def test_one_host_does_not_hold_up_the_others(whole: Cluster, fleet: Fleet, prep
     assert "cannot be reached" in hosts["node3"]["failure"]["what"]
 
 
-def test_a_model_of_the_hub_comes_over_this_machine(fleet: Fleet, prepared: dict) -> None:
-    """Hosts cannot reach the hub: real huggingface_hub downloads once here, and its cache is copied."""
-    pytest.importorskip("huggingface_hub")
-    files = {"config.json": b'{"model_type": "t5"}', "model.safetensors": os.urandom(700_000)}
-    with hub("org/tiny", files) as running:
-        words = ["model.name=org/tiny", "model.init=pretrained", "model.config=null", "model.tokenizer=train"]
-        for status in ("copied", "present"):
-            code, document, said = fleet.prepare(*words, f"env.HF_ENDPOINT={running.address}")
-            assert code == 0, (document, said)
-            for report in document["hosts"]:
-                last = report["copied"][-1]
-                assert (last["what"], last["status"]) == ("model org/tiny", status)
-        assert running.fetched == dict.fromkeys(files, 1)
-    place = fleet.local / "hf/hub/models--org--tiny/snapshots" / REVISION
-    sums = {name: hashlib.sha256(data).hexdigest() for name, data in files.items()}
-    for node in NAMES:
-        assert fleet.sums(node, place) == sums
-        links = fleet.cluster.run(node, ["find", str(place), "-type", "l"]).stdout.split()
-        assert len(links) == 2
-
-
-def test_a_host_downloads_where_this_machine_cannot(fleet: Fleet, prepared: dict) -> None:
-    """The first host that can does, and the others get it from there."""
+def test_each_host_fetches_a_model_of_the_hub(fleet: Fleet, prepared: dict) -> None:
+    """By its environment's own libraries; the second time nothing."""
     words = ["model.name=org/far", "model.init=pretrained", "model.config=null", "model.tokenizer=train"]
-    code, document, said = fleet.prepare(*words, "env.HF_HUB_OFFLINE=1")
-    assert code == 0, (document, said)
-    found = [by_host(document)[node]["copied"][-1]["status"] for node in NAMES]
-    assert found == ["downloaded", "copied", "copied"]
+    for status in ("downloaded", "present"):
+        code, document, messages = fleet.prepare(*words)
+        assert code == 0, (document, messages)
+        copied = [by_host(document)[node]["copied"][-1] for node in NAMES]
+        assert [(each["what"], each["status"]) for each in copied] == [("model org/far", status)] * 3
     for node in NAMES:
         sums = fleet.sums(node, fleet.local / "hf/hub/models--org--far")
         assert set(sums) == {"blobs/b1", "refs/main", "snapshots/r1/config.json"}

@@ -47,7 +47,7 @@ UNSET = (
     "HF_HOME",
     "HF_TOKEN",
 )
-SET = {"TZ": "UTC", "COLUMNS": "100", "TERM": "dumb", "LC_ALL": "C.UTF-8", "HF_HUB_OFFLINE": "1"}
+SET = {"TZ": "UTC", "COLUMNS": "100", "TERM": "xterm-256color", "LC_ALL": "C.UTF-8", "HF_HUB_OFFLINE": "1"}
 HOMES = ("HOME", "XDG_STATE_HOME", "XDG_DATA_HOME", "XDG_CACHE_HOME", "XDG_CONFIG_HOME")
 
 
@@ -168,6 +168,8 @@ class _Text(HTMLParser):
             self.parts.append(f"\n[{given['aria-label']}]\n")
         if tag == "a" and given.get("href"):
             self.parts.append(f"[{given['href']}] ")
+        if tag == "mark":
+            self.parts.append("<")
         self.silent += tag in self.SILENT
         if tag in self.BLOCKS:
             self.parts.append("\n")
@@ -175,6 +177,8 @@ class _Text(HTMLParser):
             self.parts.append(" | ")
 
     def handle_endtag(self, tag: str) -> None:
+        if tag == "mark":
+            self.parts.append(">")
         self.silent -= tag in self.SILENT
         if tag in self.BLOCKS:
             self.parts.append("\n")

@@ -22,6 +22,25 @@ from tests.golden.test_shown import recorded
 RECORDED = ("old", "demo", "digits", "lm", "dpo", "grpo", "ppo", "fabric", "command", "broken", "resumed")
 GPU = {"name": "NVIDIA H100 80GB HBM3", "memory_total": 85_520_809_984, "capability": [9, 0]}
 
+ANSWERS = [
+    {
+        "index": number,
+        "question": f"question {number}",
+        "predicted": given,
+        "expected": right,
+        "exact": given == right,
+    }
+    for number, (given, right) in enumerate(
+        [
+            ("a b c", "a b c"),
+            ("a b c", "a x y"),
+            ("one  two three", "one 2 3 three"),
+            ("", "nothing"),
+            ("x", ""),
+        ]
+    )
+]
+
 
 def started(job: dict[str, Any]) -> Iterator[dict[str, Any]]:
     """The events until training begins."""
@@ -55,8 +74,11 @@ def started(job: dict[str, Any]) -> Iterator[dict[str, Any]]:
         }
 
 
-def trained(job: dict[str, Any], slow: str, times: float, skipped: int) -> Iterator[dict[str, Any]]:
-    """Forty windows of ten steps; the host `slow` takes so many times as long by itself."""
+def trained(
+    job: dict[str, Any], slow: str, times: float, skipped: int, loading: float
+) -> Iterator[dict[str, Any]]:
+    """Forty windows of ten steps; the host `slow` takes so many times as long by itself;
+    `loading`: the share of that in which it gets its batches."""
     draw, now = random.Random(1), 1040.0
     for window in range(1, 41):
         seconds = 3.0 * times * (1 + draw.gauss(0, 0.005))
@@ -70,7 +92,7 @@ def trained(job: dict[str, Any], slow: str, times: float, skipped: int) -> Itera
                 "steps": 10, "skipped": lost, "seconds": seconds, "samples": 16 * (10 - lost),
                 "tokens": 8000 * (10 - lost), "padded_tokens": 8192 * (10 - lost),
                 "step_seconds": [seconds / 10] * (10 - lost), "forward_seconds": own / 30,
-                "data_seconds": 0.02 * own, "parts": {"forward": own / 3},
+                "data_seconds": loading * own, "parts": {"forward": own / 3},
                 "model_flops": 10**15, "hardware_flops": 12 * 10**14, "allocator_peak": 60 * 10**9 + rank,
                 "device_peak": 70 * 10**9, "resident_peak": 4 * 10**9,
             }  # fmt: skip
@@ -99,9 +121,9 @@ def trained(job: dict[str, Any], slow: str, times: float, skipped: int) -> Itera
 
 
 @lru_cache
-def made(slow: str, times: float, skipped: int) -> Path:
+def made(slow: str, times: float, skipped: int, loading: float = 0.02) -> Path:
     """A run folder of four hosts with two GPUs each, which has no result yet."""
-    run = recorded() / "runs" / f"gpus-{slow or 'alike'}"
+    run = recorded() / "made" / f"gpus-{slow or 'alike'}-{loading}"
     shutil.copytree(recorded() / "runs" / "digits", run)
     (run / "result.json").unlink()
     job = json.loads((run / "job.json").read_text(encoding="utf-8"))
@@ -111,15 +133,19 @@ def made(slow: str, times: float, skipped: int) -> Path:
     job |= {"placements": hosts, "world_size": 8, "device": "cuda", "precision": "bf16", "launcher": "ssh"}
     job["batch"] = {"micro": 16, "accumulation": 1, "global": 128}
     (run / "job.json").write_text(json.dumps(job), encoding="utf-8")
-    told = [*started(job), *trained(job, slow, times, skipped)]
+    told = [*started(job), *trained(job, slow, times, skipped, loading)]
     text = "".join(f"{json.dumps({'v': 1, 'attempt': 1, **each})}\n" for each in told)
     (run / "events.jsonl").write_text(text, encoding="utf-8")
+    (run / "predictions.jsonl").write_text(
+        "".join(f"{json.dumps(each)}\n" for each in ANSWERS), encoding="utf-8"
+    )
     return run
 
 
 MADE: dict[str, Callable[[], Path]] = {
     "GPUs, all alike": lambda: made("", 1.0, 0),
     "GPUs, one host a tenth slower, and skipped steps": lambda: made("n3", 1.1, 4),
+    "GPUs that wait for their batches": lambda: made("", 1.0, 0, 0.4),
 }
 
 

@@ -15,7 +15,7 @@ from muster.core.job import Placement, place
 from muster.core.recipes import load_recipe
 from muster.fleet import supervisor as module
 from muster.fleet.cause import judge_outcome
-from muster.fleet.connection import LONGEST, Connection, Lines
+from muster.fleet.connection import LONGEST, Connection, LineSplitter
 from muster.fleet.launchers import local
 from muster.fleet.messages import of_job
 from muster.fleet.shell import Shell
@@ -182,7 +182,7 @@ def test_what_a_login_prints_may_look_like_a_message() -> None:
 
 
 def test_lines_without_end_are_cut() -> None:
-    lines = Lines(LONGEST)
+    lines = LineSplitter(LONGEST)
     for _ in range(4000):
         assert lines.feed(b"x" * 65536) == []
     assert lines.cut and len(lines.rest()) == LONGEST

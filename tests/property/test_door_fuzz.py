@@ -14,9 +14,10 @@ from hypothesis import strategies as st
 from muster.agent import member
 from muster.agent.member import MAX_LINE
 from muster.agent.member import proof as prove
+from muster.core.inventory import format_hostfile, parse_hostfile
 from muster.fleet.handshake import Refusal, answer, greeting, new_nonce, read_claim, refusal
 from muster.fleet.listener import Door
-from muster.gather.members import Member, known_hosts, name_members, read_applicant, ssh_config
+from muster.gather.gather import read_member
 from tests.support import wait_until
 
 SECRET = "a secret of the fuzzer"
@@ -130,32 +131,18 @@ ODD = st.text(st.sampled_from("ab1.-_ \n\t\"'%$*?[]:/\\\x00é"), max_size=12)
 FIELDS = {
     "name": ODD | JSON,
     "wants": st.just("join") | JSON,
-    "addresses": st.lists(st.ip_addresses().map(str) | ODD, max_size=4) | JSON,
-    "by_hand": st.booleans() | JSON,
-    "port": st.integers(-1, 70000) | JSON,
-    "user": st.just("root") | ODD | JSON,
+    "address": st.ip_addresses().map(str) | ODD | JSON,
     "slots": st.integers(-1, 2000) | JSON,
-    "keys": st.lists(st.just("ssh-ed25519 " + "A" * 68) | ODD, max_size=2) | JSON,
 }
 
 
 @given(st.fixed_dictionaries({}, optional=FIELDS))
-def test_whatever_a_machine_says_it_writes_no_lines_of_its_own(payload: dict[str, Any]) -> None:
-    """Refused with a reason, or harmless in ssh_config and known_hosts."""
+def test_whatever_a_machine_says_it_is_one_line_of_a_hostfile(payload: dict[str, Any]) -> None:
+    """Refused with a reason, or read back as it is."""
+    plain = {"name": "m", "wants": "join", "address": "", "slots": 1}
     try:
-        one = read_applicant({"name": "m", "wants": "join", "addresses": [], "port": 22, "user": "root",
-                              "slots": 1, "keys": []} | payload)  # fmt: skip
+        host = read_member(plain | payload, "10.0.0.2", "10.0.0.1").host
     except ValueError as why:
         assert len(str(why)) < 100
         return
-    members = name_members(
-        [Member("", one.hostname, "10.0.0.1", one.port, one.user, one.slots, one.keys, False)]
-    )
-    config = ssh_config(members, "/k")
-    words = [line.split()[0] for line in config.splitlines() if line and not line.startswith("#")]
-    trust = ["UserKnownHostsFile", "StrictHostKeyChecking"] if one.keys else []
-    assert words == ["Host", "HostName", "Port", "User", *trust, "Match", "Include", "Include"]
-    assert not re.search(
-        r"[*?!\"'%$\\\x00]", config.partition("\n")[2].partition("Match")[0].replace('"/k"', "")
-    )
-    assert len(known_hosts(members).splitlines()) == len(one.keys)
+    assert parse_hostfile(format_hostfile([host]), source="x").hosts == (host,)

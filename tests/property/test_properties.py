@@ -28,7 +28,7 @@ from muster.core.inventory import (
 from muster.core.printable import HIDDEN
 from muster.core.recipe import Recipe
 from muster.core.recipes import dump_yaml, field_paths, load_recipe, merge, parse_override, validate
-from muster.fleet.connection import Lines
+from muster.fleet.connection import LineSplitter
 from muster.workloads.text2sql.spec import TextToSqlRecipe
 
 # ---- host lists --------------------------------------------------------------------------------------------
@@ -255,7 +255,7 @@ def test_a_batch_that_can_be_made_is_never_refused(
 )
 def test_lines_are_whole_however_their_bytes_come(lines: list[bytes], cuts: list[int]) -> None:
     """Each line has all the room that one may have, whatever came before it."""
-    data, reader = b"".join(line + b"\n" for line in lines), Lines(8)
+    data, reader = b"".join(line + b"\n" for line in lines), LineSplitter(8)
     edges = [0, *sorted(min(cut, len(data)) for cut in cuts), len(data)]
     found = [line for low, high in pairwise(edges) for line in reader.feed(data[low:high])]
     assert found == [line[:8] for line in lines]

@@ -12,7 +12,7 @@ from muster.checks.base import Context, Finding, Level
 from muster.checks.families.fabric import CHECKS, judge_group
 from muster.core.errors import UsageError
 from muster.core.fabric.asked import Asked
-from muster.core.fabric.result import Fabric
+from muster.core.fabric.result import GroupFabric
 from muster.core.inventory import parse_hosts
 from muster.core.launch import Launch
 from muster.core.recipe import Recipe
@@ -33,7 +33,7 @@ def context() -> Context:
     )  # fmt: skip
 
 
-def measured(folder: Path, hosts: str, env: dict[str, str] | None = None, **asked: Any) -> Fabric:
+def measured(folder: Path, hosts: str, env: dict[str, str] | None = None, **asked: Any) -> GroupFabric:
     """The group checks on pretend hosts. Afterwards nothing is left in the folder that hosts work in."""
     needs_torch()
     recipe = Recipe(launch=Launch(workdir=str(folder / "work"), threads=1, device="cpu"))
@@ -42,7 +42,9 @@ def measured(folder: Path, hosts: str, env: dict[str, str] | None = None, **aske
     return result
 
 
-def faulty(folder: Path, monkeypatch: pytest.MonkeyPatch, hosts: str, fault: str, **asked: Any) -> Fabric:
+def faulty(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, hosts: str, fault: str, **asked: Any
+) -> GroupFabric:
     """The same, with ranks of which one has a planted fault."""
     monkeypatch.setattr(fabric, "WORKER", "tests.real.faulty_fabric")
     return measured(folder, hosts, {"PYTHONPATH": str(ROOT), "FAULT": fault}, **asked)

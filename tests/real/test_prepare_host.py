@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
+import platform
 import shutil
 import signal
 import subprocess
-import sys
+import tarfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from muster.prepare.plan import own_pip
+from muster.prepare.host import own_uv
 from tests.hub import hub
 from tests.support import TINY, needs_torch, wait_until
-from tests.wheels import PROGRAM, Host, by_host, environment, finish, make_wheel, prepare_argv, start
+from tests.wheels import by_host, environment, finish, make_wheel, prepare_argv, run_program, start
 
 pytestmark = [pytest.mark.real, pytest.mark.real_start, pytest.mark.timeout(280)]
 
@@ -79,7 +81,9 @@ def test_hosts_and_commands_that_share_a_home_build_once(ready: tuple[Path, list
     assert said == "2.0\n"
     assert document["use"] == [f"launch.python={python}"]
     assert not left_over(home)
-    assert not list((home / ".cache/muster").rglob(".muster-*"))
+    cache = home / ".cache/muster"
+    filled = {path.relative_to(cache).parts[0] for path in cache.rglob("*") if path.is_file()}
+    assert filled <= {"venvs", "bin"}  # neither parts nor contents nor folders of jobs
 
 
 def test_a_second_time_nothing_is_done(ready: tuple[Path, list[dict]], wheels: list[str]) -> None:
@@ -89,38 +93,72 @@ def test_a_second_time_nothing_is_done(ready: tuple[Path, list[dict]], wheels: l
     assert code == 0, said
     for report in document["hosts"]:
         assert report["environment"]["status"] == "present"
-        assert [(each["status"], each["bytes"]) for each in report["copied"]] == [("present", 0)]
+        assert report["copied"] == []
     assert (venv_of(document) / "muster-complete.json").stat().st_mtime_ns == stamp
 
 
-def test_ended_in_the_middle_and_done_again(wheels: list[str], tmp_path: Path) -> None:
+@pytest.fixture
+def slow_source(tmp_path: Path) -> list[str]:
+    """A package whose wheel is made on the host, which takes as long as the test wants: until there is a
+    file `go`."""
+    folder = tmp_path / "slow package"
+    folder.mkdir()
+    wheel = make_wheel(folder, "slow", "1.0")
+    backend = f"""
+import pathlib, shutil, time
+def build_wheel(folder, settings=None, metadata=None):
+    while not pathlib.Path({str(tmp_path / "go")!r}).exists():
+        pathlib.Path({str(tmp_path / "building")!r}).touch()
+        time.sleep(0.05)
+    return pathlib.Path(shutil.copy({str(wheel)!r}, folder)).name
+"""
+    project = """
+[build-system]
+requires = []
+build-backend = "backend"
+backend-path = ["."]
+[project]
+name = "slow"
+version = "1.0"
+"""
+    texts = {
+        "backend.py": backend,
+        "pyproject.toml": project,
+        "PKG-INFO": "Metadata-Version: 2.1\nName: slow\nVersion: 1.0\n",
+    }
+    index = tmp_path / "index" / "slow"
+    index.mkdir(parents=True)
+    with tarfile.open(index / "slow-1.0.tar.gz", "w:gz") as archive:
+        for name, text in texts.items():
+            info = tarfile.TarInfo(f"slow-1.0/{name}")
+            info.size = len(text)
+            archive.addfile(info, io.BytesIO(text.encode()))
+    (index / "index.html").write_text('<a href="slow-1.0.tar.gz">slow-1.0.tar.gz</a>')
+    (tmp_path / "req.txt").write_text("slow==1.0\n")
+    at = index.parent.as_uri()
+    return ["--index", at, "--requirements", str(tmp_path / "req.txt"), "--no-warm"]
+
+
+def test_ended_in_the_middle_and_done_again(slow_source: list[str], tmp_path: Path) -> None:
     """kill -9 of either side, then Ctrl-C, while the environment is half made: what is half is not taken for
     whole, no lock stays, nothing runs on, and at last it is built."""
-    venvs = tmp_path / ".cache/muster/venvs"
-    made: set[int] = set()  # the programs whose builds have been seen
-
-    def building() -> bool:
-        """Whether a build has begun that is not one of those before."""
-        texts = [path.read_bytes() for path in venvs.glob("*/muster-building.json")]
-        fresh = {json.loads(text)["pid"] for text in texts} - made
-        made.update(fresh)
-        return bool(fresh)
-
+    home = tmp_path / "home"
+    home.mkdir()
+    venvs = home / ".cache/muster/venvs"
     for victim in ("controller", "host", "nobody: Ctrl-C"):
-        process = start(prepare_argv("local:1", *wheels), tmp_path)
-        assert wait_until(building, 120, every=0.02)
+        (tmp_path / "building").unlink(missing_ok=True)
+        process = start(prepare_argv("local:1", *slow_source), home)
+        assert wait_until(lambda: (tmp_path / "building").exists(), 120, every=0.02)
         if victim == "controller":
             process.kill()
             process.communicate()
         elif victim == "host":
             agents = [
-                pid
-                for pid in left_over(tmp_path)
-                if b"muster-agent" in Path(f"/proc/{pid}/cmdline").read_bytes()
+                pid for pid in left_over(home) if b"muster-agent" in Path(f"/proc/{pid}/cmdline").read_bytes()
             ]
             # A child of it has its command line, until it has one of its own.
-            (program,) = [pid for pid in agents if parent_of(pid) not in agents]
-            os.kill(program, signal.SIGKILL)
+            (agent,) = [pid for pid in agents if parent_of(pid) not in agents]
+            os.kill(agent, signal.SIGKILL)
             code, document, _ = finish(process)
             assert code == 1
             assert "was lost" in document["hosts"][0]["failure"]["what"]
@@ -128,37 +166,45 @@ def test_ended_in_the_middle_and_done_again(wheels: list[str], tmp_path: Path) -
             process.send_signal(signal.SIGINT)
             code, document, _ = finish(process)
             assert (code, document["error"]["message"]) == (1, "stopped by Ctrl-C")
-        assert wait_until(lambda: not left_over(tmp_path), 20), left_over(tmp_path)
+        assert wait_until(lambda: not left_over(home), 20), left_over(home)
         assert not list(venvs.glob("*/muster-complete.json"))
-    code, document, said = finish(start(prepare_argv("local:1", *wheels), tmp_path))
-    assert (code, document["hosts"][0]["environment"]["status"]) == (0, "built"), said
+    (tmp_path / "go").touch()
+    code, document, messages = finish(start(prepare_argv("local:1", *slow_source), home))
+    assert (code, document["hosts"][0]["environment"]["status"]) == (0, "built"), messages
     assert [path.suffix for path in venvs.iterdir() if not path.is_dir()] == [".lock"]
-    assert len([path for path in venvs.iterdir() if path.is_dir()]) == 1  # the half ones are gone
+    assert len([path for path in venvs.iterdir() if path.is_dir()]) == 1
 
 
-def test_without_locks_one_builds_too(tmp_path: Path) -> None:
-    """A file system that has no locks: mkdir decides, and the pulse says that the builder is alive. One that
-    went silent on another machine is taken over from."""
-    text = PROGRAM.read_text()
-    for old, new in (
-        ("fcntl.lockf(self.file", "raise_it(OSError(errno.ENOLCK, 'no locks'), self.file"),
-        ("def raise_it(error: OSError) -> None:", "def raise_it(error: OSError, *_: Any) -> None:"),
-        ("PULSE = 2.0", "PULSE = 0.3"),
-    ):
-        assert old in text
-        text = text.replace(old, new)
-    venv = tmp_path / "venv"
-    venv.mkdir()
-    (venv / "muster-building.json").write_text(json.dumps({"machine": "another", "count": 7}))
-    (venv / "half").write_text("made")
-    hosts = [Host(tmp_path, text) for _ in range(2)]
-    for host in hosts:
-        host.request("environment", **environment(venv))
-    replies = [host.reply() for host in hosts]
-    assert sorted(str(reply.get("status")) for reply in replies) == ["built", "present"], replies
-    assert not (venv / "half").exists()
-    assert [host.close() for host in hosts] == [0, 0]
-    assert not list(tmp_path.glob("venv.stale*"))
+def test_a_host_without_uv_gets_it_or_uses_pip(
+    wheels: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", "/usr/bin:/bin")
+    source = {path.name: path.read_bytes() for path in Path(wheels[1]).glob("*.whl")}
+    order = {
+        "environment": {**environment(tmp_path / "venv"), "requirements": "tinyb==2.0\n"},
+        "wheels": {name: name for name in source},
+    }
+
+    def made(report: dict) -> tuple[str, int]:
+        return report["environment"]["status"], len(report["environment"]["about"]["packages"])
+
+    own = own_uv()
+    offered = {"machine": platform.machine(), "digest": "uv"}
+    assert run_program(tmp_path, "make", **order)["lacks"] == {"wheels": True}
+    if own is not None:
+        report = run_program(tmp_path, "make", **order, uv=offered)
+        assert report["lacks"] == {"wheels": True, "uv": True}
+        brought = {**source, "uv": own.read_bytes()}
+        report = run_program(tmp_path, "make", brought, **order, uv=offered)
+        assert made(report) == ("built", 2)
+        assert (tmp_path / "cache dir/bin/uv").exists()
+        assert not (tmp_path / "venv/bin/pip").exists()  # uv needs none
+        shutil.rmtree(tmp_path / "cache dir")
+        shutil.rmtree(tmp_path / "venv")
+        shutil.rmtree(tmp_path / "job")
+    report = run_program(tmp_path, "make", source, **order)
+    assert made(report) == ("built", 3)
+    assert (tmp_path / "venv/bin/pip").exists()
 
 
 def test_a_changed_environment_is_found(
@@ -167,7 +213,7 @@ def test_a_changed_environment_is_found(
     """Somebody installs another version by hand: the package is named, with both versions."""
     home = tmp_path / "home"
     shutil.copytree(ready[0], home, symlinks=True)
-    metadata = next(home.rglob("tinya-1.0.dist-info")) / "METADATA"
+    metadata = next((home / ".cache/muster").rglob("tinya-1.0.dist-info")) / "METADATA"
     metadata.write_text(metadata.read_text().replace("Version: 1.0", "Version: 9.9"))
     code, document, _ = finish(start(prepare_argv("local:1", *wheels), home))
     assert code == 1
@@ -175,22 +221,8 @@ def test_a_changed_environment_is_found(
     assert str(home) in document["hosts"][0]["failure"]["hint"]
 
 
-def test_a_python_without_ensurepip(wheels: list[str], tmp_path: Path) -> None:
-    """Debian's, until python3-venv is installed: this machine's own pip is carried there."""
-    if not own_pip():
-        pytest.skip("this Python carries no wheel of pip")
-    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(tmp_path / "bare")], check=True)
-    (site,) = (tmp_path / "bare/lib").glob("python3*/site-packages")
-    (site / "sitecustomize.py").write_text("import sys; sys.modules['ensurepip'] = None\n")
-    words = [*wheels, "--python", str(tmp_path / "bare/bin/python")]
-    code, document, said = finish(start(prepare_argv("local:1", *words), tmp_path))
-    assert code == 0, (document, said)
-    report = document["hosts"][0]["environment"]
-    assert (report["status"], report["packages"]) == ("built", 2)
-
-
 def test_a_wheel_that_is_missing_is_named(tmp_path: Path) -> None:
-    """pip's own words, and a remedy; what was half made is not marked as whole."""
+    """uv's own words, and a remedy; what was half made is not marked as whole."""
     (tmp_path / "req.txt").write_text("tinyc==3.0\n")
     make_wheel(tmp_path / "w", "tinya", "1.0")
     options = ["--wheels", str(tmp_path / "w"), "--requirements", str(tmp_path / "req.txt"), "--no-warm"]
@@ -224,11 +256,10 @@ def test_a_model_is_downloaded_once(tiny_model: dict[str, bytes], tmp_path: Path
             "model.config=null",
             "model.tokenizer=train",
         ]
-        for status in ("downloaded", "present"):
-            code, document, said = finish(start(prepare_argv("local:2x1", *words), tmp_path))
-            assert code == 0, (document, said)
-            assert [each["status"] for each in document["hosts"][0]["copied"]] == [status]
-            assert [each["status"] for each in document["hosts"][1]["copied"]] == ["present"]
+        for statuses in ({"downloaded", "present"}, {"present"}):
+            code, document, messages = finish(start(prepare_argv("local:2x1", *words), tmp_path))
+            assert code == 0, (document, messages)
+            assert {each["copied"][0]["status"] for each in document["hosts"]} <= statuses
         assert running.fetched == {"config.json": 1, "model.safetensors": 1}
     assert "env.HF_HUB_OFFLINE=1" in document["use"]
     found = next((tmp_path / ".cache/huggingface/hub/models--org--tiny/snapshots").iterdir())

@@ -23,7 +23,7 @@ TINY = {"causal-lm": 300, "text2sql": 400}  # entries of a vocabulary
 
 
 def write(folder: Path, workload: str, rank: int) -> Path:
-    """Data that differ in one word, or in one image's size."""
+    """Data that differ in one word, or by one image."""
     word = ("one", "two")[rank]
     if workload == "causal-lm":
         return write_folder(folder, {"text.txt": f"this is text {word}\n".encode() * 100}) / "text.txt"
@@ -34,7 +34,7 @@ def write(folder: Path, workload: str, rank: int) -> Path:
         return write_folder(folder, {"train.jsonl": "".join(json.dumps(r) + "\n" for r in rows).encode()})
     return write_folder(
         folder,
-        {f"{i % 2}/{i}.png": png((RED, GREEN, BLUE)[i % 3], 8 + 32 * (i == 9) * rank) for i in range(20)},
+        {f"{i % 2}/{i}.png": png((RED, GREEN, BLUE)[i % 3]) for i in range(20 + rank)},
     )
 
 

@@ -19,7 +19,7 @@ from muster.core.result import Result
 from muster.core.state import State
 from muster.reports.words import headline
 from muster.runs.afterwards import loading_lines, next_command
-from muster.runs.ask import Answers, TrainedModel, check_questions, side_by_side
+from muster.runs.ask import Answers, TrainedModel, check_questions
 from muster.store.atomic import write_text
 from muster.store.runfolder import RunFolder
 from muster.worker.ask import _Model, _Pieces
@@ -98,7 +98,7 @@ def test_nothing_is_started_for_a_run_without_a_model(tmp_path: Path) -> None:
     run = RunFolder(tmp_path / "run")
     run.create()
     with pytest.raises(RunFolderError):
-        TrainedModel(run, shell=None)
+        TrainedModel(run)
 
 
 class Told:
@@ -125,9 +125,6 @@ class Told:
         rows = [{"question": "held?", "predicted": "x", "expected": "x", "executed": True}]
         return Answers(rows[:limit], seconds=1.0, device="cpu")
 
-    def rewards(self, pairs: list[tuple[str, str]]) -> list[float]:
-        return [float(len(prompt) + len(answer)) for prompt, answer in pairs]
-
 
 @pytest.mark.parametrize("converses", [True, False])
 def test_a_conversation_goes_on(converses: bool, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -151,35 +148,18 @@ def test_a_conversation_goes_on(converses: bool, monkeypatch: pytest.MonkeyPatch
         assert all(before == [] for _, before in model.heard)
 
 
-def test_two_models_are_asked_the_same(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """With the rewards of a third; without questions, the first one's held-out ones."""
-    monkeypatch.setattr("muster.runs.ask.TrainedModel", lambda run, shell: Told())
-    runs = [RunFolder(tmp_path / name) for name in ("a", "b", "c")]
-    told = side_by_side(runs[:2], ["hi"], runs[2])
-    assert told == [[{"question": "hi", "predicted": "hi!", "reward": 5.0}]] * 2
-    first, second = side_by_side(runs[:2], [])
-    assert first[0]["executed"] and second == [{"question": "held?", "predicted": "held?!"}]
-
-
 def test_what_asks_and_hears(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The process that answers: earlier turns reach the model, and rewards are a reward model's alone."""
+    """Earlier turns reach the model."""
     model = _Model.__new__(_Model)
     model.recipe = load_recipe("sft")
     heard: list[object] = []
     model.answerer = SimpleNamespace(answer=lambda questions, **more: (heard.append(more), (["yes"], 1.0))[1])
-    said: list[dict[str, object]] = []
-    say = lambda **message: said.append(message)  # noqa: E731
+    say = lambda **_: None  # noqa: E731
     model.answer(
         {"questions": ["And?"], "stream": False, "before": [["user", "Hi"], ["assistant", "Ho"]]}, say
     )
     model.answer({"questions": ["Hi"], "stream": False, "before": []}, say)
     assert heard == [{"before": [("user", "Hi"), ("assistant", "Ho")]}, {}]
-    with pytest.raises(UsageError, match="no reward model"):
-        model.answer({"pairs": [["a", "b"]]}, say)
-    said.clear()
-    model.answerer = SimpleNamespace(rewards=lambda pairs: [0.5 for _ in pairs])
-    model.answer({"pairs": [["a", "b"]]}, say)
-    assert said[0] == {"row": {"question": "a", "predicted": "b", "reward": 0.5}}
 
 
 def test_an_empty_answer_is_seen(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

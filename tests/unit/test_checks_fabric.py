@@ -11,7 +11,7 @@ import pytest
 from muster.checks.base import Context, Finding, Level
 from muster.checks.families.fabric import CHECKS, judge_group
 from muster.core.fabric.asked import Asked
-from muster.core.fabric.result import Fabric
+from muster.core.fabric.result import GroupFabric
 from muster.core.inventory import Host, parse_hosts
 from muster.core.job import place
 from muster.core.launch import Launch
@@ -22,7 +22,7 @@ from tests.shell import FakeShell
 GBIT = 1e9 / 8
 
 
-def group(hosts: int, **parts: Any) -> Fabric:
+def group(hosts: int, **parts: Any) -> GroupFabric:
     """A group that met and came to its end."""
     names = [f"n{number}" for number in range(hosts)]
     base: dict[str, Any] = {
@@ -35,7 +35,7 @@ def group(hosts: int, **parts: Any) -> Fabric:
         "asked": ["values", "points", "all-reduce", "matmul", "copy", "disk", "mpi"],
         "rendezvous": {"address": "10.0.0.1", "port": 29500, "connect": dict.fromkeys(names, 0.01)},
     }
-    return Fabric.model_validate({**base, **parts})
+    return GroupFabric.model_validate({**base, **parts})
 
 
 def seconds(value: float) -> dict[str, Any]:
@@ -58,7 +58,7 @@ def links(count: int, gbit: float, special: dict[tuple[int, int], float]) -> lis
     return [pair(a, b, special.get((a, b), gbit)) for a, b in both]
 
 
-def judged(found: Fabric, check: str, **expects: Any) -> dict[str, Finding]:
+def judged(found: GroupFabric, check: str, **expects: Any) -> dict[str, Finding]:
     known = {each.name: dict(each.expects) for each in CHECKS}
     known[check].update(expects)
     context = Context(
@@ -296,7 +296,7 @@ def test_what_was_not_asked_is_not_judged() -> None:
 # Who is to blame, from what ranks said.
 
 
-def collected(events: list[tuple[int, dict[str, Any]]], outcome: Outcome | None = None) -> Fabric:
+def collected(events: list[tuple[int, dict[str, Any]]], outcome: Outcome | None = None) -> GroupFabric:
     """Three hosts of one rank each, of which each event's first number is the speaker."""
     places = place([(Host(f"n{number}"), 1) for number in range(3)])
     collector = Collector(places, Asked(), "cpu", "ssh", "10.0.0.1", 1, lambda host, event: None)
@@ -319,7 +319,7 @@ def missing(question: str, *ranks: int) -> dict[str, Any]:
 DONE = {"kind": "done"}
 
 
-def blamed(found: Fabric) -> dict[str, str]:
+def blamed(found: GroupFabric) -> dict[str, str]:
     return {each.host: each.what for each in found.failures if each.blamed}
 
 

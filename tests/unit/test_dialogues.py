@@ -500,7 +500,7 @@ def test_packing_keeps_every_sample_once(tokenizer: Any) -> None:
 
 
 def test_pairs_as_tokens(tokenizer: Any) -> None:
-    from muster.dialogues.tokens import Fitting, PairCollator, count_pairs, pairs
+    from muster.dialogues.tokens import Fitting, PreferenceCollator, count_pairs, pairs
 
     templates = _templates(tokenizer, chat=False)
     samples = [
@@ -508,7 +508,7 @@ def test_pairs_as_tokens(tokenizer: Any) -> None:
         dialogue_of({"prompt": "Hi there", "chosen": "what", "rejected": "what now"}, PAIRS, "x:2"),
     ]
     rows = pairs(samples, templates, Fitting(64), None)
-    made = PairCollator(tokenizer.pad_token_id)([rows[0], {**rows[1], "ignored": True}])
+    made = PreferenceCollator(tokenizer.pad_token_id)([rows[0], {**rows[1], "ignored": True}])
     assert made["input_ids"].shape[0] == 4
     texts = [
         tokenizer.decode(ids[mask == 1])
@@ -534,7 +534,7 @@ def test_held_out_pairs_are_counted_by_their_margins() -> None:
     needs_torch()
     import torch
 
-    from muster.dialogues.trl import ByPairs
+    from muster.dialogues.pairs import ByPairs
 
     counting: Any = SimpleNamespace(_figures=[])
     inputs = {"completion_mask": torch.tensor([[1, 1], [0, 1], [1, 0], [0, 0]] * 2)}
@@ -587,7 +587,7 @@ def test_a_reward_model_is_asked_what_it_was_trained_on(
     answerer = object.__new__(train.Answerer)
     answerer.tokenizer, answerer.templates, answerer.model = tokenizer, templates, None
     answerer.recipe = SimpleNamespace(evaluate=SimpleNamespace(batch=8))
-    assert answerer.rewards([("Hi", "Hello you"), ("Hi", "now")]) == [0, 0]
+    assert answerer.answer(["Hi => Hello you", "Hi => now"])[0] == ["0.0000", "0.0000"]
     assert asked == [[*row["prompt_ids"], *row[name]] for name in ("chosen_ids", "rejected_ids")]
 
 
@@ -624,11 +624,11 @@ def test_trl_is_looked_for_before_the_start(workload: str, wanted: bool) -> None
 def test_ranks_compare_rejected_answers_too() -> None:
     needs_torch()
     from muster.dialogues.load import _digest
-    from muster.dialogues.spec import Samples
+    from muster.store.records import LoadedSamples
 
     row = {"prompt": "A", "chosen": "B"}
     pairs = [dialogue_of({**row, "rejected": text}, PAIRS, "x:1") for text in ("C", "D")]
-    assert _digest(Samples(pairs[:1], [])) != _digest(Samples(pairs[1:], []))
+    assert _digest(LoadedSamples(pairs[:1], [])) != _digest(LoadedSamples(pairs[1:], []))
 
 
 def test_a_limit_holds_for_generated_samples(tmp_path: Path) -> None:

@@ -30,7 +30,7 @@ from muster.reports.fabric import heat_map
 from muster.reports.fabric_tables import files, pair_rows, sweep_rows
 from muster.reports.rundata import RunData
 from muster.results.figures import figures as listed_figures
-from muster.results.fold import Folder, fold, make_result
+from muster.results.fold import EventFold, fold, make_result
 from muster.store import events
 from tests.support import on_hosts
 from tests.unit.test_report import HOSTILE, check
@@ -58,7 +58,7 @@ def everyone(count: int, slow: int | None = None) -> list[Told]:
     ]
 
 
-def heard(made: Job, told: list[Told]) -> Folder:
+def heard(made: Job, told: list[Told]) -> EventFold:
     """The events of a run, as its event file has them."""
     hosts = {rank: each.host for each in made.placements for rank in each.ranks}
     begin = events.JobState(time=0, state="begin")
@@ -274,7 +274,9 @@ def test_the_rows_for_people() -> None:
 # The page.
 
 
-def a_run(names: list[str], told: list[Told], status: RunEnd = State.SUCCEEDED) -> tuple[Result, Folder, Job]:
+def a_run(
+    names: list[str], told: list[Told], status: RunEnd = State.SUCCEEDED
+) -> tuple[Result, EventFold, Job]:
     made = job(names)
     folder = heard(made, told)
     return make_result(folder, made, status=status, failure=None, ended=60.0), folder, made

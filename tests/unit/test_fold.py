@@ -16,7 +16,7 @@ from muster.core.result import Extreme, Result
 from muster.core.state import State
 from muster.engines.base import spec_of
 from muster.failures.table import known_failures
-from muster.results.fold import Folder, fold, learned_nothing, make_result, model_name
+from muster.results.fold import EventFold, fold, learned_nothing, make_result, model_name
 from muster.results.speed import percentile, throughput
 from muster.store import events
 from muster.store.windows import measured, warm_ups
@@ -51,7 +51,7 @@ def job(*, ranks: int = 2, warmup: int = 10, attempt: int = 1, **recipe: Any) ->
     )
 
 
-def result(folder: Folder, of: Job | None = None) -> Result:
+def result(folder: EventFold, of: Job | None = None) -> Result:
     return make_result(folder, of or job(), status=State.SUCCEEDED, failure=None, ended=100.0)
 
 

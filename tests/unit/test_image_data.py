@@ -278,7 +278,7 @@ def test_an_image_that_only_fills_up_a_batch_has_no_label() -> None:
 
 
 def test_an_unreadable_image_does_not_count(tmp_path: Path) -> None:
-    from muster.workloads.image_classification.images import FAULTS, Counter, collate
+    from muster.workloads.image_classification.images import FAULTS, ImageCounter, collate
 
     write_folder(tmp_path, {"a/1.png": png(RED), "a/2.png": b"nothing", "b/1.png": png(BLUE)})
     found = parts(images(tmp_path, bad="skip", validation_fraction=0.3)).train
@@ -290,7 +290,7 @@ def test_an_unreadable_image_does_not_count(tmp_path: Path) -> None:
     batch = collate([everything[index] for index in range(3)])
     assert batch["labels"].tolist() == [0, 1, -100]
     assert batch[FAULTS] == [(place, "is not an image that can be read: it begins with b'nothing'")]
-    counts = Counter(5)(batch)
+    counts = ImageCounter(5)(batch)
     assert (counts.samples, counts.tokens, counts.padded_tokens) == (2, 10, 15)
     rest = everything.without({2})
     assert len(rest) == 2

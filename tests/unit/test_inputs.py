@@ -8,17 +8,15 @@ import io
 import json
 import os
 import zipfile
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from muster.core.errors import DataError, InventoryError, RecipeError
-from muster.core.inventory import Host, inventory_document, parse_hosts
+from muster.core.inventory import Host, inventory_document
 from muster.core.recipe import Recipe, recipe_from
-from muster.core.recipes import load_recipe
-from muster.inputs.read import absolute, check, environment, read_deepspeed_env, read_inputs
+from muster.inputs.read import absolute, environment, read_deepspeed_env, read_inputs
 from muster.planner.orders import code
 
 GOOD = '{"question": "q", "sql": "s"}\n'
@@ -223,22 +221,6 @@ def test_everything_together(here: Path) -> None:
     assert read_inputs("demo", "node1,node2:4", []).launcher_name == "ssh"
 
 
-@pytest.mark.parametrize(
-    ("given", "used"),
-    [
-        ("[]", ["-F", "hosts.ssh_config"]),
-        ("[-i, /k]", ["-F", "hosts.ssh_config", "-i", "/k"]),
-        ("[-F, mine]", ["-F", "mine"]),
-        ("[-Fmine]", ["-Fmine"]),
-    ],
-)
-def test_an_inventorys_ssh_config_is_used_beside_other_options(given: str, used: list[str]) -> None:
-    """Ports, users and keys of members are in it."""
-    inventory = replace(parse_hosts("node1"), ssh_config="hosts.ssh_config")
-    made = check(load_recipe("demo", [f"launch.ssh_options={given}"]), inventory)
-    assert list(made.recipe.launch.ssh_options) == used
-
-
 @pytest.mark.parametrize(("name", "line"), [("train", 3), ("validation", 2)])
 def test_a_fault_in_the_data_is_found_with_its_line(here: Path, name: str, line: int) -> None:
     for part in ("train", "validation"):
@@ -380,17 +362,14 @@ def test_a_deepspeed_file_for_another_engine(here: Path, engine: str) -> None:
         read_inputs("demo", "local:2", [f"engine.name={engine}", "engine.zero=0", "engine.config=ds.json"])
 
 
-def test_an_inventory_says_how_to_reach_its_hosts(tmp_path: Path) -> None:
-    """What `muster gather` writes: the file for ssh -F comes with it, unless the user gives options."""
-    hosts = [Host("10.0.0.1", 2), Host("10.0.0.2", 2)]
+def test_an_inventory_of_an_older_gather_is_refused(tmp_path: Path) -> None:
+    """Its ssh_config has ports and users of hosts, which are not dropped in silence."""
     file = tmp_path / "hosts.json"
-    file.write_text(json.dumps(inventory_document(hosts, "ssh", "/home/me/hosts.ssh_config")))
-    assert read_inputs("demo", str(file), []).recipe.launch.ssh_options == ["-F", "/home/me/hosts.ssh_config"]
-    own = read_inputs("demo", str(file), ["launch.ssh_options=[-v]"])
-    assert own.recipe.launch.ssh_options == ["-F", "/home/me/hosts.ssh_config", "-v"]
-    file.write_text(json.dumps(inventory_document(hosts, "ssh", "-oProxyCommand=x")))
-    with pytest.raises(InventoryError, match="ssh_config"):
+    old = {**inventory_document([Host("10.0.0.1", 2)], "ssh"), "ssh_config": "/home/me/hosts.ssh_config"}
+    file.write_text(json.dumps(old))
+    with pytest.raises(InventoryError, match="ssh_config") as refused:
         read_inputs("demo", str(file), [])
+    assert "-F, /home/me/hosts.ssh_config" in str(refused.value.hint)
 
 
 def test_localhost_is_this_machine_unless_ssh_is_asked_for() -> None:

@@ -7,13 +7,12 @@ import json
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
 
-from muster.cli.app import app, main
+from muster.cli.app import main
 from muster.core.errors import UsageError
 from muster.judging.document import Judged
 from muster.judging.logs import judge, load_baselines, save_csv
-from tests.unit.logs import LIGHTNING, chat_log, metaseq_log, trainer_log
+from tests.unit.logs import chat_log, metaseq_log
 
 FLEET = [f"node-{number:03d}" for number in range(1, 17)]
 
@@ -107,36 +106,6 @@ def test_few_hosts_need_a_baseline(tmp_path: Path) -> None:
             load_baselines(baseline)
 
 
-def test_other_formats_make_verdicts_as_well(tmp_path: Path) -> None:
-    for number, host in enumerate(FLEET):
-        factor = noise(number) * (1.2 if host == "node-003" else 1)
-        folder = tmp_path / host
-        write(folder / "train.log", metaseq_log(step=round(20 * factor, 1)))
-        (folder / "output.txt").write_text(trainer_log(step=2 * factor, steps=600))
-        rows = []
-        for row in LIGHTNING[1:]:
-            cells = row.split(",")
-            cells[5] = cells[5] and str(30 + (float(cells[5]) - 30) * factor)
-            rows.append(",".join(cells))
-        write(folder / "lightning_logs" / "version_0" / "metrics.csv", [LIGHTNING[0], *rows])
-    found = judge(tmp_path)
-    assert {job.format for job in found.jobs} == {"metaseq", "Transformers", "table"}
-    assert {host for host, condition in conditions(found).items() if condition != "fit"} == {"node-003"}
-
-
-def test_files_that_are_no_logs_spoil_nothing(tmp_path: Path) -> None:
-    write_fleet(tmp_path)
-    (tmp_path / "empty.log").touch()
-    (tmp_path / "core").write_bytes(bytes(range(256)) * 99)
-    (tmp_path / "README.md").write_text("# how these came to be\n")
-    (tmp_path / "cut.log.gz").write_bytes(b"\x1f\x8b\x08\x00garbage")
-    found = judge(tmp_path)
-    assert found.sound and found.outcomes["unreadable"] == 4
-    reasons = {job.job: job.reason for job in found.jobs if job.outcome == "unreadable"}
-    assert reasons["core"] == "is no text" and reasons["empty.log"] == "is empty"
-    assert (reasons["cut.log.gz"] or "").startswith("cannot be read to its end")
-
-
 def test_many_files_are_read_by_several_processes_to_the_same_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -177,28 +146,6 @@ def test_the_csv_has_the_benchmarks_columns(tmp_path: Path) -> None:
 # ---- the command line --------------------------------------------------------------------------------------
 
 
-def test_exit_codes_and_what_is_printed(tmp_path: Path) -> None:
-    write_fleet(tmp_path / "good")
-    write_fleet(tmp_path / "bad", {"node-006": 1.05})
-    # Its partner is cleared by a good job with another.
-    write(tmp_path / "bad" / "more.log", chat_log(["node-004", "node-005"], 0.205))
-    runner = CliRunner()
-    good = runner.invoke(app, ["judge", str(tmp_path / "good")], standalone_mode=False)
-    assert good.return_value == 0 and "16 hosts: 16 fit; 24 jobs: 24 succeeded" in good.output
-    bad = runner.invoke(app, ["judge", str(tmp_path / "bad")], standalone_mode=False)
-    assert bad.return_value == 1 and "16 hosts: 15 fit, 1 slow" in bad.output
-    assert bad.output.splitlines()[0].startswith("1 of 16 hosts is slow: node-006")  # the answer first
-
-
-def test_the_threshold_that_counted_is_said_where_it_is_not_the_one_asked_for(tmp_path: Path) -> None:
-    write_fleet(tmp_path)
-    asked = CliRunner().invoke(app, ["judge", str(tmp_path), "--slow", "0.003"], standalone_mode=False)
-    assert "counts as slow" in asked.output
-    assert all((each.least or 0) > 0.003 for each in judge(tmp_path, slow=0.003).peers)
-    wide = CliRunner().invoke(app, ["judge", str(tmp_path), "--slow", "0.05"], standalone_mode=False)
-    assert "counts as slow" not in wide.output
-
-
 def test_json_is_one_document(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write_fleet(tmp_path / "logs")
     with pytest.raises(SystemExit) as left:
@@ -206,12 +153,6 @@ def test_json_is_one_document(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     assert left.value.code == 0
     found = Judged.model_validate(json.loads(capsys.readouterr().out))
     assert found.summary["fit"] == 16 and (tmp_path / "out.csv").exists()
-
-
-def test_a_pattern_that_matches_no_path_is_said(tmp_path: Path) -> None:
-    write_fleet(tmp_path)
-    assert not judge(tmp_path, host_pattern=r"(?P<host>job\d+)").notes
-    assert any("--host-pattern" in note for note in judge(tmp_path, host_pattern="(?P<host>zzz)").notes)
 
 
 def test_the_workload_that_is_given_holds_for_a_mapping_without_one(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ import io
 import math
 from typing import Any
 
-from muster.core.result import Attention, Extreme
+from muster.core.result import AttentionExtremes, Extreme
 from muster.results.figures import figures
 from muster.results.fold import fold
 from muster.results.metrics import COLUMNS, metrics_csv
@@ -54,10 +54,10 @@ def test_a_row_per_step() -> None:
 
 def test_attention_extremes_in_words() -> None:
     largest = Extreme(logit=31.25, layer="layers.1", step=20)
-    some = Attention(largest=largest, smallest=None, windows=2, seconds=0.1, share=None)
+    some = AttentionExtremes(largest=largest, smallest=None, windows=2, seconds=0.1, share=None)
     none = some.model_copy(update={"largest": None})
 
-    def logits(attention: Attention) -> list[tuple[str, str]]:
+    def logits(attention: AttentionExtremes) -> list[tuple[str, str]]:
         listed = figures(a_result(attention=attention))
         return [(each.name, each.words) for each in listed if each.name.startswith("Attention")]
 

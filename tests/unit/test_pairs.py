@@ -18,7 +18,8 @@ parquet = pytest.importorskip("pyarrow.parquet")
 
 from pyarrow import Table  # noqa: E402
 
-from muster.workloads.seq2seq.train import Pairs, load_pairs  # noqa: E402
+from muster.store.records import LoadedSamples  # noqa: E402
+from muster.workloads.seq2seq.train import TextPair, load_pairs  # noqa: E402
 
 
 @pytest.fixture
@@ -33,7 +34,7 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
-def load(tmp_path: Path, **data: Any) -> Pairs:
+def load(tmp_path: Path, **data: Any) -> LoadedSamples[TextPair]:
     return load_pairs(TextToSqlData(**data), tmp_path / "cache", may_write=True, seed=0)
 
 

@@ -16,7 +16,7 @@ torch = pytest.importorskip("torch")
 
 from muster.worker.trainer import Trainer  # noqa: E402
 from muster.workloads.ppo import objective  # noqa: E402
-from muster.workloads.ppo.actor_critic import ActorCritic, Answered  # noqa: E402
+from muster.workloads.ppo.actor_critic import ActorCritic, AnsweredPrompts  # noqa: E402
 
 SMALL = {
     "hidden_size": 16, "intermediate_size": 32, "num_attention_heads": 2, "num_key_value_heads": 2,
@@ -132,12 +132,12 @@ def test_a_value_is_clipped_around_the_old_one(
 
 def test_answers_stand_behind_their_prompts() -> None:
     """Columns begin at the shortest prompt; padding is behind all, and its id in an answer is an answer's."""
-    made = Answered.of([[5, 6, 7], [8]], [[9, 0], [4, 3]], pad=0, length=None, multiple=4)
+    made = AnsweredPrompts.of([[5, 6, 7], [8]], [[9, 0], [4, 3]], pad=0, length=None, multiple=4)
     assert made.input_ids.tolist() == [[5, 6, 7, 9, 0, 0, 0, 0], [8, 4, 3, 0, 0, 0, 0, 0]]
     assert made.attention_mask.sum(1).tolist() == [5, 3]
     assert made.mask.tolist() == [[0, 0, 1, 1, 0, 0, 0], [1, 1, 0, 0, 0, 0, 0]]
     assert made.tokens[0].tolist() == [6, 7, 9, 0, 0, 0, 0]
-    assert Answered.of([[1]], [[2]], 0, 6, 4).input_ids.shape == (1, 6)
+    assert AnsweredPrompts.of([[1]], [[2]], 0, 6, 4).input_ids.shape == (1, 6)
 
 
 def test_a_padded_answer_is_what_it_is_alone() -> None:
@@ -150,7 +150,7 @@ def test_a_padded_answer_is_what_it_is_alone() -> None:
     critic = AutoModelForSequenceClassification.from_config(config)
     model = ActorCritic(actor, critic, 0.7).eval()
     prompts, answers = [[5, 6, 7], [8]], [[9, 3], [4, 3, 2]]
-    both = Answered.of(prompts, answers, pad=0, length=None, multiple=8)
+    both = AnsweredPrompts.of(prompts, answers, pad=0, length=None, multiple=8)
     with torch.no_grad():
         found = model(both.input_ids, both.attention_mask, both.mask.shape[1], entropy=True)
         for row, (prompt, answer) in enumerate(zip(prompts, answers, strict=True)):
@@ -213,7 +213,7 @@ def test_the_loss_is_this_ranks_part_of_the_mean_over_all_tokens() -> None:
     average over."""
     from muster.workloads.ppo.train import Experience, _Trainer
 
-    made = Answered.of([[5, 6, 7], [8]], [[9, 3], [4, 3, 2]], pad=0, length=None, multiple=1)
+    made = AnsweredPrompts.of([[5, 6, 7], [8]], [[9, 3], [4, 3, 2]], pad=0, length=None, multiple=1)
     shape = made.mask.shape
     generator = torch.Generator().manual_seed(0)
     old, values, advantages, returns, now, valued = torch.randn(6, *shape, generator=generator)

@@ -482,7 +482,7 @@ def test_lines_of_python_are_marked_where_they_run() -> None:
     import torch
     from torch.profiler import ProfilerActivity, profile
 
-    from muster.worker.instruments.lines import Lines
+    from muster.worker.instruments.lines import LineMarks
 
     def numbers() -> Iterable[torch.Tensor]:
         yield torch.ones(1)
@@ -491,7 +491,7 @@ def test_lines_of_python_are_marked_where_they_run() -> None:
     def failing() -> None:
         raise ValueError
 
-    lines, items = Lines(), []
+    lines, items = LineMarks(), []
     with profile(activities=[ProfilerActivity.CPU]) as running:
         lines.start()
         first = numbers.__code__.co_firstlineno

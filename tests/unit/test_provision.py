@@ -7,29 +7,25 @@ import json
 import os
 import re
 import sys
-from collections.abc import Iterator
+import tempfile
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from muster.agent import provision
 from muster.agent.provision import REMOTE
 from muster.checks.families import disk
 from muster.cli.app import main
-from muster.core.errors import HostError, JobError, RecipeError, UsageError
-from muster.core.inventory import Host as Named
-from muster.fleet.shell import Shell
+from muster.core.errors import RecipeError, UsageError
 from muster.inputs.hub import check_names
 from muster.inputs.read import read_inputs, read_recipe
 from muster.prepare.pinned import pinned_here, read_requirements
 from muster.prepare.plan import Options, make_plan, plan_as_dict
-from muster.prepare.prepare import waypoint
 from muster.prepare.result import differences
-from muster.prepare.session import PackedFile, Tree, safe_path
-from muster.prepare.warm import Warmer, kernel_folders, warm_recipe
-from muster.store.runfolder import RunFolder
-from tests.wheels import PROGRAM, Host, environment, make_wheel
+from muster.prepare.warm import kernel_folders, warm_recipe
+from tests.wheels import PROGRAM, environment, make_wheel, run_program
 
 # --- what is pinned --------------------------------------------------------------------------------------
 
@@ -40,7 +36,7 @@ def test_hosts_get_the_versions_of_this_machine() -> None:
     pinned = pinned_here(None).requirements
     names = {line.partition("==")[0] for line in pinned}
     assert {"torch", "transformers", "deepspeed", "pydantic", "numpy", "safetensors"} <= names
-    assert not {"passmuster", "duckdb", "pytest", "ruff"} & names
+    assert not {"passmuster", "pytest", "ruff"} & names
     assert f"torch=={version('torch').partition('+')[0]}" in pinned
     assert all(re.fullmatch(r"[a-z0-9-]+==[^+;\s]+", line) for line in pinned)
 
@@ -114,15 +110,17 @@ def test_a_plan_names_what_the_recipe_reads(tmp_path: Path, options: Options) ->
     (data / "train.jsonl").write_text("".join(pairs))
     overrides = [f"model.name={model}", f"data.path={data}", "model.init=pretrained"]
     inputs = read_inputs("demo", "node1,node2", [*overrides, "model.config=null"])
-    plan = make_plan(inputs, options)
+    plan = make_plan([inputs], options)
     assert plan.local == (str(model), str(data))
     assert plan.hub == ()
     assert plan.venv == f"~/.cache/muster/venvs/{plan.key}"
-    name = hashlib.sha256((tmp_path / "wheels/tinya-1.0-py3-none-any.whl").read_bytes()).hexdigest()[:16]
-    assert [entry.path for entry in plan.wheels] == [f"{name}/tinya-1.0-py3-none-any.whl"]
-    json.dumps(plan_as_dict(plan, inputs, options))
+    wheel = tmp_path / "wheels/tinya-1.0-py3-none-any.whl"
+    size = wheel.stat().st_size
+    assert plan.wheels == ((wheel, hashlib.sha256(wheel.read_bytes()).hexdigest(), size),)
+    assert [each.path for each in plan.files()] == [data / "train.jsonl"]
+    json.dumps(plan_as_dict(plan, [inputs], options))
     assert (
-        make_plan(read_inputs("demo", "local:2x1", overrides), options).local == ()
+        make_plan([read_inputs("demo", "local:2x1", overrides)], options).local == ()
     )  # they are this machine
 
 
@@ -139,25 +137,25 @@ def test_a_plan_names_what_the_recipe_reads(tmp_path: Path, options: Options) ->
 def test_a_plan_names_what_comes_from_the_hub(
     options: Options, overrides: list[str], hub: list[tuple[str, str]]
 ) -> None:
-    plan = make_plan(read_inputs("demo", "node1", ["model.tokenizer=train", *overrides]), options)
+    plan = make_plan([read_inputs("demo", "node1", ["model.tokenizer=train", *overrides])], options)
     assert list(plan.hub) == hub
 
 
 def test_the_configuration_of_a_hub_data_set_is_fetched(options: Options) -> None:
     inputs = read_inputs("causal-lm", "node1", ["data.library=null", "data.name=org/set", "data.subset=raw"])
-    assert ("dataset", "org/set:raw") in make_plan(inputs, options).hub
+    assert ("dataset", "org/set:raw") in make_plan([inputs], options).hub
 
 
 @pytest.mark.parametrize("index", ["--trusted-host", "ftp://x", "simple", "https://a b"])
 def test_an_index_is_an_address(options: Options, index: str) -> None:
     with pytest.raises(UsageError, match="is not an index"):
-        make_plan(read_inputs("demo", "node1", []), Options(index=index, requirements=options.requirements))
+        make_plan([read_inputs("demo", "node1", [])], Options(index=index, requirements=options.requirements))
 
 
 def test_a_dry_run_hides_an_index_password(options: Options) -> None:
     given = Options(index="https://me:hush@host/simple", requirements=options.requirements)
     inputs = read_inputs("demo", "node1", [])
-    assert "hush" not in json.dumps(plan_as_dict(make_plan(inputs, given), inputs, given))
+    assert "hush" not in json.dumps(plan_as_dict(make_plan([inputs], given), [inputs], given))
 
 
 def test_the_warm_job_is_one_step_of_one_rank() -> None:
@@ -179,34 +177,6 @@ def test_the_warm_job_is_one_step_of_one_rank() -> None:
     assert (recipe.launch.python, recipe.env["A"], recipe.launch.workdir) == ("/v e/python", "1", "~/c/warm")
 
 
-def test_what_the_warm_job_wrote_on_a_host_is_removed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """By the name that the host knows it by: the job's own, with the mark of its run folder."""
-    runs, asked = [], []
-
-    class Remote:
-        host = "node1"
-
-        def ask(self, op: str, **content: Any) -> Iterator[dict[str, Any]]:
-            asked.append((op, content.get("name")))
-            yield from ()
-            return {"content": None, "removed": 0}
-
-    def job(self: Warmer, host: Named, name: str) -> Iterator[None]:
-        runs.append(RunFolder(self.folder / name))
-        runs[0].create(mark="7e")
-        yield
-
-    monkeypatch.setattr(Warmer, "_train", job)
-    inputs = read_inputs("demo", "node1", [])
-    warmer = Warmer(inputs, [], "~/c", 60, tmp_path, "t", Shell(), lambda *_: None)
-    for _ in warmer.warm(Remote(), Named("node1", 1), "d", again=False):  # type: ignore[arg-type]
-        pass
-    assert runs[0].elsewhere == "warm-t-1-7e"
-    assert ("remove", "warm-t-1-7e") in asked
-
-
 def test_kernels_stay_off_network_file_systems() -> None:
     """Where a home is on one, both caches go to the host's own disk; what the recipe sets stays."""
     far = {"node1": {"home_is_remote": True, "uid": 7}, "node2": {"home_is_remote": False, "uid": 7}}
@@ -215,6 +185,16 @@ def test_kernels_stay_off_network_file_systems() -> None:
     found = kernel_folders(far, {"TRITON_CACHE_DIR": "/mine"}, None, "d" * 64)
     assert found == {"TORCH_EXTENSIONS_DIR": ("/tmp", "muster-7", "d" * 16, "torch_extensions")}
     assert set(kernel_folders(near, {}, "/scratch", "d" * 64)) == {"TORCH_EXTENSIONS_DIR", "TRITON_CACHE_DIR"}
+
+
+def test_one_list_of_shared_file_systems() -> None:
+    """What is shipped to hosts is one file each, so the list stands in both."""
+    assert disk._NETWORK == REMOTE
+    for kind in ("nfs4", "fuse.sshfs", "glusterfs", "fuse.glusterfs", "wekafs", "pvfs2", "smb3"):
+        assert kind.startswith(REMOTE)
+    assert not any(
+        kind.startswith(REMOTE) for kind in ("ext4", "xfs", "tmpfs", "overlay", "zfs", "fuse.snapfuse")
+    )
 
 
 # --- comparing -------------------------------------------------------------------------------------------
@@ -244,186 +224,124 @@ def test_without_a_majority_all_are_blamed() -> None:
 # --- the host's program ----------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def host(tmp_path: Path) -> Iterator[Host]:
-    started = Host(tmp_path)
-    yield started
-    assert started.close() == 0
+def file_of(path: Path, data: bytes, digest: bool = True) -> list[Any]:
+    """A file as an order names it."""
+    return [str(path), len(data), 10**18, hashlib.sha256(data).hexdigest() if digest else None]
 
 
-def entry(path: str, data: bytes) -> dict[str, Any]:
-    return {"path": path, "size": len(data), "sha256": hashlib.sha256(data).hexdigest()}
-
-
-def test_files_arrive_whole_and_once(host: Host, tmp_path: Path) -> None:
-    """Hostile names, an empty file, a link that stays inside; the second time nothing."""
+def test_files_arrive_once(tmp_path: Path) -> None:
+    """What is missing is named first, then brought; the second time nothing."""
+    contents = {"a b\n;'\".txt": b"one", "deep/er/two": b"2" * 70_000, "same": b"one", "empty": b""}
     root = tmp_path / "to $(here)"
-    contents = {"a b\n;'\".txt": b"one", "deep/er/two": b"2" * 70_000, "empty": b""}
-    files = [entry(name, data) for name, data in contents.items()]
-    files.append({"path": "deep/link", "link": "../empty"})
-    request = {"root": ["path", str(root)], "marker": "m", "files": files}
-    opened = host.ask("compare", **request)
-    assert opened["lacks"] == [[0, 0], [1, 0], [2, 0]]
-    assert not [each.name for each in tmp_path.iterdir() if ".muster" in each.name]  # the lock is its own
-    assert (root / ".muster-tree.lock").exists()
-    for index, data in enumerate(contents.values()):
-        host.put(index, data[:10])
-        if data[10:]:
-            host.put(index, data[10:])
-    assert host.ask("seal")["count"] == 3
+    files = [file_of(root / name, data) for name, data in contents.items()]
+    lacking = [[*each[:3], None] for each in files]
+    assert run_program(tmp_path, "make", files=lacking)["lacks"] == {"files": [0, 1, 2, 3]}
+    assert not root.exists()
+    brought = {hashlib.sha256(data).hexdigest(): data for data in contents.values()}
+    report = run_program(tmp_path, "make", brought, files=files)
+    assert (report["lacks"], report["copied"]) == ({}, [0, 1, 2, 3])
     assert {name: (root / name).read_bytes() for name in contents} == contents
-    assert (root / "deep/link").readlink() == Path("../empty")
-    assert host.ask("compare", **request)["lacks"] == []
-    left = {str(p.relative_to(tmp_path)) for p in tmp_path.rglob("*") if ".muster" in p.name}
-    assert left == set()  # neither parts nor locks
+    assert (root / "same").stat().st_ino != (root / "a b\n;'\".txt").stat().st_ino
+    assert not list(root.rglob(".muster*"))
+    report = run_program(tmp_path, "make", files=lacking)
+    assert (report["lacks"], report["copied"]) == ({}, [])
 
 
-def test_a_tree_that_passes_through_has_a_folder_beside_the_cache(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("HOME", str(tmp_path))
-    with waypoint(Tree(("hub", "x"), "m", (PackedFile("a", 5, ""),)), "model x") as folder:
-        assert folder.parent == tmp_path / ".cache/muster"
-        (folder / "a").write_text("12345")
-    assert not folder.exists()
-    huge = Tree(("hub", "x"), "m", (PackedFile("a", 1 << 60, ""),))
-    with pytest.raises(JobError, match=r"model x needs 1152.9 PB here on its way, and .* are free"):
-        waypoint(huge, "model x").__enter__()
+def test_what_is_there_and_differs_is_never_written_over(tmp_path: Path) -> None:
+    place = tmp_path / "data"
+    place.mkdir()
+    for name, there in (("size", b"mine"), ("content", b"mine!")):
+        (place / name).write_bytes(there)
+        files = [file_of(place / name, b"other"), file_of(place / "new", b"new")]
+        failed = run_program(tmp_path, "make", {}, files=files)
+        assert failed["kind"] == "failed" and f"{place / name} differs" in failed["what"]
+        assert (place / name).read_bytes() == there
+        assert not (place / "new").exists()
+        (place / name).unlink()
+    (place / "link").symlink_to("nowhere")
+    failed = run_program(tmp_path, "make", files=[file_of(place / "link", b"x", digest=False)])
+    assert f"{place / 'link'} differs" in failed["what"]
 
 
-def test_one_list_of_shared_file_systems() -> None:
-    """What is shipped to hosts is one file each, so the list stands in both."""
-    assert disk._NETWORK == REMOTE
-    for kind in ("nfs4", "fuse.sshfs", "glusterfs", "fuse.glusterfs", "wekafs", "pvfs2", "smb3"):
-        assert kind.startswith(REMOTE)
-    assert not any(
-        kind.startswith(REMOTE) for kind in ("ext4", "xfs", "tmpfs", "overlay", "zfs", "fuse.snapfuse")
-    )
+def test_a_file_of_another_time_is_compared_by_its_content(tmp_path: Path) -> None:
+    (tmp_path / "f").write_bytes(b"same")
+    asked = run_program(tmp_path, "make", files=[file_of(tmp_path / "f", b"same", digest=False)])
+    assert asked["lacks"] == {"hashes": [0]}
+    assert run_program(tmp_path, "make", {}, files=[file_of(tmp_path / "f", b"same")])["lacks"] == {}
 
 
-def test_a_cut_file_goes_on_where_it_was(host: Host, tmp_path: Path) -> None:
-    """Its program is killed in the middle; what had come is not sent again."""
-    data = os.urandom(300_000)
-    request = {"root": ["path", str(tmp_path / "data/file.bin")], "marker": "m", "files": [entry("", data)]}
-    assert host.ask("compare", **request)["lacks"] == [[0, 0]]
-    host.put(0, data[:200_000])
-    host.ask("noted", marker="x")  # an answer: what came before it has been taken
-    host.process.kill()
-    host.process.wait()
-    again = Host(tmp_path)
-    assert again.ask("compare", **request)["lacks"] == [[0, 200_000]]
-    again.put(0, data[200_000:])
-    assert again.ask("seal")["bytes"] == 100_000
-    assert (tmp_path / "data/file.bin").read_bytes() == data
-    assert again.close() == 0
-    host.close = lambda: 0  # type: ignore[method-assign]  # it is gone already
-
-
-def test_a_damaged_file_is_not_kept(host: Host, tmp_path: Path) -> None:
-    root = tmp_path / "data"
-    request = {"root": ["path", str(root)], "marker": "m", "files": [entry("f", b"right")]}
-    host.ask("compare", **request)
-    host.put(0, b"wrong")
-    assert "did not arrive as it was sent" in host.ask("seal")["error"]
-    assert list(root.iterdir()) == []
-
-
-def test_what_is_there_and_differs_is_never_written_over(host: Host, tmp_path: Path) -> None:
-    (tmp_path / "data").mkdir()
-    (tmp_path / "data/f").write_bytes(b"mine!")
-    files = [entry("f", b"other"), entry("g", b"new")]
-    reply = host.ask("compare", root=["path", str(tmp_path / "data")], marker="m", files=files)
-    assert f"{tmp_path}/data/f differs" in reply["error"]
-    assert (tmp_path / "data/f").read_bytes() == b"mine!"
-    assert not (tmp_path / "data/g").exists()
-
-
-@pytest.mark.parametrize("path", ["../out", "a/../../out", "/etc/out", "a//b", ".", "a/\0b"])
-def test_no_name_leads_out_of_the_folder(host: Host, tmp_path: Path, path: str) -> None:
-    reply = host.ask("compare", root=["path", str(tmp_path / "data")], marker="m", files=[entry(path, b"x")])
-    assert "is not a path inside a folder" in reply["error"]
-    assert not (tmp_path / "out").exists()
-    if path != ".":
-        with pytest.raises(HostError, match="not inside its folder"):
-            safe_path(path if "//" not in path else "/a", host="node1")
-
-
-def test_no_link_leads_out_of_the_folder(host: Host, tmp_path: Path) -> None:
-    """Neither one that is there, nor one that is sent."""
-    outside, root = tmp_path / "outside", tmp_path / "data"
-    outside.mkdir()
-    root.mkdir()
-    (root / "sub").symlink_to(outside)
-    files = [entry("sub/f", b"x")]
-    request = {"root": ["path", str(root)], "marker": "m", "files": files}
-    host.ask("compare", **request)
-    host.put(0, b"x")
-    assert "is a link" in host.ask("seal")["error"]
-    assert list(outside.iterdir()) == []
-    for target in ("../../etc/passwd", "/etc/passwd"):
-        request = {"root": ["path", str(tmp_path / "other")], "marker": "m"}
-        host.ask("compare", **request, files=[{"path": "l", "link": target}])
-        assert "would lead out" in host.ask("seal")["error"]
-    assert not (tmp_path / "other/l").is_symlink()
-
-
-def test_a_scan_keeps_links_that_stay_and_follows_those_that_leave(host: Host, tmp_path: Path) -> None:
-    root = tmp_path / "data"
-    (root / "blobs").mkdir(parents=True)
-    (root / "blobs/b1").write_bytes(b"blob")
-    (root / "inside").symlink_to("blobs/b1")
-    (tmp_path / "far").write_bytes(b"far away")
-    (root / "leaves").symlink_to(tmp_path / "far")
-    files = {each["path"]: each for each in host.ask("scan", root=["path", str(root)], marker="s")["files"]}
-    assert files["inside"] == {"path": "inside", "link": "blobs/b1"}
-    assert files["leaves"]["sha256"] == hashlib.sha256(b"far away").hexdigest()
-    os.mkfifo(root / "pipe")
-    assert "neither a file nor a folder" in host.ask("scan", root=["path", str(root)], marker="s")["error"]
-
-
-def test_compiled_code_is_kept_in_folders_of_ones_own(host: Host, tmp_path: Path) -> None:
+def test_compiled_code_is_kept_in_folders_of_ones_own(tmp_path: Path) -> None:
     """Somebody else's link or folder that others may write to is refused: kernels are run from it."""
-    assert host.ask("scratch", base=str(tmp_path), parts=["own", "k"])["new"]
-    assert not host.ask("scratch", base=str(tmp_path), parts=["own", "k"])["new"]
+    for new in (True, False):
+        assert run_program(tmp_path, "scratch", folders=[[str(tmp_path), "own", "k"]])["new"] is new
     assert (tmp_path / "own").stat().st_mode & 0o777 == 0o700
     (tmp_path / "link").symlink_to(tmp_path / "own")
     (tmp_path / "open").mkdir()
     (tmp_path / "open").chmod(0o777)
     for name in ("link", "open"):
-        assert "not ours alone" in host.ask("scratch", base=str(tmp_path), parts=[name, "k"])["error"]
+        failed = run_program(tmp_path, "scratch", folders=[[str(tmp_path), name, "k"]])
+        assert "not ours alone" in failed["what"]
 
 
-def test_a_stale_lock_of_a_killed_build_goes(host: Host, tmp_path: Path) -> None:
-    """PyTorch's own kind of lock: a file that its holder keeps open. A living builder's stays."""
-    torch_extensions = tmp_path / "kernels [x]"
-    held, stale = (torch_extensions / name / "lock" for name in ("fused_adam", "py311_cpu/cpu_adam"))
-    for lock in (held, stale):
-        lock.parent.mkdir(parents=True)
-        lock.touch()
-    with held.open():
-        reply = host.ask("unlock", env={"TORCH_EXTENSIONS_DIR": str(torch_extensions)})
-    assert reply["removed"] == [str(stale)]
-    assert (held.exists(), stale.exists()) == (True, False)
-
-
-def test_a_folder_of_somebody_else_is_left_alone(host: Host, tmp_path: Path) -> None:
+def test_a_folder_of_somebody_else_is_left_alone(tmp_path: Path) -> None:
     venv = tmp_path / "precious"
     venv.mkdir()
     (venv / "thesis").write_text("years")
-    assert "was not made by muster prepare" in host.ask("environment", **environment(venv))["error"]
+
+    def what() -> str:
+        return str(run_program(tmp_path, "make", environment=environment(venv))["what"])
+
+    assert "was not made by muster prepare" in what()
     (venv / "muster-complete.json").write_text(json.dumps({"key": "another"}))
-    assert "other requirements" in host.ask("environment", **environment(venv))["error"]
+    assert "other requirements" in what()
     (venv / "muster-complete.json").write_text("not JSON")
-    assert "was not made by muster prepare" in host.ask("environment", **environment(venv))["error"]
+    assert "was not made by muster prepare" in what()
     assert (venv / "thesis").read_text() == "years"
 
 
-def test_without_pip_the_remedy_is_said(host: Host, tmp_path: Path) -> None:
-    """Debian's python3 without python3-venv."""
-    request = {**environment(tmp_path / "venv"), "lacks": "ensurepip", "version": "3.11.2"}
-    reply = host.ask("environment", **request)
-    assert "no pip and no ensurepip" in reply["error"]
-    assert "apt install python3.11-venv" in reply["hint"]
+def test_what_an_interrupted_build_left_is_built_again(tmp_path: Path) -> None:
+    venv = tmp_path / "venv"
+    venv.mkdir()
+    (venv / "half").write_text("made")
+    (tmp_path / "venv.building").write_text("{}")
+    report = run_program(tmp_path, "make", environment=environment(venv))
+    assert report["environment"]["status"] == "built"
+    assert not (venv / "half").exists() and not (tmp_path / "venv.building").exists()
+
+
+def test_uv_gets_pips_settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The environment wins over the user's file, and that over none; uv's own variables stay."""
+    for name in [name for name in os.environ if name.startswith(("PIP_", "UV_"))]:
+        monkeypatch.delenv(name)
+    (tmp_path / "pip.conf").write_text(
+        "[global]\nindex-url = https://a/simple\nextra-index-url =\n  https://b\n  https://c\n"
+        "find-links = /w /x\n[install]\nindex-url = https://d/simple\n"
+    )
+    monkeypatch.setenv("PIP_CONFIG_FILE", str(tmp_path / "pip.conf"))
+    monkeypatch.setenv("PIP_TRUSTED_HOST", "a")
+    monkeypatch.setenv("UV_FIND_LINKS", "/own")
+    made = provision.install_environment(None, offline=False)
+    shown = ("UV_DEFAULT_INDEX", "UV_INDEX", "UV_FIND_LINKS", "UV_INSECURE_HOST")
+    assert [made[name] for name in shown] == ["https://d/simple", "https://b https://c", "/own", "a"]
+    given = provision.install_environment("https://me:hush@i/simple", offline=False)
+    assert given["UV_DEFAULT_INDEX"] == given["PIP_INDEX_URL"] == "https://me:hush@i/simple"
+
+
+@pytest.mark.parametrize(
+    ("lines", "words"),
+    [
+        (
+            ["Using Python 3.11", "\u00d7 No solution found:", "\u2570\u2500\u25b6 there is no tinya==9"],
+            "No solution found: there is no tinya==9",
+        ),
+        (["error: Failed to fetch", "Caused by: no route"], "error: Failed to fetch Caused by: no route"),
+        (["Collecting x", "ERROR: No matching distribution found for x", "notice"],
+         "No matching distribution found for x"),
+        ([], "no reason given"),
+    ],
+)  # fmt: skip
+def test_what_uv_and_pip_say_of_a_failure(lines: list[str], words: str) -> None:
+    assert provision.last_words(lines) == words
 
 
 def test_the_program_is_for_bare_hosts() -> None:
@@ -436,7 +354,7 @@ def test_a_command_has_no_step_to_warm_up_with(tmp_path: Path) -> None:
     recipe = tmp_path / "own.yaml"
     recipe.write_text("command: ['true']\n")
     inputs, options = read_inputs(str(recipe), "local:1", []), Options(environment=False)
-    assert not plan_as_dict(make_plan(inputs, options), inputs, options)["warm"]
+    assert not plan_as_dict(make_plan([inputs], options), [inputs], options)["warm"]
 
 
 def test_a_plan_names_all_that_a_step_of_rlhf_reads(tmp_path: Path, options: Options) -> None:
@@ -456,7 +374,7 @@ def test_a_plan_names_all_that_a_step_of_rlhf_reads(tmp_path: Path, options: Opt
         "ppo: {critic: org/critic}\n"
         "data: {mix: [{path: own.jsonl}, {name: org/chats, subset: small}, {name: /gone/set}]}\n"
     )
-    plan = make_plan(read_inputs(str(recipe), "node1", []), options)
+    plan = make_plan([read_inputs(str(recipe), "node1", [])], options)
     assert plan.local == tuple(f"{tmp_path}/{name}" for name in ("reward", "own.jsonl", "worth.py"))
     assert set(plan.hub) == {
         ("model", "org/actor"), ("tokenizer", "org/words"), ("model", "org/critic"),
@@ -473,9 +391,48 @@ def test_a_mix_of_hub_names_is_looked_for_before_the_start(monkeypatch: pytest.M
     assert told.value.where == "data.mix"
 
 
-def test_a_pipeline_names_its_steps_recipes(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_pipeline_is_prepared_whole(capsys: pytest.CaptureFixture[str]) -> None:
+    """What all of its steps read; models that its steps train are not there yet."""
     with pytest.raises(SystemExit) as ended:
-        main(["prepare", "node1", "rlhf-demo", "--dry-run"])
-    assert ended.value.code == 2
-    said = capsys.readouterr().err
-    assert "is a pipeline" in said and "did you mean" not in said
+        main(["prepare", "node1", "rlhf-demo", "--dry-run", "--no-env"])
+    assert ended.value.code == 0
+    plan = json.loads(capsys.readouterr().out)
+    assert plan["warm"]
+    assert plan["hosts"] == ["node1"]
+    assert not any("not on this machine" in note for note in plan["notes"])
+    assert all(tempfile.gettempdir() not in each for each in plan["copy"])
+
+
+def test_links_below_a_path_are_followed(options: Options, tmp_path: Path) -> None:
+    """To files and folders elsewhere; one that leads back to where it stands ends there."""
+    data, far = tmp_path / "data", tmp_path / "far"
+    (far / "deep").mkdir(parents=True)
+    data.mkdir()
+    samples = "".join(f'{{"question": "{question}", "sql": "s"}}\n' for question in "pq")
+    (far / "one.jsonl").write_text(samples)
+    (far / "deep" / "back").symlink_to(far)
+    (data / "train.jsonl").symlink_to(far / "one.jsonl")
+    (data / "more").symlink_to(far)
+    plan = make_plan([read_inputs("demo", "node1", [f"data.path={data}"])], options)
+    assert [str(each.path.relative_to(data)) for each in plan.files()] == ["more/one.jsonl", "train.jsonl"]
+    assert {each.size for each in plan.files()} == {len(samples)}
+    os.mkfifo(far / "pipe")
+    with pytest.raises(UsageError, match="neither a file nor a folder"):
+        plan.files()
+
+
+def test_recipes_are_prepared_together(options: Options, tmp_path: Path) -> None:
+    for name in "ab":
+        (tmp_path / name).mkdir()
+        samples = [f'{{"question": "{question}", "sql": "s"}}\n' for question in "pq"]
+        (tmp_path / name / "train.jsonl").write_text("".join(samples))
+    recipes = [
+        read_inputs("demo", "node1", [f"data.path={tmp_path}/{name}", f"model.tokenizer=org/{name}"])
+        for name in "aba"
+    ]
+    plan = make_plan(recipes, options)
+    assert plan.local == (f"{tmp_path}/a", f"{tmp_path}/b")
+    assert plan.hub == (("tokenizer", "org/a"), ("tokenizer", "org/b"))
+    assert [each.path.name for each in plan.files()] == ["train.jsonl"] * 2
+    later = make_plan(recipes, options, later=tmp_path / "b")
+    assert later.local == plan.local  # the folder itself is no model of a step

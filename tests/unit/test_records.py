@@ -10,7 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from muster.core.errors import DataError
+from muster.core.errors import DataError, ReaderMissingError
+from muster.inputs.read import check_data
+from muster.planner.outlook import UserFigures
+from muster.planner.plan import plan_on, recipe_of
+from muster.runs.dry_run import _data
 from muster.store import tokens
 from muster.store.records import Splits, find_data, hold_out, read_rows
 from muster.worker.data import hub
@@ -296,8 +300,8 @@ WIKISQL = {
 }  # fmt: skip
 
 
-@pytest.fixture(params=["jsonl", "parquet", "parquet by duckdb"])
-def wikisql(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+@pytest.fixture(params=["jsonl", "parquet"])
+def wikisql(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
     """The row in a file."""
     if request.param == "jsonl":
         (tmp_path / "train.jsonl").write_text(json.dumps(WIKISQL) + "\n")
@@ -305,8 +309,6 @@ def wikisql(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.
     arrow = pytest.importorskip("pyarrow")
     parquet = pytest.importorskip("pyarrow.parquet")
     parquet.write_table(arrow.Table.from_pylist([WIKISQL]), tmp_path / "train.parquet")
-    if "duckdb" in request.param:  # as on a machine without pyarrow
-        monkeypatch.setitem(sys.modules, "pyarrow", None)
     return tmp_path / "train.parquet"
 
 
@@ -327,14 +329,9 @@ def test_a_field_with_parts_is_no_answer_but_its_text_is(wikisql: Path) -> None:
     assert "is not text but a list" in failure(wikisql, TextToSqlData(target="table.header")).what
 
 
-@pytest.mark.parametrize("without_pyarrow", [False, True])
-def test_columns_that_are_not_asked_for_are_named_in_the_error(
-    tmp_path: Path, without_pyarrow: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_columns_that_are_not_asked_for_are_named_in_the_error(tmp_path: Path) -> None:
     arrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
     parquet.write_table(arrow.Table.from_pylist([{"a": {"b": "x"}, "c": ["y"]}]), tmp_path / "a.parquet")
-    if without_pyarrow:
-        monkeypatch.setitem(sys.modules, "pyarrow", None)
     hint = failure(tmp_path / "a.parquet").hint or ""
     assert "the fields there are: a, c; data.question names the one to use" in hint
     both = TextToSqlData(input="a.b", target="a.b")
@@ -393,13 +390,31 @@ def test_rows_that_cannot_be_read_are_passed_over_where_asked(tmp_path: Path) ->
     assert [error.where for error in told] == [f"{path}:3"]
 
 
-@pytest.mark.parametrize("without_pyarrow", [False, True])
-def test_what_is_no_parquet(tmp_path: Path, without_pyarrow: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    if without_pyarrow:
-        monkeypatch.setitem(sys.modules, "pyarrow", None)
+def test_what_is_no_parquet(tmp_path: Path) -> None:
+    pytest.importorskip("pyarrow")
     (tmp_path / "a.parquet").write_bytes(b"PAR1 not at all")
     assert "is not a Parquet file" in failure(tmp_path / "a.parquet").what
     assert "no such file" in failure(tmp_path / "b.parquet").what
+
+
+@pytest.mark.parametrize(
+    ("name", "noted"),
+    [("seq2seq", "pyarrow"), ("sft", "pyarrow"), ("gpt2-micro", None), ("vit-cifar10", "num_labels=N")],
+)
+def test_without_pyarrow_parquet_files_are_left_to_the_ranks(
+    name: str, noted: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on a machine that only types; the plan says what it does not know. `data.bad=skip` skips no file."""
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    (tmp_path / "train.parquet").write_bytes(b"PAR1 not at all")
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "nothing learned"))
+    recipe = recipe_of(name, [f"data.path={tmp_path}", *(["data.bad=skip"] if name == "sft" else [])])
+    check_data(recipe, here=True)
+    made = plan_on(recipe, "h200", UserFigures(), traced=False).plan
+    assert noted is None or any(noted in note for note in (*made.data, *made.notes))
+    assert "train.parquet" in str(_data(recipe))
+    with pytest.raises(ReaderMissingError):
+        next(read_rows(tmp_path / "train.parquet", lambda _: None))
 
 
 def test_equal_questions_are_held_out_together() -> None:

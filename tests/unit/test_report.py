@@ -13,7 +13,7 @@ import pytest
 from muster.cli.train import finish
 from muster.core.printable import HIDDEN
 from muster.core.result import (
-    Attention,
+    AttentionExtremes,
     Failure,
     HostReport,
     Memory,
@@ -35,7 +35,7 @@ from muster.reports import answers, charts, tables, words
 from muster.reports.page import render
 from muster.reports.rundata import Prediction, RunData, gather, read_stream
 from muster.results.figures import figures, number
-from muster.results.fold import Folder
+from muster.results.fold import EventFold
 from muster.runs.resume import frozen_inventory, frozen_recipe
 from muster.runs.train import freeze
 from muster.store import events
@@ -614,7 +614,7 @@ def test_an_empty_folder(tmp_path):
     run = RunFolder(tmp_path / "run")
     run.create()
     data = gather(run)
-    assert data.folder == Folder() and data.figures is None
+    assert data.folder == EventFold() and data.figures is None
     check(data)
 
 
@@ -633,7 +633,7 @@ def test_attention_logits_have_two_pictures():
                 smallest=[-float(step + 2 * index) for index in range(layers)],
                 seconds=0.1,
             )
-        seen = Attention(largest=None, smallest=None, windows=2, seconds=0.2, share=0.014)
+        seen = AttentionExtremes(largest=None, smallest=None, windows=2, seconds=0.2, share=0.014)
         return replace(data, figures=data.figures.model_copy(update={"attention": seen}))
 
     words = check(watched(3)).words

@@ -23,7 +23,7 @@ import pytest
 from rich.console import Console
 
 from muster.agent import pace as agents_pace
-from muster.agent.pace import Pace as Sampled
+from muster.agent.pace import PaceSampler as Sampled
 from muster.agent.pace import connections, sockets_of, threads
 from muster.cli.views.progress import ProgressView
 from muster.core.batch import Batch

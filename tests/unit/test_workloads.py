@@ -62,7 +62,7 @@ def test_a_workload_is_a_folder_with_a_spec_and_a_ranks_half(name: str) -> None:
     assert spec.RECIPE().workload == name
     folder = Path(inspect.getfile(spec)).parent
     assert (folder / "train.py").is_file() != spec.RECIPE.foreign  # whose ranks run the user's program
-    assert (folder / "model.py").is_file() == spec.RECIPE.traced
+    assert (folder / "model.py").is_file() == (spec.RECIPE.traced is True)
     asked = {key for key in vars(Workload) if not key.startswith("_")}
     for key in asked & set(vars(spec.RECIPE)):  # with the parameters of the question
         question, answer = getattr(Workload, key), getattr(spec.RECIPE, key)

@@ -1083,6 +1083,8 @@ class Agent:
                 return []
             self.inbox += data
             self.heard = time.monotonic()
+            if b"\n" not in data:
+                return []
         lines = self.inbox.split(b"\n")
         self.inbox = lines.pop()
         return [json.loads(line) for line in lines if line.strip()]
@@ -1389,7 +1391,7 @@ class Agent:
             self.port_holder.close()
         program = {}  # type: Dict[str, Any]
         exec(spec.get("pace", ""), program)
-        pace = program["Pace"](spec["ranks"]) if program.get("Pace") else None
+        pace = program["PaceSampler"](spec["ranks"]) if program.get("PaceSampler") else None
         self.sampler = Sampler(
             spec["hardware_seconds"], spec.get("visible_gpus") or spec.get("used_gpus"), pace
         )

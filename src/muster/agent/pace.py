@@ -27,7 +27,7 @@ Ends = Tuple[str, str]  # addresses: this one, the other one
 Counters = Dict[int, Tuple[Ends, int, int]]  # inode -> ends, bytes, microseconds
 
 
-class Pace:
+class PaceSampler:
     """Samples the ranks of a host. `ranks`: those that it has."""
 
     def __init__(self, ranks: List[int]) -> None:

@@ -1,85 +1,67 @@
-"""Provision: makes one host ready for a recipe. Builds its environment, takes files, fetches from the hub.
+"""Makes one host ready for a recipe: the program of the jobs of `muster prepare`.
 
-One file, standard library alone, Python >= 3.8: the launchers send this text to a bare host. It speaks JSON
-lines, and does one thing at a time, in the order of the requests:
-  in   hello, environment, packages, scan, get, compare, put (that many raw bytes follow), seal, download,
-       cached, scratch, noted, note, remove, ping, bye
-  out  reply (to a request, by its id), progress, beat
-What it starts ends with it, and it ends when its input closes, when the controller is silent for longer than
-the lease, when it is signalled, or when its parent is gone.
+One file, standard library alone, Python >= 3.8. The agent starts it, brings its files, says that the host
+lives, and ends it with all that it started. What it is to do stands in $MUSTER_SPEC; what it does and finds
+goes into the job's events, as JSON lines of a kind: progress, failed (what, hint), report.
 
-Nothing half-made is ever taken for whole: a marker is written last, by rename. Locks are fcntl's, because the
-kernel gives them back however their holder ends, over NFS too: no lock is ever stale. Where a file system has
-no locks, or keeps them to each host, mkdir and rename decide who builds, and a pulse in the half-made
-environment tells the others that its builder is alive.
+It runs twice on a host that lacks files: the first report says which, the second job brings them. Nothing
+half-made is ever taken for whole: a file gets its name, and an environment its mark, once it is complete.
+Who builds an environment holds a lock, which the kernel frees however its holder ends.
 """
 
 from __future__ import annotations
 
-import base64
 import collections
-import ctypes
+import configparser
+import contextlib
 import errno
 import fcntl
-import glob
 import hashlib
 import json
 import os
-import select
+import platform
 import shutil
-import signal
 import socket
 import stat
 import subprocess
 import sys
 import time
-from typing import Any, Generator
+from typing import Any, Callable, Dict, Iterator, List, Optional, Tuple
 
-TICK = 0.05  # seconds between two looks where nothing comes
-BEAT = 1.0  # seconds between signs of life
-GRACE = 1.5  # seconds between SIGTERM and SIGKILL
-PULSE = 2.0  # seconds between two signs of life of an environment in the making
-SILENT = 5 * PULSE  # seconds without one, after which its builder on another machine counts as gone
-BLOCK = 1 << 22  # bytes hashed between two looks
-SYNC = 1 << 26  # bytes written between two syncs
 COMPLETE = "muster-complete.json"
-BUILDING = "muster-building.json"
-TELLING = ("Collecting ", "Downloading ", "Building ", "Installing ", "Fetching ", "Generating ")
+LEAST_PYTHON = (3, 10)  # of the ranks
+PROGRESS = (
+    "Collecting ",
+    "Downloading ",
+    "Building ",
+    "Installing ",
+    "Fetching ",
+    "Generating ",
+    "Resolved ",
+)
 # How the types of file systems begin that several machines may share; the same as in checks/families/disk.py.
 REMOTE = (
     "nfs", "lustre", "gpfs", "beegfs", "ceph", "cifs", "smb3", "smbfs", "9p", "afs", "gluster", "pvfs2",
     "orangefs", "panfs", "weka", "virtiofs", "fuse.gluster", "fuse.sshfs", "fuse.ceph", "fuse.juicefs",
 )  # fmt: skip
 
-Step = Generator[bool, None, Any]  # yields whether there is more to do at once
-
 # What an interpreter's ranks would import, name by name; pip is left out: it only brought the others.
 PACKAGES = """
 import json, platform, re, sys, sysconfig
 from importlib.metadata import distributions
-found = {}
+versions = {}
 for each in distributions():
     name = each.metadata["Name"]
     if name:
-        found.setdefault(re.sub(r"[-_.]+", "-", name).lower(), set()).add(str(each.version))
-found.pop("pip", None)
-packages = {name: " and ".join(sorted(versions)) for name, versions in found.items()}
+        versions.setdefault(re.sub(r"[-_.]+", "-", name).lower(), set()).add(str(each.version))
+versions.pop("pip", None)
+packages = {name: " and ".join(sorted(those)) for name, those in versions.items()}
 print(json.dumps({"python": platform.python_version(), "tag": sys.implementation.cache_tag,
                   "platform": sysconfig.get_platform(), "packages": packages}))
 """
 
-# Debian's python3 lacks ensurepip until python3-venv is installed.
-INTERPRETER = """
-import json, sys
-lacks = None
-try:
-    import venv, ensurepip
-except ImportError as error:
-    lacks = error.name
-print(json.dumps({"version": sys.version.split()[0], "lacks": lacks}))
-"""
-
-# Fetches one thing from the hub into the cache that Transformers or datasets looks into, and says into which.
+# Fetches one thing from the hub into the cache that Transformers or datasets looks into, and says into which
+# folder.
 DOWNLOAD = """
 import json, os, sys
 kind, name = sys.argv[1:3]
@@ -87,14 +69,12 @@ if kind == "dataset":
     import datasets
     name, _, subset = name.partition(":")
     try:
-        files = datasets.load_dataset(name, name=subset or None)
+        parts = datasets.load_dataset(name, name=subset or None)
     except RuntimeError as error:
         if "scripts are no longer supported" not in str(error):
             raise
-        files = datasets.load_dataset(name, name=subset or None, revision="refs/convert/parquet")
-    folder = next(iter(files.values())).cache_files[0]["filename"]
-    base = os.path.realpath(datasets.config.HF_DATASETS_CACHE)
-    print(json.dumps(["datasets", os.path.relpath(os.path.realpath(folder), base).split(os.sep)[0]]))
+        parts = datasets.load_dataset(name, name=subset or None, revision="refs/convert/parquet")
+    folder = os.path.dirname(next(iter(parts.values())).cache_files[0]["filename"])
 else:
     import huggingface_hub
     wanted = {"allow_patterns": ["*.json", "*.model", "*.txt", "*.jinja"]}
@@ -107,67 +87,27 @@ else:
         if any(each.endswith(".safetensors") for each in names):
             ignore += ["*.bin", "*.pt", "*.pth"]
         wanted = {"ignore_patterns": ignore}
-    path = huggingface_hub.snapshot_download(name, **wanted)
-    print(json.dumps(["hub", os.path.basename(os.path.dirname(os.path.dirname(path)))]))
+    folder = huggingface_hub.snapshot_download(name, **wanted)
+print(json.dumps({"folder": folder}))
 """
+
+# pip's settings, and the variables by which uv takes each of their values: no password stands in an argument.
+VARIABLES = {
+    "index-url": ("UV_DEFAULT_INDEX", " "), "extra-index-url": ("UV_INDEX", " "),
+    "find-links": ("UV_FIND_LINKS", ","), "constraint": ("UV_CONSTRAINT", " "),
+    "trusted-host": ("UV_INSECURE_HOST", " "), "cert": ("SSL_CERT_FILE", " "), "proxy": ("ALL_PROXY", " "),
+}  # fmt: skip
 
 
 class Problem(Exception):
     """Something that the user can mend: what, and a hint."""
 
-    def __init__(self, what: str, hint: str | None = None) -> None:
+    def __init__(self, what: str, hint: Optional[str] = None) -> None:
         super().__init__(what)
         self.hint = hint
 
 
-def die_with_parent() -> None:
-    """Between fork and exec: Linux ends the child when its parent is gone, even by SIGKILL."""
-    try:
-        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
-    except (OSError, AttributeError):
-        pass
-
-
-def write_json(path: str, data: Any) -> None:
-    """Whole or not at all: written beside, synced, renamed."""
-    os.makedirs(os.path.dirname(path), exist_ok=True)
-    beside = "%s.%d.%s" % (path, os.getpid(), socket.gethostname())
-    try:
-        with open(beside, "w") as file:
-            json.dump(data, file)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(beside, path)
-    except BaseException:
-        if os.path.exists(beside):
-            os.unlink(beside)
-        raise
-
-
-def read_json(path: str) -> dict[str, Any]:
-    """A marker, or {} where there is none that is whole."""
-    try:
-        with open(path) as file:
-            data = json.load(file)
-    except (OSError, ValueError):
-        return {}
-    return data if isinstance(data, dict) else {}
-
-
-def boot_id() -> str:
-    """Which kernel this is: fcntl locks of the same one are known to both sides."""
-    try:
-        with open("/proc/sys/kernel/random/boot_id") as file:
-            return file.read().strip()
-    except OSError:
-        return socket.gethostname()
-
-
-def existing(path: str) -> str:
-    """The nearest folder above (or at) `path` that is there."""
-    while not os.path.isdir(path) and os.path.dirname(path) != path:
-        path = os.path.dirname(path)
-    return path
+# ---- the host ----------------------------------------------------------------------------------------------
 
 
 def file_system(path: str) -> str:
@@ -186,187 +126,438 @@ def file_system(path: str) -> str:
     return kind
 
 
-def remove_tree(path: str) -> Step:
-    """rm -rf that looks up now and then. Links are removed, never followed."""
-    for folder, folders, files in os.walk(path, topdown=False):
-        for name in [*files, *folders]:
-            each = os.path.join(folder, name)
-            if name in folders and not os.path.islink(each):
-                os.rmdir(each)
-            else:
-                os.unlink(each)
-        yield True
-    os.rmdir(path)
+def existing(path: str) -> str:
+    """The nearest folder above (or at) `path` that is there."""
+    while not os.path.isdir(path) and os.path.dirname(path) != path:
+        path = os.path.dirname(path)
+    return path
 
 
-def hash_file(path: str, digest: Any, limit: int | None = None) -> Step:
-    """Put a file's bytes (its first `limit`) into `digest`."""
+def read_json(path: str) -> Dict[str, Any]:
+    """A mark, or {} where there is none that is whole."""
+    try:
+        with open(path) as file:
+            data = json.load(file)
+    except (OSError, ValueError):
+        return {}
+    return data if isinstance(data, dict) else {}
+
+
+def write_json(path: str, data: Any) -> None:
+    """Whole or not at all: written under another name, synced, renamed."""
+    os.makedirs(os.path.dirname(path), exist_ok=True)
+    part = "%s.%d.%s" % (path, os.getpid(), socket.gethostname())
+    with open(part, "w") as file:
+        json.dump(data, file)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(part, path)
+
+
+def hash_file(path: str) -> str:
+    digest = hashlib.sha256()
     with open(path, "rb") as file:
-        while limit is None or limit > 0:
-            data = file.read(BLOCK if limit is None else min(BLOCK, limit))
-            if not data:
-                return
-            limit = None if limit is None else limit - len(data)
-            digest.update(data)
-            yield True
+        for block in iter(lambda: file.read(1 << 20), b""):
+            digest.update(block)
+    return digest.hexdigest()
 
 
-def remove_stale(path: str) -> bool:
-    """Remove a lock of ours that nobody has open, as far as the kernel tells. -> whether it was removed."""
-    try:
-        file = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
-    except OSError:  # its builder is done, or it is another user's
-        return False
-    try:
-        if os.fstat(file).st_uid != os.getuid():
-            return False
+@contextlib.contextmanager
+def locked(path: str, waits: Callable[[], None]) -> Iterator[None]:
+    """Hold the lock of a file; `waits` is called where another has it. A file system without locks has none
+    to give."""
+    with open(path, "a") as file:
         try:
-            fcntl.fcntl(file, fcntl.F_SETSIG, signal.SIGURG)  # for who opens it now; SIGIO would end us
-            fcntl.fcntl(file, fcntl.F_SETLEASE, fcntl.F_WRLCK)
+            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
-            if error.errno == errno.EAGAIN:
-                return False
-        if os.stat(path).st_ino != os.fstat(file).st_ino:
-            return False  # released, and made anew by the next builder
-        os.unlink(path)
-        return True
-    except FileNotFoundError:
-        return False
-    finally:
-        os.close(file)
+            if error.errno in (errno.EACCES, errno.EAGAIN):
+                waits()
+                fcntl.lockf(file, fcntl.LOCK_EX)
+        yield
 
 
-class Lock:
-    """An exclusive lock on a file. `supported` is False where the file system has none: go on with care."""
-
-    def __init__(self, path: str) -> None:
-        self.path = path
-        self.file = -1
-        self.supported = True
-
-    def take(self, say: Any) -> Step:
-        """Wait until it is ours. Its last holder may have removed it, so look whether it is still the one."""
-        said = False
-        while True:
-            if self.file < 0:
-                self.file = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-            try:
-                fcntl.lockf(self.file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError as error:
-                if error.errno not in (errno.EACCES, errno.EAGAIN):
-                    self.supported = False
-                    return
-                if not said:
-                    said = True
-                    say("waiting for another host or command that is at it")
-                yield False
-                continue
-            try:
-                now = os.stat(self.path)
-                mine = os.fstat(self.file)
-                if (now.st_dev, now.st_ino) == (mine.st_dev, mine.st_ino):
-                    return
-            except FileNotFoundError:
-                pass
-            os.close(self.file)
-            self.file = -1
-
-    def drop(self, forget: bool = False) -> None:
-        """Give it back; `forget`: and remove the file."""
-        if self.file >= 0:
-            if forget:
-                try:
-                    os.unlink(self.path)
-                except OSError:
-                    pass
-            os.close(self.file)
-            self.file = -1
+def pip_settings() -> Dict[str, str]:
+    """What pip is configured with here: its environment's values win over `install`'s, these over
+    `global`'s, and the user's file over the system's."""
+    config = os.environ.get("XDG_CONFIG_HOME") or "~/.config"
+    system = (os.environ.get("XDG_CONFIG_DIRS") or "/etc/xdg").split(":")
+    files = ["/etc/pip.conf", *(each + "/pip/pip.conf" for each in system)]
+    files += ["~/.pip/pip.conf", config + "/pip/pip.conf", os.environ.get("PIP_CONFIG_FILE") or ""]
+    parser = configparser.RawConfigParser()
+    try:
+        parser.read([os.path.expanduser(each) for each in files if each])
+    except (configparser.Error, UnicodeDecodeError):
+        return {}
+    settings = {}  # type: Dict[str, str]
+    for section in ("global", "install"):
+        settings.update(parser.items(section) if parser.has_section(section) else ())
+    for name, value in os.environ.items():
+        if name.startswith("PIP_"):
+            settings[name[4:].lower().replace("_", "-")] = value
+    return settings
 
 
-class Receiver:
-    """Files of one tree, as they come: each into a part beside its place, renamed when its hash is right."""
+# ---- the job -----------------------------------------------------------------------------------------------
 
-    def __init__(self, root: str, files: list[dict[str, Any]], lock: Lock) -> None:
-        self.root, self.files, self.lock = root, files, lock
-        self.wanted: dict[int, tuple[Any, int]] = {}  # index -> hash so far, offset
-        self.bytes = self.count = self.unsynced = 0
-        self.index = -1
-        self.file: Any = None
-        self.problem: Problem | None = None
 
-    def part(self, index: int) -> str:
-        """Where a file grows. Named by its content: after an interruption it grows on."""
-        place = os.path.dirname(os.path.join(self.root, self.files[index]["path"]))
-        return os.path.join(place, ".muster-%s.part" % self.files[index]["sha256"][:24])
+class Provision:
+    """One host's part of `muster prepare`. `order`: what is to be done; `base`: the job's own folder."""
 
-    def put(self, index: int, data: bytes) -> None:
-        """More of a file. After a problem everything is let pass until the tree is sealed."""
-        if self.problem:
-            return
+    def __init__(self, order: Dict[str, Any], base: str) -> None:
+        self.order, self.code = order, os.path.join(base, "code")
+        self.base = base
+        self.cache = os.path.abspath(os.path.expanduser(order["cache"]))
+        self.lacks = {}  # type: Dict[str, Any]
+        rank = os.environ["MUSTER_RANK"]
+        self.events = os.path.join(os.environ["MUSTER_EVENTS"], "rank%s.events.jsonl" % rank)
+
+    def tell(self, kind: str, **content: Any) -> None:
+        with open(self.events, "a") as file:
+            file.write(json.dumps(dict(content, kind=kind)) + "\n")
+
+    def progress(self, text: str) -> None:
+        self.tell("progress", text=text)
+
+    def run(self) -> None:
+        """Do what is asked, and report."""
         try:
-            if index != self.index:
-                self.begin(index)
-            self.take(data)
-        except OSError as error:
-            self.problem = Problem("%s: %s" % (error.filename or self.root, error.strerror), disk_hint(error))
+            self.tell("report", **getattr(self, "do_" + self.order["op"])())
         except Problem as problem:
-            self.problem = problem
+            self.tell("failed", what=str(problem), hint=problem.hint)
+        except OSError as error:
+            what = "%s: %s" % (error.filename, error.strerror) if error.filename else str(error)
+            self.tell("failed", what=what, hint=disk_hint(error))
 
-    def begin(self, index: int) -> None:
-        if index not in self.wanted:
-            raise Problem("a file came that was not asked for")
-        self.index = index
-        self.digest, self.size = self.wanted[index]
-        part = self.part(index)
-        make_folder(self.root, self.files[index]["path"])
-        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
-        self.file = os.fdopen(os.open(part, flags, 0o666), "ab", buffering=0)
-
-    def take(self, data: bytes) -> None:
-        wanted = self.files[self.index]
-        view = memoryview(data)
-        while view:
-            view = view[self.file.write(view) :]
-        self.digest.update(data)
-        self.size += len(data)
-        self.bytes += len(data)
-        self.unsynced += len(data)
-        if self.unsynced > SYNC or self.size >= wanted["size"]:
-            os.fsync(self.file.fileno())  # in portions: one long sync would look like a dead host
-            self.unsynced = 0
-        if self.size >= wanted["size"]:
-            self.file.close()
-            self.file = None
-            self.finish(wanted)
-
-    def finish(self, wanted: dict[str, Any]) -> None:
-        part, place = self.part(self.index), os.path.join(self.root, wanted["path"])
-        if self.size != wanted["size"] or self.digest.hexdigest() != wanted["sha256"]:
-            os.unlink(part)
-            raise Problem(
-                "%s did not arrive as it was sent" % place, "did it change meanwhile? run prepare again"
+    def program(self, argv: List[str], env: Optional[Dict[str, str]] = None) -> Tuple[int, List[str]]:
+        """Run a program -> its exit code, its last lines."""
+        lines = collections.deque(maxlen=200)  # type: collections.deque[str]
+        try:
+            child = subprocess.Popen(
+                argv,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                cwd="/",
+                env=env,
             )
-        if wanted.get("replace"):
-            os.replace(part, place)
+        except OSError as error:
+            raise Problem("cannot start %s: %s" % (argv[0], error.strerror)) from None
+        assert child.stdout
+        with child.stdout:
+            for line in child.stdout:
+                text = line.decode("utf-8", "replace").strip()
+                lines.append(text)
+                if text.startswith(PROGRESS):
+                    self.progress(text[:120])
+        return child.wait(), [line for line in lines if line]
+
+    def do_make(self) -> Dict[str, Any]:
+        """Make the environment, the files and what comes from the hub, or say what has to be brought."""
+        home = os.path.expanduser("~")
+        report = {
+            "home_is_remote": file_system(home).startswith(REMOTE),
+            "uid": os.getuid(),
+            "marks": sorted(os.listdir(self.marks)) if os.path.isdir(self.marks) else [],
+        }  # type: Dict[str, Any]
+        if self.order["environment"]:
+            report["environment"] = self.environment(self.order["environment"])
+        else:  # the agent has started the ranks' interpreter
+            report["environment"] = dict(self.packages(sys.executable), status="given", seconds=0)
+        report["copied"] = self.files()
+        if not self.lacks:
+            python = report["environment"]["python"]
+            report["fetched"] = [self.fetch(python, kind, name) for kind, name in self.order["hub"]]
+        return dict(report, lacks=self.lacks)
+
+    # ---- the environment
+
+    def packages(self, python: str) -> Dict[str, Any]:
+        """What an interpreter has, and a digest of it. Raises Problem where ranks cannot run."""
+        code, lines = self.program([python, "-c", PACKAGES])
+        if code != 0:
+            words = lines[-1] if lines else "exit code %s" % code
+            raise Problem("%s does not run: %s" % (python, words), "was it removed or upgraded?")
+        about = json.loads(lines[-1])
+        check_python(about["python"])
+        minor = ".".join(about["python"].split(".")[:2])
+        text = json.dumps([minor, about["tag"], about["platform"], about["packages"]], sort_keys=True)
+        return {"python": python, "about": about, "digest": hashlib.sha256(text.encode()).hexdigest()}
+
+    def environment(self, wanted: Dict[str, Any]) -> Dict[str, Any]:
+        """Build the environment, or find it whole."""
+        began = time.monotonic()
+        check_python(platform.python_version())
+        path = os.path.abspath(os.path.expanduser(wanted["path"]))
+        complete, begun = os.path.join(path, COMPLETE), path + ".building"
+        os.makedirs(os.path.dirname(path), exist_ok=True)
+        with locked(path + ".lock", lambda: self.progress("waiting for another host or command")):
+            done = read_json(complete)
+            if not done:
+                self.claim(path, begun)
+                uv = self.uv()
+                if self.lacks:
+                    return {"status": "absent", "python": "", "seconds": 0}
+                write_json(begun, {})
+                self.build(path, wanted, uv)
+                built = self.packages(path + "/bin/python")
+                packages = built["about"]["packages"]
+                write_json(complete, {"key": wanted["key"], "packages": packages})
+                os.unlink(begun)
+                return dict(built, status="built", seconds=time.monotonic() - began)
+        if done.get("key") != wanted["key"]:
+            raise Problem(
+                "%s holds an environment of other requirements" % path, "choose another --venv, or remove it"
+            )
+        present = self.packages(path + "/bin/python")
+        was, now = done.get("packages", {}), present["about"]["packages"]
+        changed = [name for name in {**was, **now} if was.get(name) != now.get(name)]
+        if changed:
+            name, more = changed[0], " and %d more" % (len(changed) - 1) if len(changed) > 1 else ""
+            raise Problem(
+                "the environment was changed since it was built: %s was %s and is %s%s"
+                % (name, was.get(name) or "absent", now.get(name) or "absent", more),
+                "remove %s there, then run prepare again" % path,
+            )
+        return dict(present, status="present", seconds=0)
+
+    def claim(self, path: str, begun: str) -> None:
+        """Remove what an interrupted build left; nothing that was not made here. Ask for what is missing."""
+        if os.path.exists(begun):
+            self.progress("removing what an interrupted build left")
+            shutil.rmtree(path, ignore_errors=True)
+        elif os.path.exists(path) and (not os.path.isdir(path) or os.listdir(path)):
+            raise Problem("%s is there, and was not made by muster prepare" % path, "choose another --venv")
+        if self.order["wheels"] and not self.order["brought"]:
+            self.lacks["wheels"] = True
+
+    def uv(self) -> Optional[str]:
+        """uv of this host, or the one that was brought; None: pip has to do."""
+        offered, kept = self.order["uv"], os.path.join(self.cache, "bin", "uv")
+        brought = os.path.join(self.code, offered["digest"]) if offered else ""
+        if brought and os.path.exists(brought):
+            os.makedirs(os.path.dirname(kept), exist_ok=True)
+            part = "%s.%d.%s" % (kept, os.getpid(), socket.gethostname())
+            shutil.copyfile(brought, part)
+            os.chmod(part, 0o755)
+            os.replace(part, kept)
+        for each in (shutil.which("uv"), os.path.expanduser("~/.local/bin/uv"), kept):
+            if each and os.access(each, os.X_OK) and self.program([each, "--version"])[0] == 0:
+                return each
+        if offered and offered["machine"] == platform.machine() and not self.order["brought"]:
+            self.lacks["uv"] = True
+        return None
+
+    def build(self, path: str, wanted: Dict[str, Any], uv: Optional[str]) -> None:
+        """A venv is not relocatable, so it is built in its place, and marked when it is whole."""
+        self.progress("making the environment")
+        python = sys.executable
+        code, lines = self.program(
+            [uv, "venv", "--python", python, path] if uv else [python, "-m", "venv", path]
+        )
+        if code != 0:
+            minor = "%d.%d" % sys.version_info[:2]
+            hint = "there: apt install python%s-venv; or install uv there or here" % minor
+            raise Problem("the environment cannot be made: %s" % last_words(lines), hint)
+        lock = os.path.join(path, "muster-requirements.txt")
+        argv = ["-r", lock]
+        with open(lock, "w") as file:
+            file.write(wanted["requirements"])
+        if wanted["constraints"]:
+            with open(os.path.join(path, "muster-constraints.txt"), "w") as file:
+                file.write(wanted["constraints"])
+            argv += ["-c", file.name]
+        if self.order["wheels"]:
+            argv += ["--no-index", "--find-links", self.wheels()]
+        elif uv and pip_settings().get("no-index", "").lower() in ("1", "true", "yes", "on"):
+            argv += ["--no-index"]  # uv has no variable for it
+        if uv:
+            argv = [uv, "pip", "install", "--python", path + "/bin/python", *argv]
         else:
+            quiet = ["--no-input", "--disable-pip-version-check", "--no-warn-script-location"]
+            argv = [
+                path + "/bin/python",
+                "-I",
+                "-m",
+                "pip",
+                "install",
+                "--progress-bar",
+                "off",
+                *quiet,
+                *argv,
+            ]
+        code, lines = self.program(
+            argv, env=install_environment(wanted["index"], offline=bool(self.order["wheels"]))
+        )
+        if code != 0:
+            raise Problem("%s: %s" % ("uv" if uv else "pip", last_words(lines)), self.install_hint(lines))
+
+    def wheels(self) -> str:
+        """A folder with the wheels that were brought, by their names."""
+        folder = os.path.join(self.base, "wheels")
+        os.makedirs(folder, exist_ok=True)
+        for name, digest in self.order["wheels"].items():
+            os.symlink(os.path.join(self.code, digest), os.path.join(folder, name))
+        return folder
+
+    def install_hint(self, lines: List[str]) -> str:
+        """What to do about the usual troubles."""
+        text = "\n".join(lines)
+        if "No space left" in text:
+            return "free some space there, or choose another disk by --venv"
+        if self.order["wheels"]:
+            return "--wheels lacks it: pip download -d FOLDER for the hosts' Python and platform"
+        if "No matching distribution" in text or "was not found in the package registry" in text:
+            version = platform.python_version()
+            return "is there such a version for Python %s there? no network: --wheels" % version
+        return "--index URL of an index that it can reach, or --wheels FOLDER"
+
+    # ---- files and the hub
+
+    def files(self) -> List[int]:
+        """Bring the files that are not here to their places -> indices of those that were brought. Raises
+        Problem where something else is there in a file's place."""
+        lacks, brought = [], []  # type: List[int], List[int]
+        differs = []  # type: List[str]
+        for index, (path, size, changed, digest) in enumerate(self.order["files"]):
+            if not os.path.lexists(path):
+                lacks.append(index)
+                continue
+            about = os.stat(path) if os.path.exists(path) else None
+            if about is None or not stat.S_ISREG(about.st_mode) or about.st_size != size:
+                differs.append(path)
+            elif about.st_mtime_ns != changed and digest is None:
+                self.lacks.setdefault("hashes", []).append(index)  # it has to be compared by its content
+            elif about.st_mtime_ns != changed and hash_file(path) != digest:
+                differs.append(path)
+        if differs:
+            more = " and %d more" % (len(differs) - 1) if len(differs) > 1 else ""
+            what = "%s%s differs from what the recipe's is, and nothing is written over it" % (
+                differs[0],
+                more,
+            )
+            raise Problem(what, "remove it or rename it there, then run prepare again")
+        if lacks and not self.order["brought"]:
+            self.check_room([self.order["files"][index] for index in lacks])
+            self.lacks["files"] = lacks
+        elif lacks:
+            for index in lacks:
+                self.place(*self.order["files"][index])
+                brought.append(index)
+        return brought
+
+    def check_room(self, files: List[List[Any]]) -> None:
+        """Raises Problem where files have no room, or no folder that can be written."""
+        size = sum(each[1] for each in files)
+        for place in (os.path.dirname(files[0][0]), self.cache):
+            above = existing(place)
+            if not os.access(above, os.W_OK):
+                raise Problem("%s is not there, and %s cannot be written" % (place, above), "copy it by hand")
+            free = shutil.disk_usage(above).free
+            if size > free:
+                what = "%s needs %.1f GB, and %.1f GB are free" % (place, size / 1e9, free / 1e9)
+                raise Problem(what, "free some space there, or choose another disk")
+
+    def place(self, path: str, size: int, changed: int, digest: str) -> None:
+        """Give a file that was brought its name; what has the name already stays."""
+        folder = os.path.dirname(path)
+        os.makedirs(folder, exist_ok=True)
+        part = os.path.join(folder, ".muster-%s-%d.part" % (digest[:24], os.getpid()))
+        try:
+            with open(os.path.join(self.code, digest), "rb") as source, open(part, "wb") as copy:
+                shutil.copyfileobj(source, copy, 1 << 20)
+                copy.flush()
+                os.fsync(copy.fileno())
+            os.utime(part, ns=(changed, changed))
             try:
-                os.link(part, place)  # unlike a rename, this never writes over another file
-                os.unlink(part)
-            except FileExistsError:
-                raise Problem("%s appeared while it was being copied" % place, "run prepare again") from None
+                os.link(part, path)  # unlike a rename, this never writes over another file
+            except FileExistsError:  # of another host or command that is at it
+                if hash_file(path) != digest:
+                    raise Problem(
+                        "%s appeared while it was being copied" % path, "run prepare again"
+                    ) from None
             except OSError:  # a file system without hard links
-                os.rename(part, place)
-        del self.wanted[self.index]
-        self.count += 1
+                os.rename(part, path)
+        finally:
+            if os.path.exists(part):
+                os.unlink(part)
 
-    def close(self) -> None:
-        """Give everything back. Parts stay, to go on from."""
-        if self.file:
-            self.file.close()
-        self.lock.drop(forget=True)
+    def fetch(self, python: str, kind: str, name: str) -> Dict[str, Any]:
+        """Fetch from the hub by the environment's own libraries, which have locks of their own."""
+        began = time.monotonic()
+        where = [os.environ.get(each) or "" for each in ("HF_HOME", "HF_HUB_CACHE", "HF_DATASETS_CACHE")]
+        mark = self.mark("hub", kind, name, *where)
+        done = read_json(mark).get("files", {})
+        if done and all(os.path.exists(each) and os.path.getsize(each) == done[each] for each in done):
+            return {"status": "present", "bytes": 0, "size": sum(done.values()), "files": 0, "seconds": 0}
+        self.progress("fetching %s %s" % (kind, name))
+        code, lines = self.program([python, "-c", DOWNLOAD, kind, name])
+        if code != 0:
+            raise Problem(
+                "%s %s cannot be fetched: %s" % (kind, name, last_words(lines)),
+                "without network access, download it elsewhere and give its folder in the recipe",
+            )
+        folder = json.loads(next(line for line in reversed(lines) if line.startswith("{")))["folder"]
+        files = [os.path.join(root, each) for root, _, names in os.walk(folder) for each in names]
+        sizes = {each: os.path.getsize(each) for each in files}
+        write_json(mark, {"files": sizes})
+        size, seconds = sum(sizes.values()), time.monotonic() - began
+        return {"status": "downloaded", "bytes": size, "size": size, "files": len(files), "seconds": seconds}
+
+    # ---- what else is asked
+
+    @property
+    def marks(self) -> str:
+        return os.path.join(self.cache, "prepared")
+
+    def mark(self, *words: str) -> str:
+        """Where it is written down that something was done. Each host has its own, for the home folder may be
+        shared."""
+        name = "\0".join([*words, socket.gethostname()])
+        return os.path.join(self.marks, hashlib.sha256(name.encode()).hexdigest()[:24] + ".json")
+
+    def do_scratch(self) -> Dict[str, Any]:
+        """Folders on this host's own disk that nobody else can have planted: ours, and closed to others."""
+        new = False
+        for base, *parts in self.order["folders"]:
+            place = base  # such as /tmp
+            if not os.path.isdir(place):
+                raise Problem("no folder %s" % place, "--kernel-cache of a folder that every host has")
+            for part in parts:
+                place = os.path.join(place, part)
+                made = not os.path.lexists(place)
+                if made:
+                    with contextlib.suppress(FileExistsError):
+                        os.mkdir(place, 0o700)
+                about = os.lstat(place)
+                if not stat.S_ISDIR(about.st_mode) or about.st_uid != os.getuid() or about.st_mode & 0o022:
+                    raise Problem(
+                        "%s is not ours alone" % place, "remove it there: compiled code is run from it"
+                    )
+                new = new or made
+        return {"new": new}
+
+    def do_note(self) -> Dict[str, Any]:
+        """Write down that something was done, and remove what it left."""
+        for name in self.order["remove"]:
+            shutil.rmtree(os.path.join(self.cache, name), ignore_errors=True)
+        for digest in self.order["forget"]:  # contents that have their places now
+            with contextlib.suppress(OSError):
+                os.unlink(os.path.join(self.cache, "code", digest))
+        if self.order["mark"]:
+            write_json(os.path.join(self.marks, self.order["mark"]), {})
+        return {}
 
 
-def disk_hint(error: OSError) -> str | None:
+def check_python(version: str) -> None:
+    """Raises Problem where ranks cannot run."""
+    if tuple(int(part) for part in version.split(".")[:2]) < LEAST_PYTHON:
+        least = "%d.%d" % LEAST_PYTHON
+        raise Problem(
+            "has Python %s, and ranks need %s or later" % (version, least), "--python of a later one"
+        )
+
+
+def disk_hint(error: OSError) -> Optional[str]:
     """What to do about an error of the file system, where it is one of the usual."""
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return "free some space there, or choose another disk: --venv, launch.workdir"
@@ -375,740 +566,31 @@ def disk_hint(error: OSError) -> str | None:
     return None
 
 
-def inside(root: str, path: str) -> str:
-    """The place of a tree's file. Raises Problem for a name that would leave the tree."""
-    parts = path.split("/")
-    if any(part in ("", ".", "..") for part in parts) or "\0" in path:
-        raise Problem("%r is not a path inside a folder" % path)
-    return os.path.join(root, *parts)
+def install_environment(index: Optional[str], *, offline: bool) -> Dict[str, str]:
+    """The environment of uv and pip: uv gets pip's settings where it has none of its own. Versions are
+    compared over all indexes, as pip does."""
+    unwanted = ("PIP_USER", "PIP_TARGET", "PIP_PREFIX", "PYTHONHOME", "PYTHONPATH", "VIRTUAL_ENV")
+    env = {name: value for name, value in os.environ.items() if name not in unwanted}
+    env.update(UV_INDEX_STRATEGY="unsafe-best-match", UV_PYTHON_DOWNLOADS="never", UV_NO_PROGRESS="1")
+    if index:
+        return dict(env, PIP_INDEX_URL=index, UV_DEFAULT_INDEX=index)  # no arguments: it may hold a password
+    settings = pip_settings()
+    for key, (variable, separator) in VARIABLES.items():
+        if settings.get(key) and not (offline and key == "find-links"):
+            env.setdefault(variable, separator.join(settings[key].split()))
+    return env
 
 
-def make_folder(root: str, path: str) -> None:
-    """Make the folder that `path` of a tree goes into. Raises Problem where a link leads out of the tree."""
-    place = root
-    for part in path.split("/")[:-1]:
-        place = os.path.join(place, part)
-        if os.path.islink(place):
-            raise Problem("%s is a link, and files are not copied through links" % place, "remove it there")
-    os.makedirs(place, exist_ok=True)
-
-
-class Provision:
-    """One host's part of `muster prepare`."""
-
-    def __init__(self) -> None:
-        self.inbox = bytearray()
-        self.outbox: collections.deque[bytes] = collections.deque()
-        self.queue: collections.deque[tuple[int, Step]] = collections.deque()
-        self.raw: tuple[int, int] | None = None  # file, bytes that still belong to it
-        self.receiver: Receiver | None = None
-        self.child: Any = None
-        self.parent = os.getppid()
-        self.signalled: int | None = None
-        self.heard = self.beaten = self.pulsed = time.monotonic()
-        self.lease = 60.0
-        self.cache = os.path.expanduser("~/.cache/muster")
-        self.env: dict[str, str] = {}
-        self.over = False
-        self.code = 0  # how the last program ended
-        self.opened: dict[str, Any] = {}  # the request that opened the receiver
-        self.pulse: dict[str, Any] | None = None
-
-    # --- talking -------------------------------------------------------------------------------------------
-
-    def say(self, message: str, **content: Any) -> None:
-        content["m"] = message
-        self.outbox.append(json.dumps(content).encode() + b"\n")
-
-    def progress(self, text: str) -> None:
-        self.say("progress", text=text)
-
-    def flush(self) -> None:
-        """Send what the other side takes now."""
-        while self.outbox:
-            try:
-                sent = os.write(1, self.outbox[0])
-            except OSError as error:
-                if error.errno not in (errno.EAGAIN, errno.EWOULDBLOCK, errno.EINTR):
-                    self.over = True
-                    self.outbox.clear()
-                return
-            if sent < len(self.outbox[0]):
-                self.outbox[0] = self.outbox[0][sent:]
-                return
-            self.outbox.popleft()
-
-    def listen(self, seconds: float) -> None:
-        """Take what has come, after waiting for at most `seconds`."""
-        ready = select.select([0], [1] if self.outbox else [], [], seconds)[0]
-        if not ready:
-            return
-        try:
-            data = os.read(0, 1 << 20)
-        except (BlockingIOError, InterruptedError):
-            return
-        except OSError:
-            data = b""
-        if not data:
-            self.over = True
-            return
-        self.heard = time.monotonic()
-        self.inbox += data
-        self.parse()
-
-    def parse(self) -> None:
-        while self.inbox:
-            if self.raw:
-                index, left = self.raw
-                data = bytes(self.inbox[:left])
-                del self.inbox[: len(data)]
-                self.raw = (index, left - len(data)) if left > len(data) else None
-                if self.receiver:
-                    self.receiver.put(index, data)
-                continue
-            end = self.inbox.find(b"\n")
-            if end < 0:
-                return
-            line = bytes(self.inbox[:end])
-            del self.inbox[: end + 1]
-            if line.strip():
-                self.request(json.loads(line))
-
-    def request(self, message: dict[str, Any]) -> None:
-        op = message["op"]
-        if op == "bye":
-            self.over = True
-        elif op == "put":
-            if message["bytes"]:
-                self.raw = (int(message["file"]), int(message["bytes"]))
-            elif self.receiver:
-                self.receiver.put(int(message["file"]), b"")
-        elif op != "ping":
-            self.queue.append((message["id"], getattr(self, "do_" + op)(message)))
-
-    # --- the loop ------------------------------------------------------------------------------------------
-
-    def work(self) -> bool:
-        """A bit of the first request. -> whether there is more to do at once."""
-        if not self.queue:
-            return False
-        number, step = self.queue[0]
-        try:
-            return bool(next(step))
-        except StopIteration as end:
-            self.say("reply", id=number, **(end.value or {}))
-        except Problem as problem:
-            self.say("reply", id=number, error=str(problem), hint=problem.hint)
-        except OSError as error:
-            what = "%s: %s" % (error.filename, error.strerror) if error.filename else str(error)
-            self.say("reply", id=number, error=what, hint=disk_hint(error))
-        except Exception as error:  # the last line of defence: say it, and stay for the next request
-            self.say("reply", id=number, error="%s: %s" % (type(error).__name__, error), hint=None)
-        self.queue.popleft()
-        return True
-
-    def run(self) -> int:
-        """Until the controller has had enough, or is gone."""
-        os.set_blocking(1, False)
-        self.outbox.append(b"\n")  # ends whatever a login script printed without one
-        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-            signal.signal(number, self.on_signal)
-        signal.signal(signal.SIGPIPE, signal.SIG_IGN)
-        try:
-            while not self.over and self.signalled is None and os.getppid() == self.parent:
-                busy = self.work()
-                now = time.monotonic()
-                if now - self.beaten >= BEAT:
-                    self.beaten = now
-                    self.say("beat")
-                self.flush()
-                self.listen(0 if busy else TICK)
-                if time.monotonic() - self.heard > self.lease:
-                    break
-        finally:
-            for _, step in self.queue:
-                step.close()
-            self.end_child()
-            if self.receiver:
-                self.receiver.close()
-        return 0
-
-    def on_signal(self, number: int, frame: Any) -> None:
-        self.signalled = number
-
-    # --- programs ------------------------------------------------------------------------------------------
-
-    def program(self, argv: list[str], env: dict[str, str] | None = None, say: bool = False) -> Step:
-        """Run a program in a session of its own. Returns (exit code, its last lines)."""
-        lines: collections.deque[str] = collections.deque(maxlen=200)
-        partial = b""
-        try:
-            self.child = subprocess.Popen(
-                argv,
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                cwd="/",
-                env=env,
-                start_new_session=True,
-                preexec_fn=die_with_parent,
-            )
-        except OSError as error:
-            raise Problem("cannot start %s: %s" % (argv[0], error.strerror)) from None
-        os.set_blocking(self.child.stdout.fileno(), False)
-        try:
-            while True:
-                ended = self.child.poll() is not None
-                data = self.child.stdout.read(1 << 16)
-                if data:
-                    *whole, partial = (partial + data).split(b"\n")
-                    for line in whole:
-                        text = line.decode("utf-8", "replace").strip()
-                        lines.append(text)
-                        if say and text.startswith(TELLING):
-                            self.progress(text[:120])
-                elif ended:
-                    break
-                self.beat_pulse()
-                yield bool(data)
-        finally:
-            self.end_child()
-        lines.append(partial.decode("utf-8", "replace").strip())
-        return self.code, [line for line in lines if line]
-
-    def end_child(self) -> None:
-        """End what was started, with all that it started: it leads a session of its own."""
-        child = self.child
-        if child is None:
-            return
-        limit = time.monotonic() + GRACE
-        number = signal.SIGTERM
-        while True:
-            try:
-                os.killpg(child.pid, number)
-            except OSError:
-                break
-            if child.poll() is not None and number == signal.SIGKILL:
-                break
-            if time.monotonic() > limit:
-                number = signal.SIGKILL
-            time.sleep(0.02)
-        self.code = child.wait()
-        child.stdout.close()
-        self.child = None
-
-    def beat_pulse(self) -> None:
-        """Tell other machines that the environment in the making has a living builder."""
-        if self.pulse and time.monotonic() - self.pulsed > PULSE:
-            self.pulsed = time.monotonic()
-            self.pulse["count"] += 1
-            write_json(self.pulse["path"], self.pulse)
-
-    # --- hello ---------------------------------------------------------------------------------------------
-
-    def do_hello(self, message: dict[str, Any]) -> Step:
-        self.lease = float(message["lease"])
-        self.cache = os.path.abspath(os.path.expanduser(message["cache"]))
-        self.env = dict(message["env"])
-        asked = message.get("python")
-        python = shutil.which(os.path.expanduser(asked)) if asked else sys.executable
-        if not python:
-            raise Problem("no interpreter %s" % asked, "--python of one that every host has")
-        code, lines = yield from self.program([python, "-I", "-c", INTERPRETER])
-        if code != 0:
-            raise Problem("%s does not run: %s" % (python, last_words(lines)))
-        home = os.path.expanduser("~")
-        return {
-            "hostname": socket.gethostname(),
-            "machine": boot_id(),
-            "python": python,
-            **json.loads(lines[-1]),
-            "cache": self.cache,
-            "home": home,
-            "home_file_system": file_system(home),
-            "home_is_remote": file_system(home).startswith(REMOTE),
-            "uid": os.getuid(),
-        }
-
-    # --- the environment -----------------------------------------------------------------------------------
-
-    def do_packages(self, message: dict[str, Any]) -> Step:
-        """What is installed for the first of some interpreters that is here."""
-        pythons = [shutil.which(os.path.expanduser(each)) for each in message["pythons"]]
-        python = next((each for each in pythons if each), None)
-        if not python:
-            raise Problem(
-                "no interpreter %s" % message["pythons"][0], "launch.python=PATH of one that it has"
-            )
-        found = yield from self.packages(python)
-        return {"python": python, "status": "given", **found}
-
-    def packages(self, python: str) -> Step:
-        code, lines = yield from self.program([python, "-c", PACKAGES])
-        if code != 0:
-            words = lines[-1] if lines else "exit code %s" % code
-            raise Problem("%s does not run: %s" % (python, words), "was it removed or upgraded?")
-        about = json.loads(lines[-1])
-        minor = ".".join(about["python"].split(".")[:2])
-        text = json.dumps([minor, about["tag"], about["platform"], about["packages"]], sort_keys=True)
-        return {"about": about, "digest": hashlib.sha256(text.encode()).hexdigest()}
-
-    def do_environment(self, message: dict[str, Any]) -> Step:
-        """Build the environment, or find it whole."""
-        began = time.monotonic()
-        path = os.path.abspath(os.path.expanduser(message["path"]))
-        done = read_json(os.path.join(path, COMPLETE))
-        if done:  # it never changes again, so nobody has to wait for anybody
-            return (yield from self.found(path, done, message["key"]))
-        os.makedirs(os.path.dirname(path), exist_ok=True)
-        lock = Lock(path + ".lock")
-        yield from lock.take(self.progress)
-        try:
-            while True:
-                done = read_json(os.path.join(path, COMPLETE))
-                if done:
-                    return (yield from self.found(path, done, message["key"]))
-                if (yield from self.claim(path, lock)):
-                    break
-                yield False
-            found = yield from self.build(path, message)
-            done = {"key": message["key"], "digest": found["digest"], "packages": found["about"]["packages"]}
-            write_json(os.path.join(path, COMPLETE), done)
-            os.unlink(os.path.join(path, BUILDING))
-        finally:
-            self.pulse = None
-            lock.drop()
-        return dict(found, status="built", seconds=time.monotonic() - began, changed={})
-
-    def found(self, path: str, done: dict[str, Any], key: str) -> Step:
-        """A whole environment: is it the one that is wanted, and still as it was built?"""
-        if done.get("key") != key:
-            raise Problem(
-                "%s holds an environment of other requirements" % path, "choose another --venv, or remove it"
-            )
-        found = yield from self.installed(path)
-        was, now = done.get("packages", {}), found["about"]["packages"]
-        changed = {n: [was.get(n), now.get(n)] for n in {**was, **now} if was.get(n) != now.get(n)}
-        return dict(found, status="present", seconds=0, changed=changed)
-
-    def installed(self, path: str) -> Step:
-        """What an environment has."""
-        python = path + "/bin/python"
-        return dict((yield from self.packages(python)), path=path, python=python)
-
-    def claim(self, path: str, lock: Lock) -> Step:
-        """Make the folder ours to build in. Returns False where it has to be looked at again."""
-        try:
-            os.mkdir(path)  # one only can, on every file system
-            return True
-        except FileExistsError:
-            pass
-        try:
-            before = os.stat(path).st_ino
-            others = [name for name in os.listdir(path) if not name.startswith(BUILDING)]
-            left = read_json(os.path.join(path, BUILDING))
-            if read_json(os.path.join(path, COMPLETE)) or os.stat(path).st_ino != before:
-                return False  # without locks, all this may change while one looks
-        except FileNotFoundError:
-            return False
-        if not left and others:
-            raise Problem("%s is there, and was not made by muster prepare" % path, "choose another --venv")
-        elsewhere = left and left.get("machine") != boot_id()
-        if (elsewhere or not lock.supported) and (yield from self.alive(path, left)):
-            return False
-        if not left:
-            return True  # empty
-        self.progress("removing what an interrupted build left")
-        try:
-            os.rename(path, "%s.stale-%d-%s" % (path, os.getpid(), socket.gethostname()))  # one only can
-        except FileNotFoundError:
-            return False
-        for stale in glob.glob(glob.escape(path) + ".stale-*"):
-            yield from remove_tree(stale)
-        return False
-
-    def alive(self, path: str, left: dict[str, Any]) -> Step:
-        """Whether somebody on another machine builds there: what this lock cannot tell, the pulse does."""
-        self.progress("looking whether another host builds there")
-        limit = time.monotonic() + SILENT
-        while time.monotonic() < limit:
-            yield False
-            now = read_json(os.path.join(path, BUILDING))
-            if now != left or read_json(os.path.join(path, COMPLETE)):
-                return True
-        return False
-
-    def build(self, path: str, message: dict[str, Any]) -> Step:
-        """A venv is not relocatable, so it is built in its place, and marked when it is whole."""
-        self.pulse = {"path": os.path.join(path, BUILDING), "machine": boot_id(), "count": 0}
-        self.pulse.update(hostname=socket.gethostname(), pid=os.getpid())
-        write_json(self.pulse["path"], self.pulse)
-        wheels = [os.path.join(self.cache, "wheels", each) for each in message["wheels"]]
-        pip_wheel = [each for each in wheels if os.path.basename(each).startswith("pip-")]
-        bare = message["lacks"] == "ensurepip"
-        self.progress("making the environment")
-        maker = [message["python"], "-I", "-m", "venv", *(["--without-pip"] if bare else []), path]
-        code, lines = yield from self.program(maker)
-        if code != 0:
-            raise Problem("the environment cannot be made: %s" % last_words(lines), venv_hint(message))
-        pip = ["-m", "pip"]
-        if bare:
-            if not pip_wheel:
-                raise Problem("its Python has no pip and no ensurepip", venv_hint(message))
-            pip = [pip_wheel[0] + "/pip"]
-        asked = os.path.join(path, "muster-requirements.txt")
-        with open(asked, "w") as file:
-            file.write(message["requirements"])
-        argv = [path + "/bin/python", "-I", *pip, "install", "--no-input", "--disable-pip-version-check"]
-        argv += ["--no-warn-script-location", "--progress-bar", "off", "-r", asked]
-        if message["constraints"]:
-            with open(os.path.join(path, "muster-constraints.txt"), "w") as file:
-                file.write(message["constraints"])
-            argv += ["-c", file.name]
-        if message["offline"]:
-            argv += ["--no-index"]
-        for folder in sorted({os.path.dirname(each) for each in wheels}):
-            argv += ["--find-links", folder]
-        unwanted = ("PIP_USER", "PIP_TARGET", "PIP_PREFIX", "PYTHONHOME", "PYTHONPATH")
-        env = {name: value for name, value in os.environ.items() if name not in unwanted}
-        if message["index"]:
-            env["PIP_INDEX_URL"] = message["index"]  # not an argument: it may hold a password
-        code, lines = yield from self.program(argv, env=env, say=True)
-        if code != 0:
-            raise Problem("pip: %s" % last_words(lines), pip_hint(lines, message))
-        return (yield from self.installed(path))
-
-    # --- trees of files ------------------------------------------------------------------------------------
-
-    def place(self, root: list[str]) -> str:
-        """Where a tree lies on this host: (base, name)."""
-        base, name = root
-        if base == "path":
-            return os.path.abspath(os.path.expanduser(name))
-        folder = os.path.join(self.cache, "wheels") if base == "wheels" else self.hub_folder(base)
-        return inside(folder, name) if name else folder
-
-    def hub_folder(self, base: str) -> str:
-        """Where huggingface_hub and datasets keep what they fetched, by their own rules."""
-        env = dict(os.environ, **self.env)
-        cache = env.get("XDG_CACHE_HOME") or "~/.cache"
-        home = env.get("HF_HOME") or os.path.join(cache, "huggingface")
-        if base == "hub":
-            found = env.get("HF_HUB_CACHE") or env.get("HUGGINGFACE_HUB_CACHE") or os.path.join(home, "hub")
-        else:
-            found = env.get("HF_DATASETS_CACHE") or os.path.join(home, "datasets")
-        return os.path.abspath(os.path.expanduser(found))
-
-    def marker(self, number: str) -> str:
-        """Where something is written down. Each host has its own, for the home folder may be shared."""
-        host = hashlib.sha256(socket.gethostname().encode()).hexdigest()[:8]
-        return os.path.join(self.cache, "prepared", "%s-%s.json" % (number, host))
-
-    def fingerprint(self, path: str) -> list[int]:
-        """By which a file is taken for unchanged without reading it."""
-        about = os.stat(path)
-        return [about.st_size, about.st_mtime_ns]
-
-    def hashed(self, path: str, known: dict[str, Any]) -> Step:
-        """A file's SHA-256, read only where size or time have changed since `known` was written."""
-        before = known.get(path)
-        now = self.fingerprint(path)
-        if before and before[:2] == now:
-            return before[2]
-        digest = hashlib.sha256()
-        yield from hash_file(path, digest)
-        return digest.hexdigest()
-
-    def do_scan(self, message: dict[str, Any]) -> Step:
-        """Every file of a folder (or one file), with its hash; links that stay inside are kept as links."""
-        root = self.place(message["root"])
-        known = read_json(self.marker(message["marker"])).get("files", {})
-        files: list[dict[str, Any]] = []
-        remember: dict[str, Any] = {}
-        if not os.path.exists(root):
-            raise Problem("%s: no such file or folder" % root)
-        names = [""] if os.path.isfile(root) else (yield from self.walk(root, message["root"][0]))
-        for name in names:
-            path = os.path.join(root, name) if name else root
-            target = os.readlink(path) if name and os.path.islink(path) else None
-            if target is not None and stays(root, name, target):
-                files.append({"path": name, "link": target})
-                continue
-            if not stat.S_ISREG(os.stat(path).st_mode):
-                raise Problem("%s is neither a file nor a folder" % path, "take it out of the folder")
-            digest = yield from self.hashed(path, known)
-            files.append({"path": name, "size": os.path.getsize(path), "sha256": digest})
-            remember[path] = [*self.fingerprint(path), digest]
-        content = {"root": message["root"], "files": remember, "list": files}
-        if read_json(self.marker(message["marker"])) != content:
-            write_json(self.marker(message["marker"]), content)
-        return {"files": files, "path": root}
-
-    def walk(self, root: str, base: str) -> Step:
-        """The names of what a folder holds, at any depth. Locks and unfinished parts are nobody's data."""
-        found: list[str] = []
-        for folder, folders, names in os.walk(root, onerror=raise_it):
-            names += [name for name in folders if os.path.islink(os.path.join(folder, name))]
-            folders[:] = sorted(name for name in folders if name not in names)
-            for name in sorted(names):
-                passing = name.startswith(".muster-") and name.endswith((".lock", ".part"))
-                if not passing and not (base != "path" and name.endswith((".lock", ".incomplete"))):
-                    found.append(os.path.relpath(os.path.join(folder, name), root))
-            yield True
-        return found
-
-    def do_get(self, message: dict[str, Any]) -> Step:
-        """A piece of a file of a tree."""
-        root = self.place(message["root"])
-        with open(inside(root, message["path"]) if message["path"] else root, "rb") as file:
-            file.seek(message["offset"])
-            data = file.read(message["bytes"])
-        yield True
-        return {"data": base64.b64encode(data).decode()}
-
-    def do_cached(self, message: dict[str, Any]) -> Step:
-        """Whether a thing of the hub is here as it was when it was fetched or copied."""
-        yield True
-        marker = read_json(self.marker(message["marker"]))
-        try:
-            whole = bool(marker) and all(
-                self.fingerprint(path) == before[:2] for path, before in marker["files"].items()
-            )
-        except (OSError, KeyError):
-            whole = False
-        if not whole:
-            return {"root": None}
-        return {"root": marker["root"], "files": marker["list"], "path": self.place(marker["root"])}
-
-    def do_compare(self, message: dict[str, Any]) -> Step:
-        """Which files of a tree are not here. Takes the tree's lock where there are any (not to `look`)."""
-        if self.receiver:
-            raise Problem("another tree is still open")
-        root = self.place(message["root"])
-        files = message["files"]
-        single = len(files) == 1 and not files[0]["path"]
-        if single:  # one file: the tree is its folder
-            files = [dict(files[0], path=os.path.basename(root))]
-            root = os.path.dirname(root)
-        lacks = yield from self.missing(root, files, message)
-        size = sum(files[index].get("size", 0) for index in lacks)
-        if not lacks or message.get("look"):
-            return {"lacks": [[index, 0] for index in lacks], "bytes": size, "root": root}
-        above = existing(root)
-        if not os.access(above, os.W_OK):
-            raise Problem("%s is not there, and %s cannot be written" % (root, above), "copy it by hand")
-        free = shutil.disk_usage(above).free
-        if size > free:
-            what = "%s needs %.1f GB, and %.1f GB are free" % (root, size / 1e9, free / 1e9)
-            raise Problem(what, "free some space there, or choose another disk")
-        os.makedirs(root, exist_ok=True)
-        lock = Lock(os.path.join(root, ".muster-tree.lock"))  # what is above may be somebody else's
-        yield from lock.take(self.progress)
-        receiver = Receiver(root, files, lock)
-        try:
-            for index in (yield from self.missing(root, files, message)):
-                yield from self.resume(receiver, index)
-        except BaseException:
-            lock.drop(forget=True)
-            raise
-        self.receiver, self.opened = receiver, message
-        offsets = [[index, offset] for index, (_, offset) in sorted(receiver.wanted.items())]
-        return {"lacks": offsets, "bytes": sum(files[i]["size"] - at for i, at in offsets), "open": True}
-
-    def missing(self, root: str, files: list[dict[str, Any]], message: dict[str, Any]) -> Step:
-        """Indices of what is not there. Raises Problem where something else is there in its place."""
-        known = read_json(self.marker(message["marker"])).get("files", {})
-        lacks: list[int] = []
-        differs: list[str] = []
-        remember: dict[str, Any] = {}
-        for index, wanted in enumerate(files):
-            path = inside(root, wanted["path"])
-            if "link" in wanted:
-                same = os.path.islink(path) and os.readlink(path) == wanted["link"]
-                if not os.path.lexists(path):
-                    lacks.append(index)
-                elif not same:
-                    differs.append(path)
-            elif not os.path.lexists(path):
-                lacks.append(index)
-            else:
-                same = os.path.isfile(path) and os.path.getsize(path) == wanted["size"]
-                digest = (yield from self.hashed(path, known)) if same else None
-                if digest == wanted["sha256"]:
-                    remember[path] = [*self.fingerprint(path), digest]
-                elif wanted.get("replace") and os.path.isfile(path):
-                    lacks.append(index)
-                else:
-                    differs.append(path)
-        if differs:
-            more = " and %d more" % (len(differs) - 1) if len(differs) > 1 else ""
-            raise Problem(
-                "%s%s differs from what the recipe's is, and nothing is written over it" % (differs[0], more),
-                "remove it or rename it there, then run prepare again",
-            )
-        if not lacks:
-            content = {"root": message["root"], "files": remember, "list": message["files"]}
-            if read_json(self.marker(message["marker"])) != content:
-                write_json(self.marker(message["marker"]), content)
-        return lacks
-
-    def resume(self, receiver: Receiver, index: int) -> Step:
-        """Where a file goes on: at the end of the part that an interruption left."""
-        wanted = receiver.files[index]
-        if "link" in wanted:
-            return
-        digest, offset, part = hashlib.sha256(), 0, receiver.part(index)
-        if os.path.isfile(part) and not os.path.islink(part):
-            offset = os.path.getsize(part)
-            if offset >= wanted["size"]:
-                os.unlink(part)
-                offset = 0
-            yield from hash_file(part, digest, offset) if offset else iter(())
-        receiver.wanted[index] = (digest, offset)
-
-    def do_seal(self, message: dict[str, Any]) -> Step:
-        """All has come: make the links, look at everything once more, write the marker."""
-        receiver = self.receiver
-        if receiver is None:
-            raise Problem("no tree is open")
-        self.receiver = None
-        try:
-            if receiver.problem:
-                raise receiver.problem
-            for wanted in receiver.files:
-                path = inside(receiver.root, wanted["path"])
-                if "link" in wanted and not os.path.lexists(path):
-                    if not stays(receiver.root, wanted["path"], wanted["link"]):
-                        raise Problem("%s would lead out of its folder" % path)
-                    make_folder(receiver.root, wanted["path"])
-                    os.symlink(wanted["link"], path)
-            lacks = yield from self.missing(receiver.root, receiver.files, self.opened)
-            if lacks:
-                raise Problem("%d files did not come" % len(lacks), "run prepare again")
-            return {"bytes": receiver.bytes, "count": receiver.count}
-        finally:
-            receiver.close()
-
-    # --- the hub, and the rest -----------------------------------------------------------------------------
-
-    def do_download(self, message: dict[str, Any]) -> Step:
-        """Fetch from the hub, by the environment's own libraries; one at a time on this disk."""
-        folder = self.hub_folder("datasets" if message["kind"] == "dataset" else "hub")
-        os.makedirs(folder, exist_ok=True)
-        lock = Lock(os.path.join(folder, ".muster-%s.lock" % message["marker"]))
-        yield from lock.take(self.progress)
-        try:
-            again = yield from self.do_cached(message)
-            if again["root"]:
-                return again
-            env = dict(os.environ, **self.env)
-            python = shutil.which(os.path.expanduser(message["python"])) or message["python"]
-            argv = [python, "-c", DOWNLOAD, message["kind"], message["name"]]
-            code, lines = yield from self.program(argv, env=env, say=True)
-            if code != 0:
-                raise Problem(last_words(lines))
-            root = json.loads(next(line for line in reversed(list(lines)) if line.startswith("[")))
-            return dict((yield from self.do_scan(dict(message, root=root))), root=root)
-        finally:
-            lock.drop(forget=True)
-
-    def do_scratch(self, message: dict[str, Any]) -> Step:
-        """A folder on this host's own disk that nobody else can have planted: ours, and closed to others."""
-        yield True
-        place = message["base"]  # such as /tmp
-        if not os.path.isdir(place):
-            raise Problem("no folder %s" % place, "--kernel-cache of a folder that every host has")
-        new = False
-        for part in message["parts"]:
-            place = os.path.join(place, part)
-            try:
-                os.mkdir(place, 0o700)
-                new = True
-            except FileExistsError:
-                new = False
-            about = os.lstat(place)
-            if not stat.S_ISDIR(about.st_mode) or about.st_uid != os.getuid() or about.st_mode & 0o022:
-                raise Problem("%s is not ours alone" % place, "remove it there: compiled code is run from it")
-        return {"path": place, "new": new}
-
-    def do_unlock(self, message: dict[str, Any]) -> Step:
-        """Remove locks that killed builds of PyTorch's extensions left: all would wait for them for ever.
-
-        Who builds holds the lock file open, so one that nobody has open is stale. The kernel tells: it grants
-        a write lease only where nobody else has the file open, in any container; /proc tells of those that
-        can be seen. On a network file system somebody elsewhere may have it open: nothing is removed there.
-        """
-        env = dict(os.environ, **message["env"])
-        cache = os.path.expanduser(env.get("XDG_CACHE_HOME") or "~/.cache")
-        root = os.path.expanduser(env.get("TORCH_EXTENSIONS_DIR") or os.path.join(cache, "torch_extensions"))
-        patterns = [os.path.join(glob.escape(root), each) for each in ("*/lock", "*/*/lock")]
-        found = [each for pattern in patterns for each in glob.glob(pattern) if os.path.isfile(each)]
-        if not found or file_system(root).startswith(REMOTE):
-            return {"removed": []}
-        held = set()
-        for descriptor in glob.glob("/proc/[0-9]*/fd/*"):
-            try:
-                held.add(os.readlink(descriptor))
-            except OSError:  # it is closed by now, or another user's
-                pass
-            yield True
-        return {"removed": [e for e in found if os.path.realpath(e) not in held and remove_stale(e)]}
-
-    def do_noted(self, message: dict[str, Any]) -> Step:
-        """What was written down under a name."""
-        yield True
-        return {"content": read_json(self.marker(message["marker"]))}
-
-    def do_note(self, message: dict[str, Any]) -> Step:
-        """Write something down under a name."""
-        yield True
-        write_json(self.marker(message["marker"]), message["content"])
-        return {}
-
-    def do_remove(self, message: dict[str, Any]) -> Step:
-        """Remove a folder of a warm-up job; nothing else can be named."""
-        path = inside(os.path.join(self.cache, "warm"), message["name"])
-        if os.path.isdir(path) and not os.path.islink(path):
-            yield from remove_tree(path)
-        return {}
-
-
-def raise_it(error: OSError) -> None:
-    """os.walk lets unreadable folders pass silently otherwise."""
-    raise error
-
-
-def stays(root: str, name: str, target: str) -> bool:
-    """Whether a link at root/name to a relative target stays inside of root, by its words alone."""
-    if os.path.isabs(target):
-        return False
-    ends = os.path.normpath(os.path.join(os.path.dirname(name), target))
-    return ends != ".." and not ends.startswith("../")
-
-
-def last_words(lines: list[str]) -> str:
-    """The line that says what went wrong."""
+def last_words(lines: List[str]) -> str:
+    """What went wrong, in the words of uv or pip."""
     errors = [line for line in lines if line.startswith("ERROR:")]
+    begin = next((at for at, line in enumerate(lines) if line.startswith(("\u00d7", "error:"))), None)
+    if begin is not None and not errors:
+        return " ".join(line.strip("\u00d7\u2570\u2500\u25b6\u2502 ") for line in lines[begin:])[:600]
     return (errors or list(lines) or ["no reason given"])[-1].replace("ERROR: ", "")
 
 
-def venv_hint(message: dict[str, Any]) -> str:
-    """Debian's python3 comes without what makes environments."""
-    minor = ".".join(message["version"].split(".")[:2])
-    return "there: apt install python%s-venv; or --wheels of a folder that has pip's wheel" % minor
-
-
-def pip_hint(lines: list[str], message: dict[str, Any]) -> str:
-    """What to do about pip's usual troubles."""
-    text = "\n".join(lines)
-    if "No space left" in text:
-        return "free some space there, or choose another disk by --venv"
-    if message["offline"]:
-        return "the folder of --wheels lacks it: pip download -d FOLDER for the hosts' Python and platform"
-    if "No matching distribution" in text or "Could not find a version" in text:
-        return "is there such a version for Python %s there? no network: --wheels" % message["version"]
-    return "--index URL of an index that it can reach, or --wheels FOLDER"
-
-
 if __name__ == "__main__":
-    raise SystemExit(Provision().run())
+    with open(os.environ["MUSTER_SPEC"]) as spec_file:
+        spec = json.load(spec_file)
+    Provision(spec["order"], spec["base"]).run()

@@ -163,7 +163,7 @@ class BenchFolder:
         """The job's hosts as an inventory: slots, logins and the way to reach them stay as they are."""
         from muster.core.inventory import inventory_document
 
-        self.write_data(self.hosts(job), inventory_document(hosts, inventory.launcher, inventory.ssh_config))
+        self.write_data(self.hosts(job), inventory_document(hosts, inventory.launcher))
         return self.hosts(job)
 
     def write_record(self, record: JobRecord) -> None:

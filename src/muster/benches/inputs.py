@@ -245,7 +245,6 @@ def write_schedule(
             "overrides": list(inputs.overrides),
             "source": inventory.source,
             "launcher": inventory.launcher,
-            "ssh_config": inventory.ssh_config,
             "hosts": [{"name": host.name, "slots": host.slots} for host in inventory.hosts],
             "dropped": dict(dropped),
             "notes": list(inputs.schedule.notes),
@@ -267,7 +266,7 @@ def reread(folder: BenchFolder, at_once: int | None = None) -> BenchInputs:
         suite = suite.model_copy(update={"at_once": at_once})
     try:
         hosts = tuple(Host(each["name"], each["slots"]) for each in data["hosts"])
-        inventory = Inventory(hosts, data["launcher"], data["source"], ssh_config=data["ssh_config"])
+        inventory = Inventory(hosts, data["launcher"], data["source"])
         schedule = Schedule(tuple(read_task(each) for each in data["jobs"]), tuple(data["notes"]))
         name, overrides = str(data["suite"]), tuple(map(str, data["overrides"]))
     except (KeyError, TypeError, ValueError) as error:

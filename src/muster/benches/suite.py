@@ -116,7 +116,7 @@ class Published(Section):
         return all(word in device.lower().replace(" ", "") for word in self.on.lower().split("-"))
 
 
-class Entry(entries.Entry):
+class Entry(entries.NamedRecipe):
     """One recipe on groups of hosts. What is None is as the suite says."""
 
     name: Name = Field(

@@ -13,7 +13,7 @@ from typing import Any
 from muster.checks.base import Answers, Check, Context, Finding, Level
 from muster.checks.families.versions import PACKAGES
 from muster.checks.group import GROUPED, together
-from muster.checks.inspection import CheckResult, HostReport, Inspection, Seen, Trouble, Verdict
+from muster.checks.inspection import CheckResult, InspectedHost, Inspection, Sighting, Trouble, Verdict
 from muster.checks.profiles import Profile, load_profile
 from muster.checks.questions import HostAnswers, Patience, Questions, failed
 from muster.checks.registry import Family, checks_of, families
@@ -87,7 +87,6 @@ def check(
     return result.model_copy(
         update={
             "launcher": job.launcher_name,
-            "ssh_config": inventory.ssh_config,
             "profile": profile.name,
             "recipe": wanted.recipe,
             "ended": time.time(),
@@ -105,7 +104,7 @@ def save_inventory(inspected: Inspection, path: Path) -> int:
     hosts = [Host(host.name, host.slots) for host in inspected.usable]
     if hosts:
         with refused(JobError, "written", path):
-            write_json(path, inventory_document(hosts, inspected.launcher, inspected.ssh_config))
+            write_json(path, inventory_document(hosts, inspected.launcher))
     return len(hosts)
 
 
@@ -333,7 +332,7 @@ def _frame(heard: Heard) -> list[Finding]:
     return findings
 
 
-def _report(host: Host, answer: HostAnswers | Unreached, findings: Sequence[Finding]) -> HostReport:
+def _report(host: Host, answer: HostAnswers | Unreached, findings: Sequence[Finding]) -> InspectedHost:
     results = [
         CheckResult(
             check=each.check,
@@ -347,7 +346,7 @@ def _report(host: Host, answer: HostAnswers | Unreached, findings: Sequence[Find
         for each in findings
     ]
     if isinstance(answer, Unreached):
-        return HostReport(
+        return InspectedHost(
             host=host.label,
             name=host.name,
             slots=host.slots,
@@ -357,7 +356,7 @@ def _report(host: Host, answer: HostAnswers | Unreached, findings: Sequence[Find
             checks=results,
         )
     way = answer.transport
-    return HostReport(
+    return InspectedHost(
         host=host.label,
         name=host.name,
         slots=host.slots or _gpus(answer.answers.get("gpu", {})),
@@ -422,10 +421,12 @@ def troubles(
     return listed
 
 
-def _seen(members: Iterable[Finding]) -> list[Seen]:
+def _seen(members: Iterable[Finding]) -> list[Sighting]:
     """Hosts that gave the same evidence, together."""
     groups: dict[str, list[str]] = {}
     for each in members:
         groups.setdefault(each.evidence, []).append(each.host)
     ranked = sorted(groups.items(), key=lambda item: -len(item[1]))
-    return [Seen(evidence=text, hosts=fold_hosts(hosts), count=len(hosts)) for text, hosts in ranked if text]
+    return [
+        Sighting(evidence=text, hosts=fold_hosts(hosts), count=len(hosts)) for text, hosts in ranked if text
+    ]

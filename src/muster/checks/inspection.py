@@ -26,7 +26,7 @@ class CheckResult(Part):
     remedy: str | None = Field(None, description="a command or setting that one can paste")
 
 
-class HostReport(Part):
+class InspectedHost(Part):
     """One host. Unreachable ones have no checks but `host.reached`."""
 
     host: str
@@ -42,7 +42,7 @@ class HostReport(Part):
     checks: list[CheckResult]
 
 
-class Seen(Part):
+class Sighting(Part):
     """Hosts on which the same was seen."""
 
     evidence: str
@@ -58,7 +58,7 @@ class Trouble(Part):
     problem: str
     hosts: str = Field(description="folded, such as node[01-12,17]")
     count: int
-    seen: list[Seen] = Field(description="what was seen where, the most frequent first")
+    seen: list[Sighting] = Field(description="what was seen where, the most frequent first")
     remedy: str | None = None
     why: str = Field("", description="what happens to a job otherwise")
 
@@ -69,14 +69,13 @@ class Inspection(Part):
     schema_version: int = SCHEMA_VERSION
     source: str = Field(description="the hosts as they were given")
     launcher: str = ""
-    ssh_config: str | None = Field(None, description="the file that the inventory names for ssh -F")
     profile: str = "defaults"
     recipe: str | None = None
     ended: float | None = Field(None, description="Unix time; None: not written down")
     seconds: float = Field(0.0, description="that the inspection took")
     world_size: int | None = Field(description="ranks that the fit hosts have slots for; None: not known")
     summary: dict[Verdict, int]
-    hosts: list[HostReport]
+    hosts: list[InspectedHost]
     troubles: list[Trouble] = Field(description="worst first")
     group: dict[str, Any] | None = Field(None, description="what ranks on the fit hosts measured together")
 
@@ -96,7 +95,7 @@ class Inspection(Part):
         return {host.host: "; ".join(failed[host.host]) or host.verdict for host in left}
 
     @property
-    def usable(self) -> list[HostReport]:
+    def usable(self) -> list[InspectedHost]:
         """The hosts that a job can run on: fit, or with a warning."""
         return [host for host in self.hosts if host.verdict in ("fit", "warning")]
 

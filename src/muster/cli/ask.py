@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from muster.runs.ask import Answers, TrainedModel
-    from muster.store.runfolder import RunFolder
 
 EXAMPLES = """Examples:
 
@@ -29,8 +28,6 @@ EXAMPLES = """Examples:
   cat questions.txt | muster ask last --file -
 
   muster ask last --evaluate --limit 100
-
-  muster ask last "Tell me a joke" --compare sft-run --reward reward-run
 
   muster ask last "How many singers are there?" --schema singers.sqlite (trained with data.schema)
 
@@ -60,12 +57,6 @@ def ask(
             "a SQLite file, a text file, or the text itself.",
         ),
     ] = None,
-    compare: Annotated[
-        str | None, Option("--compare", help="Another run: both models' answers side by side.")
-    ] = None,
-    reward: Annotated[
-        str | None, Option("--reward", help="With --compare, a reward model's run: its score of each answer.")
-    ] = None,
     root: Root = Path("runs"),
     json: Json = False,
 ) -> int:
@@ -78,13 +69,6 @@ def ask(
     folder = find_any(run, root).trained
     questions = list(question or []) + (_lines(file) if file is not None else [])
     typed = sys.stdin.isatty() and sys.stdout.isatty()
-    if reward is not None and compare is None:
-        raise UsageError("means nothing without --compare", where="--reward")
-    if compare is not None:
-        if not evaluate:
-            check_questions(questions)
-        others = [find_any(other, root).trained for other in (compare, reward) if other is not None]
-        return _compare([folder, others[0]], questions, *others[1:], limit=limit, json=json)
     talk = typed and not (questions or evaluate or json or file is not None)
     if not talk and not evaluate:
         check_questions(questions)
@@ -102,29 +86,6 @@ def ask(
             _answer(model, questions, tables, evaluate=evaluate, limit=limit, json=json, file=folder.asked)
     if not json:
         print_afterwards(folder, asked=not evaluate)
-    return 0
-
-
-def _compare(
-    runs: list[RunFolder],
-    questions: list[str],
-    reward: RunFolder | None = None,
-    *,
-    limit: int | None,
-    json: bool,
-) -> int:
-    """Two models' answers side by side."""
-    from muster.cli.views.results import print_compared
-    from muster.cli.views.waiting import waiting
-    from muster.runs.ask import side_by_side
-
-    with waiting(err_console(), "asking both models"):
-        told = side_by_side(runs, questions, reward, limit=limit)
-    names = [run.id for run in runs]
-    if json:
-        print_json({"runs": names, "answers": told})
-    else:
-        print_compared(names, told)
     return 0
 
 
@@ -257,7 +218,7 @@ def _print_wrong(rows: list[dict[str, Any]], file: Path) -> None:
     wrong = [row for row in rows if not (row["exact"] or row["executed"] or row.get("unscored"))]
     if wrong:
         say(f"{min(WRONG, len(wrong))} of {counted(len(wrong), 'wrong answer')}:")
-        print_answers(wrong, WRONG)
+        print_answers(wrong[:WRONG])
     try:
         write_text(file, "".join(f"{json.dumps(row, ensure_ascii=False)}\n" for row in rows))
     except OSError as error:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from muster.cli.options import Hosts, Json, Words, split_words
+from muster.cli.options import Hosts, Json, Words, check_output, split_words
 from muster.cli.output import err_console, print_json
 from muster.cli.parameters import Option
 from muster.core.errors import UsageError
@@ -57,13 +57,12 @@ def check(
     from muster.checks.inspection import remember
     from muster.cli.views.inspection import ProgressLine, print_checks, print_inspection
     from muster.core.inventory import read_inventory
-    from muster.gather.gathered import check_outputs
 
     if list_:
         print_checks(profile or None, as_json=json)
         return 0
     hosts, _, changes = split_words(words, given)
-    check_outputs([output] if output else [])
+    check_output(output)
     wanted = WantedChecks(recipe or None, profile or None, _gpus(expect_gpus), group)
     with ProgressLine(err_console()) as line:
         settings = settings_of(recipe, changes)

@@ -6,7 +6,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from muster.cli.options import EXIT_CODES, Json
+from muster.cli.options import EXIT_CODES, Json, check_output
 from muster.cli.output import err_console, out_console, print_json, tinted
 from muster.cli.parameters import Argument, Option
 from muster.core.hostlist import fold_hosts
@@ -87,11 +87,10 @@ def judge(
     json: Json = False,
 ) -> int:
     """Judge hosts by the logs of other tools: which are slow or fail, with the evidence."""
-    from muster.gather.gathered import check_outputs
     from muster.judging.logs import judge as judge_logs
     from muster.judging.logs import save_csv
 
-    check_outputs([output] if output else [])
+    check_output(output)
     document = judge_logs(
         folder,
         mappings=mapping or [],

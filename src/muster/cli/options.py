@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -50,6 +51,17 @@ EXIT_CODES = """Exit code:
   2  bad input
 
   3  nothing is known against a host, but not everything was judged"""
+
+
+def check_output(path: Path | None) -> None:
+    """Refuse at once what could not be written in the end. Raises UsageError."""
+    if path is None:
+        return
+    folder = path.absolute().parent
+    if path.is_dir():
+        raise UsageError("is a folder", where=str(path), hint="--output names a file in it")
+    if not folder.is_dir() or not os.access(folder, os.W_OK):
+        raise UsageError("its folder is not there, or cannot be written", where=str(path))
 
 
 def split_words(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 from muster.cli.options import Hosts, Json, split_words
 from muster.cli.output import err_console, out_console, print_json, say
@@ -30,7 +30,7 @@ def prepare(
         list[str],
         Argument(
             metavar="HOSTS RECIPE [KEY=VALUE]...",
-            help="Hosts, unless --hosts gives them; a recipe; changes, such as engine.zero=3.",
+            help="Hosts, unless --hosts gives them; a recipe or pipeline; changes, such as engine.zero=3.",
             complete="hosts",
         ),
     ],
@@ -69,14 +69,17 @@ def prepare(
     dry_run: Annotated[bool, Option("--dry-run", help="Print what would be done; contact no host.")] = False,
     json: Json = False,
 ) -> int:
-    """Make every host ready for a recipe: the same environment, its model and data, compiled kernels.
+    """Make every host ready for a recipe or a pipeline: one environment, models and data, compiled kernels.
 
     The environment is what `pip install 'passmuster[train]'` needs, in the versions that are installed here.
     Run it again after an interruption or for new hosts: finished work is not repeated.
     """
-    from muster.core.pipeline import find_pipeline, load_pipeline
+    import tempfile
+
+    from muster.core.pipeline import find_pipeline
     from muster.inputs.read import read_inputs
     from muster.prepare.plan import Options, make_plan, plan_as_dict, plan_text
+    from muster.runs.pipeline import read_pipeline
 
     for clash, names in (
         (no_env and bool(wheels or index or venv or constraints or requirements), "--no-env and its kind"),
@@ -91,17 +94,6 @@ def prepare(
         raise UsageError(
             "no recipe was given", hint="muster prepare HOSTS RECIPE; `muster recipes` lists some"
         )
-    if (pipeline := find_pipeline(named["RECIPE"])) is not None:
-        steps = ", ".join(
-            str(step.recipe) if isinstance(step.recipe, str) else step.name
-            for step in load_pipeline(pipeline).pipeline
-        )
-        raise UsageError(
-            f"is a pipeline: hosts are made ready for the recipe of each of its steps ({steps})",
-            where=named["RECIPE"],
-            hint="muster prepare HOSTS RECIPE, once for each",
-        )
-    inputs = read_inputs(named["RECIPE"], hosts, changes)
     options = Options(
         wheels=wheels,
         index=index,
@@ -114,18 +106,32 @@ def prepare(
         warm=not no_warm,
         timeout=timeout,
     )
-    if dry_run:
-        say(plan_text(plan_as_dict(make_plan(inputs, options), inputs, options)))
-        return 0
-    return _run(inputs, options, json)
+    with tempfile.TemporaryDirectory(prefix="muster-") as folder:
+        if (pipeline := find_pipeline(named["RECIPE"])) is not None:
+            later = Path(folder)  # models that its steps train
+            recipes = [inputs for _, inputs in read_pipeline(pipeline, hosts, changes).checked(later)]
+        else:
+            later, recipes = None, [read_inputs(named["RECIPE"], hosts, changes)]
+        if dry_run:
+            say(plan_text(plan_as_dict(make_plan(recipes, options, later), recipes, options)))
+            return 0
+        return _run(recipes, options, later, json)
 
 
-def _run(inputs: Inputs, options: Options, json: bool) -> int:
+def _run(recipes: list[Inputs], options: Options, later: Path | None, json: bool) -> int:
     from muster.prepare.prepare import provision
 
+    console = err_console()
+    latest: dict[str, str] = {}
+
+    def show(host: str, text: str) -> None:
+        """A line for each new thing that a host does."""
+        if latest.get(host) != text:
+            latest[host] = text
+            console.print(f"{host}: {text}", markup=False)
+
     try:
-        with _View(err_console()) as view:
-            done = provision(inputs, options, progress=view.show)
+        done = provision(recipes, options, later=later, progress=show)
     except KeyboardInterrupt as stop:
         why = str(stop) or "interrupted"
         raise JobError(why, hint="run it again: it continues where it stopped") from None
@@ -134,46 +140,6 @@ def _run(inputs: Inputs, options: Options, json: bool) -> int:
     else:
         _print(done)
     return 0 if done.ok else 1
-
-
-class _View:
-    """A line per host on a terminal; elsewhere a line for each new thing that a host does."""
-
-    def __init__(self, console: Any) -> None:
-        from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeElapsedColumn
-
-        self.console = console
-        self.live = console.is_terminal
-        self.said: dict[str, str] = {}
-        self.rows: dict[str, Any] = {}
-        self.bar = Progress(
-            TextColumn("[bold]{task.fields[host]}"),
-            BarColumn(bar_width=16),
-            DownloadColumn(),
-            TimeElapsedColumn(),
-            TextColumn("{task.description}", markup=False),
-            console=console,
-            transient=True,
-        )
-
-    def __enter__(self) -> _View:
-        if self.live:
-            self.bar.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self.live:
-            self.bar.stop()
-
-    def show(self, host: str, text: str, done: int, total: int) -> None:
-        """A host does something; of a copy, how many bytes of how many are on their way."""
-        if self.live:
-            if host not in self.rows:
-                self.rows[host] = self.bar.add_task(text, host=host, total=None)
-            self.bar.update(self.rows[host], description=text, completed=done, total=total or None)
-        elif self.said.get(host) != text:
-            self.console.print(f"{host}: {text}", markup=False)
-        self.said[host] = text
 
 
 def _print(done: Provisioned) -> None:
@@ -232,9 +198,7 @@ def _warm(report: PreparedHost) -> str:
         return ""
     if report.warm["status"] != "warmed":
         return str(report.warm["status"])
-    stale = len(report.warm["stale_locks"])
-    locks = f", {stale} stale locks removed" if stale else ""
-    return f"warmed in {format_seconds(report.warm['seconds'])}{locks}"
+    return f"warmed in {format_seconds(report.warm['seconds'])}"
 
 
 def _quoted(text: str) -> str:

@@ -54,7 +54,7 @@ After = Annotated[
 ]
 
 
-class Entry(Section):
+class NamedRecipe(Section):
     """A recipe with changes, and what goes before it."""
 
     name: str = ""
@@ -70,7 +70,7 @@ class Entry(Section):
         return f"{self.name} ({Path(self.recipe).name})" if isinstance(self.recipe, str) else self.name
 
 
-Entries = TypeVar("Entries", bound=Entry)
+Entries = TypeVar("Entries", bound=NamedRecipe)
 
 
 def with_names(data: Any, key: str) -> Any:
@@ -95,7 +95,7 @@ def command_name(words: Sequence[str]) -> str:
     return name[:41] or "command"
 
 
-def check_names(entries: Sequence[Entry], one: str, several: str) -> None:
+def check_names(entries: Sequence[NamedRecipe], one: str, several: str) -> None:
     """Raise ValueError for a name that is there twice, one that `after` names and nobody has, and for entries
     that wait for each other. `one`, `several`: what entries are called."""
     names = [each.name for each in entries]
@@ -125,7 +125,7 @@ def in_order(entries: Sequence[Entries]) -> list[Entries]:
     return made
 
 
-def _circle(entries: Sequence[Entry]) -> list[str]:
+def _circle(entries: Sequence[NamedRecipe]) -> list[str]:
     """Entries of which none can be first: some of them, each with one that it follows, back to the first."""
     by_name = {each.name: each for each in entries}
     path = [entries[0].name]
@@ -151,11 +151,13 @@ def located(entry: Entries, file: Path, place: str, shipped: Path) -> Entries:
 
 
 def recipes_of(
-    entries: Sequence[Entry],
+    entries: Sequence[NamedRecipe],
     overrides: Iterable[str],
     one: str,
     marks: str,
-    below: Callable[[Entry, Mapping[str, Mapping[str, Any]]], Mapping[str, Any]] = lambda entry, made: {},
+    below: Callable[
+        [NamedRecipe, Mapping[str, Mapping[str, Any]]], Mapping[str, Any]
+    ] = lambda entry, made: {},
 ) -> dict[str, Recipe]:
     """Each entry's recipe: the file, what `below` says of the entry and the recipes before it, the entry's
     changes, the user's. Those that name an entry, with one of `marks` behind it, are for that one; the others

@@ -95,6 +95,10 @@ class DataError(UsageError):
     """A data file that cannot be used; `where` names the file and the line."""
 
 
+class ReaderMissingError(DataError):
+    """A data file that this machine cannot read, for lack of a package that hosts have: their ranks will."""
+
+
 class RunFolderError(UsageError):
     """A run folder that is missing, taken, or not in the state that a verb needs."""
 

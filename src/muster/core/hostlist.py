@@ -29,10 +29,10 @@ def fold_hosts(names: Iterable[str]) -> str:
             width = len(digits) if digits.startswith("0") and len(digits) > 1 else 0
             groups.setdefault((head, width, tail), set()).add(int(digits))
     _widen(groups)
-    items = [(_natural(name), name) for name in plain]
+    items = [(natural(name), name) for name in plain]
     for (head, width, tail), numbers in groups.items():
         folded = _fold_one(head, width, tail, sorted(numbers))
-        items.append((_natural(f"{head}{min(numbers):0{width}d}{tail}"), folded))
+        items.append((natural(f"{head}{min(numbers):0{width}d}{tail}"), folded))
     return ",".join(text for _, text in sorted(items))
 
 
@@ -74,7 +74,7 @@ def _fold_one(head: str, width: int, tail: str, numbers: list[int]) -> str:
     return f"{head}[{','.join(ranges)}]{tail}"
 
 
-def _natural(name: str) -> str:
+def natural(name: str) -> str:
     """Sorts node2 before node10."""
     return re.sub(r"[0-9]+", lambda match: match[0].zfill(20), name)
 

@@ -65,7 +65,6 @@ class Inventory:
     launcher: str
     source: str
     ask: SlurmAsk | None = None  # nodes that Slurm has yet to give: there are no hosts then
-    ssh_config: str | None = None  # a file that says how to reach the hosts, for ssh -F
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -181,7 +180,7 @@ def parse_hostfile(content: str, *, source: str) -> Inventory:
 
 
 def parse_inventory(content: str, *, source: str) -> Inventory:
-    """An inventory as `muster check` and `muster gather` write it: hosts with a name and slots. Pure."""
+    """What `muster check` writes and `muster gather --json` prints: hosts with slots. Pure."""
     try:
         data = json.loads(content)
     except (ValueError, RecursionError) as error:
@@ -204,19 +203,21 @@ def parse_inventory(content: str, *, source: str) -> Inventory:
             raise InventoryError(f"{name!r} is not a host name", where=where)
         slots = entry.get("slots")
         hosts.append(Host(name, None if slots is None else _slots(str(slots), where=where)))
-    config = data.get("ssh_config")
-    if config is not None and not (isinstance(config, str) and config.startswith("/")):
-        raise InventoryError("ssh_config is not the absolute path of a file", where=source)
-    return replace(_checked(hosts, launcher=launcher, source=source), ssh_config=config)
+    if config := data.get("ssh_config"):  # of an older gather: ports and users of its hosts
+        raise InventoryError(
+            "names an ssh_config, which inventories do no longer",
+            where=source,
+            hint=f"take it out, and launch.ssh_options=[-F, {config}], or the same in ~/.ssh/config",
+        )
+    return _checked(hosts, launcher=launcher, source=source)
 
 
-def inventory_document(hosts: Iterable[Host], launcher: str, ssh_config: str | None = None) -> dict[str, Any]:
+def inventory_document(hosts: Iterable[Host], launcher: str) -> dict[str, Any]:
     """The hosts as `parse_inventory` reads them."""
     return {
         "muster": "inventory",
         "version": INVENTORY_VERSION,
         "launcher": launcher,
-        "ssh_config": ssh_config,
         "hosts": [{"name": host.name, "slots": host.slots} for host in hosts],
     }
 

@@ -66,7 +66,7 @@ class Work(NamedTuple):
 
 
 @dataclass
-class Trace:
+class KernelTrace:
     """What counts of a trace. Keys are threads, or correlations."""
 
     steps: dict[int, tuple[Span, str]] = field(default_factory=dict)
@@ -136,9 +136,9 @@ def _whole(value: Any) -> int:
     return int(value) if isinstance(value, (int, float)) and math.isfinite(value) else 0
 
 
-def read(path: Path) -> Trace:
+def read(path: Path) -> KernelTrace:
     """What counts of a trace. Raises NoSummary where it is none, or ends early."""
-    trace = Trace()
+    trace = KernelTrace()
     try:
         with (gzip.open if path.suffix == ".gz" else open)(
             path, "rt", encoding="utf-8", errors="replace"
@@ -183,14 +183,14 @@ def _events(stream: TextIO) -> Iterator[dict[str, Any]]:
 # ----------------------------------------------------------------------------------------------------
 
 
-def summarize(trace: Trace, lines: Trace | None = None) -> StepProfile:
+def summarize(trace: KernelTrace, lines: KernelTrace | None = None) -> StepProfile:
     """Sum up the steps of a trace. `lines`: of a further step, in which Python's lines are marked: it names
     the places of the same waits. Raises NoSummary where no step is marked."""
     if not trace.steps:
         raise NoSummary("no step is marked in the trace")
-    steps = Steps(trace)
+    steps = TraceSteps(trace)
     waits = steps.waits()
-    places = Steps(lines).places() if lines is not None and lines.steps else steps.places()
+    places = TraceSteps(lines).places() if lines is not None and lines.steps else steps.places()
     idle = steps.idle() if trace.device else _Idle(batches=steps.fetching())
     idle.launching += _cut_blame(waits, idle.after)
     return StepProfile(
@@ -232,10 +232,10 @@ class _Idle:
     after: dict[Span, float] = field(default_factory=lambda: defaultdict(float))
 
 
-class Steps:
+class TraceSteps:
     """The marked steps of a trace: from the first one's begin to the end of what they launch."""
 
-    def __init__(self, trace: Trace) -> None:
+    def __init__(self, trace: KernelTrace) -> None:
         self.trace = trace
         self.marks = sorted(span for span, _ in trace.steps.values())
         self.thread = min(trace.steps.values())[1]
@@ -460,7 +460,7 @@ def _grouped(
     waits: Sequence[Wait],
     places: dict[tuple[int, str], list[str | None]],
     idle: Mapping[Span, float],
-    steps: Steps,
+    steps: TraceSteps,
 ) -> list[DeviceWait]:
     """Waits by operator and place. Where a step has as many of a kind as the step whose lines are known, the
     n-th of them is at the n-th place; where it has fewer, a place is known if all have the same."""

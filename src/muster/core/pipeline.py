@@ -9,7 +9,16 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, ValidationError, field_validator, model_validator
 
-from muster.core.entries import After, Entry, check_names, explain, in_order, located, parts_of, with_names
+from muster.core.entries import (
+    After,
+    NamedRecipe,
+    check_names,
+    explain,
+    in_order,
+    located,
+    parts_of,
+    with_names,
+)
 from muster.core.errors import RecipeError
 from muster.core.near import did_you_mean
 from muster.core.recipe import Recipe, recipe_class
@@ -22,7 +31,7 @@ SCHEMA_VERSION = 1
 _STEP = re.compile(r"\{([A-Za-z0-9][\w-]*)\}")  # a whole value: the trained model of the step
 
 
-class Step(Entry):
+class PipelineStep(NamedRecipe):
     """One recipe of a pipeline: a run of its own."""
 
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_\-]{0,40}$")] = Field(
@@ -50,7 +59,7 @@ class Pipeline(Section):
     """Recipes whose steps follow each other."""
 
     about: str = Field("", description="One line that describes the pipeline.")
-    pipeline: Annotated[list[Step], Field(min_length=1)] = Field(
+    pipeline: Annotated[list[PipelineStep], Field(min_length=1)] = Field(
         description="The steps. Each runs once all that it follows have ended well; else in this order."
     )
 
@@ -105,7 +114,7 @@ def load_pipeline(file: Path, *, frozen: bool = False) -> Pipeline:
     try:
         made = Pipeline.model_validate(read_yaml(file))
     except ValidationError as error:
-        kind = Step if len(parts_of(error)) > 1 else Pipeline
+        kind = PipelineStep if len(parts_of(error)) > 1 else Pipeline
         complaint = explain(error, where, kind.model_fields, "docs/pipelines.md", "'-' and '_'")
         raise RecipeError(complaint.what, where=complaint.where, hint=complaint.hint) from None
     shipped = SHIPPED.parent / "pipelines"
@@ -115,7 +124,7 @@ def load_pipeline(file: Path, *, frozen: bool = False) -> Pipeline:
     return made.model_copy(update={PIPELINE: in_order(steps)})
 
 
-def model_before(step: Entry, recipes: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+def model_before(step: NamedRecipe, recipes: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
     """What a step's recipe gets of the steps that it follows: the model of the first one that trains, with
     that model's tokenizer; nothing where its `set` says which model. `recipes`: its own and those before it,
     not validated yet. Pure."""
@@ -127,7 +136,7 @@ def model_before(step: Entry, recipes: Mapping[str, Mapping[str, Any]]) -> dict[
     return {"model": {"name": f"{{{first}}}", "init": "pretrained", "tokenizer": "auto"}}
 
 
-def check_models(steps: Sequence[Entry], recipes: Mapping[str, Recipe]) -> None:
+def check_models(steps: Sequence[NamedRecipe], recipes: Mapping[str, Recipe]) -> None:
     """Raise RecipeError where a recipe takes the model of a step that it does not follow, that keeps none, or
     whose name is misspelt."""
     before: dict[str, set[str]] = {}

@@ -81,7 +81,7 @@ class CommandRun(Part):
     code: Code | None = None
 
 
-class Learned(Part):
+class LearnedFigure(Part):
     """A further figure of the workload's training: pair_accuracy, margin, reward, kl."""
 
     name: str
@@ -194,7 +194,7 @@ class Extreme(Part):
     step: int
 
 
-class Attention(Part):
+class AttentionExtremes(Part):
     """The attention logits of the whole run, as far as `measure.attention` looked, and what looking cost."""
 
     largest: Extreme | None = Field(description="None: no finite one")
@@ -305,7 +305,7 @@ class Pace(Part):
         return f"none of {self.hosts} hosts is {sure}: what each does itself {differs}"
 
 
-class Evidence(Part):
+class DecisiveLine(Part):
     """The line of a log that says it."""
 
     file: str | None = Field(description="of a run: below its folder; None: read from a pipe")
@@ -332,7 +332,7 @@ class Failure(Part):
     hint: str | None = None
     usage: bool = Field(False, description="bad input rather than a breakdown")
     id: str | None = Field(None, description="in the table of failures; None: not one of them, or not known")
-    evidence: Evidence | None = None
+    evidence: DecisiveLine | None = None
 
 
 class HostReport(Part):
@@ -398,7 +398,7 @@ class Result(Part):
     loss_final: float | None = None
     evaluation_loss: float | None = None
     perplexity: float | None = Field(None, description="language models: exp of the held-out loss per token")
-    figures: list[Learned] = Field(default_factory=list, description="further ones, of the workload")
+    figures: list[LearnedFigure] = Field(default_factory=list, description="further ones, of the workload")
     throughput: Throughput | None = None
     phases: list[PhaseTime] = Field(default_factory=list, description="of a step that has such")
     flops: Flops | None = Field(None, description="None: not counted")
@@ -411,7 +411,7 @@ class Result(Part):
     )
     planned: Planned | None = Field(None, description="None: the model was not known before the run")
     quality: Quality | None = None
-    attention: Attention | None = None
+    attention: AttentionExtremes | None = None
     fabric: FabricRun | None = Field(None, description="of the fabric workload, which trains nothing")
     hang: Hung | None = Field(None, description="None: the job was not found to hang")
     pace: Pace | None = Field(None, description="None: one host, or nothing could be compared")

@@ -118,7 +118,8 @@ class Workload:
     tokenized: ClassVar[bool] = True  # samples become tokens: the model has a vocabulary
     packed: ClassVar[bool] = False  # each sample is one full sequence of tokens
     dropout: ClassVar[bool] = True  # else it trains without, whatever its model says
-    traced: ClassVar[bool] = False  # its model.py says how (TRACED)
+    # How its model is traced: TRACED of its folder's model.py; MODULE:NAME of another one; False: it is not.
+    traced: ClassVar[bool | str] = False
     quantizes: ClassVar[bool] = (
         False  # weights may be in 4 or 8 bits: its model is made by worker/decoders.py
     )

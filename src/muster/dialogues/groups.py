@@ -5,23 +5,31 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import trl
+
 from muster.core.errors import RecipeError
-from muster.dialogues.answer import executed
+from muster.dialogues.answer import Answerer, executed, questions
 from muster.dialogues.load import Encoding
-from muster.dialogues.rl import Group, RolloutRecipe
+from muster.dialogues.rl import GroupRecipe
 from muster.dialogues.rollouts import Prompts, Repeated, Rollouts
 from muster.dialogues.scoring import Scorer
 from muster.dialogues.trl import ByTrl
 from muster.worker.context import Context
 from muster.worker.decoders import make_config, make_model
-from muster.worker.trainer import wired
+from muster.worker.trainer import OrderedSamples, wired
 from muster.worker.workloads.base import Built, Counts
+
+__all__ = ["Answerer", "Grouped", "build", "questions"]
 
 
 class Grouped(Rollouts, ByTrl):
     """Goes before TRL's GRPOTrainer and RLOOTrainer among the base classes. Set `prompts` as well."""
 
     prompts: Prompts
+
+    def get_train_dataloader(self) -> Any:
+        """TRL's own, whose batches are the answers of several steps."""
+        return super(OrderedSamples, self).get_train_dataloader()  # type: ignore[misc]
 
     def _get_train_sampler(self, dataset: Any = None) -> Repeated:
         """Muster's order of prompts, dealt as TRL's is: the answers to one prompt go to all ranks. TRL's own
@@ -47,18 +55,12 @@ class Grouped(Rollouts, ByTrl):
         return self.scorer([self.prompts.samples[int(number)] for number in prompts], completion_ids)
 
 
-def build(
-    context: Context,
-    arguments: dict[str, Any],
-    group: Group,
-    kind: Any,
-    make_arguments: Callable[..., Any],
-    **own: Any,
-) -> Built:
-    """The trainer for the recipe. `kind`: its class; `make_arguments`: TRL's; `own`: what else they take.
-    Raises DataError and RecipeError."""
+def build(context: Context, arguments: dict[str, Any]) -> Built:
+    """The trainer for the recipe. Raises DataError and RecipeError."""
     recipe = context.recipe
-    assert isinstance(recipe, RolloutRecipe)
+    assert isinstance(recipe, GroupRecipe)
+    group, base = recipe.group, getattr(trl, f"{recipe.trl}Trainer")
+    make_arguments = getattr(trl, f"{recipe.trl}Config")
     if context.batch.global_ % group.answers:
         raise RecipeError(
             f"is {context.batch.global_:,} answers, and each prompt has {group.answers}",
@@ -71,7 +73,7 @@ def build(
     model = make_model(context, make_config(recipe, tokenizer), tokenizer)
     functions: list[Any] = [_Later()]
     trainer = wired(
-        kind,
+        type(base.__name__, (Grouped, base), {}),
         context,
         model,
         make_arguments(
@@ -91,7 +93,7 @@ def build(
             repetition_penalty=1.0,
             mask_truncated_completions=False,
             sync_ref_model=False,
-            **own,
+            **recipe.trl_arguments(),
         ),
         train=train,
         held_out=held,

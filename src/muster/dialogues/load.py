@@ -21,7 +21,6 @@ from muster.dialogues.rows import (
 )
 from muster.dialogues.spec import (
     DialogueRecipe,
-    Samples,
     Source,
     load_samples,
     split_part,
@@ -29,7 +28,7 @@ from muster.dialogues.spec import (
 )
 from muster.dialogues.tokens import Fitting, Templates, with_template
 from muster.store.lines import Skip, each_made
-from muster.store.records import Splits, left_note
+from muster.store.records import LoadedSamples, Splits, left_note
 from muster.worker.context import Context
 from muster.worker.data import sqlgen
 from muster.worker.data.digest import short_digest
@@ -41,14 +40,14 @@ from muster.worker.together import check_alike, first_on_disk
 from muster.worker.workloads.base import limit_notes
 
 
-def samples_of(context: Context) -> Samples:
+def samples_of(context: Context) -> LoadedSamples[Dialogue]:
     """This machine's samples; all ranks must have the same ones. Raises DataError."""
     recipe = recipe_of(context)
     with first_on_disk(context) as first:
-        found = read(recipe, context.cache, may_write=first)
-    check_alike(context, "the samples are", lambda: _digest(found))
-    recipe.check_rows(found.train + found.held_out)
-    return found
+        samples = read(recipe, context.cache, may_write=first)
+    check_alike(context, "the samples are", lambda: _digest(samples))
+    recipe.check_rows(samples.train + samples.held_out)
+    return samples
 
 
 def recipe_of(context: Context) -> DialogueRecipe:
@@ -57,7 +56,7 @@ def recipe_of(context: Context) -> DialogueRecipe:
     return context.recipe
 
 
-def read(recipe: DialogueRecipe, cache: Path, *, may_write: bool) -> Samples:
+def read(recipe: DialogueRecipe, cache: Path, *, may_write: bool) -> LoadedSamples[Dialogue]:
     """The samples of files, of a hub, or generated ones in `cache`. Raises DataError."""
     if recipe.data.sources():
         return load_samples(recipe, _from_hub)
@@ -69,7 +68,7 @@ def read(recipe: DialogueRecipe, cache: Path, *, may_write: bool) -> Samples:
         _asked(list(read_dialogues([cache / name], plain)), wrong=recipe.pairs, seed=generated.seed)
         for name in ("train.jsonl", "validation.jsonl")
     )
-    return Samples(split_part(recipe.data, train)[: recipe.data.limit], held)
+    return LoadedSamples(split_part(recipe.data, train)[: recipe.data.limit], held)
 
 
 def _asked(samples: list[Dialogue], *, wrong: bool, seed: int) -> list[Dialogue]:
@@ -99,19 +98,19 @@ def _from_hub(
     return parts["train"], parts[held_name] if held_name else [], notes
 
 
-def _digest(samples: Samples) -> str:
-    told = []
+def _digest(samples: LoadedSamples[Dialogue]) -> str:
+    digests = []
     for part in (samples.train, samples.held_out):
         texts = (
             text or ""
             for each in part
             for text in (*(turn.text for turn in each.turns), each.answer, each.rejected)
         )
-        told.append(f"{len(part):,} ({short_digest(texts)})")
-    return f"{told[0]} to train on and {told[1]} held out"
+        digests.append(f"{len(part):,} ({short_digest(texts)})")
+    return f"{digests[0]} to train on and {digests[1]} held out"
 
 
-def tokenizer_of(context: Context, samples: Samples) -> tuple[Any, list[str]]:
+def tokenizer_of(context: Context, samples: LoadedSamples[Dialogue]) -> tuple[Any, list[str]]:
     """The model's own tokenizer, or one trained on the samples, with the chat template that they need; and
     notes."""
     recipe = recipe_of(context)

@@ -8,15 +8,14 @@ from types import MethodType
 from typing import Any
 
 import torch
-from transformers import AutoModelForSequenceClassification
+from transformers import MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING, AutoModelForSequenceClassification
 from transformers.modeling_outputs import SequenceClassifierOutputWithPast
 
-from muster.core.errors import RecipeError
 from muster.dialogues.tokens import padded
 from muster.worker.attention import unmask
 from muster.worker.context import Context
 from muster.worker.decoders import make_config
-from muster.worker.models import add_lora, create, fit_vocabulary, load, without_cache
+from muster.worker.models import add_lora, check_kind, create, fit_vocabulary, load, without_cache
 
 
 def make_reward_model(context: Context, tokenizer: Any, *, longest: int | None = None) -> Any:
@@ -24,7 +23,8 @@ def make_reward_model(context: Context, tokenizer: Any, *, longest: int | None =
     top is drawn from the seed. `longest`: as of make_model. Raises RecipeError."""
     recipe = context.recipe
     config = make_config(recipe, tokenizer)
-    _check_kind(config)
+    mapping = MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING
+    check_kind(config, mapping, "has no model in Transformers that gives a number for a text")
     config.num_labels = 1
     if recipe.model.init == "pretrained" and recipe.model.name:
         with _new_layer_expected():
@@ -70,15 +70,6 @@ def read_at_end(model: Any) -> None:
     model.forward = MethodType(forward, model)
 
 
-def _check_kind(config: Any) -> None:
-    from transformers import MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING as MAPPING
-
-    if type(config) not in MAPPING:
-        raise RecipeError(
-            f"Transformers has no model of {config.model_type} that gives a number for a text", where="model"
-        )
-
-
 @contextmanager
 def _new_layer_expected() -> Iterator[None]:
     """Inside, no warning says that the layer on top is new and the language model's output layer unused."""
@@ -95,10 +86,10 @@ def _new_layer_expected() -> Iterator[None]:
 @torch.no_grad()  # type: ignore[untyped-decorator]
 def rewards(model: Any, texts: Sequence[Sequence[int]], pad: int, batch: int = 64) -> torch.Tensor:
     """(texts) rewards of whole texts, prompt and answer, as token numbers."""
-    found = []
+    parts = []
     for start in range(0, len(texts), batch):
         part = texts[start : start + batch]
         inputs, mask = padded(part, pad)
         device = next(model.parameters()).device
-        found.append(model(inputs.to(device), attention_mask=mask.to(device)).logits[:, 0].float())
-    return torch.cat(found) if found else torch.zeros(0)
+        parts.append(model(inputs.to(device), attention_mask=mask.to(device)).logits[:, 0].float())
+    return torch.cat(parts) if parts else torch.zeros(0)

@@ -75,6 +75,7 @@ class RolloutRecipe(DialogueRecipe):
     packages: ClassVar[tuple[str, ...]] = ("trl",)
     answered: ClassVar[bool] = False
     dropout: ClassVar[bool] = False
+    traced: ClassVar[bool | str] = "muster.dialogues.tracing:ANSWERS"
     output: ClassVar[Output] = "log-probs"
     metric: ClassVar[str] = "exact match"
     other_models: ClassVar[tuple[tuple[str, str], ...]] = (("reward", "model"),)
@@ -121,8 +122,8 @@ class RolloutRecipe(DialogueRecipe):
 
     def survey(self, config: Mapping[str, Any] | None, checked: Survey | None = None) -> Survey:
         """As all dialogues, with the answers that are drawn as samples."""
-        found = super().survey(config, checked)
-        return replace(found, samples=found.samples and found.samples * self.per_prompt)
+        read = super().survey(config, checked)
+        return replace(read, samples=read.samples and read.samples * self.per_prompt)
 
     def longest_prompt(self, config: Mapping[str, Any]) -> tuple[int, str]:
         """As generation says."""
@@ -206,12 +207,40 @@ class Group(Section):
     epochs: PositiveInt = Field(1, description="Optimizer steps on each batch of answers.")
 
 
-def check_held(beta: float, where: str, recipe: DialogueRecipe) -> None:
-    """Raise RecipeError where the model is to be held to one that is nowhere."""
-    model = recipe.model
-    if beta > 0 and recipe.lora is None and not (model.name and model.init == "pretrained"):
-        raise RecipeError(
-            "is above 0, and a model from scratch has nothing that it could be held to",
-            where=where,
-            hint=f"model.name=RUN of an earlier step, or {where}=0",
-        )
+class GroupRecipe(RolloutRecipe):
+    """A decoder learns from the rewards of several answers to one prompt, by one of TRL's trainers. The
+    objective's section is called as the workload."""
+
+    trl: ClassVar[str]  # names of TRL's classes, before Trainer and Config
+
+    @property
+    def group(self) -> Group:
+        """The objective."""
+        objective: Group = getattr(self, self.workload)
+        return objective
+
+    def trl_arguments(self) -> dict[str, Any]:
+        """What TRL's configuration takes beside what all objectives of groups have."""
+        raise NotImplementedError
+
+    @property
+    def held(self) -> bool:
+        """Where beta is above 0."""
+        return self.group.beta > 0
+
+    @property
+    def per_prompt(self) -> int:
+        """Its answers."""
+        return self.group.answers
+
+    def check_data(self, path: Path | None, config: Mapping[str, Any]) -> Survey | None:
+        """As all that generate; and whether there is a model that it could be held to."""
+        model = self.model
+        if self.held and self.lora is None and not (model.name and model.init == "pretrained"):
+            where = f"{self.workload}.beta"
+            raise RecipeError(
+                "is above 0, and a model from scratch has nothing that it could be held to",
+                where=where,
+                hint=f"model.name=RUN of an earlier step, or {where}=0",
+            )
+        return super().check_data(path, config)

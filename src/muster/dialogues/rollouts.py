@@ -100,7 +100,7 @@ def generate(
     Under ZeRO-3 and FSDP the whole parameters are gathered once for all of them. `part`: of the trained
     module, the model that generates.
     """
-    found: list[list[int]] = []
+    answers: list[list[int]] = []
     device = trainer.accelerator.device
     with (
         unwrap_model_for_generation(
@@ -116,9 +116,9 @@ def generate(
             chosen = prompts[start : start + batch]
             inputs, mask = padded(chosen, int(config.pad_token_id), left=True)
             made = model.generate(inputs.to(device), attention_mask=mask.to(device), generation_config=config)
-            found += [ended(row, int(config.eos_token_id)) for row in made[:, inputs.shape[1] :].tolist()]
+            answers += [ended(row, int(config.eos_token_id)) for row in made[:, inputs.shape[1] :].tolist()]
         model.train(training)
-    return found
+    return answers
 
 
 def ended(tokens: list[int], end: int) -> list[int]:
@@ -156,13 +156,13 @@ class Rollouts:
         mine = list(range(rank, len(held), ranks))
         config = generation_config(self.generation, self.encoding.tokenizer, sampled=False)
         answers = generate(trainer, [held.tokens[index] for index in mine], config, part=self.generating)
-        found = self.scorer([held.samples[index] for index in mine], answers)
-        told = [each for part in gather([*zip(found, map(len, answers), strict=True)]) for each in part]
+        rewards = self.scorer([held.samples[index] for index in mine], answers)
+        scored = [each for part in gather([*zip(rewards, map(len, answers), strict=True)]) for each in part]
         metrics = {
-            f"{metric_key_prefix}_reward": sum(reward for reward, _ in told) / len(told),
-            f"{metric_key_prefix}_completions/mean_length": sum(size for _, size in told) / len(told),
+            f"{metric_key_prefix}_reward": sum(reward for reward, _ in scored) / len(scored),
+            f"{metric_key_prefix}_completions/mean_length": sum(size for _, size in scored) / len(scored),
         }
-        return EvalLoopOutput(predictions=None, label_ids=None, metrics=metrics, num_samples=len(told))
+        return EvalLoopOutput(predictions=None, label_ids=None, metrics=metrics, num_samples=len(scored))
 
     @staticmethod
     def generating(model: Any) -> Any:

@@ -119,8 +119,8 @@ def dialogue_of(
     if wanted.pairs and answer is not None and rejected is not None:
         _check_pair(answer, rejected, where)
     named = record.get("database")
-    beside = folder / named if folder and isinstance(named, str) else None
-    database = str(beside) if beside and beside.is_file() else None
+    database_file = folder / named if folder and isinstance(named, str) else None
+    database = str(database_file) if database_file and database_file.is_file() else None
     return Dialogue(turns, answer, rejected, where, database)
 
 
@@ -138,9 +138,9 @@ def prompt_too_long(tokens: int, most: int, key: str, where: str, *, more: bool 
 def fields_read(record: Mapping[str, Any], wanted: Wanted) -> list[str]:
     """The fields that a row's dialogue is made of."""
     prompt = wanted.prompt or _prompt(record, wanted)
-    found = [prompt, wanted.answer or _first(record, ANSWERS), "database", *BEFORE]
-    found += [wanted.rejected or REJECTED[0]] if wanted.pairs else []
-    return [name for name in (*found, *([INPUT] if prompt == "instruction" else [])) if name]
+    names = [prompt, wanted.answer or _first(record, ANSWERS), "database", *BEFORE]
+    names += [wanted.rejected or REJECTED[0]] if wanted.pairs else []
+    return [name for name in (*names, *([INPUT] if prompt == "instruction" else [])) if name]
 
 
 def _check_pair(answer: str, rejected: str, where: str) -> None:
@@ -215,9 +215,9 @@ def _within(
     if not turns or turns[-1].role != TEXT or not (spoken or len(turns) > 1):
         return turns
     *before, prompt = turns
-    said = tuple(_message(each, str(name), where) for each in spoken[:-1])
-    if said and said[-1].role == USER and said[-1].text.split() == prompt.text.split():
-        return said if said[0].role == SYSTEM else (*before, *said)
+    earlier = tuple(_message(each, str(name), where) for each in spoken[:-1])
+    if earlier and earlier[-1].role == USER and earlier[-1].text.split() == prompt.text.split():
+        return earlier if earlier[0].role == SYSTEM else (*before, *earlier)
     return (*before, Turn(USER, prompt.text))
 
 
@@ -225,13 +225,13 @@ def _message(value: Any, name: str, where: str) -> Turn:
     """{role, content}, or ShareGPT's {from, value}."""
     given = value if isinstance(value, Mapping) else {}
     role, text = given.get("role", given.get("from")), given.get("content", given.get("value"))
-    known = ROLES.get(role.lower()) if isinstance(role, str) else None
-    if known is None or not isinstance(text, str):
-        told = f"a message of {name!r} is not a role ({', '.join(sorted(set(ROLES.values())))}) with its text"
+    speaker = ROLES.get(role.lower()) if isinstance(role, str) else None
+    if speaker is None or not isinstance(text, str):
+        what = f"a message of {name!r} is not a role ({', '.join(sorted(set(ROLES.values())))}) with its text"
         hint = '{"role": "user", "content": "..."}; messages with tools or pictures are not trained on'
-        raise DataError(told, where=where, hint=hint)
+        raise DataError(what, where=where, hint=hint)
     check_unicode(text, where)
-    return Turn(known, text)
+    return Turn(speaker, text)
 
 
 def _answer(record: Mapping[str, Any], wanted: Wanted, turns: tuple[Turn, ...], where: str) -> str | None:
@@ -248,8 +248,8 @@ def _said(record: Mapping[str, Any], name: str, turns: tuple[Turn, ...], where: 
     if not isinstance(value, list) or not value:
         return text_of(record, name, where, key)
     *before, last = (_message(each, name, where) for each in value)
-    known = [turn.text.split() for turn in turns[len(turns) - len(before) :]]
-    if before and [turn.text.split() for turn in before] != known:
+    expected = [turn.text.split() for turn in turns[len(turns) - len(before) :]]
+    if before and [turn.text.split() for turn in before] != expected:
         raise DataError(f"{name!r} has other messages before its answer than the prompt", where=where)
     return _answer_of(last, name, where)
 

@@ -48,13 +48,13 @@ class Scorer:
             )
         ]
         total = [0.0] * len(samples)
-        for found in (
+        for values in (
             self._by_model(samples, answers),
             self._by_function(samples, texts),
             self._by_execution(samples, texts),
         ):
             total = (
-                [one + other for one, other in zip(total, found or total, strict=True)] if found else total
+                [one + other for one, other in zip(total, values or total, strict=True)] if values else total
             )
         return total
 
@@ -65,8 +65,8 @@ class Scorer:
             [*self.templates.prompt(sample.turns), *answer]
             for sample, answer in zip(samples, answers, strict=True)
         ]
-        found: list[float] = rewards(self.model, texts, self.tokenizer.pad_token_id).tolist()
-        return _checked(found, samples, "the reward model")
+        values: list[float] = rewards(self.model, texts, self.tokenizer.pad_token_id).tolist()
+        return _checked(values, samples, "the reward model")
 
     def _by_function(self, samples: Sequence[Dialogue], texts: list[str]) -> list[float] | None:
         if self.function is None:
@@ -75,16 +75,16 @@ class Scorer:
         try:
             # Lists of its own: what it does to them changes nothing here.
             prompts, expected = [each.question for each in samples], [each.answer for each in samples]
-            found = _listed(self.function(prompts, [*texts], expected), name)
+            values = _listed(self.function(prompts, [*texts], expected), name)
         except DataError:
             raise
         except (Exception, SystemExit) as error:
             raise DataError(
                 f"raised {type(error).__name__}: {' '.join(str(error).split())}{_line_of(error)}", where=name
             ) from error
-        if len(found) != len(texts):
-            raise DataError(f"gave {len(found):,} rewards for {len(texts):,} answers", where=name)
-        return _checked(found, samples, name)
+        if len(values) != len(texts):
+            raise DataError(f"gave {len(values):,} rewards for {len(texts):,} answers", where=name)
+        return _checked(values, samples, name)
 
     def _by_execution(self, samples: Sequence[Dialogue], texts: Sequence[str]) -> list[float] | None:
         if not self.reward.executes:
@@ -105,9 +105,9 @@ def _executes(sample: Dialogue, text: str) -> bool:
         raise DataError(f"its expected SQL cannot be run: {error}", where=sample.where) from None
 
 
-def _checked(found: Sequence[Any], samples: Sequence[Dialogue], name: str) -> list[float]:
+def _checked(values: Sequence[Any], samples: Sequence[Dialogue], name: str) -> list[float]:
     numbers = []
-    for value, sample in zip(found, samples, strict=True):
+    for value, sample in zip(values, samples, strict=True):
         try:
             numbers.append(float(value))
         except (TypeError, ValueError, OverflowError):
@@ -119,11 +119,11 @@ def _checked(found: Sequence[Any], samples: Sequence[Dialogue], name: str) -> li
     return numbers
 
 
-def _listed(found: Any, name: str) -> list[Any]:
+def _listed(values: Any, name: str) -> list[Any]:
     """What a function returned, in its order. Raises DataError for what has none."""
-    if isinstance(found, str | bytes | Mapping | Set) or not isinstance(found, Iterable):
-        raise DataError(f"returned a {type(found).__name__}, and not a list of numbers", where=name)
-    return list(found)
+    if isinstance(values, str | bytes | Mapping | Set) or not isinstance(values, Iterable):
+        raise DataError(f"returned a {type(values).__name__}, and not a list of numbers", where=name)
+    return list(values)
 
 
 def _line_of(error: BaseException) -> str:
@@ -145,14 +145,14 @@ def load_function(name: str) -> Function:
             spec.loader.exec_module(module)
         else:
             module = importlib.import_module(place)
-        found: Function = getattr(module, function)
+        loaded: Function = getattr(module, function)
     except Exception as error:
         raise RecipeError(
             f"{name} cannot be loaded: {type(error).__name__}: {' '.join(str(error).split())}",
             where="reward.function",
             hint="the file must be on every host, and its packages installed there",
         ) from error
-    return found
+    return loaded
 
 
 def check_tokenizer(name: str, tokenizer: Any, where: str) -> None:

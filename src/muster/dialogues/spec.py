@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import ModuleType
@@ -34,6 +34,7 @@ from muster.dialogues.rows import (
 )
 from muster.store.lines import Skipped
 from muster.store.records import (
+    LoadedSamples,
     Splits,
     find_data,
     held_note,
@@ -130,7 +131,7 @@ class DialogueRecipe(Recipe):
     """A decoder learns from prompts and answers."""
 
     families: ClassVar[tuple[ModuleType, ...]] = (llama, opt, gpt2)
-    traced: ClassVar[bool] = True
+    traced: ClassVar[bool | str] = "muster.dialogues.tracing:LEARNED"
     cut_by: ClassVar[str] = "data.sequence"
     pairs: ClassVar[bool] = False  # a sample has a rejected answer as well
     answered: ClassVar[bool] = True  # a sample needs an answer
@@ -241,15 +242,17 @@ class DialogueRecipe(Recipe):
             wholes.append(prompt + max(answers, default=0))
         (limit, key), longest = self.longest_prompt(config), self.sequence(config)
         notes = []
-        if told := too_long(prompts, of, limit, exact=exact):
+        if excess := too_long(prompts, of, limit, exact=exact):
             then = "left out" if self.data.bad == "skip" else "an error (data.bad=skip leaves them out)"
-            notes.append(f"{told[0]} prompts have no room in {key}, and are {then}; the longest: {told[1]:,}")
+            notes.append(
+                f"{excess[0]} prompts have no room in {key}, and are {then}; the longest: {excess[1]:,}"
+            )
         fits = [whole for prompt, whole in zip(prompts, wholes, strict=True) if prompt <= limit]
         count = round(of * len(fits) / len(prompts)) if prompts else 0
-        if self.answered and (told := too_long(fits, count, longest, exact=exact)):
+        if self.answered and (excess := too_long(fits, count, longest, exact=exact)):
             notes.append(
-                f"{told[0]} samples are longer than data.sequence={longest:,} tokens and lose the end of "
-                f"an answer; the longest has {told[1]:,}"
+                f"{excess[0]} samples are longer than data.sequence={longest:,} tokens and lose the end of "
+                f"an answer; the longest has {excess[1]:,}"
             )
         return notes
 
@@ -291,18 +294,6 @@ class DialogueRecipe(Recipe):
 # The samples of files: read, mixed, held out, split.
 
 
-@dataclass(frozen=True)
-class Samples:
-    """What is trained on, what is held out, which rows were left out, where it all is from, and what of it is
-    changed or left out, for people."""
-
-    train: list[Dialogue]
-    held_out: list[Dialogue]
-    skipped: Skipped = field(default_factory=Skipped)
-    about: str = ""
-    notes: tuple[str, ...] = ()
-
-
 def kept_texts(sample: Dialogue) -> list[str]:
     """The texts of its prompt that are in its tokens whatever the chat template is: a template may leave out
     what an assistant said before, and trims."""
@@ -317,7 +308,7 @@ def texts_of(sample: Dialogue) -> list[str]:
     return [*(turn.text for turn in sample.turns), *answers]
 
 
-def load_samples(recipe: DialogueRecipe, hub: Any = None) -> Samples:
+def load_samples(recipe: DialogueRecipe, hub: Any = None) -> LoadedSamples[Dialogue]:
     """The recipe's samples. `hub`: reads one that has a hub name, (source, wanted, skip, splits) -> (train,
     held out, notes). Raises DataError with the file and the line."""
     data, wanted = recipe.data, recipe.wanted
@@ -333,14 +324,14 @@ def load_samples(recipe: DialogueRecipe, hub: Any = None) -> Samples:
             notes += unused_note(files)
             notes += unread_note(files.train[0], partial(fields_read, wanted=wanted), wanted.fields)
         else:
-            train, held, told = hub(source, wanted, skip, recipe.splits)
-            notes += told
+            train, held, more = hub(source, wanted, skip, recipe.splits)
+            notes += more
             abouts.append(str(source.name))
         if not held:
             count = len(train)
             train, held = parted(train, data.validation_fraction, recipe.train.seed, abouts[-1])
-            told = held_note(len(held), count, data.validation_fraction)
-            notes += [f"{Path(abouts[-1]).name}: {each}" for each in told] if data.mix else told
+            more = held_note(len(held), count, data.validation_fraction)
+            notes += [f"{Path(abouts[-1]).name}: {each}" for each in more] if data.mix else more
         trains.append(train)
         helds.append(held)
     train = mixed(trains, [source.share for source in data.sources()])
@@ -350,18 +341,18 @@ def load_samples(recipe: DialogueRecipe, hub: Any = None) -> Samples:
             f"the shares of data.mix leave out {given - len(train):,} of {given:,} training samples; without "
             "shares all are trained on"
         )
-    train, held_out, told = in_one_form(train, [each for held in helds for each in held], data.template)
+    train, held_out, more = in_one_form(train, [each for held in helds for each in held], data.template)
     part = split_part(data, train)
     if len(part) < len(train):
         notes.append(f"part {data.part} of data.split has {len(part):,} of {len(train):,} training samples")
     if data.limit is not None and data.limit < len(part):
         notes.append(f"data.limit leaves out {len(part) - data.limit:,} of {len(part):,} training samples")
-    return Samples(
+    return LoadedSamples(
         part[: data.limit],
         held_out,
         skipped,
         f"samples: {', '.join(abouts)}",
-        (*notes, *told),
+        (*notes, *more),
     )
 
 
@@ -380,8 +371,8 @@ def in_one_form(
             return each
         return replace(each, turns=(*each.turns[:-1], Turn(USER, each.question)))
 
-    told = f"the plain text of {counted(texts, 'prompt')} is taken as a user's message"
-    why = [f"{told}, as the other prompts are messages"] if mixes else []
+    what = f"the plain text of {counted(texts, 'prompt')} is taken as a user's message"
+    why = [f"{what}, as the other prompts are messages"] if mixes else []
     return [spoken(each) for each in train], [spoken(each) for each in held_out], why
 
 
@@ -409,11 +400,11 @@ def mixed(sets: Sequence[list[Dialogue]], shares: Sequence[float | None]) -> lis
     parts = [len(part) if whole else share or 1.0 for part, share in zip(sets, shares, strict=True)]
     unit = min((len(part) / share for part, share in zip(sets, parts, strict=True) if share), default=0.0)
     dice = random.Random(SPLIT_SEED)
-    found: list[Dialogue] = []
+    chosen: list[Dialogue] = []
     for part, share in zip(sets, parts, strict=True):
-        found += dice.sample(part, min(len(part), round(unit * share)))
-    dice.shuffle(found)
-    return found
+        chosen += dice.sample(part, min(len(part), round(unit * share)))
+    dice.shuffle(chosen)
+    return chosen
 
 
 def split_part(data: DialogueData, samples: list[Dialogue]) -> list[Dialogue]:

@@ -28,7 +28,7 @@ PLAIN = (
 
 
 @dataclass(frozen=True)
-class Part:
+class TokenPart:
     """Tokens of one piece of a sample; `learned`: they are an answer's."""
 
     tokens: list[int]
@@ -60,16 +60,16 @@ class Templates:
             return [*self._tokens(text), self.end]
         return self._rendered(turns, text)[-1].tokens
 
-    def parts(self, sample: Dialogue) -> list[Part]:
+    def parts(self, sample: Dialogue) -> list[TokenPart]:
         """A sample's pieces in order: what is learned of several turns are all answers."""
         if sample.turns[0].role == TEXT:
             return [
-                Part(self.prompt(sample.turns), False),
-                Part(self.answer(sample.turns, sample.answer or ""), True),
+                TokenPart(self.prompt(sample.turns), False),
+                TokenPart(self.answer(sample.turns, sample.answer or ""), True),
             ]
         return self._rendered(sample.turns, sample.answer or "")
 
-    def _rendered(self, turns: Sequence[Turn], answer: str | None) -> list[Part]:
+    def _rendered(self, turns: Sequence[Turn], answer: str | None) -> list[TokenPart]:
         """Messages through the template, cut where answers begin and end. `answer`: the last one; None: it is
         still to come. Raises DataError where the template changes what it has already written."""
         messages = [{"role": turn.role, "content": turn.text} for turn in turns]
@@ -81,11 +81,11 @@ class Templates:
                 continue
             before = self._render(messages[:index], ask=True)
             after = self._render(messages[: index + 1], ask=False)
-            said, rest = self._ended(self._new(before, after))
-            parts += [Part([*over, *self._new(done, before)], False), Part(said, True)]
+            spoken, rest = self._ended(self._new(before, after))
+            parts += [TokenPart([*over, *self._new(done, before)], False), TokenPart(spoken, True)]
             done, over = after, rest
         if answer is None:
-            parts.append(Part([*over, *self._new(done, self._render(messages, ask=True))], False))
+            parts.append(TokenPart([*over, *self._new(done, self._render(messages, ask=True))], False))
         return parts
 
     def _new(self, before: str, after: str) -> list[int]:
@@ -140,12 +140,12 @@ def with_template(tokenizer: Any, *, chat: bool, template: str) -> list[str]:
         tokenizer.chat_template = PLAIN
     end = closing(tokenizer) if chat else None
     if end not in (None, tokenizer.eos_token_id):
-        told = tokenizer.convert_ids_to_tokens(end)
+        ending = tokenizer.convert_ids_to_tokens(end)
         notes.append(
-            f"the chat template ends an answer with {told}, and the tokenizer a text with "
-            f"{tokenizer.eos_token}: {told} is the end of an answer, of the saved tokenizer as well"
+            f"the chat template ends an answer with {ending}, and the tokenizer a text with "
+            f"{tokenizer.eos_token}: {ending} is the end of an answer, of the saved tokenizer as well"
         )
-        tokenizer.eos_token = told
+        tokenizer.eos_token = ending
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token
     return notes
@@ -153,9 +153,9 @@ def with_template(tokenizer: Any, *, chat: bool, template: str) -> list[str]:
 
 def closing(tokenizer: Any) -> int | None:
     """The special token that the chat template puts behind an answer; None: none."""
-    said = [{"role": "user", "content": "question"}, {"role": ASSISTANT, "content": "answer"}]
+    example = [{"role": "user", "content": "question"}, {"role": ASSISTANT, "content": "answer"}]
     try:
-        text: str = tokenizer.apply_chat_template(said, tokenize=False)
+        text: str = tokenizer.apply_chat_template(example, tokenize=False)
     except Exception:  # a template is a program that may refuse this; real samples say what is wrong
         return None
     special = {number for number, token in tokenizer.added_tokens_decoder.items() if token.special}
@@ -268,7 +268,7 @@ def pairs(samples: Sequence[Dialogue], templates: Templates, fitting: Fitting, e
 
 
 @dataclass(frozen=True)
-class PairCollator:
+class PreferenceCollator:
     """Rows -> (2 x batch, length): the chosen answers, then the rejected ones, as TRL's trainers want them.
 
     A row that only fills up a held-out batch has nothing in its completion_mask.
@@ -326,14 +326,14 @@ def packed(rows: Rows, sequence: int) -> Rows:
         length = rows.lengths[index]
         left = next((left for left in range(length, sequence + 1) if by_room[left]), None)
         if left is None:
-            found = len(bins)
+            number = len(bins)
             bins.append([])
             room.append(sequence)
         else:
-            found = by_room[left].popleft()
-        bins[found].append(index)
-        room[found] -= length
-        by_room[room[found]].append(found)
+            number = by_room[left].popleft()
+        bins[number].append(index)
+        room[number] -= length
+        by_room[room[number]].append(number)
     made = []
     for members in bins:
         inputs = [token for index in members for token in rows[index]["input_ids"]]

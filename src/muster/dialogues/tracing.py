@@ -1,4 +1,4 @@
-"""Workloads of prompts and answers, as they are traced: log-probabilities by TRL's tiles, and rewards."""
+"""Workloads of prompts and answers, as they are traced: tokens, log-probabilities by TRL's tiles, rewards."""
 
 from __future__ import annotations
 
@@ -37,11 +37,11 @@ def _reward_model(context: Context, request: TraceRequest, config: dict[str, Any
     return make_reward_model(context, Vocabulary(config))
 
 
-def batches_of(sequences: int) -> Callable[[TraceRequest, Any, int], Inputs]:
-    """As dialogues/tokens.py collates. `sequences`: of a sample."""
+def batches_of(sequences: int, *more: str) -> Callable[[TraceRequest, Any, int], Inputs]:
+    """As dialogues/tokens.py collates. `sequences`: of a sample; `more`: names of further tensors."""
 
     def batch(request: TraceRequest, model: Any, samples: int) -> Inputs:
-        names = ("input_ids", "attention_mask")
+        names = ("input_ids", *more, "attention_mask")
         return {name: tokens_of(samples * sequences, request.tokens) for name in names}
 
     return batch
@@ -55,8 +55,8 @@ def _reward_loss(forward: Callable[..., Any], inputs: Inputs) -> torch.Tensor:
 
 def _log_probs_loss(forward: Callable[..., Any], inputs: Inputs) -> torch.Tensor:
     """What all objectives rest on; what they make of it is small."""
-    found: torch.Tensor = forward(**inputs, labels=inputs["input_ids"], fused_lm_head=True).log_probs
-    return -found.sum()
+    sums: torch.Tensor = forward(**inputs, labels=inputs["input_ids"], fused_lm_head=True).log_probs
+    return -sums.sum()
 
 
 @contextmanager
@@ -94,12 +94,7 @@ def _changed(stack: ExitStack, module: Any, name: str, value: Any) -> None:
     setattr(module, name, value)
 
 
-REWARDED = TraceTask(
-    _reward_model, batches_of(2), lengths=("tokens",), masked=True, sequences=2, loss=_reward_loss
-)
-
-
-def compared(sequences: int) -> TraceTask:
+def _compared(sequences: int) -> TraceTask:
     """A decoder that is trained by log-probabilities. `sequences`: of a sample."""
     return TraceTask(
         _compared_model,
@@ -111,3 +106,10 @@ def compared(sequences: int) -> TraceTask:
         tile=chunked_logprob.TOKEN_CHUNK_SIZE,
         within=_tiles,
     )
+
+
+LEARNED = TraceTask(make_decoder, batches_of(1, "labels"), lengths=("tokens",), masked=True, moved=True)
+REWARDED = TraceTask(
+    _reward_model, batches_of(2), lengths=("tokens",), masked=True, sequences=2, loss=_reward_loss
+)
+PAIRS, ANSWERS = _compared(2), _compared(1)

@@ -17,7 +17,7 @@ from muster.core.errors import JobError, UsageError
 from muster.core.fabric.asked import Asked
 from muster.core.fabric.busbw import algbw
 from muster.core.fabric.figures import Event, Reader
-from muster.core.fabric.result import Copy, Disk, Fabric, FabricHost, MpiHello, Rendezvous, spread
+from muster.core.fabric.result import Copy, Disk, FabricHost, GroupFabric, MpiHello, Rendezvous, spread
 from muster.core.inventory import Host, Inventory
 from muster.core.job import Facts, Placement, place
 from muster.core.launch import Launch
@@ -197,10 +197,10 @@ class Collector:
         hosts = sorted({self.told.host_of(rank) for rank in left})
         return f"timeout: no more messages from {', '.join(hosts)}"
 
-    def result(self, outcome: Outcome, seconds: float, hello: MpiHello | None) -> Fabric:
+    def result(self, outcome: Outcome, seconds: float, hello: MpiHello | None) -> GroupFabric:
         """Everything together. An event of another shape than expected is noted and left out."""
         read = Reader(self.places, self.device, self.told.events)
-        return Fabric(
+        return GroupFabric(
             hosts=[self._host(each, read) for each in self.places],
             world_size=self.world_size,
             device="cuda" if self.device == "cuda" else "cpu",
@@ -294,7 +294,7 @@ def measure(
     watch: Watcher = nobody,
     stop: Callable[[], str | None] = never,
     shell: Shell | None = None,
-) -> Fabric:
+) -> GroupFabric:
     """Ask all questions of all hosts at once. Of the recipe only `launch` counts.
 
     What fails on the way stands in the result's `failures`, beside everything that was measured until then.

@@ -8,12 +8,12 @@ from muster.core.result import Failure, Result
 from muster.core.state import State
 from muster.fabric.blame import Endings
 from muster.reports.fabric_tables import files
-from muster.results.fold import Folder
+from muster.results.fold import EventFold
 from muster.store.atomic import write_text
 from muster.store.runfolder import RunFolder
 
 
-def judged(result: Result, folder: Folder, job: Job) -> Result:
+def judged(result: Result, folder: EventFold, job: Job) -> Result:
     """Whoever others missed is to blame for a failure; wrong values are one, however smoothly they came."""
     endings = Endings(job.placements, list(folder.measured), {})
     if result.status is State.FAILED and result.failure is not None:

@@ -120,7 +120,7 @@ class Sign:
     code: str | None = None  # an exception's: where in the program it was raised
 
 
-class Spot(Protocol):
+class LineSpot(Protocol):
     """Where a line stands, and what can be told from that."""
 
     @property
@@ -163,8 +163,8 @@ class Signs:
     elastic_rank: int | None = None
     root: bool = False  # the account of the process that failed first begins
     first: int | None = None  # its rank
-    spot: Spot | None = None  # of the line that is looked at
-    onward: Spot | None = None  # of the last mark of progress
+    spot: LineSpot | None = None  # of the line that is looked at
+    onward: LineSpot | None = None  # of the last mark of progress
     last: str = ""  # the last sign of any kind
     last_number: int = 0
     marked: bool = False  # it tells its steps

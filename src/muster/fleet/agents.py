@@ -18,7 +18,7 @@ from typing import Any, Generic, TypeVar
 from muster.core.job import Placement
 from muster.core.launch import Launch
 from muster.fleet.addresses import own_addresses
-from muster.fleet.connection import NOISE, Connection, Lines
+from muster.fleet.connection import NOISE, Connection, LineSplitter
 from muster.fleet.launchers.base import Home, Request
 from muster.fleet.listener import Door, Guest
 from muster.fleet.messages import Check
@@ -258,7 +258,7 @@ class _Starter:
         self.descriptors = [process.stdout.fileno(), process.stderr.fileno()]
         self.open = set(self.descriptors)
         self._output = self.descriptors[0]
-        self._lines = {descriptor: Lines(1 << 16) for descriptor in self.descriptors}
+        self._lines = {descriptor: LineSplitter(1 << 16) for descriptor in self.descriptors}
         names = "|".join(sorted(map(re.escape, request.hosts), key=len, reverse=True))
         self._names = re.compile(rf"(?<![\w.-])({names})(?![\w-]|\.\w)")
         for descriptor in self.descriptors:

@@ -21,7 +21,7 @@ _NOISE = 1 << 16  # bytes of one that is not
 NOISE = ("Warning: Permanently added", "srun: cluster configuration lacks support for cpu binding")
 
 
-class Lines:
+class LineSplitter:
     """Whole lines out of bytes as they come. Of a line longer than `most`, only the beginning is kept,
     so that it costs no more time than its bytes."""
 
@@ -83,7 +83,7 @@ class Connection:
         self.heard = time.monotonic()
         self.output_closed = False
         self._input_closed = False
-        self._lines = (Lines(LONGEST), Lines(_NOISE))  # output, errors
+        self._lines = (LineSplitter(LONGEST), LineSplitter(_NOISE))  # output, errors
 
     @property
     def greeted(self) -> bool:

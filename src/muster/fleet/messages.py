@@ -211,20 +211,17 @@ _JOB: dict[str, type[_Message]] = {
 }
 
 
-class _Reply(_Message):
-    id: int
-
-
-class _Progress(_Message):
-    text: str
-
-
-_PROVISION: dict[str, type[_Message]] = {"reply": _Reply, "progress": _Progress, "beat": _Message}
-
-
 def of_job(place: Placement, message: Mapping[str, Any]) -> None:
     """What the agent of a job says. Raises ValueError."""
-    _check(_JOB, message)
+    kind = _JOB.get(str(message["m"]))
+    if kind is None:
+        raise ValueError(f"{str(message['m'])[:40]!r} is the name of no message")
+    try:
+        kind.model_validate(message)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        where = ".".join(str(part) for part in first["loc"])[:200]
+        raise ValueError(f"{message['m']}: {where}: {first['msg'].lower()}") from None
     ranks = [message.get("rank"), *(each[0] for each in message.get("pulses", ()))]
     ranks += message.get("ungrouped", ())
     if message["m"] == "looked":
@@ -234,20 +231,3 @@ def of_job(place: Placement, message: Mapping[str, Any]) -> None:
             raise ValueError(f"{message['m']}: rank {rank} is not on that host")
     if message["m"] == "hello" and place.first_rank == 0 and "port" not in message["facts"]:
         raise ValueError("hello: facts.port: field required")
-
-
-def of_provision(place: Placement, message: Mapping[str, Any]) -> None:
-    """What the program of `muster prepare` says. Raises ValueError."""
-    _check(_PROVISION, message)
-
-
-def _check(kinds: Mapping[str, type[_Message]], message: Mapping[str, Any]) -> None:
-    kind = kinds.get(str(message["m"]))
-    if kind is None:
-        raise ValueError(f"{str(message['m'])[:40]!r} is the name of no message")
-    try:
-        kind.model_validate(message)
-    except ValidationError as error:
-        first = error.errors(include_url=False, include_input=False)[0]
-        where = ".".join(str(part) for part in first["loc"])[:200]
-        raise ValueError(f"{message['m']}: {where}: {first['msg'].lower()}") from None

@@ -202,7 +202,7 @@ class Stand:
 
 
 @dataclass(frozen=True)
-class Finding:
+class HangFinding:
     """`hangs`: false where something goes on still, so that it is looked at again later. `culprits`: whom the
     others wait for; `hosts`: those that it is about where no rank is to blame; `certain`: that witnesses
     agree on them."""
@@ -301,7 +301,9 @@ class _Case:
         return None
 
 
-def judge(stands: Sequence[Stand], *, stepping: bool, looks: Mapping[str, Looked] | None = None) -> Finding:
+def judge(
+    stands: Sequence[Stand], *, stepping: bool, looks: Mapping[str, Looked] | None = None
+) -> HangFinding:
     """What keeps the ranks. `stands`: all of them; `stepping`: they have done steps before, so that to
     compute the same for so long is no beginning; `looks`: what else their hosts have found."""
     looks = looks or {}
@@ -309,7 +311,7 @@ def judge(stands: Sequence[Stand], *, stepping: bool, looks: Mapping[str, Looked
     case = _Case(stands, looks)
     case.hear_the_recorder()
     if any(each.goes_on for each in stands):
-        return Finding(False, "collectives go on")
+        return HangFinding(False, "collectives go on")
     held = [each for each in stands if each.kind in ("stopped", "traced")]
     if held:
         return _named(case, held, {"the kernel": held}, xid)
@@ -333,7 +335,7 @@ def judge(stands: Sequence[Stand], *, stepping: bool, looks: Mapping[str, Looked
     # Of who did not answer nobody knows whether the others, and the suspects with them, wait for it.
     unheard = [each for each in outside if each.last is None]
     if any(_alive(each, stepping=stepping) for each in (*suspects, *unheard)):
-        return Finding(False, "; ".join(f"{each} {each.does()}" for each in suspects[:3]))
+        return HangFinding(False, "; ".join(f"{each} {each.does()}" for each in suspects[:3]))
     return _named(case, suspects, {name: accused for name, accused in by_witness.items() if accused}, xid)
 
 
@@ -344,7 +346,7 @@ def _alive(stand: Stand, *, stepping: bool) -> bool:
 
 def _named(
     case: _Case, culprits: Sequence[Stand], by_witness: Mapping[str, Sequence[Stand]], xid: Iterable[str]
-) -> Finding:
+) -> HangFinding:
     """The others wait for these."""
     sets = [frozenset(each.rank for each in accused) for accused in by_witness.values()]
     # Who is missed and waits in nothing is a cause, whatever its stack looks like.
@@ -367,7 +369,7 @@ def _named(
         words = (
             f"witnesses disagree on who keeps the others: {'; '.join(witnesses[: len(by_witness)])}; {words}"
         )
-    return Finding(
+    return HangFinding(
         True,
         f"{words}{more}{others}",
         tuple(culprits),
@@ -380,7 +382,7 @@ def _named(
 
 def _parted(
     pairs: Sequence[tuple[str, str]], case: _Case, others: Sequence[Stand], xid: Iterable[str]
-) -> Finding:
+) -> HangFinding:
     """What the hosts send is not answered: one host where all these pairs have one in common, else links."""
     common = set.intersection(*map(set, pairs)) if len(pairs) > 1 else set()
     seen = [f"the kernel: between {one} and {other} data are sent again and again" for one, other in pairs]
@@ -397,7 +399,7 @@ def _parted(
     apart = [each for each in others if not each.on_the_network]
     if apart:
         words = f"witnesses disagree: {words}; but {'; '.join(f'{each} {each.does()}' for each in apart[:3])}"
-    return Finding(
+    return HangFinding(
         True,
         f"{words}{_waits(case.waiting, '')}",
         hosts=named,
@@ -427,13 +429,13 @@ def _hint(culprit: Stand) -> str | None:
     }.get(culprit.kind, "hang.json in the run folder has every rank's stacks")
 
 
-def _apart(apart: Mapping[str, Sequence[Stand]], case: _Case) -> Finding:
+def _apart(apart: Mapping[str, Sequence[Stand]], case: _Case) -> HangFinding:
     """Ranks came to different collectives: a bug of the program. Few against many are named."""
     ordered = sorted(apart.items(), key=lambda each: len(each[1]))
     few, many = ordered[0][1], ordered[-1][1]
     words = "; ".join(f"{_ranks(ranks)}: {what}" for what, ranks in ordered[:4])
     named = tuple(few) if len(few) < len(many) else ()
-    return Finding(
+    return HangFinding(
         True,
         f"ranks wait for each other in different collectives: {words}",
         named,
@@ -449,7 +451,7 @@ def _ranks(stands: Sequence[Stand]) -> str:
     return f"rank{'s' if len(stands) > 1 else ''} {numbers}{', ...' if len(stands) > 8 else ''}"
 
 
-def _all_wait(case: _Case, xid: Iterable[str]) -> Finding:
+def _all_wait(case: _Case, xid: Iterable[str]) -> HangFinding:
     waiting = tuple(each.rank for each in case.waiting)
     driver = tuple(f"the NVIDIA driver: {each}" for each in xid)
     begun: dict[frozenset[tuple[str, int]], list[Stand]] = {}
@@ -464,7 +466,7 @@ def _all_wait(case: _Case, xid: Iterable[str]) -> Finding:
         # Of two kinds of ranks each of which misses the other: the few.
         few, *_, many = sorted(begun.values(), key=len) if len(begun) == 2 else ([], [])
         circle = len(few) < len(many) and all(each.rank in case.missed for each in case.waiting)
-        return Finding(
+        return HangFinding(
             True,
             f"ranks wait for each other at different places: {words}",
             tuple(few) if circle else (),
@@ -474,7 +476,7 @@ def _all_wait(case: _Case, xid: Iterable[str]) -> Finding:
             hint=_APART,
         )
     at = next((each.line for each in case.waiting if each.line), None)
-    return Finding(
+    return HangFinding(
         True,
         f"all ranks wait in the same collective{f' at {at}' if at else ''}: nothing arrives between them",
         waiting=waiting,
@@ -483,11 +485,11 @@ def _all_wait(case: _Case, xid: Iterable[str]) -> Finding:
     )
 
 
-def _without_others(stands: Sequence[Stand], stepping: bool) -> Finding:
+def _without_others(stands: Sequence[Stand], stepping: bool) -> HangFinding:
     """Nobody is seen to wait for another one: each for itself."""
     stuck = [each for each in stands if each.kind in ("idle", "disk", "absent", "busy")]
     if not stepping or len(stuck) < len(stands) or not any(each.look for each in stands):
-        return Finding(False, "nothing shows that a rank waits for another one")
+        return HangFinding(False, "nothing shows that a rank waits for another one")
     there = [each for each in stuck if each.look]  # nobody waits for who has ended
     words = "; ".join(f"{each} {each.does()}" for each in there[:3])
-    return Finding(True, words, tuple(there), certain=len(there) == 1, hint=_hint(there[0]))
+    return HangFinding(True, words, tuple(there), certain=len(there) == 1, hint=_hint(there[0]))

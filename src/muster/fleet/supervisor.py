@@ -19,7 +19,7 @@ from types import ModuleType, TracebackType
 from typing import Any, TypeVar
 
 from muster.agent import look
-from muster.core.errors import HostError, InventoryError, RecipeError, UsageError, refused
+from muster.core.errors import HostError, InventoryError, JobError, RecipeError, UsageError, refused
 from muster.core.job import Placement
 from muster.core.launch import Launch
 from muster.core.result import Failure
@@ -33,7 +33,7 @@ from muster.store.tree import Tree
 
 T = TypeVar("T")
 
-_PIECE, _QUEUED = 1 << 20, 4 << 20  # bytes of a file in a message; bytes that wait for a host to take them
+_PIECE, _QUEUED = 1 << 18, 4 << 20  # bytes of a file in a message; bytes that wait for a host to take them
 
 _LOOKING = 100.0  # seconds that an agent gets to find out what its host has: a driver may take a minute
 _AT_MOST = 64  # hosts that are asked whether they can be reached, where one process did not say
@@ -80,9 +80,16 @@ class Supervisor:
     """A context manager: when it is left, every agent was told to stop and has left, or was given up."""
 
     def __init__(
-        self, places: tuple[Placement, ...], launcher: ModuleType, launch: Launch, job_id: str, shell: Shell
+        self,
+        places: tuple[Placement, ...],
+        launcher: ModuleType,
+        launch: Launch,
+        job_id: str,
+        shell: Shell,
+        stop: Callable[[], str | None] = lambda: None,
     ) -> None:
-        self.launch, self.launcher, self.shell = launch, launcher, shell
+        """`stop`: a text ends what comes before the start; then `Listener.tick` is asked."""
+        self.launch, self.launcher, self.shell, self.stop = launch, launcher, shell, stop
         self.fleet = Fleet(places, launcher, launch, job_id, shell, agent_source(), of_job)
         self.links = self.fleet.links
         self.left = False
@@ -139,9 +146,15 @@ class Supervisor:
                     self.fleet.give_up(link, f"reached, and did not say what it has within {_LOOKING:g} s")
                 elif not link.greeted and self.fleet.overdue(link, patience):
                     self.fleet.give_up(link, f"no answer within {patience:g} s")
-            self.fleet.turn(self._note)
+            self._turn()
         self._raise_refusals()
         return {link.place.host: dict(link.facts or {}) for link in self.links}
+
+    def _turn(self) -> None:
+        """One look at the connections. Raises JobError where the job was stopped."""
+        self.fleet.turn(self._note)
+        if why := self.stop():
+            raise JobError(why)
 
     def meanwhile(self, work: Callable[[], T]) -> T:
         """What `work` returns or raises, done beside the hosts that were greeted: an agent that hears nothing
@@ -191,7 +204,7 @@ class Supervisor:
             link.heard = time.monotonic()
             link.tell("tree", files=files)
         while not all(link.brought for link in links):
-            self.fleet.turn(self._note)
+            self._turn()
             for link in links:
                 silent = time.monotonic() - link.heard
                 if not link.brought and silent > self.launch.lease and not link.sending:

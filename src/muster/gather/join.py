@@ -3,23 +3,14 @@ runs where there is no Muster."""
 
 from __future__ import annotations
 
-import ipaddress
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
 from importlib import resources
+from typing import Any
 
 from muster.agent import member
 from muster.core.errors import HostError, JobError, UsageError
 from muster.core.inventory import MAX_SLOTS
 from muster.core.units import check_seconds
-
-
-@dataclass(frozen=True)
-class Joined:
-    """The head's last word: what it calls this machine, and how many are in."""
-
-    name: str
-    members: int
 
 
 def script() -> str:
@@ -32,13 +23,12 @@ def join(
     token: str,
     *,
     slots: int | None = None,
-    ssh_port: int = 22,
-    user: str | None = None,
-    addresses: Sequence[str] = (),
+    address: str = "",
     timeout: float = 600.0,
     say: Callable[[str], None] = lambda text: None,
-) -> Joined:
-    """Register at `HEAD[,HEAD...]:PORT`, trying until somebody answers there, and wait until all have come.
+) -> dict[str, Any]:
+    """Register at `HEAD[,HEAD...]:PORT`, trying until somebody answers there, and wait until all have come ->
+    what the head calls this machine (`name`), and how many are in (`members`).
 
     Raises UsageError (bad input, another token), JobError (the head says no) and HostError (not in time).
     """
@@ -50,18 +40,9 @@ def join(
         ) from None
     if slots is not None and not 1 <= slots <= MAX_SLOTS:
         raise UsageError(f"slots must be from 1 to {MAX_SLOTS}, not {slots}")
-    if not 1 <= ssh_port <= 65535:
-        raise UsageError(f"{ssh_port} is not a port", hint="ports go from 1 to 65535")
     check_seconds(timeout, "--timeout")
-    for address in addresses:
-        try:
-            ipaddress.ip_address(address.partition("%")[0])
-        except ValueError:
-            raise UsageError(f"{address!r} is not an IP address", where="--address") from None
     try:
-        last = member.join(
-            heads, port, token, lambda: member.about(slots, ssh_port, user, list(addresses)), timeout, say
-        )
+        return member.join(heads, port, token, member.about(slots, address), timeout, say)
     except member.Rejected as error:
         if error.wrong_token:
             raise UsageError(
@@ -74,4 +55,3 @@ def join(
         raise HostError(
             str(error), where=head, hint="check that the head is up and that no firewall blocks it"
         ) from None
-    return Joined(str(last.get("name")), int(last.get("members", 0)))

@@ -43,10 +43,8 @@ def head_token(file: Path | None) -> Token:
     return Token(text, f"{VARIABLE}={text} ")
 
 
-def member_token(given: str | None, file: Path | None) -> str:
-    """The token from an option, a file or the environment, in this order. Raises UsageError."""
-    if given is not None:
-        return _sound(given.strip(), "--token")
+def member_token(file: Path | None) -> str:
+    """The token from a file or the environment. Raises UsageError."""
     if file is not None:
         return _read(file)
     text = os.environ.get(VARIABLE, "").strip()

@@ -8,13 +8,14 @@ import pwd
 import re
 import stat
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from muster.core import families
-from muster.core.errors import DataError, RecipeError
+from muster.core.errors import DataError, ReaderMissingError, RecipeError
 from muster.core.inventory import MOUNTED, Inventory, read_inventory
 from muster.core.job import Decision
 from muster.core.promises import held_module
@@ -103,11 +104,7 @@ def _implied(overrides: Sequence[str]) -> list[str]:
 def check(recipe: Recipe, inventory: Inventory) -> Inputs:
     """The launcher, the environment, and whether recipe and data make sense here."""
     recipe = with_values(recipe)
-    own = recipe.launch.ssh_options
-    if inventory.ssh_config and not any(word.startswith("-F") for word in own):
-        options = {"ssh_options": ["-F", inventory.ssh_config, *own]}
-        recipe = recipe.model_copy(update={"launch": recipe.launch.model_copy(update=options)})
-    if inventory.launcher == "local" and own and not inventory.pretend:
+    if inventory.launcher == "local" and recipe.launch.ssh_options and not inventory.pretend:
         inventory = replace(inventory, launcher="ssh")  # localhost, such as a container behind a port
     name = recipe.launch.launcher if recipe.launch.launcher != "auto" else inventory.launcher
     if inventory.pretend and name != "local":
@@ -217,7 +214,9 @@ def check_data(recipe: Recipe, *, here: bool) -> Survey | None:
         if here:
             raise DataError("no such data", where=str(path), hint="data.path=FILE or FOLDER")
         path = None  # on the hosts, whose ranks will say so if it is not
-    return recipe.check_data(path, model_config(recipe) or {})
+    with suppress(ReaderMissingError):  # ranks have the reader, and say what is wrong
+        return recipe.check_data(path, model_config(recipe) or {})
+    return None
 
 
 PASSED = ("NCCL_", "UCX_", "GLOO_", "MV2_")  # as Slurm and DeepSpeed's launcher pass them on

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from muster.core import families
-from muster.core.errors import RecipeError, UsageError
+from muster.core.errors import ReaderMissingError, RecipeError, UsageError
 from muster.core.hardware.devices import ambiguous
 from muster.core.hardware.machines import Machines, parse_parts
 from muster.core.job import Decision, Facts, place
@@ -163,9 +163,12 @@ def plan_first(inputs: Inputs, facts: Facts, chosen: Chosen | None = None) -> De
 
 
 def survey_of(inputs: Inputs) -> Survey:
-    """The data as ranks will read them. Raises DataError."""
+    """The data as ranks will read them; a note where this machine lacks the reader. Raises DataError."""
     config, checked = whole_config(inputs.recipe), inputs.checked
-    return inputs.recipe.survey(config, checked) if checked else inputs.recipe.survey(config)
+    try:
+        return inputs.recipe.survey(config, checked) if checked else inputs.recipe.survey(config)
+    except ReaderMissingError as error:
+        return Survey(notes=(str(error),))
 
 
 def settle(inputs: Inputs, model: MachineModel, tracer: Tracer | None) -> Decided:

@@ -1,11 +1,11 @@
-"""Provision's plan: what the hosts of a recipe need, from the recipe, the options and this machine."""
+"""What the hosts of one or more recipes need, from the recipes, the options and this machine."""
 
 from __future__ import annotations
 
-import hashlib
 import json
+import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ from muster.core.recipe import Recipe
 from muster.core.recipes import WORDS
 from muster.inputs.read import Inputs
 from muster.prepare.pinned import Pinned, pinned_here, read_requirements
-from muster.prepare.session import PackedFile
+from muster.store.tree import fingerprint
 
 
 @dataclass(frozen=True)
@@ -36,6 +36,16 @@ class Options:
 
 
 @dataclass(frozen=True)
+class LocalFile:
+    """A file of this machine that hosts get at the same path. `what`: the path in a recipe that it is of."""
+
+    path: Path
+    what: str
+    size: int
+    changed: int  # nanoseconds since 1970
+
+
+@dataclass(frozen=True)
 class PreparePlan:
     """What is to be done, as data: a dry run prints it."""
 
@@ -43,49 +53,84 @@ class PreparePlan:
     key: str
     venv: str | None
     cache: str
-    wheels: tuple[PackedFile, ...]
-    local: tuple[str, ...]  # paths of this machine that the recipe names
+    wheels: tuple[tuple[Path, str, int], ...]  # each with its SHA-256 and bytes
+    local: tuple[str, ...]  # paths of this machine that the recipes name
     hub: tuple[tuple[str, str], ...]  # (model, tokenizer or dataset; name, a data set's as name:subset)
+    warm: tuple[Inputs, ...]  # the recipes of which a step is run
     notes: tuple[str, ...]
 
+    def files(self) -> tuple[LocalFile, ...]:
+        """All files below the local paths, links followed. Raises UsageError for what is no file."""
+        return tuple(LocalFile(*each) for what in self.local for each in _walk(Path(what), what, ()))
 
-def make_plan(inputs: Inputs, options: Options) -> PreparePlan:
-    """What is to be done, from the recipe, the options and this machine. Raises UsageError."""
+
+def make_plan(recipes: Sequence[Inputs], options: Options, later: Path | None = None) -> PreparePlan:
+    """What is to be done, from the recipes, the options and this machine. Raises UsageError.
+
+    Below `later` stand models that the steps of a pipeline will have trained by then: no host gets those.
+    """
     if options.index is not None and not re.fullmatch(r"(https?|file)://\S+", options.index):
         raise UsageError("is not an index", where=options.index, hint="--index https://HOST/simple")
     if options.kernel_cache is not None and not options.kernel_cache.startswith("/"):
         raise UsageError(
             "is not an absolute path", where=options.kernel_cache, hint="--kernel-cache /scratch"
         )
+    pinned = None
     if options.environment:
         given = options.requirements
         pinned = read_requirements(given) if given else pinned_here(options.constraints)
-    else:
-        pinned = None
     wheels = _wheels(options.wheels) if options.wheels else ()
-    key = pinned.key([(e.path, e.sha256) for e in wheels], options.python) if pinned else ""
-    cache = (inputs.recipe.launch.workdir or "~/.cache/muster").rstrip("/")
-    local, hub, notes = _needs(inputs)
+    digests = [(path.name, digest) for path, digest, _ in wheels]
+    key = pinned.key(digests, options.python) if pinned else ""
+    cache = (recipes[0].recipe.launch.workdir or "~/.cache/muster").rstrip("/")
+    local: dict[str, None] = {}
+    hub: dict[tuple[str, str], None] = {}
+    notes: dict[str, None] = {}
+    warm = []
+    for inputs in recipes:
+        names = [
+            each for each in _named(inputs.recipe) if later is None or later not in Path(each[1]).parents
+        ]
+        _add_needs(inputs, names, local, hub, notes)
+        if options.warm and inputs.recipe.trains and names == [*_named(inputs.recipe)]:
+            warm.append(inputs)  # a step of anything else is nothing that is known
     venv = (options.venv or f"{cache}/venvs/{key}") if pinned else None
-    return PreparePlan(pinned, key, venv, cache, wheels, local, hub, notes)
+    return PreparePlan(pinned, key, venv, cache, wheels, tuple(local), tuple(hub), tuple(warm), tuple(notes))
 
 
-def _needs(inputs: Inputs) -> tuple[tuple[str, ...], tuple[tuple[str, str], ...], tuple[str, ...]]:
-    """What a recipe reads: paths, things of the hub, and notes about the rest."""
-    recipe, data = inputs.recipe, inputs.recipe.data
-    local, hub, notes = [], [], []
-    for kind, name in _named(recipe):
+def _walk(path: Path, what: str, above: tuple[str, ...]) -> Iterator[tuple[Path, str, int, int]]:
+    """(path, what, bytes, time of its last change) of a file, or of all below a folder."""
+    if path.is_dir():
+        real = os.path.realpath(path)
+        for each in sorted(path.iterdir()) if real not in above else ():
+            yield from _walk(each, what, (*above, real))
+        return
+    with refused(UsageError, "read", path):
+        about = path.stat()
+    if not path.is_file():
+        raise UsageError("is neither a file nor a folder", where=str(path), hint="take it out of the folder")
+    yield path, what, about.st_size, about.st_mtime_ns
+
+
+def _add_needs(
+    inputs: Inputs,
+    names: Sequence[tuple[str, str]],
+    local: dict[str, None],
+    hub: dict[tuple[str, str], None],
+    notes: dict[str, None],
+) -> None:
+    """What a recipe reads, each once: paths, things of the hub, and notes about the rest."""
+    for kind, name in names:
         whole = name.partition(":")[0] if kind == "dataset" else name
-        if whole.startswith("/") or kind == "path":
-            if not Path(whole).exists():
-                notes.append(f"{whole} is not on this machine: the hosts have to have it")
-            elif not inputs.launcher.ONE_MACHINE:
-                local.append(whole)
-        else:
-            hub.append((kind, name))
+        if not whole.startswith("/") and kind != "path":
+            hub[kind, name] = None
+        elif not Path(whole).exists():
+            notes[f"{whole} is not on this machine: the hosts have to have it"] = None
+        elif not inputs.launcher.ONE_MACHINE:
+            local[whole] = None
+    data = inputs.recipe.data
     if data.embedded and not data.source:
-        notes.append("the data is made on the spot: the first rank on each disk does that as a run begins")
-    return tuple(dict.fromkeys(local)), tuple(dict.fromkeys(hub)), tuple(notes)
+        notes["the data is made on the spot: the first rank on each disk does that as a run begins"] = None
 
 
 def _named(recipe: Recipe) -> Iterator[tuple[str, str]]:
@@ -109,52 +154,35 @@ def _named(recipe: Recipe) -> Iterator[tuple[str, str]]:
         yield "path", file
 
 
-def _wheels(folder: Path) -> tuple[PackedFile, ...]:
-    """The wheels of a folder, each below a part of its hash: the hosts' store may hold many sets."""
+def _wheels(folder: Path) -> tuple[tuple[Path, str, int], ...]:
+    """The wheels of a folder, each with its SHA-256 and bytes."""
     if not folder.is_dir():
         raise UsageError("is not a folder", where=str(folder), hint="--wheels FOLDER of *.whl files")
-    found = [make_wheel(path) for path in sorted(folder.glob("*.whl"))]
-    if not found:
+    wheels = []
+    for path in sorted(folder.glob("*.whl")):
+        with refused(UsageError, "read", path):
+            _, digest, size = fingerprint(path)
+        wheels.append((path.absolute(), digest, size))
+    if not wheels:
         raise UsageError(
             "has no wheels", where=str(folder), hint="pip download -d FOLDER, or pip wheel -w FOLDER"
         )
-    return tuple(found)
+    return tuple(wheels)
 
 
-def make_wheel(path: Path) -> PackedFile:
-    digest = hashlib.sha256()
-    with refused(UsageError, "read", path):
-        with path.open("rb") as file:
-            while data := file.read(1 << 20):
-                digest.update(data)
-        size = path.stat().st_size
-    return PackedFile(
-        f"{digest.hexdigest()[:16]}/{path.name}", size, digest.hexdigest(), source=path.absolute()
-    )
-
-
-def own_pip() -> tuple[PackedFile, ...]:
-    """The wheel of pip that this machine's Python carries, for hosts whose Python has none."""
-    import ensurepip
-
-    bundled = Path(ensurepip.__file__).parent / "_bundled"
-    found = [*bundled.glob("pip-*.whl"), *Path("/usr/share/python-wheels").glob("pip-*.whl")]
-    return (make_wheel(found[0]),) if found else ()
-
-
-def plan_as_dict(plan: PreparePlan, inputs: Inputs, options: Options) -> dict[str, Any]:
+def plan_as_dict(plan: PreparePlan, recipes: Sequence[Inputs], options: Options) -> dict[str, Any]:
     """The plan for `--dry-run`: plain data, without the password of an index."""
     return {
-        "hosts": list(inputs.inventory.names),
-        "launcher": inputs.launcher_name,
+        "hosts": list(recipes[0].inventory.names),
+        "launcher": recipes[0].launcher_name,
         "environment": plan.venv,
         "source": plan.pinned.source if plan.pinned else "as it is on the hosts",
         "requirements": list(plan.pinned.requirements) if plan.pinned else [],
         "index": re.sub(r"//[^/@]*@", "//(hidden)@", options.index) if options.index else None,
-        "wheels": [{"name": Path(e.path).name, "size": e.size, "sha256": e.sha256} for e in plan.wheels],
+        "wheels": [{"name": path.name, "size": size, "sha256": digest} for path, digest, size in plan.wheels],
         "copy": list(plan.local),
         "download": [{"kind": kind, "name": name} for kind, name in plan.hub],
-        "warm": options.warm and inputs.recipe.trains,
+        "warm": bool(plan.warm),
         "notes": list(plan.notes),
     }
 

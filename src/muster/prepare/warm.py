@@ -5,27 +5,29 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import secrets
 import signal
+import subprocess
 import sys
-import time
-from collections.abc import Mapping
+import threading
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from muster.core import families
-from muster.core.errors import HostError
+from muster.core.errors import HostError, JobError
 from muster.core.inventory import Host
 from muster.core.recipe import Recipe
 from muster.core.recipes import dump_yaml, merge, parse_override
 from muster.fleet.shell import Process, Shell
 from muster.inputs.model import is_t5, model_config
 from muster.inputs.read import Inputs
-from muster.prepare.session import Progress, Remote, Steps
+from muster.prepare.host import Progress
 from muster.store.atomic import write_text
 from muster.store.runfolder import RunFolder
 
 FOLDERS = {"TORCH_EXTENSIONS_DIR": "torch_extensions", "TRITON_CACHE_DIR": "triton"}
-AT_ONCE = 16  # jobs that this machine supervises at the same time
+_SLOTS = threading.BoundedSemaphore(16)  # jobs that this machine supervises at the same time
 SAMPLES = 256
 LAYERS: tuple[tuple[tuple[str, ...], dict[str, int]], ...] = (  # what makes a family's models one layer deep
     (families.t5.MODEL_TYPES, {"num_layers": 1, "num_decoder_layers": 1}),
@@ -88,103 +90,70 @@ def _kind(recipe: Recipe) -> str:
 
 
 class Warmer:
-    """Runs the short jobs. `folder` is this machine's, and the caller's to remove."""
+    """Runs one recipe's short job (`data`) on each host alone. `folder` is this machine's, and the caller's
+    to remove."""
 
     def __init__(
         self,
         inputs: Inputs,
-        use: list[str],
-        cache: str,
-        timeout: float,
+        data: dict[str, Any],
         folder: Path,
-        token: str,
         shell: Shell,
         progress: Progress,
+        stop: Callable[[], str | None],
     ) -> None:
-        self.inputs, self.folder, self.token = inputs, folder, token
-        self.shell, self.progress = shell, progress
-        self.data = warm_recipe(inputs, use, cache, timeout)
+        self.inputs, self.folder, self.shell, self.progress, self.stop = inputs, folder, shell, progress, stop
+        self.data = data
         self.recipe = folder / "recipe.yaml"
+        folder.mkdir(parents=True)
         write_text(self.recipe, dump_yaml(self.data), private=True)  # its env may hold secrets
-        self.running = 0
-        self.count = 0
 
-    def warm(self, remote: Remote, host: Host, digest: str, *, again: bool) -> Steps[dict[str, Any]]:
-        """The job on one host; not `again` where it was done with the same environment. Raises HostError."""
-        marker = f"warm-{self._key(digest)}"
-        noted = yield from remote.ask("noted", marker=marker)
-        if noted["content"] and not again:
-            return {"status": "present", "seconds": 0.0}
-        while self.running >= AT_ONCE:
-            yield
-        self.running += 1
-        began = time.monotonic()
-        self.count += 1
-        name = f"warm-{self.token}-{self.count}"
-        try:
-            unlocked = yield from remote.ask("unlock", env=self.data["env"])
-            self.progress(remote.host, "one step of training, to warm the kernel caches", 0, 0)
-            yield from self._train(host, name)
-        finally:
-            self.running -= 1
-        yield from remote.ask("remove", name=RunFolder(self.folder / name).elsewhere)
-        yield from remote.ask("note", marker=marker, content={"digest": digest})
-        seconds = time.monotonic() - began
-        return {"status": "warmed", "seconds": seconds, "stale_locks": unlocked["removed"]}
-
-    def _key(self, digest: str) -> str:
-        """What decides which kernels there are, and where they lie."""
+    def mark(self, digest: str, label: str) -> str:
+        """The name by which a host remembers the job: what decides which kernels there are, and where they
+        lie. `digest`: of its environment."""
         shown = ("workload", "model", "engine", "precision", "lora", "env")
-        content = [digest, *(self.data[name] for name in shown), self.data["train"]["compile"]]
-        return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:24]
+        content = [digest, label, *(self.data[name] for name in shown), self.data["train"]["compile"]]
+        return f"warm-{hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:24]}.json"
 
-    def _train(self, host: Host, name: str) -> Steps[None]:
-        """`muster train` in a process of its own: many at once do not share one interpreter."""
+    def run(self, host: Host) -> str:
+        """`muster train` in a process of its own: many at once do not share one interpreter. -> what it left
+        below the cache of the host. Raises HostError, and JobError where all is stopped."""
+        name = f"warm-{secrets.token_hex(4)}"
         hosts = "local:1" if self.inputs.launcher.ONE_MACHINE else f"{host.name}:1"
         argv = [sys.executable, "-m", "muster", "train", str(self.recipe), "--hosts", hosts]
-        process = self.shell.start([*argv, "--output", str(self.folder / name), "--json"])
-        assert process.stdin
-        process.stdin.close()
-        try:
-            said = yield from _read(process)
-        finally:
-            _stop(process)
+        with _SLOTS:
+            self.progress(host.label, "one step of training, to warm the kernel caches")
+            process = self.shell.start([*argv, "--output", str(self.folder / name), "--json"])
+            try:
+                answer = self._answer(process)
+            finally:
+                _end(process)
         if process.wait() != 0:
-            raise _failure(host.label, said)
+            raise _failure(host.label, answer)
+        return f"warm/{RunFolder(self.folder / name).elsewhere}"
+
+    def _answer(self, process: Process) -> bytes:
+        while True:
+            try:
+                return process.communicate(timeout=0.5)[0]
+            except subprocess.TimeoutExpired:
+                if why := self.stop():
+                    raise JobError(why) from None
 
 
-def _read(process: Process) -> Steps[bytes]:
-    """What the process says on its output until it ends; its progress is let pass."""
-    assert process.stdout and process.stderr
-    for stream in (process.stdout, process.stderr):
-        os.set_blocking(stream.fileno(), False)
-    said = b""
-    while True:
-        ended = process.poll() is not None
-        part = process.stdout.read(1 << 16)
-        process.stderr.read(1 << 16)
-        said += part or b""
-        if ended and not part:
-            return said
-        yield
-
-
-def _stop(process: Process) -> None:
+def _end(process: Process) -> None:
     """Ask it to end its job, and wait: it stops its ranks by itself."""
     if process.poll() is None:
         os.kill(process.pid, signal.SIGTERM)
-    process.wait()
-    for stream in (process.stdout, process.stderr):
-        if stream is not None:
-            stream.close()
+        process.communicate()
 
 
-def _failure(host: str, said: bytes) -> HostError:
+def _failure(host: str, answer: bytes) -> HostError:
     """Why the job failed, from the document that it printed."""
     try:
-        document = json.loads(said)
+        document = json.loads(answer)
         about = document.get("failure") or document["error"]
-        what, hint, known = str(about["what"] or about["message"]), about.get("hint"), about.get("id")
+        what, hint, failure = str(about["what"] or about["message"]), about.get("hint"), about.get("id")
     except (ValueError, KeyError, TypeError):
-        what, hint, known = "the job printed nothing", None, None
-    return HostError(f"one step of training failed: {what}", host=host, hint=hint, failure=known)
+        what, hint, failure = "the job printed nothing", None, None
+    return HostError(f"one step of training failed: {what}", host=host, hint=hint, failure=failure)

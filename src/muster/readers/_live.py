@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from muster.readers._mapping import Mapping
-from muster.readers._read import Feed, contradicting, ranked
+from muster.readers._read import LineFeed, contradicting, ranked
 from muster.readers.base import MeasuredWindows, Reading
 
 
@@ -35,7 +35,7 @@ class Live:
     """One stream of lines, such as a rank's output."""
 
     def __init__(self, mappings: Sequence[Mapping] = ()) -> None:
-        self.feed = Feed(mappings)
+        self.feed = LineFeed(mappings)
 
     @property
     def steps(self) -> int:

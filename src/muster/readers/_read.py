@@ -113,7 +113,7 @@ def _read_file(
     """
     whole = _Whole(blocks)
     rest: Iterator[Sequence[str]] | None = iter(whole)
-    feed, jobs = Feed(fitting, brief=brief), list[JobLog]()
+    feed, jobs = LineFeed(fitting, brief=brief), list[JobLog]()
     while rest is not None:
         rest = feed.take(rest)
         frame, found, started = feed.frame, feed.readings(), len(jobs)
@@ -224,7 +224,7 @@ def _stamp_of(lines: Iterable[str]) -> float | None:
     return next((found for line in islice(lines, STAMPED) if (found := own_stamp(line)) is not None), None)
 
 
-class Feed:
+class LineFeed:
     """Readers of one job, and what they are given."""
 
     def __init__(
@@ -235,9 +235,9 @@ class Feed:
         self.frame = frame or Frame()
         self.made = [(hints, make(self.frame, mappings)) for hints, make in _readers()]
 
-    def again(self) -> Feed:
+    def again(self) -> LineFeed:
         """For another job of the same file."""
-        return Feed(self.mappings, Frame(self.frame.later), brief=self.brief)
+        return LineFeed(self.mappings, Frame(self.frame.later), brief=self.brief)
 
     def readings(self) -> list[Reading]:
         """What was found."""

@@ -14,7 +14,7 @@ from muster.core.errors import RunFolderError, refused
 from muster.core.job import read_job
 from muster.core.result import Result
 from muster.core.state import State
-from muster.results.fold import Folder, make_result
+from muster.results.fold import EventFold, make_result
 from muster.store import events
 from muster.store.runfolder import RunFolder
 
@@ -43,7 +43,7 @@ class RunData:
     id: str
     state: State
     figures: Result | None = None  # result.json; of an unfinished run what its events come to so far
-    folder: Folder = field(default_factory=Folder)
+    folder: EventFold = field(default_factory=EventFold)
     recipe: str = ""
     plan: dict[str, Any] = field(default_factory=dict)
     job: dict[str, Any] = field(default_factory=dict)
@@ -101,9 +101,9 @@ def gather(run: RunFolder) -> RunData:
     )
 
 
-def read_stream(stream: Iterable[events.Event]) -> tuple[Folder, tuple[Prediction, ...], float | None]:
+def read_stream(stream: Iterable[events.Event]) -> tuple[EventFold, tuple[Prediction, ...], float | None]:
     """Events -> the folder, the last attempt's answers by index, and when the last event was heard."""
-    folder = Folder()
+    folder = EventFold()
     answers: dict[int, Prediction] = {}
     last: float | None = None
     for event in stream:
@@ -118,7 +118,7 @@ def read_stream(stream: Iterable[events.Event]) -> tuple[Folder, tuple[Predictio
     return folder, tuple(answers[index] for index in sorted(answers)), last
 
 
-def so_far(folder: Folder, job: dict[str, Any], last: float | None) -> Result | None:
+def so_far(folder: EventFold, job: dict[str, Any], last: float | None) -> Result | None:
     """What an unfinished run has come to. Its status stands for nothing: `RunData.state` says how it is."""
     made = read_job(job)
     if made is None or last is None:
@@ -153,7 +153,9 @@ def read_predictions(path: Path) -> tuple[tuple[Prediction, ...], int]:
     return tuple(predictions), bad
 
 
-def last_lines(run: RunFolder, folder: Folder, result: Result | None) -> tuple[str, tuple[str, ...]] | None:
+def last_lines(
+    run: RunFolder, folder: EventFold, result: Result | None
+) -> tuple[str, tuple[str, ...]] | None:
     """The log that says most of a failure, by its name, and its last lines: the log of a rank that failed,
     or else of its host, or else the one that was written last."""
     host = result.failure.host if result and result.failure else None

@@ -13,7 +13,7 @@ from operator import attrgetter
 
 from muster.core.fabric.result import Beside, FabricRun, Slowest
 from muster.core.recipe import recipe_class
-from muster.core.result import Attention, CommandRun, Flops, Quality, Result
+from muster.core.result import AttentionExtremes, CommandRun, Flops, Quality, Result
 from muster.core.units import counted, format_bytes, format_count, format_flops, format_number, format_seconds
 
 UNKNOWN = "not measured"
@@ -258,7 +258,7 @@ def _share(group: str, name: str, share: float, questions: int, asked: str) -> F
     return Figure(group, name, percent(share), "%", note)
 
 
-def _attention(attention: Attention) -> Iterator[Figure]:
+def _attention(attention: AttentionExtremes) -> Iterator[Figure]:
     """The extremes of the whole run, and where they were."""
     for name, each in (("largest", attention.largest), ("smallest", attention.smallest)):
         if each:

@@ -15,13 +15,13 @@ from muster.core.job import FASTEST, PASSED_OVER, SLOWER, Decision, Job
 from muster.core.profile import StepProfile
 from muster.core.recipe import Recipe, recipe_from
 from muster.core.result import (
-    Attention,
+    AttentionExtremes,
     CommandRun,
     Extreme,
     Failure,
     HostReport,
     Hung,
-    Learned,
+    LearnedFigure,
     Memory,
     Pace,
     PhaseTime,
@@ -262,7 +262,7 @@ def starving_note(share: float, workers: int) -> str:
 
 
 @dataclass
-class Folder:
+class EventFold:
     """Collects events; `result` says what they come to. Later attempts replace the steps that they repeat."""
 
     windows: dict[int, dict[int, events.Window]] = field(default_factory=lambda: defaultdict(dict))
@@ -384,15 +384,15 @@ class Folder:
         return [list(self.windows[step].values()) for step in sorted(self.windows)]
 
 
-def fold(stream: Iterable[events.Event]) -> Folder:
+def fold(stream: Iterable[events.Event]) -> EventFold:
     """All events of a run."""
-    folder = Folder()
+    folder = EventFold()
     for event in stream:
         folder.add(event)
     return folder
 
 
-def caveats(folder: Folder, recipe: Recipe, steps: int) -> list[str]:
+def caveats(folder: EventFold, recipe: Recipe, steps: int) -> list[str]:
     """What a success of so many steps lacks of what was asked for, for people."""
     lacks, first = [], folder.started.get(0)
     if first and 0 < steps < first.total_steps:
@@ -413,12 +413,12 @@ def caveats(folder: Folder, recipe: Recipe, steps: int) -> list[str]:
     return lacks
 
 
-def _unchanged(folder: Folder) -> bool:
+def _unchanged(folder: EventFold) -> bool:
     """Whether every rank's trained weights are those of the start, bit for bit."""
     return bool(folder.done) and all(done.weights_changed is False for done in folder.done.values())
 
 
-def learned_nothing(folder: Folder, job: Job) -> Failure | None:
+def learned_nothing(folder: EventFold, job: Job) -> Failure | None:
     """Why a training that every rank ended well is no success: the model that it was to give is the one that
     it began with.
 
@@ -444,7 +444,7 @@ def learned_nothing(folder: Folder, job: Job) -> Failure | None:
 
 
 def make_result(
-    folder: Folder,
+    folder: EventFold,
     job: Job,
     *,
     status: RunEnd,
@@ -550,7 +550,7 @@ def make_result(
     return made if recipe.trains else measured_alone(made, folder.measured, job)
 
 
-def learned(logs: Sequence[events.Log], evaluated: Sequence[events.Evaluated]) -> list[Learned]:
+def learned(logs: Sequence[events.Log], evaluated: Sequence[events.Evaluated]) -> list[LearnedFigure]:
     """The workload's further figures, in the order in which they are told."""
     held = evaluated[-1].figures if evaluated else {}
     names = dict.fromkeys([*held, *(name for log in logs for name in log.figures)])
@@ -558,7 +558,7 @@ def learned(logs: Sequence[events.Log], evaluated: Sequence[events.Evaluated]) -
     for name in names:
         values = [log.figures[name] for log in logs if name in log.figures]
         first, final = (values[0], values[-1]) if values else (None, None)
-        listed.append(Learned(name=name, first=first, final=final, held_out=held.get(name)))
+        listed.append(LearnedFigure(name=name, first=first, final=final, held_out=held.get(name)))
     return listed
 
 
@@ -623,7 +623,7 @@ def _memory(windows: Sequence[Sequence[events.Window]]) -> Memory:
     )
 
 
-def _quality(folder: Folder) -> Quality | None:
+def _quality(folder: EventFold) -> Quality | None:
     parts = list(folder.answered.values())
     count = sum(part.questions for part in parts)
     if not count:
@@ -649,7 +649,7 @@ def _quality(folder: Folder) -> Quality | None:
 # Where a run's time went, from its events. Pure.
 
 
-def spent(folder: Folder, total: float) -> Seconds:
+def spent(folder: EventFold, total: float) -> Seconds:
     """`total`: of all attempts. What ranks say at their end is of the last one alone: of several, the
     events of their steps are added."""
 
@@ -678,7 +678,7 @@ def spent(folder: Folder, total: float) -> Seconds:
 # The result of a command of the user's. Pure.
 
 
-def of_command(made: Result, folder: Folder, job: Job) -> Result:
+def of_command(made: Result, folder: EventFold, job: Job) -> Result:
     """The same with what the command told of its progress, and without a model, an engine, a batch."""
     recipe, progress = job.recipe, folder.progress
     figures: dict[str, Any] = {}
@@ -751,12 +751,12 @@ def measured_alone(made: Result, measured: Sequence[tuple[str, Event]], job: Job
 # What the attention monitor saw, over the whole run. Pure.
 
 
-def attention_report(seen: Sequence[events.Attention], training: float | None) -> Attention | None:
+def attention_report(seen: Sequence[events.Attention], training: float | None) -> AttentionExtremes | None:
     """The run's extremes and the monitor's share of `training` seconds; None where nothing was seen."""
     if not seen:
         return None
     seconds = sum(each.seconds for each in seen)
-    return Attention(
+    return AttentionExtremes(
         largest=max(_extremes(seen, "largest"), key=lambda each: each.logit, default=None),
         smallest=min(_extremes(seen, "smallest"), key=lambda each: each.logit, default=None),
         windows=len(seen),

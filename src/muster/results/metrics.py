@@ -8,7 +8,7 @@ import math
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from muster.results.fold import Folder
+from muster.results.fold import EventFold
 from muster.store import events
 
 COLUMNS = (
@@ -19,7 +19,7 @@ COLUMNS = (
 _PEAKS = ("allocator_peak", "device_peak", "resident_peak")
 
 
-def metrics_csv(folder: Folder, world_size: int | None) -> str:
+def metrics_csv(folder: EventFold, world_size: int | None) -> str:
     """The table as CSV. What is not known is an empty cell: a rate stands where all ranks told theirs, and no
     step was profiled. Peaks are the highest of all ranks, in bytes; `time` is Unix time."""
     rows: dict[int, dict[str, Any]] = {}

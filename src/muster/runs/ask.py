@@ -70,12 +70,12 @@ class TrainedModel:
     Raises RunFolderError where there is no model, JobError where it cannot be loaded.
     """
 
-    def __init__(self, run: RunFolder, shell: Shell | None = None) -> None:
+    def __init__(self, run: RunFolder) -> None:
         check_trained(run)
         check_model(run)
         self.recipe = frozen_recipe(run)
         self._complaints: deque[str] = deque(maxlen=50)
-        self._process = (shell or Shell()).start([sys.executable, "-m", "muster.worker.ask"])
+        self._process = Shell().start([sys.executable, "-m", "muster.worker.ask"])
         self._reader = Thread(target=self._listen, daemon=True)
         self._reader.start()
         try:
@@ -117,10 +117,6 @@ class TrainedModel:
         for row, question in zip(answers.rows, questions, strict=True):
             row["question"] = question
         return answers
-
-    def rewards(self, pairs: Sequence[tuple[str, str]]) -> list[float]:
-        """What this reward model says of each (prompt, answer). Raises UsageError where it is none."""
-        return [float(row["reward"]) for row in self._answers({"pairs": list(pairs)}).rows]
 
     def evaluate(self, limit: int | None = None) -> Answers:
         """Answer the held-out set."""
@@ -167,14 +163,13 @@ def ask(
     evaluate: bool = False,
     limit: int | None = None,
     schema: str | None = None,
-    shell: Shell | None = None,
 ) -> Answers:
     """Answer `questions`, or the held-out set. `schema`: see read_schema. Raises UsageError, RunFolderError
     and JobError."""
     if not evaluate:
         check_questions(questions)
     tables = read_schema(run, schema, evaluate=evaluate)
-    with TrainedModel(run, shell) as model:
+    with TrainedModel(run) as model:
         return model.evaluate(limit) if evaluate else model.ask(questions, schema=tables)
 
 
@@ -200,33 +195,6 @@ def read_schema(run: RunFolder, given: str | None, *, evaluate: bool = False) ->
     if not text.strip():
         raise UsageError("is empty", where=f"--schema {given}")
     return text.strip()
-
-
-def side_by_side(
-    runs: Sequence[RunFolder],
-    questions: Sequence[str],
-    reward: RunFolder | None = None,
-    *,
-    limit: int | None = None,
-    shell: Shell | None = None,
-) -> list[list[dict[str, Any]]]:
-    """What each run's model answers to the same questions: a list of rows for each run, with `reward` where a
-    reward model's run is given. Without questions: the first run's held-out ones."""
-    answered: list[list[dict[str, Any]]] = []
-    for run in runs:
-        with TrainedModel(run, shell) as model:
-            answers = model.ask(questions) if questions else model.evaluate(limit)
-        if answers.figures:
-            raise UsageError("its held-out set is not questions", where=run.id, hint="ask both a question")
-        questions = [row["question"] for row in answers.rows]
-        answered.append(answers.rows)
-    if reward is not None:
-        with TrainedModel(reward, shell) as model:
-            for rows in answered:
-                rewards = model.rewards([(row["question"], row["predicted"]) for row in rows])
-                for row, value in zip(rows, rewards, strict=True):
-                    row["reward"] = value
-    return answered
 
 
 def check_questions(questions: Sequence[str]) -> None:

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from muster.agent.agent import ON_CPU
+from muster.core.errors import ReaderMissingError
 from muster.core.hardware.devices import largest_memory
 from muster.core.hostlist import fold_hosts
 from muster.core.job import ENGINE_CONFIG, SLOWER, Facts
@@ -231,7 +232,10 @@ def _data(recipe: Recipe) -> str | None:
     path = Path(data.path).expanduser()
     if not path.exists():
         return f"{path}: not on this machine, not looked at"
-    return recipe.describe_data(path)
+    try:
+        return recipe.describe_data(path)
+    except ReaderMissingError as error:
+        return str(error)
 
 
 def format_dry_run(document: Mapping[str, Any], *, verbose: bool = False) -> str:

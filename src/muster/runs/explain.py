@@ -13,7 +13,7 @@ from typing import IO, Literal
 from pydantic import Field
 
 from muster.core.errors import UsageError
-from muster.core.result import Evidence, Failure, Result
+from muster.core.result import DecisiveLine, Failure, Result
 from muster.core.section import Part
 from muster.core.state import State
 from muster.core.units import counted
@@ -96,7 +96,7 @@ class Explanation(Part):
     check: str | None = Field(None, description="check of `muster check` that sees it before the start")
     alike: int = Field(0, description="others that ended the same way")
     echoes: int = Field(0, description="lines that only say that something had failed")
-    others: list[Evidence] = Field(default_factory=list, description="further lines that may be a cause")
+    others: list[DecisiveLine] = Field(default_factory=list, description="further lines that may be a cause")
     lines: list[str] = Field(default_factory=list, description="the most telling, where nothing is known")
     jobs: list[FailedJob] = Field(
         default_factory=list, description="of a bench: those that failed, by the commonest cause first"
@@ -283,11 +283,11 @@ def _known_of(sign: Sign) -> KnownFailure | None:
     return match.failure if match else None
 
 
-def _evidence(log: JobLog, sign: Sign) -> Evidence:
+def _evidence(log: JobLog, sign: Sign) -> DecisiveLine:
     file = re.sub(r"#\d+$", "", log.path)
     one = log.hosts[0] if len(log.hosts) == 1 else None
     rank = sign.rank if sign.rank is not None else place_of(file).rank
-    return Evidence(
+    return DecisiveLine(
         file=None if file == "-" else file,
         line=sign.number,
         text=sign.text,
@@ -391,7 +391,7 @@ def with_evidence(
         if sign is None or not _same(failure, sign):
             continue
         path = _log_of(run, failure.host, each)
-        evidence = Evidence(
+        evidence = DecisiveLine(
             file=str(path.relative_to(run.path)),
             line=sign.number,
             text=shortened(sign.text),

@@ -14,7 +14,7 @@ from muster.core.job import Placement
 from muster.core.launch import Hang
 from muster.core.result import Failure, Hung
 from muster.fleet.messages import Look, Looked
-from muster.fleet.standing import Finding, Stand, judge
+from muster.fleet.standing import HangFinding, Stand, judge
 
 SECONDS = 60.0  # without progress, by default
 STEPS = 10  # in the time of so many steps nobody is suspected either
@@ -59,7 +59,7 @@ class Watch:
         self.asked_at = 0.0
         self.unanswered: set[str] = set()  # hosts that did not answer the last look
         self.disks: dict[int, dict[str, str]] = {}  # what those had done that ranks waited for then
-        self.verdict: Finding | None = None
+        self.verdict: HangFinding | None = None
         self.found: dict[str, Looked] = {}  # of the verdict
 
     # --- what happens --------------------------------------------------------------------------------------
@@ -115,7 +115,7 @@ class Watch:
         """Whether a rank has said that it does something that takes long."""
         return self.announces and any(each and each not in PARTS for each in self.phases.values())
 
-    def tick(self) -> Finding | None:
+    def tick(self) -> HangFinding | None:
         """Look at the clock. -> a verdict once the job is found to hang."""
         if self.settings.seconds == "off" or self.verdict is not None:
             return None
@@ -130,7 +130,7 @@ class Watch:
             self.asked, self.asked_at = dict.fromkeys(self.look(self.number)), now
         return None
 
-    def _judge(self) -> Finding | None:
+    def _judge(self) -> HangFinding | None:
         answers = {host: each for host, each in self.asked.items() if each is not None}
         silent = [host for host in self.asked if host not in answers]
         self.asked = {}
@@ -171,7 +171,7 @@ class Watch:
         only busy speaks now and then."""
         return self.quiet(host) > max(QUIET, (self.now() - self.moved) / 2)
 
-    def _with_silent(self, verdict: Finding, silent: Sequence[str]) -> Finding:
+    def _with_silent(self, verdict: HangFinding, silent: Sequence[str]) -> HangFinding:
         """Hosts that did not answer: named, where all that did answer wait, and these say nothing at all."""
         names = f"{', '.join(silent[:3])}{', ...' if len(silent) > 3 else ''}"
         if verdict.culprits or not verdict.waiting or not all(map(self._silent, silent)):

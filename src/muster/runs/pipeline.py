@@ -20,7 +20,7 @@ from muster.core.inventory import Inventory, inventory_document, parse_inventory
 from muster.core.job import Job
 from muster.core.pipeline import (
     PipelineResult,
-    Step,
+    PipelineStep,
     StepResult,
     check_models,
     load_pipeline,
@@ -68,20 +68,20 @@ def unseen(title: str) -> AbstractContextManager[Seen]:
 
 
 @dataclass(frozen=True)
-class Steps:
+class PipelineSteps:
     """The steps in the order in which they run, and each one's recipe, in which `{step}` is the model of that
     step, wherever it will be."""
 
     about: str
-    steps: tuple[Step, ...]
+    steps: tuple[PipelineStep, ...]
     recipes: Mapping[str, Recipe]
 
-    def before(self, step: Step) -> list[str]:
+    def before(self, step: PipelineStep) -> list[str]:
         """The steps whose models a step takes."""
         taken = {name for _, name in models_taken(self.recipes[step.name])}
         return [name for name in self.recipes if name in taken]
 
-    def standing_in(self, folder: Path) -> Iterator[tuple[Step, Recipe]]:
+    def standing_in(self, folder: Path) -> Iterator[tuple[PipelineStep, Recipe]]:
         """Each step's recipe before anything is trained. Below `folder` stands a model for each that will be:
         its configuration, without weights; or the one that it starts from, where nobody here knows that."""
         models: dict[str, str] = {}
@@ -97,10 +97,10 @@ class Steps:
 class PipelineInputs:
     """A pipeline and its hosts."""
 
-    steps: Steps
+    steps: PipelineSteps
     inventory: Inventory
 
-    def checked(self, folder: Path, *, hub: bool = False) -> Iterator[tuple[Step, Inputs]]:
+    def checked(self, folder: Path, *, hub: bool = False) -> Iterator[tuple[PipelineStep, Inputs]]:
         """Every step's inputs, as far as this machine can check them with models that stand in, below
         `folder`. `hub`: ask it for names as well. Raises UsageError and its kinds, naming the step."""
         for step, recipe in self.steps.standing_in(folder):
@@ -113,14 +113,14 @@ class PipelineInputs:
             yield step, made
 
 
-def read_steps(file: Path, overrides: Sequence[str] = (), *, frozen: bool = False) -> Steps:
+def read_steps(file: Path, overrides: Sequence[str] = (), *, frozen: bool = False) -> PipelineSteps:
     """The steps of a file. `frozen`: of a pipeline's own, in which all is decided. Raises RecipeError."""
     made = load_pipeline(file, frozen=frozen)
     recipes = recipes_of(made.pipeline, overrides, "step", ".:", model_before)
     if not frozen:
         recipes = {name: absolute(recipe) for name, recipe in recipes.items()}
     check_models(made.pipeline, recipes)
-    return Steps(made.about, tuple(made.pipeline), recipes)
+    return PipelineSteps(made.about, tuple(made.pipeline), recipes)
 
 
 def read_pipeline(file: Path, hosts: str, overrides: Sequence[str] = ()) -> PipelineInputs:
@@ -155,7 +155,7 @@ def _stand_in(recipe: Recipe, folder: Path) -> str:
 
 
 @contextmanager
-def _told(step: Step, folder: Path) -> Iterator[None]:
+def _told(step: PipelineStep, folder: Path) -> Iterator[None]:
     """An error inside is one of this step; models that stand in have their names in braces."""
     try:
         yield
@@ -310,7 +310,7 @@ def _run(
 def _ended(
     inputs: PipelineInputs,
     folder: PipelineFolder,
-    step: Step,
+    step: PipelineStep,
     seen: AbstractContextManager[Seen],
     shell: Shell | None,
     again: GoingOn | None,
@@ -336,7 +336,7 @@ def _ended(
 def _step(
     inputs: PipelineInputs,
     folder: PipelineFolder,
-    step: Step,
+    step: PipelineStep,
     watch: Watcher,
     announce: Callable[[Job], None],
     shell: Shell | None,
@@ -391,7 +391,9 @@ def so_far(folder: PipelineFolder) -> PipelineResult:
     return _fold(read_steps(folder.pipeline, frozen=True), folder, State.STOPPED, None)
 
 
-def _fold(steps: Steps, folder: PipelineFolder, status: RunEnd, failure: Failure | None) -> PipelineResult:
+def _fold(
+    steps: PipelineSteps, folder: PipelineFolder, status: RunEnd, failure: Failure | None
+) -> PipelineResult:
     """What all steps came to."""
     results_of_steps: list[StepResult] = []
     notes: list[str] = []
@@ -437,7 +439,7 @@ def _freeze(inputs: PipelineInputs, folder: PipelineFolder) -> None:
         for step in inputs.steps.steps
     ]
     inventory = inputs.inventory
-    hosts = inventory_document(inventory.hosts, inventory.launcher, inventory.ssh_config)
+    hosts = inventory_document(inventory.hosts, inventory.launcher)
     with refused(RunFolderError, "written", folder.path):
         write_json(folder.hosts, {**hosts, "source": inventory.source})
         write_text(folder.pipeline, dump_yaml({"about": inputs.steps.about, "pipeline": steps}))

@@ -15,7 +15,7 @@ from muster.core.printable import scrubbed, scrubbed_data
 from muster.core.result import Pace
 from muster.readers._live import Live
 from muster.readers._mapping import Mapping
-from muster.results.fold import Folder, fold
+from muster.results.fold import EventFold, fold
 from muster.results.stragglers import Stragglers
 from muster.store import events
 from muster.store.logfiles import BrokenFile, blocks
@@ -187,7 +187,7 @@ class Recorder:
         self.run = run
         self.attempt = attempt
         self.watch = watch
-        self.folder: Folder = fold(events.read_events(run.events))
+        self.folder: EventFold = fold(events.read_events(run.events))
         self.board = Board(run.tensorboard)
         self._events = _open_after_whole_lines(run.events)
         self._logs: dict[tuple[str, int | None], IO[str]] = {}

@@ -496,5 +496,5 @@ def _recorded(order: Mapping[str, Any], shown: Sequence[str]) -> dict[str, Any]:
 
 
 def _versions() -> dict[str, str | None]:
-    names = ("torch", "transformers", *packages(), "accelerate", "pydantic", "duckdb")
+    names = ("torch", "transformers", *packages(), "accelerate", "pydantic")
     return {**dict.fromkeys(names), **versions_of(names)}

@@ -8,11 +8,12 @@ import json
 import random
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
-from muster.core.errors import DataError
+from muster.core.errors import DataError, ReaderMissingError
 from muster.core.units import counted
 from muster.store.lines import (
     LONGEST_LINE,
@@ -48,6 +49,18 @@ class DataFiles:
     train: tuple[Path, ...]
     validation: tuple[Path, ...] = ()
     unused: tuple[Path, ...] = ()
+
+
+@dataclass(frozen=True)
+class LoadedSamples(Generic[T]):
+    """What is trained on, what is held out, which rows were left out, where it all is from, and what of it is
+    changed or left out, for people."""
+
+    train: list[T]
+    held_out: list[T]
+    skipped: Skipped = field(default_factory=Skipped)
+    about: str = ""
+    notes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -351,52 +364,51 @@ def _table(
             pass_over(DataError(problem, where=where, hint=f"columns are apart by {sign!r}"), skip)
 
 
-def _parquet(file: Path, skip: Skip | None, fields: Sequence[str]) -> Iterator[tuple[str, dict[str, Any]]]:
-    """By pyarrow, which ranks have, or by DuckDB, which the control side has."""
-    number = 0
+@contextmanager
+def parquet_file(file: Path) -> Iterator[Any]:
+    """A Parquet file, opened by pyarrow, which ranks have. Raises DataError where it cannot be read, and
+    ReaderMissingError where pyarrow is not installed."""
     if not file.is_file():
         raise DataError("no such file", where=str(file))
     try:
-        for rows in _batches(file, fields):
-            for row in rows:
+        from pyarrow import ArrowException, parquet
+    except ImportError:
+        what = "is a Parquet file, and pyarrow is not installed here: ranks read it first"
+        raise ReaderMissingError(what, where=str(file), hint="pip install pyarrow") from None
+    try:
+        with parquet.ParquetFile(file) as opened:
+            yield opened
+    except (OSError, ArrowException) as error:
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        what = f"is not a Parquet file that can be read: {reason}"
+        raise DataError(what, where=str(file)) from None
+
+
+def _parquet(file: Path, skip: Skip | None, fields: Sequence[str]) -> Iterator[tuple[str, dict[str, Any]]]:
+    number = 0
+    try:
+        with parquet_file(file) as opened:
+            for row in _rows(opened, fields):
                 yield f"{file}[{number}]", row
                 number += 1
-    except (OSError, ValueError) as error:
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-        pass_over(DataError(f"is not a Parquet file that can be read: {reason}", where=str(file)), skip)
+    except ReaderMissingError:
+        raise
+    except DataError as error:
+        pass_over(error, skip)
 
 
-def _batches(file: Path, fields: Sequence[str]) -> Iterator[list[dict[str, Any]]]:
+def _rows(opened: Any, fields: Sequence[str]) -> Iterator[dict[str, Any]]:
+    from pyarrow import types
+
     wanted = {root for field in fields for root in (field, field.partition(".")[0])}
-
-    def used(name: str, nested: bool) -> bool:
-        return not (fields and nested) or name in wanted
-
-    try:
-        from pyarrow import parquet, types
-    except ImportError:
-        yield from _batches_by_duckdb(file, used)
-        return
-    with parquet.ParquetFile(file) as opened:
-        columns = [each.name for each in opened.schema_arrow if used(each.name, types.is_nested(each.type))]
-        columns = columns or opened.schema_arrow.names
-        others = dict.fromkeys(name for name in opened.schema_arrow.names if name not in columns)
-        for batch in opened.iter_batches(ROWS, columns=columns):
-            yield [{**row, **others} for row in batch.to_pylist()]
-
-
-def _batches_by_duckdb(file: Path, used: Callable[[str, bool], bool]) -> Iterator[list[dict[str, Any]]]:
-    import duckdb
-
-    try:
-        base, source = duckdb.connect(), {"file": str(file)}
-        described = base.execute("DESCRIBE SELECT * FROM read_parquet($file)", source).fetchall()
-        names = [name for name, kind, *_ in described if used(name, kind.endswith((")", "[]")))]
-        names = names or [name for name, *_ in described]
-        others = dict.fromkeys(name for name, *_ in described if name not in names)
-        quoted = ", ".join('"' + name.replace('"', '""') + '"' for name in names)
-        cursor = base.execute(f"SELECT {quoted} FROM read_parquet($file)", source)
-        while rows := cursor.fetchmany(ROWS):
-            yield [{**dict(zip(names, row, strict=True)), **others} for row in rows]
-    except duckdb.Error as error:
-        raise ValueError(str(error)) from None
+    names = opened.schema_arrow.names
+    columns = [
+        each.name
+        for each in opened.schema_arrow
+        if not (fields and types.is_nested(each.type)) or each.name in wanted
+    ]
+    columns = columns or names
+    others = dict.fromkeys(name for name in names if name not in columns)
+    for batch in opened.iter_batches(ROWS, columns=columns):
+        for row in batch.to_pylist():
+            yield {**row, **others}

@@ -56,7 +56,7 @@ class Tree:
             path.parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(self.folder / each.path, path)
             path.chmod(each.mode)
-            if _look(path)[1] != each.digest:
+            if fingerprint(path)[1] != each.digest:
                 raise RecipeError("changed while it was brought", where=str(self.folder / each.path))
 
 
@@ -68,7 +68,7 @@ def read_tree(folder: Path, but: Path | None = None) -> Tree:
     away = but.resolve() if but is not None else None
     for path in sorted(_walk(folder, PurePosixPath(), [], away)):
         try:
-            mode, digest, length = _look(folder / path)
+            mode, digest, length = fingerprint(folder / path)
         except OSError as error:
             raise RecipeError(f"cannot be read: {error.strerror}", where=str(folder / path)) from None
         size += length
@@ -122,8 +122,8 @@ def _ignored(path: PurePosixPath, folder: bool, rules: list[tuple[PurePosixPath,
     return False
 
 
-def _look(path: Path) -> tuple[int, str, int]:
-    """(mode, digest, bytes)."""
+def fingerprint(path: Path) -> tuple[int, str, int]:
+    """(mode, digest, bytes) of a file. Raises OSError."""
     made, size = hashlib.sha256(), 0
     with path.open("rb") as file:
         mode = 0o755 if os.fstat(file.fileno()).st_mode & stat.S_IXUSR else 0o644

@@ -10,13 +10,12 @@ from __future__ import annotations
 import json
 import os
 import sys
-import time
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from muster.core.errors import DataError, MusterError, UsageError
+from muster.core.errors import DataError, MusterError
 from muster.core.recipe import recipe_from
 from muster.core.registry import WORKLOADS, load_plugin
 from muster.worker.workloads.base import HeldOut
@@ -63,9 +62,7 @@ class _Model:
 
         A workload whose held-out set is not questions has `score` for it.
         """
-        if "pairs" in request:
-            self._reward(request["pairs"], say)
-        elif "questions" in request:
+        if "questions" in request:
             before = [tuple(turn) for turn in request.get("before", ())]
             self._answer(request["questions"], say, before, stream=request["stream"])
         elif hasattr(self.workload, "score"):
@@ -73,15 +70,6 @@ class _Model:
             say(done={"seconds": figures.pop("seconds"), "figures": figures})
         else:
             self._evaluate(request["limit"], say)
-
-    def _reward(self, pairs: list[list[str]], say: Say) -> None:
-        if not hasattr(self.answerer, "rewards"):
-            raise UsageError("is no reward model", where="--reward", hint="a run of the workload reward")
-        began = time.perf_counter()
-        rewards = self.answerer.rewards([(prompt, answer) for prompt, answer in pairs])
-        for (prompt, answer), reward in zip(pairs, rewards, strict=True):
-            say(row={"question": prompt, "predicted": answer, "reward": reward})
-        say(done={"seconds": time.perf_counter() - began})
 
     def _answer(self, questions: list[str], say: Say, before: list[tuple[str, ...]], *, stream: bool) -> None:
         if hasattr(self.answerer, "streamer") and getattr(self.answerer, "tokenizer", None) is not None:

@@ -5,15 +5,15 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig, AutoModelForCausalLM
 
 from muster.core import families
-from muster.core.errors import RecipeError
 from muster.core.recipe import Recipe
 from muster.worker.attention import unmask
 from muster.worker.context import Context
 from muster.worker.models import (
     add_lora,
+    check_kind,
     config_for,
     create,
     fit_vocabulary,
@@ -45,22 +45,11 @@ def make_config(recipe: Recipe, tokenizer: Any) -> Any:
         if fields["pad_token_id"] == fields["eos_token_id"]:
             fields["pad_token_id"] = None  # some models never train the embedding of padding
         config = config_for(kind, fields)
-    check_kind(config)
+    hint = f"such as {', '.join(families.sizes('gpt2', 'opt')[:3])}, or a Llama-like configuration"
+    check_kind(config, MODEL_FOR_CAUSAL_LM_MAPPING, "is not a causal language model", hint)
     if spec.init == "random" and tokenizer is not None and len(tokenizer) > config.vocab_size:
         config.vocab_size = len(tokenizer)
     return config
-
-
-def check_kind(config: Any) -> None:
-    """Raise RecipeError where Transformers has no causal language model for it."""
-    from transformers import MODEL_FOR_CAUSAL_LM_MAPPING as MAPPING
-
-    if type(config) not in MAPPING:
-        raise RecipeError(
-            f"{config.model_type} is not a causal language model",
-            where="model",
-            hint=f"such as {', '.join(families.sizes('gpt2', 'opt')[:3])}, or a Llama-like configuration",
-        )
 
 
 def make_model(context: Context, config: Any, tokenizer: Any, *, longest: int | None = None) -> Any:

@@ -6,8 +6,7 @@ kernels so, when a rank first needs them. A lock that nobody has open has lost i
 
 Who has a file open is asked of the kernel: it grants a write lease (fcntl(2), F_SETLEASE) only where nobody
 else has, in this container or another. Where there are no leases, /proc tells of the processes that can be
-seen. On network file systems nobody can know, and nothing is removed. agent/provision.py does the same for
-`muster prepare`.
+seen. On network file systems nobody can know, and nothing is removed.
 """
 
 from __future__ import annotations

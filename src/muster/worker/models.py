@@ -46,6 +46,13 @@ def config_for(kind: str, fields: dict[str, Any]) -> Any:
         ) from None
 
 
+def check_kind(config: Any, mapping: Any, lacking: str, hint: str | None = None) -> None:
+    """Raise RecipeError unless Transformers' `mapping` has a class for a configuration. `lacking`: what is
+    said of a model without one."""
+    if type(config) not in mapping:
+        raise RecipeError(f"{config.model_type} {lacking}", where="model", hint=hint)
+
+
 def create(context: Context, make: Callable[[], Any]) -> Any:
     """A model with first weights drawn from the recipe's seed. `make`: calls from_config of a class.
 

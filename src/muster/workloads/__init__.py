@@ -18,7 +18,7 @@ answers grow word by word has `tokenizer`, and `streamer`, which it gives to Tra
 that trains nothing, such as `fabric`, has measure instead, which takes the context, forms its own process
 group, and emits what it finds as events; no model is saved then;
 
-model.py, where the recipe says `traced`: TRACED, how the model is made and fed to be traced
+model.py, where the recipe's `traced` is true: TRACED, how the model is made and fed to be traced
 (muster/worker/tracing/tasks.py).
 
 A third party's workload may be a single module with what train.py has. Its recipe has what all recipes have,

@@ -17,27 +17,27 @@ from typing import Any
 
 from muster.checks.base import Answers, Check, Context, Finding, Level
 from muster.checks.kinds import Case, Judge
-from muster.core.fabric.result import Fabric, Matmul, Pair, suspects, wrong_words
+from muster.core.fabric.result import GroupFabric, Matmul, TimedPair, suspects, wrong_words
 from muster.core.hardware.peaks import stated_peak
 from muster.core.units import counted
 
 
 @dataclass(frozen=True)
-class Measured:
+class GroupMeasurement:
     """A check of what the group found."""
 
     check: Check
-    compare: Callable[[Fabric, Context], Judge]
+    compare: Callable[[GroupFabric, Context], Judge]
     question: str | None  # that the group must have been asked; None: it always is
     together: bool  # makes no sense with a single rank
 
 
 def measured(
     name: str, asks: str, why: str, *, question: str | None = None, together: bool = False, **expects: Any
-) -> Callable[[Callable[[Fabric, Context], Judge]], Measured]:
+) -> Callable[[Callable[[GroupFabric, Context], Judge]], GroupMeasurement]:
     """As group_check, of what the group measured."""
     check = Check(name, asks, why, expects)
-    return lambda compare: Measured(check, compare, question, together)
+    return lambda compare: GroupMeasurement(check, compare, question, together)
 
 
 def gbit(rate: float) -> str:
@@ -61,7 +61,7 @@ def upper_median(values: Iterable[float]) -> float:
     "The job never starts: all ranks wait for the missing ones until a timeout that names no host.",
     together=True,
 )
-def rendezvous(fabric: Fabric, context: Context) -> Judge:
+def rendezvous(fabric: GroupFabric, context: Context) -> Judge:
     """Hosts that are missing there, and those that said so."""
     met = fabric.rendezvous
     place = f"{met.address}:{met.port}"
@@ -92,7 +92,7 @@ def rendezvous(fabric: Fabric, context: Context) -> Judge:
     "Whether the host's ranks finished: none was killed, hung, or failed to use its device.",
     "One rank that dies or hangs ends the whole job, often with an error on another host.",
 )
-def ranks(fabric: Fabric, context: Context) -> Judge:
+def ranks(fabric: GroupFabric, context: Context) -> Judge:
     """A disk that cannot be written, and a host that never came, are findings of their own checks."""
     counts = {each.host: len(each.ranks) for each in fabric.hosts}
 
@@ -120,7 +120,7 @@ def ranks(fabric: Fabric, context: Context) -> Judge:
     question="values",
     together=True,
 )
-def values(fabric: Fabric, context: Context) -> Judge:
+def values(fabric: GroupFabric, context: Context) -> Judge:
     """A wrong value is that of the host that most of them have in common."""
     accused = suspects(fabric.wrong)
     elements = sum(each.elements for each in fabric.values)
@@ -162,7 +162,7 @@ _LINK = "ethtool INTERFACE (speed, duplex), its error counters (ip -s link), cab
     link_warn_below=0.2,
     at_least_gbit=None,
 )
-def bandwidth(fabric: Fabric, context: Context) -> Judge:
+def bandwidth(fabric: GroupFabric, context: Context) -> Judge:
     """Per host: its best link out and in, against the other hosts' best; then single links."""
     if len(fabric.hosts) == 1:
         return lambda case: _within_a_host(case, fabric.pairs)
@@ -227,7 +227,7 @@ def _slow_links(
     return {host: "; ".join(words) for host, words in slow.items()}
 
 
-def _within_a_host(case: Case, pairs: list[Pair]) -> Finding:
+def _within_a_host(case: Case, pairs: list[TimedPair]) -> Finding:
     if not pairs:
         return case.unknown("no pair of its ranks was measured")
     least = case.expect("at_least_gbit")
@@ -249,7 +249,7 @@ def _within_a_host(case: Case, pairs: list[Pair]) -> Finding:
     warn_excess_seconds=0.002,
     at_most_seconds=None,
 )
-def latency(fabric: Fabric, context: Context) -> Judge:
+def latency(fabric: GroupFabric, context: Context) -> Judge:
     """Per host: the best half round trip of its best link."""
     best: dict[str, float] = {}
     for pair in fabric.pairs:
@@ -287,7 +287,7 @@ def latency(fabric: Fabric, context: Context) -> Judge:
     together=True,
     at_least_gbit=None,
 )
-def all_reduce(fabric: Fabric, context: Context) -> Judge:
+def all_reduce(fabric: GroupFabric, context: Context) -> Judge:
     """The group's highest bus bandwidth: one figure, the same finding for every host."""
     top = max(fabric.of("all-reduce"), key=lambda each: each.busbw, default=None)
 
@@ -322,7 +322,7 @@ def all_reduce(fabric: Fabric, context: Context) -> Judge:
     cpu_fail_below=0.15,
     of_peak_warn_below=0.5,
 )
-def matmul(fabric: Fabric, context: Context) -> Judge:
+def matmul(fabric: GroupFabric, context: Context) -> Judge:
     """Per host: the worst of its devices and precisions."""
     on_gpus = fabric.device == "cuda"
     kind = "gpu" if on_gpus else "cpu"
@@ -392,7 +392,7 @@ def _words(each: Matmul) -> str:
     warn_below=0.7,
     at_least_gb=None,
 )
-def copies(fabric: Fabric, context: Context) -> Judge:
+def copies(fabric: GroupFabric, context: Context) -> Judge:
     """Per host: its slowest GPU, in its slower direction."""
     devices = {(each.host, each.rank): each.device for each in fabric.matmul}
     rates: dict[tuple[str, str | None], list[float]] = defaultdict(list)  # (to or from, device) -> bytes/s
@@ -437,7 +437,7 @@ def copies(fabric: Fabric, context: Context) -> Judge:
     write_at_least_mb=None,
     read_at_least_mb=None,
 )
-def disks(fabric: Fabric, context: Context) -> Judge:
+def disks(fabric: GroupFabric, context: Context) -> Judge:
     """Per host: whether it works, and its speed against the others."""
     disks = {each.host: each for each in fabric.disks}
     failed = {each.host: each for each in fabric.failures if each.question == "disk" and each.blamed}
@@ -476,7 +476,7 @@ def disks(fabric: Fabric, context: Context) -> Judge:
     "mpirun ends with an error about a daemon, or hangs.",
     question="mpi",
 )
-def mpi(fabric: Fabric, context: Context) -> Judge:
+def mpi(fabric: GroupFabric, context: Context) -> Judge:
     """One program, the same finding for every host."""
 
     def judge(case: Case) -> Finding:
@@ -511,7 +511,7 @@ def judge_group(data: Mapping[str, Any], context: Context) -> list[Finding]:
 
     A check that the group was not asked has none.
     """
-    fabric = Fabric.model_validate(data)
+    fabric = GroupFabric.model_validate(data)
     findings = []
     for each in _MEASURED:
         if each.question is None or each.question in fabric.asked:

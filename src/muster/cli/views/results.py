@@ -71,7 +71,7 @@ def shown(answer: str) -> str:
     return answer if answer.strip() else "(empty answer)"
 
 
-def print_answers(rows: list[dict[str, Any]], limit: int | None = None) -> None:
+def print_answers(rows: list[dict[str, Any]]) -> None:
     """Questions, predictions and what was expected, as a table."""
     judged = bool(rows) and "expected" in rows[0]
     made = Table(show_lines=True)
@@ -80,7 +80,7 @@ def print_answers(rows: list[dict[str, Any]], limit: int | None = None) -> None:
     if judged:
         made.add_column("expected", ratio=3, overflow="fold")
         made.add_column("", no_wrap=True)
-    for row in rows[:limit]:
+    for row in rows:
         cells = [escape(row["question"]), escape(shown(row["predicted"]))]
         if judged:
             mark = (
@@ -95,30 +95,6 @@ def print_answers(rows: list[dict[str, Any]], limit: int | None = None) -> None:
             cells += [escape(row["expected"]), mark]
         made.add_row(*cells)
     out_console(soft_wrap=False).print(made)
-
-
-def print_compared(names: list[str], told: list[list[dict[str, Any]]]) -> None:
-    """Answers of several models to the same questions, with rewards where there are."""
-    made = Table(show_lines=True)
-    made.add_column("question", ratio=2, overflow="fold")
-    for name in names:
-        made.add_column(name, ratio=3, overflow="fold")
-    for rows in zip(*told, strict=True):
-        cells = [escape(rows[0]["question"])]
-        for row in rows:
-            reward = f"\n[dim]reward {row['reward']:.4g}[/dim]" if "reward" in row else ""
-            cells.append(escape(shown(row["predicted"])) + reward)
-        made.add_row(*cells)
-    out_console(soft_wrap=False).print(made)
-    for name, rows in zip(names, told, strict=True):
-        parts = []
-        if rows and "reward" in rows[0]:
-            parts.append(f"mean reward {sum(row['reward'] for row in rows) / len(rows):.4g}")
-        judged = [row["executed"] for row in rows if row.get("executed") is not None]
-        if judged:
-            parts.append(f"same rows from the database {100 * sum(judged) / len(judged):.1f} %")
-        if parts:
-            out_console().print(f"{name}: {', '.join(parts)}")
 
 
 def print_tables(console: Console, fabric: FabricRun) -> None:

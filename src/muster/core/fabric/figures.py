@@ -14,9 +14,9 @@ from muster.core.fabric.result import (
     Beside,
     Latency,
     Matmul,
-    Pair,
     Product,
     Sweep,
+    TimedPair,
     ValueCheck,
     WrongValue,
     spread,
@@ -124,7 +124,7 @@ class Reader:
             busbw_best=busbw(operation, size, took.best, self.world_size),
         )
 
-    def pairs(self) -> list[Pair]:
+    def pairs(self) -> list[TimedPair]:
         """All passes over a direction of a link together."""
         merged: dict[tuple[int, int], dict[str, Any]] = {}
         for _, event in self.of("pair"):
@@ -134,10 +134,10 @@ class Reader:
                 into["latencies"] = [*into["latencies"], *event["latencies"]]
         return [self._pair(merged[ends]) for ends in sorted(merged)]
 
-    def _pair(self, event: Event) -> Pair:
+    def _pair(self, event: Event) -> TimedPair:
         took, size = spread(event["seconds"]), int(event["bytes"])
         latency = spread(event["latencies"]) if event["latencies"] else None
-        return Pair(
+        return TimedPair(
             source=event["source"],
             target=event["target"],
             source_host=self.host_of(event["source"]),

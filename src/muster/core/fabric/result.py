@@ -113,7 +113,7 @@ class Latency(Part):
         return self.median if self.mean is None else self.mean
 
 
-class Pair(Part):
+class TimedPair(Part):
     """Messages from one rank to another: a direction of a link. `latency`: half a round trip."""
 
     source: int
@@ -237,7 +237,7 @@ class Figures(Part):
         return [each for each in self.sweeps if each.operation == operation]
 
 
-class Fabric(Figures):
+class GroupFabric(Figures):
     """Everything that a group check measured, also where something failed on the way."""
 
     schema_version: int = SCHEMA_VERSION
@@ -249,7 +249,7 @@ class Fabric(Figures):
     seconds: float
     asked: list[str]
     rendezvous: Rendezvous
-    pairs: list[Pair] = Field(default_factory=list)
+    pairs: list[TimedPair] = Field(default_factory=list)
     copies: list[Copy] = Field(default_factory=list)
     disks: list[Disk] = Field(default_factory=list)
     mpi: MpiHello | None = None

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from muster.core.fabric.figures import Event, Reader
-from muster.core.fabric.result import FabricRun, Matmul, Pair, PairMatrix, Slowest
+from muster.core.fabric.result import FabricRun, Matmul, PairMatrix, Slowest, TimedPair
 from muster.core.job import Placement
 
 Cells = list[list[float | None]]
@@ -34,7 +34,7 @@ def make_run(
     return run, [*read.notes, *read.curtailed()]
 
 
-def pair_matrix(pairs: Sequence[Pair], *, alone: bool) -> PairMatrix | None:
+def pair_matrix(pairs: Sequence[TimedPair], *, alone: bool) -> PairMatrix | None:
     """`alone`: there is one host, whose ranks talk with each other; else one rank speaks for each host."""
     if not pairs:
         return None
@@ -61,7 +61,7 @@ def pair_matrix(pairs: Sequence[Pair], *, alone: bool) -> PairMatrix | None:
     )
 
 
-def _ends(pair: Pair) -> Iterator[tuple[int, str]]:
+def _ends(pair: TimedPair) -> Iterator[tuple[int, str]]:
     yield pair.source, pair.source_host
     yield pair.target, pair.target_host
 

@@ -52,7 +52,7 @@ while not found:
     why = ""
     for address in addresses.split(","):
         try:  # a controller that starts a thousand is busy
-            found = knock(address, int(port), secret, payload, float(patience))[0].socket
+            found = knock(address, int(port), secret, payload, float(patience))[0]
             break
         except Rejected as error:
             raise SystemExit("muster: the controller refused: %s" % error)
@@ -132,7 +132,8 @@ def _dialling_code() -> str:
         member.Rejected,
         member.proof,
         member.read_line,
-        member.Line,
+        member.claim,
+        member.read_answer,
         member.knock,
         member.printable,
     )

@@ -31,7 +31,7 @@ def shown(file: str) -> str | None:
     return None if file.startswith(_PYTHON) else file
 
 
-class Lines:
+class LineMarks:
     """Marks each line that this thread runs outside PyTorch and Python's own library, until it is stopped.
 
     torch.profiler's `with_stack` names the line at which a function begins, not the one that waits. Either

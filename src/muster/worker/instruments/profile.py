@@ -21,7 +21,7 @@ from muster.core.errors import RecipeError
 from muster.core.profile import StepProfile
 from muster.store import events
 from muster.worker.context import Context
-from muster.worker.instruments.lines import Lines
+from muster.worker.instruments.lines import LineMarks
 from muster.worker.together import barrier
 
 FOLDER = "profile"
@@ -39,7 +39,7 @@ class Profiler(TrainerCallback):  # type: ignore[misc]
         self.trainer: Any = None
         self.running: Any = None
         self.mark: Any = None  # of the step that is traced
-        self.lines: Lines | None = None  # in the step for which they are marked
+        self.lines: LineMarks | None = None  # in the step for which they are marked
         self.traced: list[Path] = []
         self.last = 0  # step that was traced
         self.paused: set[int] = set()  # steps that an evaluation or a save followed
@@ -103,7 +103,7 @@ class Profiler(TrainerCallback):  # type: ignore[misc]
             if step < min(last, state.max_steps) and not control.should_training_stop:
                 if self.running is None:
                     self._start_trace()
-                    self.lines = Lines()
+                    self.lines = LineMarks()
                 elif step == self.steps.start:
                     self._wait()
                 self._start_step(step + 1)

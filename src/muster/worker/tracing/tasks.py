@@ -1,4 +1,4 @@
-"""What a workload trains, made by its own functions (TRACED of its model.py): model, batch and loss, of any
+"""What a workload trains, made by its own functions (`traced` of its recipe): model, batch and loss, of any
 depth."""
 
 from __future__ import annotations
@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ import torch
 
 from muster.core.batch import Batch
 from muster.core.errors import MusterError, RecipeError
-from muster.core.recipe import ATTENTION, recipe_classes, recipe_from
+from muster.core.recipe import ATTENTION, recipe_class, recipe_classes, recipe_from
 from muster.core.registry import WORKLOADS, load_plugin
 from muster.core.trace import TraceRequest
 from muster.worker.context import Context, Emitter
@@ -67,7 +68,9 @@ def tokens_of(samples: int, length: int) -> torch.Tensor:
 
 def task_of(request: TraceRequest) -> TraceTask:
     """The request's task. Raises RecipeError where its workload says none."""
-    task = getattr(load_plugin(WORKLOADS, request.workload, "model"), "TRACED", None)
+    module, _, name = str(recipe_class(request.workload).traced).partition(":")
+    where = import_module(module) if name else load_plugin(WORKLOADS, request.workload, "model")
+    task = getattr(where, name or "TRACED", None)
     if not isinstance(task, TraceTask):
         traced = [name for name, each in recipe_classes().items() if each.traced]
         raise RecipeError(

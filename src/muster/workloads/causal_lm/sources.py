@@ -41,7 +41,7 @@ def source_of(data: TextData) -> TextSource:
 def _files(data: TextData) -> TextSource:
     assert data.path
     path = Path(data.path).expanduser()
-    found = find_texts(path)
+    data_files = find_texts(path)
     skipped = Skipped()
     skip = skipped.where(data.bad)
 
@@ -49,23 +49,23 @@ def _files(data: TextData) -> TextSource:
         for file in files:
             yield from documents(file, data.field, skip)
 
-    size = sum(file.stat().st_size for file in (*found.train, *found.validation))
-    about = path.name if path.is_file() else f"{path.name}: {_files_of(found.train)}"
-    if found.validation:
-        about += f", held out {_files_of(found.validation)}"
-    if found.unused:
-        about += f", not used {_files_of(found.unused)}"
+    size = sum(file.stat().st_size for file in (*data_files.train, *data_files.validation))
+    about = path.name if path.is_file() else f"{path.name}: {_files_of(data_files.train)}"
+    if data_files.validation:
+        about += f", held out {_files_of(data_files.validation)}"
+    if data_files.unused:
+        about += f", not used {_files_of(data_files.unused)}"
     return TextSource(
         f"{about}, {format_bytes(size)}",
         {
             "path": str(path),
-            "train": _stamps(found.train),
-            "validation": _stamps(found.validation),
+            "train": _stamps(data_files.train),
+            "validation": _stamps(data_files.validation),
             "field": data.field,
             "bad": data.bad,
         },
-        lambda: read(found.train),
-        (lambda: read(found.validation)) if found.validation else None,
+        lambda: read(data_files.train),
+        (lambda: read(data_files.validation)) if data_files.validation else None,
         skipped,
     )
 

@@ -73,7 +73,7 @@ class CausalLmRecipe(Recipe):
     packed: ClassVar[bool] = True
     quantizes: ClassVar[bool] = True
     float8: ClassVar[bool] = True
-    traced: ClassVar[bool] = True
+    traced: ClassVar[bool | str] = True
     metric: ClassVar[str] = "perplexity"
     loading: ClassVar[str] = """\
 from transformers import pipeline
@@ -115,8 +115,8 @@ print(model({question}, max_new_tokens={new}, num_beams={recipe.evaluate.beams},
 
     def describe_data(self, path: Path) -> str:
         """Files by name, those that are left out as well."""
-        found, data = find_texts(path), self.data
-        return parts_of(path, found.train, found.validation, data.validation_fraction, found.unused)
+        files, data = find_texts(path), self.data
+        return parts_of(path, files.train, files.validation, data.validation_fraction, files.unused)
 
     def short_data(self, samples: int) -> dict[str, Any]:
         """Synthetic tokens: the same kernels, and no text is tokenized for them."""
@@ -133,9 +133,9 @@ print(model({question}, max_new_tokens={new}, num_beams={recipe.evaluate.beams},
         path = Path(self.data.path).expanduser() if self.data.path else None
         if path is None or not path.exists():
             return super().survey(config)
-        found = find_texts(path)
-        notes = [f"not used: {names_of(found.unused)}"] if found.unused else []
-        notes += [] if found.validation else held_note(None, None, self.data.validation_fraction)
+        files = find_texts(path)
+        notes = [f"not used: {names_of(files.unused)}"] if files.unused else []
+        notes += [] if files.validation else held_note(None, None, self.data.validation_fraction)
         return Survey(self.epoch_samples(), tuple(notes))
 
     def lengths(self, config: Mapping[str, Any] | None) -> Lengths | None:

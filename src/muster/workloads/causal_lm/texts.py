@@ -9,13 +9,12 @@ import os
 import re
 import sysconfig
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 from muster.core.data import OnBad
 from muster.core.errors import DataError
 from muster.store.lines import SKIPPABLE, Skipped, each_made, read_lines, text_of
-from muster.store.records import SUFFIXES, TRAIN_NAMES, is_of, read_rows
+from muster.store.records import SUFFIXES, TRAIN_NAMES, DataFiles, is_of, read_rows
 
 PLAIN = (".txt", ".text", ".md", ".rst", ".py", ".raw", ".tokens")
 HELD_OUT = ("validation", "valid", "val", "dev", "heldout", "eval", "test")  # the first that is there
@@ -32,17 +31,7 @@ _NOT_MODULES = ("_sysconfigdata", "_sysconfig_vars", "sitecustomize", "usercusto
 Document = Iterator[str]
 
 
-@dataclass(frozen=True)
-class TextFiles:
-    """The files of a text data set, in order; `validation` is empty where it must be split off. `unused`: a
-    further held-out part, such as test.txt beside valid.txt."""
-
-    train: tuple[Path, ...]
-    validation: tuple[Path, ...] = ()
-    unused: tuple[Path, ...] = ()
-
-
-def find_texts(path: Path) -> TextFiles:
+def find_texts(path: Path) -> DataFiles:
     """The training and held-out files of a folder, or a single file. Raises DataError.
 
     In a folder: what is named train (`train.txt`, `wiki.train.raw`, `train/`) is for training, and the first
@@ -51,7 +40,7 @@ def find_texts(path: Path) -> TextFiles:
     it.
     """
     if path.is_file():
-        return TextFiles((path,))
+        return DataFiles((path,))
     kinds = ", ".join((*PLAIN, *SUFFIXES[::2]))
     if not path.is_dir():
         raise DataError("no such data", where=str(path), hint=f"a file of {kinds}, or a folder of them")
@@ -73,7 +62,7 @@ def find_texts(path: Path) -> TextFiles:
             hint=f"name the one to train on: data.path={one}; or call it train{one.suffix}",
         )
     held = next((found for name in HELD_OUT if (found := _named(others, name))), ())
-    return TextFiles(train, held, tuple(file for file, words in others.items() if words and file not in held))
+    return DataFiles(train, held, tuple(file for file, words in others.items() if words and file not in held))
 
 
 def _named(words: dict[Path, set[str]], name: str) -> tuple[Path, ...]:
@@ -83,14 +72,14 @@ def _named(words: dict[Path, set[str]], name: str) -> tuple[Path, ...]:
 def library_files() -> tuple[Path, list[Path]]:
     """The Python standard library's folder and its sources in order: the same for the same Python version."""
     root = Path(sysconfig.get_paths()["stdlib"])
-    found: list[Path] = []
+    modules: list[Path] = []
     for folder, below, files in os.walk(root):
         below[:] = [name for name in below if name not in _NOT_LIBRARY and not name.startswith("config-")]
         names = (name for name in files if name.endswith(".py") and not name.startswith(_NOT_MODULES))
-        found += [Path(folder, name) for name in names]
-    if not found:
+        modules += [Path(folder, name) for name in names]
+    if not modules:
         raise DataError("has no Python sources", where=str(root), hint="data.path=FILE or FOLDER")
-    return root, sorted(found, key=lambda path: path.relative_to(root).as_posix())
+    return root, sorted(modules, key=lambda path: path.relative_to(root).as_posix())
 
 
 def documents(file: Path, field: str, skip: Callable[[DataError], None] | None = None) -> Iterator[Document]:
@@ -115,21 +104,21 @@ def check_texts(path: Path, field: str, bad: OnBad, most: int) -> int:
     skipped = Skipped()
     tokens = 0
     for part in (files.train, files.validation):
-        found = read = 0
+        pieces = read = 0
         for file in part:
             for document in documents(file, field, skipped.where(bad)):
                 size = 2
                 for piece in document:
-                    found += bool(piece.strip())
+                    pieces += bool(piece.strip())
                     size += len(piece.encode())
                 tokens += size if part is files.train else 0
-            if not found and len(part) == 1:
+            if not pieces and len(part) == 1:
                 why = f"; {skipped.count} skipped, the first: {skipped.first}" if skipped.count else ""
                 raise DataError(f"has no text{why}", where=str(file))
             read += file.stat().st_size
             if read > most:
                 break
-        if part and not found:
+        if part and not pieces:
             raise DataError(f"its {len(part)} files have no text", where=str(path))
     return tokens
 
@@ -143,8 +132,8 @@ def cut(text: str) -> Iterator[str]:
     start = 0
     while len(text) - start > 2 * PIECE:
         low, high = start + PIECE, start + 2 * PIECE
-        found = _LINE_END.search(text, low, high)
-        end = found.start() + 1 if found else text.rfind("\n", low, high) + 1
+        line_end = _LINE_END.search(text, low, high)
+        end = line_end.start() + 1 if line_end else text.rfind("\n", low, high) + 1
         end = end or high
         yield text[start:end]
         start = end
@@ -168,14 +157,14 @@ def _pieces(lines: Iterator[tuple[int, str]]) -> Document:
 def _text_files(folder: Path) -> list[Path]:
     """Plain text files below a folder; files of rows where there are none, or where those are named train."""
     suffixes = tuple(suffix + end for suffix in PLAIN for end in ("", ".gz"))
-    found = [
+    visible = [
         path
         for path in folder.rglob("*")
         if path.is_file()
         and not any(part.startswith(".") or part == "__pycache__" for part in path.relative_to(folder).parts)
     ]
-    plain = [path for path in found if is_of(path, suffixes)]
-    lines = [path for path in found if is_of(path, SUFFIXES)]
+    plain = [path for path in visible if is_of(path, suffixes)]
+    lines = [path for path in visible if is_of(path, SUFFIXES)]
     named = [path for path in lines if _words(path.relative_to(folder)) & set(TRAIN_NAMES)]
     chosen = plain if plain and not named else lines
     return sorted(chosen, key=lambda path: path.relative_to(folder).as_posix())

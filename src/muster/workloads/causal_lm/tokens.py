@@ -71,19 +71,19 @@ def open_tokens(source: TextSource, how: Tokenizing, root: Path) -> Tokens:
     try:
         root.mkdir(parents=True, exist_ok=True)
         with FileLock(str(folder) + ".lock"):
-            found = _read(folder, how)
-            if found is None:
+            tokens = _read(folder, how)
+            if tokens is None:
                 _make(folder, source, how)
-                found = _read(folder, how)
+                tokens = _read(folder, how)
     except PermissionError as error:
         raise DataError(
             f"the token cache cannot be written: {error.strerror}",
             where=str(root),
             hint="launch.workdir=FOLDER that can be",
         ) from None
-    if found is None:
+    if tokens is None:
         raise DataError("the token cache was damaged as it was written", where=str(folder))
-    return found
+    return tokens
 
 
 def key_of(source: TextSource, how: Tokenizing) -> str:

@@ -86,9 +86,9 @@ def build(context: Context, arguments: dict[str, Any]) -> Built:
 def _tokens(context: Context) -> Tokens:
     """This machine's tokens. All ranks must have the same ones."""
     recipe = context.recipe
-    found = open_tokens(source_of(data_of(recipe)), tokenizing(recipe), cache_folder(recipe))
-    check_alike(context, "the text is", lambda: found.digest)
-    return found
+    tokens = open_tokens(source_of(data_of(recipe)), tokenizing(recipe), cache_folder(recipe))
+    check_alike(context, "the text is", lambda: tokens.digest)
+    return tokens
 
 
 def tokenizing(recipe: Recipe) -> Tokenizing:
@@ -120,11 +120,11 @@ def _packed(recipe: Recipe, tokens: Tokens, sequence: int) -> tuple[Rows, Rows]:
 def _synthetic(context: Context, config: Any, sequence: int) -> tuple[Rows, Rows]:
     recipe, data = context.recipe, data_of(context.recipe)
     assert data.synthetic
-    known = int(config.vocab_size)
-    size = data.synthetic.vocab_size or known
-    if size > known:
+    vocabulary = int(config.vocab_size)
+    size = data.synthetic.vocab_size or vocabulary
+    if size > vocabulary:
         raise RecipeError(
-            f"is {size:,}, and the model knows {known:,} tokens",
+            f"is {size:,}, and the model knows {vocabulary:,} tokens",
             where="data.synthetic.vocab_size",
             hint="model.config.vocab_size",
         )
@@ -222,8 +222,8 @@ class Answerer:
         return tokens or [self._filler() if start is None else start]
 
     def _filler(self) -> int:
-        known = (self.tokenizer.pad_token_id, self.tokenizer.eos_token_id, 0)
-        return int(next(each for each in known if each is not None))
+        candidates = (self.tokenizer.pad_token_id, self.tokenizer.eos_token_id, 0)
+        return int(next(each for each in candidates if each is not None))
 
 
 @torch.inference_mode()  # type: ignore[untyped-decorator]

@@ -29,6 +29,7 @@ class DpoRecipe(DialogueRecipe):
     packages: ClassVar[tuple[str, ...]] = ("trl",)
     pairs: ClassVar[bool] = True
     dropout: ClassVar[bool] = False
+    traced: ClassVar[bool | str] = "muster.dialogues.tracing:PAIRS"
     output: ClassVar[Output] = "log-probs"
 
     workload: str = Field("dpo", description=WORKLOAD)

@@ -6,13 +6,12 @@ from typing import Any
 
 from trl import DPOConfig, DPOTrainer
 
-from muster.dialogues.answer import Answerer, executed, questions
+from muster.dialogues.answer import Answerer, questions
 from muster.dialogues.load import Encoding
-from muster.dialogues.tokens import PairCollator, count_pairs, pairs
-from muster.dialogues.trl import ByPairs
+from muster.dialogues.pairs import ByPairs
+from muster.dialogues.pairs import build as build_pairs
 from muster.worker.context import Context
-from muster.worker.decoders import make_config, make_model
-from muster.worker.trainer import wired
+from muster.worker.decoders import make_model
 from muster.worker.workloads.base import Built
 from muster.workloads.dpo.spec import DpoRecipe
 
@@ -29,15 +28,15 @@ class _Trainer(ByPairs, DPOTrainer):  # type: ignore[misc]
             return super().compute_loss(model, inputs, *args, **named)
         labels = inputs["input_ids"].masked_fill(inputs["completion_mask"] == 0, -100)
         given = {name: each for name, each in inputs.items() if name != "completion_mask"}
-        found = model(**given, labels=labels, use_cache=False, fused_lm_head=True)
+        outputs = model(**given, labels=labels, use_cache=False, fused_lm_head=True)
         reference = self.compute_ref_log_probs(self.ref_model or self.model, inputs)
         chosen, rejected = (
             self.beta * (each - before)
-            for each, before in zip(found.log_probs.sum(1).chunk(2), reference, strict=True)
+            for each, before in zip(outputs.log_probs.sum(1).chunk(2), reference, strict=True)
         )
         if self.model.training:
             mask = inputs["completion_mask"][:, 1:]
-            self.see("entropy", (found.entropy.detach() * mask).sum(), mask.sum())
+            self.see("entropy", (outputs.entropy.detach() * mask).sum(), mask.sum())
             return self.preferring(chosen, rejected, self.args.label_smoothing)
         self.seen(inputs, chosen, rejected)
         return chosen.new_zeros(())
@@ -47,51 +46,24 @@ def build(context: Context, arguments: dict[str, Any]) -> Built:
     """The trainer for the recipe. Raises DataError and RecipeError."""
     recipe = context.recipe
     assert isinstance(recipe, DpoRecipe)
-    encoding = Encoding(context)
-    tokenizer, samples = encoding.tokenizer, encoding.samples
-    config = make_config(recipe, tokenizer)
-    fitting = encoding.fitting(config)
-    train, held = (
-        pairs(part, encoding.templates, fitting, encoding.errors)
-        for part in (samples.train, samples.held_out)
-    )
-    longest = encoding.sequence  # rows are padded at their end
-    model = make_model(context, config, tokenizer, longest=longest)
-    # With adapters the reference is the model without them.
-    reference = None if recipe.lora else make_model(context, config, tokenizer, longest=longest)
-    trainer = wired(
-        _Trainer,
+
+    def models(encoding: Encoding, config: Any) -> dict[str, Any]:
+        """The trained one and its reference; with adapters that is the model without them."""
+        longest = encoding.sequence  # rows are padded at their end
+        names = ("model",) if recipe.lora else ("model", "ref_model")
+        return {name: make_model(context, config, encoding.tokenizer, longest=longest) for name in names}
+
+    return build_pairs(
         context,
-        model,
-        DPOConfig(
-            **{**arguments, "per_device_eval_batch_size": context.batch.micro},
-            beta=recipe.dpo.beta,
-            loss_type=["sigmoid"],
-            label_smoothing=recipe.dpo.label_smoothing,
-            f_divergence_type="reverse_kl",
-            disable_dropout=True,
-            sync_ref_model=False,
-            use_weighting=False,
-            ld_alpha=None,
-        ),
-        train=train,
-        held_out=held,
-        lengths=train.lengths,
-        collator=PairCollator(tokenizer.pad_token_id, encoding.fixed, encoding.multiple),
-        processing=tokenizer,
-        grouped=recipe.padding_varies,
-        own_loss=True,
-        ref_model=reference,
-    )
-    answered = executed(samples.held_out)
-    return Built(
-        trainer,
-        count_pairs,
-        len(train),
-        answered,
-        train.cut,
-        encoding.skipped,
-        len(held),
-        encoding.notes,
-        flops=False,  # the reference's are its own
+        arguments,
+        _Trainer,
+        DPOConfig,
+        models,
+        beta=recipe.dpo.beta,
+        loss_type=["sigmoid"],
+        label_smoothing=recipe.dpo.label_smoothing,
+        f_divergence_type="reverse_kl",
+        sync_ref_model=False,
+        use_weighting=False,
+        ld_alpha=None,
     )

@@ -33,8 +33,8 @@ def measure(context: Context) -> None:
         text = "there is only one rank: collectives, pairs and the split product are not measured"
         context.emit(events.Noted, text=text)
     if report.trouble:
-        kind, told = report.trouble[0]
-        raise WorkerError(_in_words(place, kind, told), failure=told.get("id"))
+        kind, trouble = report.trouble[0]
+        raise WorkerError(_in_words(place, kind, trouble), failure=trouble.get("id"))
 
 
 def place_of(context: Context) -> Place:
@@ -83,11 +83,11 @@ def _threads(context: Context) -> int | None:
     return None if context.device == "cuda" else torch.get_num_threads()
 
 
-def _in_words(place: Place, kind: str, told: dict[str, Any]) -> str:
-    question = told["question"]
+def _in_words(place: Place, kind: str, trouble: dict[str, Any]) -> str:
+    question = trouble["question"]
     if kind == "failed":
-        return f"{question}: {told['what']}"
-    ranks = ", ".join(f"rank {rank} on {place.host_of(rank)}" for rank in told["ranks"])
+        return f"{question}: {trouble['what']}"
+    ranks = ", ".join(f"rank {rank} on {place.host_of(rank)}" for rank in trouble["ranks"])
     return f"{ranks} did not answer the check at {question}"
 
 

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from pydantic import Field
 
 from muster.core.recipe import WORKLOAD
-from muster.core.workload import Survey
-from muster.dialogues.rl import Group, RolloutRecipe, check_held
+from muster.dialogues.rl import Group, GroupRecipe
 
 
 class Grpo(Group):
@@ -26,28 +23,26 @@ class Grpo(Group):
     )
 
 
-class GrpoRecipe(RolloutRecipe):
+class GrpoRecipe(GroupRecipe):
     """A decoder learns from the rewards of several answers to one prompt. A sample is an answer."""
 
+    trl: ClassVar[str] = "GRPO"
     workload: str = Field("grpo", description=WORKLOAD)
     grpo: Grpo = Field(
         default_factory=Grpo, description="The objective of group relative policy optimization."
     )
 
-    @property
-    def held(self) -> bool:
-        """Where beta is above 0."""
-        return self.grpo.beta > 0
-
-    @property
-    def per_prompt(self) -> int:
-        """Its answers."""
-        return self.grpo.answers
-
-    def check_data(self, path: Path | None, config: Mapping[str, Any]) -> Survey | None:
-        """As all that generate."""
-        check_held(self.grpo.beta, "grpo.beta", self)
-        return super().check_data(path, config)
+    def trl_arguments(self) -> dict[str, Any]:
+        """Of Shao et al. 2024."""
+        return {
+            "loss_type": self.grpo.loss,
+            "scale_rewards": self.grpo.scale,
+            "importance_sampling_level": "token",
+            "use_bias_correction_kl": False,  # as equation 4 of Shao et al. has it
+            "top_entropy_quantile": 1.0,
+            "entropy_coef": 0.0,
+            "delta": None,
+        }
 
 
 RECIPE = GrpoRecipe

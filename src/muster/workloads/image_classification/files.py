@@ -1,7 +1,6 @@
 """Image data on disk: Parquet files, CIFAR-10's batches, or a folder of images per class; and their classes.
 
-The control side checks with it what the ranks read with it, and decodes no image. It asks Parquet files by
-DuckDB, which ranks need not have.
+The control side checks with it what the ranks read with it, and decodes no image.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from muster.core.errors import DataError, refused
-from muster.store.records import HELD_OUT_NAMES, TRAIN_NAMES, DataFiles, by_part
+from muster.store.records import HELD_OUT_NAMES, ROWS, TRAIN_NAMES, DataFiles, by_part, parquet_file
 from muster.workloads.image_classification.batches import ImageBatches, find_batches
 
 PARQUET = ".parquet"
@@ -137,15 +136,15 @@ def _in_turn(part: Path, numbers: dict[str, int], *, empty: bool) -> Iterator[tu
 
 def _image_files(folder: Path) -> list[Path]:
     """The images of a class, in sub-folders too."""
-    found = []
+    images = []
     for place, folders, files in os.walk(folder):
         folders[:] = [name for name in folders if not name.startswith(".")]
-        found += [
+        images += [
             Path(place, name)
             for name in files
             if name.lower().endswith(SUFFIXES) and not name.startswith(".")
         ]
-    return sorted(found)
+    return sorted(images)
 
 
 def image_column(wanted: str, names: Sequence[str], where: str) -> str:
@@ -161,14 +160,14 @@ def label_column(wanted: str, names: Sequence[str], where: str) -> str:
 def _column(wanted: str, usual: Sequence[str], names: Sequence[str], where: str) -> str:
     if wanted in names:
         return wanted
-    found = next((name for name in usual if name in names), None) if wanted == usual[0] else None
-    if found is None:
+    column = next((name for name in usual if name in names), None) if wanted == usual[0] else None
+    if column is None:
         raise DataError(
             f"has no column {wanted!r}",
             where=where,
             hint=f"its columns: {', '.join(names)}; data.image and data.label name those to use",
         )
-    return found
+    return column
 
 
 def class_names(metadata: bytes | None, column: str) -> list[str] | None:
@@ -224,24 +223,24 @@ def classes_of(labels: Iterable[object], names: Sequence[str] | None, number: in
     """
     if names:
         return Classes(tuple(names), texts=False)
-    found = set(labels)
-    if any(isinstance(label, str) for label in found):
-        return Classes(tuple(sorted(label for label in found if isinstance(label, str))), texts=True)
+    values = set(labels)
+    if any(isinstance(label, str) for label in values):
+        return Classes(tuple(sorted(label for label in values if isinstance(label, str))), texts=True)
     if number is None:
         number = 0
-        while number in found:
+        while number in values:
             number += 1
     return Classes(tuple(str(each) for each in range(number)), texts=False)
 
 
 # ----------------------------------------------------------------------------------------------------
-# Parquet files as the control side asks them: columns, labels, and how many classes there are.
+# Parquet files: columns, labels, and how many classes there are.
 
 
 def table_classes(training: Sequence[ParquetTable], number: int | None) -> Classes:
     """The classes of Parquet files, by the training images' labels, or as the first file names them."""
-    labels = {label for table in training for label in table.labels()}
-    return classes_of(labels, training[0].names(), number)
+    labels = {label for table in training for label in table.labels}
+    return classes_of(labels, training[0].names, number)
 
 
 def classes_at(path: Path, image: str, label: str, number: int | None) -> int:
@@ -253,10 +252,10 @@ def classes_at(path: Path, image: str, label: str, number: int | None) -> int:
 @lru_cache(maxsize=16)
 def _counted(path: Path, image: str, label: str, number: int | None, stamp: tuple[int, ...]) -> int:
     """Read once for each state of the data: a plan asks for it with each of its ways."""
-    found = find_images(path)
-    if not isinstance(found, DataFiles):
-        return len(found.names)
-    return len(table_classes([ParquetTable(file, image, label) for file in found.train], number).names)
+    images = find_images(path)
+    if not isinstance(images, DataFiles):
+        return len(images.names)
+    return len(table_classes([read_table(file, image, label) for file in images.train], number).names)
 
 
 def _stamp(path: Path) -> tuple[int, ...]:
@@ -265,87 +264,62 @@ def _stamp(path: Path) -> tuple[int, ...]:
     return tuple(entry.stat().st_mtime_ns for entry in entries if entry.exists())
 
 
+@dataclass(frozen=True)
 class ParquetTable:
-    """A Parquet file, asked by DuckDB. Raises DataError where it is none, is empty, or lacks a column."""
+    """A Parquet file of images: its columns, the labels of its rows, and the names of the classes, where it
+    says them."""
 
-    def __init__(self, file: Path, image: str, label: str) -> None:
-        import duckdb
-
-        self.file, self.where = file, str(file)
-        self.base = duckdb.connect()
-        described = self.ask("DESCRIBE SELECT * FROM read_parquet($file)")
-        types = {name: kind for name, kind, *_ in described}
-        self.image = image_column(image, list(types), self.where)
-        self.label = label_column(label, list(types), self.where)
-        self.bytes = _content(self.image, types[self.image])
-        if self.bytes is None:
-            kind = f"column {self.image!r} holds {types[self.image]}, not images"
-            hint = "a struct of bytes and path, or bytes; data.image=COLUMN"
-            raise DataError(kind, where=self.where, hint=hint)
-        self.rows = int(self.ask("SELECT count(*) FROM read_parquet($file)")[0][0])
-        if not self.rows:
-            raise DataError("has no rows", where=self.where)
-
-    def ask(self, statement: str) -> list[Any]:
-        """The rows of a statement over $file."""
-        import duckdb
-
-        try:
-            return list(self.base.execute(statement, {"file": self.where}).fetchall())
-        except duckdb.Error as error:
-            reason = str(error).strip().splitlines()[0]
-            what = f"is not a Parquet file that can be read: {reason}"
-            raise DataError(what, where=self.where) from None
-
-    def labels(self) -> list[Any]:
-        """The labels that occur."""
-        return [row[0] for row in self.ask(f"SELECT DISTINCT {_quoted(self.label)} FROM read_parquet($file)")]
-
-    def names(self) -> list[str] | None:
-        """The names of the classes, where the file says them."""
-        kept = self.ask(f"SELECT value FROM parquet_kv_metadata($file) WHERE key = '{METADATA}'")
-        return class_names(bytes(kept[0][0]) if kept else None, self.label)
+    file: Path
+    image: str
+    label: str
+    labels: list[object]
+    names: list[str] | None
 
     def check(self, classes: Classes) -> None:
         """Raise DataError for the first row without a usable label, or without an image's bytes."""
-        label = _quoted(self.label)
-        bad = [each for each in self.labels() if classes.number(each) is None]
+        bad = {value for value in set(self.labels) if classes.number(value) is None}
         if bad:
-            row, value = self._first(label, f"value IS NULL OR value IN ({_listed(bad)})")
-            fault = classes.fault(value)
+            row = next(row for row, value in enumerate(self.labels) if value in bad)
+            fault = classes.fault(self.labels[row])
             raise DataError(fault.what, where=row_of(self.file, row), hint=fault.hint)
         if self.file.stat().st_size > LOOKED_AT:
             return
-        size = f"coalesce(octet_length({self.bytes}), 0)"
-        if self.bytes != _quoted(self.image):  # an image may lie beside, in a file
-            size += f" + coalesce(length({_quoted(self.image)}.path), 0)"
-        found = self._first(size, "value = 0")
-        if found:
-            raise DataError("is empty", where=row_of(self.file, found[0]), hint="data.bad=skip leaves it out")
-
-    def _first(self, value: str, condition: str) -> Any:
-        """(row, value) of the first row whose value meets the condition, or None."""
-        source = "read_parquet($file, file_row_number = true)"
-        inner = f"SELECT file_row_number AS row, {value} AS value FROM {source}"
-        rows = self.ask(f"SELECT row, value FROM ({inner}) WHERE {condition} ORDER BY 1 LIMIT 1")
-        return rows[0] if rows else None
+        with parquet_file(self.file) as opened:
+            batches = opened.iter_batches(ROWS, columns=[self.image])
+            images = (image for batch in batches for image in batch.column(0).to_pylist())
+            empty = next((row for row, image in enumerate(images) if _is_empty(image)), None)
+        if empty is not None:
+            raise DataError("is empty", where=row_of(self.file, empty), hint="data.bad=skip leaves it out")
 
 
-def _content(column: str, kind: str) -> str | None:
-    """The expression for an image's bytes; None where a column of this type holds none."""
-    if kind == "BLOB":
-        return _quoted(column)
-    if kind.startswith("STRUCT(") and "bytes" in kind and "BLOB" in kind:
-        return f"{_quoted(column)}.bytes"
-    return None
+def _is_empty(image: Any) -> bool:
+    """Whether a row has neither an image's bytes nor the name of a file beside."""
+    content = image.get("bytes") or image.get("path") if isinstance(image, dict) else image
+    return not content
 
 
-def _quoted(name: str) -> str:
-    return '"' + name.replace('"', '""') + '"'
+def read_table(file: Path, image: str, label: str) -> ParquetTable:
+    """A Parquet file's labels. `image`, `label`: columns as the recipe names them. Raises DataError where it
+    is none, is empty, or lacks a column, and ReaderMissingError."""
+    where = str(file)
+    with parquet_file(file) as opened:
+        schema, about = opened.schema_arrow, opened.metadata.metadata or {}
+        image, label = image_column(image, schema.names, where), label_column(label, schema.names, where)
+        _check_images(image, schema.field(image).type, where)
+        labels = opened.read(columns=[label]).column(label).to_pylist()
+    if not labels:
+        raise DataError("has no rows", where=where)
+    return ParquetTable(file, image, label, labels, class_names(about.get(METADATA.encode()), label))
 
 
-def _listed(values: list[Any]) -> str:
-    """Labels as SQL: numbers and texts."""
-    known = [value for value in values if value is not None]
-    texts = ["'" + str(value).replace("'", "''") + "'" for value in known]
-    return ", ".join(texts) or "NULL"
+def _check_images(column: str, kind: Any, where: str) -> None:
+    """Raise DataError where a column of this Arrow type holds no images."""
+    from pyarrow import types
+
+    content = kind
+    if types.is_struct(kind) and kind.get_field_index("bytes") >= 0:
+        content = kind.field("bytes").type
+    if not (types.is_binary(content) or types.is_large_binary(content)):
+        what = f"column {column!r} holds {kind}, not images"
+        hint = "a struct of bytes and path, or bytes; data.image=COLUMN"
+        raise DataError(what, where=where, hint=hint)

@@ -28,7 +28,6 @@ from torch.utils.data import Dataset
 
 from muster.core.errors import DataError
 from muster.store.records import DataFiles
-from muster.worker.data.digest import short_digest
 from muster.worker.data.hub import hub_parts, load
 from muster.worker.data.loading import SharedBytes
 from muster.worker.data.sampler import GroupedSampler
@@ -36,15 +35,15 @@ from muster.worker.loss import IGNORED
 from muster.worker.workloads.base import Counts
 from muster.workloads.image_classification.batches import CHANNELS, SIDE, ImageBatches
 from muster.workloads.image_classification.files import (
-    METADATA,
     Classes,
     ImageFolders,
-    class_names,
     classes_of,
     find_images,
     image_column,
     label_column,
+    read_table,
     row_of,
+    table_classes,
 )
 from muster.workloads.image_classification.spec import Digits, ImageData
 
@@ -269,7 +268,7 @@ def collate(samples: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 @dataclass(frozen=True)
-class Counter:
+class ImageCounter:
     """Counts a batch: images that can be read, and the tokens that the model makes of them."""
 
     tokens_per_image: int
@@ -283,7 +282,6 @@ class Counter:
 # ----------------------------------------------------------------------------------------------------
 # scikit-learn's digits, which come with Muster.
 
-MOST_SIZES = 100_000  # image files that are asked for their size; of more, evenly spread ones
 DIGITS = "digits"  # what the embedded images are called
 
 
@@ -374,11 +372,11 @@ def load_parts(data: ImageData, seed: int, number: int | None) -> Parts:
     With data.bad = skip, rows without a usable label are left out and counted in `faults`.
     """
     if data.path:
-        found = find_images(Path(data.path).expanduser())
-        if isinstance(found, ImageBatches):
-            parts = _batches(found)
+        images = find_images(Path(data.path).expanduser())
+        if isinstance(images, ImageBatches):
+            parts = _batches(images)
         else:
-            parts = _folders(found) if isinstance(found, ImageFolders) else _parquet(found, data, number)
+            parts = _folders(images) if isinstance(images, ImageFolders) else _parquet(images, data, number)
     elif data.name:
         parts = _hub(data, number)
     else:
@@ -423,12 +421,12 @@ class FileSource:
         return str(self.files[row])
 
 
-def _folders(found: ImageFolders) -> Parts:
+def _folders(images: ImageFolders) -> Parts:
     def part(files: Sequence[tuple[Path, int]]) -> Shard:
         source = FileSource([file for file, _ in files])
         return Shard(source, list(range(len(files))), [number for _, number in files])
 
-    return Parts(part(found.train), part(found.held_out), found.names)
+    return Parts(part(images.train), part(images.held_out), images.names)
 
 
 # --- CIFAR-10's batches ----------------------------------------------------------------------------------
@@ -484,53 +482,36 @@ class TableSource:
         return place_in(self.parts, row)
 
 
-def _parquet(found: DataFiles, data: ImageData, number: int | None) -> Parts:
+def _parquet(data_files: DataFiles, data: ImageData, number: int | None) -> Parts:
     """By way of the datasets library, whose cache on this machine the ranks share and map into memory."""
-    about = {str(file): _about(file) for file in (*found.train, *found.validation)}
-    tables = {}
-    for name, files in (("train", found.train), ("held_out", found.validation)):
-        if files:
-            tables[name] = (_read(files), files)
-    first, _ = tables["train"]
-    where = str(found.train[0])
-    image = image_column(data.image, first.column_names, where)
-    label = label_column(data.label, first.column_names, where)
-    classes = classes_of(_distinct(first, label), class_names(about[where][1], label), number)
+    training, held_out = (
+        [read_table(file, data.image, data.label) for file in files]
+        for files in (data_files.train, data_files.validation)
+    )
+    first, classes = training[0], table_classes(training, number)
     parts = {
-        name: _table_part(table, image, label, classes, [(str(f), about[str(f)][0]) for f in files])
-        for name, (table, files) in tables.items()
+        name: _table_part(
+            _read([table.file for table in tables]),
+            first.image,
+            first.label,
+            classes,
+            [(str(table.file), len(table.labels)) for table in tables],
+        )
+        for name, tables in (("train", training), ("held_out", held_out))
+        if tables
     }
     return Parts(parts["train"], _held_out(parts, "held_out"), classes.names)
 
 
 def _held_out(parts: Mapping[Any, Shard], *names: str) -> Shard:
     """The first of the parts that has rows, be they usable or not; an empty one where none has."""
-    known = [parts[name] for name in names if name in parts]
-    return next((part for part in known if len(part) or part.faults), Shard(parts["train"].source, [], []))
-
-
-def _about(file: Path) -> tuple[int, bytes | None]:
-    """A Parquet file's rows, and what the datasets library wrote about it. Raises DataError."""
-    import pyarrow
-    import pyarrow.parquet
-
-    try:
-        metadata = pyarrow.parquet.ParquetFile(file).metadata
-    except (OSError, pyarrow.ArrowException) as error:
-        reason = str(error).strip().splitlines()[0]
-        raise DataError(f"is not a Parquet file that can be read: {reason}", where=str(file)) from None
-    if not metadata.num_rows:
-        raise DataError("has no rows", where=str(file))
-    return int(metadata.num_rows), (metadata.metadata or {}).get(METADATA.encode())
+    there = [parts[name] for name in names if name in parts]
+    return next((part for part in there if len(part) or part.faults), Shard(parts["train"].source, [], []))
 
 
 def _read(files: Sequence[Path]) -> Any:
     """Parquet files as one table; the library calls all files of one list train."""
     return load("parquet", str(files[0].parent), data_files=[str(file) for file in files], split="train")
-
-
-def _distinct(table: Any, column: str) -> list[object]:
-    return list(table.data.table.column(column).unique().to_pylist())
 
 
 def _table_part(
@@ -545,16 +526,16 @@ def _table_part(
         )
     source = TableSource(table, image, files)
     values = table.data.table.column(label).to_pylist()
-    known: dict[object, int | None] = {value: classes.number(value) for value in set(values)}
+    numbers: dict[object, int | None] = {value: classes.number(value) for value in set(values)}
     rows, labels, faults = [], [], []
     for row, value in enumerate(values):
-        found = known[value]
-        if found is None:
+        number = numbers[value]
+        if number is None:
             fault = classes.fault(value)
             faults.append(DataError(fault.what, where=source.place(row), hint=fault.hint))
         else:
             rows.append(row)
-            labels.append(found)
+            labels.append(number)
     return Shard(source, rows, labels, faults)
 
 
@@ -564,7 +545,8 @@ def _hub(data: ImageData, number: int | None) -> Parts:
     train = loaded["train"]
     image = image_column(data.image, train.column_names, where)
     label = label_column(data.label, train.column_names, where)
-    classes = classes_of(_distinct(train, label), getattr(train.features[label], "names", None), number)
+    labels = train.data.table.column(label).unique().to_pylist()
+    classes = classes_of(labels, getattr(train.features[label], "names", None), number)
     parts = {
         name: _table_part(loaded[name], image, label, classes, [(f"{data.name}/{name}", len(loaded[name]))])
         for name in ("train", "validation", "test")
@@ -591,52 +573,3 @@ def _digits(digits: Digits) -> Parts:
         Shard(source, held_out, [labels[row] for row in held_out]),
         tuple(str(digit) for digit in range(10)),
     )
-
-
-# ----------------------------------------------------------------------------------------------------
-# What tells a host's images from another's, without reading them.
-
-
-def digest_of_images(parts: Parts, root: str | None) -> str:
-    """Of names, sizes and labels in their order, and of the classes. `root`: the folder that they are in,
-    which hosts may have in different places. Images of one size that differ in content are not told apart."""
-    train, held_out = (_of_part(part, root) for part in (parts.train, parts.held_out))
-    return (
-        f"{len(parts.train):,} to train on ({train}) and {len(parts.held_out):,} held out ({held_out}), "
-        f"{len(parts.names):,} classes ({short_digest(parts.names)})"
-    )
-
-
-def _of_part(part: Shard, root: str | None) -> str:
-    numbers = [np.array(part.rows, dtype=np.int64), np.array(part.labels, dtype=np.int64)]
-    names: list[str] = []
-    if isinstance(part.source, FileSource):
-        files = [part.source.files[row] for row in part.rows]
-        apart = -(-len(files) // MOST_SIZES) or 1
-        folder = str(Path(root).expanduser()) if root else ""
-        names = [str(file).removeprefix(folder) for file in files]
-        numbers[0] = np.array([_size(file) for file in files[::apart]], dtype=np.int64)
-    elif isinstance(part.source, TableSource | ArraySource):
-        names = [f"{Path(name).name} {rows}" for name, rows in part.source.parts]
-    if isinstance(part.source, TableSource):
-        numbers.append(_lengths(part.source.column))
-    return short_digest(names, *numbers)
-
-
-def _size(file: Path) -> int:
-    try:
-        return file.stat().st_size
-    except OSError:
-        return -1  # it cannot be read either, which is told elsewhere
-
-
-def _lengths(column: Any) -> Any:
-    """The bytes of each image of a table's column, without reading them; -1 where it has none."""
-    import pyarrow
-    import pyarrow.compute
-
-    if pyarrow.types.is_struct(column.type):
-        column = pyarrow.compute.struct_field(column, "bytes")
-    if pyarrow.types.is_null(column.type):
-        return np.array([len(column)])
-    return pyarrow.compute.binary_length(column).fill_null(-1).to_numpy().astype(np.int64)

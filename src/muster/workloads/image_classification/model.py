@@ -8,7 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoConfig, AutoModelForImageClassification
+from transformers import (
+    MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING,
+    AutoConfig,
+    AutoModelForImageClassification,
+)
 from transformers.integrations import unset_hf_deepspeed_config
 
 from muster.core import families
@@ -16,7 +20,7 @@ from muster.core.errors import RecipeError
 from muster.core.recipe import Recipe
 from muster.core.trace import TraceRequest
 from muster.worker.context import Context
-from muster.worker.models import add_lora, config_for, create, load, load_from
+from muster.worker.models import add_lora, check_kind, config_for, create, load, load_from
 from muster.worker.tracing.tasks import Inputs, TraceTask
 from muster.workloads.image_classification.images import Preparation
 from muster.workloads.image_classification.spec import ImageData
@@ -79,11 +83,11 @@ def _own_fields(recipe: Recipe) -> dict[str, Any]:
 def make_config(recipe: Recipe, labels: Mapping[str, Any]) -> Any:
     """A configuration from a size's name, a folder or hub name, and the recipe's own fields on top."""
     spec, fields = recipe.model, _own_fields(recipe)
-    known = families.size(spec.name)
-    if known is None and spec.name:
+    size_fields = families.size(spec.name)
+    if size_fields is None and spec.name:
         config = load_from(AutoConfig.from_pretrained, spec.name, "model.name", **fields, **labels)
     else:
-        fields = {"model_type": "vit", **(known or {}), **fields, **labels}
+        fields = {"model_type": "vit", **(size_fields or {}), **fields, **labels}
         config = config_for(fields.pop("model_type"), fields)
     size = data_of(recipe).size
     if size and _image_size(config):
@@ -94,16 +98,8 @@ def make_config(recipe: Recipe, labels: Mapping[str, Any]) -> Any:
             f"{size} pixels are no whole number of patches of {patch}",
             where="data.size" if data_of(recipe).size else "model.config.image_size",
         )
-    return _checked(config)
-
-
-def _checked(config: Any) -> Any:
-    from transformers import MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING as MAPPING
-
-    if type(config) not in MAPPING:
-        raise RecipeError(
-            f"{config.model_type} does not classify images", where="model", hint="such as vit-base"
-        )
+    mapping = MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING
+    check_kind(config, mapping, "does not classify images", "such as vit-base")
     return config
 
 

@@ -4,6 +4,7 @@ start. No image is decoded."""
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from types import ModuleType
 from typing import Annotated, Any, ClassVar, Literal
@@ -12,7 +13,7 @@ from pydantic import Field
 
 from muster.core import families
 from muster.core.data import Data
-from muster.core.errors import DataError
+from muster.core.errors import DataError, ReaderMissingError
 from muster.core.families import vit
 from muster.core.recipe import DATA, WORKLOAD, Recipe
 from muster.core.section import PositiveInt, Section
@@ -22,9 +23,9 @@ from muster.store.records import DataFiles, held_note, parts_of
 from muster.workloads.image_classification.batches import ImageBatches
 from muster.workloads.image_classification.files import (
     ImageFolders,
-    ParquetTable,
     classes_at,
     find_images,
+    read_table,
     table_classes,
 )
 
@@ -75,7 +76,7 @@ class ImageRecipe(Recipe):
 
     families: ClassVar[tuple[ModuleType, ...]] = (vit,)
     tokenized: ClassVar[bool] = False
-    traced: ClassVar[bool] = True
+    traced: ClassVar[bool | str] = True
     config_keys: ClassVar[Mapping[str, str]] = {"image_size": "data.size"}
     metric: ClassVar[str] = "top-1 accuracy"
     answer_names: ClassVar[Mapping[str, str]] = {"text": "another class", "exact": "the right class"}
@@ -92,20 +93,20 @@ print(model("image.png"))"""
         data.bad says so. Raises DataError with the file, and the row in it."""
         if path is None:
             return
-        data, found, strict = self.data, find_images(path), self.data.bad == "error"
-        if isinstance(found, ImageBatches):
-            for file in (*found.train, *found.held_out):
-                found.read(file)
+        data, images, strict = self.data, find_images(path), self.data.bad == "error"
+        if isinstance(images, ImageBatches):
+            for file in (*images.train, *images.held_out):
+                images.read(file)
             return
-        if isinstance(found, ImageFolders):
-            self._check_count(len(found.train), len(found.held_out))
+        if isinstance(images, ImageFolders):
+            self._check_count(len(images.train), len(images.held_out))
             if strict:
-                found.check()
+                images.check()
             return
-        tables = [ParquetTable(file, data.image, data.label) for file in (*found.train, *found.validation)]
-        training = tables[: len(found.train)]
+        tables = [read_table(file, data.image, data.label) for file in (*images.train, *images.validation)]
+        training = tables[: len(images.train)]
         classes = table_classes(training, number_of_classes(self))
-        self._check_count(sum(table.rows for table in training), len(found.validation))
+        self._check_count(sum(len(table.labels) for table in training), len(images.validation))
         for table in tables if strict else ():
             table.check(classes)
 
@@ -115,13 +116,13 @@ print(model("image.png"))"""
 
     def describe_data(self, path: Path) -> str:
         """Numbers of images, or files by name."""
-        found, fraction = find_images(path), self.data.validation_fraction
-        if isinstance(found, DataFiles):
-            return parts_of(path, found.train, found.validation, fraction)
-        if isinstance(found, ImageBatches):
-            return parts_of(path, found.train, found.held_out, fraction)
-        held = f"{len(found.held_out):,} held out" if found.held_out else f"held out {fraction:.3g} of it"
-        return f"{path}: {counted(len(found.train), 'image')} to train on, {held}"
+        images, fraction = find_images(path), self.data.validation_fraction
+        if isinstance(images, DataFiles):
+            return parts_of(path, images.train, images.validation, fraction)
+        if isinstance(images, ImageBatches):
+            return parts_of(path, images.train, images.held_out, fraction)
+        held = f"{len(images.held_out):,} held out" if images.held_out else f"held out {fraction:.3g} of it"
+        return f"{path}: {counted(len(images.train), 'image')} to train on, {held}"
 
     def epoch_samples(self) -> int | None:
         """Of the digits."""
@@ -135,8 +136,8 @@ print(model("image.png"))"""
         path = Path(self.data.path).expanduser() if self.data.path else None
         if path is None or not path.exists():
             return super().survey(config)
-        found = find_images(path)
-        held = found.validation if isinstance(found, DataFiles) else found.held_out
+        images = find_images(path)
+        held = images.validation if isinstance(images, DataFiles) else images.held_out
         notes = [] if held else held_note(None, None, self.data.validation_fraction)
         return Survey(self.epoch_samples(), tuple(notes))
 
@@ -170,18 +171,18 @@ print(model("image.png"))"""
         if not data.path:
             return None if data.name else CLASSES
         path = Path(data.path).expanduser()
-        return (
-            classes_at(path, data.image, data.label, number_of_classes(self)) or None
-            if path.exists()
-            else None
-        )
+        if not path.exists():
+            return None
+        with suppress(ReaderMissingError):
+            return classes_at(path, data.image, data.label, number_of_classes(self)) or None
+        return None
 
     def lengths(self, config: Mapping[str, Any] | None) -> Lengths | None:
         """ViT's patches and class token; of other families, a trace alone knows them."""
         if config is None:
             return None
-        known = families.family_of(config) is vit
-        return Lengths(vit.tokens(families.filled(config)) if known else 0)
+        is_vit = families.family_of(config) is vit
+        return Lengths(vit.tokens(families.filled(config)) if is_vit else 0)
 
 
 RECIPE = ImageRecipe

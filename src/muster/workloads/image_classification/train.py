@@ -14,6 +14,7 @@ from transformers import AutoModelForImageClassification, TrainingArguments
 
 from muster.core.errors import DataError
 from muster.core.recipe import Recipe
+from muster.core.units import counted
 from muster.store import events
 from muster.worker.context import Context
 from muster.worker.models import to_answer
@@ -23,15 +24,15 @@ from muster.worker.workloads.base import Built, HeldOut, limit_notes
 from muster.workloads.image_classification.images import (
     FAULTS,
     Augmentation,
-    Counter,
     EpochSampler,
+    ImageCounter,
     ImageSet,
+    Parts,
     Preparation,
     Shard,
     UnreadableImage,
     collate,
     decode,
-    digest_of_images,
     load_parts,
 )
 from muster.workloads.image_classification.model import (
@@ -79,7 +80,7 @@ def build(context: Context, arguments: dict[str, Any]) -> Built:
     recipe, data = context.recipe, data_of(context.recipe)
     with first_on_disk(context):
         parts = load_parts(data, recipe.train.seed, number_of_classes(recipe))
-    check_alike(context, "the images are", lambda: digest_of_images(parts, data.path))
+    check_alike(context, "the images are", lambda: counts_of(parts))
     model = make_model(context, parts.names)
     preparation = preparation_for(recipe, model.config)
     augmentation = Augmentation(data.flip, data.crop, recipe.train.seed) if data.flip or data.crop else None
@@ -107,10 +108,17 @@ def build(context: Context, arguments: dict[str, Any]) -> Built:
     )
     trainer.context, trainer.preparation, trainer.told = context, preparation, set()
     skipped = bad + bad_held_out + len(parts.train.faults) + len(parts.held_out.faults)
-    counter = Counter(tokens_per_image(model.config))
+    counter = ImageCounter(tokens_per_image(model.config))
     notes = limit_notes(len(parts.held_out), recipe.evaluate.limit)
     questions = _questions(held_out.part, parts.names)
     return Built(trainer, counter, len(train), questions, skipped=skipped, notes=notes)
+
+
+def counts_of(parts: Parts) -> str:
+    """How many images and classes there are: ranks of unlike numbers would wait for each other without end.
+    What is in the files, `muster prepare` compares."""
+    train, held_out, names = len(parts.train), len(parts.held_out), len(parts.names)
+    return f"{train:,} to train on and {held_out:,} held out, {counted(names, 'class')}"
 
 
 def _some(part: Shard, limit: int | None) -> Shard:

@@ -21,7 +21,7 @@ from muster.workloads.ppo.spec import PpoRecipe
 
 
 @dataclass(frozen=True)
-class Answered:
+class AnsweredPrompts:
     """Prompts with their answers, padded behind them.
 
     `input_ids`, `attention_mask`: (answers, length); `mask`: (answers, columns), 1 for the answers' tokens in
@@ -40,7 +40,7 @@ class Answered:
         pad: int,
         length: int | None,
         multiple: int,
-    ) -> Answered:
+    ) -> AnsweredPrompts:
         """From token numbers. `length`: of all rows, or None: of the longest, in whole multiples."""
         rows = [[*prompt, *answer] for prompt, answer in zip(prompts, answers, strict=True)]
         inputs, attention = padded(rows, pad, length or length_of(rows, multiple))
@@ -49,9 +49,11 @@ class Answered:
             mask[index, : len(prompt)] = 0
         return cls(inputs, attention, mask[:, min(map(len, prompts)) :])
 
-    def to(self, device: torch.device) -> Answered:
+    def to(self, device: torch.device) -> AnsweredPrompts:
         """The same on a device."""
-        return Answered(self.input_ids.to(device), self.attention_mask.to(device), self.mask.to(device))
+        return AnsweredPrompts(
+            self.input_ids.to(device), self.attention_mask.to(device), self.mask.to(device)
+        )
 
     @property
     def tokens(self) -> torch.Tensor:
@@ -79,8 +81,8 @@ class ActorCritic(PreTrainedModel):  # type: ignore[misc]
         given = {"input_ids": input_ids, "attention_mask": attention_mask, "use_cache": False}
         hidden = self.critic.base_model(**given)[0]
         values = self.critic.score(hidden[:, -columns - 1 : -1])[..., 0].float()
-        found = (log_probs_of(logits, input_ids[:, -columns:], self.temperature), values)
-        return (*found, entropy_of(logits, self.temperature)) if entropy else found
+        outputs = (log_probs_of(logits, input_ids[:, -columns:], self.temperature), values)
+        return (*outputs, entropy_of(logits, self.temperature)) if entropy else outputs
 
 
 def logits_of(

@@ -53,13 +53,13 @@ def advantages_of(
     values, rewards = values * mask, rewards * mask
     following = torch.zeros_like(values[:, 0])
     advantage = torch.zeros_like(following)
-    found = []
+    steps = []
     for step in reversed(range(values.shape[1])):
         delta = rewards[:, step] + gamma * following - values[:, step]
         advantage = delta + gamma * lam * advantage
         following = values[:, step]
-        found.append(advantage)
-    advantages = torch.stack(found[::-1], 1) * mask
+        steps.append(advantage)
+    advantages = torch.stack(steps[::-1], 1) * mask
     return advantages, advantages + values
 
 

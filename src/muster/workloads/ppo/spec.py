@@ -66,6 +66,7 @@ class PpoRecipe(RolloutRecipe):
 
     other_models: ClassVar[tuple[tuple[str, str], ...]] = (*RolloutRecipe.other_models, ("ppo", "critic"))
 
+    traced: ClassVar[bool | str] = True
     output: ClassVar[Output] = "all logits"
     workload: str = Field("ppo", description=WORKLOAD)
     ppo: Ppo = Field(default_factory=Ppo, description="The objective of proximal policy optimization.")

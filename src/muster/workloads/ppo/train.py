@@ -24,7 +24,7 @@ from muster.worker.decoders import make_config, make_model
 from muster.worker.models import without_dropout
 from muster.worker.trainer import Trainer, wired
 from muster.worker.workloads.base import Built, Counts
-from muster.workloads.ppo.actor_critic import ActorCritic, Answered, logits_of, make_critic
+from muster.workloads.ppo.actor_critic import ActorCritic, AnsweredPrompts, logits_of, make_critic
 from muster.workloads.ppo.objective import advantages_of, log_probs_of, policy_loss, token_rewards, value_loss
 from muster.workloads.ppo.spec import Ppo, PpoRecipe
 
@@ -35,7 +35,7 @@ __all__ = ["Answerer", "build", "questions"]
 class Experience:
     """A micro-batch of answers with what was true when they were drawn; (answers, columns) each."""
 
-    answered: Answered
+    answered: AnsweredPrompts
     log_probs: torch.Tensor
     values: torch.Tensor
     advantages: torch.Tensor
@@ -82,13 +82,13 @@ class _Trainer(Means, Rollouts, Trainer):
 
     def get_batch_samples(self, *given: Any) -> Any:
         """A step's micro-batches of prompts, which `training_step` answers."""
-        found, _ = super().get_batch_samples(*given)
+        batches, _ = super().get_batch_samples(*given)
         self._at = 0
         if not self._left:
-            self._waiting = [batch["prompts"].tolist() for batch in found]
+            self._waiting = [batch["prompts"].tolist() for batch in batches]
             self._left = self.ppo.epochs - self.state.global_step % self.ppo.epochs
         self._left -= 1
-        return found, None
+        return batches, None
 
     def training_step(self, model: Any, inputs: dict[str, Any], *_: Any, **__: Any) -> torch.Tensor:
         """Loss and gradient of a micro-batch of answers. They are in `inputs` afterwards."""
@@ -142,7 +142,7 @@ class _Trainer(Means, Rollouts, Trainer):
         """What is true of a micro-batch of answers when they are drawn."""
         encoding, ppo, device = self.encoding, self.ppo, self.accelerator.device
         pad = encoding.tokenizer.pad_token_id
-        answered = Answered.of(prompts, answers, pad, encoding.fixed, encoding.multiple).to(device)
+        answered = AnsweredPrompts.of(prompts, answers, pad, encoding.fixed, encoding.multiple).to(device)
         mask = answered.mask
         given = (answered.input_ids, answered.attention_mask, mask.shape[1])
         self.model.eval()
@@ -200,12 +200,12 @@ class _Trainer(Means, Rollouts, Trainer):
 def parted(groups: Sequence[dict[str, Any]], critic: Any, rate: float) -> list[dict[str, Any]]:
     """An optimizer's groups of parameters, with the critic's in groups of their own behind the others."""
     own = {id(parameter) for parameter in critic.parameters()}
-    found = []
+    split = []
     for inside, change in ((False, {}), (True, {"lr": rate})):
         for group in groups:
             part = [each for each in group["params"] if (id(each) in own) == inside]
-            found += [{**group, "params": part, **change}] if part else []
-    return found
+            split += [{**group, "params": part, **change}] if part else []
+    return split
 
 
 def _part(weights: Mapping[str, Any], prefix: str) -> dict[str, Any]:

@@ -28,6 +28,7 @@ class RewardRecipe(DialogueRecipe):
     packages: ClassVar[tuple[str, ...]] = ("trl",)
     pairs: ClassVar[bool] = True
     dropout: ClassVar[bool] = False
+    traced: ClassVar[bool | str] = "muster.dialogues.tracing:REWARDED"
     output: ClassVar[Output] = "numbers"
     metric: ClassVar[str] = "pair accuracy"
     loading: ClassVar[str] = _LOADING.format(

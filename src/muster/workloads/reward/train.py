@@ -7,24 +7,28 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
 from transformers import AutoModelForSequenceClassification
 from trl import RewardConfig, RewardTrainer
 
 from muster.core.errors import UsageError
 from muster.dialogues.answer import Answerer as Dialogues
 from muster.dialogues.load import Encoding, read
+from muster.dialogues.pairs import ByPairs
+from muster.dialogues.pairs import build as build_pairs
 from muster.dialogues.rewarding import make_reward_model, read_at_end, rewards, settle_padding
-from muster.dialogues.rows import Dialogue
-from muster.dialogues.tokens import PairCollator, count_pairs, pairs, turns_of
-from muster.dialogues.trl import ByPairs
+from muster.dialogues.rows import Dialogue, Turn
+from muster.dialogues.tokens import turns_of
 from muster.worker.context import Context
-from muster.worker.decoders import make_config
-from muster.worker.trainer import wired
 from muster.worker.workloads.base import Built
 
 
 class _Trainer(ByPairs, RewardTrainer):  # type: ignore[misc]
     """TRL's, with exact figures over held-out pairs."""
+
+    def __init__(self, **named: Any) -> None:
+        super().__init__(**named)
+        settle_padding(self.model, named["processing_class"])  # which TRL's trainer has set
 
     def compute_loss(self, model: Any, inputs: dict[str, Any], *args: Any, **named: Any) -> Any:
         """-log sigmoid(reward of the chosen answer - reward of the rejected one), the mean over pairs
@@ -39,33 +43,13 @@ class _Trainer(ByPairs, RewardTrainer):  # type: ignore[misc]
 
 def build(context: Context, arguments: dict[str, Any]) -> Built:
     """The trainer for the recipe. Raises DataError and RecipeError."""
-    encoding = Encoding(context)
-    tokenizer, samples = encoding.tokenizer, encoding.samples
-    fitting = encoding.fitting(make_config(context.recipe, tokenizer))
-    model = make_reward_model(context, tokenizer, longest=encoding.sequence)  # padded at their end
-    train, held = (
-        pairs(part, encoding.templates, fitting, encoding.errors)
-        for part in (samples.train, samples.held_out)
-    )
-    trainer = wired(
-        _Trainer,
-        context,
-        model,
-        RewardConfig(
-            **{**arguments, "per_device_eval_batch_size": context.batch.micro},
-            center_rewards_coefficient=None,
-            disable_dropout=True,
-        ),
-        train=train,
-        held_out=held,
-        lengths=train.lengths,
-        collator=PairCollator(tokenizer.pad_token_id, encoding.fixed, encoding.multiple),
-        processing=tokenizer,
-        grouped=context.recipe.padding_varies,
-        own_loss=True,
-    )
-    settle_padding(model, tokenizer)  # which TRL's trainer has set
-    return Built(trainer, count_pairs, len(train), [], train.cut, encoding.skipped, len(held), encoding.notes)
+
+    def models(encoding: Encoding, _: Any) -> dict[str, Any]:
+        """The model; its rows are padded at their end."""
+        return {"model": make_reward_model(context, encoding.tokenizer, longest=encoding.sequence)}
+
+    own = {"center_rewards_coefficient": None}
+    return build_pairs(context, arguments, _Trainer, RewardConfig, models, **own)
 
 
 class Answerer(Dialogues):
@@ -91,36 +75,23 @@ class Answerer(Dialogues):
                     where=f"the question {question!r}",
                     hint='muster ask RUN "prompt => answer"',
                 )
-            pairs.append((prompt.strip(), answer.strip()))
-        return [f"{each:.4f}" for each in self.rewards(pairs)], time.perf_counter() - began
+            pairs.append((turns_of(self.tokenizer, prompt.strip()), answer.strip()))
+        return [f"{each:.4f}" for each in self.rewards(pairs).tolist()], time.perf_counter() - began
 
-    def rewards(self, pairs: Sequence[tuple[str, str]]) -> list[float]:
-        """The reward of each (prompt, answer)."""
-        texts = []
-        for prompt, answer in pairs:
-            turns = turns_of(self.tokenizer, prompt)
-            texts.append([*self.templates.prompt(turns), *self.templates.answer(turns, answer)])
-        found: list[float] = rewards(
-            self.model, texts, self.tokenizer.pad_token_id, self.recipe.evaluate.batch
-        ).tolist()
-        return found
+    def rewards(self, pairs: Sequence[tuple[Sequence[Turn], str]]) -> torch.Tensor:
+        """(pairs) rewards of answers to these turns."""
+        texts = [
+            [*self.templates.prompt(turns), *self.templates.answer(turns, answer)] for turns, answer in pairs
+        ]
+        return rewards(self.model, texts, self.tokenizer.pad_token_id, self.recipe.evaluate.batch)
 
 
 def score(answerer: Answerer, cache: Path, limit: int | None) -> dict[str, float]:
     """Accuracy and margin on held-out pairs: `muster ask --evaluate`. Raises DataError."""
     began = time.perf_counter()
-    recipe, templates = answerer.recipe, answerer.templates
-    held: list[Dialogue] = read(recipe, cache, may_write=True).held_out[:limit]
-
-    def texts(answers: Sequence[str | None]) -> list[list[int]]:
-        return [
-            [*templates.prompt(each.turns), *templates.answer(each.turns, answer or "")]
-            for each, answer in zip(held, answers, strict=True)
-        ]
-
-    pad, batch = answerer.tokenizer.pad_token_id, recipe.evaluate.batch
-    chosen = rewards(answerer.model, texts([each.answer for each in held]), pad, batch)
-    rejected = rewards(answerer.model, texts([each.rejected for each in held]), pad, batch)
+    held: list[Dialogue] = read(answerer.recipe, cache, may_write=True).held_out[:limit]
+    chosen = answerer.rewards([(each.turns, each.answer or "") for each in held])
+    rejected = answerer.rewards([(each.turns, each.rejected or "") for each in held])
     margin = chosen - rejected
     return {
         "pair_accuracy": float((margin > 0).float().mean()),

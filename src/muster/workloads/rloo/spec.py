@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 from pydantic import Field
 
 from muster.core.recipe import WORKLOAD
-from muster.core.workload import Survey
-from muster.dialogues.rl import Group, RolloutRecipe, check_held
+from muster.dialogues.rl import Group, GroupRecipe
 
 
 class Rloo(Group):
@@ -24,27 +21,17 @@ class Rloo(Group):
     )
 
 
-class RlooRecipe(RolloutRecipe):
+class RlooRecipe(GroupRecipe):
     """A decoder learns from each answer's reward beside the others' to the same prompt. A sample is an
     answer."""
 
+    trl: ClassVar[str] = "RLOO"
     workload: str = Field("rloo", description=WORKLOAD)
     rloo: Rloo = Field(default_factory=Rloo, description="The objective of REINFORCE leave-one-out.")
 
-    @property
-    def held(self) -> bool:
-        """Where beta is above 0."""
-        return self.rloo.beta > 0
-
-    @property
-    def per_prompt(self) -> int:
-        """Its answers."""
-        return self.rloo.answers
-
-    def check_data(self, path: Path | None, config: Mapping[str, Any]) -> Survey | None:
-        """As all that generate."""
-        check_held(self.rloo.beta, "rloo.beta", self)
-        return super().check_data(path, config)
+    def trl_arguments(self) -> dict[str, Any]:
+        """Of Ahmadian et al. 2024."""
+        return {"normalize_advantages": self.rloo.normalize, "reward_clip_range": None}
 
 
 RECIPE = RlooRecipe

@@ -6,14 +6,19 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from transformers import AutoConfig, AutoModelForSeq2SeqLM, masking_utils
+from transformers import (
+    MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING,
+    AutoConfig,
+    AutoModelForSeq2SeqLM,
+    masking_utils,
+)
 
 from muster.core import families
-from muster.core.errors import RecipeError
 from muster.core.trace import TraceRequest
 from muster.worker.context import Context
 from muster.worker.models import (
     add_lora,
+    check_kind,
     config_for,
     create,
     fit_vocabulary,
@@ -32,8 +37,9 @@ def make_model(context: Context, tokenizer: Any) -> Any:
         model = load(context, AutoModelForSeq2SeqLM, recipe.model.name, **(recipe.model.config or {}))
     else:
         config = make_config(context, tokenizer)
-        kind = type_of(config)
-        model = create(context, lambda: kind._from_config(config, dtype=torch.float32))
+        mapping = MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING
+        check_kind(config, mapping, "is not an encoder-decoder model", "such as t5-small, or bart")
+        model = create(context, lambda: AutoModelForSeq2SeqLM.from_config(config, dtype=torch.float32))
         spread_positions(context, model, recipe.model.position_std)
     fit_vocabulary(context, model, tokenizer)
     if recipe.lora:
@@ -73,29 +79,16 @@ def spread_positions(context: Context, model: Any, std: float | None) -> None:
                     torch.nn.init.normal_(parameter, 0.0, std)
 
 
-def type_of(config: Any) -> Any:
-    """The encoder-decoder class for a configuration."""
-    from transformers import MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING as MAPPING
-
-    if type(config) not in MAPPING:
-        raise RecipeError(
-            f"{config.model_type} is not an encoder-decoder model",
-            where="model",
-            hint="such as t5-small, or bart",
-        )
-    return MAPPING[type(config)]
-
-
 def make_config(context: Context, tokenizer: Any) -> Any:
     """A configuration from a size's name, a folder or hub name, and the recipe's own fields on top."""
     spec = context.recipe.model
     fields = dict(spec.config or {})
-    known = families.size(spec.name)
-    if known is None and spec.name:
+    size_fields = families.size(spec.name)
+    if size_fields is None and spec.name:
         return load_from(AutoConfig.from_pretrained, spec.name, "model.name", **fields)
-    fields = {"model_type": "t5", **(known or {}), **fields}
+    fields = {"model_type": "t5", **(size_fields or {}), **fields}
     kind = fields.pop("model_type")
-    fields["vocab_size"] = max(len(tokenizer), int(fields.get("vocab_size", 0)) if known else 0)
+    fields["vocab_size"] = max(len(tokenizer), int(fields.get("vocab_size", 0)) if size_fields else 0)
     if tokenizer.pad_token_id is not None:
         fields.setdefault("pad_token_id", tokenizer.pad_token_id)
         fields.setdefault("decoder_start_token_id", tokenizer.pad_token_id)

@@ -22,10 +22,12 @@ from muster.store import databases
 from muster.store.lines import MISSING, Skip, Skipped, text_of, value_at
 from muster.store.records import (
     DataFiles,
+    LoadedSamples,
     Splits,
     find_data,
     held_note,
     hold_out,
+    names_of,
     parts_of,
     read_samples,
     unread_note,
@@ -124,7 +126,7 @@ class PairData(SplitData):
     def candidates(self) -> list[tuple[str, str]]:
         """Pairs of fields that a row's input and target may be in; what the recipe names stays."""
         one, other = self.named("input"), self.named("target")
-        return list(dict.fromkeys((one or known[0], other or known[1]) for known in self.pairs))
+        return list(dict.fromkeys((one or pair[0], other or pair[1]) for pair in self.pairs))
 
     def fields(self) -> tuple[str, ...]:
         """All fields that are looked for."""
@@ -145,7 +147,7 @@ class PairRecipe(Recipe):
 
     cut_by: ClassVar[str] = "data.max_source or data.max_target"
     families: ClassVar[tuple[ModuleType, ...]] = (t5,)
-    traced: ClassVar[bool] = True
+    traced: ClassVar[bool | str] = True
     loading: ClassVar[str] = """\
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 words, model = AutoTokenizer.from_pretrained({model}), AutoModelForSeq2SeqLM.from_pretrained({model})
@@ -163,28 +165,17 @@ print(words.decode(made[0], skip_special_tokens=True, clean_up_tokenization_spac
 
     def _read(self, path: Path) -> Survey:
         """The pairs as ranks will have them. Raises DataError."""
-        files, data, skipped = find_data(path, self.data.splits), self.data, Skipped()
-        skip = skipped.where(data.bad)
-        train = list(read_pairs(files.train, data, limit=data.limit, skip=skip))
-        notes = files_notes(files, data)
-        if files.validation:
-            for _ in read_pairs(files.validation, data, skip=skip):
-                pass
-        else:
-            count = len(train)
-            held = held_groups((group_of(row, data) for row in train), data, self.train.seed)
-            train = [row for row in train if group_of(row, data) not in held]
-            notes += held_note(count - len(train), count, data.validation_fraction)
-        some = some_of(train, lambda row: (row.input, row.target))
-        return Survey(len(train), (*notes, *skipped.notes), tuple(some))
+        read = load_rows(self.data, self.train.seed, path)
+        some = some_of(read.train, lambda row: (row.input, row.target))
+        return Survey(len(read.train), read.notes, tuple(some))
 
     def describe_data(self, path: Path) -> str:
         """Files by name, and the fields that are read."""
         files = find_data(path, self.data.splits)
         row = next(read_pairs(files.train, self.data, limit=1, skip=Skipped().where(self.data.bad)))
-        told = parts_of(path, files.train, files.validation, self.data.validation_fraction, files.unused)
+        parts = parts_of(path, files.train, files.validation, self.data.validation_fraction, files.unused)
         schema = f" with schema {self.data.schema_}" if self.data.schema_ else ""
-        return f"{told}; from field {row.fields[0]}{schema} to field {row.fields[1]}"
+        return f"{parts}; from field {row.fields[0]}{schema} to field {row.fields[1]}"
 
     def short_data(self, samples: int) -> dict[str, Any]:
         """Fewer generated questions."""
@@ -215,10 +206,10 @@ print(words.decode(made[0], skip_special_tokens=True, clean_up_tokenization_spac
         for what, texts, key in (("inputs", inputs, "max_source"), ("targets", targets, "max_target")):
             limit = getattr(data, key)
             lengths = [number + 1 for number in counted.count(texts)]  # with the end
-            if told := too_long(lengths, read.samples or 0, limit, exact=counted.exact):
+            if excess := too_long(lengths, read.samples or 0, limit, exact=counted.exact):
                 notes.append(
-                    f"{told[0]} {what} are longer than data.{key}={limit} tokens and lose their end; the "
-                    f"longest has {told[1]:,}"
+                    f"{excess[0]} {what} are longer than data.{key}={limit} tokens and lose their end; the "
+                    f"longest has {excess[1]:,}"
                 )
         return notes
 
@@ -275,6 +266,29 @@ class PairRow:
     missing: str | None = None  # the name of a database that is not there
 
 
+def load_rows(data: PairData, seed: int, path: Path | None, hub: Any = None) -> LoadedSamples[PairRow]:
+    """The rows of a file or folder. `hub`: reads those of data.name, where `path` is None: (data, skip) ->
+    (train, held out, where they are from, notes). Raises DataError."""
+    notes, skipped = list[str](), Skipped()
+    skip = skipped.where(data.bad)
+    if path is None:
+        train, held_out, about, notes = hub(data, skip)
+    else:
+        files = find_data(path, data.splits)
+        train = list(read_pairs(files.train, data, limit=data.limit, skip=skip))
+        held_out = list(read_pairs(files.validation, data, skip=skip)) if files.validation else []
+        notes += files_notes(files, data) if data.path else []
+        about = names_of(files.train) + (f", held out {names_of(files.validation)}" if held_out else "")
+    if not held_out:
+        rows, kind = train, "schema" if data.hold_out == "schemas" else "sample"
+        groups, where = (group_of(row, data) for row in rows), data.path or data.name
+        held = hold_out(groups, data.validation_fraction, seed, where, kind=kind)
+        held_out = [row for row in rows if group_of(row, data) in held]
+        train = [row for row in rows if group_of(row, data) not in held]
+        notes += held_note(len(held_out), len(rows), data.validation_fraction)
+    return LoadedSamples(train, held_out, skipped, about, (*notes, *skipped.notes))
+
+
 def read_pairs(
     files: Iterable[Path], data: PairData, *, limit: int | None = None, skip: Skip | None = None
 ) -> Iterator[PairRow]:
@@ -292,8 +306,8 @@ def pair_of(record: Mapping[str, Any], data: PairData, where: str, folder: Path 
     fields = fields_of(record, data, where)
     question = text_of(record, fields[0], where, data.key("input"), blank=False)
     target = text_of(record, fields[1], where, data.key("target"), blank=False)
-    found = (record.get(field) for field in databases.FIELDS)
-    named = next((name for name in found if isinstance(name, str) and name), None)
+    names = (record.get(field) for field in databases.FIELDS)
+    named = next((name for name in names if isinstance(name, str) and name), None)
     database = databases.find_database(named, folder) if named and folder else None
     schema = schema_of(record, data, where, named, database) if data.schema_ else ""
     missing = named if database is None else None
@@ -312,9 +326,9 @@ def fields_of(record: Mapping[str, Any], data: PairData, where: str) -> tuple[st
     texts = [pair for pair in texts if values[pair[0]].strip()] or texts
     rivals = [one for one, other in texts if other == texts[0][1]]
     if len(rivals) > 1:
-        told = " and ".join(rivals)
+        rival_names = " and ".join(rivals)
         hint = f"{data.key('input')}={rivals[0]}, and data.schema={rivals[1]} where the model shall read both"
-        raise DataError(f"the input may be any of the fields {told}", where=where, hint=hint)
+        raise DataError(f"the input may be any of the fields {rival_names}", where=where, hint=hint)
     there = texts or [pair for pair in pairs if all(values[field] is not MISSING for field in pair)]
     if there:
         return there[0]
@@ -379,9 +393,3 @@ def files_notes(files: DataFiles, data: PairData) -> list[str]:
         return data.used(fields_of(row, data, str(files.train[0])))
 
     return [*unused_note(files), *unread_note(files.train[0], read, data.fields())]
-
-
-def held_groups(groups: Iterable[str], data: PairData, seed: int) -> set[str]:
-    """Which inputs (or schemas) are held out where a data set has no part for that. Raises DataError."""
-    kind = "schema" if data.hold_out == "schemas" else "sample"
-    return hold_out(groups, data.validation_fraction, seed, data.path or data.name, kind=kind)

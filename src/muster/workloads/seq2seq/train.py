@@ -20,8 +20,8 @@ from transformers import (
 from muster.core.data import Generated
 from muster.core.recipe import Recipe
 from muster.core.units import counted
-from muster.store.lines import Skip, Skipped, each_made
-from muster.store.records import find_data, held_note, left_note, names_of
+from muster.store.lines import Skip, each_made
+from muster.store.records import LoadedSamples, left_note
 from muster.worker.context import Context
 from muster.worker.data.digest import short_digest
 from muster.worker.data.hub import held_part, hub_parts, unused_parts
@@ -34,19 +34,11 @@ from muster.worker.trainer import Common, wired
 from muster.worker.workloads.base import Built, Counts, HeldOut, limit_notes
 from muster.workloads.seq2seq.model import make_model, mask_unasked
 from muster.workloads.seq2seq.shapes import Shape, choose_shapes, round_up, shape_of
-from muster.workloads.seq2seq.spec import (
-    PairData,
-    PairRow,
-    files_notes,
-    group_of,
-    held_groups,
-    pair_of,
-    read_pairs,
-)
+from muster.workloads.seq2seq.spec import PairData, PairRow, load_rows, pair_of
 
 
 @dataclass(frozen=True)
-class Pair(HeldOut):
+class TextPair(HeldOut):
     """An input and its target. `schema`: the end of the input that describes tables; empty: there is none."""
 
     schema: str = ""
@@ -104,7 +96,7 @@ def build(context: Context, arguments: dict[str, Any]) -> Built:
         grouped=data.padding != "fixed",
     )
     cut = encoded.cut + encoded_held.cut
-    return Built(trainer, count_batch, len(encoded), held, cut, pairs.skipped, notes=notes)
+    return Built(trainer, count_batch, len(encoded), held, cut, pairs.skipped.count, notes=notes)
 
 
 def shapes_for(context: Context, train: Encoded, held_out: Encoded, multiple: int) -> tuple[Shape, ...]:
@@ -151,7 +143,7 @@ def digest_of_pairs(train: Sequence[HeldOut], held_out: Sequence[HeldOut], token
     )
 
 
-def make_tokenizer(context: Context, train: Sequence[Pair]) -> Any:
+def make_tokenizer(context: Context, train: Sequence[TextPair]) -> Any:
     """The model's own tokenizer, or one trained on the data (the same on every rank: same data, no
     chance)."""
     model = context.recipe.model
@@ -164,7 +156,7 @@ def make_tokenizer(context: Context, train: Sequence[Pair]) -> Any:
     return load_from(AutoTokenizer.from_pretrained, name, "model.tokenizer")
 
 
-def alone(pair: Pair) -> str:
+def alone(pair: TextPair) -> str:
     """The input without its schema."""
     return pair.question.removesuffix(pair.schema)
 
@@ -182,7 +174,7 @@ def cover_characters(tokenizer: Any, texts: Sequence[str]) -> list[str]:
     return [f"added to the tokenizer, which had no token for them: {' '.join(missing)}"]
 
 
-def questions(recipe: Recipe, cache: Path) -> list[Pair]:
+def questions(recipe: Recipe, cache: Path) -> list[TextPair]:
     """All held-out inputs with their targets. Raises DataError."""
     return load_pairs(data_of(recipe), cache, may_write=True, seed=recipe.train.seed).held_out
 
@@ -230,47 +222,21 @@ class Answerer:
 # Inputs and their targets: from files, a hub data set, or generated; tokenized, batched, padded.
 
 
-@dataclass(frozen=True)
-class Pairs:
-    """The training and the held-out pairs, a note that says where they are from, what of it is not used, and
-    how many rows cannot be used."""
-
-    train: list[Pair]
-    held_out: list[Pair]
-    about: str = ""
-    notes: tuple[str, ...] = ()
-    skipped: int = 0
-
-
-def load_pairs(data: PairData, cache: Path, *, may_write: bool, seed: int) -> Pairs:
+def load_pairs(data: PairData, cache: Path, *, may_write: bool, seed: int) -> LoadedSamples[TextPair]:
     """The recipe's pairs. `may_write`: this process may fill `cache`. Raises DataError."""
-    notes, skipped = list[str](), Skipped()
-    skip = skipped.where(data.bad)
-    if data.name:
-        train, held_out, about, left = _from_hub(data, skip)
-        notes += left
-    else:
-        folder = Path(data.path).expanduser() if data.path else cache
-        if not data.path and may_write:
-            _generate(data.generated or Generated(), cache)
-        files = find_data(folder, data.splits)
-        train = list(read_pairs(files.train, data, limit=data.limit, skip=skip))
-        held_out = list(read_pairs(files.validation, data, skip=skip)) if files.validation else []
-        notes += files_notes(files, data) if data.path else []
-        about = names_of(files.train) + (f", held out {names_of(files.validation)}" if held_out else "")
-    told = f"questions: {about}; {_fields_told(train[-1:], data)}"
-    missing = sorted({row.missing for row in (*train, *held_out) if row.missing}) if data.executed else []
+    given = data.name or data.path
+    if not given and may_write:
+        _generate(data.generated or Generated(), cache)
+    path = None if data.name else Path(data.path).expanduser() if data.path else cache
+    read = load_rows(data, seed, path, _from_hub)
+    rows = (*read.train, *read.held_out)
+    about = f"questions: {read.about}; {_fields_told(read.train[-1:], data)}"
+    missing = sorted({row.missing for row in rows if row.missing}) if data.executed else []
     if missing:
-        told += f"; no such database, so not executed: {', '.join(missing[:3])}"
-        told += f" and {len(missing) - 3} more" if len(missing) > 3 else ""
-    if not held_out:
-        held = held_groups((group_of(row, data) for row in train), data, seed)
-        held_out = [row for row in train if group_of(row, data) in held]
-        train = [row for row in train if group_of(row, data) not in held]
-        notes += held_note(len(held_out), len(train) + len(held_out), data.validation_fraction)
-    told = told if data.name or data.path else ""
-    notes += skipped.notes
-    return Pairs(_pairs(train, data), _pairs(held_out, data), told, tuple(notes), skipped.count)
+        about += f"; no such database, so not executed: {', '.join(missing[:3])}"
+        about += f" and {len(missing) - 3} more" if len(missing) > 3 else ""
+    train, held_out = (_pairs(part, data) for part in (read.train, read.held_out))
+    return LoadedSamples(train, held_out, read.skipped, about if given else "", read.notes)
 
 
 def _fields_told(rows: Sequence[PairRow], data: PairData) -> str:
@@ -280,11 +246,11 @@ def _fields_told(rows: Sequence[PairRow], data: PairData) -> str:
     return f"inputs: field {names[0][0]}{schema}; answers: field {names[0][1]}"
 
 
-def _pairs(rows: Sequence[PairRow], data: PairData) -> list[Pair]:
+def _pairs(rows: Sequence[PairRow], data: PairData) -> list[TextPair]:
     def database(row: PairRow) -> str | None:
         return str(row.database) if data.executed and row.database else None
 
-    return [Pair(row.input, row.target, database(row), row.schema) for row in rows]
+    return [TextPair(row.input, row.target, database(row), row.schema) for row in rows]
 
 
 def _generate(generated: Generated, folder: Path) -> None:
@@ -321,7 +287,7 @@ class Encoded(Dataset[dict[str, list[int]]]):  # type: ignore[misc]
     """Pairs as token numbers, cut to the recipe's lengths. `cut` counts the pairs that lost something,
     `schemas_cut` those that lost a part of their schema, `questions_cut` those of them that lost more."""
 
-    def __init__(self, pairs: Sequence[Pair], tokenizer: Any, data: PairData) -> None:
+    def __init__(self, pairs: Sequence[TextPair], tokenizer: Any, data: PairData) -> None:
         self.cut = self.schemas_cut = self.questions_cut = 0
         self.rows: list[tuple[list[int], list[int]]] = []
         for start in range(0, len(pairs), 10_000):
@@ -350,8 +316,8 @@ def schemas_cut(train: Encoded, held_out: Encoded, length: int) -> list[str]:
     cut, questions = train.schemas_cut + held_out.schemas_cut, train.questions_cut + held_out.questions_cut
     if not cut:
         return []
-    told = f"data.max_source={length} is too short for {counted(cut, 'sample')}: the end of the schema is cut"
-    return [told + (f"; {counted(questions, 'sample')} lost a part of the question too" if questions else "")]
+    note = f"data.max_source={length} is too short for {counted(cut, 'sample')}: the end of the schema is cut"
+    return [note + (f"; {counted(questions, 'sample')} lost a part of the question too" if questions else "")]
 
 
 def _cut(tokens: list[int], length: int) -> list[int]:

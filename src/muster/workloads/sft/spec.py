@@ -79,11 +79,11 @@ class SftRecipe(DialogueRecipe):
 
     def survey(self, config: Mapping[str, Any] | None, checked: Survey | None = None) -> Survey:
         """As all dialogues; of packed samples, the sequences are the samples."""
-        found = super().survey(config, checked)
-        if not self.data.packing or found.samples is None:
-            return found
-        told = f"{counted(found.samples, 'sample')} are packed: how many sequences they fill, ranks will find"
-        return Survey(None, (*found.notes, told))
+        read = super().survey(config, checked)
+        if not self.data.packing or read.samples is None:
+            return read
+        note = f"{counted(read.samples, 'sample')} are packed: how many sequences they fill, ranks will find"
+        return Survey(None, (*read.notes, note))
 
     @property
     def padding_varies(self) -> bool:

@@ -54,9 +54,9 @@ def build(context: Context, arguments: dict[str, Any]) -> Built:
     )
     notes = encoding.notes
     if data.packing:
-        told = f"{len(train):,} samples"
+        count = f"{len(train):,} samples"
         train, held = (packed(part, encoding.sequence) for part in (train, held))
-        notes.append(f"{told} are packed into {len(train):,} sequences of {encoding.sequence:,} tokens")
+        notes.append(f"{count} are packed into {len(train):,} sequences of {encoding.sequence:,} tokens")
     whole = not data.packing and data.learn != "padding"
     model = make_model(context, config, tokenizer, longest=encoding.sequence if whole else None)
     if data.packing:

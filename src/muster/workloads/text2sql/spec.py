@@ -36,6 +36,7 @@ class TextToSqlData(PairData):
 class TextToSqlRecipe(PairRecipe):
     """An encoder-decoder model learns to translate questions into SQL."""
 
+    traced: ClassVar[bool | str] = "muster.workloads.seq2seq.model:TRACED"
     workload: str = Field("text2sql", description=WORKLOAD)
     data: TextToSqlData = Field(default_factory=TextToSqlData, description=DATA)
 

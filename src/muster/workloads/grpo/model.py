@@ -1,7 +1,0 @@
-"""A decoder that learns from rewards, as it is traced."""
-
-from __future__ import annotations
-
-from muster.dialogues.tracing import compared
-
-TRACED = compared(1)
