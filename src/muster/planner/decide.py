@@ -32,7 +32,7 @@ from muster.planner.memory.fit import MemoryLimit, Setting
 from muster.planner.placing import device_and_slots, gpu_numbers, gpus_of
 from muster.planner.remedies import SYNC, refusal, remedies
 from muster.planner.setting import room_of
-from muster.planner.sizing import Tracer, Way, Where, open_choices, size
+from muster.planner.sizing import Tracer, TrainingWay, Where, open_choices, size
 from muster.planner.time.steptime import Calibration
 
 FIELD = "launch.hosts"
@@ -108,7 +108,7 @@ def decide(
     world_size = sum(slots)
     # What trains nothing has neither: the values below are shown nowhere.
     precision, refused, machines, room = "fp32", None, None, NOWHERE
-    way, candidates, would_fit = Way(recipe, Batch(1, 1, world_size)), list[Candidate](), list[str]()
+    way, candidates, would_fit = TrainingWay(recipe, Batch(1, 1, world_size)), list[Candidate](), list[str]()
     if recipe.trains:
         gpus = gpus_of(facts, hosts, slots, shared=one_machine)
         precision = decide_precision(recipe, device, gpus, decisions)
@@ -167,13 +167,13 @@ def decide(
 
 def _choose(
     recipe: Recipe, where: Where, decisions: list[Decision]
-) -> tuple[Way, list[Candidate], UsageError | None, list[str]]:
+) -> tuple[TrainingWay, list[Candidate], UsageError | None, list[str]]:
     """Return the best way, all that were compared, why it does not fit, and what would.
 
     Raises RecipeError for numbers that contradict each other.
     """
     config = whole_config(recipe)
-    tried = list[Way]()
+    tried = list[TrainingWay]()
     impossible: RecipeError | None = None
     for changes, made in _open(recipe):
         try:
@@ -215,7 +215,7 @@ def _open(recipe: Recipe) -> list[tuple[dict[str, str], Recipe]]:
 
 def ways(
     changes: dict[str, str], recipe: Recipe, config: Mapping[str, Any] | None, where: Where
-) -> list[Way]:
+) -> list[TrainingWay]:
     """Return a combination as it would be, whether it fits or not; where it accumulates and the recipe leaves
     open when gradients are reduced, both ways, the one with less communication first.
 
@@ -229,7 +229,7 @@ def ways(
     return [size(made, config, where, {**changes, SYNC: word}) for word, made in both]
 
 
-def best(tried: Sequence[Way]) -> tuple[int, str]:
+def best(tried: Sequence[TrainingWay]) -> tuple[int, str]:
     """Return which way, and why: of those that fit the fastest; the mildest where one's speed is not known.
     None fits: the smallest. A way whose need is not known is taken only where that is so of all."""
     counted = [index for index, each in enumerate(tried) if each.fits is not None]
@@ -245,7 +245,7 @@ def best(tried: Sequence[Way]) -> tuple[int, str]:
     return fastest, f"the fastest {among}: {format_number(tried[fastest].speed)} samples/s predicted"
 
 
-def _decisions(chosen: Way, reason: str) -> list[Decision]:
+def _decisions(chosen: TrainingWay, reason: str) -> list[Decision]:
     """Why what was open came to what it is."""
     return [
         Decision(name, int(value) if value.isdigit() else value == "true", reason)
@@ -254,7 +254,7 @@ def _decisions(chosen: Way, reason: str) -> list[Decision]:
     ]
 
 
-def _as_candidate(way: Way, chosen: Way, reason: str) -> Candidate:
+def _as_candidate(way: TrainingWay, chosen: TrainingWay, reason: str) -> Candidate:
     step = way.step
     return Candidate(
         changes=dict(way.changes),
@@ -267,7 +267,7 @@ def _as_candidate(way: Way, chosen: Way, reason: str) -> Candidate:
     )
 
 
-def _lost(way: Way, chosen: Way) -> str:
+def _lost(way: TrainingWay, chosen: TrainingWay) -> str:
     """Why a way was not chosen."""
     if way.fits is None:
         return "whether it fits is unknown"

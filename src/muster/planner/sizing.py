@@ -43,7 +43,7 @@ class Where:
 
 
 @dataclass(frozen=True)
-class Way:
+class TrainingWay:
     """A recipe as it can be run, and what it comes to.
 
     `recipe`: with what was `auto` in its model and training; `setting`: None where model or lengths are not
@@ -72,7 +72,9 @@ class Way:
         return self.step.samples_per_second if self.step else 0.0
 
 
-def size(recipe: Recipe, config: Mapping[str, Any] | None, where: Where, changes: Mapping[str, str]) -> Way:
+def size(
+    recipe: Recipe, config: Mapping[str, Any] | None, where: Where, changes: Mapping[str, str]
+) -> TrainingWay:
     """Return the way that a recipe goes, with everything decided that depends on how large the model is.
 
     `config`: None where it is not known here; `changes`: what distinguishes it from other ways. Raises
@@ -87,7 +89,7 @@ def size(recipe: Recipe, config: Mapping[str, Any] | None, where: Where, changes
     recipe, setting = _creation(recipe, setting, room, decisions)
     batch = _batch(recipe, config, ranks, setting, room, decisions)
     if setting is None:
-        return Way(recipe, batch, None, changes, decisions)
+        return TrainingWay(recipe, batch, None, changes, decisions)
     split = recipe.batch.split if isinstance(recipe.batch.split, list) else [batch.micro]
     most = max(split)  # of any rank
     setting = replace(setting, micro=most, share=sum(split) / len(split) / most)
@@ -96,13 +98,13 @@ def size(recipe: Recipe, config: Mapping[str, Any] | None, where: Where, changes
     needed = need(setting)
     lacks = lacking(setting, room, needed)
     if needed is None or not (needed.whole or lacks):
-        return Way(recipe, batch, setting, changes, decisions, step=step)
+        return TrainingWay(recipe, batch, setting, changes, decisions, step=step)
     if room.device is not None and lacks is None:
         decisions.append(_about_need(needed, room.device))
     if changes:
         changes = {**changes, "batch.micro": str(setting.micro)}
     memory = sum(needed.device.values())
-    return Way(recipe, batch, setting, changes, decisions, memory, lacks, step)
+    return TrainingWay(recipe, batch, setting, changes, decisions, memory, lacks, step)
 
 
 def _learning_rate(recipe: Recipe, decisions: list[Decision]) -> Recipe:
