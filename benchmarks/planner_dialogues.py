@@ -29,10 +29,9 @@ from hardware import processor  # noqa: E402
 from tests.cluster.cluster import Cluster  # noqa: E402
 
 from muster.core.result import Result  # noqa: E402
-from muster.fleet.shell import Shell  # noqa: E402
 from muster.inputs.read import Inputs, read_inputs  # noqa: E402
 from muster.planner.document import MemoryPlan  # noqa: E402
-from muster.planner.outlook import UserFigures  # noqa: E402
+from muster.planner.machines import UserFigures  # noqa: E402
 from muster.planner.plan import plan_hosts  # noqa: E402
 from muster.runs.train import train  # noqa: E402
 from muster.store.runfolder import RunFolder  # noqa: E402
@@ -80,7 +79,7 @@ def measured(inputs: Inputs) -> int:
 
 def planned(inputs: Inputs, *, traced: bool) -> MemoryPlan:
     """As `muster plan` says."""
-    plan = plan_hosts(inputs, UserFigures(), traced=traced, shell=Shell()).plan
+    plan = plan_hosts(inputs, UserFigures(), traced=traced).plan
     assert plan is not None
     assert plan.memory is not None
     return plan.memory

@@ -35,11 +35,12 @@ from accelerate.commands.estimate import estimate_training_usage
 
 from muster.core.errors import UsageError
 from muster.core.trace import AFTER_BLOCKS, FIGURES, Pass, Trace, TraceRequest, with_peaks
+from muster.inputs.read import read_recipe
 from muster.planner import tracing
 from muster.planner.decide import Decided
+from muster.planner.machines import UserFigures
 from muster.planner.memory.fit import Setting, need
-from muster.planner.outlook import UserFigures
-from muster.planner.plan import plan_on, recipe_of
+from muster.planner.plan import plan_on
 
 ROOT = Path(__file__).resolve().parents[1]
 RUNS = ROOT.parent / "shared" / "data" / "published_runs.json"
@@ -88,7 +89,7 @@ def planned(row: Row, folder: Path, *, traced: bool = True) -> Row:
     try:
         with outside() if row["id"] in OUTSIDE else nullcontext():
             decided = plan_on(
-                recipe_of(recipe_at(folder, row), words), row["on"], UserFigures(), traced=traced
+                read_recipe(recipe_at(folder, row), words), row["on"], UserFigures(), traced=traced
             )
     except UsageError as error:
         return {"error": error.what}
@@ -178,8 +179,8 @@ def eleuther(setting: Setting) -> int | None:
     inner = int(config.get("intermediate_size") or 4 * width)
     matrices = layers * (4 * width * width + (3 if gated else 2) * width * inner)
     count = 2 * int(config["vocab_size"]) * width + width * tokens + (8 * layers + 2) * width + matrices
-    stage = 3 if setting.engine == "fsdp" else setting.stage
-    ranks = setting.ranks
+    stage = 3 if setting.spread.engine == "fsdp" else setting.spread.stage
+    ranks = setting.spread.ranks
     held = 2 * count / (ranks if stage == 3 else 1) + 4 * count / (ranks if stage > 1 else 1)
     held += 12 * count / (ranks if stage else 1)
     if stage and ranks > 1:

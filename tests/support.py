@@ -10,21 +10,26 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import fields as fields_of
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
 import pytest
 
+from muster.core.hardware.devices import WIDE
 from muster.core.hardware.machines import Machines, parse_parts
 from muster.core.inventory import Inventory
 from muster.core.job import Facts
 from muster.core.recipe import Recipe
 from muster.core.registry import load_plugin
 from muster.core.result import Result
+from muster.engines.spread import ModelSpread
 from muster.inputs.read import Inputs, read_inputs
 from muster.planner import orders
 from muster.planner.decide import Decided, decide
+from muster.planner.memory.fit import Setting
 from muster.runs.afterwards import loading_lines
 from muster.runs.resume import resume
 from muster.runs.train import train
@@ -172,3 +177,21 @@ def by_the_lines(done: RunFolder) -> str:
     )
     assert ran.returncode == 0, ran.stderr
     return ran.stdout.strip()
+
+
+SPREAD = {each.name for each in fields_of(ModelSpread)}
+
+
+def setting_with(*, precision: str, **fields: Any) -> Setting:
+    """A setting by its own fields and by those of its spread."""
+    spread = {name: fields.pop(name) for name in SPREAD & fields.keys()}
+    element = 4 if precision in WIDE else 2
+    return Setting(
+        precision=precision, spread=ModelSpread(**{"element": element, "bucket": 0, **spread}), **fields
+    )
+
+
+def with_fields(setting: Setting, **fields: Any) -> Setting:
+    """A setting with other fields of its own and of its spread."""
+    spread = {name: fields.pop(name) for name in SPREAD & fields.keys()}
+    return replace(setting, **fields).spreading(**spread)

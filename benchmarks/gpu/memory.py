@@ -142,7 +142,7 @@ def _measured(point: Point, teacher: str) -> Callable[[Machine], Figures]:
     def run(machine: Machine) -> Figures:
         from muster.inputs.read import read_inputs
         from muster.planner.calibrate import measured_of
-        from muster.planner.outlook import UserFigures
+        from muster.planner.machines import UserFigures
         from muster.planner.plan import plan_hosts
         from muster.runs.train import train
         from muster.store.runfolder import RunFolder

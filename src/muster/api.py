@@ -98,15 +98,15 @@ def plan(
     RecipeError, InventoryError, UsageError and JobError.
     """
     from muster.core.errors import UsageError
-    from muster.inputs.read import read_inputs
-    from muster.planner.outlook import UserFigures
-    from muster.planner.plan import plan_hosts, plan_on, recipe_of
+    from muster.inputs.read import read_inputs, read_recipe
+    from muster.planner.machines import UserFigures
+    from muster.planner.plan import plan_hosts, plan_on
 
     if bool(hosts) == bool(on):
         raise UsageError("either hosts or on is needed", hint='on="h200:8x4,10Gbit", or hosts="node[1-4]"')
     figures = UserFigures(samples, price, tokens=tokens)
     if on:
-        made = plan_on(recipe_of(_source(recipe), _overrides(overrides)), on, figures, traced=traced).plan
+        made = plan_on(read_recipe(_source(recipe), _overrides(overrides)), on, figures, traced=traced).plan
     else:
         made = plan_hosts(
             read_inputs(_source(recipe), hosts, _overrides(overrides)), figures, traced=traced

@@ -50,14 +50,17 @@ TRACED = {
 }  # fmt: skip
 # Printed for people.
 PRINTED = {
-    "it fits": ("text2sql-t5-large", "--on", "h100:8x4,400Gbit-ib", "--samples", "56355", "--price", "2.5"),
+    "it fits": ("s1-opt-1.3b", "--on", "h100:8x4,400Gbit-ib", "--samples", "56355", "--price", "2.5"),
+    "activations are not counted": (
+        "text2sql-t5-large", "--on", "h100:8x4,400Gbit-ib", "--samples", "56355", "--price", "2.5",
+    ),
     "it does not fit": ("s1-opt-13b", "--on", "a10:8x1", "engine.zero=0"),
     "choices are left open": (
-        "text2sql-t5-large", "--on", "a100-40gb:1x3,10Gbit", "engine.name=deepspeed", "engine.zero=auto",
+        "s1-opt-1.3b", "--on", "a100-40gb:1x3,10Gbit", "engine.name=deepspeed", "engine.zero=auto",
         "batch.micro=auto",
     ),
     "hosts are left open": (
-        "text2sql-t5-small", "--on", "h200:8x8,10Gbit", "launch.hosts=auto", "batch.micro=8",
+        "opt-350m", "--on", "h200:8x8,10Gbit", "launch.hosts=auto", "batch.micro=8",
     ),
     "devices differ": ("text2sql-t5-small", "--on", "h100:8x1,a10:4x2,25Gbit", "batch.micro=8"),
     "tokens are counted": (

@@ -14,7 +14,7 @@ from muster.core.hardware.links import LinkFigures, SharedLink
 from muster.core.result import Result
 from muster.inputs.read import read_inputs
 from muster.planner.calibrate import calibrate
-from muster.planner.outlook import load_calibration, save_calibration
+from muster.planner.machines import load_calibration, save_calibration
 from muster.planner.time.learning import link_figures
 from muster.planner.time.steptime import Calibration
 from muster.reports.page import report
@@ -92,18 +92,18 @@ def test_computation_beside_an_exchange(three: Three) -> None:
     assert figures.beside.computing == beside.computing and figures.latency is not None
 
 
-def test_a_plan_learns_the_link(three: Three, tmp_path: Path) -> None:
+def test_a_plan_learns_the_link(three: Three, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """`muster plan --calibrate` of a fabric's run: the links' figures, kept for the plans to come."""
-    kept = tmp_path / "calibration.json"
-    learned = calibrate([three[0]], file=kept)
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
+    learned = calibrate([three[0]])
     assert three[1].fabric is not None
     assert learned.calibration.links == {"loopback gloo": link_figures(three[1].fabric, 3)}
-    assert (learned.runs, load_calibration(kept)) == ((), learned.calibration)
+    assert (learned.runs, load_calibration()) == ((), learned.calibration)
     pair = LinkFigures(
         1e6, beside=SharedLink(gather=0.25, pair_gather=0.5)
     )  # of two ranks, and an earlier one of more
-    save_calibration(Calibration(links={"loopback gloo": pair}), kept)
-    again = calibrate([three[0]], file=kept).calibration.links["loopback gloo"]
+    save_calibration(Calibration(links={"loopback gloo": pair}))
+    again = calibrate([three[0]]).calibration.links["loopback gloo"]
     mine = link_figures(three[1].fabric, 3)
     gathers = (mine.beside.gather or 0.25, 0.5)
     assert (again.bandwidth, again.beside.gather, again.beside.pair_gather) == (mine.bandwidth, *gathers)

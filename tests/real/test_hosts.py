@@ -13,7 +13,7 @@ from muster.core.recipes import load_recipe
 from muster.fleet.shell import Shell
 from muster.inputs.read import read_inputs
 from muster.planner.document import Plan
-from muster.planner.outlook import save_calibration
+from muster.planner.machines import save_calibration
 from muster.planner.plan import ask, hosts_first
 from muster.planner.time.steptime import Calibration
 from muster.runs.resume import resume

@@ -10,11 +10,11 @@ import pytest
 from muster.agent.agent import processor
 from muster.cli import main
 from muster.core.recipes import load_recipe
-from muster.inputs.read import read_inputs
+from muster.inputs.read import read_inputs, read_recipe
 from muster.planner.calibrate import calibrate, measured_of
 from muster.planner.document import Plan
-from muster.planner.outlook import UserFigures
-from muster.planner.plan import plan_hosts, plan_on, recipe_of
+from muster.planner.machines import UserFigures
+from muster.planner.plan import plan_hosts, plan_on
 from muster.runs.train import train
 from muster.store.runfolder import RunFolder
 
@@ -37,12 +37,10 @@ def test_the_plan_of_a_run_is_kept_and_stands_in_its_result(done: RunFolder) -> 
     plan = Plan.model_validate(done.read_json(done.plan))
     result = done.read_result()
     assert result is not None
-    assert result.planned is not None
     assert plan.memory is not None
-    assert result.planned.memory == plan.memory.device_bytes
-    assert result.planned.step_seconds is None  # nobody had measured this CPU
-    measured = result.memory.resident_peak or 0
-    assert plan.memory.device_bytes == pytest.approx(measured, rel=0.5)
+    assert plan.memory.basis == "not counted"  # of so small a model that is no decoder: nothing is traced
+    assert plan.time is None  # nobody had measured this CPU
+    assert result.planned is None
 
 
 def test_what_was_chosen_is_frozen_for_a_resumed_run(done: RunFolder) -> None:
@@ -65,6 +63,9 @@ def test_a_run_teaches_what_its_machine_can_do(
     assert planned.time.step == pytest.approx(measured_of(done).seconds, rel=0.05)
     assert planned.memory is not None
     assert planned.memory.basis == "traced"
+    result = done.read_result()
+    assert result is not None
+    assert planned.memory.device_bytes == pytest.approx(result.memory.resident_peak or 0, rel=0.5)
 
 
 def test_calibrating_on_the_command_line(
@@ -81,17 +82,18 @@ def test_calibrating_on_the_command_line(
     assert Path(found["file"]).is_file()
 
 
-def test_a_run_with_dynamic_padding_teaches_as_well(tmp_path: Path) -> None:
+def test_a_run_with_dynamic_padding_teaches_as_well(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its operations are near those of its mean lengths, and a third of those of its longest samples."""
     run = RunFolder(tmp_path / "run")
     settings = ["train.max_steps=40", "engine.name=ddp", "engine.zero=0", "evaluate.after=false"]
     assert train(read_inputs("demo", "local:1", [*settings, "measure.warmup=10"]), run).status == "succeeded"
     found, planned = (
         measured_of(run),
-        plan_on(recipe_of("demo", settings), "cpu{tflops=0.1}", UserFigures()).plan,
+        plan_on(read_recipe("demo", settings), "cpu{tflops=0.1}", UserFigures()).plan,
     )
     assert planned.time is not None
     [said] = [each for each in planned.time.assumed if "dynamic padding" in each]
     assert said == "steps are for the longest samples; with dynamic padding they are shorter"
     assert found.case.work.flops / 0.6e11 < 0.5 * planned.time.compute  # 60 % of the nominal peak
-    assert 0.05 < max(calibrate([run], file=tmp_path / "kept.json").calibration.efficiency.values()) < 2
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
+    assert 0.05 < max(calibrate([run]).calibration.efficiency.values()) < 2

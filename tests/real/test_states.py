@@ -239,10 +239,8 @@ def test_every_kind_of_bytes_is_as_predicted(asked: dict[str, Any], told: Told) 
 def peaks(asked: dict[str, Any], said: dict[str, Any]) -> tuple[int, int]:
     """Bytes at the peak of a whole step, as planned and as they were."""
     recipe = asked["recipe"]
-    planned = replace(
-        setting(asked), trace=from_json(said["trace"]), micro=recipe["batch"]["micro"],
-        accumulation=recipe["batch"]["accumulation"],
-    )  # fmt: skip
+    planned = replace(setting(asked), trace=from_json(said["trace"]), micro=recipe["batch"]["micro"])
+    planned = planned.spreading(micro_steps=recipe["batch"]["accumulation"])
     found = need(planned)
     assert found is not None and found.basis == "traced"
     total = sum(value for name, value in found.device.items() if name not in ("allocator slack", "process"))

@@ -7,7 +7,6 @@ import os
 import shutil
 import subprocess
 from collections import Counter
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -157,7 +156,7 @@ def both(name: str, counted: dict[str, Any]) -> tuple[Calls, Calls, bool]:
     setting = setting_of(recipe, recipe.model.config, asked["precision"], "cpu", [1] * number)
     assert setting is not None
     job = case_of(
-        replace(setting, accumulation=asked["accumulation"]), parse_machines(f"cpu{{tflops=1}}:{number}")
+        setting.spreading(micro_steps=asked["accumulation"]), parse_machines(f"cpu{{tflops=1}}:{number}")
     )
     assert job is not None
     spread = job.placed

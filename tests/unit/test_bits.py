@@ -11,10 +11,10 @@ from muster.core.errors import RecipeError, UsageError
 from muster.core.inventory import parse_hosts
 from muster.core.recipe import recipe_from
 from muster.inputs.model import check_model
-from muster.inputs.read import check
+from muster.inputs.read import check, read_recipe
 from muster.planner.document import Plan
-from muster.planner.outlook import UserFigures
-from muster.planner.plan import plan_first, plan_on, recipe_of
+from muster.planner.machines import UserFigures
+from muster.planner.plan import plan_first, plan_on
 from muster.runs.requirements import check_hosts, needed
 
 LORA = ("lora.rank=8", "lora.targets=all-linear", "engine.name=ddp", "model.init=pretrained")
@@ -22,7 +22,7 @@ SEVEN = ("model.name=meta-llama/Llama-2-7b-hf", "data.sequence=2048", "precision
 
 
 def plan(*words: str, on: str = "a100-80gb:1") -> Plan:
-    made = plan_on(recipe_of("causal-lm", [*SEVEN, *words]), on, UserFigures(), traced=False).plan
+    made = plan_on(read_recipe("causal-lm", [*SEVEN, *words]), on, UserFigures(), traced=False).plan
     assert made is not None and made.memory is not None
     return made
 
@@ -129,26 +129,26 @@ def test_a_plan_holds_moments_in_eight_bits() -> None:
     ],
 )
 def test_quantised_weights_are_refused_where_they_do_not_go(words: list[str], says: str, hint: str) -> None:
-    recipe = recipe_of("causal-lm", [*SEVEN, *words, "model.quantized=nf4"])
+    recipe = read_recipe("causal-lm", [*SEVEN, *words, "model.quantized=nf4"])
     with pytest.raises(RecipeError, match=says) as refused:
         check_model(recipe)
     assert hint in (refused.value.hint or "")
 
 
 def test_other_workloads_and_quantised_checkpoints_are_refused(tmp_path: Any) -> None:
-    seq2seq = recipe_of("text2sql-t5-small", ["model.quantized=nf4", "lora.rank=8", "engine.name=ddp"])
+    seq2seq = read_recipe("text2sql-t5-small", ["model.quantized=nf4", "lora.rank=8", "engine.name=ddp"])
     with pytest.raises(RecipeError, match="has no quantised weights"):
         check_model(seq2seq)
     (tmp_path / "config.json").write_text('{"model_type": "llama", "quantization_config": {"bits": 4}}')
     with pytest.raises(RecipeError, match="quantised already") as refused:
-        check_model(recipe_of("causal-lm", [f"model.name={tmp_path}"]))
+        check_model(read_recipe("causal-lm", [f"model.name={tmp_path}"]))
     assert "model.quantized=nf4-double" in (refused.value.hint or "")
 
 
 def test_cpus_and_hosts_without_the_package_are_refused_before_anything_starts() -> None:
     words = [*SEVEN, *LORA, "model.quantized=nf4", "precision=auto"]
     about: dict[str, Any] = {"w": {"cores": 8, "memory_total": 64 * 10**9, "gpus": [], "network": {}}}
-    inputs = check(recipe_of("causal-lm", words), parse_hosts("w:1"))
+    inputs = check(read_recipe("causal-lm", words), parse_hosts("w:1"))
     with pytest.raises(RecipeError, match="needs GPUs"):
         plan_first(inputs, about)
     assert bits.PACKAGE in needed(inputs.recipe)
@@ -156,7 +156,7 @@ def test_cpus_and_hosts_without_the_package_are_refused_before_anything_starts()
     with pytest.raises(UsageError, match="bitsandbytes not installed") as refused:
         check_hosts({"w": {"versions": versions, "python": "python"}}, inputs.recipe)
     assert "pip install bitsandbytes there" in (refused.value.hint or "")
-    assert bits.PACKAGE not in needed(recipe_of("causal-lm", []))
+    assert bits.PACKAGE not in needed(read_recipe("causal-lm", []))
 
 
 @pytest.mark.parametrize(
@@ -164,7 +164,7 @@ def test_cpus_and_hosts_without_the_package_are_refused_before_anything_starts()
 )
 def test_fewer_bits_of_computation_name_the_nearest_and_who_has_them(precision: str) -> None:
     with pytest.raises(RecipeError, match="does not compute in") as refused:
-        recipe_of("causal-lm", [f"precision={precision}"])
+        read_recipe("causal-lm", [f"precision={precision}"])
     assert "precision=fp8" in str(refused.value) and "TransformerEngine" in str(refused.value)
 
 
@@ -181,6 +181,6 @@ def test_fewer_bits_of_computation_name_the_nearest_and_who_has_them(precision: 
 )
 def test_ways_to_split_that_muster_lacks_are_told(key: str) -> None:
     with pytest.raises(RecipeError, match="Megatron-LM, NeMo and torchtitan"):
-        recipe_of("causal-lm", [f"engine.{key}=2"])
+        read_recipe("causal-lm", [f"engine.{key}=2"])
     with pytest.raises(RecipeError, match="unknown key"):
-        recipe_of("causal-lm", ["engine.types=2"])
+        read_recipe("causal-lm", ["engine.types=2"])

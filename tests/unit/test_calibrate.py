@@ -22,7 +22,7 @@ from muster.engines.spread import ModelSpread
 from muster.inputs.model import whole_config
 from muster.planner import calibrate as stage
 from muster.planner.calibrate import calibrate, measured_of
-from muster.planner.outlook import Ground, load_calibration
+from muster.planner.machines import MachineModel, load_calibration
 from muster.planner.time.learning import EXACT, at_mean_lengths, spread_of
 from muster.planner.time.reached import reached
 from muster.planner.time.steptime import (
@@ -201,10 +201,10 @@ def test_lengths_that_do_not_explain_the_operations_are_refused(tmp_path: Path) 
 # Processors:
 
 
-def ground(known: Calibration, *models: str | None) -> Ground:
+def ground(known: Calibration, *models: str | None) -> MachineModel:
     hosts = parse_hosts(",".join(f"n{i}" for i in range(len(models)))).hosts
     facts = {host.label: about(None, model) for host, model in zip(hosts, models, strict=True)}
-    return Ground(facts, hosts, known)
+    return MachineModel(facts, hosts, known)
 
 
 def test_a_processor_is_known_by_its_model(tmp_path: Path) -> None:

@@ -15,8 +15,8 @@ from muster.core.recipes import load_recipe
 from muster.core.trace import Parameter, Pass, Trace
 from muster.inputs.read import check
 from muster.planner.decide import Decided
+from muster.planner.machines import MachineModel, hypothetical
 from muster.planner.memory.fit import lacking, need
-from muster.planner.outlook import Ground, hypothetical
 from muster.planner.time.steptime import Calibration
 from tests.support import on_hosts, parse_machines
 
@@ -28,9 +28,8 @@ def decided_on(machines: str, *overrides: str, timed: bool = True, host_memory: 
     recipe = load_recipe("opt-benchmark", [*OPEN, *overrides])
     found = parse_machines(machines)
     inventory, facts, by_host = hypothetical([found], machines, host_memory)
-    ground = Ground(facts, inventory.hosts, Calibration(), by_host)
-    clock = ground.clock if timed else None
-    return on_hosts(recipe, inventory, facts, clock=clock)
+    ground = MachineModel(facts, inventory.hosts, Calibration(), by_host)
+    return on_hosts(recipe, inventory, facts, model=ground if timed else None)
 
 
 def test_the_fastest_that_fits_is_chosen_and_nothing_is_left_open() -> None:
@@ -44,7 +43,7 @@ def test_the_fastest_that_fits_is_chosen_and_nothing_is_left_open() -> None:
     assert str(recipe.engine.stage) == chosen[0].changes["engine.zero"]
     assert str(recipe.train.checkpointing).lower() == chosen[0].changes["train.gradient_checkpointing"]
     assert decided.setting is not None
-    assert (decided.setting.stage, decided.setting.checkpointing) == (
+    assert (decided.setting.spread.stage, decided.setting.checkpointing) == (
         recipe.engine.stage,
         recipe.train.checkpointing,
     )
@@ -191,8 +190,8 @@ def sharded_on(machines: str, *, timed: bool = True, config: Any = LLAMA_70B, **
     })  # fmt: skip
     found = parse_machines(machines)
     inventory, facts, by_host = hypothetical([found], machines, None)
-    ground = Ground(facts, inventory.hosts, Calibration(), by_host)
-    return on_hosts(recipe, inventory, facts, clock=ground.clock if timed else None)
+    ground = MachineModel(facts, inventory.hosts, Calibration(), by_host)
+    return on_hosts(recipe, inventory, facts, model=ground if timed else None)
 
 
 @pytest.mark.parametrize("timed", [True, False])
@@ -202,7 +201,7 @@ def test_fsdp_reduces_in_each_micro_step_where_memory_needs_it(timed: bool) -> N
     assert decided.refused is None
     assert decided.recipe.engine.sync_each_batch is True
     assert decided.job.recipe["engine"]["sync_each_batch"] is True  # which ranks get
-    assert decided.setting is not None and decided.setting.sync_each_batch
+    assert decided.setting is not None and decided.setting.spread.sync_each_batch
     told = [each for each in decided.job.decisions if each.field == "engine.sync_each_batch"]
     assert [each.value for each in told] == [True]
     assert "settings that fit (of 2)" in told[0].why

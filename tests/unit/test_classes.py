@@ -10,8 +10,9 @@ import pytest
 from muster.core import families
 from muster.core.recipe import recipe_from
 from muster.inputs.model import parameters, whole_config
-from muster.planner.outlook import UserFigures
-from muster.planner.plan import plan_on, recipe_of
+from muster.inputs.read import read_recipe
+from muster.planner.machines import UserFigures
+from muster.planner.plan import plan_on
 from tests.images import RED, png, write_folder, write_parquet
 
 IMAGE = png(RED)
@@ -92,7 +93,7 @@ def test_a_plan_says_where_classes_are_not_known(override: str, noted: bool) -> 
     """On a hub or on other hosts; the plan is of two, as Transformers takes them."""
 
     def notes(*more: str) -> list[str]:
-        recipe = recipe_of("vit-cifar10", [override, *more])
+        recipe = read_recipe("vit-cifar10", [override, *more])
         found = plan_on(recipe, "h200", UserFigures(), traced=False).plan.notes
         return [note for note in found if "num_labels" in note]
 

@@ -120,6 +120,9 @@ def test_ranks_on_the_cpu_see_no_gpu_unless_the_recipe_says_so(
         assert [plan["hosts"][0]["environment"].get(name) for name in names] == expected
 
 
+SMALL = ("opt-benchmark", "model.name=opt-8m", "batch.tokens=null")
+
+
 @pytest.mark.parametrize(
     ("hosts", "device"), [("local:2x1", "cpu"), ("node1,node2", "cpu"), ("node1,node2", "auto")]
 )
@@ -127,7 +130,7 @@ def test_what_no_host_can_hold_is_refused(
     hosts: str, device: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     more = ["batch.micro=1000000000", f"launch.device={device}"]
-    code, out, err = run(capsys, tmp_path, "demo", "--hosts", hosts, *more)
+    code, out, err = run(capsys, tmp_path, *SMALL, "--hosts", hosts, *more)
     assert (code, out) == (2, "")
     assert "memory" in err and "would fit" in err
 
@@ -135,9 +138,9 @@ def test_what_no_host_can_hold_is_refused(
 def test_ranks_of_a_host_share_the_most_that_one_can_have(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    more = ["batch.micro=5000000", "launch.device=cpu", "engine.name=ddp", "engine.zero=0"]
-    assert run(capsys, tmp_path, "demo", "--hosts", "node1:1", *more)[0] == 0
-    assert run(capsys, tmp_path, "demo", "--hosts", "node1:8", *more)[0] == 2
+    more = ["batch.micro=500000", "launch.device=cpu", "engine.name=ddp", "engine.zero=0"]
+    assert run(capsys, tmp_path, *SMALL, "--hosts", "node1:1", *more)[0] == 0
+    assert run(capsys, tmp_path, *SMALL, "--hosts", "node1:8", *more)[0] == 2
 
 
 def test_a_gpu_that_no_maker_sells_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

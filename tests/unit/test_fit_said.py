@@ -12,15 +12,16 @@ from muster.core.errors import RecipeError
 from muster.core.hardware.devices import ambiguous
 from muster.core.recipes import load_recipe
 from muster.inputs.model import check_model
+from muster.inputs.read import read_recipe
 from muster.planner.document import NEARLY_FULL, Plan
-from muster.planner.outlook import UserFigures
-from muster.planner.plan import plan_on, recipe_of
+from muster.planner.machines import UserFigures
+from muster.planner.plan import plan_on
 
 GPT2 = ["model.name=gpt2-large", "data.sequence=1024", "engine.name=ddp", "precision=bf16", "batch.micro=1"]
 
 
 def planned(recipe: str, on: str, *settings: str) -> Plan:
-    made = plan_on(recipe_of(recipe, list(settings)), on, UserFigures(), traced=False)
+    made = plan_on(read_recipe(recipe, list(settings)), on, UserFigures(), traced=False)
     assert made.plan is not None
     return made.plan
 

@@ -12,15 +12,15 @@ from muster.core.inventory import parse_hosts
 from muster.core.job import Decision
 from muster.core.workload import Lengths
 from muster.inputs.model import check_model
-from muster.inputs.read import check
+from muster.inputs.read import check, read_recipe
 from muster.planner.document import Plan
 from muster.planner.forecast import case_of
+from muster.planner.machines import UserFigures
 from muster.planner.memory.fit import Setting, need
-from muster.planner.outlook import UserFigures
-from muster.planner.plan import plan_first, plan_on, recipe_of
+from muster.planner.plan import plan_first, plan_on
 from muster.planner.time.steptime import ideal
 from muster.runs.requirements import check_hosts, needed
-from tests.support import parse_machines
+from tests.support import parse_machines, setting_with
 
 SEVEN = ("model.name=meta-llama/Llama-2-7b-hf", "data.sequence=2048", "batch.micro=1", "model.init=random")
 LLAMA = {
@@ -44,14 +44,14 @@ INSIDE = 3 * (4 * 64 * 64 + 3 * 64 * 96)  # weights of its blocks
 )
 def test_it_is_refused_where_it_does_not_go(name: str, words: list[str], says: str, hint: str) -> None:
     with pytest.raises(RecipeError, match=says) as refused:
-        check_model(recipe_of(name, [*words, "precision=fp8"]))
+        check_model(read_recipe(name, [*words, "precision=fp8"]))
     assert hint in (refused.value.hint or "")
 
 
 @pytest.mark.parametrize("engine", ["ddp", "fsdp"])
 @pytest.mark.parametrize("name", ["causal-lm", "sft"])
 def test_decoders_may_use_it(name: str, engine: str) -> None:
-    check_model(recipe_of(name, [*SEVEN, f"engine.name={engine}", "precision=fp8"]))
+    check_model(read_recipe(name, [*SEVEN, f"engine.name={engine}", "precision=fp8"]))
 
 
 def host(*gpus: dict[str, Any]) -> dict[str, Any]:
@@ -59,7 +59,9 @@ def host(*gpus: dict[str, Any]) -> dict[str, Any]:
 
 
 def decisions(about: dict[str, Any], *words: str) -> list[Decision]:
-    inputs = check(recipe_of("causal-lm", [*SEVEN, "precision=fp8", "force=true", *words]), parse_hosts("w"))
+    inputs = check(
+        read_recipe("causal-lm", [*SEVEN, "precision=fp8", "force=true", *words]), parse_hosts("w")
+    )
     return [each for each in plan_first(inputs, about).job.decisions if each.field == "precision"]
 
 
@@ -69,7 +71,7 @@ MI250X = {"name": "AMD Instinct MI250X", "memory_total": 64 * 10**9, "capability
 
 def test_devices_without_it_are_refused_before_the_start() -> None:
     """An MI250 tells 9.0 as an H100 does, by the name of its architecture, and has no fp8."""
-    inputs = check(recipe_of("causal-lm", [*SEVEN, "precision=fp8"]), parse_hosts("w"))
+    inputs = check(read_recipe("causal-lm", [*SEVEN, "precision=fp8"]), parse_hosts("w"))
     for gpu, needs in (({**H100, "name": "A100", "capability": [8, 0]}, "8.9"), (MI250X, "9.4")):
         with pytest.raises(RecipeError, match=f"fp8 needs compute capability {needs}") as refused:
             plan_first(inputs, host(gpu))
@@ -84,9 +86,9 @@ def test_a_run_hears_of_emulation_and_of_casts_that_nothing_fuses() -> None:
 
 
 def test_hosts_are_asked_for_the_package() -> None:
-    recipe = recipe_of("causal-lm", [*SEVEN, "precision=fp8"])
+    recipe = read_recipe("causal-lm", [*SEVEN, "precision=fp8"])
     assert float8.PACKAGE in needed(recipe)
-    assert float8.PACKAGE not in needed(recipe_of("causal-lm", [*SEVEN, "precision=bf16"]))
+    assert float8.PACKAGE not in needed(read_recipe("causal-lm", [*SEVEN, "precision=bf16"]))
     versions = dict.fromkeys(needed(recipe), "1") | {float8.PACKAGE: None}
     with pytest.raises(UsageError, match="torchao not installed") as refused:
         check_hosts({"w": {"versions": versions, "python": "python"}}, recipe)
@@ -104,7 +106,7 @@ def setting(precision: str = "fp8", **fields: Any) -> Setting:
         "precision": precision, "device": "cuda", "ranks": 1, "ranks_per_host": 1, "micro": 2,
         "compiled": True,
     }  # fmt: skip
-    return Setting(**{**known, **fields})
+    return setting_with(**{**known, **fields})
 
 
 def test_matrices_of_blocks_compute_in_it_and_others_do_not() -> None:
@@ -150,7 +152,7 @@ def test_a_steps_time_has_linear_layers_at_fp8s_peak_and_all_else_at_bf16s() -> 
 def plan(precision: str, *words: str) -> Plan:
     words = ("model.name=meta-llama/Llama-3.1-8B", "data.sequence=8192", "engine.name=fsdp", *words)
     words = ("batch.micro=1", "model.init=random", f"precision={precision}", *words)
-    made = plan_on(recipe_of("causal-lm", list(words)), "h100:8", UserFigures(), traced=False).plan
+    made = plan_on(read_recipe("causal-lm", list(words)), "h100:8", UserFigures(), traced=False).plan
     assert made is not None and made.time is not None
     return made
 

@@ -14,12 +14,12 @@ from muster.core.errors import RecipeError, UsageError
 from muster.core.inventory import Host, parse_hosts
 from muster.core.job import Job, place
 from muster.core.recipes import load_recipe
-from muster.inputs.read import Inputs, check
+from muster.inputs.read import Inputs, check, read_recipe
 from muster.planner.decide import Decided
 from muster.planner.document import Candidate, Plan
-from muster.planner.hosts import HostTrial, by_speed, first, numbers, pick
-from muster.planner.outlook import Ground, UserFigures, ground_of
-from muster.planner.plan import plan_on, recipe_of, settle
+from muster.planner.hosts import HostTrial, first, numbers, pick
+from muster.planner.machines import MachineModel, UserFigures, by_speed, machine_model
+from muster.planner.plan import plan_on, settle
 from muster.planner.time.steptime import Calibration
 
 HOSTS = parse_hosts("node[1-4]").hosts
@@ -145,7 +145,7 @@ def test_thousands_of_hosts_are_few_numbers() -> None:
 def plan(
     machines: str, *overrides: str, recipe: str = "opt-benchmark", told: UserFigures | None = None
 ) -> Plan:
-    return plan_on(recipe_of(recipe, list(overrides)), machines, told or UserFigures(), traced=False).plan
+    return plan_on(read_recipe(recipe, list(overrides)), machines, told or UserFigures(), traced=False).plan
 
 
 def rate(made: Plan) -> float:
@@ -240,9 +240,9 @@ def about(gpu: str, megabits: int | None = 10_000, count: int = 1) -> dict[str, 
 
 
 def settled(hosts: str, facts: Mapping[str, Mapping[str, Any]], *overrides: str) -> tuple[Inputs, Decided]:
-    recipe = recipe_of("text2sql-t5-small", ["precision=fp32", "launch.hosts=auto", *overrides])
+    recipe = read_recipe("text2sql-t5-small", ["precision=fp32", "launch.hosts=auto", *overrides])
     inputs = check(recipe, parse_hosts(hosts))
-    ground = ground_of(inputs, facts, UserFigures(), Calibration())
+    ground = machine_model(inputs, facts, UserFigures(), Calibration())
     return inputs, settle(inputs, ground, None)
 
 
@@ -287,8 +287,8 @@ def test_each_trace_is_asked_for_once() -> None:
     def tracer(recipe: Any, precision: str, device: str, ranks: int) -> None:
         asked.append((recipe.train.checkpointing, ranks))
 
-    recipe = recipe_of("opt-benchmark", [*OPEN, "launch.hosts=auto", "model.name=opt-125m"])
+    recipe = read_recipe("opt-benchmark", [*OPEN, "launch.hosts=auto", "model.name=opt-125m"])
     inputs = check(recipe, parse_hosts("node[1-3]:1"))
     facts = {f"node{i}": about("NVIDIA A100-SXM4-80GB") for i in (1, 2, 3)}
-    settle(inputs, Ground(facts, inputs.inventory.hosts, Calibration()), tracer)
+    settle(inputs, MachineModel(facts, inputs.inventory.hosts, Calibration()), tracer)
     assert asked == [(False, 1), (True, 1), (False, 2), (True, 2)]  # one rank, and several

@@ -12,11 +12,11 @@ from muster.cli import main
 from muster.core.errors import RecipeError
 from muster.core.inventory import Host
 from muster.core.recipes import load_recipe
-from muster.inputs.read import Inputs, read_inputs
+from muster.inputs.read import Inputs, read_inputs, read_recipe
 from muster.planner.document import Plan
 from muster.planner.hosts import first_hosts
-from muster.planner.outlook import UserFigures
-from muster.planner.plan import plan_on, recipe_of
+from muster.planner.machines import UserFigures
+from muster.planner.plan import plan_on
 from muster.runs.dry_run import dry_run
 from muster.runs.submit import script, submit
 from muster.store.runfolder import RunFolder
@@ -46,7 +46,7 @@ def test_what_is_said_and_what_is_written(tmp_path: Path, capsys: pytest.Capture
     code, out, _ = run(capsys, *argv, "--json", "--write", str(file))
     made = Plan.model_validate(json.loads(out))
     assert load_recipe(str(file)).launch.hosts == made.hosts == 1
-    again = plan_on(recipe_of(str(file), []), "a100-40gb:1x4,1Gbit", UserFigures(), traced=False).plan
+    again = plan_on(read_recipe(str(file), []), "a100-40gb:1x4,1Gbit", UserFigures(), traced=False).plan
     assert (again.hosts, again.batch, again.time) == (made.hosts, made.batch, made.time)
 
 

@@ -20,12 +20,12 @@ from muster.core.job import FASTEST, SLOWER, Job, place
 from muster.core.recipe import recipe_from
 from muster.core.units import format_seconds
 from muster.engines.spread import ModelSpread
-from muster.inputs.read import check
+from muster.inputs.read import check, read_recipe
 from muster.planner import plan as planning
 from muster.planner.advice import review
 from muster.planner.document import Plan
-from muster.planner.outlook import UserFigures
-from muster.planner.plan import plan_hosts, recipe_of
+from muster.planner.machines import UserFigures
+from muster.planner.plan import plan_hosts
 from muster.planner.time import mixed
 from muster.planner.time.mixed import Forecast, Load, MixedHost, Predicted
 from muster.planner.time.reached import speed
@@ -176,7 +176,7 @@ def planned(monkeypatch: pytest.MonkeyPatch) -> Any:
     def made(about: Mapping[str, Mapping[str, Any]], *more: str, samples: int | None = None) -> Plan:
         monkeypatch.setattr(planning, "ask", lambda inputs, shell: about)
         words = ["batch.micro=16", "engine.name=deepspeed", "data={path: /none, size: 224}", *more]
-        inputs = check(recipe_of("vit-b16-cifar10", words), parse_hosts(",".join(about)))
+        inputs = check(read_recipe("vit-b16-cifar10", words), parse_hosts(",".join(about)))
         return plan_hosts(inputs, UserFigures(samples=samples), traced=False).plan
 
     return made
@@ -240,7 +240,7 @@ def test_the_slowest_of_two_devices_is_the_same_for_plan_and_advice(precision: s
     devices = [found for entry in entries() if (found := driver_device(" ".join(entry["words"])))]
     able = [each for each in devices if each.peak(precision)]
     case = StepCase(machines_of(able[0]), precision, work, lump(10**8), ModelSpread("ddp", ranks=2))
-    took = {each.name: computing(case.over(machines_of(each)), Load(case, 1).known) for each in able}
+    took = {each.name: computing(case.over(machines_of(each)), Load(case, 1).calibration) for each in able}
     wrong = [
         (one.name, other.name)
         for one in able
@@ -268,4 +268,4 @@ def test_measured_speeds_say_it_for_cpus_too() -> None:
 
 def test_a_step_of_a_known_computation_is_the_plans_step() -> None:
     case = LOAD.case.over(replace(alone(LINK), hosts=4))
-    assert predict_step(case, micro=computing(case, LOAD.known)).seconds == predict_step(case).seconds
+    assert predict_step(case, micro=computing(case, LOAD.calibration)).seconds == predict_step(case).seconds

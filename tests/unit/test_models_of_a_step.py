@@ -12,11 +12,12 @@ from muster.core import families
 from muster.core.hardware.machines import parse_parts
 from muster.core.trace import TraceRequest
 from muster.core.workload import Drawing, HeldModel, Lengths
+from muster.inputs.read import read_recipe
 from muster.planner.forecast import case_of
+from muster.planner.machines import UserFigures
 from muster.planner.memory.activations import Kept, drawing_bytes, tile_bytes
 from muster.planner.memory.fit import Setting, need
-from muster.planner.outlook import UserFigures
-from muster.planner.plan import plan_on, recipe_of
+from muster.planner.plan import plan_on
 from muster.planner.setting import setting_of
 from muster.planner.tracing import request_of
 
@@ -30,7 +31,7 @@ COUNT = families.parameters(SMALL) or 0
 def setting(recipe: str, *overrides: str, ranks: int = 2, device: str = "cuda") -> Setting:
     """A recipe with the small model in bf16 on GPUs of one host."""
     config = f"model.config={json.dumps(SMALL)}"
-    made = recipe_of(recipe, [config, "engine.name=deepspeed", *overrides])
+    made = read_recipe(recipe, [config, "engine.name=deepspeed", *overrides])
     found = setting_of(made, SMALL, "bf16", device, [ranks])
     assert found is not None
     return found
@@ -63,7 +64,7 @@ def test_a_reward_model_is_whole_on_every_rank_and_of_its_own_shape(tmp_path: Pa
 
 def test_a_shape_that_is_not_known_is_assumed_and_said() -> None:
     changes = ["model.name=facebook/opt-350m", "model.config=null", "reward.model=some/where"]
-    recipe = recipe_of("grpo", [*changes, "launch.device=cuda", "precision=bf16"])
+    recipe = read_recipe("grpo", [*changes, "launch.device=cuda", "precision=bf16"])
     made = plan_on(recipe, "h100:8", UserFigures(), traced=False).plan
     assert made is not None
     assert any("reward model is taken to be as large as the model: some/where" in note for note in made.notes)
@@ -73,7 +74,7 @@ def test_a_shape_that_is_not_known_is_assumed_and_said() -> None:
 def test_a_step_that_draws_answers_has_no_planned_time(workload: str) -> None:
     """One that was planned so, with a small model on an H100, was 89 times too short."""
     words = ["reward.execution=true"] if workload != "ppo" else ["reward.model=facebook/opt-125m"]
-    recipe = recipe_of(workload, [*words, "launch.device=cuda", "precision=bf16", "launch.hosts=auto"])
+    recipe = read_recipe(workload, [*words, "launch.device=cuda", "precision=bf16", "launch.hosts=auto"])
     told = UserFigures(price=2.0, samples=1000)
     made = plan_on(recipe, "h100:8x2,100Gbit", told, traced=False).plan
     assert made is not None
@@ -129,7 +130,7 @@ def test_logits_that_are_kept_whole_count_in_closed_form() -> None:
 
 
 def test_a_pair_is_two_sequences_and_has_one_request() -> None:
-    made = recipe_of("dpo", [f"model.config={json.dumps(SMALL)}", "data.sequence=64", "data.padding=fixed"])
+    made = read_recipe("dpo", [f"model.config={json.dumps(SMALL)}", "data.sequence=64", "data.padding=fixed"])
     assert made.lengths(SMALL) == Lengths(64, sequences=2)
     request = request_of(made, SMALL, precision="fp32", device="cpu", ranks=2)
     assert isinstance(request, TraceRequest)

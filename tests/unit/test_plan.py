@@ -19,17 +19,17 @@ from muster.core.recipes import load_recipe
 from muster.core.trace import Parameter, Pass, Trace, TraceRequest
 from muster.engines.base import spec_of
 from muster.fleet.shell import Shell
-from muster.inputs.read import check
+from muster.inputs.read import check, read_recipe
 from muster.planner.document import Plan
 from muster.planner.forecast import host_counts
-from muster.planner.outlook import (
+from muster.planner.machines import (
     UserFigures,
     calibration_file,
     hypothetical,
     load_calibration,
     save_calibration,
 )
-from muster.planner.plan import hosts_first, plan_first, plan_on, promised, recipe_of
+from muster.planner.plan import hosts_first, plan_first, plan_on, promised
 from muster.planner.time.steptime import ALONE, Calibration
 
 MACHINES = "a100-80gb:8x4,200Gbit-ib"
@@ -39,7 +39,7 @@ KEY = f"h200 bf16{ALONE}"  # nothing is traced here
 def plan(
     machines: str, *overrides: str, recipe: str = "opt-benchmark", told: UserFigures | None = None
 ) -> Plan:
-    return plan_on(recipe_of(recipe, list(overrides)), machines, told or UserFigures(), traced=False).plan
+    return plan_on(read_recipe(recipe, list(overrides)), machines, told or UserFigures(), traced=False).plan
 
 
 @pytest.fixture(autouse=True)
@@ -208,23 +208,44 @@ def test_a_plan_that_fits_as_json_and_as_text(capsys: pytest.CaptureFixture[str]
     assert Plan.model_validate(json.loads(out)).engine.startswith("deepspeed ZeRO-")
 
 
+@pytest.mark.parametrize(("recipe", "size"), [("text2sql-t5-large", "t5-large"), ("vit-b16-cifar10", None)])
+def test_what_is_no_decoder_is_planned_without_its_activations(recipe: str, size: str | None) -> None:
+    """Neither traced nor in closed form: the rest is counted, and whether it fits stays open."""
+    made = plan("a100-40gb:1", "batch.micro=auto", "train.gradient_checkpointing=auto", recipe=recipe)
+    assert made.memory is not None and made.time is not None
+    assert (made.memory.basis, made.memory.lacking) == ("not counted", None)
+    assert "activations" not in made.memory.device and made.memory.device["parameters"] > 0
+    assert [each.fits for each in made.candidates] == [None, None] and made.batch["micro"] == 8
+    assert any("torch and transformers" in note for note in made.notes)
+    assert promised(made.model_dump(mode="json")) is None
+
+
+def test_what_is_too_much_without_its_activations_is_refused() -> None:
+    made = plan("a100-40gb:8", "model.name=t5-11b", recipe="seq2seq", told=UserFigures())
+    assert made.memory is not None and made.memory.lacking == "device"
+    assert made.would_fit == []
+
+
+SMALL = ("model.name=opt-350m", "batch.tokens=null", "engine.name=ddp", "engine.zero=0")
+
+
 @pytest.mark.parametrize(
     "batch",
     [
-        ["batch.micro=48", "batch.global=48"],  # and the recipe says accumulation 1
+        ["batch.micro=48", "batch.global=48", "batch.accumulation=1"],
         ["batch.micro=72", "batch.global=72", "batch.accumulation=auto"],
         ["batch.micro=auto", "batch.global=72", "batch.accumulation=1"],
     ],
 )
 def test_what_would_fit_is_accepted_and_fits(batch: list[str]) -> None:
-    made = plan("a10:1", *batch, recipe="text2sql-t5-large")
+    made = plan("a10:1", *SMALL, *batch)
     assert made.memory is not None and made.memory.lacking == "device"
     assert any("batch.micro" in way for way in made.would_fit)
     for way in made.would_fit:
         words = way.removesuffix(" such ranks").split()
         ranks = words.pop() if way.endswith("such ranks") else "1"
         overrides = [word for word in words if word != "on"]
-        there = plan(f"a10:{ranks}", *batch, *overrides, recipe="text2sql-t5-large")
+        there = plan(f"a10:{ranks}", *SMALL, *batch, *overrides)
         assert there.memory is not None and there.memory.lacking is None, way
 
 
@@ -268,11 +289,11 @@ def test_train_traces_and_refuses_a_model_without_closed_forms(monkeypatch: pyte
     monkeypatch.setattr("muster.planner.plan.tracer", big_trace)
     about = {"w": {"cores": 8, "memory_total": 64 * 10**9, "gpus": [A10], "network": {}}}
     words = [OLMO, "model.init=random", "data={synthetic: {}, sequence: 512}", "engine.name=ddp"]
-    inputs = check(recipe_of("causal-lm", words), parse_hosts("w:1"))
+    inputs = check(read_recipe("causal-lm", words), parse_hosts("w:1"))
     with pytest.raises(UsageError, match="needs about") as refused:
         plan_first(inputs, about)
     assert refused.value.where == "memory"
-    forced = check(recipe_of("causal-lm", [*words, "force=true"]), parse_hosts("w:1"))
+    forced = check(read_recipe("causal-lm", [*words, "force=true"]), parse_hosts("w:1"))
     made = plan_first(forced, about).plan
     assert made is not None and made.memory is not None
     assert (made.memory.basis, made.memory.lacking) == ("traced", "device")
@@ -292,7 +313,7 @@ def test_hosts_are_chosen_by_a_trace_where_there_are_no_closed_forms(monkeypatch
     about = {name: {"cores": 8, "memory_total": 512 * 10**9, "gpus": [A10], "network": {}} for name in "vw"}
     monkeypatch.setattr("muster.planner.plan.tracer", tracer)
     words = [OLMO, "model.init=random", "data={synthetic: {}, sequence: 512}", "launch.hosts=auto"]
-    inputs = check(recipe_of("causal-lm", words), parse_hosts("v:1,w:1"))
+    inputs = check(read_recipe("causal-lm", words), parse_hosts("v:1,w:1"))
     hosts_first(inputs, lambda asked: about)
     assert asked
 
@@ -481,7 +502,7 @@ def test_what_a_plan_promises_its_run() -> None:
 
 @pytest.mark.parametrize(("device", "context"), [("h100", 1.5e9), ("a100-80gb", 1e9)])
 def test_a_context_is_as_large_as_it_was_seen_there(device: str, context: float) -> None:
-    recipe = recipe_of("opt-benchmark", ["model.name=opt-8m", "batch.micro=4"])
+    recipe = read_recipe("opt-benchmark", ["model.name=opt-8m", "batch.micro=4"])
     plan = plan_on(recipe, f"{device}:1", UserFigures(), traced=False).plan
     assert plan is not None and plan.memory is not None
     assert plan.memory.device["CUDA context"] == context
@@ -492,7 +513,7 @@ def test_compiled_code_keeps_and_moves_less() -> None:
     words = ["model.name=opt-8m", "batch.micro=4"]
 
     def of(*more: str) -> Plan:
-        plan = plan_on(recipe_of("opt-benchmark", [*words, *more]), "h200:1", UserFigures()).plan
+        plan = plan_on(read_recipe("opt-benchmark", [*words, *more]), "h200:1", UserFigures()).plan
         assert plan is not None
         return plan
 
@@ -510,14 +531,14 @@ def test_what_takes_seconds_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
 
     def traced(request: TraceRequest, shell: Shell) -> Trace:
-        made = big_trace(recipe_of("opt-benchmark", ["model.name=opt-8m"]), "bf16", request.device, 8)
+        made = big_trace(read_recipe("opt-benchmark", ["model.name=opt-8m"]), "bf16", request.device, 8)
         return replace(made, arithmetic=request.arithmetic, checkpointing=request.checkpointing)
 
     monkeypatch.setattr("muster.planner.tracing._traced", traced)
     said: list[str] = []
     for _ in range(2):
         planned = plan_on(
-            recipe_of("opt-benchmark", ["model.name=opt-8m"]), "h200:8", UserFigures(), say=said.append
+            read_recipe("opt-benchmark", ["model.name=opt-8m"]), "h200:8", UserFigures(), say=said.append
         )
         assert planned.plan.memory is not None and planned.plan.memory.basis == "traced"
     assert len(said) == 1
@@ -535,7 +556,7 @@ def test_what_cannot_fit_by_far_is_refused_without_a_trace(monkeypatch: pytest.M
     for size, traced in (("opt-13b", False), ("opt-1.3b", True)):
         words = [f"model.name={size}", "engine.zero=0", "batch.micro=1"]
         with pytest.raises(UsageError, match="needs about"):
-            plan_first(check(recipe_of("opt-benchmark", words), parse_hosts("w:1")), about)
+            plan_first(check(read_recipe("opt-benchmark", words), parse_hosts("w:1")), about)
         assert bool(asked) is traced
 
 
@@ -567,7 +588,7 @@ def test_mfu_counts_every_micro_step() -> None:
     """The same work in four micro-batches: as many operations in a step."""
     found = []
     for batch in (("batch.micro=8", "batch.accumulation=1"), ("batch.micro=2", "batch.accumulation=4")):
-        recipe = recipe_of("opt-benchmark", ["model.name=opt-1.3b", "batch.tokens=null", *batch])
+        recipe = read_recipe("opt-benchmark", ["model.name=opt-1.3b", "batch.tokens=null", *batch])
         made = plan_on(recipe, "a100-80gb:8", UserFigures(), traced=False).plan
         assert made is not None and made.time is not None and made.time.mfu is not None
         found.append(made.time.mfu * made.time.step)

@@ -9,8 +9,9 @@ from muster.core.batch import Batch
 from muster.core.recipes import load_recipe
 from muster.dialogues.spec import DialogueData
 from muster.engines.deepspeed.config import deepspeed_config
-from muster.planner.outlook import UserFigures
-from muster.planner.plan import plan_on, recipe_of
+from muster.inputs.read import read_recipe
+from muster.planner.machines import UserFigures
+from muster.planner.plan import plan_on
 from muster.workloads.image_classification.spec import ImageData
 from muster.workloads.ppo.spec import PpoRecipe
 
@@ -131,7 +132,7 @@ def test_lambdas_third_step(size: str) -> None:
 def test_why_the_third_step_of_opt_66b_was_left_out() -> None:
     """It did not fit eight GPUs of 80 GB: the actor is gathered whole to draw answers. OPT-13b's ran."""
     told = UserFigures(host_memory=1_800_000_000_000)
-    made = plan_on(recipe_of("s1-opt-66b-ppo", []), "a100-80gb:8", told, traced=False).plan
+    made = plan_on(read_recipe("s1-opt-66b-ppo", []), "a100-80gb:8", told, traced=False).plan
     assert made is not None
     assert made.memory is not None
     assert made.memory.lacking == "device"
@@ -140,7 +141,7 @@ def test_why_the_third_step_of_opt_66b_was_left_out() -> None:
     smaller, larger = made.would_fit
     assert smaller == "model.name=facebook/opt-13b"
     assert larger.startswith("GPUs of 20")
-    ran = plan_on(recipe_of("s1-opt-13b-ppo", []), "a100-80gb:8", told, traced=False).plan
+    ran = plan_on(read_recipe("s1-opt-13b-ppo", []), "a100-80gb:8", told, traced=False).plan
     assert ran is not None
     assert ran.memory is not None
     assert ran.memory.lacking is None

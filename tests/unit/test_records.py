@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from muster.core.errors import DataError, ReaderMissingError
-from muster.inputs.read import check_data
-from muster.planner.outlook import UserFigures
-from muster.planner.plan import plan_on, recipe_of
+from muster.inputs.read import check_data, read_recipe
+from muster.planner.machines import UserFigures
+from muster.planner.plan import plan_on
 from muster.runs.dry_run import _data
 from muster.store import tokens
 from muster.store.records import Splits, find_data, hold_out, read_rows
@@ -408,7 +408,7 @@ def test_without_pyarrow_parquet_files_are_left_to_the_ranks(
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     (tmp_path / "train.parquet").write_bytes(b"PAR1 not at all")
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "nothing learned"))
-    recipe = recipe_of(name, [f"data.path={tmp_path}", *(["data.bad=skip"] if name == "sft" else [])])
+    recipe = read_recipe(name, [f"data.path={tmp_path}", *(["data.bad=skip"] if name == "sft" else [])])
     check_data(recipe, here=True)
     made = plan_on(recipe, "h200", UserFigures(), traced=False).plan
     assert noted is None or any(noted in note for note in (*made.data, *made.notes))

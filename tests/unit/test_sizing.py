@@ -256,7 +256,7 @@ def test_what_deepspeed_offloads_is_each_part_by_itself(
     zero: dict[str, Any], stage: int, offload: str, gone: str
 ) -> None:
     found = offloading(zero, stage)
-    assert (found.offload, found.disk.holds) == (offload, gone)
+    assert (found.spread.offload, found.spread.disk.holds) == (offload, gone)
 
 
 def test_parameters_alone_on_the_host_leave_gigabytes_on_the_device() -> None:

@@ -8,7 +8,6 @@ import pytest
 
 from muster.core import families
 from muster.core.trace import Parameter
-from muster.core.workload import Lengths
 from muster.engines.spread import ModelSpread, NvmeOffload
 from muster.planner.memory.fit import WORKSPACES
 from muster.planner.memory.states import likely_tensors, states
@@ -195,12 +194,12 @@ def test_what_has_no_weight_decay_is_a_group_of_its_own() -> None:
 def test_tensors_of_a_model_that_was_not_traced_are_of_its_sizes(name: str) -> None:
     config = families.size(name) or {}
     count = families.parameters(config) or 0
-    tensors = likely_tensors(config, Lengths(96, 96), count, count)
+    tensors = likely_tensors(config, count, count)
     assert sum(each.numel for each in tensors) == count
     assert all(each.trained for each in tensors)
     matrices = sum(each.numel for each in tensors if len(each.shape) == 2)
     assert 0.9 * count < matrices <= count
-    adapted = likely_tensors(config, Lengths(96, 96), count + 1000, 1000)
+    adapted = likely_tensors(config, count + 1000, 1000)
     assert sum(each.numel for each in adapted) == count + 1000
     assert sum(each.numel for each in adapted if each.trained) == 1000
 
@@ -228,7 +227,7 @@ def held_of_opt_350m() -> int:
     24 x 512 x 50272 logits in fp16; and cuBLAS has its workspaces. -> bytes, as planned."""
     config = families.size("facebook/opt-350m") or {}
     count = families.parameters(config) or 0
-    tensors = likely_tensors(config, Lengths(512), count, count)
+    tensors = likely_tensors(config, count, count)
     held = sum(states(ModelSpread("deepspeed", 8, 2, together=True), tensors).held.values())
     assert held == 14 * count
     logits = 2 * 24 * 512 * 50272

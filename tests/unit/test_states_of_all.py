@@ -12,6 +12,7 @@ from muster.core.trace import Parameter, Pass, Trace
 from muster.core.workload import Lengths
 from muster.engines.spread import ModelSpread
 from muster.engines.states import States
+from muster.planner.document import UNCOUNTED
 from muster.planner.memory.fit import (
     CONTEXT,
     HEAP,
@@ -27,6 +28,7 @@ from muster.planner.memory.fit import (
 )
 from muster.planner.memory.states import states
 from muster.planner.remedies import with_buckets
+from tests.support import setting_with, with_fields
 
 KEPT = ("parameters", "persistent parameters", "gradients", "fp32 master", "optimizer")
 SIZES = st.lists(st.tuples(st.integers(1, 5000), st.integers(1, 300)), min_size=1, max_size=12)
@@ -88,7 +90,7 @@ TRACE = Trace(
     buffers=64, arithmetic="half", device="cuda", checkpointing=False, layers=(2,), versions={}, seconds=0.0,
 )  # fmt: skip
 SETTINGS = st.builds(
-    lambda **fields: with_buckets(Setting(config=families.size("opt-125m") or {}, **fields)),
+    lambda **fields: with_buckets(setting_with(config=families.size("opt-125m") or {}, **fields)),
     parameters=st.integers(10**6, 10**9),
     trainable=st.just(0),
     lengths=st.builds(Lengths, st.integers(1, 2048)),
@@ -98,7 +100,7 @@ SETTINGS = st.builds(
     ranks=st.sampled_from([1, 2, 3, 8, 64]),
     ranks_per_host=st.just(1),
     micro=st.integers(1, 64),
-    accumulation=st.sampled_from([1, 4]),
+    micro_steps=st.sampled_from([1, 4]),
     stage=st.integers(0, 3),
     offload=st.sampled_from(["none", "optimizer", "param", "optimizer+param"]),
     checkpointing=st.booleans(),
@@ -124,6 +126,7 @@ def test_parts_are_positive_whole_numbers_of_bytes_that_add_up(setting: Setting)
     found = needed(setting)
     for parts in (found.device, found.host):
         assert all(type(value) is int and value > 0 for value in parts.values())
+    cpu = setting.spread.device == "cpu"
     tensors = sum(
         value for name, value in found.device.items()
         if name not in ("allocator slack", "CUDA context", "NCCL", "process")
@@ -131,22 +134,24 @@ def test_parts_are_positive_whole_numbers_of_bytes_that_add_up(setting: Setting)
     if found.moment == "making the model":
         assert found.device == {"the model while it is made": tensors, "process": PROCESS}
     else:
-        scattered = setting.engine == "deepspeed" and setting.stage == 3
+        scattered = setting.spread.engine == "deepspeed" and setting.spread.stage == 3
         on_gpus = SCATTERED_SLACK if scattered else SLACK
-        share, slack = (HEAP if setting.device == "cpu" else on_gpus), found.device["allocator slack"]
-        assert slack == int(share * tensors) or (setting.device == "cpu" and slack > share * tensors)  # holes
-    if setting.device == "cpu":
+        share, slack = (HEAP if cpu else on_gpus), found.device["allocator slack"]
+        assert slack == int(share * tensors) or (
+            setting.spread.device == "cpu" and slack > share * tensors
+        )  # holes
+    if cpu:
         assert found.host == {}
     else:
         assert found.device["CUDA context"] == CONTEXT
-        assert ("NCCL" in found.device) == (setting.ranks > 1)
+        assert ("NCCL" in found.device) == (setting.spread.ranks > 1)
 
 
 @given(SETTINGS)
 def test_no_unit_slips(setting: Setting) -> None:
     """Between 1 and 60 bytes per parameter, whatever the model, beside activations and fixed costs: nothing
     is counted in elements, in bits, or in GB."""
-    small = replace(setting, micro=1, lengths=Lengths(1), trace=None, ranks=1, bucket=0, prefetch=0)
+    small = with_fields(setting, micro=1, lengths=Lengths(1), trace=None, ranks=1, bucket=0, prefetch=0)
     found = needed(small)
     fixed = CONTEXT + PROCESS + WORKSPACES + 2 * 10**7
     total = sum(found.device.values()) + sum(found.host.values())
@@ -154,9 +159,9 @@ def test_no_unit_slips(setting: Setting) -> None:
 
 
 def test_activations_are_the_trace_s_where_it_is_of_this_arithmetic() -> None:
-    base = Setting(
+    base = setting_with(
         config={}, parameters=0, trainable=0, lengths=Lengths(8), engine="deepspeed", precision="bf16",
-        device="cuda", ranks=2, ranks_per_host=2, micro=50_000, accumulation=2, stage=2, trace=TRACE,
+        device="cuda", ranks=2, ranks_per_host=2, micro=50_000, micro_steps=2, stage=2, trace=TRACE,
     )  # fmt: skip
     found, at = needed(base), TRACE.at(50_000)
     assert (found.basis, found.moment) == ("traced", "backward pass")
@@ -165,8 +170,8 @@ def test_activations_are_the_trace_s_where_it_is_of_this_arithmetic() -> None:
     assert found.device["temporary tensors"] == at.backward_peak - at.saved
     assert found.device["model's buffers"] == 64
     assert found.device["gradients"] == 2 * 100_000  # of earlier micro-batches, its half
-    assert need(replace(base, checkpointing=True)) is None  # and the family is not known
-    known = replace(base, config=families.size("opt-125m") or {}, engine="ddp")
+    assert needed(replace(base, checkpointing=True)).basis == UNCOUNTED  # and the family is not known
+    known = with_fields(base, config=families.size("opt-125m") or {}, engine="ddp")
     assert needed(known).basis == "closed form"
     assert needed(replace(known, precision="fp32")).basis == "closed form"
 

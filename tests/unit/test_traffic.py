@@ -170,13 +170,6 @@ def test_small_calls_of_a_step() -> None:
     assert small(engine="deepspeed", stage=1, clips=False) == [tokens]
 
 
-def test_lumps_have_the_number_asked_for() -> None:
-    assert sum(p.numel for p in lump(120)) == 120
-    adapted = lump(120, 7)
-    assert sum(p.numel for p in adapted if p.trained) == 7
-    assert sum(p.numel for p in adapted) == 127
-
-
 # Collectives:
 
 
@@ -339,6 +332,14 @@ def test_calls_of_a_group_by_hand() -> None:
     assert seconds(Call("all-reduce", 10**9, 4, across=True), one, "nccl") == pytest.approx(
         1e9 / 342e9, rel=0.05
     )
+
+
+def test_ranks_of_a_host_share_its_card_where_groups_reduce_among_each_other() -> None:
+    """Eight pairs of ranks, a pair for each rank of a group: two hosts, over an eighth of the link."""
+    machines = parse_machines("a100:8x2,10Gbit")
+    assert machines.link is not None
+    took = seconds(Call("all-reduce", 10**9, 8, True), machines, "nccl")
+    assert took == pytest.approx(8 * 10**9 / machines.link.bandwidth, rel=0.01)
 
 
 def test_groups_keep_gathers_off_the_slow_link() -> None:

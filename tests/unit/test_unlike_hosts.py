@@ -11,15 +11,13 @@ import pytest
 from muster.core.errors import UsageError
 from muster.core.hardware.devices import find_device
 from muster.core.hardware.machines import Machines, parse_parts
-from muster.core.inventory import parse_hosts
-from muster.core.job import SLOWER
-from muster.inputs.read import check
+from muster.core.inventory import Host, parse_hosts
+from muster.core.job import SLOWER, Facts
+from muster.inputs.read import check, read_recipe
 from muster.planner import plan as planning
 from muster.planner.document import Plan
-from muster.planner.forecast import machines_from
-from muster.planner.hosts import by_speed
-from muster.planner.outlook import Ground, UserFigures, hypothetical
-from muster.planner.plan import plan_hosts, plan_on, recipe_of
+from muster.planner.machines import MachineModel, UserFigures, by_speed, hypothetical
+from muster.planner.plan import plan_hosts, plan_on
 from muster.planner.time.steptime import Calibration
 from tests.support import parse_machines
 
@@ -41,7 +39,7 @@ def planned(
     monkeypatch: pytest.MonkeyPatch, hosts: str, facts: Mapping[str, Mapping[str, Any]], *overrides: str
 ) -> Plan:
     monkeypatch.setattr(planning, "ask", lambda inputs, shell: facts)
-    inputs = check(recipe_of("text2sql-t5-small", list(overrides)), parse_hosts(hosts))
+    inputs = check(read_recipe("text2sql-t5-small", list(overrides)), parse_hosts(hosts))
     return plan_hosts(inputs, UserFigures(samples=SAMPLES), traced=False).plan
 
 
@@ -69,14 +67,18 @@ def test_given_shares_are_of_one_number_of_ranks(monkeypatch: pytest.MonkeyPatch
     assert [each.hosts for each in made.scaling] == [2]
 
 
+def real(facts: Facts, hosts: tuple[Host, ...], *, one_machine: bool = False) -> MachineModel:
+    return MachineModel(facts, hosts, Calibration(), one_machine=one_machine)
+
+
 @pytest.mark.parametrize(("precision", "slower"), [("fp32", H100), ("bf16", L40S)])
 def test_the_slowest_device_is_so_in_the_precision_of_the_job(precision: str, slower: str) -> None:
     """An H100 PCIe has 51 TFLOP/s in fp32 and an L40S 92; in bf16 it is 756 and 362."""
     hosts = parse_hosts("a,b").hosts
     facts = {"a": about(H100), "b": about(L40S)}
-    found = machines_from(facts, hosts, [1, 1], {}, precision)
+    found = real(facts, hosts).on([1, 1], "cuda", precision)
     assert found is not None
-    alone = machines_from({"a": about(slower)}, hosts[:1], [1], {}, precision)
+    alone = real({"a": about(slower)}, hosts[:1]).on([1], "cuda", precision)
     assert alone is not None
     assert found.device == alone.device
     fastest = by_speed(hosts, facts, "auto", {}, precision)[0]
@@ -87,7 +89,7 @@ def test_the_slowest_device_is_so_in_the_precision_of_the_job(precision: str, sl
 def test_the_slowest_of_machines_that_are_not_there(precision: str, slower: str) -> None:
     parts = parse_parts("x{fp32=50,bf16=700}:1,y{fp32=90,bf16=300}:1,10Gbit")
     inventory, facts, machines = hypothetical(parts, "--on", None)
-    ground = Ground(facts, inventory.hosts, Calibration(), machines)
+    ground = MachineModel(facts, inventory.hosts, Calibration(), machines)
     found = ground.on([1, 1], "cuda", precision)
     assert found is not None and (found.device.name[0], found.hosts) == (slower, 2)
     (first, _) = inventory.hosts
@@ -101,8 +103,8 @@ def test_pretend_hosts_have_their_own_gpus() -> None:
     machine["gpus"] = [*machine["gpus"], *about(H100)["gpus"]]
     hosts, facts = parse_hosts("a,b").hosts, {"a": machine, "b": machine}
     for shared, name in ((True, H100), (False, L40S)):
-        found = machines_from(facts, hosts, [1, 1], {}, "fp32", shared=shared)
-        alone = machines_from({"a": about(name)}, hosts[:1], [1], {}, "fp32")
+        found = real(facts, hosts, one_machine=shared).on([1, 1], "cuda", "fp32")
+        alone = real({"a": about(name)}, hosts[:1]).on([1], "cuda", "fp32")
         assert found is not None and alone is not None
         assert found.device == alone.device
 
@@ -118,9 +120,9 @@ def test_ranks_of_hosts_with_unlike_slots() -> None:
 
 def test_training_that_ends_before_all_is_seen() -> None:
     told = UserFigures(samples=1_000_000, price=2.0)
-    recipe = recipe_of("text2sql-t5-small", ["train.max_minutes=10"])
+    recipe = read_recipe("text2sql-t5-small", ["train.max_minutes=10"])
     made = plan_on(recipe, "a10:1x2,10Gbit", told, traced=False).plan
-    whole = plan_on(recipe_of("text2sql-t5-small", []), "a10:1x2,10Gbit", told, traced=False).plan
+    whole = plan_on(read_recipe("text2sql-t5-small", []), "a10:1x2,10Gbit", told, traced=False).plan
     assert made.time is not None and whole.time is not None and whole.time.total is not None
     assert made.time.total == 600
     assert made.time.cost == pytest.approx(2.0 * 2 * 600 / 3600)
@@ -133,7 +135,7 @@ def test_training_that_ends_before_all_is_seen() -> None:
 def test_a_global_batch_of_a_users_file_stays_on_any_number_of_hosts(tmp_path: Path) -> None:
     (file := tmp_path / "ds.json").write_text('{"train_batch_size": 64, "zero_optimization": {"stage": 1}}')
     engine = ["engine.name=deepspeed", f"engine.config={file}"]
-    recipe = recipe_of("text2sql-t5-small", [*engine, "batch.micro=auto", "batch.accumulation=auto"])
+    recipe = read_recipe("text2sql-t5-small", [*engine, "batch.micro=auto", "batch.accumulation=auto"])
     made = plan_on(recipe, "a10:1x4,10Gbit", UserFigures(samples=SAMPLES), traced=False).plan
     assert [each.hosts for each in made.scaling] == [1, 2, 4]  # 64 samples cannot be shared by three
     for each in made.scaling:
@@ -142,7 +144,7 @@ def test_a_global_batch_of_a_users_file_stays_on_any_number_of_hosts(tmp_path: P
 
 def test_a_missing_link_says_how_to_name_it() -> None:
     made = plan_on(
-        recipe_of("text2sql-t5-small", []), "a10:1x2", UserFigures(samples=SAMPLES), traced=False
+        read_recipe("text2sql-t5-small", []), "a10:1x2", UserFigures(samples=SAMPLES), traced=False
     ).plan
     assert made.time is None
     assert any("no time" in note and "as in h200:8x4,10Gbit" in note for note in made.notes)
@@ -152,7 +154,7 @@ MIXED = "rtx-3070:1x3,gtx-1070:1x1"
 
 
 def on(machines: str, *more: str) -> Plan:
-    recipe = recipe_of("vit-b16-cifar10", ["data={path: /none, size: 224}", *more])
+    recipe = read_recipe("vit-b16-cifar10", ["data={path: /none, size: 224}", *more])
     return plan_on(recipe, machines, UserFigures(samples=48_000), traced=False).plan
 
 

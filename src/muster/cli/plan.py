@@ -12,7 +12,7 @@ from muster.core.errors import UsageError
 from muster.core.units import parse_bytes, parse_count
 
 if TYPE_CHECKING:
-    from muster.planner.outlook import UserFigures
+    from muster.planner.machines import UserFigures
 
 EXAMPLES = """Examples:
 
@@ -71,8 +71,8 @@ def plan(
     from muster.cli.views.plans import print_plan
     from muster.cli.views.waiting import Waiting
     from muster.core.pipeline import find_pipeline
-    from muster.inputs.read import inherited_decisions, read_inputs
-    from muster.planner.plan import plan_hosts, plan_on, recipe_of
+    from muster.inputs.read import inherited_decisions, read_inputs, read_recipe
+    from muster.planner.plan import plan_hosts, plan_on
     from muster.planner.write import write_plan
 
     if not recipe:
@@ -94,7 +94,7 @@ def plan(
         if on:
             noted = inherited_decisions(recipe, changes)
             decided = plan_on(
-                recipe_of(recipe, changes), on, figures, traced=not quick, say=line.now, noted=noted
+                read_recipe(recipe, changes), on, figures, traced=not quick, say=line.now, noted=noted
             )
         else:
             inputs = read_inputs(recipe, hosts, changes)
@@ -136,7 +136,7 @@ def _plan_steps(
 def _told(samples: int | None, tokens: str, price: float | None, link: str, host_memory: str) -> UserFigures:
     import math
 
-    from muster.planner.outlook import UserFigures
+    from muster.planner.machines import UserFigures
 
     if price is not None and not math.isfinite(price):
         raise UsageError(f"{price:g} is not a number", where="--price", hint="such as --price 2.5")

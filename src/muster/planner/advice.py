@@ -19,8 +19,9 @@ from muster.core.recipe import Recipe
 from muster.core.units import format_seconds
 from muster.engines.base import spec_of
 from muster.engines.spread import NO_DISK, ModelSpread
-from muster.planner.forecast import case_of, link_of
-from muster.planner.memory.fit import Room, Setting, fits
+from muster.planner.machines import link_of
+from muster.planner.memory.fit import MemoryLimit, Setting, fits
+from muster.planner.predict import case_of
 from muster.planner.time.mixed import Forecast, Load, MixedHost
 from muster.planner.time.reached import reached
 from muster.planner.time.steptime import Calibration, StepCase, StepWork, case_key, lump, predict
@@ -34,7 +35,7 @@ def advise(
     recipe: Recipe,
     case: StepCase,
     members: Sequence[MixedHost],
-    known: Calibration,
+    calibration: Calibration,
     *,
     batch: int | None,
     samples: int | None,
@@ -43,10 +44,10 @@ def advise(
     hosts. `case`: the job on all of them; `batch`: of a step, where it is the same on any number of hosts."""
     if len(members) < 2 or isinstance(recipe.batch.split, list):  # shares are given rank by rank
         return []
-    calibrated = all(case_key(case.over(each.machines)) in known.efficiency for each in members)
+    calibrated = all(case_key(case.over(each.machines)) in calibration.efficiency for each in members)
     off = max(reached(each.machines.device, case.precision).off for each in members)
     times = (1.0,) if calibrated else (1 + off, 1.0, 1 / (1 + off))
-    loads = [Load(case, samples or ROUND, batch, known, each) for each in times]
+    loads = [Load(case, samples or ROUND, batch, calibration, each) for each in times]
     basis = "by this plan's step times"
     if not calibrated:
         basis += (
@@ -57,20 +58,21 @@ def advise(
 
 
 def grouping(
-    recipe: Recipe, setting: Setting, machines: Machines, room: Room, known: Calibration
+    recipe: Recipe, setting: Setting, machines: Machines, room: MemoryLimit, calibration: Calibration
 ) -> str | None:
     """That gathering weights inside each host would be faster, where it fits; None: it would not, or weights
     are not gathered between hosts."""
-    engine, inside = spec_of(setting.engine), machines.per_host
-    cut = engine.groups and engine.shards_weights(setting.stage, setting.ranks)
-    if not cut or setting.group or engine.given(recipe).spread or machines.slots or setting.disk != NO_DISK:
+    engine, inside = setting.engine, machines.per_host
+    spread = setting.spread
+    cut = engine.groups and engine.shards_weights(spread.stage, spread.ranks)
+    if not cut or spread.group or engine.given(recipe).spread or machines.slots or spread.disk != NO_DISK:
         return None
-    grouped = replace(setting, group=inside)
+    grouped = setting.spreading(group=inside)
     now, then = case_of(setting, machines), case_of(grouped, machines)
     if machines.hosts == 1 or inside == 1 or now is None or then is None or not fits(grouped, room):
         return None
     try:
-        times = predict(now, known).seconds / predict(then, known).seconds
+        times = predict(now, calibration).seconds / predict(then, calibration).seconds
     except UsageError:  # a figure is missing, as the plan says
         return None
     if times < 1 + WORTH:

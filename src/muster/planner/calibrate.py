@@ -15,8 +15,8 @@ from muster.core.job import Job, read_job
 from muster.core.recipe import Recipe, recipe_from
 from muster.core.result import Result
 from muster.inputs.model import whole_config
-from muster.planner.forecast import case_of
-from muster.planner.outlook import Ground, load_calibration, save_calibration
+from muster.planner.machines import MachineModel, load_calibration, save_calibration
+from muster.planner.predict import case_of
 from muster.planner.setting import setting_of
 from muster.planner.time.learning import (
     MeasuredRun,
@@ -45,39 +45,41 @@ class Learned:
     errors: tuple[float, ...]
 
 
-def calibrate(runs: Sequence[RunFolder], link: str | None = None, file: Path | None = None) -> Learned:
+def calibrate(runs: Sequence[RunFolder], link: str | None = None) -> Learned:
     """Learn from runs, and remember it: from trainings, and from the fabric workload's, which measure a link.
     `link`: between their hosts, in place of what those say.
 
     Raises RunFolderError for a run that teaches nothing, UsageError for a link that is not understood.
     """
-    known = load_calibration(file)
+    calibration = load_calibration()
     trained = []
     for run in runs:
-        found = link_of(run, link)
-        if found is None:
+        links = link_of(run, link)
+        if links is None:
             trained.append(run)
         else:
-            for name, figures in found.items():
-                measured_now = figures.after(known.links.get(name, LinkFigures()))
-                known = replace(known, links={**known.links, name: measured_now})
+            for name, figures in links.items():
+                measured_now = figures.after(calibration.links.get(name, LinkFigures()))
+                calibration = replace(calibration, links={**calibration.links, name: measured_now})
     measured = [measured_of(run, link) for run in trained]
     for run, each in zip(trained, measured, strict=True):
         result = run.read_result()
         spread = spread_of(result) if result else None
         if spread is not None:
-            known = replace(known, spreads={**known.spreads, each.case.machines.device.name: spread})
+            calibration = replace(
+                calibration, spreads={**calibration.spreads, each.case.machines.device.name: spread}
+            )
     cases = {run.id: each.case for run, each in zip(trained, measured, strict=True)}
-    _check_shown(cases, known)
-    learned = learn(measured, known)
+    _check_shown(cases, calibration)
+    learned = learn(measured, calibration)
     _check_sense(cases, learned)
-    saved = save_calibration(learned, file)
+    saved = save_calibration(learned)
     return Learned(learned, saved, tuple(run.id for run in trained), tuple(errors(measured, learned)))
 
 
-def _check_shown(cases: Mapping[str, StepCase], known: Calibration) -> None:
+def _check_shown(cases: Mapping[str, StepCase], calibration: Calibration) -> None:
     """Raise RunFolderError for a run on a device of which nothing tells how fast it computes."""
-    shown = {case_key(case) for case in cases.values() if shows_device(case)} | known.efficiency.keys()
+    shown = {case_key(case) for case in cases.values() if shows_device(case)} | calibration.efficiency.keys()
     for run, case in cases.items():
         if case_key(case) in shown:
             continue
@@ -130,9 +132,9 @@ def measured_of(run: RunFolder, link: str | None = None) -> MeasuredRun:
 
 
 def _as_counted(case: StepCase, result: Result, run: str) -> StepCase:
-    found = as_counted(case, result)
-    if found is not None:
-        return found
+    counted = as_counted(case, result)
+    if counted is not None:
+        return counted
     why = "they are not those of its mean lengths" if result.flops else "they were not counted"
     raise RunFolderError(
         f"padded each batch to its longest sample, and how many operations a step had is not known: {why}",
@@ -160,7 +162,7 @@ def link_of(run: RunFolder, link: str | None = None) -> dict[str, LinkFigures] |
 def _machines(run: RunFolder, result: Result, job: Job, link: str | None) -> Machines:
     """What a run ran on. Raises RunFolderError where that is not known."""
     recipe = recipe_from(job.recipe)
-    ground = Ground(
+    model = MachineModel(
         {report.host: report.facts for report in result.hosts},
         tuple(Host(place.host, place.slots) for place in job.placements),
         Calibration(),
@@ -170,7 +172,7 @@ def _machines(run: RunFolder, result: Result, job: Job, link: str | None) -> Mac
         one_machine=job.launcher == "local",
         learning=True,
     )
-    machines = ground.on([place.slots for place in job.placements], job.device, job.precision)
+    machines = model.on([place.slots for place in job.placements], job.device, job.precision)
     if machines is None:
         raise RunFolderError("ran on a device or over a link that is not known", where=run.id)
     return machines
@@ -182,7 +184,7 @@ def _case(recipe: Recipe, job: Job, slots: Sequence[int], machines: Machines) ->
     setting = setting_of(recipe, config, job.precision, job.device, slots, trace)
     if setting is None:
         return None
-    setting = replace(setting, micro=job.batch.micro, accumulation=job.batch.accumulation)
+    setting = replace(setting, micro=job.batch.micro).spreading(micro_steps=job.batch.accumulation)
     return case_of(setting, machines)
 
 

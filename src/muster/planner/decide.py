@@ -7,9 +7,8 @@ Pure; every choice has its reason.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import Any
 
 from muster.core.batch import Batch
@@ -23,26 +22,23 @@ from muster.core.loss_parts import PLAIN_OUTPUT, fits_whole
 from muster.core.recipe import Recipe
 from muster.core.secrets import shareable
 from muster.core.shares import check_given_shares, check_groups
-from muster.core.trace import Trace
 from muster.core.units import format_bytes, format_number
 from muster.engines.base import spec_of
 from muster.inputs.model import is_t5, whole_config
 from muster.inputs.read import Inputs
 from muster.planner.document import Candidate, Plan
-from muster.planner.memory.fit import Room, Setting, Shortage, lacking, need
+from muster.planner.machines import MachineModel
+from muster.planner.memory.fit import MemoryLimit, Setting
 from muster.planner.placing import device_and_slots, gpu_numbers, gpus_of
-from muster.planner.remedies import SYNC, refusal
+from muster.planner.remedies import SYNC, refusal, remedies
 from muster.planner.setting import room_of
-from muster.planner.sizing import Sized, Where, said_of, size
-from muster.planner.time.steptime import Step
+from muster.planner.sizing import Tracer, TrainingWay, Where, open_choices, size
+from muster.planner.time.steptime import Calibration
 
 FIELD = "launch.hosts"
-NOWHERE = Room(None, None)
+NOWHERE = MemoryLimit(None, None)
 LONG = 500  # steps in which compiling is won back: about a minute, at a tenth of a step of some 0.1 to 1 s
 LOADER_SHM = 256 << 20  # bytes of /dev/shm in which a loader process hands over its batches
-Tracer = Callable[[Recipe, str, str, int], "Trace | None"]  # recipe, precision, device, ranks
-Timer = Callable[[Setting], "Step | None"]
-Clock = Callable[[Sequence[int], str], Timer]
 Gpus = Mapping[str, Sequence[Mapping[str, Any]]]  # by host
 
 
@@ -77,9 +73,10 @@ class Decided:
     threads: tuple[int, ...]
     visible_gpus: tuple[tuple[int, ...] | None, ...]  # numbers within CUDA_VISIBLE_DEVICES; None: as it is
     setting: Setting | None = None  # None: the model is not known here
-    room: Room = NOWHERE
+    room: MemoryLimit = NOWHERE
     candidates: tuple[Candidate, ...] = ()  # ways that were compared
     refused: UsageError | None = None  # it does not fit
+    would_fit: tuple[str, ...] = ()  # the smallest changes with which it does
     chosen: Chosen | None = None  # None: all hosts given are used
     machines: Machines | None = None  # that its time rests on; None: not known
     reach: int = 0  # hosts that there are like them
@@ -97,10 +94,10 @@ class Decided:
 
 
 def decide(
-    inputs: Inputs, facts: Facts, *, tracer: Tracer | None = None, clock: Clock | None = None
+    inputs: Inputs, facts: Facts, *, tracer: Tracer | None = None, model: MachineModel | None = None
 ) -> Decided:
     """The recipe's open values for these hosts. `tracer`: of real models, where closed forms will not do;
-    `clock`: from slots and device to how steps are predicted.
+    `model`: of these hosts, where speeds are to decide.
 
     Raises RecipeError and InventoryError where nothing can work. What does not fit is decided nevertheless,
     and `refused` says why.
@@ -110,8 +107,8 @@ def decide(
     device, slots = device_and_slots(recipe, inputs.inventory, facts, one_machine, decisions)
     world_size = sum(slots)
     # What trains nothing has neither: the values below are shown nowhere.
-    precision, refused = "fp32", None
-    sized, candidates, room = Sized(Batch(1, 1, world_size), recipe), list[Candidate](), NOWHERE
+    precision, refused, machines, room = "fp32", None, None, NOWHERE
+    way, candidates, would_fit = TrainingWay(recipe, Batch(1, 1, world_size)), list[Candidate](), list[str]()
     if recipe.trains:
         gpus = gpus_of(facts, hosts, slots, shared=one_machine)
         precision = decide_precision(recipe, device, gpus, decisions)
@@ -126,14 +123,15 @@ def decide(
             decisions.append(Decision("engine.group", None, f"all {world_size} ranks are one group"))
         room = room_of(facts, hosts, slots, device, shared=one_machine)
         recipe = decide_loss(recipe, precision, room, world_size, decisions)
-        where = Where(precision, device, slots, room)
-        timer = clock(slots, device) if clock else None
-        sized, candidates, refused = _choose(recipe, where, decisions, tracer, timer)
-        check_cuda_graphs(sized.recipe, sized.batch)
+        machines = model.on(slots, device, precision) if model else None
+        calibration = model.calibration if model else Calibration()
+        where = Where(precision, device, slots, room, machines, calibration, tracer)
+        way, candidates, refused, would_fit = _choose(recipe, where, decisions)
+        check_cuda_graphs(way.recipe, way.batch)
         if isinstance(recipe.batch.split, list):
-            check_given_shares(recipe.batch.split, world_size=world_size, micro=sized.batch.micro)
-        check_groups(sized.setting.group if sized.setting else recipe.engine.group or 0, world_size)
-    recipe = sized.recipe
+            check_given_shares(recipe.batch.split, world_size=world_size, micro=way.batch.micro)
+        check_groups(way.setting.spread.group if way.setting else recipe.engine.group or 0, world_size)
+    recipe = way.recipe
     decisions.extend(spec_of(recipe.engine.name).decisions(recipe))
     sharing = world_size if one_machine else None
     threads = []
@@ -147,172 +145,137 @@ def decide(
         id="",  # the run's, later
         launcher=inputs.launcher_name,
         placements=place(list(zip(hosts, slots, strict=True))),
-        batch=sized.batch,
+        batch=way.batch,
         precision=precision,
         device=device,
         recipe=shareable(recipe.as_dict())[0],
         decisions=tuple(decisions),
     )
     return Decided(
-        job, recipe, tuple(threads), tuple(visible), sized.setting, room, tuple(candidates), refused
+        job,
+        recipe,
+        tuple(threads),
+        tuple(visible),
+        way.setting,
+        room,
+        tuple(candidates),
+        refused,
+        tuple(would_fit),
+        machines=machines,
     )
 
 
 def _choose(
-    recipe: Recipe, where: Where, decisions: list[Decision], tracer: Tracer | None, timer: Timer | None
-) -> tuple[Sized, list[Candidate], UsageError | None]:
-    """The recipe with everything decided, the ways that were compared, the chosen one among them, and why it
-    does not fit.
+    recipe: Recipe, where: Where, decisions: list[Decision]
+) -> tuple[TrainingWay, list[Candidate], UsageError | None, list[str]]:
+    """Return the best way, all that were compared, why it does not fit, and what would.
 
     Raises RecipeError for numbers that contradict each other.
     """
     config = whole_config(recipe)
-    tried = []
-    refused: RecipeError | None = None
-    for way, made in _ways(recipe):
+    tried = list[TrainingWay]()
+    impossible: RecipeError | None = None
+    for changes, made in _open(recipe):
         try:
-            tried += _tries(way, made, where, partial(_try, config, where, tracer, timer))
+            tried += ways(changes, made, config, where)
         except RecipeError as error:  # what the recipe wants does not go this way (model.create=sharded)
-            refused = error
+            impossible = error
     if not tried:
-        assert refused is not None
-        raise refused
-    best, reason = _best(tried)
-    chosen = tried[best]
+        assert impossible is not None
+        raise impossible
+    index, reason = best(tried)
+    chosen = tried[index]
     decisions.extend(chosen.decisions)
-    too_much = None
+    refused, would_fit = None, list[str]()
     if chosen.lacks is not None and not chosen.lacks.refused:
         decisions.append(Decision("memory of a rank", "tight", f"{chosen.lacks}: it may not fit"))
     elif chosen.setting is not None and chosen.lacks is not None and where.room.device is not None:
-        name, said = recipe.model.name or "the model", said_of(chosen.sized.recipe, config)
-        too_much = refusal(chosen.setting, where.room, name, said)
-        decisions.append(Decision("force", True, f"although {too_much.what}"))
-    decisions.extend(_told(chosen, reason))
-    candidates = [_as_candidate(each, chosen, reason, index == best) for index, each in enumerate(tried)]
-    return chosen.sized, candidates, None if recipe.force else too_much
+        name = recipe.model.name or "the model"
+        if not recipe.force:
+            choices = open_choices(chosen.recipe, config, where.tracer)
+            would_fit = remedies(chosen.setting, where.room, name, choices)
+        refused = refusal(chosen.setting, where.room, name, would_fit)
+        decisions.append(Decision("force", True, f"although {refused.what}"))
+    decisions.extend(_decisions(chosen, reason))
+    candidates = [_as_candidate(each, chosen, reason) for each in tried]
+    return chosen, candidates, None if recipe.force else refused, would_fit
 
 
-@dataclass(frozen=True)
-class _Tried:
-    """A way, what it comes to, and what was decided on it. `setting`: None where its memory is not known,
-    and so whether it fits."""
-
-    way: dict[str, str]
-    sized: Sized
-    decisions: Sequence[Decision]
-    setting: Setting | None
-    memory: int
-    lacks: Shortage | None
-    step: Step | None
-
-    @property
-    def fits(self) -> bool:
-        return self.setting is not None and self.lacks is None
-
-
-def _ways(recipe: Recipe) -> list[tuple[dict[str, str], Recipe]]:
+def _open(recipe: Recipe) -> list[tuple[dict[str, str], Recipe]]:
     """Every combination of what is open, mildest first: without recomputation, at low stages."""
     stages = spec_of(recipe.engine.name).open_stages(recipe)
     again = recipe.train.gradient_checkpointing
-    found = []
+    combinations = []
     for checkpointing, stage in itertools.product([False, True] if again == "auto" else [again], stages):
         way = {"engine.zero": str(stage)} if recipe.engine.zero == "auto" else {}
         way |= {"train.gradient_checkpointing": str(checkpointing).lower()} if again == "auto" else {}
-        found.append((way, recipe.choosing(zero=stage, checkpointing=checkpointing)))
-    return found
+        combinations.append((way, recipe.choosing(zero=stage, checkpointing=checkpointing)))
+    return combinations
 
 
-def _tries(
-    way: dict[str, str], recipe: Recipe, where: Where, attempt: Callable[[dict[str, str], Recipe], _Tried]
-) -> list[_Tried]:
-    """A way; where it accumulates and the recipe leaves open when gradients are reduced, both of them, the
-    one with less communication first. Raises RecipeError where it cannot be gone."""
-    one = attempt(way, recipe)
+def ways(
+    changes: dict[str, str], recipe: Recipe, config: Mapping[str, Any] | None, where: Where
+) -> list[TrainingWay]:
+    """Return a combination as it would be, whether it fits or not; where it accumulates and the recipe leaves
+    open when gradients are reduced, both ways, the one with less communication first.
+
+    Raises RecipeError where it cannot be.
+    """
+    one = size(recipe, config, where, changes)
     defers = spec_of(recipe.engine.name).defers_reduction and sum(where.slots) > 1
-    if recipe.engine.sync_each_batch != "auto" or not defers or one.sized.batch.accumulation == 1:
+    if recipe.engine.sync_each_batch != "auto" or not defers or one.batch.accumulation == 1:
         return [one]
     both = [(str(each).lower(), recipe.choosing(sync_each_batch=each)) for each in (False, True)]
-    return [attempt({**way, SYNC: word}, made) for word, made in both]
+    return [size(made, config, where, {**changes, SYNC: word}) for word, made in both]
 
 
-def _try(
-    config: Mapping[str, Any] | None,
-    where: Where,
-    tracer: Tracer | None,
-    timer: Timer | None,
-    way: dict[str, str],
-    recipe: Recipe,
-) -> _Tried:
-    """A way as it would be, whether it fits or not. Raises RecipeError where it cannot be gone."""
-    decisions = list[Decision]()
-    trace = tracer(recipe, where.precision, where.device, sum(where.slots)) if tracer else None
-    sized = size(recipe, config, where, decisions, trace)
-    setting = sized.setting
-    found = need(setting) if setting is not None else None
-    if setting is None or found is None:
-        return _Tried(way, sized, decisions, None, 0, None, None)
-    return _Tried(
-        {**way, "batch.micro": str(setting.micro)} if way else way,
-        sized,
-        decisions,
-        setting,
-        sum(found.device.values()),
-        lacking(setting, where.room, found),
-        timer(setting) if timer else None,
-    )
-
-
-def _best(tried: Sequence[_Tried]) -> tuple[int, str]:
-    """Which way, and why: of those that fit the fastest; the mildest where one's speed is not known. None
-    fits: the smallest. A way of which nobody knows what it needs is taken only where that is so of all."""
-    known = [index for index, each in enumerate(tried) if each.setting is not None]
-    if not known:
+def best(tried: Sequence[TrainingWay]) -> tuple[int, str]:
+    """Return which way, and why: of those that fit the fastest; the mildest where one's speed is not known.
+    None fits: the smallest. A way whose need is not known is taken only where that is so of all."""
+    counted = [index for index, each in enumerate(tried) if each.fits is not None]
+    if not counted:
         return 0, "the mildest: whether it fits is unknown"
-    fitting = [index for index in known if tried[index].fits]
+    fitting = [index for index in counted if tried[index].fits]
     among = f"of {len(fitting)} settings that fit (of {len(tried)})"
     if not fitting:
-        return min(known, key=lambda index: tried[index].memory), "needs the least memory, and does not fit"
+        return min(counted, key=lambda index: tried[index].memory), "needs the least memory, and does not fit"
     if any(tried[index].step is None for index in fitting):
         return fitting[0], f"the mildest {among}; some speeds are unknown"
-    best = max(fitting, key=lambda index: (_speed(tried[index]), -index))
-    return best, f"the fastest {among}: {format_number(_speed(tried[best]))} samples/s predicted"
+    fastest = max(fitting, key=lambda index: (tried[index].speed, -index))
+    return fastest, f"the fastest {among}: {format_number(tried[fastest].speed)} samples/s predicted"
 
 
-def _speed(tried: _Tried) -> float:
-    return tried.step.samples_per_second if tried.step else 0.0
-
-
-def _told(chosen: _Tried, reason: str) -> list[Decision]:
+def _decisions(chosen: TrainingWay, reason: str) -> list[Decision]:
     """Why what was open came to what it is."""
     return [
         Decision(name, int(value) if value.isdigit() else value == "true", reason)
-        for name, value in chosen.way.items()
+        for name, value in chosen.changes.items()
         if name != "batch.micro"
     ]
 
 
-def _as_candidate(tried: _Tried, chosen: _Tried, reason: str, is_chosen: bool) -> Candidate:
-    step = tried.step
+def _as_candidate(way: TrainingWay, chosen: TrainingWay, reason: str) -> Candidate:
+    step = way.step
     return Candidate(
-        changes=tried.way,
-        fits=None if tried.setting is None else tried.fits,
-        memory=tried.memory,
+        changes=dict(way.changes),
+        fits=way.fits,
+        memory=way.memory,
         step=step.seconds if step else None,
         samples_per_second=step.samples_per_second if step else None,
-        chosen=is_chosen,
-        why=reason if is_chosen else _lost(tried, chosen),
+        chosen=way is chosen,
+        why=reason if way is chosen else _lost(way, chosen),
     )
 
 
-def _lost(tried: _Tried, chosen: _Tried) -> str:
+def _lost(way: TrainingWay, chosen: TrainingWay) -> str:
     """Why a way was not chosen."""
-    if tried.setting is None:
+    if way.fits is None:
         return "whether it fits is unknown"
-    if not tried.fits:
-        return f"does not fit: {tried.lacks}"
-    if tried.step is None or chosen.step is None:
+    if not way.fits:
+        return f"does not fit: {way.lacks}"
+    if way.step is None or chosen.step is None:
         return "fits as well; costs more computation or communication"
-    slower = 1 - _speed(tried) / _speed(chosen)
+    slower = 1 - way.speed / chosen.speed
     return f"{slower:.0%} slower" if slower > 0.005 else "as fast, but not milder"
 
 
@@ -346,7 +309,9 @@ def check_cuda_graphs(recipe: Recipe, batch: Batch) -> None:
         raise RecipeError(f"is cuda-graphs, and {why}", where="train.compile", hint=hint)
 
 
-def decide_loss(recipe: Recipe, precision: str, room: Room, ranks: int, decisions: list[Decision]) -> Recipe:
+def decide_loss(
+    recipe: Recipe, precision: str, room: MemoryLimit, ranks: int, decisions: list[Decision]
+) -> Recipe:
     """The recipe with `train.fused_loss` decided where the model is compiled: off where the device has room
     for all logits, so that the compiler fuses the loss with the model; else as it is, and it is worked
     through in parts."""
@@ -434,8 +399,8 @@ def decide_precision(recipe: Recipe, device: str, gpus: Gpus, decisions: list[De
         raise refusal
     if refusal:
         decisions.append(Decision("precision", wanted, f"forced, although: {refusal.what}"))
-    elif wanted == "fp8" and (said := _of_float8(recipe, device)):
-        decisions.append(Decision("precision", wanted, said))
+    elif wanted == "fp8" and (note := _of_float8(recipe, device)):
+        decisions.append(Decision("precision", wanted, note))
     return wanted
 
 
@@ -449,23 +414,23 @@ def _of_float8(recipe: Recipe, device: str) -> str:
 
 
 def _weakest(gpus: Gpus) -> tuple[str | None, tuple[int, int] | None]:
-    known = [
+    capabilities = [
         (capability, f"{gpu.get('name') or 'a GPU'} of {host}")
         for host, used in gpus.items()
         for gpu in used
         if (capability := _capability(gpu))
     ]
-    if not known:
+    if not capabilities:
         return None, None
-    capability, name = min(known)
+    capability, name = min(capabilities)
     return name, capability
 
 
 def _capability(gpu: Mapping[str, Any]) -> tuple[int, int] | None:
     """As the driver tells it, else the maker of a GPU of this name."""
-    told = gpu.get("capability")
-    if told:
-        return int(told[0]), int(told[1])
+    stated = gpu.get("capability")
+    if stated:
+        return int(stated[0]), int(stated[1])
     device = driver_device(str(gpu.get("name") or ""))
     return device.capability if device else None
 

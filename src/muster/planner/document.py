@@ -13,6 +13,7 @@ from muster.core.section import Part
 
 SCHEMA_VERSION = 1
 NEARLY_FULL = 0.88  # of a device: from here on a plan says so, and names what would leave more free
+UNCOUNTED = "not counted"  # a basis: the model is neither traced nor a decoder, and the memory a lower bound
 SPEAKS_FOR = (
     "of Muster's own training; other trainers take more: about 14 bytes a logit in half precision where the "
     "loss is Transformers', 4 bytes a parameter where AdamW is foreach, whole gradients under no_sync"
@@ -34,9 +35,13 @@ class MemoryPlan(Part):
     device_room: int | None = Field(description="what a rank may use of the smallest device")
     host_room: int | None = Field(description="what a rank may use of the smallest host")
     margin: float = Field(description="of the room, left free")
-    basis: str = Field(description="where the activations are from: traced, or closed form")
+    basis: str = Field(
+        description="where the activations are from: traced, or closed form; not counted: the sums lack them"
+    )
     moment: str = Field(description="when the peak is")
-    lacking: str | None = Field(description="device or host, where there is too little; None: it fits")
+    lacking: str | None = Field(
+        description="device or host, where there is too little; None: it fits, as far as it is counted"
+    )
     speaks_for: str = Field(SPEAKS_FOR, description="whose memory this is")
 
     @property
@@ -158,5 +163,5 @@ class Plan(Part):
     @property
     def choices(self) -> list[str]:
         """What was decided of what a rank holds, as overrides: with other values it may not fit."""
-        told = [(each["field"], each["value"]) for each in self.decisions if each["field"] in _MEMORY]
-        return [f"{field}={str(value).lower()}" for field, value in told if value not in (None, False)]
+        decided = [(each["field"], each["value"]) for each in self.decisions if each["field"] in _MEMORY]
+        return [f"{field}={str(value).lower()}" for field, value in decided if value not in (None, False)]

@@ -3,27 +3,32 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
-from itertools import chain
-from typing import Any
 
 from muster.core import families, float8
 from muster.core.batch import resolve_batch
 from muster.core.errors import RecipeError, UsageError
-from muster.core.flops import Shape, training
-from muster.core.hardware.devices import CPU, driver_device
-from muster.core.hardware.links import Link, between_hosts, ethernet, infiniband
-from muster.core.hardware.machines import Machines, machines_of
-from muster.core.inventory import Host
+from muster.core.flops import training
+from muster.core.hardware.devices import CPU
+from muster.core.hardware.links import between_hosts
+from muster.core.hardware.machines import Machines
 from muster.core.recipe import Recipe
 from muster.core.units import format_seconds
 from muster.engines.base import spec_of
-from muster.engines.states import elements
+from muster.planner.decide import Decided
 from muster.planner.document import MemoryPlan, Plan, ScalingPoint, TimePlan
-from muster.planner.memory.fit import MARGIN, Need, Room, Setting, lacking, largest_micro, may_run, need
-from muster.planner.placing import gpus_of
-from muster.planner.time.reached import speed
+from muster.planner.memory.fit import (
+    MARGIN,
+    MemoryLimit,
+    Need,
+    Setting,
+    lacking,
+    largest_micro,
+    may_run,
+    need,
+)
+from muster.planner.predict import case_of, shape_of_batch, with_others
 from muster.planner.time.steptime import (
     Calibration,
     Step,
@@ -34,7 +39,6 @@ from muster.planner.time.steptime import (
     evaluation,
     link_key,
     predict,
-    work_of,
 )
 
 MOST_POINTS = 12  # of a scaling curve
@@ -46,142 +50,25 @@ UNCOUNTED = "no time: the model was not traced, and no formula has its operation
 
 
 @dataclass(frozen=True)
-class Outlook:
-    """What a plan's time rests on. `machines`: None where the devices' speed is not known; `reach`: how many
-    such hosts there are, None: no more than the job uses; `fewer`: the machines of so many hosts, where they
-    differ; `once`: `samples` are all that is to be trained."""
+class Trained:
+    """How much is trained, and what its time rests on. `samples`: of an epoch, None: not known here; `once`:
+    they are all that is to be trained; `price`: of a host for an hour; `fewer`: the machines of so many
+    hosts, where they differ."""
 
-    machines: Machines | None
     calibration: Calibration
-    samples: int | None = None  # of an epoch; None: not known here
-    price: float | None = None  # of a host for an hour
-    reach: int | None = None
-    fewer: Callable[[int], Machines | None] | None = None
+    samples: int | None = None
     once: bool = False
+    price: float | None = None
+    fewer: Callable[[int], Machines | None] | None = None
 
 
-def machines_from(
-    facts: Mapping[str, Mapping[str, Any]],
-    hosts: Sequence[Host],
-    slots: Sequence[int],
-    env: Mapping[str, str | None],
-    precision: str,
-    *,
-    shared: bool = False,
-) -> Machines | None:
-    """Real hosts as alike ones: their slowest GPU in this precision and slowest link, since those set the
-    pace; None where one is not known. `env`: the ranks' variables, which may switch InfiniBand off; `shared`:
-    pretend hosts that are all one machine."""
-    devices = []
-    for gpu in chain.from_iterable(gpus_of(facts, hosts, slots, shared=shared).values()):
-        found = driver_device(str(gpu.get("name") or ""))
-        if found is None:
-            return None
-        devices.append(found)
-    if not devices:
-        return None
-    slowest = min(devices, key=lambda each: speed(each, precision))
-    link = slowest_link([facts[host.label] for host in hosts], env)
-    if link is None and len(hosts) > 1:
-        return None
-    return machines_of(slowest, hosts=len(hosts), link=link).with_slots(slots)
-
-
-def slowest_link(facts: Sequence[Mapping[str, Any]], env: Mapping[str, str | None]) -> Link | None:
-    """Between hosts, by what they say; None where one does not, or there is one alone."""
-    links = [link_of(about.get("network") or {}, env) for about in facts]
-    known = [link for link in links if link is not None]
-    if len(facts) < 2 or len(known) < len(links):
-        return None
-    return min(known, key=lambda link: link.bandwidth)
-
-
-def link_of(network: Mapping[str, Any], env: Mapping[str, str | None]) -> Link | None:
-    """InfiniBand where it is and may be used, else the network card; None: the host does not say."""
-    fast = network.get("infiniband_megabits") if env.get("NCCL_IB_DISABLE", "0") == "0" else None
-    if fast:
-        return infiniband(fast / 1000)
-    return ethernet(network["megabits"] / 1000) if network.get("megabits") else None
-
-
-def case_of(setting: Setting, machines: Machines) -> StepCase | None:
-    """The job as the step's time sees it; None where a micro-batch's operations are not known, or answers are
-    drawn, of whose time there is no model."""
-    work = _work(setting)
-    if work is None or setting.drawing is not None:
-        return None
-    spread = setting.spread
-    few_bits = setting.quantized is not None
-    return StepCase(
-        machines, setting.precision, work, setting.tensors, spread, share=setting.share, uncounted=few_bits
-    )
-
-
-def _work(setting: Setting) -> StepWork | None:
-    """Of all models of a step. By the trace; else by the family's formula, without
-    what moves through memory."""
-    trace, asked = setting.trace, (setting.checkpointing, setting.compiled)
-    if trace is not None and asked == (trace.checkpointing, trace.compiled):
-        passes, again = trace.at(setting.micro), setting.checkpointing
-        work = work_of(passes, checkpointing=again, compiled=setting.compiled)
-        return _with_others(setting, _in_fp8(setting, work))
-    products = families.products(setting.config, _shape(setting))
-    if products is None:
-        return None
-    frozen = setting.trainable < setting.parameters
-    done = training(products, checkpointing=setting.checkpointing, frozen=frozen)
-    return _with_others(setting, _in_fp8(setting, StepWork(setting.micro, done.forward, done.hardware)))
-
-
-def _in_fp8(setting: Setting, work: StepWork) -> StepWork:
-    """With the products that are in fp8 and what casting their matrices takes: three products of a layer and
-    six casts, a product and two casts more where it is computed again. Where nobody knows what else moves
-    through memory, nothing is said of the casts."""
-    layers = setting.in_fp8
-    if not layers:
-        return work
-    rows = setting.micro * setting.lengths.sequences * setting.lengths.tokens
-    weights, sides = elements(layers), sum(sum(each.shape) for each in layers)
-    again = 4 / 3 if setting.checkpointing else 1.0
-    casts = 2 * again * (weights + rows * sides)  # of a weight, a layer's input and its output's gradient
-    operations = float8.OPERATIONS[setting.compiled] * 6 * again * len(layers)
-    return replace(
-        work,
-        fp8=6 * again * rows * weights,
-        moved=work.moved + float8.MOVED[setting.compiled] * casts if work.moved else 0.0,
-        operations=work.operations + operations if work.moved else 0.0,
-        launches=work.launches + (0 if setting.compiled else operations) if work.moved else 0.0,
-    )
-
-
-def _shape(setting: Setting) -> Shape:
-    image = "image_size" in setting.config
-    rows = setting.micro * setting.lengths.sequences
-    return Shape(rows, 0 if image else setting.lengths.tokens, setting.lengths.target)
-
-
-def _with_others(setting: Setting, work: StepWork) -> StepWork:
-    """With the passes of a step's further models: forward alone, or both where they are trained. What they
-    move, and their operations, are taken to be in proportion."""
-    more = 0.0
-    for each in setting.others:
-        config = setting.config if each.config is None else each.config
-        products = families.products(config, _shape(setting))
-        if products is None:
-            more += work.flops if each.trained else work.forward
-        else:
-            done = training(products, checkpointing=setting.checkpointing)
-            more += done.hardware if each.trained else done.forward
-    return replace(work.times(1 + more / work.flops), forward=work.forward) if work.flops else work
-
-
-def memory_plan(setting: Setting, room: Room, found: Need) -> MemoryPlan:
+def memory_plan(setting: Setting, room: MemoryLimit, needed: Need) -> MemoryPlan:
     """A rank's memory, and whether it fits."""
-    host = dict(found.host)
-    device = dict(found.device)
-    for name, size in found.first.items():
-        (device if setting.device == "cpu" else host)[name] = size // setting.ranks_per_host
-    short = lacking(setting, room, found)
+    host = dict(needed.host)
+    device = dict(needed.device)
+    for name, size in needed.first.items():
+        (device if setting.spread.device == "cpu" else host)[name] = size // setting.ranks_per_host
+    short = lacking(setting, room, needed)
     return MemoryPlan(
         device=device,
         host=host,
@@ -190,64 +77,65 @@ def memory_plan(setting: Setting, room: Room, found: Need) -> MemoryPlan:
         device_room=room.device,
         host_room=room.host,
         margin=MARGIN,
-        basis=found.basis,
-        moment=found.moment,
+        basis=needed.basis,
+        moment=needed.moment,
         lacking=short.place if short is not None and short.refused else None,
     )
 
 
-def plan_of(recipe: Recipe, setting: Setting | None, room: Room, outlook: Outlook, start: Plan) -> Plan:
-    """The plan `start` with memory, time and scaling, as far as they can be told."""
-    found = need(setting) if setting is not None else None
-    if setting is None or found is None:
+def plan_of(decided: Decided, start: Plan, trained: Trained) -> Plan:
+    """Return the plan `start` with memory, time and scaling, as far as they can be told."""
+    setting, room = decided.setting, decided.room
+    needed = need(setting) if setting is not None else None
+    if setting is None or needed is None:
         return start
     made = start.model_copy(
         update={
             "parameters": setting.parameters,
             "trainable": setting.trainable,
-            "memory": memory_plan(setting, room, found),
+            "memory": memory_plan(setting, room, needed),
         }
     )
     try:
-        return _with_time(recipe, setting, room, outlook, made)
+        return _with_time(decided, setting, trained, made)
     except UsageError as error:  # a figure is missing: that costs the time alone
-        said = f"no time: {error.what}" + (f" ({error.hint})" if error.hint else "")
-        return made.model_copy(update={"notes": [*made.notes, said]})
+        note = f"no time: {error.what}" + (f" ({error.hint})" if error.hint else "")
+        return made.model_copy(update={"notes": [*made.notes, note]})
 
 
-def _with_time(recipe: Recipe, setting: Setting, room: Room, outlook: Outlook, made: Plan) -> Plan:
+def _with_time(decided: Decided, setting: Setting, trained: Trained, made: Plan) -> Plan:
     """Raises UsageError where a figure that the time rests on is neither stated nor measured."""
-    machines = outlook.machines
+    recipe, machines, calibration = decided.recipe, decided.machines, trained.calibration
     case = case_of(setting, machines) if machines is not None else None
     if case is None:
         why = UNCOUNTED if machines is not None else ""  # else a note says which machine is not known
         why = why if setting.drawing is None else _undrawn(setting, machines)
         return made.model_copy(update={"notes": [*made.notes, *([why] if why else [])]})
-    samples, epochs = outlook.samples, recipe.train.epochs
-    if outlook.once:
+    samples, epochs = trained.samples, recipe.train.epochs
+    if trained.once:
         epochs = 1.0
     elif recipe.train.max_steps is not None:  # the same samples on any number of hosts
         samples, epochs = recipe.train.max_steps * case.batch, 1.0
-    minutes = None if outlook.once else recipe.train.max_minutes
+    minutes = None if trained.once else recipe.train.max_minutes
     most = None if minutes is None else 60 * minutes
-    length = Length(samples or case.batch, epochs, price=outlook.price, most=most)
-    now = point(case, length, outlook.calibration)
-    on = on_fitting(recipe, setting, case.machines, room, outlook.fewer)
+    length = Length(samples or case.batch, epochs, price=trained.price, most=most)
+    now = point(case, length, calibration)
     hosts = case.machines.hosts
-    counts = sorted({*host_counts(outlook.reach or hosts), hosts})
-    points = curve(on, counts, length, outlook.calibration)
+    counts = sorted({*host_counts(decided.reach or hosts), hosts})
+    cases = (on_hosts(recipe, setting, case.machines, decided.room, n, trained.fewer) for n in counts)
+    points = curve(cases, length, calibration)
     # A sentence about the hosts that are used; of one alone, why the others are not.
     compared = [each for each in points if each.hosts <= hosts] if hosts > 1 else points
     alone = points[0] if points else now
-    known = samples is not None
+    counted = samples is not None
     notes = list(made.notes)
-    if known and now.whole > now.total:
+    if counted and now.whole > now.total:
         limit = f"train.max_minutes={minutes:g}"
         notes.append(f"{limit} ends the training after {now.total / now.whole:.0%} of its steps")
     assumed = [] if case.work.moved else ["operations only: memory traffic is not counted"]
     if not case.work.moved and case.machines.device.bandwidth:
         notes.append(UNTRACED)
-    if outlook.once:
+    if trained.once:
         steps, unlimited = round(now.whole / now.step.seconds), recipe.train.max_minutes is None
         if not unlimited or recipe.train.max_steps != steps:
             ways = f"train.max_steps={steps}{'' if unlimited else ' train.max_minutes=null'}"
@@ -256,12 +144,12 @@ def _with_time(recipe: Recipe, setting: Setting, room: Room, outlook: Outlook, m
         assumed.append("steps are for the longest samples; with dynamic padding they are shorter")
     return made.model_copy(
         update={
-            "time": _time_plan(now, outlook, known=known, assumed=assumed).model_copy(
+            "time": _time_plan(now, trained, counted=counted, assumed=assumed).model_copy(
                 update=_as_tokens(recipe, setting, now)
             ),
-            "scaling": [_scaling(each, alone, known=known) for each in points],
+            "scaling": [_scaling(each, alone, counted=counted) for each in points],
             "fastest_hosts": fastest(points).hosts if points else None,
-            "sentence": _sentence(on, compared, length, outlook) if known else None,
+            "sentence": _sentence(compared, length, calibration) if counted else None,
             "notes": notes,
         }
     )
@@ -271,8 +159,8 @@ def _undrawn(setting: Setting, machines: Machines | None) -> str:
     """Why there is no time, and the least that drawing takes: each token reads all weights once."""
     assert setting.drawing is not None
     bandwidth = machines.device.bandwidth if machines is not None else None
-    rounds = setting.micro * setting.accumulation // setting.drawn
-    read = rounds * setting.drawing.answer * setting.element * setting.parameters
+    rounds = setting.micro * setting.spread.micro_steps // setting.drawn
+    read = rounds * setting.drawing.answer * setting.spread.element * setting.parameters
     least = f": at least {format_seconds(read / bandwidth)} of a step on this device" if bandwidth else ""
     return f"time not planned: answers are drawn token by token{least}"
 
@@ -284,49 +172,45 @@ def global_given(recipe: Recipe) -> bool:
     return by_file is not None or recipe.batch.global_ is not None or recipe.batch.tokens is not None
 
 
-def on_fitting(
+def on_hosts(
     recipe: Recipe,
     setting: Setting,
     machines: Machines,
-    room: Room,
+    room: MemoryLimit,
+    hosts: int,
     fewer: Callable[[int], Machines | None] | None = None,
-) -> CaseOn:
-    """The job on any number of hosts, where it fits: with the same global batch where the recipe says which,
-    else with the same micro-batch and accumulation. `fewer`: as in Outlook."""
-    fixed = setting.micro * setting.accumulation * setting.ranks
-    given = global_given(recipe)
-
-    def case_on(hosts: int) -> StepCase | None:
-        those = fewer(hosts) if fewer is not None and hosts < machines.hosts else machines.on(hosts)
-        if those is None:
+) -> StepCase | None:
+    """Return the job on another number of hosts; None: it does not fit or work out there. The global batch
+    stays where the recipe says which, else micro-batch and accumulation do. `fewer`: as in Trained."""
+    those = fewer(hosts) if fewer is not None and hosts < machines.hosts else machines.on(hosts)
+    if those is None:
+        return None
+    ranks, now = those.ranks, setting.spread
+    there = setting.spreading(ranks=ranks)
+    if there.spread.grouped and ranks % now.group:
+        return None
+    if setting.share < 1 and ranks != now.ranks:  # shares are given rank by rank
+        return None
+    if global_given(recipe) and ranks != now.ranks:
+        largest = setting.micro
+        if recipe.batch.micro is None:  # fewer hosts may have to hold more each
+            largest = max(1, largest_micro(there, room, largest))
+        samples = setting.micro * now.micro_steps * now.ranks
+        try:
+            batch = resolve_batch(None, None, samples, world_size=ranks, largest=largest)
+        except RecipeError:
             return None
-        ranks = those.ranks
-        there = replace(setting, ranks=ranks)
-        if there.spread.grouped and ranks % setting.group:
-            return None
-        if setting.share < 1 and ranks != setting.ranks:  # shares are given rank by rank
-            return None
-        if given and ranks != setting.ranks:
-            largest = setting.micro
-            if recipe.batch.micro is None:  # fewer hosts may have to hold more each
-                largest = max(1, largest_micro(there, room, largest))
-            try:
-                batch = resolve_batch(None, None, fixed, world_size=ranks, largest=largest)
-            except RecipeError:
-                return None
-            there = replace(there, micro=batch.micro, accumulation=batch.accumulation)
-        return case_of(there, those) if may_run(there, room) else None
-
-    return case_on
+        there = replace(there, micro=batch.micro).spreading(micro_steps=batch.accumulation)
+    return case_of(there, those) if may_run(there, room) else None
 
 
-def _sentence(on: CaseOn, points: Sequence[Point], length: Length, outlook: Outlook) -> str | None:
+def _sentence(points: Sequence[Point], length: Length, calibration: Calibration) -> str | None:
     """All hosts against one; where one does not hold the job, against the fewest that do."""
     if not points:
         return None
     fewest, most = points[0], points[-1]
     if fewest.hosts == 1:
-        return say(on, most.hosts, length, outlook.calibration).text
+        return say(fewest, most, length, calibration).text
     head = f"At least {fewest.hosts} of these hosts are needed, which take {format_seconds(fewest.whole)}"
     if most is fewest:
         return f"{head}."
@@ -358,7 +242,7 @@ def _as_tokens(recipe: Recipe, setting: Setting, now: Point) -> dict[str, float 
 def _needed(setting: Setting) -> float | None:
     """Operations of a micro-batch that the gradient needs: none are computed twice. By the family's formula,
     else by the trace, where what is computed again is about a forward pass."""
-    products = families.products(setting.config, _shape(setting))
+    products = families.products(setting.config, shape_of_batch(setting))
     if products is not None:
         frozen = setting.trainable < setting.parameters
         own: float = training(products, frozen=frozen).model
@@ -367,35 +251,35 @@ def _needed(setting: Setting) -> float | None:
         own = passes.flops - (passes.forward_flops if setting.trace.checkpointing else 0)
     else:
         return None
-    return _with_others(setting, StepWork(setting.micro, own / 3, own)).flops
+    return with_others(setting, StepWork(setting.micro, own / 3, own)).flops
 
 
-def _time_plan(now: Point, outlook: Outlook, *, known: bool, assumed: list[str]) -> TimePlan:
+def _time_plan(now: Point, trained: Trained, *, counted: bool, assumed: list[str]) -> TimePlan:
     step, machines = now.step, now.case.machines
-    watts = machines.device.watts if known and outlook.fewer is None else None  # unlike ones have others
+    watts = machines.device.watts if counted and trained.fewer is None else None  # unlike ones have others
     parts = {name: value for name, value in asdict(step).items() if name in _PARTS}
     per_epoch = (
-        None if outlook.samples is None or outlook.once else math.ceil(outlook.samples / now.case.batch)
+        None if trained.samples is None or trained.once else math.ceil(trained.samples / now.case.batch)
     )
     return TimePlan(
         **parts,
         step=step.seconds,
-        step_range=between(now.case, outlook.calibration),
+        step_range=between(now.case, trained.calibration),
         samples_per_second=step.samples_per_second,
-        steps=round(now.total / step.seconds) if known else None,
+        steps=round(now.total / step.seconds) if counted else None,
         epoch=None if per_epoch is None else per_epoch * step.seconds,
-        total=now.total if known else None,
-        cost=now.cost if known else None,
+        total=now.total if counted else None,
+        cost=now.cost if counted else None,
         kwh=machines.ranks * watts * now.total / 3.6e6 if watts else None,
         assumed=[*step.assumed, *assumed],
-        calibrated=case_key(now.case) in outlook.calibration.efficiency,
+        calibrated=case_key(now.case) in trained.calibration.efficiency,
     )
 
 
 _PARTS = ("compute", "communication", "optimizer", "transfer", "overhead")
 
 
-def _scaling(each: Point, alone: Point, *, known: bool) -> ScalingPoint:
+def _scaling(each: Point, alone: Point, *, counted: bool) -> ScalingPoint:
     speed = each.step.samples_per_second
     return ScalingPoint(
         hosts=each.hosts,
@@ -403,8 +287,8 @@ def _scaling(each: Point, alone: Point, *, known: bool) -> ScalingPoint:
         step=each.step.seconds,
         samples_per_second=speed,
         efficiency=speed / each.hosts / (alone.step.samples_per_second / alone.hosts),
-        total=each.total if known else None,
-        cost=each.cost if known else None,
+        total=each.total if counted else None,
+        cost=each.cost if counted else None,
     )
 
 
@@ -413,7 +297,6 @@ def _scaling(each: Point, alone: Point, *, known: bool) -> ScalingPoint:
 # Pure.
 
 TRIED = (2, 4, 8, 16, 32)  # times as many micro-steps per optimizer step
-CaseOn = Callable[[int], "StepCase | None"]  # hosts -> the job on so many; None: it does not work out there
 
 
 @dataclass(frozen=True)
@@ -467,11 +350,10 @@ def point(case: StepCase, length: Length, calibration: Calibration | None = None
 
 
 def curve(
-    case_on: CaseOn, hosts: Sequence[int], length: Length, calibration: Calibration | None = None
+    cases: Iterable[StepCase | None], length: Length, calibration: Calibration | None = None
 ) -> list[Point]:
     """A job on each number of hosts on which it works out."""
-    cases = ((count, case_on(count)) for count in hosts)
-    return [point(case, length, calibration) for _, case in cases if case is not None]
+    return [point(case, length, calibration) for case in cases if case is not None]
 
 
 def fastest(points: Sequence[Point]) -> Point:
@@ -479,16 +361,13 @@ def fastest(points: Sequence[Point]) -> Point:
     return max(points, key=lambda each: (each.step.samples_per_second, -each.hosts))
 
 
-def say(case_on: CaseOn, hosts: int, length: Length, calibration: Calibration | None = None) -> ScalingWords:
-    """`hosts` hosts against one, why, and what would change it. Raises ValueError where the job does not work
-    out on one host or on `hosts`."""
-    one, many = case_on(1), case_on(hosts)
-    if one is None or many is None:
-        raise ValueError(f"this job does not work out on 1 or on {hosts} hosts")
-    alone = point(one, length, calibration)
+def say(
+    alone: Point, together: Point, length: Length, calibration: Calibration | None = None
+) -> ScalingWords:
+    """Several hosts against one, why, and what would change it."""
+    hosts, many = together.hosts, together.case
     if hosts == 1:
         return ScalingWords(f"1 host takes {_time(alone.whole)}: {_where(alone.step)}.")
-    together = point(many, length, calibration)
     head = f"{hosts} hosts take {_time(together.whole)}, 1 host {_time(alone.whole)}"
     step, link = together.step, many.machines.link
     name = _spaced(link.name) if link else "?"
@@ -524,11 +403,11 @@ def _faster_link(case: StepCase, alone: Point, length: Length, calibration: Cali
 def _reached(case: StepCase, calibration: Calibration | None) -> float:
     """What share of its stated speed the present link was measured to reach; 1: not measured."""
     link = case.machines.link
-    known = (calibration or Calibration()).links
+    links = (calibration or Calibration()).links
     name = link_key(link, case.machines.device.kind) if link is not None else ""
-    if link is None or name not in known:
+    if link is None or name not in links:
         return 1.0
-    measured = known[name].bandwidth
+    measured = links[name].bandwidth
     return 1.0 if measured is None else measured / link.stated
 
 

@@ -6,27 +6,21 @@ of hosts is taken at its best, with all else that a recipe leaves to the plan.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
-from typing import Any
 
 from muster.core.batch import resolve_batch
 from muster.core.errors import RecipeError
-from muster.core.hardware.devices import Device, driver_device
 from muster.core.hostlist import fold_hosts
 from muster.core.inventory import Host
-from muster.core.job import Facts
 from muster.core.recipe import Recipe
 from muster.core.shares import check_groups
 from muster.core.units import counted, format_number
 from muster.inputs.read import Inputs
 from muster.planner.decide import FIELD, Chosen, Decided
 from muster.planner.document import Candidate
-from muster.planner.forecast import link_of
 from muster.planner.memory.fit import lacking
-from muster.planner.placing import ranks_of
-from muster.planner.time import reached
 
 HARDLY = 0.02  # of speed: fewer hosts are taken where more would gain less
 AUTO = "auto"
@@ -44,8 +38,8 @@ class HostTrial:
     @property
     def best(self) -> Candidate | None:
         """The way that would be chosen there."""
-        found = self.decided.candidates if self.decided else ()
-        return next((each for each in found if each.chosen), None)
+        candidates = self.decided.candidates if self.decided else ()
+        return next((each for each in candidates if each.chosen), None)
 
     @property
     def works(self) -> bool:
@@ -93,35 +87,6 @@ def on_hosts(inputs: Inputs, hosts: tuple[Host, ...]) -> Inputs:
     return replace(inputs, recipe=recipe, inventory=replace(inputs.inventory, hosts=hosts))
 
 
-def by_speed(
-    hosts: Sequence[Host], facts: Facts, device: str, env: Mapping[str, str | None], precision: str = "auto"
-) -> list[Host]:
-    """The fastest ranks first, in the precision that is wanted, of equals those with the faster link, then
-    more memory, then as given: hosts are taken so, since the slowest of them sets the pace."""
-
-    def key(host: Host) -> tuple[float, float, float]:
-        about = facts[host.label]
-        ranks = ranks_of(host, about, device)
-        gpus = [] if device == "cpu" else list(about.get("gpus") or [])[:ranks]
-        link = link_of(about.get("network") or {}, env)
-        speed, memory = (about.get("cores") or 0) // ranks, (about.get("memory_total") or 0) // ranks
-        if gpus:
-            speed = min(_reaches(gpu, precision) for gpu in gpus)
-            memory = min(gpu.get("memory_total") or 0 for gpu in gpus)
-        return -speed, -(link.bandwidth if link else 0.0), -memory
-
-    return sorted(hosts, key=key)
-
-
-def _reaches(gpu: Mapping[str, Any], precision: str) -> float:
-    """Operations per second of its products, the most where precision is still open; 0: not known. A GPU that
-    is not there has its peaks with it."""
-    found = driver_device(str(gpu.get("name") or "")) or Device("a GPU", {})
-    device = replace(found, peaks=gpu.get("peaks") or found.peaks)
-    wanted = device.peaks.keys() - {"fp8"} if precision == "auto" else (precision,)
-    return max((reached.speed(device, each) for each in wanted), default=0.0)
-
-
 def numbers(recipe: Recipe, ranks: Sequence[int]) -> list[int]:
     """Numbers of hosts to try: all of a few; of many, of those with which the batch works out, powers of two,
     the most, and others between them. `ranks`: of each host."""
@@ -132,13 +97,15 @@ def numbers(recipe: Recipe, ranks: Sequence[int]) -> list[int]:
     possible = [count for count in range(1, whole + 1) if _works_out(recipe, together[count - 1])] or [whole]
     if len(possible) <= MOST:
         return possible
-    found = {count for count in possible if count & (count - 1) == 0} | {possible[0], possible[-1]}
-    while len(found) < MOST:  # the one that is nearest to the middle of the widest gap, as ratios go
-        gaps = [(low, high) for low, high in pairwise(sorted(found)) if any(low < n < high for n in possible)]
+    chosen = {count for count in possible if count & (count - 1) == 0} | {possible[0], possible[-1]}
+    while len(chosen) < MOST:  # the one that is nearest to the middle of the widest gap, as ratios go
+        gaps = [
+            (low, high) for low, high in pairwise(sorted(chosen)) if any(low < n < high for n in possible)
+        ]
         low, high = max(gaps, key=lambda gap: gap[1] / gap[0])
         between = [n for n in possible if low < n < high]
-        found.add(min(between, key=lambda n: (abs(n * n - low * high), n)))
-    return sorted(found)
+        chosen.add(min(between, key=lambda n: (abs(n * n - low * high), n)))
+    return sorted(chosen)
 
 
 def _works_out(recipe: Recipe, ranks: int) -> bool:

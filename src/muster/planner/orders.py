@@ -106,12 +106,12 @@ def command_orders(inputs: Inputs, decided: Decided, facts: Facts) -> dict[str, 
         made = programs[place.host] = recipe.program(spot)
         return content, list(made.argv)
 
-    told = start_orders(inputs, decided, facts, one, recipe.measure.hardware_seconds)
-    for host, order in told.items():
+    ordered = start_orders(inputs, decided, facts, one, recipe.measure.hardware_seconds)
+    for host, order in ordered.items():
         made = programs[host]
         order["host"] |= recipe.before_start(facts[host].get("base"))
         order["host"] |= {"each": made.each, "names": list(made.names), "torchrun": made.torchrun}
-    return told
+    return ordered
 
 
 def start_orders(

@@ -24,19 +24,28 @@ from muster.engines.base import spec_of
 from muster.fleet.shell import Shell
 from muster.fleet.supervisor import Supervisor
 from muster.inputs.model import check_closed_form, no_gpu, whole_config
-from muster.inputs.read import Inputs, check, read_recipe
+from muster.inputs.read import Inputs, check
 from muster.planner.advice import advise, grouping
-from muster.planner.decide import Chosen, Decided, Tracer, decide
-from muster.planner.document import NEARLY_FULL, Plan
-from muster.planner.forecast import Outlook, case_of, global_given, plan_of
-from muster.planner.hosts import AUTO, HostTrial, by_speed, first_hosts, numbers, on_hosts, pick
-from muster.planner.memory.fit import MARGIN, Setting, lacking, may_run, need
+from muster.planner.decide import Chosen, Decided, decide
+from muster.planner.document import NEARLY_FULL, UNCOUNTED, Plan
+from muster.planner.forecast import Trained, global_given, plan_of
+from muster.planner.hosts import AUTO, HostTrial, first_hosts, numbers, on_hosts, pick
+from muster.planner.machines import (
+    MachineModel,
+    UserFigures,
+    by_speed,
+    hypothetical,
+    load_calibration,
+    machine_model,
+)
+from muster.planner.memory.activations import activations_missing
+from muster.planner.memory.fit import MARGIN, MemoryLimit, Setting, lacking, may_run, need
 from muster.planner.orders import greeting
-from muster.planner.outlook import Ground, UserFigures, ground_of, hypothetical, load_calibration
 from muster.planner.placing import ranks_of
-from muster.planner.remedies import GROUP, remedies
+from muster.planner.predict import case_of
+from muster.planner.remedies import GROUP, OpenChoices, remedies
 from muster.planner.setting import assumed_length, assumed_shapes, why_unknown
-from muster.planner.sizing import said_of
+from muster.planner.sizing import Tracer, open_choices
 from muster.planner.time.steptime import Calibration
 from muster.planner.tracing import once, tracer
 from muster.planner.training import training_plan
@@ -44,17 +53,13 @@ from muster.planner.training import training_plan
 Say = Callable[[str], None]
 HOPELESS = 2.0  # times a rank's room: what needs more by closed forms does not fit, whatever a trace finds
 TIGHT = 0.5  # of a rank's room: closed forms, which miss by up to 37 %, will do for what needs less
-
-
-def recipe_of(source: str | Mapping[str, Any], overrides: list[str]) -> Recipe:
-    """A recipe as a user names it. Raises RecipeError."""
-    return read_recipe(source, overrides)
+SMALL = 0.05  # of it: a model that takes less without its activations is not worth the seconds of a trace
 
 
 def plan_on(
     recipe: Recipe,
     on: str,
-    told: UserFigures,
+    figures: UserFigures,
     *,
     traced: bool = True,
     say: Say | None = None,
@@ -62,40 +67,39 @@ def plan_on(
 ) -> Decided:
     """A recipe on machines that are not there. `say`: what is done that takes seconds; `noted`: decisions of
     before. Raises UsageError for what is not understood."""
-    check_plannable(recipe, told)
-    inventory, facts, machines = hypothetical(parse_parts(on), f"--on {on}", told.host_memory)
+    check_plannable(recipe, figures)
+    inventory, facts, machines = hypothetical(parse_parts(on), f"--on {on}", figures.host_memory)
     inputs, chosen = first_hosts(check(recipe, inventory))
     if not traced:
         check_closed_form(recipe)
-    ground = Ground(facts, inventory.hosts, load_calibration(), machines).of(inputs.inventory.hosts)
+    model = MachineModel(facts, inventory.hosts, load_calibration(), machines).of(inputs.inventory.hosts)
     inputs = replace(inputs, noted=tuple(noted))
-    decided = _attempt(inputs, ground, told, partial(tracer, say=say) if traced else None, chosen, on)
+    decided = _attempt(inputs, model, figures, partial(tracer, say=say) if traced else None, chosen, on)
     return _noted(decided, *ambiguous(on))
 
 
 def plan_hosts(
     inputs: Inputs,
-    told: UserFigures,
+    figures: UserFigures,
     *,
     traced: bool = True,
-    shell: Shell | None = None,
     say: Say | None = None,
 ) -> Decided:
     """A recipe on hosts, which are asked what they are. `say`: as in plan_on. Raises UsageError."""
-    check_plannable(inputs.recipe, told)
+    check_plannable(inputs.recipe, figures)
     if not traced:
         check_closed_form(inputs.recipe)
     inputs, chosen = first_hosts(inputs)
-    known = load_calibration()  # before any host is asked
+    calibration = load_calibration()  # before any host is asked
     if say is not None:
         say("asking the hosts")
-    ground = ground_of(inputs, ask(inputs, shell or Shell()), told, known)
+    model = machine_model(inputs, ask(inputs, Shell()), figures, calibration)
     if say is not None:
         say("planning")
-    return _attempt(inputs, ground, told, partial(tracer, say=say) if traced else None, chosen)
+    return _attempt(inputs, model, figures, partial(tracer, say=say) if traced else None, chosen)
 
 
-def check_plannable(recipe: Recipe, told: UserFigures) -> None:
+def check_plannable(recipe: Recipe, figures: UserFigures) -> None:
     """Raise UsageError where nothing is trained, nobody knows the model, or tokens are told of images."""
     if not recipe.trains:
         raise RecipeError(
@@ -103,7 +107,7 @@ def check_plannable(recipe: Recipe, told: UserFigures) -> None:
             where="workload",
             hint="a recipe that trains, such as opt-benchmark",
         )
-    if told.tokens is not None and not recipe.tokenized:
+    if figures.tokens is not None and not recipe.tokenized:
         raise UsageError(
             f"{recipe.workload} has no tokens", where="--tokens", hint="--samples N, of an epoch"
         )
@@ -128,10 +132,10 @@ def hosts_first(inputs: Inputs, asking: Callable[[Inputs], Facts]) -> tuple[Inpu
     inputs, chosen = first_hosts(inputs)
     if inputs.recipe.launch.hosts != AUTO:
         return inputs, chosen
-    ground = ground_of(inputs, asking(inputs), UserFigures(), _calibration([]))
-    decided = settle(inputs, ground, None)
+    model = machine_model(inputs, asking(inputs), UserFigures(), _calibration([]))
+    decided = settle(inputs, model, None)
     if decided.refused or _tight(decided) or decided.machines is not None:
-        decided = settle(inputs, ground, tracer)
+        decided = settle(inputs, model, tracer)
     assert decided.chosen is not None
     return on_hosts(inputs, decided.chosen.hosts), decided.chosen
 
@@ -146,13 +150,13 @@ def plan_first(inputs: Inputs, facts: Facts, chosen: Chosen | None = None) -> De
     if not inputs.recipe.trains:
         return _with_hosts(decide(inputs, facts), chosen)
     notes: list[str] = []
-    ground, told = ground_of(inputs, facts, UserFigures(), _calibration(notes)), UserFigures()
+    model, figures = machine_model(inputs, facts, UserFigures(), _calibration(notes)), UserFigures()
     survey = survey_of(inputs)
-    decided = _attempt(inputs, ground, told, None, chosen, survey=survey)
+    decided = _attempt(inputs, model, figures, None, chosen, survey=survey)
     assert decided.plan is not None
     hopeless = decided.refused is not None and _hopeless(decided)
     if not hopeless and (decided.refused or _tight(decided) or decided.plan.time is not None):
-        decided = _attempt(inputs, ground, told, tracer, chosen, survey=survey)
+        decided = _attempt(inputs, model, figures, tracer, chosen, survey=survey)
     if decided.refused:
         raise decided.refused
     return _noted(decided, *notes)
@@ -167,25 +171,24 @@ def survey_of(inputs: Inputs) -> Survey:
         return Survey(notes=(str(error),))
 
 
-def settle(inputs: Inputs, ground: Ground, tracer: Tracer | None) -> Decided:
+def settle(inputs: Inputs, model: MachineModel, tracer: Tracer | None) -> Decided:
     """Everything that was open, the number of hosts among it. Raises RecipeError and InventoryError where
     nothing can work."""
     tracer = once(tracer) if tracer else None
     given = inputs.inventory.hosts
     if inputs.recipe.launch.hosts != AUTO:
-        decided = decide(inputs, ground.facts, tracer=tracer, clock=ground.clock)
-        machines = ground.on(decided.slots, decided.job.device, decided.job.precision)
-        return replace(decided, machines=machines, reach=len(given))
+        decided = decide(inputs, model.facts, tracer=tracer, model=model)
+        return replace(decided, reach=len(given))
     device = inputs.recipe.launch.device
-    ordered = by_speed(given, ground.facts, device, ground.env, inputs.recipe.precision)
-    ranks = [ranks_of(host, ground.facts[host.label], device) for host in ordered]
+    ordered = by_speed(given, model.facts, device, model.env, inputs.recipe.precision)
+    ranks = [ranks_of(host, model.facts[host.label], device) for host in ordered]
     trials = []
     for number in numbers(inputs.recipe, ranks):
         labels = {host.label for host in ordered[:number]}
         some = tuple(host for host in given if host.label in labels)
-        there = ground.of(some)
+        there = model.of(some)
         try:
-            decided = decide(on_hosts(inputs, some), there.facts, tracer=tracer, clock=there.clock)
+            decided = decide(on_hosts(inputs, some), there.facts, tracer=tracer, model=there)
             trials.append(HostTrial(some, decided))
         except RecipeError as error:
             if not (error.where or "").startswith(("batch.", GROUP)):  # what no number of hosts would change
@@ -193,9 +196,8 @@ def settle(inputs: Inputs, ground: Ground, tracer: Tracer | None) -> Decided:
             trials.append(HostTrial(some, None, error))
     decided, chosen = pick(trials, given)
     job = decided.job
-    machines = ground.of(chosen.hosts).on(decided.slots, job.device, job.precision)
-    in_order = [ranks_of(host, ground.facts[host.label], device) for host in given]
-    machines, reach = _beside(machines, ground.on(in_order, job.device, job.precision))
+    in_order = [ranks_of(host, model.facts[host.label], device) for host in given]
+    machines, reach = _beside(decided.machines, model.on(in_order, job.device, job.precision))
     return replace(decided, machines=machines, reach=reach, chosen=chosen)
 
 
@@ -222,8 +224,8 @@ def _calibration(notes: list[str]) -> Calibration:
 
 def _attempt(
     inputs: Inputs,
-    ground: Ground,
-    told: UserFigures,
+    model: MachineModel,
+    figures: UserFigures,
     tracer: Tracer | None,
     chosen: Chosen | None = None,
     words: str | None = None,
@@ -232,56 +234,56 @@ def _attempt(
     """Everything decided, with a plan, whether it fits or not. `chosen`: the hosts, where that was done
     before; `words`: what to call the machines; `survey`: of the data, where they were looked at before."""
     survey = survey or survey_of(inputs)
-    decided = settle(inputs, ground, tracer)
+    tracer = once(tracer) if tracer else None
+    decided = settle(inputs, model, tracer)
     decided = _with_hosts(decided, decided.chosen or chosen)
     job, chosen, machines = decided.job, decided.chosen, decided.machines
     if decided.recipe.bits is not None and job.device != "cuda":
         raise no_gpu(decided.recipe)
-    samples = told.samples or survey.samples
-    if told.tokens is not None and decided.setting is not None:
-        samples = -(-told.tokens // decided.setting.lengths.all)
+    samples = figures.samples or survey.samples
+    if figures.tokens is not None and decided.setting is not None:
+        samples = -(-figures.tokens // decided.setting.lengths.all)
     if chosen is None or not chosen.timed:  # else slower hosts were left out already
-        decided = decided.saying(*job.decisions, *_advice(decided, ground, samples))
-    idle_gpus = job.device == "cpu" and any(about.get("gpus") for about in ground.facts.values())
+        decided = decided.saying(*job.decisions, *_advice(decided, model, samples))
+    idle_gpus = job.device == "cpu" and any(about.get("gpus") for about in model.facts.values())
     if idle_gpus:  # said at the start as well
         why = "the recipe says so, and the hosts' GPUs are not used"
         decided = decided.saying(*decided.job.decisions, Decision("launch.device", "cpu", why))
-    start = _begun(inputs, decided, words or inputs.inventory.source, survey, samples)
-    alike = machines is None or len(ground.hosts) != len(decided.slots)
-    fewer = None if alike else ground.fewer(decided.slots, job.device, job.precision)
+    start = _begun(inputs, decided, words or inputs.inventory.source, survey, samples, tracer)
+    alike = machines is None or len(model.hosts) != len(decided.slots)
+    fewer = None if alike else model.fewer(decided.slots, job.device, job.precision)
     if fewer is not None:
         start.notes.append("hosts differ: the slowest sets the pace, and fewer hosts are the fastest of them")
-    once = told.tokens is not None
-    outlook = Outlook(machines, ground.known, samples, told.price, decided.reach, fewer, once)
+    trained = Trained(model.calibration, samples, figures.tokens is not None, figures.price, fewer)
     if idle_gpus:
         start.notes.append("the hosts' GPUs are not used: the recipe says launch.device=cpu")
     if decided.setting is not None and machines is not None:
-        faster = grouping(decided.recipe, decided.setting, machines, decided.room, ground.known)
+        faster = grouping(decided.recipe, decided.setting, machines, decided.room, model.calibration)
         start.notes.extend([faster] if faster else [])
-    made = plan_of(decided.recipe, decided.setting, decided.room, outlook, start)
-    return _with_cost_note(replace(decided, plan=made), told)
+    made = plan_of(decided, start, trained)
+    return _with_cost_note(replace(decided, plan=made), figures)
 
 
-def _advice(decided: Decided, ground: Ground, samples: int | None) -> list[Decision]:
+def _advice(decided: Decided, model: MachineModel, samples: int | None) -> list[Decision]:
     """Which hosts make the job slower; nothing where a step's time is not known."""
     recipe, setting = decided.recipe, decided.setting
-    if ground.one_machine or setting is None or len(ground.hosts) != len(decided.slots):
+    if model.one_machine or setting is None or len(model.hosts) != len(decided.slots):
         return []
-    members = ground.members(decided.slots, decided.job.device, decided.job.precision)
+    members = model.members(decided.slots, decided.job.device, decided.job.precision)
     case = case_of(setting, members[0].machines) if members else None
     if case is None or members is None:
         return []
     batch = decided.job.batch.global_ if global_given(recipe) else None
     try:
-        return advise(recipe, case, members, ground.known, batch=batch, samples=samples)
+        return advise(recipe, case, members, model.calibration, batch=batch, samples=samples)
     except UsageError:  # a figure is missing, as the plan says
         return []
 
 
-def _with_cost_note(decided: Decided, told: UserFigures) -> Decided:
+def _with_cost_note(decided: Decided, figures: UserFigures) -> Decided:
     """Why there is no cost, where a price was given."""
     time = decided.plan.time if decided.plan else None
-    if told.price is None or (time is not None and time.cost is not None):
+    if figures.price is None or (time is not None and time.cost is not None):
         return decided
     why = "that needs a time, which is unknown"
     if time is not None:
@@ -315,12 +317,14 @@ def _tight(decided: Decided) -> bool:
     room = decided.room
     if room.device is None:
         return False
-    found = need(decided.setting) if decided.setting is not None else None
-    if found is None:
+    needed = need(decided.setting) if decided.setting is not None else None
+    if needed is None:
         config = whole_config(decided.recipe)
         return config is not None and decided.recipe.lengths(config) is not None
-    host = sum(found.host.values()) > TIGHT * room.host if room.host else False
-    return sum(found.device.values()) > TIGHT * room.device or host
+    if not needed.whole and decided.setting is not None:
+        return 16 * decided.setting.elements > SMALL * room.device  # in fp32, gradients and Adam among them
+    host = sum(needed.host.values()) > TIGHT * room.host if room.host else False
+    return sum(needed.device.values()) > TIGHT * room.device or host
 
 
 def ask(inputs: Inputs, shell: Shell, *, into: Path | None = None) -> Facts:
@@ -337,19 +341,19 @@ def ask(inputs: Inputs, shell: Shell, *, into: Path | None = None) -> Facts:
             return supervisor.greet(specs)
 
 
-def _begun(inputs: Inputs, decided: Decided, words: str, survey: Survey, samples: int | None) -> Plan:
+def _begun(
+    inputs: Inputs, decided: Decided, words: str, survey: Survey, samples: int | None, tracer: Tracer | None
+) -> Plan:
     """The plan without memory and time. `samples`: of an epoch."""
     recipe, setting, chosen, job = decided.recipe, decided.setting, decided.chosen, decided.job
     name = recipe.model.name or "the model"
-    ways = []
-    if decided.refused and setting:
-        ways = remedies(setting, decided.room, name, said_of(recipe, whole_config(recipe)))
-    roomier = [] if ways or setting is None else _roomier(setting, decided, name)
+    choices = open_choices(recipe, whole_config(recipe), tracer)
+    roomier = [] if decided.would_fit or setting is None else _roomier(setting, decided.room, name, choices)
     compared = chosen.candidates if chosen and chosen.candidates else decided.candidates
     engine = recipe.engine.name
     if setting:
-        group = setting.group if setting.spread.grouped else 0
-        engine = spec_of(engine).label(setting.stage, group)
+        group = setting.spread.group if setting.spread.grouped else 0
+        engine = spec_of(engine).label(setting.spread.stage, group)
     training = training_plan(recipe, setting, job.batch, samples)
     warming = warmup_note(recipe.train, training.steps) if training.steps else None
     return Plan(
@@ -368,34 +372,38 @@ def _begun(inputs: Inputs, decided: Decided, words: str, survey: Survey, samples
         decisions=[
             {"field": d.field, "value": d.value, "why": d.why} for d in (*inputs.noted, *job.decisions)
         ],
-        would_fit=ways,
+        would_fit=list(decided.would_fit),
         roomier=roomier,
         notes=[*_notes(decided), *filter(None, [warming])],
     )
 
 
-def _roomier(setting: Setting, decided: Decided, name: str) -> list[str]:
+def _roomier(setting: Setting, room: MemoryLimit, name: str, choices: OpenChoices) -> list[str]:
     """What would leave more free of a device that is nearly full."""
-    room, found = decided.room, need(setting)
+    needed = need(setting)
     if (
         room.device is None
-        or found is None
+        or needed is None
+        or not needed.whole
         or not may_run(setting, room)
-        or sum(found.device.values()) <= NEARLY_FULL * room.device
+        or sum(needed.device.values()) <= NEARLY_FULL * room.device
     ):
         return []
     less = replace(room, device=int(NEARLY_FULL / (1 - MARGIN) * room.device))
-    return remedies(setting, less, name, said_of(decided.recipe, whole_config(decided.recipe)))
+    return remedies(setting, less, name, choices)
 
 
 def _notes(decided: Decided) -> list[str]:
     setting, device, machines = decided.setting, decided.job.device, decided.machines
     notes = []
-    if setting is None or need(setting) is None:
+    counted = need(setting) if setting is not None else None
+    if setting is None or counted is None:
         notes.append(f"{why_unknown(decided.recipe)}: neither memory nor time can be predicted")
+    elif not counted.whole:
+        notes.append(activations_missing(setting.config))
     elif setting.trace is None:
         notes.append("the model was not traced: its activations are from a formula, off by -18 to +37 %")
-    if setting is not None and setting.disk.holds != "none":
+    if setting is not None and setting.spread.disk.holds != "none":
         notes.append(
             "what goes to a disk, and its buffers, are counted by DeepSpeed's source, never measured"
         )
@@ -423,7 +431,7 @@ def promised(document: Mapping[str, Any]) -> Promise | None:
         plan = Plan.model_validate(document)
     except ValueError:
         return None
-    if plan.memory is None:
+    if plan.memory is None or plan.memory.basis == UNCOUNTED:
         return None
     return Promise(
         memory=plan.memory.device_bytes,

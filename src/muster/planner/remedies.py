@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -11,9 +11,11 @@ from muster.core import families
 from muster.core.batch import resolve_batch
 from muster.core.errors import RecipeError, UsageError
 from muster.core.hardware.devices import find_device, names
+from muster.core.trace import Trace
 from muster.core.units import counted, format_bytes
 from muster.engines.base import EngineSpec, own_specs, spec_of
-from muster.planner.memory.fit import Room, Setting, fits, lacking, need
+from muster.planner.memory.activations import activations_missing
+from muster.planner.memory.fit import MemoryLimit, Setting, lacking, need
 
 MOST_RANKS = 65536
 SYNC = "engine.sync_each_batch"
@@ -25,96 +27,107 @@ Change = tuple[dict[str, str], Setting]  # overrides of the recipe, and what the
 class OpenChoices:
     """What a recipe says of what may be changed. `accumulation`, `global_`: of its batch, None: open;
     `samples`: about so many of a global batch, where tokens were asked for; `fixed`: what no override
-    changes: micro, accumulation, engine, ranks."""
+    changes: micro, accumulation, engine, ranks; `trace`: of the model as it would be, None: not traced."""
 
     accumulation: int | None = None
     global_: int | None = None
     samples: int | None = None
     fixed: frozenset[str] = frozenset()
+    trace: Callable[[Setting], Trace | None] | None = None
+
+    def fits(self, setting: Setting, room: MemoryLimit) -> bool:
+        """Return whether it is known to fit: a model that is no decoder is traced in each way."""
+        counted = need(setting)
+        if counted is not None and not counted.whole and self.trace is not None:
+            setting = replace(setting, trace=self.trace(setting))
+            counted = need(setting)
+        return counted is not None and counted.whole and lacking(setting, room, counted) is None
 
 
-NOTHING_SAID = OpenChoices()
+ANY_CHANGE = OpenChoices()
 
 
-def refusal(setting: Setting, room: Room, model: str, said: OpenChoices = NOTHING_SAID) -> UsageError:
-    """The error for a job that does not fit: what it needs, what there is, and what would fit."""
-    short, found = lacking(setting, room), need(setting)
-    assert short is not None and found is not None
-    parts = found.device if short.place == "device" else found.host
-    name = room.device_name if parts is found.device and not short.cpu else room.host_name
+def refusal(setting: Setting, room: MemoryLimit, model: str, ways: Sequence[str]) -> UsageError:
+    """The error for a job that does not fit: what it needs, what there is, and what would fit (`ways`)."""
+    short, needed = lacking(setting, room), need(setting)
+    assert short is not None and needed is not None
+    parts = needed.device if short.place == "device" else needed.host
+    name = room.device_name if parts is needed.device and not short.cpu else room.host_name
     largest = sorted(parts.items(), key=lambda part: -part[1])[:3]
     words = ", ".join(f"{part} {format_bytes(value)}" for part, value in largest)
-    kind = "of memory" if parts is found.device else "of host memory"
+    kind = "of memory" if parts is needed.device else "of host memory"
     what = (
         f"{model} needs about {format_bytes(short.needed)} {kind} per rank with {engine_words(setting)} on "
-        f"{counted(setting.ranks, 'rank')} at micro-batch {setting.micro} ({words}), and {name} has "
+        f"{counted(setting.spread.ranks, 'rank')} at micro-batch {setting.micro} ({words}), and {name} has "
         f"{format_bytes(short.has)} for each"
     )
-    ways = remedies(setting, room, model, said)
     hint = f"would fit: {'; or '.join(ways)}; " if ways else "no change that was tried would fit; "
+    if not needed.whole:
+        hint = f"{activations_missing(setting.config)} {hint}"
     return UsageError(what, where="memory", hint=f"{hint}force=true starts anyway")
 
 
 def engine_words(setting: Setting) -> str:
     """The engine and what belongs to it, for people."""
-    words = spec_of(setting.engine).words(setting.stage)
-    if setting.sync_each_batch and setting.accumulation > 1:
+    words = setting.engine.words(setting.spread.stage)
+    if setting.spread.sync_each_batch and setting.spread.micro_steps > 1:
         words += " and sync_each_batch"
     if setting.spread.grouped:
-        words += f" in groups of {setting.group}"
-    if setting.offload != "none":
-        words += f" and offload of {setting.offload.replace('+', ' and ')}"
+        words += f" in groups of {setting.spread.group}"
+    if setting.spread.offload != "none":
+        words += f" and offload of {setting.spread.offload.replace('+', ' and ')}"
     return words + (" and gradient checkpointing" if setting.checkpointing else "")
 
 
-def remedies(setting: Setting, room: Room, model: str, said: OpenChoices = NOTHING_SAID) -> list[str]:
+def remedies(setting: Setting, room: MemoryLimit, model: str, choices: OpenChoices = ANY_CHANGE) -> list[str]:
     """What would fit: the fewest overrides on these hosts, and where those offload, the fewest that do not;
     then on more ranks, then another size; where not even one sample fits so, shorter ones. Where these GPUs
     hold nothing of it, larger ones as well."""
-    fitting = (each for each in changes(setting, said) if _fits(each[1], room))
+    fitting = (each for each in changes(setting, choices) if choices.fits(each[1], room))
     here = next(fitting, None)
-    found = [here] if here else []
+    nearest = [here] if here else []
     if here and "engine.offload" in here[0]:
-        found += itertools.islice((each for each in fitting if "engine.offload" not in each[0]), 1)
-    ways = [_words(_enlarged(*each, setting, room, said)) for each in found]
-    if "ranks" not in said.fixed:
-        shards = "engine" not in said.fixed and (here is None or "engine.offload" in here[0])
-        more = _more_ranks(setting, room, said, shards=shards)
+        nearest += itertools.islice((each for each in fitting if "engine.offload" not in each[0]), 1)
+    ways = [_words(_enlarged(*each, setting, room, choices)) for each in nearest]
+    if "ranks" not in choices.fixed:
+        shards = "engine" not in choices.fixed and (here is None or "engine.offload" in here[0])
+        more = _more_ranks(setting, room, choices, shards=shards)
         ways += [more] if more else []
-    larger = None if ways else _larger(setting, room)
-    half = _half_kept(setting, room)
+    larger = None if ways else _larger(setting, room, choices)
+    untraced = replace(choices, trace=None)  # of what follows the model or its arithmetic is another one
+    half = _half_kept(setting, room, untraced)
     ways += [half] if half else []
-    smaller = _smaller(setting, room, model)
+    smaller = _smaller(setting, room, untraced, model)
     if smaller:
         ways.append(f"model.name={smaller}")
-    shorter = None if ways else _shorter(setting, room, said)
+    shorter = None if ways else _shorter(setting, room, untraced)
     return [*ways, *(each for each in (shorter, larger) if each)]
 
 
 def _enlarged(
-    way: dict[str, str], fitting: Setting, before: Setting, room: Room, said: OpenChoices
+    way: dict[str, str], fitting: Setting, before: Setting, room: MemoryLimit, choices: OpenChoices
 ) -> dict[str, str]:
     """Where the batch has to shrink: not to the smallest, but to the largest that fits."""
     if "batch.micro" not in way:
-        powers = (1 << bit for bit in reversed(range((before.accumulation - 1).bit_length())))
-        steps = (each for each in powers if _fits(replace(fitting, accumulation=each), room))
+        powers = (1 << bit for bit in reversed(range((before.spread.micro_steps - 1).bit_length())))
+        steps = (each for each in powers if choices.fits(fitting.spreading(micro_steps=each), room))
         return {**way, "batch.accumulation": str(next(steps))} if "batch.accumulation" in way else way
     others = {key: value for key, value in way.items() if not key.startswith("batch.")}
-    found = _largest(replace(fitting, micro=before.micro), room, said)
-    return {**others, **found[0]} if found else way
+    largest = _largest(replace(fitting, micro=before.micro), room, choices)
+    return {**others, **largest[0]} if largest else way
 
 
-def changes(setting: Setting, said: OpenChoices = NOTHING_SAID) -> Iterator[Change]:
+def changes(setting: Setting, choices: OpenChoices = ANY_CHANGE) -> Iterator[Change]:
     """Every other way to train the same model on the same ranks, those with fewest and mildest changes
     first: the smallest micro-batch, checkpointing, what `_spreads` has; of as many, those that make smaller
     steps of fewer micro-batches last."""
-    smallest = itertools.islice(_batches(setting, list(reversed(_below(setting, said))), said), 1)
+    smallest = itertools.islice(_batches(setting, list(reversed(_below(setting, choices))), choices), 1)
     batches = [(0, False, {}, setting), *((1, False, *each) for each in smallest)]
-    if setting.accumulation > 1 and _open_steps(said):
+    if setting.spread.micro_steps > 1 and _open_steps(choices):
         one = {"batch.accumulation": "1"}
-        batches += [(n + 1, True, {**way, **one}, replace(at, accumulation=1)) for n, _, way, at in batches]
+        batches += [(n + 1, True, {**way, **one}, at.spreading(micro_steps=1)) for n, _, way, at in batches]
     checkpointing = [{}] if setting.checkpointing else [{}, {"train.gradient_checkpointing": "true"}]
-    spread = [{}] if "engine" in said.fixed else list(_spreads(setting))
+    spread = [{}] if "engine" in choices.fixed else list(_spreads(setting))
     ways = []
     for (number, fewer, way, base), again, engine in itertools.product(batches, checkpointing, spread):
         cost = (number + len(again) + len(engine), fewer, spread.index(engine), len(again))
@@ -123,71 +136,65 @@ def changes(setting: Setting, said: OpenChoices = NOTHING_SAID) -> Iterator[Chan
         yield way, apply(base, way)
 
 
-def _open_steps(said: OpenChoices) -> bool:
+def _open_steps(choices: OpenChoices) -> bool:
     """Whether a step may have fewer samples, by fewer micro-batches."""
-    return said.global_ is None and said.samples is None and "accumulation" not in said.fixed
+    return choices.global_ is None and choices.samples is None and "accumulation" not in choices.fixed
 
 
-def _fits(setting: Setting, room: Room) -> bool:
-    """What cannot be counted, as a model without closed forms in other ways than it was traced, is not
-    offered."""
-    return need(setting) is not None and fits(setting, room)
-
-
-def _below(setting: Setting, said: OpenChoices) -> list[int]:
+def _below(setting: Setting, choices: OpenChoices) -> list[int]:
     """Smaller micro-batches, largest first: those that divide a rank's share of a given global batch, else
     powers of two."""
-    if "micro" in said.fixed:
+    if "micro" in choices.fixed:
         return []
-    if said.global_ is None:
+    if choices.global_ is None:
         powers = (1 << bit for bit in reversed(range(setting.micro.bit_length())))
         return [power for power in powers if power < setting.micro]
-    share = said.global_ // setting.ranks
+    share = choices.global_ // setting.spread.ranks
     return [size for size in range(min(setting.micro - 1, share), 0, -1) if share % size == 0]
 
 
-def _batches(setting: Setting, micros: list[int], said: OpenChoices) -> Iterator[Change]:
+def _batches(setting: Setting, micros: list[int], choices: OpenChoices) -> Iterator[Change]:
     """The setting at each of these micro-batches that makes the batch which the recipe says, and what has to
     be said for it."""
     for micro in micros:
-        unit = micro * setting.ranks
-        accumulation, whole = setting.accumulation, said.global_
+        unit = micro * setting.spread.ranks
+        accumulation, whole = setting.spread.micro_steps, choices.global_
         if whole is not None:
             accumulation = max(1, whole // unit)
-        elif said.samples is not None:
-            accumulation = said.accumulation or max(1, round(said.samples / unit))
+        elif choices.samples is not None:
+            accumulation = choices.accumulation or max(1, round(choices.samples / unit))
         try:
-            batch = resolve_batch(micro, accumulation, whole, world_size=setting.ranks)
+            batch = resolve_batch(micro, accumulation, whole, world_size=setting.spread.ranks)
         except RecipeError:
             continue
         way = {"batch.micro": str(micro)} if micro != setting.micro else {}
-        if said.accumulation not in (None, batch.accumulation):
-            if "accumulation" in said.fixed:
+        if choices.accumulation not in (None, batch.accumulation):
+            if "accumulation" in choices.fixed:
                 continue
             way["batch.accumulation"] = str(batch.accumulation)
-        yield way, replace(setting, micro=micro, accumulation=batch.accumulation)
+        yield way, replace(setting, micro=micro).spreading(micro_steps=batch.accumulation)
 
 
-def _largest(setting: Setting, room: Room, said: OpenChoices) -> Change | None:
+def _largest(setting: Setting, room: MemoryLimit, choices: OpenChoices) -> Change | None:
     """At the largest smaller micro-batch that fits."""
-    found = _batches(setting, _below(setting, said), said)
-    return next((each for each in found if _fits(each[1], room)), None)
+    batches = _batches(setting, _below(setting, choices), choices)
+    return next((each for each in batches if choices.fits(each[1], room)), None)
 
 
 def _spreads(setting: Setting) -> Iterator[dict[str, str]]:
     """Nothing; then other ways of the engine, and other engines: where it can cut weights, those that do so
     as well. What offloads comes last."""
-    engine = spec_of(setting.engine)
-    ways = [{}, *engine.lighter(setting.stage, setting.offload)]
-    if engine.defers_reduction and setting.ranks > 1 and setting.spread.sums_whole:
+    engine = setting.engine
+    ways = [{}, *engine.lighter(setting.spread.stage, setting.spread.offload)]
+    if engine.defers_reduction and setting.spread.ranks > 1 and setting.spread.sums_whole:
         ways = [{**way, **more} for more in ({}, {SYNC: "true"}) for way in ways]
-    if setting.group:  # all ranks together hold less, and another way has other groups
+    if setting.spread.group:  # all ranks together hold less, and another way has other groups
         ways = [{}, *({**way, GROUP: "null"} for way in ways)]
     for other in own_specs():
         if other.name != engine.name and engine.cutting is not None:
             ways += _cutting(setting, other)
         elif other.name != engine.name and other.relief:
-            ways += [{"engine.name": other.name, **way} for way in other.lighter(0, setting.offload)]
+            ways += [{"engine.name": other.name, **way} for way in other.lighter(0, setting.spread.offload)]
     yield from sorted(ways, key=lambda way: "engine.offload" in way)
 
 
@@ -197,8 +204,8 @@ def _cutting(setting: Setting, other: EngineSpec) -> Iterator[dict[str, str]]:
     if other.cutting is None or (other.shards_weights(0) and any(each.trained for each in setting.others)):
         return
     for offload in other.offloads:
-        if _moved(offload) >= _moved(setting.offload):
-            more = {} if offload == setting.offload else {"engine.offload": offload}
+        if _moved(offload) >= _moved(setting.spread.offload):
+            more = {} if offload == setting.spread.offload else {"engine.offload": offload}
             yield {"engine.name": other.name, **other.cutting, **more}
 
 
@@ -207,90 +214,90 @@ def _moved(offload: str) -> set[str]:
 
 
 def apply(setting: Setting, way: dict[str, str]) -> Setting:
-    """The setting with overrides laid over it."""
-    engine = way.get("engine.name", setting.engine)
-    same = engine == setting.engine
-    stage = int(way.get("engine.zero", setting.stage))
-    shards = spec_of(engine).shards_weights(stage)
+    """Return the setting with overrides laid over it."""
+    spread = setting.spread
+    name = way.get("engine.name", spread.engine)
+    same, engine = name == spread.engine, spec_of(name)
+    stage = int(way.get("engine.zero", spread.stage))
     changed = replace(
         setting,
         micro=int(way.get("batch.micro", setting.micro)),
-        accumulation=int(way.get("batch.accumulation", setting.accumulation)),
         checkpointing=setting.checkpointing or "train.gradient_checkpointing" in way,
-        engine=engine,
+        create="sharded" if engine.shards_weights(stage) else setting.create,
+    ).spreading(
+        engine=name,
         stage=stage,
-        offload=way.get("engine.offload", setting.offload),
-        group=setting.group if same and GROUP not in way else 0,
+        micro_steps=int(way.get("batch.accumulation", spread.micro_steps)),
+        offload=way.get("engine.offload", spread.offload),
+        group=spread.group if same and GROUP not in way else 0,
         # What auto would come to.
-        sync_each_batch=SYNC in way
-        or (setting.sync_each_batch if same else spec_of(engine).defers_reduction),
-        create="sharded" if shards else setting.create,
+        sync_each_batch=SYNC in way or (spread.sync_each_batch if same else engine.defers_reduction),
     )
     return with_buckets(changed) if "engine.zero" in way else changed
 
 
 def with_buckets(setting: Setting) -> Setting:
     """With the sizes that Muster's configuration for the engine asks for."""
-    sizes = spec_of(setting.engine).sizes(setting.stage, hidden_size(setting.config))
-    return replace(setting, **sizes)
+    sizes = setting.engine.sizes(setting.spread.stage, hidden_size(setting.config))
+    return setting.spreading(**sizes)
 
 
 def hidden_size(config: Mapping[str, Any]) -> int:
     """Values per token between layers, as each family calls it, the most where layers differ; 0 where it is
     not known."""
     for name in ("hidden_size", "d_model", "n_embd", "hidden_sizes", "text_config"):
-        found = config.get(name)
-        if isinstance(found, Mapping):
-            return hidden_size(found)
-        if found:
-            return int(max(found) if isinstance(found, list | tuple) else found)
+        width = config.get(name)
+        if isinstance(width, Mapping):
+            return hidden_size(width)
+        if width:
+            return int(max(width) if isinstance(width, list | tuple) else width)
     return 0
 
 
-def _more_ranks(setting: Setting, room: Room, said: OpenChoices, *, shards: bool) -> str | None:
+def _more_ranks(setting: Setting, room: MemoryLimit, choices: OpenChoices, *, shards: bool) -> str | None:
     """The fewest ranks, by doubling, on which the engine as it is fits, or one that shards weights where
     asked to try it."""
     ways: list[dict[str, str]] = [{}]
-    if shards and not spec_of(setting.engine).shards_weights(setting.stage):
+    if shards and not setting.engine.shards_weights(setting.spread.stage):
         others = (way for way in _spreads(setting) if "engine.offload" not in way)
         ways += [way for way in others if apply(setting, way).create == "sharded"]
     best: tuple[int, str] | None = None
     for smaller, way in itertools.product((False, True), ways):
-        base, ranks = apply(setting, way), setting.ranks * 2
+        base, ranks = apply(setting, way), setting.spread.ranks * 2
         while ranks <= MOST_RANKS and (best is None or ranks < best[0]):
-            there = replace(base, ranks=ranks)
-            same = next(iter(_batches(there, [there.micro], said)), None)
-            found = _largest(there, room, said) if smaller else same
-            if found and _fits(found[1], room):
-                changed = {**way, **found[0]}
+            there = base.spreading(ranks=ranks)
+            same = next(iter(_batches(there, [there.micro], choices)), None)
+            fitting = _largest(there, room, choices) if smaller else same
+            if fitting and choices.fits(fitting[1], room):
+                changed = {**way, **fitting[0]}
                 words = f"{ranks} such ranks"
                 best = (ranks, f"{_words(changed)} on {words}" if changed else words)
             ranks *= 2
     return best[1] if best else None
 
 
-def _half_kept(setting: Setting, room: Room) -> str | None:
+def _half_kept(setting: Setting, room: MemoryLimit, choices: OpenChoices) -> str | None:
     """Frozen weights in bf16 alone, beside adapters."""
     adapted = setting.trainable < setting.parameters and setting.quantized is None
-    able = spec_of(setting.engine).keeps_half and setting.precision == "bf16" and not setting.keeps_half
+    able = setting.engine.keeps_half and setting.precision == "bf16" and not setting.spread.keeps_half
     if not (adapted and able) or setting.others or setting.drawing:
         return None
-    halved = replace(setting, keeps_half=True, trace=None)
-    return "train.optimizer=adamw-bf16" if _fits(halved, room) else None
+    halved = replace(setting, trace=None).spreading(keeps_half=True)
+    return "train.optimizer=adamw-bf16" if choices.fits(halved, room) else None
 
 
-def _larger(setting: Setting, room: Room) -> str | None:
+def _larger(setting: Setting, room: MemoryLimit, choices: OpenChoices) -> str | None:
     """The smallest GPUs that are known on which it fits as it is, where the device is what it lacks."""
-    if setting.device != "cuda" or room.device is None:
+    if setting.spread.device != "cuda" or room.device is None:
         return None
-    known = sorted((each.memory or 0, each.name) for each in map(find_device, names()))
-    for memory, name in known:
-        if memory > room.device and _fits(setting, replace(room, device=memory)):
+    devices = sorted((each.memory or 0, each.name) for each in map(find_device, names()))
+    for memory, name in devices:
+        if memory > room.device and choices.fits(setting, replace(room, device=memory)):
             return f"GPUs of {format_bytes(memory)}, such as {name}"
     return None
 
 
-def _smaller(setting: Setting, room: Room, model: str) -> str | None:
+def _smaller(setting: Setting, room: MemoryLimit, choices: OpenChoices, model: str) -> str | None:
     """The largest smaller size of the same family that fits as everything else is."""
     owner, _, _ = model.rpartition("/")
     family = families.family_of(setting.config)
@@ -309,22 +316,22 @@ def _smaller(setting: Setting, room: Room, model: str) -> str | None:
         smaller = replace(
             setting, config=config, parameters=count, trainable=round(count * share), trace=None
         )
-        if _fits(smaller, room):
+        if choices.fits(smaller, room):
             return str(name)
     return None
 
 
-def _shorter(setting: Setting, room: Room, said: OpenChoices) -> str | None:
+def _shorter(setting: Setting, room: MemoryLimit, choices: OpenChoices) -> str | None:
     """The longest sequences of which one fits as everything else is: a language model's, in closed form."""
     if setting.lengths.target or "vocab_size" not in setting.config:
         return None
     way, smallest = next(
-        _batches(setting, [*reversed(_below(setting, said)), setting.micro], said), ({}, setting)
+        _batches(setting, [*reversed(_below(setting, choices)), setting.micro], choices), ({}, setting)
     )
     one = replace(smallest, trace=None)
 
     def fit(tokens: int) -> bool:
-        return _fits(replace(one, lengths=replace(one.lengths, tokens=tokens)), room)
+        return choices.fits(replace(one, lengths=replace(one.lengths, tokens=tokens)), room)
 
     low, high = 0, setting.lengths.tokens
     while low < high:  # what is needed grows with the tokens

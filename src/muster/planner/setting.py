@@ -7,13 +7,15 @@ from dataclasses import replace
 from typing import Any
 
 from muster.core import families
+from muster.core.hardware.devices import WIDE
 from muster.core.inventory import Host
 from muster.core.job import Facts
 from muster.core.recipe import Recipe
 from muster.core.trace import Trace
 from muster.engines.base import spec_of
+from muster.engines.spread import ModelSpread
 from muster.inputs.model import config_of, decided_config, whole_config
-from muster.planner.memory.fit import Room, Setting
+from muster.planner.memory.fit import MemoryLimit, Setting
 from muster.planner.memory.states import shape_of
 from muster.planner.placing import gpus_of
 from muster.planner.remedies import hidden_size
@@ -21,7 +23,9 @@ from muster.planner.remedies import hidden_size
 LONG = 16384  # tokens: longer sequences than most people train on
 
 
-def room_of(facts: Facts, hosts: Sequence[Host], slots: Sequence[int], device: str, *, shared: bool) -> Room:
+def room_of(
+    facts: Facts, hosts: Sequence[Host], slots: Sequence[int], device: str, *, shared: bool
+) -> MemoryLimit:
     """What a rank may use at the smallest device that the job uses and the smallest host. `shared`: pretend
     hosts that are all one machine."""
     devices: list[tuple[int, str, tuple[int, ...]]] = []
@@ -33,14 +37,14 @@ def room_of(facts: Facts, hosts: Sequence[Host], slots: Sequence[int], device: s
             shares.append((min(totals) // (sum(slots) if shared else count), host.label))
     share, host_name = min(shares, default=(None, "a host"))
     if device == "cpu":
-        return Room(share, None, host_name, host_name)
+        return MemoryLimit(share, None, host_name, host_name)
     for label, gpus in gpus_of(facts, hosts, slots, shared=shared).items():
         for gpu in gpus:
             if gpu.get("memory_total"):
                 name, able = f"{gpu.get('name') or 'a GPU'} of {label}", tuple(gpu.get("capability") or ())
                 devices.append((gpu["memory_total"], name, able))
     smallest, name, able = min(devices, default=(None, "a GPU", ()))
-    return Room(smallest, share, name, host_name, (able[0], able[1]) if len(able) == 2 else None)
+    return MemoryLimit(smallest, share, name, host_name, (able[0], able[1]) if len(able) == 2 else None)
 
 
 def setting_of(
@@ -60,19 +64,26 @@ def setting_of(
     counted = _counted(recipe, config, trace)
     if counted is None:
         return None
-    setting = Setting(
+    spread = ModelSpread(
+        engine=recipe.engine.name,
+        ranks=sum(slots),
+        element=4 if precision in WIDE else 2,
+        micro_steps=recipe.batch.accumulation or 1,
+        offload=recipe.engine.offload,
+        device=device,
+        sync_each_batch=recipe.engine.sync_each_batch is True,
+        keeps_half=recipe.keeps_half,
+        bucket=0,
+    )
+    own = spec_of(recipe.engine.name).spread_of(recipe, precision, hidden_size(config))
+    return Setting(
         config=config,
         parameters=counted[0],
         trainable=counted[1],
         lengths=lengths,
-        engine=recipe.engine.name,
         precision=precision,
-        device=device,
-        ranks=sum(slots),
+        spread=replace(spread, **own),
         ranks_per_host=max(slots),
-        accumulation=recipe.batch.accumulation or 1,
-        offload=recipe.engine.offload,
-        sync_each_batch=recipe.engine.sync_each_batch is True,
         checkpointing=recipe.train.checkpointing,
         create="sharded" if recipe.model.create == "sharded" else "whole",
         saves=recipe.checkpoint.model,
@@ -80,14 +91,12 @@ def setting_of(
         fused_loss=recipe.train.fused_loss,
         compiled=recipe.train.compile in (True, "cuda-graphs") and device == "cuda",
         quantized=recipe.model.quantized,
-        keeps_half=recipe.keeps_half,
         small_moments=recipe.train.optimizer == "adamw-8bit",
         output=recipe.output,
         others=tuple(replace(each, config=config_of(each.source)) for each in recipe.held_models()),
         drawing=recipe.drawing(),
         trace=trace,
     )
-    return replace(setting, **spec_of(recipe.engine.name).spread_of(recipe, precision, hidden_size(config)))
 
 
 def assumed_shapes(recipe: Recipe) -> list[str]:

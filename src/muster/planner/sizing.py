@@ -3,72 +3,108 @@ made. Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from muster.core import families
 from muster.core.batch import DEFAULT_MICRO, Batch, resolve_batch
 from muster.core.errors import RecipeError
+from muster.core.hardware.machines import Machines
 from muster.core.job import Decision
 from muster.core.near import near_names
 from muster.core.recipe import Recipe
 from muster.core.trace import Trace
 from muster.core.units import counted, format_bytes
 from muster.engines.base import spec_of
-from muster.planner.memory.fit import Room, Setting, lacking, largest_micro, need
+from muster.planner.memory.fit import MemoryLimit, Need, Setting, Shortage, lacking, largest_micro, need
+from muster.planner.predict import predict
 from muster.planner.remedies import OpenChoices
 from muster.planner.setting import sequence_of, setting_of
+from muster.planner.time.steptime import Calibration, Step
 
 # A model is made in shards where the whole of it in fp32 takes more than this of what a rank may use.
 WHOLE_AT_MOST = 0.25
+Tracer = Callable[[Recipe, str, str, int], "Trace | None"]  # recipe, precision, device, ranks
 
 
 @dataclass(frozen=True)
 class Where:
-    """What a job runs on, and in what precision."""
+    """What a job runs on, in what precision, and what is known of it. `machines`: that its time rests on,
+    None: not known; `tracer`: of real models, None: nothing is traced."""
 
     precision: str
     device: str
     slots: Sequence[int]
-    room: Room
+    room: MemoryLimit
+    machines: Machines | None = None
+    calibration: Calibration = field(default_factory=Calibration)
+    tracer: Tracer | None = None
 
 
 @dataclass(frozen=True)
-class Sized:
-    """The batch, and the recipe with what was `auto` in its model and training. `setting`: what decides the
-    memory of a rank; None where model or lengths are not known here."""
+class TrainingWay:
+    """A recipe as it can be run, and what it comes to.
 
-    batch: Batch
+    `recipe`: with what was `auto` in its model and training; `setting`: None where model or lengths are not
+    known here; `changes`: the overrides that distinguish it from others; `decisions`: what was decided on it;
+    `memory`: bytes of a rank's device, 0: not known; `lacks`: of these, what there is too little of; `step`:
+    None where its time is not known.
+    """
+
     recipe: Recipe
+    batch: Batch
     setting: Setting | None = None
+    changes: Mapping[str, str] = field(default_factory=dict)
+    decisions: Sequence[Decision] = ()
+    memory: int = 0
+    lacks: Shortage | None = None
+    step: Step | None = None
+
+    @property
+    def fits(self) -> bool | None:
+        """Whether it fits; None: not known."""
+        return self.lacks is None if self.memory else None
+
+    @property
+    def speed(self) -> float:
+        """Samples/s; 0: not known."""
+        return self.step.samples_per_second if self.step else 0.0
 
 
 def size(
-    recipe: Recipe,
-    config: Mapping[str, Any] | None,
-    where: Where,
-    decisions: list[Decision],
-    trace: Trace | None = None,
-) -> Sized:
-    """Everything that depends on how large the model is. `config`: None where it is not known here;
-    `trace`: of this recipe's model, where there is one.
+    recipe: Recipe, config: Mapping[str, Any] | None, where: Where, changes: Mapping[str, str]
+) -> TrainingWay:
+    """Return the way that a recipe goes, with everything decided that depends on how large the model is.
 
-    Raises RecipeError for numbers that contradict each other.
+    `config`: None where it is not known here; `changes`: what distinguishes it from other ways. Raises
+    RecipeError for numbers that contradict each other.
     """
+    decisions: list[Decision] = []
+    ranks, room = sum(where.slots), where.room
+    trace = where.tracer(recipe, where.precision, where.device, ranks) if where.tracer else None
     recipe = _learning_rate(recipe, decisions)
-    room = where.room
     setting = setting_of(recipe, config, where.precision, where.device, where.slots, trace)
     setting = None if setting is None else replace(setting, context=room.context)
     recipe, setting = _creation(recipe, setting, room, decisions)
-    batch = _batch(recipe, config, sum(where.slots), setting, room, decisions)
-    if setting is not None:
-        split = recipe.batch.split if isinstance(recipe.batch.split, list) else [batch.micro]
-        most = max(split)  # of any rank
-        share = sum(split) / len(split) / most
-        setting = replace(setting, micro=most, share=share, accumulation=batch.accumulation)
-        _tell_need(setting, room, decisions)
-    return Sized(batch, recipe, setting)
+    batch = _batch(recipe, config, ranks, setting, room, decisions)
+    if setting is None:
+        return TrainingWay(recipe, batch, None, changes, decisions)
+    split = recipe.batch.split if isinstance(recipe.batch.split, list) else [batch.micro]
+    most = max(split)  # of any rank
+    setting = replace(setting, micro=most, share=sum(split) / len(split) / most)
+    setting = setting.spreading(micro_steps=batch.accumulation)
+    step = predict(setting, where.machines, where.calibration)
+    needed = need(setting)
+    lacks = lacking(setting, room, needed)
+    if needed is None or not (needed.whole or lacks):
+        return TrainingWay(recipe, batch, setting, changes, decisions, step=step)
+    if room.device is not None and lacks is None:
+        decisions.append(_about_need(needed, room.device))
+    if changes:
+        changes = {**changes, "batch.micro": str(setting.micro)}
+    memory = sum(needed.device.values())
+    return TrainingWay(recipe, batch, setting, changes, decisions, memory, lacks, step)
 
 
 def _learning_rate(recipe: Recipe, decisions: list[Decision]) -> Recipe:
@@ -77,10 +113,10 @@ def _learning_rate(recipe: Recipe, decisions: list[Decision]) -> Recipe:
         return recipe
     fixed = spec_of(recipe.engine.name).given(recipe).train.get("learning_rate")
     if fixed is None:
-        found = families.published(recipe.model.name)
-        if found is None:
+        published = families.published(recipe.model.name)
+        if published is None:
             raise _not_published(recipe, "train.learning_rate", "train.learning_rate=5e-5")
-        fixed = found.learning_rate
+        fixed = published.learning_rate
         why = f"{recipe.model.name} was trained with it"
         decisions.append(Decision("train.learning_rate", fixed, why))
     train = recipe.train.model_copy(update={"learning_rate": float(fixed)})
@@ -101,12 +137,12 @@ def _not_published(recipe: Recipe, where: str, instead: str) -> RecipeError:
 
 
 def _creation(
-    recipe: Recipe, setting: Setting | None, room: Room, decisions: list[Decision]
+    recipe: Recipe, setting: Setting | None, room: MemoryLimit, decisions: list[Decision]
 ) -> tuple[Recipe, Setting | None]:
     """Whole or in shards. In shards where the engine can, and the whole is much of what a rank may use."""
     engine, choice = spec_of(recipe.engine.name), recipe.model.create
-    shards = setting is not None and engine.shards_weights(setting.stage, setting.ranks)
-    if choice == "sharded" and setting is not None and not engine.shards_weights(setting.stage):
+    shards = setting is not None and engine.shards_weights(setting.spread.stage, setting.spread.ranks)
+    if choice == "sharded" and setting is not None and not engine.shards_weights(setting.spread.stage):
         raise RecipeError(
             "is sharded, and every rank of this engine holds the whole model",
             where="model.create",
@@ -132,14 +168,15 @@ def _batch(
     config: Mapping[str, Any] | None,
     world_size: int,
     setting: Setting | None,
-    room: Room,
+    room: MemoryLimit,
     decisions: list[Decision],
 ) -> Batch:
     """The three batch numbers; a user's DeepSpeed file counts as given where the recipe leaves them open."""
     given = _given(recipe)
     wanted = _wanted(recipe, config, given["global"])
     top = DEFAULT_MICRO
-    if setting is not None and setting.device == "cuda" and wanted and room.device is not None:
+    gpus = setting is not None and setting.spread.device == "cuda" and room.device is not None
+    if gpus and wanted and _counted(setting):
         top = max(1, wanted // world_size)  # GPUs gain by large micro-batches, CPUs do not
     largest, batch = _fitting(recipe, given, wanted, world_size, setting, room, top)
     product = f"{batch.micro} x {batch.accumulation} x {counted(world_size, 'rank')} = {batch.global_}"
@@ -160,13 +197,19 @@ def _batch(
     return batch
 
 
+def _counted(setting: Setting | None) -> bool:
+    """Return whether all that a rank needs is known, so that a larger micro-batch is known to fit."""
+    counted = need(setting) if setting is not None else None
+    return counted is None or counted.whole
+
+
 def _fitting(
     recipe: Recipe,
     given: Mapping[str, int | None],
     wanted: int | None,
     world_size: int,
     setting: Setting | None,
-    room: Room,
+    room: MemoryLimit,
     top: int,
 ) -> tuple[int, Batch]:
     """The largest micro-batch that fits, up to `top`, and the batch that it makes.
@@ -186,8 +229,8 @@ def _fitting(
         return largest, batch
 
     largest, batch = made(setting)
-    if setting is not None and batch.accumulation > 1 and setting.accumulation == 1:
-        return made(replace(setting, accumulation=batch.accumulation))
+    if setting is not None and batch.accumulation > 1 and setting.spread.micro_steps == 1:
+        return made(setting.spreading(micro_steps=batch.accumulation))
     return largest, batch
 
 
@@ -231,10 +274,10 @@ def _wanted(recipe: Recipe, config: Mapping[str, Any] | None, given: int | None)
             hint="data.sequence=N for a language model, or batch.global=N samples",
         )
     if tokens == "auto":
-        found = families.published(recipe.model.name)
-        if found is None:
+        published = families.published(recipe.model.name)
+        if published is None:
             raise _not_published(recipe, "batch.tokens", "batch.global=N")
-        tokens = found.tokens
+        tokens = published.tokens
     return max(1, round(tokens / sequence))
 
 
@@ -265,8 +308,15 @@ def _about_tokens(recipe: Recipe, config: Mapping[str, Any] | None, wanted: int,
     return f"; the multiple nearest to {wanted} samples ({asked:,} tokens, {source}): {off:+.1f} %"
 
 
-def said_of(recipe: Recipe, config: Mapping[str, Any] | None) -> OpenChoices:
+def open_choices(recipe: Recipe, config: Mapping[str, Any] | None, tracer: Tracer | None) -> OpenChoices:
     """What the recipe, and a user's own DeepSpeed configuration, say of what a remedy would change."""
+
+    def trace(setting: Setting) -> Trace | None:
+        spread = setting.spread
+        made = recipe.choosing(zero=spread.stage, checkpointing=setting.checkpointing)
+        made = made.model_copy(update={"engine": made.engine.model_copy(update={"name": spread.engine})})
+        return tracer(made, setting.precision, spread.device, spread.ranks) if tracer else None
+
     own, split, given = spec_of(recipe.engine.name).given(recipe), recipe.batch.split, _given(recipe)
     fixed = set(own.batch) | ({"micro", "ranks"} if isinstance(split, list) else set())
     if own.spread or split == "measured":  # which few engines can do
@@ -277,17 +327,15 @@ def said_of(recipe: Recipe, config: Mapping[str, Any] | None) -> OpenChoices:
         global_=None if about else given["global"],
         samples=_wanted(recipe, config, None) if about else None,
         fixed=frozenset(fixed),
+        trace=trace,
     )
 
 
-def _tell_need(setting: Setting, room: Room, decisions: list[Decision]) -> None:
-    """Record what a rank needs, where it fits."""
-    found = need(setting)
-    if found is None or room.device is None or lacking(setting, room, found):
-        return
-    total = sum(found.device.values())
-    parts = sorted(found.device.items(), key=lambda part: -part[1])[:3]
+def _about_need(needed: Need, room: int) -> Decision:
+    """What a rank needs, where it fits."""
+    total = sum(needed.device.values())
+    parts = sorted(needed.device.items(), key=lambda part: -part[1])[:3]
     words = ", ".join(f"{name} {format_bytes(value)}" for name, value in parts if value > total / 100)
-    how = "estimated" if found.basis == "closed form" else "activations traced"
-    why = f"{how}, of {format_bytes(room.device)} for each: {words}"
-    decisions.append(Decision("memory of a rank", f"about {format_bytes(total)}", why))
+    how = "estimated" if needed.basis == "closed form" else "activations traced"
+    why = f"{how}, of {format_bytes(room)} for each: {words}"
+    return Decision("memory of a rank", f"about {format_bytes(total)}", why)

@@ -24,7 +24,7 @@ from muster.core.versions import versions_of
 from muster.engines.base import spec_of
 from muster.fleet.shell import Shell
 from muster.inputs.model import decided_config, whole_config
-from muster.planner.decide import Tracer
+from muster.planner.sizing import Tracer
 from muster.store.atomic import write_json
 
 NEEDED = ("torch", "transformers")
@@ -89,14 +89,14 @@ def trace(
     if any(importlib.util.find_spec(name) is None for name in NEEDED):
         return None
     file = (cache or cache_folder()) / f"{_key(request)}.json"
-    found = _remembered(file)
-    if found is None:
+    traced = _remembered(file)
+    if traced is None:
         if starting is not None:
             starting()
-        found = _traced(request, shell or Shell())
+        traced = _traced(request, shell or Shell())
         with contextlib.suppress(OSError):  # a disk that is full or not ours costs time, and nothing else
-            write_json(file, to_json(found))
-    return found
+            write_json(file, to_json(traced))
+    return traced
 
 
 def cache_folder() -> Path:
@@ -117,10 +117,10 @@ def _traced(request: TraceRequest, shell: Shell) -> Trace:
     argv = [sys.executable, "-m", "muster.worker.tracing"]
     code, out, err = shell.run(argv, input=json.dumps(asdict(request)).encode(), timeout=PATIENCE)
     try:
-        found = json.loads(out)
-        problem = found.get("error")
+        document = json.loads(out)
+        problem = document.get("error")
         if problem is None:
-            return from_json(found)
+            return from_json(document)
         kind = RecipeError if code == RecipeError.exit_code else JobError
         raise kind(problem["what"], where=problem["where"], hint=problem["hint"])
     except (ValueError, KeyError, TypeError, AttributeError):
@@ -130,15 +130,15 @@ def _traced(request: TraceRequest, shell: Shell) -> Trace:
 
 def _key(request: TraceRequest) -> str:
     """A name for all that decides a trace: the request, the libraries and the code that builds models."""
-    told = json.dumps(asdict(request), sort_keys=True, default=str)
-    return hashlib.sha256(f"{_makers(request.workload)}{told}".encode()).hexdigest()[:40]
+    asked = json.dumps(asdict(request), sort_keys=True, default=str)
+    return hashlib.sha256(f"{_makers(request.workload)}{asked}".encode()).hexdigest()[:40]
 
 
 @cache
 def _makers(workload: str) -> str:
     """A digest of the libraries and the code: read once, since a plan asks for many ways' traces."""
-    told = [versions_of(DECIDING), list(sys.version_info[:2])]
-    digest = hashlib.sha256(json.dumps(told, sort_keys=True).encode())
+    versions = [versions_of(DECIDING), list(sys.version_info[:2])]
+    digest = hashlib.sha256(json.dumps(versions, sort_keys=True).encode())
     root = Path(muster.__file__).parent
     own = Path(inspect.getfile(recipe_class(workload))).parent
     makers = ("worker/**/*.py", "dialogues/*.py", "core/trace.py", "core/loss_parts.py")
@@ -159,8 +159,8 @@ def tracer(
             again = " with gradient checkpointing" if recipe.train.checkpointing else ""
             name = recipe.model.name or "the model"
             seconds = COMPILED if request is not None and request.compiled else EAGER
-            said = f"tracing {name} in {precision}{again}, without its weights (once; about {seconds} s)"
-            say(said)
+            message = f"tracing {name} in {precision}{again}, without its weights (once; about {seconds} s)"
+            say(message)
 
     try:
         return None if request is None else trace(request, starting=starting)
@@ -170,16 +170,26 @@ def tracer(
 
 def once(tracer: Tracer) -> Tracer:
     """Each trace is asked for once: numbers of hosts and stages of ZeRO need the same ones."""
-    known: dict[tuple[bool | str, ...], Trace | None] = {}
+    traces: dict[tuple[bool | str, ...], Trace | None] = {}
 
-    def found(recipe: Recipe, precision: str, device: str, ranks: int) -> Trace | None:
+    def remembered(recipe: Recipe, precision: str, device: str, ranks: int) -> Trace | None:
         train = recipe.train
         # A compiled graph has the loss in it only where a rank has whole weights.
         compiled = train.compile in (True, "cuda-graphs")
         spread = compiled and spec_of(recipe.engine.name).shards_weights(recipe.engine.stage, ranks)
-        key = (train.checkpointing, train.compile, train.fused_loss, precision, device, ranks > 1, spread)
-        if key not in known:
-            known[key] = tracer(recipe, precision, device, ranks)
-        return known[key]
+        engine = recipe.engine.name
+        key = (
+            engine,
+            train.checkpointing,
+            train.compile,
+            train.fused_loss,
+            precision,
+            device,
+            ranks > 1,
+            spread,
+        )
+        if key not in traces:
+            traces[key] = tracer(recipe, precision, device, ranks)
+        return traces[key]
 
-    return found
+    return remembered

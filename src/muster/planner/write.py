@@ -23,8 +23,8 @@ def write_plan(decided: Decided, file: Path) -> list[Path]:
         config = spec_of(recipe.engine.name).config(recipe, job.batch, job.precision)
         if config is None or recipe.engine.config:  # whose own file it is
             return [file]
-        beside = file.with_suffix(f".{recipe.engine.name}.json")
-        write_json(beside, config)
+        own_config = file.with_suffix(f".{recipe.engine.name}.json")
+        write_json(own_config, config)
     except OSError as error:
         raise UsageError(f"cannot be written: {error.strerror}", where=str(file)) from None
-    return [file, beside]
+    return [file, own_config]

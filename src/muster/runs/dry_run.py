@@ -31,7 +31,7 @@ from muster.inputs.hub import check_names
 from muster.inputs.read import INHERITED, Inputs
 from muster.planner.decide import Decided
 from muster.planner.hosts import AUTO
-from muster.planner.memory.fit import Room, fits
+from muster.planner.memory.fit import MemoryLimit, fits
 from muster.planner.orders import TRACKERS
 from muster.planner.plan import ask, hosts_first
 from muster.runs.requirements import needed
@@ -145,7 +145,7 @@ def _fits_nowhere(decided: Decided) -> bool:
     if decided.setting is None:
         return False
     share, (_, memory) = MOST_HOST // decided.setting.ranks_per_host, largest_memory()
-    room = Room(memory, share) if decided.job.device == "cuda" else Room(share, None)
+    room = MemoryLimit(memory, share) if decided.job.device == "cuda" else MemoryLimit(share, None)
     return not fits(decided.setting, room)
 
 

@@ -38,7 +38,7 @@ from muster.inputs.model import NUMBERS, decided_config, whole_config
 from muster.inputs.peaks import read_peaks
 from muster.inputs.read import Inputs, absolute, check
 from muster.planner.document import Plan
-from muster.planner.outlook import UserFigures
+from muster.planner.machines import UserFigures
 from muster.planner.plan import plan_hosts, plan_on
 from muster.reports.page import report
 from muster.reports.pipeline import pipeline_page

@@ -13,7 +13,7 @@ from muster.core.hostlist import fold_hosts
 from muster.core.job import FASTEST, SLOWER
 from muster.core.units import counted, format_bytes, format_count, format_number, format_seconds
 from muster.inputs.read import INHERITED
-from muster.planner.document import MemoryPlan, Plan, TimePlan
+from muster.planner.document import UNCOUNTED, MemoryPlan, Plan, TimePlan
 from muster.runs.dry_run import training_rows
 
 SHORT = {
@@ -95,6 +95,8 @@ def _memory(console: Console, memory: MemoryPlan, plan: Plan) -> None:
     full = "[yellow]nearly full[/yellow]" if memory.nearly_full else "[green]fits[/green]"
     fits = "[yellow]tight, may not fit[/yellow]" if memory.tight else full
     fits += f" with {escape(', '.join(plan.choices))}" if plan.choices else ""
+    if memory.basis == UNCOUNTED:
+        fits = "[yellow]unknown[/yellow]"
     verdict = fits if memory.lacking is None else f"[red]too little {kind}[/red]"
     console.print(
         f"\n  [bold]Memory of a rank[/bold]  {verdict}  (activations: {memory.basis}; peak: {memory.moment})"

@@ -1,27 +1,26 @@
 """Whether a job fits: bytes per rank, in named parts that add up, on the device and on the host. Pure.
 
 States: states.py, from the model's parameter tensors. Activations: from a trace of the real model
-where there is one for this arithmetic, else closed forms (activations.py), which miss such traces by
--18 to +37 %. The margin is for what these leave out.
+where there is one for this arithmetic; else, of decoders, a closed form (activations.py), which misses such
+traces by -18 to +37 %; else they are not counted (UNCOUNTED). The margin is for what these leave out.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-from muster.core import families, float8
+from muster.core import float8
 from muster.core.bits import Bits, moment_bytes, weight_bytes
-from muster.core.families import t5
-from muster.core.hardware.devices import WIDE
 from muster.core.trace import AFTER_BLOCKS, BACKWARD, EMBEDDINGS, Arithmetic, Pass, Trace
 from muster.core.units import format_bytes
 from muster.core.workload import Drawing, HeldModel, Lengths, Output
 from muster.engines.base import EngineSpec, spec_of
-from muster.engines.spread import NO_DISK, ModelSpread, NvmeOffload, Tensors, trained
+from muster.engines.spread import ModelSpread, Tensors, trained
 from muster.engines.states import Parts, States, added, elements, largest
+from muster.planner.document import UNCOUNTED
 from muster.planner.memory.activations import (
     Kept,
     activation_bytes,
@@ -58,92 +57,80 @@ _EMBEDDING = re.compile(r"embed|(?:^|\.)(?:wte|wpe|shared)\.weight$")
 
 @dataclass(frozen=True)
 class Setting:
-    """What decides how much memory a rank needs. Bucket sizes are DeepSpeed's keys, in elements."""
+    """What decides how much memory a rank needs: a model, its spread over ranks, and how it is trained.
+
+    `ranks_per_host`: the most on one host; `micro`: samples of the rank that has most; `share`: of them,
+    those of a rank on average, below 1 where batch.split differs; `saves`: the first rank gathers the trained
+    model, `checkpoints`: or does so for each checkpoint; `fused_loss`: as the recipe has it; `context`: bytes
+    of CUDA's; `quantized`: the frozen weights of linear layers; `small_moments`: Adam's, in 8 bits; `others`:
+    of a step, beside the trained model; `trace`: of the recipe's real model.
+    """
 
     config: Mapping[str, Any] = field(repr=False)
     parameters: int
     trainable: int
     lengths: Lengths
-    engine: str
     precision: str
-    device: str
-    ranks: int
-    ranks_per_host: int  # the most on one host
+    spread: ModelSpread
+    ranks_per_host: int
     micro: int = 1
-    accumulation: int = 1
-    stage: int = 0
-    offload: str = "none"
-    disk: NvmeOffload = NO_DISK
+    share: float = 1.0
     checkpointing: bool = False
     create: str = "whole"
-    bucket: int = 0  # what gradients are reduced in
-    overlap: bool = False  # a second bucket
-    prefetch: int = 50_000_000  # what ZeRO-3 fetches ahead
-    persistence: int = 100_000  # and keeps whole: tensors up to this
-    live: int = GB  # and may fetch ahead in all
-    reuse: int = GB  # and does not release, if it comes again so soon
-    sub_group: int = GB  # and updates at once
-    pins: bool = True  # what is offloaded lies in page-locked memory
-    together: bool = False  # DeepSpeed makes the optimizer
-    moments: int = 2  # that an optimizer of its file keeps of each weight
-    sync_each_batch: bool = False  # gradients are reduced in every micro-step
-    keeps_half: bool = False  # weights, gradients and moments are in half precision alone
-    group: int = 0  # ranks that hold all weights among themselves, fewer than all
-    share: float = 1.0  # of micro, samples of a rank on average: below 1 where batch.split differs
-    clips: bool = True  # ranks agree on the gradients' norm
-    saves: bool = True  # the first rank gathers the trained model
-    checkpoints: bool = False  # or does so for each checkpoint
-    fused_loss: bool | str = False  # as the recipe has it
+    saves: bool = True
+    checkpoints: bool = False
+    fused_loss: bool | str = False
     compiled: bool = False
     context: int = CONTEXT
-    quantized: Bits | None = None  # the frozen weights of linear layers
-    small_moments: bool = False  # Adam's, in 8 bits
+    quantized: Bits | None = None
+    small_moments: bool = False
     output: Output = "logits"
-    others: tuple[HeldModel, ...] = ()  # of a step, beside the trained one
+    others: tuple[HeldModel, ...] = ()
     drawing: Drawing | None = None
-    trace: Trace | None = field(default=None, repr=False)  # of the recipe's real model
+    trace: Trace | None = field(default=None, repr=False)
+
+    def spreading(self, **changes: Any) -> Setting:
+        """Return the same with other fields of its spread."""
+        return replace(self, spread=replace(self.spread, **changes))
 
     @property
-    def element(self) -> int:
-        """Bytes of a value in the chosen precision."""
-        return 4 if self.precision in WIDE else 2
+    def engine(self) -> EngineSpec:
+        """What the engine answers."""
+        return spec_of(self.spread.engine)
 
     @property
     def arithmetic(self) -> Arithmetic:
         """fp32; half: the whole model as it computes; autocast: weights in fp32, copies for the products."""
-        return spec_of(self.engine).arithmetic(self.precision, self.ranks, keeps_half=self.keeps_half)
+        return self.engine.arithmetic(self.precision, self.spread.ranks, keeps_half=self.spread.keeps_half)
 
     @property
     def kept(self) -> Kept:
-        """How activations are kept. T5 adds its position biases to the scores: never fused here. CPUs have
-        no fused attention with dropout, and GPUs none of grouped keys in fp32."""
-        found = stacks(self.config, self.lengths) or []
-        family = families.family_of(self.config)
-        cpu = self.device == "cpu"
-        fused = family is not t5 and not (cpu and any(each.attention_dropout for each in found))
-        fused = fused and (self.element == 2 or cpu or all(each.keys == each.query for each in found))
-        mask = self.element if cpu else 1
+        """How activations are kept. CPUs have no fused attention with dropout, and GPUs none of grouped keys
+        in fp32."""
+        model, cpu, element = stacks(self.config), self.spread.device == "cpu", self.spread.element
+        fused = not (cpu and any(each.attention_dropout for each in model))
+        fused = fused and (element == 2 or cpu or all(each.keys == each.query for each in model))
         mixed = self.arithmetic == "autocast"
-        return Kept(self.element, mixed=mixed, fused=fused, mask=mask, compiled=self.compiled)
+        return Kept(element, mixed=mixed, fused=fused, mask=element if cpu else 1, compiled=self.compiled)
 
     @property
     def tensors(self) -> Tensors:
         """Parameter tensors of all that is trained."""
-        found = self.own_tensors
+        tensors = self.own_tensors
         for each in self.others:
-            found += self.tensors_of(each) if each.trained else ()
-        return found
+            tensors += self.tensors_of(each) if each.trained else ()
+        return tensors
 
     @property
     def own_tensors(self) -> Tensors:
         """The model's parameter tensors: real ones where it was traced, else about such."""
         if self.trace is not None:
             return self.trace.parameters
-        return likely_tensors(self.config, self.lengths, self.parameters, self.trainable)
+        return likely_tensors(self.config, self.parameters, self.trainable)
 
     def tensors_of(self, model: HeldModel) -> Tensors:
         """Those of a further model of a step."""
-        return held_tensors(model, self.own_tensors, self.config, self.lengths)
+        return held_tensors(model, self.own_tensors, self.config)
 
     @property
     def frozen(self) -> list[HeldModel]:
@@ -174,25 +161,19 @@ class Setting:
         """Answers that a rank draws at once."""
         if self.drawing is None:
             return 0
-        return self.micro * (self.accumulation if self.drawing.at_once else 1)
+        return self.micro * (self.spread.micro_steps if self.drawing.at_once else 1)
 
     @property
     def elements(self) -> int:
         """Parameters of all models that a rank makes."""
         return elements(self.tensors) + sum(elements(self.tensors_of(each)) for each in self.frozen)
 
-    @property
-    def spread(self) -> ModelSpread:
-        """How the model is spread over ranks."""
-        names = [each.name for each in fields(ModelSpread) if hasattr(self, each.name)]
-        return ModelSpread(micro_steps=self.accumulation, **{name: getattr(self, name) for name in names})
-
 
 @dataclass(frozen=True)
 class Need:
     """Bytes per rank by what they are for, at the moment that takes most. On CPUs everything is in `device`.
 
-    `basis`: where the activations are from, traced or closed form; `moment`: when the peak is.
+    `basis`: where the activations are from, traced or closed form, or UNCOUNTED; `moment`: when the peak is.
     """
 
     device: Parts
@@ -202,13 +183,18 @@ class Need:
     moment: str = "backward pass"
 
     @property
+    def whole(self) -> bool:
+        """Whether activations are counted."""
+        return self.basis != UNCOUNTED
+
+    @property
     def first_host(self) -> int:
         """Bytes that only the first host needs."""
         return max(self.first.values(), default=0)
 
 
 @dataclass(frozen=True)
-class Room:
+class MemoryLimit:
     """Bytes that a rank may use, at the smallest device and host; None: not known."""
 
     device: int | None
@@ -224,69 +210,69 @@ class Room:
 
 
 def need(setting: Setting) -> Need | None:
-    """What a rank needs at its peak; None for a family that is not known and was not traced, or an engine
-    that does not say what it holds."""
-    passing = _passing(setting)
-    if passing is None:
-        return None
+    """What a rank needs at its peak, without activations where the model is neither a decoder nor traced so;
+    None for an engine that does not say what it holds."""
+    activations = _activations(setting)
     tensors = setting.tensors
-    found = states(setting.spread, tensors)
-    if found is None:
+    held = states(setting.spread, tensors)
+    if held is None:
         return None
-    found, passing = _in_bits(setting, found, _in_fp8(setting, passing))
+    held, activations = _in_bits(setting, held, _in_fp8(setting, activations))
     frozen = [frozen_states(setting.spread, each, setting.tensors_of(each)) for each in setting.frozen]
-    moments = moments_of(found, passing, accumulates=setting.accumulation > 1)
+    moments = moments_of(held, activations, accumulates=setting.spread.micro_steps > 1)
     gathered = added(*(each.passes for each in frozen if each))
     if setting.drawing is None:  # further models run while activations are kept, else before there are any
         moments["loss"] = added(moments["loss"], gathered)
     else:
-        moments["drawing answers"] = _drawing(setting, tensors, found, passing)
+        moments["drawing answers"] = _drawing(setting, tensors, held, activations)
     sums = {name: sum(parts.values()) for name, parts in moments.items()}
     moment = max(sums, key=lambda name: sums[name])
-    device = added(found.held, *(each.held for each in frozen if each), moments[moment])
-    host = added(found.host, *(each.host for each in frozen if each))
+    device = added(held.held, *(each.held for each in frozen if each), moments[moment])
+    host = added(held.host, *(each.host for each in frozen if each))
     if setting.trace is not None:
         device["model's buffers"] = setting.trace.buffers
-    passes = added(found.passes, gathered)
-    scattered = spec_of(setting.engine).gathers_tensors
+    passes = added(held.passes, gathered)
+    scattered = setting.engine.gathers_tensors
     holes = HOLES * sum(size for name, size in passes.items() if scattered and name.startswith("gathered"))
-    return _with_overhead(setting, tensors, device, host, passing.basis, moment, holes)
+    return _with_overhead(setting, tensors, device, host, activations.basis, moment, holes)
 
 
-def _in_bits(setting: Setting, found: States, passing: Passing) -> tuple[States, Passing]:
+def _in_bits(
+    setting: Setting, states: States, activations: ActivationBytes
+) -> tuple[States, ActivationBytes]:
     """With weights and moments in few bits, of an engine whose ranks hold all in fp32. A matrix is made
     of whole numbers for its product alone: autocast has no copy of it that stays."""
-    small, held = setting.in_bits, dict(found.held)
+    small, held = setting.in_bits, dict(states.held)
     if setting.small_moments:
         held["optimizer"] = sum(
             8 * each.numel if _EMBEDDING.search(each.name) else moment_bytes(each.numel)
             for each in trained(setting.tensors)
         )
     if setting.quantized is None or not small:
-        return replace(found, held=held), passing
+        return replace(states, held=held), activations
     kept = sum(weight_bytes(setting.quantized, each.shape) for each in small)
     held["parameters"] -= 4 * elements(small)
-    copies, gone = sum(passing.copies.values()), setting.element * elements(small)
+    copies, gone = sum(activations.copies.values()), setting.spread.element * elements(small)
     return (
-        replace(found, held=added(held, {"quantised weights": kept})),
+        replace(states, held=added(held, {"quantised weights": kept})),
         replace(
-            passing,
+            activations,
             copies={
                 # With gradient checkpointing, those of blocks do not stay anyway.
                 "copies in half precision": copies - gone if copies >= gone else copies,
-                "a layer as whole numbers": setting.element * largest(small),
+                "a layer as whole numbers": setting.spread.element * largest(small),
             },
         ),
     )
 
 
-def _in_fp8(setting: Setting, passing: Passing) -> Passing:
+def _in_fp8(setting: Setting, activations: ActivationBytes) -> ActivationBytes:
     """With linear layers in fp8: autocast makes no copy of their weights. A layer's matrices are cast for its
     products alone, input and output's gradient along both sides; torchao keeps what they were made of, which
     autocast's products would keep as well. Where nothing is compiled a cast makes two copies in fp32."""
     layers = setting.in_fp8
     if not layers:
-        return passing
+        return activations
     rows = setting.micro * setting.lengths.sequences * setting.lengths.tokens
 
     def made(rows_of: int, columns: int) -> int:
@@ -294,9 +280,9 @@ def _in_fp8(setting: Setting, passing: Passing) -> Passing:
         largest_of = max(rows_of * columns, rows * rows_of, rows * columns)
         return whole + (0 if setting.compiled else 8 * largest_of)
 
-    copies, gone = sum(passing.copies.values()), setting.element * elements(layers)
+    copies, gone = sum(activations.copies.values()), setting.spread.element * elements(layers)
     return replace(
-        passing,
+        activations,
         copies={
             # With gradient checkpointing, those of blocks do not stay anyway.
             "copies in half precision": copies - gone if copies >= gone else copies,
@@ -305,53 +291,53 @@ def _in_fp8(setting: Setting, passing: Passing) -> Passing:
     )
 
 
-def _drawing(setting: Setting, tensors: Tensors, found: States, passing: Passing) -> Parts:
+def _drawing(setting: Setting, tensors: Tensors, states: States, activations: ActivationBytes) -> Parts:
     """What is on the device beside what is always held, while a rank draws answers."""
     assert setting.drawing is not None
-    gathered = spec_of(setting.engine).gathers_to_draw(setting.spread, tensors)
-    weights = found.passes if gathered is None else {"gathered parameters": gathered}
+    gathered = setting.engine.gathers_to_draw(setting.spread, tensors)
+    weights = states.passes if gathered is None else {"gathered parameters": gathered}
     made = drawing_bytes(setting.config, setting.drawing, setting.drawn, setting.kept)
-    return added(weights, passing.copies, made)
+    return added(weights, activations.copies, made)
 
 
-def _passing(setting: Setting) -> Passing | None:
-    """Of the model, and by closed forms of further ones that are trained with it."""
-    found = _own_passing(setting)
-    if found is None:
-        return None
+def _activations(setting: Setting) -> ActivationBytes:
+    """Of the model, and by the closed form of further ones that are trained with it."""
+    own = _own_activations(setting)
     more: Parts = {}
     for each in setting.others:
         config = setting.config if each.config is None else each.config
         kept = activation_bytes(config, setting.lengths, setting.kept, checkpointing=setting.checkpointing)
         if each.trained and kept is not None:
             more = added(more, {f"activations of the {each.role}": setting.micro * kept})
-    return replace(found, top=added(found.top, more), later=added(found.later, more))
+    return replace(own, top=added(own.top, more), later=added(own.later, more))
 
 
-def _own_passing(setting: Setting) -> Passing | None:
+def _own_activations(setting: Setting) -> ActivationBytes:
     """Traced where the trace is of this arithmetic: not of another engine or precision, nor with other
-    checkpointing, nor compiled otherwise. None for a family that is neither traced so nor known."""
+    checkpointing, nor compiled otherwise; else by the closed form of decoders."""
     trace = setting.trace
-    asked = (setting.arithmetic, setting.device, setting.checkpointing, setting.compiled)
+    asked = (setting.arithmetic, setting.spread.device, setting.checkpointing, setting.compiled)
     if trace is not None and asked == (trace.arithmetic, trace.device, trace.checkpointing, trace.compiled):
         return traced(trace.at(setting.micro))
     config, lengths, kept = setting.config, setting.lengths, setting.kept
+    weights = kept.element * elements(setting.tensors) if kept.mixed else 0
+    copies = {"copies in half precision": weights}
     each = activation_bytes(config, lengths, kept, checkpointing=setting.checkpointing)
     if each is None:
-        return None
+        return ActivationBytes(UNCOUNTED, {}, {}, 0, copies)
     sequences = setting.micro * lengths.sequences
-    rows = sequences * (lengths.target or lengths.tokens)
+    rows = sequences * lengths.tokens
     logits: int | None = None
     if setting.output == "log-probs":
-        logits = tile_bytes(config, rows, kept, setting.device)
+        logits = tile_bytes(config, rows, kept, setting.spread.device)
     elif setting.output == "numbers":
         logits = 0
     elif setting.output == "logits":
-        logits = fused_bytes(config, rows, kept, setting.device, setting.fused_loss)
+        logits = fused_bytes(config, rows, kept, setting.spread.device, setting.fused_loss)
     if logits is None:
         logits = sequences * logit_bytes(config, lengths, kept)
     parts = {"activations": sequences * each, "logits and loss": logits}
-    return closed(parts, setting.element * elements(setting.tensors) if kept.mixed else 0)
+    return ActivationBytes("closed form", parts, parts, 0, copies)
 
 
 def _with_overhead(
@@ -361,9 +347,9 @@ def _with_overhead(
     count = elements(tensors)
     whole = setting.create == "whole" and setting.quantized is None  # else read and cut tensor by tensor
     making = 4 * (setting.elements if whole else largest(tensors))
-    engine = spec_of(setting.engine)
+    engine = setting.engine
     first = _of_the_first_rank(setting, engine, tensors, count)
-    if setting.device == "cpu":
+    if setting.spread.device == "cpu":
         everything = added(device, host)
         slack = holes + int(HEAP * sum(everything.values()))
         everything = added(everything, {"allocator slack": slack})
@@ -371,10 +357,10 @@ def _with_overhead(
             everything, moment = {"the model while it is made": making}, "making the model"
         return Need({**everything, "process": PROCESS}, {}, first, basis, moment)
     device = added(device, {"matrix products": WORKSPACES})
-    scattered = engine.gathers_tensors and engine.shards_weights(setting.stage)
+    scattered = engine.gathers_tensors and engine.shards_weights(setting.spread.stage)
     device["allocator slack"] = int((SCATTERED_SLACK if scattered else SLACK) * sum(device.values()))
     device["CUDA context"] = setting.context
-    if setting.ranks > 1:
+    if setting.spread.ranks > 1:
         device["NCCL"] = COMMUNICATOR
     parts = host if sum(host.values()) >= making else {"the model while it is made": making}
     return Need(device, {**added(parts), "process": PROCESS}, first, basis, moment)
@@ -386,26 +372,26 @@ def _of_the_first_rank(setting: Setting, engine: EngineSpec, tensors: Tensors, c
     A checkpoint has the whole model too (transformers 5.23, trainer.py, save_model), and FSDP's the whole
     optimizer (accelerate 1.15, utils/fsdp_utils.py, save_fsdp_optimizer).
     """
-    found: Parts = {}
+    parts: Parts = {}
     if setting.create == "sharded" and engine.made_by_first:
-        found["the whole model, made by the first rank"] = 4 * count
-    if engine.shards_weights(setting.stage, setting.ranks) and setting.ranks > 1:
+        parts["the whole model, made by the first rank"] = 4 * count
+    if engine.shards_weights(setting.spread.stage, setting.spread.ranks) and setting.spread.ranks > 1:
         if setting.saves or setting.checkpoints:
-            found["the whole model, saved by the first rank"] = engine.weight_bytes(setting.spread) * count
+            parts["the whole model, saved by the first rank"] = engine.weight_bytes(setting.spread) * count
         if setting.checkpoints and engine.gathers_optimizer:
             states = 2 * setting.spread.kept * elements(trained(tensors))
-            found["the whole optimizer, saved by the first rank"] = states
-    largest = max(found, key=lambda name: found[name], default="")
-    return {largest: found[largest]} if found else {}
+            parts["the whole optimizer, saved by the first rank"] = states
+    largest = max(parts, key=lambda name: parts[name], default="")
+    return {largest: parts[largest]} if parts else {}
 
 
-def fits(setting: Setting, room: Room) -> bool:
+def fits(setting: Setting, room: MemoryLimit) -> bool:
     """Whether a rank's need is within its room, less the margin: what a plan chooses by itself does. What is
     not known is taken to fit."""
     return lacking(setting, room) is None
 
 
-def may_run(setting: Setting, room: Room) -> bool:
+def may_run(setting: Setting, room: MemoryLimit) -> bool:
     """Whether a rank's need is within its room, if not less the margin: what is asked for may be so tight."""
     short = lacking(setting, room)
     return short is None or not short.refused
@@ -433,22 +419,22 @@ class Shortage:
         return f"{format_bytes(self.needed)} of {format_bytes(self.has)} of {kind}{tight}"
 
 
-def lacking(setting: Setting | None, room: Room, found: Need | None = None) -> Shortage | None:
-    """What there is too little of; None: it fits, or what a rank needs is not known. `found`: its need, where
-    that was computed before."""
-    if setting is None or (found := found or need(setting)) is None:
+def lacking(setting: Setting | None, room: MemoryLimit, counted: Need | None = None) -> Shortage | None:
+    """What there is too little of; None: it fits, or what a rank needs is not known. `counted`: its need,
+    where that was computed before."""
+    if setting is None or (counted := counted or need(setting)) is None:
         return None
-    first = found.first_host // setting.ranks_per_host
-    cpu = setting.device == "cpu"
-    device = sum(found.device.values()) + (first if cpu else 0)
-    host = 0 if cpu else sum(found.host.values()) + first
+    first = counted.first_host // setting.ranks_per_host
+    cpu = setting.spread.device == "cpu"
+    device = sum(counted.device.values()) + (first if cpu else 0)
+    host = 0 if cpu else sum(counted.host.values()) + first
     for place, needed, has in (("device", device, room.device), ("host", host, room.host)):
         if has is not None and needed > (1 - MARGIN) * has:
             return Shortage(place, needed, has, cpu)
     return None
 
 
-def largest_micro(setting: Setting, room: Room, top: int) -> int:
+def largest_micro(setting: Setting, room: MemoryLimit, top: int) -> int:
     """The largest micro-batch up to `top` that fits; 0: not even one sample does."""
     if not fits(replace(setting, micro=1), room):
         return 0
@@ -467,11 +453,11 @@ def largest_micro(setting: Setting, room: Room, top: int) -> int:
 
 
 @dataclass(frozen=True)
-class Passing:
-    """Bytes of the passes over a micro-batch. `basis`: traced or closed form; `top`: at their peak; `later`:
-    at most, once there are gradients; `growing`: what whole gradients add to that as they come, where there
-    are none before; `output`: what the output layer's own gradients add to `top`; `copies`: of weights, all
-    along."""
+class ActivationBytes:
+    """Bytes of the passes over a micro-batch. `basis`: as Need has it; `top`: at their peak; `later`: at
+    most, once there are gradients; `growing`: what whole gradients add to that as they come, where there are
+    none before; `output`: what the output layer's own gradients add to `top`; `copies`: of weights, all
+    along. A closed form has one figure for all of the backward pass."""
 
     basis: str
     top: Parts
@@ -481,7 +467,7 @@ class Passing:
     output: int = 0
 
 
-def traced(at: Pass) -> Passing:
+def traced(at: Pass) -> ActivationBytes:
     """As a trace has them.
 
     Between the last block and the loss the peak is the loss's, before there is any gradient. When the first
@@ -498,7 +484,7 @@ def traced(at: Pass) -> Passing:
         growing = max(later, *(grown for _, grown in others))
         output = max(0, at.peaks[AFTER_BLOCKS][1] - peak)
     handed = {"logits handed over": round(HANDED * at.handed)} if at.handed else {}
-    return Passing(
+    return ActivationBytes(
         "traced",
         top={**kept, "temporary tensors": peak - at.saved, **handed},
         later={**kept, "temporary tensors": later - at.saved, **handed},
@@ -508,32 +494,27 @@ def traced(at: Pass) -> Passing:
     )
 
 
-def closed(parts: Parts, copies: int) -> Passing:
-    """By a formula, which has one figure for all of the backward pass."""
-    return Passing("closed form", parts, parts, 0, {"copies in half precision": copies})
-
-
-def moments_of(found: States, passing: Passing, *, accumulates: bool) -> dict[str, Parts]:
+def moments_of(states: States, activations: ActivationBytes, *, accumulates: bool) -> dict[str, Parts]:
     """What is on the device beside what is always held, at each moment that may be the peak.
 
     Activations go as gradients come. Where they were traced and no gradients lie there from earlier
     micro-batches, whole gradients were traced as well, and with others the peak is at one end of the
     backward pass; else all are taken to be there at once.
     """
-    quiet = added(found.passes, passing.copies)
-    later = added(quiet, found.backward, passing.later)
-    ending = added(quiet, found.backward if found.ending is None else found.ending, found.gradients)
-    loss = added(quiet, found.loss, passing.top)
-    if found.loss:  # gathered by itself: its gradients come beside it
-        loss = added(loss, {"gradients in flight": passing.output})
-    if passing.basis == "closed form" or accumulates:
-        moments = {"backward pass": added(later, found.gradients), "loss": added(loss, found.gradients)}
-        if found.ending is not None:
+    quiet = added(states.passes, activations.copies)
+    later = added(quiet, states.backward, activations.later)
+    ending = added(quiet, states.backward if states.ending is None else states.ending, states.gradients)
+    loss = added(quiet, states.loss, activations.top)
+    if states.loss:  # gathered by itself: its gradients come beside it
+        loss = added(loss, {"gradients in flight": activations.output})
+    if activations.basis != "traced" or accumulates:
+        moments = {"backward pass": added(later, states.gradients), "loss": added(loss, states.gradients)}
+        if states.ending is not None:
             moments["end of the backward pass"] = ending
-        return {**moments, **found.after}
-    if found.whole:
+        return {**moments, **states.after}
+    if states.whole:
         first = later.pop("gradients in flight", 0)  # the others were traced
-        gone = sum(passing.copies.values())  # with the activations
-        grown = {"gradients": max(passing.growing - gone, first)}
-        return {"backward pass": added(later, grown), "loss": loss, **found.after}
-    return {"backward pass": later, "loss": loss, "end of the backward pass": ending, **found.after}
+        gone = sum(activations.copies.values())  # with the activations
+        grown = {"gradients": max(activations.growing - gone, first)}
+        return {"backward pass": added(later, grown), "loss": loss, **states.after}
+    return {"backward pass": later, "loss": loss, "end of the backward pass": ending, **states.after}

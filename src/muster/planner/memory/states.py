@@ -13,7 +13,7 @@ from typing import Any
 
 from muster.core import families
 from muster.core.trace import EMBEDDINGS, Parameter
-from muster.core.workload import HeldModel, Lengths, Output
+from muster.core.workload import HeldModel, Output
 from muster.engines.base import spec_of
 from muster.engines.spread import ModelSpread, Tensors
 from muster.engines.states import States, elements
@@ -34,20 +34,20 @@ def states(spread: ModelSpread, tensors: Tensors, rank: int | None = None) -> St
     return spec_of(spread.engine).states(spread, tensors, rank)
 
 
-def held_tensors(model: HeldModel, known: Tensors, shape: Mapping[str, Any], lengths: Lengths) -> Tensors:
-    """Parameter tensors of a further model. `known`, `shape`: those of the trained one, and its
+def held_tensors(model: HeldModel, tensors: Tensors, shape: Mapping[str, Any]) -> Tensors:
+    """Parameter tensors of a further model. `tensors`, `shape`: those of the trained one, and its
     configuration, whose shape it has where its own is not known."""
     config = shape_of(model.output, shape if model.config is None else model.config)
     count = families.parameters(config)
     if count is not None and (model.config is not None or model.trained or model.output == "numbers"):
-        known = likely_tensors(config, lengths, count, count)
+        tensors = likely_tensors(config, count, count)
     return tuple(
         replace(each, name=f"{model.role}.{each.name}", unit=each.unit and f"{model.role}.{each.unit}")
         if model.trained
         else replace(
             each, trained=False, unit=""
         )  # FSDP cuts it as one unit (trl/models/utils.py, prepare_fsdp)
-        for each in known
+        for each in tensors
     )
 
 
@@ -65,31 +65,29 @@ def frozen_states(spread: ModelSpread, model: HeldModel, tensors: Tensors) -> St
         offload="optimizer+param" if spread.moves_parameters else "none",
         bucket=0,
     )
-    found = states(plain, tensors)
-    if found is None:
+    account = states(plain, tensors)
+    if account is None:
         return None
-    held, host, passes = (sum(parts.values()) for parts in (found.held, found.host, found.passes))
+    held, host, passes = (sum(parts.values()) for parts in (account.held, account.host, account.passes))
     return States({model.role: held}, {model.role: host}, {f"gathered {model.role}": passes})
 
 
-def likely_tensors(
-    config: Mapping[str, Any], lengths: Lengths, parameters: int, trainable: int
-) -> tuple[Parameter, ...]:
+def likely_tensors(config: Mapping[str, Any], parameters: int, trainable: int) -> Tensors:
     """Tensors of about the model's sizes where it was not traced: exactly `parameters` elements in all.
 
     The matrices of every layer, and the embeddings, as the family has them; what is left of the number is
     dealt to the layers as vectors. With fewer `trainable` ones (LoRA) the model is frozen, and each layer
-    has a small matrix of its own that is trained. Lengths decide nothing but which layers there are.
+    has a small matrix of its own that is trained.
     """
-    found = stacks(config, lengths) or []
+    model = stacks(config)
     frozen = trainable < parameters
     total = parameters - trainable if frozen else parameters
-    width = max((each.width for each in found), default=0)
+    width = max((each.width for each in model), default=0)
     narrow = int(config.get("word_embed_proj_dim") or width)
     vocabulary = (int(config.get("vocab_size", 0)), narrow)
     tied = families.filled(config).get("tie_word_embeddings", True)
     made = [Parameter("embeddings.weight", vocabulary, not frozen, "" if tied else EMBEDDINGS)]
-    layers = [(stack, f"layers.{at}.{i}") for at, stack in enumerate(found) for i in range(stack.layers)]
+    layers = [(stack, f"layers.{at}.{i}") for at, stack in enumerate(model) for i in range(stack.layers)]
     for stack, name in layers:
         shapes = enumerate(_matrices(stack))
         made += [Parameter(f"{name}.m{i}.weight", shape, not frozen, name) for i, shape in shapes]
@@ -116,7 +114,7 @@ def _matrices(stack: Stack) -> list[tuple[int, int]]:
     query, keys, width = stack.query, stack.keys, stack.width
     attention = [(query, width), (keys, width), (keys, width), (width, query)]
     gated = [(stack.inner, width)] if stack.gated else []
-    return attention * len(stack.attentions) + [(stack.inner, width), *gated, (width, stack.inner)]
+    return attention * stack.attentions + [(stack.inner, width), *gated, (width, stack.inner)]
 
 
 def _shrunk(made: list[Parameter], total: int) -> list[Parameter]:

@@ -86,8 +86,8 @@ def _those_of(call: Call, machines: Machines) -> Machines:
     group, per_host = call.group, min(machines.slots[: machines.hosts], default=machines.per_host)
     if call.across:
         inside = max(1, per_host // group)
-        link, beside = machines.link, min(group, per_host)
-        shared = link and replace(link, bandwidth=link.bandwidth / beside)
+        link, sharing = machines.link, min(group, per_host)
+        shared = link and replace(link, bandwidth=link.bandwidth / sharing)
         hosts = max(1, machines.ranks // group // inside)
         return replace(machines, per_host=inside, hosts=hosts, link=shared, slots=())
     hosts = 1 if per_host % group == 0 else max(2, -(-group // per_host))

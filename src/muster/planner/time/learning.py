@@ -52,50 +52,52 @@ class MeasuredRun:
             raise ValueError(f"a step takes more than {self.seconds} seconds")
 
 
-def learn(runs: Sequence[MeasuredRun], known: Calibration | None = None) -> Calibration:
+def learn(runs: Sequence[MeasuredRun], before: Calibration | None = None) -> Calibration:
     """A calibration under which these runs take what they took, as far as one exists.
 
-    `known`: what was learned or measured before, which stays where these runs say nothing of it. Raises
+    `before`: what was learned or measured before, which stays where these runs say nothing of it. Raises
     UsageError where a figure that a prediction rests on is neither stated nor given.
     """
-    found = known or Calibration()
+    calibration = before or Calibration()
     alone = [run for run in runs if run.case.machines.ranks == 1]
     within = [run for run in runs if run.case.machines.hosts == 1 < run.case.machines.per_host]
-    told = [run for run in within if _was_measured(found, _link(run, "inner"))]
+    measured = [run for run in within if _was_measured(calibration, _link(run, "inner"))]
     for name in dict.fromkeys(case_key(run.case) for run in alone if shows_device(run.case)):
-        here = [run for run in (*alone, *told) if case_key(run.case) == name and not on_host(run.case)]
-        found = _learn_computation(name, here, found)
-    offloaded = [run for run in alone if on_host(run.case) and case_key(run.case) in found.efficiency]
+        here = [run for run in (*alone, *measured) if case_key(run.case) == name and not on_host(run.case)]
+        calibration = _learn_computation(name, here, calibration)
+    offloaded = [run for run in alone if on_host(run.case) and case_key(run.case) in calibration.efficiency]
     for name in dict.fromkeys(_device(run) for run in offloaded):
-        found = _learn_host(name, [run for run in offloaded if _device(run) == name], found)
+        calibration = _learn_host(name, [run for run in offloaded if _device(run) == name], calibration)
 
     def clear(several: Sequence[MeasuredRun]) -> list[MeasuredRun]:
         """Without what a host's memory takes that nothing is known of."""
-        return [run for run in several if not on_host(run.case) or _device(run) in found.hosts]
+        return [run for run in several if not on_host(run.case) or _device(run) in calibration.hosts]
 
-    found = _learn_engines(clear(told), found)
-    within = clear([run for run in within if run not in told])
+    calibration = _learn_engines(clear(measured), calibration)
+    within = clear([run for run in within if run not in measured])
     between = clear([run for run in runs if run.case.machines.hosts > 1])
     for chosen, which in ((within, "inner"), (between, "link")):
         for name in dict.fromkeys(_link(run, which) for run in chosen):
             if name:
-                found = _learn_link(name, [run for run in chosen if _link(run, which) == name], found)
-    return found
+                calibration = _learn_link(
+                    name, [run for run in chosen if _link(run, which) == name], calibration
+                )
+    return calibration
 
 
 def spread_of(result: Result) -> float | None:
     """Standard deviation of hosts' own time for a step, as a share of it, by the forward passes of a run's
     hosts, in which none waits for others; None: too few hosts told, or their GPUs differ."""
-    told = [report.forward_seconds for report in result.hosts if report.forward_seconds]
+    times = [report.forward_seconds for report in result.hosts if report.forward_seconds]
     kinds = {str([gpu.get("name") for gpu in each.facts.get("gpus") or ()]) for each in result.hosts}
-    if len(told) < FLEET or len(told) < len(result.hosts) or len(kinds) > 1:
+    if len(times) < FLEET or len(times) < len(result.hosts) or len(kinds) > 1:
         return None
-    return deviation(told) / statistics.median(told)
+    return deviation(times) / statistics.median(times)
 
 
-def errors(runs: Sequence[MeasuredRun], known: Calibration) -> list[float]:
+def errors(runs: Sequence[MeasuredRun], calibration: Calibration) -> list[float]:
     """Of each run, the predicted seconds over the measured ones, less one."""
-    return [predict(run.case, known).seconds / run.seconds - 1 for run in runs]
+    return [predict(run.case, calibration).seconds / run.seconds - 1 for run in runs]
 
 
 def shows_device(case: StepCase) -> bool:
@@ -116,9 +118,9 @@ def _engine(run: MeasuredRun) -> str:
     return engine_key(run.case, several=run.case.machines.ranks > 1)
 
 
-def _was_measured(known: Calibration, link: str) -> bool:
+def _was_measured(calibration: Calibration, link: str) -> bool:
     """By itself, not learned from a training: that finds a bandwidth alone."""
-    figures = known.links.get(link)
+    figures = calibration.links.get(link)
     return figures is not None and figures.bandwidth is not None and figures.latency is not None
 
 
@@ -128,7 +130,7 @@ def _link(run: MeasuredRun, which: str) -> str:
     return link_key(link, machines.device.kind) if link else ""
 
 
-def _learn_computation(name: str, runs: Sequence[MeasuredRun], known: Calibration) -> Calibration:
+def _learn_computation(name: str, runs: Sequence[MeasuredRun], calibration: Calibration) -> Calibration:
     """Efficiency, then what engines take beyond it on one rank.
 
     All compute the same, and no engine's own work is less than none. Where one takes less than DDP did, that
@@ -138,23 +140,23 @@ def _learn_computation(name: str, runs: Sequence[MeasuredRun], known: Calibratio
     shown = [run for run in alone if shows_device(run.case)]
     plain = [run for run in shown if spec_of(run.case.spread.engine).plain]
     if not plain:
-        return _learn_device(name, shown, known)
-    engines = {key: each for key, each in known.engines.items() if key not in {*map(_engine, runs)}}
-    bare = replace(known, engines=engines)
-    pool, found = plain, _learn_device(name, plain, bare)
-    while below := _below([run for run in runs if run not in pool], found):
+        return _learn_device(name, shown, calibration)
+    engines = {key: each for key, each in calibration.engines.items() if key not in {*map(_engine, runs)}}
+    bare = replace(calibration, engines=engines)
+    pool, learned = plain, _learn_device(name, plain, bare)
+    while below := _below([run for run in runs if run not in pool], learned):
         pool = [*pool, *below]
-        found = _learn_device(name, pool, bare)
+        learned = _learn_device(name, pool, bare)
     with_own_work = [run for run in alone if run not in plain] if pool == plain else alone
-    return _learn_engines(with_own_work, found)
+    return _learn_engines(with_own_work, learned)
 
 
-def _below(runs: Sequence[MeasuredRun], known: Calibration) -> list[MeasuredRun]:
+def _below(runs: Sequence[MeasuredRun], calibration: Calibration) -> list[MeasuredRun]:
     """The runs of the engine that took least beside what is foretold, of those that do little but compute;
     none where all took more."""
     beyond: dict[str, list[tuple[MeasuredRun, float]]] = {}
     for run in runs:
-        step = predict(run.case, known)
+        step = predict(run.case, calibration)
         if run.case.spread.offload == "none" and step.communication <= BESIDE * run.seconds:
             beyond.setdefault(_engine(run), []).append((run, run.seconds / step.seconds - 1))
     middles = {name: statistics.median(share for _, share in each) for name, each in beyond.items()}
@@ -164,17 +166,17 @@ def _below(runs: Sequence[MeasuredRun], known: Calibration) -> list[MeasuredRun]
     return [run for run, _ in beyond[least]]
 
 
-def _learn_device(name: str, runs: Sequence[MeasuredRun], known: Calibration) -> Calibration:
+def _learn_device(name: str, runs: Sequence[MeasuredRun], calibration: Calibration) -> Calibration:
     """Efficiency, and seconds per micro-step beside it where the runs can tell them apart."""
 
     def with_efficiency(value: float) -> Calibration:
-        return replace(known, efficiency={**known.efficiency, name: value})
+        return replace(calibration, efficiency={**calibration.efficiency, name: value})
 
-    known = replace(known, fixed={k: v for k, v in known.fixed.items() if k != name})
+    calibration = replace(calibration, fixed={k: v for k, v in calibration.fixed.items() if k != name})
     values = [_solve(partial(_excess, run, with_efficiency)) for run in runs]
     solved = [value for value in values if value is not None]
     if not solved:
-        return known
+        return calibration
     middle = statistics.median(solved)
     works = [ideal(run.case) for run in runs]
     if max(works) >= SPAN * min(works):
@@ -187,11 +189,11 @@ def _learn_device(name: str, runs: Sequence[MeasuredRun], known: Calibration) ->
     return with_efficiency(middle)
 
 
-def _learn_engines(runs: Sequence[MeasuredRun], known: Calibration) -> Calibration:
+def _learn_engines(runs: Sequence[MeasuredRun], calibration: Calibration) -> Calibration:
     """What is left of runs on one host: per micro-step and per optimizer step where their numbers of
     micro-steps differ, else per micro-step alone. Never less than nothing."""
-    learned = dict(known.engines)
-    bare = replace(known, engines={})
+    learned = dict(calibration.engines)
+    bare = replace(calibration, engines={})
     for name in dict.fromkeys(_engine(run) for run in runs):
         mine = [run for run in runs if _engine(run) == name]
         steps = [run.case.spread.micro_steps for run in mine]
@@ -205,14 +207,14 @@ def _learn_engines(runs: Sequence[MeasuredRun], known: Calibration) -> Calibrati
                     (0.0, statistics.fmean(left)) if per_micro < 0 else (over_steps / over_all, 0.0)
                 )
         learned[name] = (max(0.0, per_micro), max(0.0, per_step))
-    return replace(known, engines=learned)
+    return replace(calibration, engines=learned)
 
 
-def _learn_host(name: str, runs: Sequence[MeasuredRun], known: Calibration) -> Calibration:
+def _learn_host(name: str, runs: Sequence[MeasuredRun], calibration: Calibration) -> Calibration:
     """What a host's memory moves under the optimizer, from runs on a device whose efficiency is known."""
 
     def with_share(share: float) -> Calibration:
-        return replace(known, hosts={**known.hosts, name: share * HOST_BANDWIDTH})
+        return replace(calibration, hosts={**calibration.hosts, name: share * HOST_BANDWIDTH})
 
     values = []
     for run in runs:
@@ -221,19 +223,19 @@ def _learn_host(name: str, runs: Sequence[MeasuredRun], known: Calibration) -> C
             continue
         if predict(run.case, with_share(share)).optimizer >= WORTH * run.seconds:
             values.append(share)
-    return with_share(statistics.median(values)) if values else known
+    return with_share(statistics.median(values)) if values else calibration
 
 
-def _left(run: MeasuredRun, known: Calibration, efficiency: float) -> float:
+def _left(run: MeasuredRun, calibration: Calibration, efficiency: float) -> float:
     """Measured seconds per micro-step without what does not depend on the efficiency."""
     steps = run.case.spread.micro_steps
-    rest = predict(run.case, known).seconds - steps * ideal(run.case) / efficiency
+    rest = predict(run.case, calibration).seconds - steps * ideal(run.case) / efficiency
     return (run.seconds - rest) / steps
 
 
-def _learn_link(name: str, runs: Sequence[MeasuredRun], known: Calibration) -> Calibration:
+def _learn_link(name: str, runs: Sequence[MeasuredRun], calibration: Calibration) -> Calibration:
     """Bandwidth; what was measured beside it stays."""
-    before = known.links.get(name, LinkFigures())
+    before = calibration.links.get(name, LinkFigures())
     values = []
     for run in runs:
         machines = run.case.machines
@@ -243,18 +245,18 @@ def _learn_link(name: str, runs: Sequence[MeasuredRun], known: Calibration) -> C
 
         def with_share(share: float, stated: float = stated) -> Calibration:
             figures = replace(before, bandwidth=share * stated)
-            return replace(known, links={**known.links, name: figures})
+            return replace(calibration, links={**calibration.links, name: figures})
 
-        step = predict(run.case, known)
+        step = predict(run.case, calibration)
         if step.communication < WORTH * step.seconds and run.seconds < (1 + WORTH) * step.seconds:
             continue
         share = _solve(partial(_excess, run, with_share))
         if share is not None:
             values.append(share * stated)
     if not values:
-        return known
+        return calibration
     figures = replace(before, bandwidth=statistics.median(values))
-    return replace(known, links={**known.links, name: figures})
+    return replace(calibration, links={**calibration.links, name: figures})
 
 
 def _excess(run: MeasuredRun, known_at: Callable[[float], Calibration], share: float) -> float:
@@ -331,19 +333,17 @@ def link_figures(run: FabricRun, ranks: int) -> LinkFigures:
     small = run.latencies[0].typical if run.latencies else None
     steps = RINGS["all-reduce"] * (ranks - 1)
     gather = _gather(run, reduced.bytes)
-    beside = SharedLink(
+    shared = SharedLink(
         gather=gather if ranks > 2 or run.backend == "nccl" else None,
         pair_gather=gather if ranks == 2 or run.backend == "nccl" else None,
     )
     if run.beside:
-        found = run.beside[-1]
-        beside = replace(
-            beside, computing=found.computing, exchanging=found.exchanging, meeting=found.meeting
-        )
+        last = run.beside[-1]
+        shared = replace(shared, computing=last.computing, exchanging=last.exchanging, meeting=last.meeting)
     return LinkFigures(
         bandwidth=reduced.busbw,
         latency=None if small is None else max(0.0, small - CALL[run.backend]) / steps,
-        beside=beside,
+        beside=shared,
     )
 
 

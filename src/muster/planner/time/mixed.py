@@ -46,14 +46,18 @@ class Load:
     case: StepCase
     samples: int
     batch: int | None = None
-    known: Calibration = field(default_factory=Calibration)
+    calibration: Calibration = field(default_factory=Calibration)
     slower: float = 1.0
 
     def of_sample(self, member: MixedHost) -> float:
         """Seconds that one of the host's ranks computes for a sample."""
         if member.speed is not None:
             return member.ranks / member.speed
-        return self.slower * computing(self.case.over(member.machines), self.known) / self.case.work.samples
+        return (
+            self.slower
+            * computing(self.case.over(member.machines), self.calibration)
+            / self.case.work.samples
+        )
 
 
 @dataclass(frozen=True)
@@ -105,8 +109,8 @@ class Forecast:
 
     def best(self) -> Predicted:
         """The choice of hosts with the shortest epoch; of equals the smaller."""
-        found = (self.predict(chosen) for chosen in self._choices())
-        return min(found, key=lambda predicted: (predicted.epoch, len(predicted.hosts)))
+        predictions = (self.predict(chosen) for chosen in self._choices())
+        return min(predictions, key=lambda predicted: (predicted.epoch, len(predicted.hosts)))
 
     def worths(self) -> list[Worth]:
         """For each host of several, an epoch with all and an epoch without it."""
@@ -120,7 +124,7 @@ class Forecast:
 
     def _step_on(self, machines: Machines, micro_steps: int, compute: float) -> Step:
         case = self.load.case.over(machines).accumulating(micro_steps)
-        return predict_step(case, self.load.known, micro=compute / micro_steps)
+        return predict_step(case, self.load.calibration, micro=compute / micro_steps)
 
     def _choices(self) -> Iterator[Sequence[MixedHost]]:
         """Each host alone; and above every bandwidth, the fastest so many: only the slowest speed and the

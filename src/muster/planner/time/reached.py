@@ -49,14 +49,14 @@ def reached(device: Device, precision: str) -> Reached:
         return NOMINAL
     if precision in WIDE:
         plain = FP32_SHARED if device.capability in ((8, 6), (8, 9), (12, 0)) else FP32
-        found = TF32 if precision == "tf32" else plain
+        shares = TF32 if precision == "tf32" else plain
     elif device.name.startswith("mi"):
-        found = AMD_HALF
+        shares = AMD_HALF
     else:
-        found = HALF.get(device.capability, OTHER_HALF)
+        shares = HALF.get(device.capability, OTHER_HALF)
     if not device.power_capped:
-        return found
-    return Reached(CAPPED * found.products, CAPPED * found.attention, found.memory, 0.4)
+        return shares
+    return Reached(CAPPED * shares.products, CAPPED * shares.attention, shares.memory, 0.4)
 
 
 def speed(device: Device, precision: str) -> float:

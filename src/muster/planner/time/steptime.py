@@ -158,10 +158,10 @@ def traffic_of(parameters: Sequence[Parameter], spread: ModelSpread) -> Traffic:
     engine = spec_of(spread.engine)
     if spread.ranks == 1:
         return Traffic(Passes(), Passes(), (), spread.micro_steps)
-    found = _exchanged(tuple(parameters), spread)
-    if found is None:
+    traffic = _exchanged(tuple(parameters), spread)
+    if traffic is None:
         raise UsageError(f"what ranks exchange under {engine.name} is unknown")
-    return found
+    return traffic
 
 
 @lru_cache(maxsize=64)
@@ -170,13 +170,10 @@ def _exchanged(parameters: tuple[Parameter, ...], spread: ModelSpread) -> Traffi
     return spec_of(spread.engine).traffic(parameters, spread)
 
 
-def lump(count: int, trained: int | None = None, layers: int = 12) -> tuple[Parameter, ...]:
-    """Parameters where only their number is known: layers of about the same size. `trained`: so many in
-    adapters beside them, and they are frozen; None: all of them."""
-    sizes = [count * (i + 1) // layers - count * i // layers for i in range(layers)]
-    own = trained is None
-    parts = tuple(Parameter(f"layers.{i}.weight", (s,), own, f"layers.{i}") for i, s in enumerate(sizes))
-    return parts if trained is None else (*parts, Parameter("adapter", (trained,), True, ""))
+def lump(count: int) -> tuple[Parameter, ...]:
+    """Return trained parameters where only their number is known: twelve layers of about the same size."""
+    sizes = [count * (i + 1) // 12 - count * i // 12 for i in range(12)]
+    return tuple(Parameter(f"layers.{i}.weight", (s,), True, f"layers.{i}") for i, s in enumerate(sizes))
 
 
 # ----------------------------------------------------------------------------------------------------
@@ -321,11 +318,11 @@ def engine_key(case: StepCase, *, several: bool = False) -> str:
     return f"{key(case.machines.device.name, case.precision)} {spread.engine}{stage}{offload}{among}"
 
 
-def own_work(case: StepCase, known: Calibration) -> float:
+def own_work(case: StepCase, calibration: Calibration) -> float:
     """Seconds of an optimizer step that an engine's own work takes beyond what is foretold: for several ranks
     as runs on several showed it, or else as those on one did."""
-    several = case.machines.ranks > 1 and engine_key(case, several=True) in known.engines
-    per_micro, per_step = known.engines.get(engine_key(case, several=several), (0.0, 0.0))
+    several = case.machines.ranks > 1 and engine_key(case, several=True) in calibration.engines
+    per_micro, per_step = calibration.engines.get(engine_key(case, several=several), (0.0, 0.0))
     return case.spread.micro_steps * per_micro + per_step
 
 
@@ -393,17 +390,17 @@ HOST_LEAST, HOST_MOST = 0.2, 2.0
 LINKS_OFF = 0.15  # by what share links are better or worse than stated
 
 
-def computing(case: StepCase, known: Calibration, outcome: Outcome = USUAL) -> float:
+def computing(case: StepCase, calibration: Calibration, outcome: Outcome = USUAL) -> float:
     """Seconds of a micro-step's computation."""
     name, kind = case_key(case), case.machines.device.kind
     usual = reached(case.machines.device, case.precision).products
-    share = outcome.reached * known.efficiency.get(name, usual)
+    share = outcome.reached * calibration.efficiency.get(name, usual)
     done = ideal(case) / share + KERNEL[kind] * case.work.operations
     if kind == "cuda":
         engine = spec_of(case.spread.engine)
         asked = outcome.launching * (LAUNCH * case.work.launches + _per_tensor(case))
         done = max(done, asked + engine.in_turn(case.spread.stage) * done)
-    return done + known.fixed.get(name, 0.0)
+    return done + calibration.fixed.get(name, 0.0)
 
 
 def waiting_for_slowest(ranks: int) -> float:
@@ -423,20 +420,20 @@ def predict(
 
     Raises UsageError where a figure that it rests on is neither stated nor measured.
     """
-    known = calibration or Calibration()
-    machines = measured_links(case.machines, known, outcome.links)
+    figures = calibration or Calibration()
+    machines = measured_links(case.machines, figures, outcome.links)
     traffic, library = traffic_of(case.parameters, case.placed), library_of(machines.device.kind)
     assumed: list[str] = []
-    if micro is None and case_key(case) not in known.efficiency:
-        other = key(machines.device.name, case.precision) in known.efficiency
+    if micro is None and case_key(case) not in figures.efficiency:
+        other = key(machines.device.name, case.precision) in figures.efficiency
         but = ", not calibrated for operations alone" if other else ""
         share = reached(machines.device, case.precision).products
         in_fp8 = f", in fp8 {float8.REACHED * share:.0%}" if case.work.fp8 else ""
         assumed.append(f"products reach {share:.0%} of {machines.device.name}'s stated peak{in_fp8}{but}")
     if micro is None:
-        micro = computing(case, known, outcome)
+        micro = computing(case, figures, outcome)
     straggling = STRAGGLING * waiting_for_slowest(machines.ranks) if library == "nccl" else 0.0
-    spread = known.spreads.get(machines.device.name, 0.0)  # of hosts, each as slow as its slowest rank
+    spread = figures.spreads.get(machines.device.name, 0.0)  # of hosts, each as slow as its slowest rank
     straggling = max(straggling, spread * waiting_for_slowest(machines.hosts))
     costs: dict[Call, float] = {}
 
@@ -448,7 +445,7 @@ def predict(
     if not outcome.hides:
         traffic = replace(traffic, gathers_hide=False, reduces_hide=False)
     trained = sum(p.numel for p in case.parameters if p.trained)
-    learned = known.hosts.get(machines.device.name)
+    learned = figures.hosts.get(machines.device.name)
     optimizer, transfer = update(
         case.placed, machines, trained, traffic, learned, assumed, usual=outcome.host * HOST_BANDWIDTH
     )
@@ -458,7 +455,7 @@ def predict(
         communication=_waited(case, traffic, micro, cost, _pace(machines, outcome)) + straggling * compute,
         optimizer=optimizer,
         transfer=transfer,
-        overhead=_hooks(case) + own_work(case, known),
+        overhead=_hooks(case) + own_work(case, figures),
         exchange=sum(times * cost(call) for call, times in traffic.counted()),
         samples=case.batch,
         assumed=tuple(assumed),
@@ -469,8 +466,8 @@ def between(case: StepCase, calibration: Calibration | None = None) -> tuple[flo
     """The shortest and the longest seconds that a step may take, in 9 of 10 cases: as the device's shares,
     Python's costs and links may differ from what is usual, less so where they were measured. What gathers
     offloaded parameters may hide nothing, and a host's processors may be slow."""
-    known = calibration or Calibration()
-    measured = case_key(case) in known.efficiency
+    figures = calibration or Calibration()
+    measured = case_key(case) in figures.efficiency
     off = SURE if measured else reached(case.machines.device, case.precision).off
     linked = 0.0 if case.machines.ranks == 1 else LINKS_OFF
     counted = not case.uncounted and case_key(case) == key(case.machines.device.name, case.precision)
@@ -478,16 +475,16 @@ def between(case: StepCase, calibration: Calibration | None = None) -> tuple[flo
     good = Outcome(1 + off, 1 / (1 + 2 * off), (1 + CONTENDED) / 2, 1 + linked, HOST_MOST)
     hides = not case.spread.moves_parameters
     bad = Outcome(1 / (1 + more), 1 + 2 * off, CONTENDED**2, 1 / (1 + linked), HOST_LEAST, hides)
-    return predict(case, known, outcome=good).seconds, predict(case, known, outcome=bad).seconds
+    return predict(case, figures, outcome=good).seconds, predict(case, figures, outcome=bad).seconds
 
 
 def evaluation(case: StepCase, samples: int, calibration: Calibration | None = None) -> float:
     """Seconds of a forward pass over so many samples, dealt to all ranks, in batches of the micro-batch; with
     what a pass gathers first."""
-    known = calibration or Calibration()
-    machines = measured_links(case.machines, known)
+    figures = calibration or Calibration()
+    machines = measured_links(case.machines, figures)
     traffic, library = traffic_of(case.parameters, case.placed), library_of(machines.device.kind)
-    forward = computing(case, known) * case.work.forward / case.work.flops
+    forward = computing(case, figures) * case.work.forward / case.work.flops
     gathering = waited(
         traffic.last.forward,
         forward,
@@ -505,13 +502,13 @@ def link_key(link: Link, device: str) -> str:
     return f"{link.name} gloo" if device == "cpu" else link.name
 
 
-def measured_links(machines: Machines, known: Calibration, times: float = 1.0) -> Machines:
+def measured_links(machines: Machines, calibration: Calibration, times: float = 1.0) -> Machines:
     """The machines with what was measured of their links. `times`: the bandwidth of those that were not."""
 
     def as_measured(link: Link | None) -> Link | None:
         name = link_key(link, machines.device.kind) if link is not None else ""
-        if link is None or name in known.links:
-            return link if link is None else calibrated(link, known.links[name])
+        if link is None or name in calibration.links:
+            return link if link is None else calibrated(link, calibration.links[name])
         return replace(link, bandwidth=times * link.bandwidth)
 
     return replace(machines, link=as_measured(machines.link), inner=as_measured(machines.inner))
@@ -535,10 +532,10 @@ def _pace(machines: Machines, outcome: Outcome = USUAL) -> OverlapPace:
     link = machines.link if machines.hosts > 1 else machines.inner
     if link is None:
         return OverlapPace()
-    beside = link.beside
-    if beside == SharedLink() and machines.device.kind == "cuda":  # not measured
+    shared = link.beside
+    if shared == SharedLink() and machines.device.kind == "cuda":  # not measured
         return OverlapPace(computing=outcome.contended)
-    return OverlapPace(beside.computing, beside.exchanging, beside.meeting)
+    return OverlapPace(shared.computing, shared.exchanging, shared.meeting)
 
 
 def _waited(case: StepCase, traffic: Traffic, micro: float, cost: Cost, pace: OverlapPace) -> float:

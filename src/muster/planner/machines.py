@@ -7,27 +7,25 @@ import os
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
-from functools import cache, partial
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 from pydantic import Field, NonNegativeFloat, PositiveFloat, model_validator
 
 from muster.core.errors import UsageError
-from muster.core.hardware.devices import CPU, Device, plain_name
-from muster.core.hardware.links import Link, LinkFigures, find_link, named
+from muster.core.hardware.devices import CPU, Device, driver_device, plain_name
+from muster.core.hardware.links import Link, LinkFigures, ethernet, find_link, infiniband, named
 from muster.core.hardware.machines import Machines, machines_of
 from muster.core.inventory import Host, Inventory
 from muster.core.job import Facts
 from muster.core.section import Part
 from muster.inputs.read import Inputs
-from muster.planner.decide import Timer
-from muster.planner.forecast import case_of, link_of, machines_from, slowest_link
-from muster.planner.hosts import by_speed
-from muster.planner.memory.fit import Setting
+from muster.planner.placing import gpus_of, ranks_of
+from muster.planner.time import reached
 from muster.planner.time.mixed import MixedHost
 from muster.planner.time.reached import speed
-from muster.planner.time.steptime import Calibration, Step, key, predict
+from muster.planner.time.steptime import Calibration, key
 from muster.store.atomic import write_json
 
 CPU_PEAK = 1e11  # operations/s of a thread, nominal: a calibration says which share of it is reached
@@ -46,14 +44,14 @@ class UserFigures:
 
 
 @dataclass(frozen=True)
-class Ground:
+class MachineModel:
     """What a job would run on, real or not. `machines`: of each host by its label, where they are not there;
     None: the hosts' own, by what they say. `env`: the ranks' variables; `threads`: of each rank, where the
     recipe says; `learning`: CPUs are known without a calibration as well."""
 
     facts: Facts
     hosts: tuple[Host, ...]
-    known: Calibration
+    calibration: Calibration
     machines: Mapping[str, Machines] | None = None
     link: Link | None = None
     env: Mapping[str, str | None] = field(default_factory=dict)
@@ -61,7 +59,7 @@ class Ground:
     one_machine: bool = False
     learning: bool = False
 
-    def of(self, hosts: tuple[Host, ...]) -> Ground:
+    def of(self, hosts: tuple[Host, ...]) -> MachineModel:
         """The same, of some of its hosts."""
         facts = {host.label: self.facts[host.label] for host in hosts}
         return replace(self, hosts=hosts, facts=facts)
@@ -75,14 +73,36 @@ class Ground:
             return slowest.on(len(parts)).with_slots(slots) if slowest.device.kind == device else None
         if device == CPU:
             cpus = self._cpus(slots)
-            known = cpus is not None and key(cpus.device.name, precision) in self.known.efficiency
-            return cpus if known or self.learning else None
+            learned = cpus is not None and key(cpus.device.name, precision) in self.calibration.efficiency
+            return cpus if learned or self.learning else None
         facts = self.facts
         if self.link is not None:
             network = {"megabits": self.link.stated * 8 / 1e6}
             facts = {host: {**about, "network": network} for host, about in facts.items()}
-        found = machines_from(facts, self.hosts, slots, self.env, precision, shared=self.one_machine)
-        return found if found is None or found.link is None else found.over(self.link or found.link)
+        machines = self._gpus(facts, slots, precision)
+        return (
+            machines
+            if machines is None or machines.link is None
+            else machines.over(self.link or machines.link)
+        )
+
+    def _gpus(self, facts: Facts, slots: Sequence[int], precision: str) -> Machines | None:
+        """Real hosts as alike ones: their slowest GPU in this precision and slowest link, since those set the
+        pace; None where one is not known."""
+        devices = []
+        used = gpus_of(facts, self.hosts, slots, shared=self.one_machine)
+        for gpu in chain.from_iterable(used.values()):
+            device = driver_device(str(gpu.get("name") or ""))
+            if device is None:
+                return None
+            devices.append(device)
+        if not devices:
+            return None
+        slowest = min(devices, key=lambda each: speed(each, precision))
+        link = slowest_link([facts[host.label] for host in self.hosts], self.env)
+        if link is None and len(self.hosts) > 1:
+            return None
+        return machines_of(slowest, hosts=len(self.hosts), link=link).with_slots(slots)
 
     def _cpus(self, slots: Sequence[int]) -> Machines | None:
         """CPUs at a nominal peak for each thread, by their model: which share they reach is known of one
@@ -123,43 +143,76 @@ class Ground:
 
     def members(self, slots: Sequence[int], device: str, precision: str) -> list[MixedHost] | None:
         """Each host by itself, with its link to others; None: one of them is not known."""
-        found = []
+        members = []
         for host, count in zip(self.hosts, slots, strict=True):
             alone = self.of((host,)).on([count], device, precision)
             link = self.link or (alone.link if alone else None)
             link = link or link_of(self.facts[host.label].get("network") or {}, self.env)
             if alone is None or link is None:
                 return None
-            found.append(MixedHost(host.label, alone.over(link)))
-        return found
-
-    def clock(self, slots: Sequence[int], device: str) -> Timer:
-        """How `decide` learns what a step takes, once it knows slots and device; None: not known, as where a
-        figure is missing (a peak in this precision): other ways may have theirs."""
-        on = cache(partial(self.on, slots, device))
-
-        def timer(setting: Setting) -> Step | None:
-            machines = on(setting.precision)
-            case = case_of(setting, machines) if machines is not None else None
-            try:
-                return predict(case, self.known) if case is not None else None
-            except UsageError:
-                return None
-
-        return timer
+            members.append(MixedHost(host.label, alone.over(link)))
+        return members
 
 
-def ground_of(inputs: Inputs, facts: Facts, told: UserFigures, known: Calibration) -> Ground:
+def machine_model(
+    inputs: Inputs, facts: Facts, figures: UserFigures, calibration: Calibration
+) -> MachineModel:
     """Real hosts. Raises UsageError for a link that is not understood."""
-    return Ground(
+    return MachineModel(
         facts,
         inputs.inventory.hosts,
-        known,
-        link=find_link(told.link) if told.link else None,
+        calibration,
+        link=find_link(figures.link) if figures.link else None,
         env=inputs.env,
         threads=inputs.recipe.launch.threads,
         one_machine=inputs.launcher.ONE_MACHINE,
     )
+
+
+def slowest_link(facts: Sequence[Mapping[str, Any]], env: Mapping[str, str | None]) -> Link | None:
+    """Between hosts, by what they say; None where one does not, or there is one alone."""
+    links = [link_of(about.get("network") or {}, env) for about in facts]
+    stated = [link for link in links if link is not None]
+    if len(facts) < 2 or len(stated) < len(links):
+        return None
+    return min(stated, key=lambda link: link.bandwidth)
+
+
+def link_of(network: Mapping[str, Any], env: Mapping[str, str | None]) -> Link | None:
+    """InfiniBand where it is and may be used, else the network card; None: the host does not say."""
+    fast = network.get("infiniband_megabits") if env.get("NCCL_IB_DISABLE", "0") == "0" else None
+    if fast:
+        return infiniband(fast / 1000)
+    return ethernet(network["megabits"] / 1000) if network.get("megabits") else None
+
+
+def by_speed(
+    hosts: Sequence[Host], facts: Facts, device: str, env: Mapping[str, str | None], precision: str = "auto"
+) -> list[Host]:
+    """The fastest ranks first, in the precision that is wanted, of equals those with the faster link, then
+    more memory, then as given: hosts are taken so, since the slowest of them sets the pace."""
+
+    def key(host: Host) -> tuple[float, float, float]:
+        about = facts[host.label]
+        ranks = ranks_of(host, about, device)
+        gpus = [] if device == "cpu" else list(about.get("gpus") or [])[:ranks]
+        link = link_of(about.get("network") or {}, env)
+        speed, memory = (about.get("cores") or 0) // ranks, (about.get("memory_total") or 0) // ranks
+        if gpus:
+            speed = min(_reaches(gpu, precision) for gpu in gpus)
+            memory = min(gpu.get("memory_total") or 0 for gpu in gpus)
+        return -speed, -(link.bandwidth if link else 0.0), -memory
+
+    return sorted(hosts, key=key)
+
+
+def _reaches(gpu: Mapping[str, Any], precision: str) -> float:
+    """Operations per second of its products, the most where precision is still open; 0: not known. A GPU that
+    is not there has its peaks with it."""
+    maker = driver_device(str(gpu.get("name") or "")) or Device("a GPU", {})
+    device = replace(maker, peaks=gpu.get("peaks") or maker.peaks)
+    wanted = device.peaks.keys() - {"fp8"} if precision == "auto" else (precision,)
+    return max((reached.speed(device, each) for each in wanted), default=0.0)
 
 
 def hypothetical(
@@ -217,15 +270,15 @@ class _Kept(Part):
 
     @model_validator(mode="before")
     @classmethod
-    def _without_what_changed(cls, found: Any) -> Any:
-        if not isinstance(found, dict) or found.get("version") == KEPT_VERSION:
-            return found
-        return {name: value for name, value in found.items() if name in ("links", "hosts")}
+    def _without_what_changed(cls, document: Any) -> Any:
+        if not isinstance(document, dict) or document.get("version") == KEPT_VERSION:
+            return document
+        return {name: value for name, value in document.items() if name in ("links", "hosts")}
 
 
-def load_calibration(file: Path | None = None) -> Calibration:
+def load_calibration() -> Calibration:
     """What was learned before; nothing where there is no file. Raises UsageError for a damaged one."""
-    file = file or calibration_file()
+    file = calibration_file()
     try:
         kept = _Kept.model_validate_json(file.read_text(encoding="utf-8"))
     except (FileNotFoundError, NotADirectoryError):
@@ -238,9 +291,9 @@ def load_calibration(file: Path | None = None) -> Calibration:
     return Calibration(**{each.name: getattr(kept, each.name) for each in fields(Calibration)})
 
 
-def save_calibration(learned: Calibration, file: Path | None = None) -> Path:
+def save_calibration(learned: Calibration) -> Path:
     """Remember it for the plans to come. -> the file. Raises UsageError where it cannot be written."""
-    file = file or calibration_file()
+    file = calibration_file()
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         write_json(file, {"version": KEPT_VERSION, **asdict(learned)})
