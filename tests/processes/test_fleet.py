@@ -58,8 +58,10 @@ def launcher(make: Callable[[Home, tuple[Placement, ...]], str], *, told: bool =
     return SimpleNamespace(ONE_MACHINE=False, DIALS=True, requests=requests)
 
 
-def dial(name: str, home: Home, *, told: bool = False) -> str:
-    argv = dialling_argv(sys.executable, "job-1", name, home, Launch(connect_timeout=5), told=told)
+def dial(name: str, home: Home, *, with_secret: bool = False) -> str:
+    argv = dialling_argv(
+        sys.executable, "job-1", name, home, Launch(connect_timeout=5), with_secret=with_secret
+    )
     return shlex.join(argv)
 
 
@@ -110,7 +112,7 @@ def test_no_module_is_from_the_folder_where_an_agent_begins(
     assert (done.returncode, b'"here"' in done.stdout) == (0, True), done.stderr
 
     def make(home: Home, places: tuple[Placement, ...]) -> str:
-        return f"cd {shlex.quote(str(tmp_path))} && {dial('node1', home, told=told)}"
+        return f"cd {shlex.quote(str(tmp_path))} && {dial('node1', home, with_secret=told)}"
 
     fleet = opened(launcher(make, told=told), THREE[:1])
     heard = turn_until(fleet, everyone(fleet, lambda link: link.greeted))
@@ -120,7 +122,7 @@ def test_no_module_is_from_the_folder_where_an_agent_begins(
 @pytest.mark.parametrize("told", [False, True], ids=["environment", "argument"])
 def test_agents_come_home_by_name(opened: Callable[..., Fleet], told: bool) -> None:
     def make(home: Home, places: tuple[Placement, ...]) -> str:
-        return " & ".join(dial(each.host, home, told=told) for each in reversed(places)) + " & wait"
+        return " & ".join(dial(each.host, home, with_secret=told) for each in reversed(places)) + " & wait"
 
     fleet = opened(launcher(make, told=told))
     for link in fleet.links:
@@ -201,7 +203,9 @@ def test_an_agent_that_cannot_come_home_says_where_it_tried(opened: Callable[...
 
     def make(home: Home, places: tuple[Placement, ...]) -> str:
         wrong = Home(("127.0.0.1",), port, home.secret)
-        argv = dialling_argv(sys.executable, "job-1", "node1", wrong, Launch(connect_timeout=0.5), told=True)
+        argv = dialling_argv(
+            sys.executable, "job-1", "node1", wrong, Launch(connect_timeout=0.5), with_secret=True
+        )
         return shlex.join(argv)
 
     fleet = opened(launcher(make), THREE[:1])

@@ -13,7 +13,7 @@ import pytest
 from muster.core import families
 from muster.core.batch import Batch
 from muster.core.hardware.devices import Device, driver_device, entries
-from muster.core.hardware.links import Link
+from muster.core.hardware.links import LinkSpec
 from muster.core.hardware.machines import Machines, machines_of
 from muster.core.inventory import parse_hosts
 from muster.core.job import FASTEST, SLOWER, Job, place
@@ -54,8 +54,8 @@ def _nothing_learned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def alone(bandwidth: float, ranks: int = 1) -> Machines:
-    inner = Link("inside", 1e12, 1e12, 0.0, "given")
-    return machines_of(GPU, ranks, 1, Link(f"{bandwidth:g}", bandwidth, bandwidth, 0.0, "fitted"), inner)
+    inner = LinkSpec("inside", 1e12, 1e12, 0.0, "given")
+    return machines_of(GPU, ranks, 1, LinkSpec(f"{bandwidth:g}", bandwidth, bandwidth, 0.0, "fitted"), inner)
 
 
 LOAD = Load(StepCase(alone(LINK), "fp32", WORK, lump(PARAMETERS), SPREAD), IMAGES)

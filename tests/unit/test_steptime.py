@@ -42,7 +42,7 @@ from muster.planner.time.steptime import (
     waiting_for_slowest,
     work_of,
 )
-from muster.planner.time.update import HOST_BANDWIDTH, UPDATE, update
+from muster.planner.time.update import GRADIENT, HOST_BANDWIDTH, MOMENT, update
 from tests.support import parse_machines
 
 PSI = 60_000_000
@@ -185,7 +185,7 @@ def test_offloading_costs_the_bus_and_the_hosts_memory() -> None:
     )
     assert device.transfer == 0 < host.transfer < both.transfer
     part = PSI / 8
-    assert host.optimizer >= 8 * UPDATE * part / HOST_BANDWIDTH
+    assert host.optimizer >= 8 * (GRADIENT + 2 * MOMENT) * part / HOST_BANDWIDTH
     assert host.transfer == pytest.approx(4 * 4 * part / (0.73 * 63.015e9))
     assert any("host's memory" in each for each in host.assumed)
     with pytest.raises(UsageError, match="how the device reaches its host's memory"):

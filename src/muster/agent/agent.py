@@ -243,14 +243,14 @@ class Nvml:
         """The GPUs, or the one slice of a GPU, that CUDA would number from 0 on. Raises Problem where one of
         them does not answer."""
         count, mask = self.count(), gpu_mask()
-        found = []  # type: List[Any]
+        listed = []  # type: List[Any]
         for word in mask if mask is not None else map(str, range(count)):
             handle = self.named(word, count)
             if handle is None:
                 break  # CUDA ends its list at the first entry that it does not know
-            found.append(handle)
-        found = self.one_slice(found)
-        return [handle for index, handle in enumerate(found) if self.only is None or index in self.only]
+            listed.append(handle)
+        listed = self.one_slice(listed)
+        return [handle for index, handle in enumerate(listed) if self.only is None or index in self.only]
 
     def named(self, word: str, count: int) -> Any:
         """The GPU of an entry of CUDA_VISIBLE_DEVICES: its number, its UUID or a slice's, or the beginning of
@@ -1164,9 +1164,9 @@ class Agent:
             if not path:
                 raise Problem("no interpreter %s" % asked, "set launch.python to one that every host has")
             return str(path)
-        found = shutil.which("python3")
-        if found and found != self.usual_python:  # launch.setup has changed which it is
-            return found
+        candidate = shutil.which("python3")
+        if candidate and candidate != self.usual_python:  # launch.setup has changed which it is
+            return candidate
         own = self.spec.get("controller_python") or ""
         return own if own and os.access(own, os.X_OK) else sys.executable
 
@@ -1609,13 +1609,13 @@ class Agent:
         if now - self.beaten >= (BEAT / 2 if self.asked else 1.2 * BEAT):
             self.beaten, self.asked = now, False
             news, ungrouped = self.pulses(), self.ungrouped()
-            told = {"pulses": news} if news else {}  # type: Dict[str, Any]
+            news_of_ranks = {"pulses": news} if news else {}  # type: Dict[str, Any]
             if ungrouped != self.without_group:
-                self.without_group = told["ungrouped"] = ungrouped
-            self.say("beat", **told)
+                self.without_group = news_of_ranks["ungrouped"] = ungrouped
+            self.say("beat", **news_of_ranks)
         while self.told:
-            told = self.told.popleft()
-            self.say(told.pop("m"), **told)
+            news_of_ranks = self.told.popleft()
+            self.say(news_of_ranks.pop("m"), **news_of_ranks)
         if self.sampler:
             while self.sampler.samples:
                 self.say("hardware", sample=self.sampler.samples.popleft())

@@ -222,10 +222,10 @@ UNJUDGED = "the check itself failed"
 Heard = Mapping[str, HostAnswers | Unreached]
 
 
-def judge(kinds: Sequence[Family], heard: Heard, context: Context) -> list[Finding]:
+def judge(kinds: Sequence[Family], given: Heard, context: Context) -> list[Finding]:
     """Every check on every host."""
-    findings = _frame(heard)
-    answered = {host: one for host, one in heard.items() if isinstance(one, HostAnswers)}
+    findings = _frame(given)
+    answered = {host: one for host, one in given.items() if isinstance(one, HostAnswers)}
     for family in kinds:
         # A family without a probe judges by the connection alone.
         answers = {host: one.answers.get(family.name, {}) for host, one in answered.items()}
@@ -307,10 +307,10 @@ def _whole(answers: Answers) -> dict[str, Mapping[str, Any]]:
     return {host: answer for host, answer in answers.items() if not failed(answer)}
 
 
-def _frame(heard: Heard) -> list[Finding]:
+def _frame(by_host: Heard) -> list[Finding]:
     """Whether each host could be reached, and whether its probes came to an end."""
     findings = []
-    for host, one in heard.items():
+    for host, one in by_host.items():
         if isinstance(one, Unreached):
             problem = f"unreachable ({one.stage.value}): {one.problem}"
             findings.append(Finding(REACHED.name, host, Level.FAIL, problem, one.said, one.remedy))

@@ -78,8 +78,8 @@ def ask(
         model = TrainedModel(folder)
     with model:
         if tables is None and not evaluate and any(map(model.recipe.lacks_schema, questions or [""])):
-            told = "the model was trained with the schema of tables; --schema FILE gives it one"
-            err_console().print(f"[yellow]note[/yellow]: {told}")
+            note = "the model was trained with the schema of tables; --schema FILE gives it one"
+            err_console().print(f"[yellow]note[/yellow]: {note}")
         if talk:
             _talk(model, tables)
         else:

@@ -16,7 +16,7 @@ from typing import Any
 from muster.core.errors import JobError, UsageError
 from muster.core.fabric.asked import Asked
 from muster.core.fabric.busbw import algbw
-from muster.core.fabric.figures import Event, Reader
+from muster.core.fabric.figures import Event, FabricReader
 from muster.core.fabric.result import Copy, Disk, FabricHost, GroupFabric, MpiHello, Rendezvous, spread
 from muster.core.inventory import Host, Inventory
 from muster.core.job import Facts, Placement, place
@@ -199,7 +199,7 @@ class Collector:
 
     def result(self, outcome: Outcome, seconds: float, hello: MpiHello | None) -> GroupFabric:
         """Everything together. An event of another shape than expected is noted and left out."""
-        read = Reader(self.places, self.device, self.told.events)
+        read = FabricReader(self.places, self.device, self.told.events)
         return GroupFabric(
             hosts=[self._host(each, read) for each in self.places],
             world_size=self.world_size,
@@ -219,7 +219,7 @@ class Collector:
             stopped=outcome.stopped,
         )
 
-    def _host(self, where: Placement, read: Reader) -> FabricHost:
+    def _host(self, where: Placement, read: FabricReader) -> FabricHost:
         ready = {event["rank"]: event for host, event in self.told.of("ready") if host == where.host}
         first = next(iter(ready.values()), {})
         return FabricHost(

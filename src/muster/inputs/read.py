@@ -61,15 +61,15 @@ def read_inputs(
     if recipe.measure.peaks:
         read_peaks(recipe.measure.peaks)
     inventory = read_inventory(hosts, waits=waits)
-    found = check(recipe, inventory)
-    return replace(found, noted=(*inherited_decisions(source, overrides), *found.noted))
+    inputs = check(recipe, inventory)
+    return replace(inputs, noted=(*inherited_decisions(source, overrides), *inputs.noted))
 
 
 def inherited_decisions(source: str | Mapping[str, Any], overrides: Sequence[str]) -> list[Decision]:
     """Which settings of the recipes below stay under the user's own."""
     name, settings = inherited(source, [*_implied(overrides), *overrides])
-    told = " ".join(f"{key}={_short(value)}" for key, value in settings.items())
-    return [Decision(INHERITED, name, told)] if told else []
+    words = " ".join(f"{key}={_short(value)}" for key, value in settings.items())
+    return [Decision(INHERITED, name, words)] if words else []
 
 
 def _short(value: Any) -> str:
@@ -92,13 +92,13 @@ def read_recipe(source: str | Mapping[str, Any], overrides: Sequence[str]) -> Re
 
 def _implied(overrides: Sequence[str]) -> list[str]:
     """What the name of a run or of a saved model's folder means."""
-    said = {word.partition("=")[0].strip(): word.partition("=")[2].strip() for word in overrides}
-    name = said.get("model.name", "")
+    given = {word.partition("=")[0].strip(): word.partition("=")[2].strip() for word in overrides}
+    name = given.get("model.name", "")
     own = bool(name) and not families.size(name)
-    if "model.init" in said or not own or not (_run_of(name) or has_weights(name)):
+    if "model.init" in given or not own or not (_run_of(name) or has_weights(name)):
         return []
     implied = ["model.init=pretrained", "model.config=null", "model.tokenizer=auto"]
-    return [word for word in implied if word.partition("=")[0] not in said]
+    return [word for word in implied if word.partition("=")[0] not in given]
 
 
 def check(recipe: Recipe, inventory: Inventory) -> Inputs:
@@ -115,8 +115,8 @@ def check(recipe: Recipe, inventory: Inventory) -> Inputs:
         LAUNCHERS, name, load_plugin(LAUNCHERS, name), {"requests": list[Request], "remote": list[str]}
     )
     here = launcher.ONE_MACHINE and not recipe.launch.python
-    if here and recipe.workload.replace("_", "-") not in (known := workloads()):
-        hint = f"known here: {', '.join(sorted(known))}"
+    if here and recipe.workload.replace("_", "-") not in (names := workloads()):
+        hint = f"known here: {', '.join(sorted(names))}"
         raise RecipeError(f"no workload is named {recipe.workload!r}", where="workload", hint=hint)
     check_idle(recipe)
     check_model(recipe)
@@ -179,10 +179,10 @@ def _trained(name: str, init: str, where: str = "model.name") -> str:
     """
     if families.size(name):
         return name
-    found = _run_of(name)
-    if found is None:
+    run_folder = _run_of(name)
+    if run_folder is None:
         return name
-    run = found.trained
+    run = run_folder.trained
     if not (run.model / "config.json").is_file():
         raise RecipeError(
             f"the run {run.id} has no trained model",
@@ -202,8 +202,8 @@ def _run_of(name: str) -> RunFolder | PipelineFolder | None:
     """The run or pipeline of this name, id or folder; None: it names none. Raises where there is no last
     one."""
     places = [Path(os.path.expanduser(name)), DEFAULT_ROOT / name]  # noqa: PTH111 - never raises
-    found = next((there for each in places if (there := folder_at(each))), None)
-    return find_any(name) if found is None and name in LAST else found
+    folder = next((there for each in places if (there := folder_at(each))), None)
+    return find_any(name) if folder is None and name in LAST else folder
 
 
 def check_data(recipe: Recipe, *, here: bool) -> Survey | None:
@@ -232,9 +232,9 @@ def environment(recipe: Recipe) -> tuple[dict[str, str], tuple[Decision, ...]]:
         if file.is_file():
             if folder == Path.cwd():
                 _check_owner(file)
-            found = read_deepspeed_env(file)
-            env |= found
-            source |= dict.fromkeys(found, file)
+            variables = read_deepspeed_env(file)
+            env |= variables
+            source |= dict.fromkeys(variables, file)
     for name in recipe.env:
         if not _NAME.fullmatch(name):
             raise RecipeError(f"{name!r} is not the name of an environment variable", where="env")

@@ -61,13 +61,13 @@ def hosts_alike(
         for row in own:
             if not (readings.failed(row) or readings.hint[row]):
                 rows.setdefault(readings.kind[row].work, {}).setdefault(host, []).append(row)
-    found = []
+    groups = []
     for work, of_host in rows.items():
         levels = {
             host: level for host, own in of_host.items() if (level := _level(readings, own)) is not None
         }
-        known = [row for host in levels for row in of_host[host]]
-        sigma = statistics.median([readings.sigma[row] for row in known] or [0.0])
+        members = [row for host in levels for row in of_host[host]]
+        sigma = statistics.median([readings.sigma[row] for row in members] or [0.0])
         mine = _together(levels, sigma, settings, strays)
         behind = {topology.behind[host] for host in mine}
         if not mine or (len(behind) == 1 and -1 not in behind):
@@ -76,8 +76,8 @@ def hosts_alike(
         others = {topology.hosts[host] for host, its in levels.items() if its < level / 2}
         if not _good_alone(observations, work, {topology.hosts[host] for host in mine}, others, level):
             slower = math.expm1(level)
-            found.append(Alike(work, tuple([topology.hosts[host] for host in sorted(mine)]), slower))
-    return found
+            groups.append(Alike(work, tuple([topology.hosts[host] for host in sorted(mine)]), slower))
+    return groups
 
 
 def _level(readings: Readings, rows: Sequence[int]) -> float | None:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from muster.judging.baseline import FEWEST
-from muster.judging.explain import Component, Explanation
+from muster.judging.explain import Component, FaultExplanation
 from muster.judging.faults import OF_HOSTS, Fault
 from muster.judging.localise import Posterior
 from muster.judging.observation import Group, Link, ring_links
@@ -35,7 +35,7 @@ def _bits(chance: float) -> float:
     return -(chance * math.log2(chance) + (1 - chance) * math.log2(1 - chance))
 
 
-def _tells(part: Component, slows: Callable[[Explanation], float]) -> float:
+def _tells(part: Component, slows: Callable[[FaultExplanation], float]) -> float:
     """The bits that a job is expected to tell: how uncertain its outcome is, less what would be uncertain
     even if one knew the right explanation. `slows`: the chance that the job is slow under an explanation."""
     chances = [(each.probability, slows(each)) for each in part.explanations]
@@ -63,20 +63,20 @@ class _Question:
 
 def _questions(state: Posterior) -> list[_Question]:
     """Everything that could be asked, the most telling first."""
-    found: list[_Question] = []
+    asked: list[_Question] = []
     for part in state.parts:
         faults = part.faults()
         for host in sorted({fault.where[0] for fault in faults if fault.kind in OF_HOSTS}):
-            found += _of_host(state, part, host)
+            asked += _of_host(state, part, host)
         for fault in faults:
             if fault.kind in OF_HOSTS:
                 continue
             if fault.kind == "link":
                 bits = _told_by(state, part, fault.where) / 2
-                found.append(_Question(bits, fault.where))
+                asked.append(_Question(bits, fault.where))
             else:
-                found += _of_switch(state, part, fault)
-    worth = {each for each in found if each.bits > each.least}
+                asked += _of_switch(state, part, fault)
+    worth = {each for each in asked if each.bits > each.least}
     return sorted(worth, key=lambda each: (-round(each.bits, 9), each.hosts, each.partner))
 
 
@@ -95,9 +95,9 @@ def _of_host(state: Posterior, part: Component, host: int) -> list[_Question]:
         for fault in each.faults:
             if fault.kind in OF_HOSTS and fault.where[0] == host:
                 kinds[fault.kind] = kinds.get(fault.kind, 0.0) + each.probability
-    known = max([chance for kind, chance in kinds.items() if kind != "host"], default=0.0)
+    certain = max([chance for kind, chance in kinds.items() if kind != "host"], default=0.0)
     total = sum(kinds.values())
-    named = known >= state.settings.named * total or not state.settings.alone
+    named = certain >= state.settings.named * total or not state.settings.alone
     once = host in state.once
     sure = not once and 1.0 - total <= SURE * (1.0 - state.settings.convict)
     few = sum(not state.case.readings.alone[row] for row in state.case.readings.of_host[host]) < (
@@ -108,17 +108,17 @@ def _of_host(state: Posterior, part: Component, host: int) -> list[_Question]:
         return []
     least = LITTLE if few and (convicted or once or _puzzling(state, host)) else WORTH
     with_partner = _tells(part, lambda each: _own_chance(each, host))
-    found = [_Question(with_partner, (host,), partner=True, least=least)]
+    asked = [_Question(with_partner, (host,), partner=True, least=least)]
     if state.settings.alone:
         # Once it is sure that it is bad, what is left to know is whether it is the processor or the card.
         alone = _told_by(state, part, (host,))
         if sure or (convicted and not few):
             alone = _bits(sum([e.probability * e.slows(state.case, (host,)) for e in part.explanations]))
-        found.append(_Question(alone, (host,)))
-    return found
+        asked.append(_Question(alone, (host,)))
+    return asked
 
 
-def _own_chance(explanation: Explanation, host: int) -> float:
+def _own_chance(explanation: FaultExplanation, host: int) -> float:
     """The chance that the host slows a job of a group, by itself."""
     for fault, fit in zip(explanation.faults, explanation.fits, strict=True):
         if fault.kind in OF_HOSTS and fault.where[0] == host:
@@ -194,7 +194,7 @@ class _Wave:
         where there is none, the least suspicious, if that job would tell anything."""
         (host,) = question.hosts
         fallback: tuple[float, int] | None = None
-        known: int | None = None
+        met: int | None = None
         for other in _outward(host, len(self.state.topology.hosts)):
             if not self.free(other) or not self._fits(question, other):
                 continue
@@ -203,10 +203,10 @@ class _Wave:
                     fallback = (self.state.suspicion(other), other)
             elif (min(host, other), max(host, other)) not in self.met:
                 return other
-            elif known is None:
-                known = other
-        if known is not None or question.across is not None or fallback is None:
-            return known
+            elif met is None:
+                met = other
+        if met is not None or question.across is not None or fallback is None:
+            return met
         part = self.state.part_of[host]
         telling = _told_by(self.state, part, (host, fallback[1])) > WORTH
         return fallback[1] if telling else None

@@ -103,20 +103,20 @@ def fleet_baselines(
     Of a class with fewer than FEWEST of either, the stored one if there is one, else none: two hosts cannot
     outvote each other, and one is always like itself, however often it runs.
     """
-    found = {
+    scales = {
         key: robust([math.log(value) for value in values])
         for key, values in times.items()
         if min(len(values), hosts[key] if hosts else FEWEST) >= FEWEST
     }
     result: dict[Class, Baseline] = {}
     for key in times:
-        if key in found:
-            middle, scale, count = found[key]
-            others = [each for other, each in found.items() if other[2] == key[2] and other != key]
+        if key in scales:
+            middle, scale, count = scales[key]
+            others = [each for other, each in scales.items() if other[2] == key[2] and other != key]
             result[key] = Baseline(math.exp(middle), settle(scale, count, others), count)
         elif stored and key in stored:
-            known = stored[key]
-            result[key] = Baseline(known.seconds, max(known.sigma, FLOOR), known.count, stored=True)
+            before = stored[key]
+            result[key] = Baseline(before.seconds, max(before.sigma, FLOOR), before.count, stored=True)
     return result
 
 
@@ -124,9 +124,9 @@ def settle(scale: float, count: int, others: Sequence[tuple[float, float, int]])
     """A scale from `count` values, drawn towards that of other classes, or the typical one: their weight is
     that of ALONE values (twice that, where others are known)."""
     prior, weight = TYPICAL, ALONE
-    known = sum(each[2] for each in others)
-    if known >= 8:
-        prior = math.sqrt(sum(each[2] * each[1] ** 2 for each in others) / known)
+    total = sum(each[2] for each in others)
+    if total >= 8:
+        prior = math.sqrt(sum(each[2] * each[1] ** 2 for each in others) / total)
         weight = 2 * ALONE
     return max(FLOOR, math.sqrt((count * scale**2 + weight * prior**2) / (count + weight)))
 

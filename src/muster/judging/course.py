@@ -33,13 +33,13 @@ def slow_halves(
     observations: Sequence[Observation], baselines: Mapping[Class, Baseline]
 ) -> dict[int, SlowHalf]:
     """Of the jobs, by their index, one half of which was slower than the other."""
-    told: dict[Class, list[tuple[int, float, float]]] = {}
+    by_class: dict[Class, list[tuple[int, float, float]]] = {}
     for index, each in enumerate(observations):
         if each.halves is not None and each.seconds is not None and each.outcome.good:
             first, second = (math.log(half / each.seconds) for half in each.halves)
-            told.setdefault(Class(each.work, len(each.hosts)), []).append((index, first, second))
-    found: dict[int, SlowHalf] = {}
-    for kind, jobs in told.items():
+            by_class.setdefault(Class(each.work, len(each.hosts)), []).append((index, first, second))
+    slow: dict[int, SlowHalf] = {}
+    for kind, jobs in by_class.items():
         base = baselines.get(kind)
         if base is None or len(jobs) < FEWEST:
             continue
@@ -51,5 +51,5 @@ def slow_halves(
             if abs(by - middle) > max(STEEP * scale, LEAST):
                 whole = math.log((observations[index].seconds or 0.0) / base.seconds)
                 slower = max(half - its for half, its in zip(halves, usual, strict=True))
-                found[index] = SlowHalf(whole + slower, math.hypot(base.sigma, scale))
-    return found
+                slow[index] = SlowHalf(whole + slower, math.hypot(base.sigma, scale))
+    return slow

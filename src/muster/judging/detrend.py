@@ -42,22 +42,22 @@ class Detrended:
 
 def moments_of(observations: Sequence[Observation]) -> list[str]:
     """The moment of each; empty where it is not known."""
-    found = [each.moment for each in observations]
+    moments = [each.moment for each in observations]
     timed = sorted(
         (each.began, each.ended, index)
         for index, each in enumerate(observations)
         if not each.moment and each.began is not None and each.ended is not None and each.ended > each.began
     )
     for place, (began, ended, first) in enumerate(timed):
-        if found[first]:
+        if moments[first]:
             continue
         for at in range(place, len(timed)):
             start, end, index = timed[at]
             if start >= ended:
                 break
-            if not found[index] and min(end, ended) - start >= 0.5 * (end - start):
-                found[index] = f"{began:.6f} {first}"  # several may begin at once
-    return found
+            if not moments[index] and min(end, ended) - start >= 0.5 * (end - start):
+                moments[index] = f"{began:.6f} {first}"  # several may begin at once
+    return moments
 
 
 def side_by_side(
@@ -74,12 +74,12 @@ def side_by_side(
             times.setdefault(key, []).append(math.log(each.seconds))
             if index not in slowed:
                 good.setdefault(key, []).append(math.log(each.seconds))
-    found = {key: good.get(key, []) for key in times}
-    few = [key for key, own in found.items() if len(own) < LEFT * len(times[key])]
-    seen = sum(len(own) < len(times[key]) for key, own in found.items()) - len(few)
+    kept = {key: good.get(key, []) for key in times}
+    few = [key for key, own in kept.items() if len(own) < LEFT * len(times[key])]
+    seen = sum(len(own) < len(times[key]) for key, own in kept.items()) - len(few)
     if seen < WITNESSES:  # where next to all jobs of a moment are slow, it is the moment that is
-        found |= {key: times[key] for key in few}
-    paces, drift = _paces(found)
+        kept |= {key: times[key] for key in few}
+    paces, drift = _paces(kept)
     made, doubts = [], []
     for each, moment in zip(observations, moments, strict=True):
         pace, doubt = paces.get(((each.work, len(each.hosts)), moment), (0.0, drift))
@@ -122,26 +122,26 @@ def _paces(
         count += len(each) - 1
     drift = squares / count
     pooled: dict[str, list[float]] = {}
-    found: dict[tuple[_Kind, str], tuple[float, float]] = {}
+    paces: dict[tuple[_Kind, str], tuple[float, float]] = {}
     for kind, each in middles.items():
         if len(each) < 2:
             continue
         for moment, (at, doubt) in each.items():
             share = drift / (drift + doubt)
-            found[kind, moment] = (share * (at - usual[kind]), share * doubt)
+            paces[kind, moment] = (share * (at - usual[kind]), share * doubt)
             pooled.setdefault(moment, []).append(share * (at - usual[kind]))
     moments: dict[_Kind, int] = {}
     for kind, _ in times:
         moments[kind] = moments.get(kind, 0) + 1
     for kind, moment in times:
-        if (kind, moment) not in found:
+        if (kind, moment) not in paces:
             if moments[kind] < 2:
-                found[kind, moment] = (0.0, 0.0)  # nothing to differ from
+                paces[kind, moment] = (0.0, 0.0)  # nothing to differ from
             elif moment in pooled:
-                found[kind, moment] = (statistics.fmean(pooled[moment]), drift / 4)
+                paces[kind, moment] = (statistics.fmean(pooled[moment]), drift / 4)
             else:
-                found[kind, moment] = (0.0, drift)
-    return found, drift
+                paces[kind, moment] = (0.0, drift)
+    return paces, drift
 
 
 def _middle(values: Sequence[float]) -> tuple[float, float]:

@@ -26,8 +26,8 @@ class Gate(IntEnum):
 
 def gate(bad: bool, left: Iterable[str]) -> Gate:
     """`left`: per host, what of it was not judged (`not_judged`). Where there is no host, nothing was."""
-    told = list(left)
-    return Gate.BAD if bad else Gate.OPEN if any(told) or not told else Gate.FIT
+    listed = list(left)
+    return Gate.BAD if bad else Gate.OPEN if any(listed) or not listed else Gate.FIT
 
 
 class JobEntry(Part):

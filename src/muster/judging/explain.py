@@ -20,7 +20,7 @@ HOPELESS = 16.0  # nats above the best: dropped
 
 
 @dataclass(frozen=True)
-class Explanation:
+class FaultExplanation:
     """Faults that together explain a part's readings, how well each fits, and how likely that is."""
 
     faults: tuple[Fault, ...]
@@ -45,7 +45,7 @@ class Component:
     """Readings that stand out and may have to do with each other, and what explains them."""
 
     rows: tuple[int, ...]
-    explanations: tuple[Explanation, ...]  # the likeliest first
+    explanations: tuple[FaultExplanation, ...]  # the likeliest first
 
     def probability(self, fault: Fault) -> float:
         """That this very fault is there."""
@@ -163,20 +163,20 @@ def explain(case: FaultCase) -> tuple[Component, ...]:
 
 def blamed(parts: Sequence[Component], settings: Settings) -> set[int]:
     """The readings that the likeliest explanations give to faults that are likely, of whatever host."""
-    found: set[int] = set()
+    rows: set[int] = set()
     for part in parts:
         best = part.explanations[0]
         for fault, fit in zip(best.faults, best.fits, strict=True):
             if part.probability(fault) > 0.5 or (
                 fault.kind in OF_HOSTS and part.of_host(fault.where[0]) >= settings.convict
             ):
-                found.update(row for row, by in fit.expects if by > 0)
-    return found
+                rows.update(row for row, by in fit.expects if by > 0)
+    return rows
 
 
 def switch_faults(case: FaultCase, rows: Sequence[int]) -> list[tuple[Fault, frozenset[int]]]:
     """Switches, uplinks and racks that by themselves explain two or more of the rows, and which."""
-    found: list[tuple[Fault, frozenset[int]]] = []
+    faults: list[tuple[Fault, frozenset[int]]] = []
     behind, readings = case.topology.behind, case.readings
     touched: dict[int, set[int]] = {}
     for row in rows:
@@ -194,8 +194,8 @@ def switch_faults(case: FaultCase, rows: Sequence[int]) -> list[tuple[Fault, fro
                 mine = frozenset(row for row, _ in fit.expects) & touched[switch]
                 hosts = {host for row in mine for host in readings.hosts[row] if behind[host] == switch}
                 if len(mine) > 1 and len(hosts) > 1:
-                    found.append((fault, mine))
-    return found
+                    faults.append((fault, mine))
+    return faults
 
 
 def _parts(
@@ -244,7 +244,9 @@ class _Sketch:
         return _Sketch(self.cost_with(case, fault, fit), (*self.found, (fault, fit)), expected)
 
 
-def _explanations(case: FaultCase, rows: Sequence[int], switches: Sequence[Fault]) -> tuple[Explanation, ...]:
+def _explanations(
+    case: FaultCase, rows: Sequence[int], switches: Sequence[Fault]
+) -> tuple[FaultExplanation, ...]:
     """The likeliest explanations of one part's rows."""
     readings = case.readings
     width = 48 if len(rows) <= 12 else 12 if len(rows) <= 60 else 3
@@ -277,7 +279,7 @@ def _explanations(case: FaultCase, rows: Sequence[int], switches: Sequence[Fault
     weights = [math.exp(best - each.cost) for each in kept]
     total = sum(weights)
     return tuple(
-        Explanation(
+        FaultExplanation(
             tuple([fault for fault, _ in each.found]), tuple([fit for _, fit in each.found]), weight / total
         )
         for each, weight in zip(kept, weights, strict=True)

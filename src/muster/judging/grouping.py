@@ -86,8 +86,8 @@ def notes_of(files: Sequence[File]) -> list[str]:
 def _copies(logs: Sequence[JobLog]) -> dict[int, int]:
     """Of each copy, its place and that of the log which it is one of: on the same hosts, with the same lines;
     or with the same begin, end and measured windows. Logs without either can be alike and of several jobs."""
-    known: dict[tuple[object, ...], int] = {}
-    found: dict[int, int] = {}
+    first_of: dict[tuple[object, ...], int] = {}
+    copies: dict[int, int] = {}
     for index, log in enumerate(logs):
         if not log.hosts or log.unplaced or log.hosts_from == "muster" or log.outcome is State.UNREADABLE:
             continue  # of unknown hosts it counts for nothing anyway
@@ -96,11 +96,11 @@ def _copies(logs: Sequence[JobLog]) -> dict[int, int]:
             keys.append((log.hosts, log.digest, log.path.partition("#")[2]))
         if log.began is not None and log.measured:
             keys.append((log.hosts, log.began, log.ended, log.outcome, log.measured))
-        first = next((known[key] for key in keys if key in known), index)
-        known.update(dict.fromkeys(keys, first))
+        first = next((first_of[key] for key in keys if key in first_of), index)
+        first_of.update(dict.fromkeys(keys, first))
         if first != index and _place(log) != _place(logs[first]):  # else a rank's
-            found[index] = first
-    return found
+            copies[index] = first
+    return copies
 
 
 def _says(log: JobLog) -> tuple[float, ...]:
@@ -114,11 +114,11 @@ def _says(log: JobLog) -> tuple[float, ...]:
 
 def _named_alike(logs: Sequence[JobLog]) -> list[JobLog]:
     """With a host's first name for its whole one (node07.cluster.local), where other logs use that."""
-    known = {host for log in logs for host in log.hosts}
+    names = {host for log in logs for host in log.hosts}
     short = {
         host: first
-        for host in known
-        if (first := host.partition(".")[0]) != host and first in known and not first.isdecimal()
+        for host in names
+        if (first := host.partition(".")[0]) != host and first in names and not first.isdecimal()
     }
 
     def of(log: JobLog) -> JobLog:
@@ -136,7 +136,7 @@ def _joined(logs: Sequence[JobLog]) -> list[JobLog]:
     jobs: dict[str, dict[str, None]] = {}
     for log in logs:
         jobs.setdefault(log.job, {}).update(dict.fromkeys(log.hosts))
-    found = [replace(log, hosts=tuple(jobs[log.job])) if log.job else log for log in logs]
+    joined = [replace(log, hosts=tuple(jobs[log.job])) if log.job else log for log in logs]
     groups: dict[str, list[tuple[int, int]]] = {}
     for index, log in enumerate(logs):
         if log.job or log.hosts_from in ("log", "muster") or len(log.hosts) != 1:
@@ -152,8 +152,8 @@ def _joined(logs: Sequence[JobLog]) -> list[JobLog]:
         together = tuple(dict.fromkeys(host for rank in sorted(hosts) for host in hosts[rank]))
         if len(together) > 1 and all(len(each) == 1 for each in hosts.values()):
             for _, index in members:
-                found[index] = replace(logs[index], hosts=together, unplaced="")
-    return found
+                joined[index] = replace(logs[index], hosts=together, unplaced="")
+    return joined
 
 
 def _place(log: JobLog) -> str:

@@ -183,8 +183,8 @@ def _lost_in_stalls(jobs: Sequence[_Job]) -> dict[str, float]:
 
 def _error_of(job: _Job) -> float | None:
     """By its windows, where nothing else tells it."""
-    known = job.observation is None or job.observation.seconds is None or job.log.spread is not None
-    return None if known or job.log.measured is None else job.log.measured.error
+    settled = job.observation is None or job.observation.seconds is None or job.log.spread is not None
+    return None if settled or job.log.measured is None else job.log.measured.error
 
 
 def _class_of(job: _Job) -> Class:
@@ -193,20 +193,20 @@ def _class_of(job: _Job) -> Class:
 
 def _silent(jobs: Sequence[_Job], verdict: Judgement) -> dict[str, str]:
     """Why nothing is known of each host of which there is no observation, or none that can be compared."""
-    heard = {host for job in jobs if job.observation for host in job.observation.hosts}
+    observed = {host for job in jobs if job.observation for host in job.observation.hosts}
     compared = {host for job in jobs if job.observation and not job.log.alone for host in job.log.hosts}
-    found = {
+    reasons = {
         host: ALONE
         for each in verdict.hosts
         for host in each.subject
-        if each.condition == "unknown" and host in heard - compared
+        if each.condition == "unknown" and host in observed - compared
     }
     for job in jobs:
         for host in job.log.hosts:
-            if host not in heard:
+            if host not in observed:
                 why = AS_MOST if job.shared else UNPLACED if job.log.unplaced else SILENT
-                found[host] = max(why, found.get(host, why), key=(SILENT, ALONE, UNPLACED, AS_MOST).index)
-    return found
+                reasons[host] = max(why, reasons.get(host, why), key=(SILENT, ALONE, UNPLACED, AS_MOST).index)
+    return reasons
 
 
 def observation_of(log: JobLog, work: str, shared: SharedEnds | None = None) -> Observation | None:
@@ -268,14 +268,16 @@ def _drifted(
     """Works in which all hosts together differ from the baseline, by more than what counts as slow in one
     host and more than chance: the standard error of a median is 1.25 times that of a mean."""
     now, before = _peers(jobs, verdict.baselines), _peers(jobs, stored)
-    found = []
+    drifts = []
     for key, slower in drift(verdict.baselines, stored).items():
         if key.part == "step":
             errors = [each.deviation / math.sqrt(max(1, each.jobs)) for each in (now[key], before[key])]
             within = 1.25 * math.hypot(*errors)
             if abs(math.log1p(slower)) > max(math.log1p(settings.slow), DRIFTED * within):
-                found.append(document.Drift(slower=slower, within=within, now=now[key], baseline=before[key]))
-    return sorted(found, key=lambda each: -each.slower)
+                drifts.append(
+                    document.Drift(slower=slower, within=within, now=now[key], baseline=before[key])
+                )
+    return sorted(drifts, key=lambda each: -each.slower)
 
 
 def _apart(verdict: Judgement, stored: Mapping[Class, Baseline]) -> list[str]:
@@ -287,15 +289,15 @@ def _apart(verdict: Judgement, stored: Mapping[Class, Baseline]) -> list[str]:
 
 def _drifting(state: Posterior, least: Mapping[Class, float]) -> list[str]:
     """Works whose pace drifts, where it is not known when their jobs ran."""
-    found = []
+    notes = []
     for work, deviation in state.drifts.items():
         slow = max([by for key, by in least.items() if key.work == work])
-        found.append(
+        notes.append(
             f"jobs{f' of {work}' if work else ''} are slow at times, whoever runs them (standard deviation "
             f"{deviation:.1%}), and it is not known when they ran: the fleet's pace drifts, so nobody is "
             f"accused of less than {slow:.0%}; time stamps in the logs would tell more"
         )
-    return found
+    return notes
 
 
 def _alike(verdict: Judgement, *, askable: bool) -> list[str]:
@@ -312,8 +314,8 @@ def _entry(job: _Job, verdict: Judgement) -> document.JobEntry:
     log, figures = job.log, job.log.measured
     timed = figures is not None and figures.timed
     base = verdict.baselines.get(Class(job.work, len(dict.fromkeys(log.hosts))))
-    told = job.observation
-    slower = told.seconds / base.seconds - 1 if told and told.seconds and base else None
+    observation = job.observation
+    slower = observation.seconds / base.seconds - 1 if observation and observation.seconds and base else None
     measured: dict[str, Any] = {}
     if figures:
         measured = {
@@ -335,7 +337,7 @@ def _entry(job: _Job, verdict: Judgement) -> document.JobEntry:
         samples_per_second=log.rate if log.unit == "samples" else None,
         reported=log.reported if log.unit == "samples" or log.measured else None,
         slower=slower,
-        judged=told is not None,
+        judged=observation is not None,
         notes=[
             *log.notes,
             *(note for note in (log.alone, log.unplaced) if note),
@@ -346,39 +348,41 @@ def _entry(job: _Job, verdict: Judgement) -> document.JobEntry:
 
 def _notes(jobs: Sequence[_Job]) -> list[str]:
     """For people: what makes these figures doubtful."""
-    found, logs = [], [each.log for each in jobs if each.of is None]
+    notes, logs = [], [each.log for each in jobs if each.of is None]
     read = [each.log for each in jobs if each.observation and each.log.hosts_from not in ("", "muster")]
-    told = [set(log.hosts) for log in read]
+    host_sets = [set(log.hosts) for log in read]
     if doubted := [log for log in logs if log.contradicted]:
-        found.append(
+        notes.append(
             f"{counted(len(doubted), 'job')} with a rate that is more than {APART * 100:g} % from what the "
             f"tool itself says of the same steps: --json has both figures, in the notes of {doubted[0].path}"
         )
     if alone := [log for log in logs if log.alone]:
-        found.append(
+        notes.append(
             f"{counted(len(alone), 'job')} of which the log does not say what was trained: compared with no "
             "others; --workload NAME says it of all of these"
         )
     lost = _lost_in_stalls(jobs)
-    found += [
+    notes += [
         f"jobs of {work} lose up to {share:.0%} of their time in steps that stall, whoever runs them: they "
         "are compared by their usual steps"
         for work, share in lost.items()
     ]
     if stalled := [each.log for each in jobs if each.of is None and each.work not in lost and _stalls(each)]:
         worst = max(stalled, key=lambda log: _stalled(log)[0])
-        found.append(
+        notes.append(
             f"{counted(len(stalled), 'job')} whose pace is not sure, since a few steps took much longer than "
             f"the others: {_stalled(worst)[1]}"
         )
     if unplaced := [log for log in logs if log.unplaced and log.outcome is not State.UNREADABLE]:
-        found.append(
+        notes.append(
             f"{counted(len(unplaced), 'job')} of which it is not known on which hosts they ran: no evidence "
             "for or against any (a hostfile or SLURM_JOB_NODELIST in the log, or --host-pattern, says it)"
         )
-    if len(told) >= MANY and len({host for hosts in told for host in hosts}) == sum(map(len, told)):
-        found.append(f"no host is in two of the {len(told)} jobs: were the hosts read rightly?")
-    return found
+    if len(host_sets) >= MANY and len({host for hosts in host_sets for host in hosts}) == sum(
+        map(len, host_sets)
+    ):
+        notes.append(f"no host is in two of the {len(host_sets)} jobs: were the hosts read rightly?")
+    return notes
 
 
 def _stalls(job: _Job) -> bool:
@@ -496,8 +500,8 @@ def certain(log: JobLog) -> bool:
     """Whether the way it ended is a fact about a host, however many jobs end so: nobody gets through to it,
     or its hardware is broken. All else can have one cause for many hosts: a full shared disk, an environment
     without a module, a changed key, a name server, a program that asks for too many GPUs."""
-    known = known_failures().get(log.failure or "")
-    return known is not None and (not known.shared or is_hardware(known.id, log.reason))
+    entry = known_failures().get(log.failure or "")
+    return entry is not None and (not entry.shared or is_hardware(entry.id, log.reason))
 
 
 def shared_ends(logs: Sequence[JobLog]) -> SharedEnds:

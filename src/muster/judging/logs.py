@@ -72,10 +72,10 @@ def judge(
     bound = Bound.of(at_least) if at_least else None
     kinds = _hardware_of(hardware)
     stored = load_baselines(baseline) if baseline else {}
-    known = [each.of_workload(workload) for each in load_mappings(mappings)]
+    mappings_used = [each.of_workload(workload) for each in load_mappings(mappings)]
     given = {path.resolve() for path in [*mappings, *([baseline] if baseline else [])]}
     files = [each for each in find_logs(where) if each.path.resolve() not in given]
-    logs = without_lone_guesses(without_harmless(list(read_logs(files, known, named, progress))))
+    logs = without_lone_guesses(without_harmless(list(read_logs(files, mappings_used, named, progress))))
     if workload:
         logs = [
             replace(log, workload=workload, recipe=workload, alone="") if log.alone else log for log in logs
@@ -95,11 +95,11 @@ def judge(
             where="--hardware",
             hint="hosts are named as the logs name them: muster judge DIR --all shows them",
         )
-    found = judged(str(where), logs, Settings(slow=slow), stored, hardware=kinds)
+    document = judged(str(where), logs, Settings(slow=slow), stored, hardware=kinds)
     if named and not any(named.search(log.path) for log in logs):
         note = f"--host-pattern matches none of the paths, such as {logs[0].path}"
-        found = found.model_copy(update={"notes": [*found.notes, note]})
-    return held(found, bound) if bound else found
+        document = document.model_copy(update={"notes": [*document.notes, note]})
+    return held(document, bound) if bound else document
 
 
 def read_logs(
@@ -117,8 +117,8 @@ def read_logs(
     with ProcessPoolExecutor(min(cores, len(files)), mp_context=get_context("fork")) as pool:
         try:
             share = max(1, min(32, len(files) // (4 * cores)))
-            for number, found in enumerate(pool.map(read, files, chunksize=share), 1):
-                yield from found
+            for number, jobs in enumerate(pool.map(read, files, chunksize=share), 1):
+                yield from jobs
                 progress(number, len(files))
         except BaseException:
             pool.shutdown(wait=False, cancel_futures=True)
@@ -150,14 +150,14 @@ def load_baselines(path: Path) -> dict[Class, Baseline]:
     }
 
 
-def save_csv(found: Judged, path: Path) -> None:
+def save_csv(document: Judged, path: Path) -> None:
     """A row per job: the columns of the benchmark whose results these are, and what else is known.
 
     Raises JobError where it cannot be written.
     """
-    condition = {each.hosts[0]: each.condition for each in found.hosts}
+    condition = {each.hosts[0]: each.condition for each in document.hosts}
     rows: list[list[Any]] = []
-    for job in found.jobs:
+    for job in document.jobs:
         verdicts = dict.fromkeys(condition.get(host, "unknown") for host in job.hosts)
         rows.append([
             ",".join(job.hosts), _figure(job.samples_per_second, ".4f"),
@@ -251,30 +251,30 @@ class Bound:
         return value / count if job.outcome.good and value and count else None
 
 
-def held(found: Judged, bound: Bound) -> Judged:
+def held(document: Judged, bound: Bound) -> Judged:
     """The document, with what each job misses, and the hosts `below` that are to blame. Raises UsageError
     where no job tells the figure."""
-    speeds = {job.job: bound.reached(job) for job in found.jobs}
+    speeds = {job.job: bound.reached(job) for job in document.jobs}
     if all(speed is None for speed in speeds.values()):
         raise UsageError(f"no log tells {bound.unit}", where="--at-least")
-    silent = sum(speeds[job.job] is None for job in found.jobs if job.outcome.good)
+    silent = sum(speeds[job.job] is None for job in document.jobs if job.outcome.good)
     note = f"{counted(silent, 'job')} could not be held against {bound.words}: the logs tell no {bound.unit}"
     jobs = [
         job.model_copy(update={"misses": [f"{format_number(speed)} {bound.unit} is below {bound.words}"]})
         if (speed := speeds[job.job]) is not None and speed < bound.value
         else job
-        for job in found.jobs
+        for job in document.jobs
     ]
-    why = _to_blame(jobs, found.hosts)
-    hosts = [_below(each, why.get(each.hosts[0])) for each in found.hosts]
+    why = _to_blame(jobs, document.hosts)
+    hosts = [_below(each, why.get(each.hosts[0])) for each in document.hosts]
     counts = Counter(each.condition for each in hosts)
-    return found.model_copy(
+    return document.model_copy(
         update={
             "at_least": bound.words,
             "jobs": jobs,
             "hosts": hosts,
             "summary": {name: counts[name] for name in get_args(Condition)},
-            "notes": [*found.notes, *([note] if silent else [])],
+            "notes": [*document.notes, *([note] if silent else [])],
         }
     )
 

@@ -120,11 +120,11 @@ class Hiccups:
         place = math.log1p(size / SIZE) / _PACE
         index = int(place)
         if index >= _PLACES - 1:  # as assumed, from the end of the table on
-            known = self.costs[-1] + 3.0 * (math.log(SIZE + size) - math.log(SIZE + _SIZES[-1]))
+            base = self.costs[-1] + 3.0 * (math.log(SIZE + size) - math.log(SIZE + _SIZES[-1]))
         else:
             low = self.costs[index]
-            known = low + (place - index) * (self.costs[index + 1] - low)
-        return known - _PEAK - math.log(sigma)
+            base = low + (place - index) * (self.costs[index + 1] - low)
+        return base - _PEAK - math.log(sigma)
 
 
 def learn_hiccups(sizes: Sequence[tuple[float, float]], jobs: int, count: float) -> Hiccups:

@@ -84,8 +84,8 @@ class Topology:
     @classmethod
     def of(cls, hosts: Sequence[str], switches: Mapping[str, Sequence[str]]) -> Topology:
         """With the switches of these hosts: others behind them are left out."""
-        known = set(hosts)
-        there = {name: tuple(host for host in behind if host in known) for name, behind in switches.items()}
+        names = set(hosts)
+        there = {name: tuple(host for host in behind if host in names) for name, behind in switches.items()}
         return cls(tuple(hosts), tuple((name, behind) for name, behind in there.items() if behind))
 
     def __post_init__(self) -> None:

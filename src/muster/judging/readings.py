@@ -168,9 +168,9 @@ def _baselines(
     without: dict[Class, set[str]] = {}
     while True:
         times, counts = _times(observations, without)
-        found = fleet_baselines(times, stored, counts)
+        baselines = fleet_baselines(times, stored, counts)
         left = len(without)
-        for key, base in found.items():
+        for key, base in baselines.items():
             if base.stored or key not in steps or key in without:
                 continue
             reach = math.exp(KEPT * base.sigma)
@@ -180,7 +180,7 @@ def _baselines(
             if common and (not others or min(others) * reach < base.seconds):
                 without[key] = common
         if len(without) == left:
-            return found
+            return baselines
 
 
 def read(
@@ -243,13 +243,13 @@ def _learn_noise(rows: Readings, topology: Topology) -> None:
             shared.setdefault(one, []).append(row)
     usual: dict[tuple[str, int, int], float] = {}
     for one, own in shared.items():
-        found = [rows.deviations(row) for row in own]
-        mean = sum(found) / len(found)
+        deviations = [rows.deviations(row) for row in own]
+        mean = sum(deviations) / len(deviations)
         # By the same, give or take what noise makes: at a high noise, one of six jobs may look normal. More
         # than that is a host whose jobs scatter.
-        apart = max(max(found) - mean, mean - min(found))
-        alike = min(found) > 0.5 * mean or (mean > CLEARLY and apart < STANDS_OUT)
-        if len(found) > 1 and mean * math.sqrt(len(found)) > TOGETHER and alike:
+        apart = max(max(deviations) - mean, mean - min(deviations))
+        alike = min(deviations) > 0.5 * mean or (mean > CLEARLY and apart < STANDS_OUT)
+        if len(deviations) > 1 and mean * math.sqrt(len(deviations)) > TOGETHER and alike:
             usual[one] = mean
     off = {row: rows.deviations(row) - max([usual.get(one, 0.0) for one in of_row[row]]) for row in groups}
     again = [row for row in groups if all(len(shared["host", host, 0]) > 1 for host in rows.hosts[row])]
@@ -273,12 +273,12 @@ def _learn_hiccups(rows: Readings, off: Mapping[int, float], again: Collection[i
             jobs[host] = jobs.get(host, 0) + 1
             far[host] = far.get(host, 0) + (row in beyond)
     alike = Counter((rows.hosts[row], rows.kind[row].work) for row in off if rows.alone[row])
-    told = {
+    lone = {
         *again,
         *(row for row in off if rows.alone[row] and alike[rows.hosts[row], rows.kind[row].work] > 1),
     }
-    seen = [row for row in sorted(told) if row in beyond and all(far[h] == 1 for h in rows.hosts[row])]
-    others = Counter(sum(jobs[host] - 1 for host in rows.hosts[row]) for row in told)
+    seen = [row for row in sorted(lone) if row in beyond and all(far[h] == 1 for h in rows.hosts[row])]
+    others = Counter(sum(jobs[host] - 1 for host in rows.hosts[row]) for row in lone)
     share = 0.0
     for _ in range(8 if seen else 0):
         share = min(MOST_HICCUPS, len(seen) / sum(count * (1.0 - share) ** n for n, count in others.items()))
@@ -291,13 +291,13 @@ def _learn_hiccups(rows: Readings, off: Mapping[int, float], again: Collection[i
 def _shared(rows: Readings, row: int, topology: Topology) -> list[tuple[str, int, int]]:
     """What a job shares with others, that may slow all of them: hosts, links, switches and their uplinks."""
     hosts = rows.hosts[row]
-    found = [("host", host, 0) for host in hosts]
-    found += [("link", a, b) for a, b in rows.links(row)]
+    shared = [("host", host, 0) for host in hosts]
+    shared += [("link", a, b) for a, b in rows.links(row)]
     behind = {topology.behind[host] for host in hosts}
-    found += [("switch", switch, 0) for switch in behind if switch >= 0]
+    shared += [("switch", switch, 0) for switch in behind if switch >= 0]
     if len(behind) > 1:
-        found += [("uplink", switch, 0) for switch in behind if switch >= 0]
-    return found
+        shared += [("uplink", switch, 0) for switch in behind if switch >= 0]
+    return shared
 
 
 def _spreads(rows: Readings) -> dict[str, float]:
@@ -320,11 +320,11 @@ def _spreads(rows: Readings) -> dict[str, float]:
                 product += weight_here * rows.value[row] * rows.value[other]
                 sums[work] = (product, weight + weight_here * common)
     prior = DIFFER**-4
-    found = {}
+    spreads = {}
     for work, (product, weight) in sums.items():
         square = (product + prior * DIFFER**2) / (weight + prior)
-        found[work] = math.sqrt(max(square, FLOOR**2))
-    return found
+        spreads[work] = math.sqrt(max(square, FLOOR**2))
+    return spreads
 
 
 def _in_common(size: int, other: int) -> float:

@@ -12,7 +12,7 @@ from muster.judging.alike import Alike
 from muster.judging.ask import next_wave
 from muster.judging.baseline import FLOOR, Baseline, Class
 from muster.judging.document import Evidence, Subject
-from muster.judging.explain import Component, Explanation, blamed, shown_by
+from muster.judging.explain import Component, FaultExplanation, blamed, shown_by
 from muster.judging.faults import COST, OF_HOSTS, OF_SWITCHES, Fault, Fit, Kind
 from muster.judging.localise import Posterior, localise
 from muster.judging.observation import Group, Observation, Settings, Topology
@@ -90,8 +90,8 @@ def judge(
 
 def judge_state(state: Posterior) -> Judgement:
     """Verdicts of a Posterior."""
-    told = _Hosts(state)
-    hosts = tuple(_of_its_kind(state, told.verdict(host)) for host in range(len(state.topology.hosts)))
+    judges = _Hosts(state)
+    hosts = tuple(_of_its_kind(state, judges.verdict(host)) for host in range(len(state.topology.hosts)))
     links: list[Verdict] = []
     switches: list[Verdict] = []
     for part in state.parts:
@@ -124,7 +124,7 @@ def _of_its_kind(state: Posterior, verdict: Verdict) -> Verdict:
 
 def _one_of(state: Posterior, accused: set[tuple[str, ...]]) -> tuple[tuple[str, ...], ...]:
     """Suspects of which one must be bad: no explanation of their slow jobs does without a fault."""
-    found = []
+    groups = []
     for part in state.parts:
         none = sum(each.probability for each in part.explanations if not each.faults)
         subjects: list[str] = []
@@ -137,8 +137,8 @@ def _one_of(state: Posterior, accused: set[tuple[str, ...]]) -> tuple[tuple[str,
         names = tuple(sorted(set(subjects), key=lambda name: state.topology.index.get(name, -1)))
         blamed_already = any(set(each) & set(names) for each in accused) or _one_job(state, part)
         if 1.0 - none >= state.settings.convict and names and not blamed_already:
-            found.append(names)
-    return tuple(found)
+            groups.append(names)
+    return tuple(groups)
 
 
 def _one_job(state: Posterior, part: Component) -> bool:
@@ -162,14 +162,14 @@ def _one_job(state: Posterior, part: Component) -> bool:
 def _unread(state: Posterior) -> dict[str, list[Observation]]:
     """The jobs of each host of which there is no reading."""
     names = enumerate(state.topology.hosts)
-    found: dict[str, list[Observation]] = {
+    unread: dict[str, list[Observation]] = {
         name: [] for index, name in names if not state.case.readings.of_host.get(index)
     }
-    for each in state.observations if found else ():
+    for each in state.observations if unread else ():
         for host in each.hosts:
-            if host in found:
-                found[host].append(each)
-    return found
+            if host in unread:
+                unread[host].append(each)
+    return unread
 
 
 def _nothing_known(jobs: Sequence[Observation]) -> str:
@@ -302,9 +302,9 @@ class _Hosts:
         else:
             half = "one half of " if row in readings.half else ""
             what = f"{half}{job} was {format_slower(math.expm1(readings.value[row]), 'its peers', digits=1)}"
-        beside = f"its {counted(others, 'other job')} {'was' if others == 1 else 'were'} not"
-        beside = beside if others else "it has no other"
-        return f"suspected, with a probability of {below(chance)}, for one job alone: {what}, {beside}"
+        others_words = f"its {counted(others, 'other job')} {'was' if others == 1 else 'were'} not"
+        others_words = others_words if others else "it has no other"
+        return f"suspected, with a probability of {below(chance)}, for one job alone: {what}, {others_words}"
 
     def _settle(self, name: str) -> str:
         """Which job would tell more of a host."""
@@ -326,12 +326,12 @@ class _Hosts:
         training = [row for row in groups if not self.state.observations[readings.source[row]].exchanges]
         links = {link for row in groups for link in readings.links(row) if host in link}
         met = any(not readings.alone[row] for row in rows)
-        found = [self._subject("compute", alone or training, len(alone) + len(training))]
+        subjects = [self._subject("compute", alone or training, len(alone) + len(training))]
         if met:
             card = self._subject("card", groups, len(groups))
-            found.append(card)
-            found.append(card.model_copy(update={"name": "links", "jobs": len(links)}))
-        return tuple(found)
+            subjects.append(card)
+            subjects.append(card.model_copy(update={"name": "links", "jobs": len(links)}))
+        return tuple(subjects)
 
     def _subject(self, name: Literal["compute", "card"], rows: Sequence[int], jobs: int) -> Subject:
         readings = self.readings
@@ -428,12 +428,12 @@ def _at_most(readings: Readings, rows: Sequence[int]) -> float:
 
 def _looked_at(subjects: Sequence[Subject]) -> str:
     """What was found of a host that is fit."""
-    told = [
+    parts = [
         f"{each.name} at most {each.at_most:.1%} slower"
         for each in subjects
         if each.at_most is not None and each.name != "links"
     ]
-    return "; ".join(told)
+    return "; ".join(parts)
 
 
 def _unseen(state: Posterior, rows: Sequence[int], by: float) -> float:
@@ -449,7 +449,7 @@ def _unseen(state: Posterior, rows: Sequence[int], by: float) -> float:
 def _bad_host(state: Posterior, part: Component, host: int, evidence: tuple[Evidence, ...]) -> Verdict:
     """Slow or failing, and in what."""
     kinds: dict[Kind, float] = {}
-    best: tuple[Explanation, Fit] | None = None
+    best: tuple[FaultExplanation, Fit] | None = None
     for each in part.explanations:
         for fault, fit in zip(each.faults, each.fits, strict=True):
             if (fault.kind in OF_HOSTS and fault.where[0] == host) or (
@@ -503,8 +503,8 @@ def _told(state: Posterior, name: str, fit: Fit) -> bool:
     """Whether the jobs that failed, or half of them, said that it is this host."""
     readings = state.case.readings
     failed = [row for row, by in fit.expects if by > 0 and readings.failed(row)]
-    told = sum(name in state.observations[readings.source[row]].culprits for row in failed)
-    return told > 0 and 2 * told >= len(failed)
+    accusing = sum(name in state.observations[readings.source[row]].culprits for row in failed)
+    return accusing > 0 and 2 * accusing >= len(failed)
 
 
 WORDS: dict[Kind, str] = {

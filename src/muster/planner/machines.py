@@ -15,7 +15,7 @@ from pydantic import Field, NonNegativeFloat, PositiveFloat, model_validator
 
 from muster.core.errors import UsageError
 from muster.core.hardware.devices import CPU, Device, driver_device, plain_name
-from muster.core.hardware.links import Link, LinkFigures, ethernet, find_link, infiniband, named
+from muster.core.hardware.links import LinkFigures, LinkSpec, ethernet, find_link, infiniband, named
 from muster.core.hardware.machines import Machines, machines_of
 from muster.core.inventory import Host, Inventory
 from muster.core.job import Facts
@@ -53,7 +53,7 @@ class MachineModel:
     hosts: tuple[Host, ...]
     calibration: Calibration
     machines: Mapping[str, Machines] | None = None
-    link: Link | None = None
+    link: LinkSpec | None = None
     env: Mapping[str, str | None] = field(default_factory=dict)
     threads: int | None = None
     one_machine: bool = False
@@ -169,7 +169,7 @@ def machine_model(
     )
 
 
-def slowest_link(facts: Sequence[Mapping[str, Any]], env: Mapping[str, str | None]) -> Link | None:
+def slowest_link(facts: Sequence[Mapping[str, Any]], env: Mapping[str, str | None]) -> LinkSpec | None:
     """Between hosts, by what they say; None where one does not, or there is one alone."""
     links = [link_of(about.get("network") or {}, env) for about in facts]
     stated = [link for link in links if link is not None]
@@ -178,7 +178,7 @@ def slowest_link(facts: Sequence[Mapping[str, Any]], env: Mapping[str, str | Non
     return min(stated, key=lambda link: link.bandwidth)
 
 
-def link_of(network: Mapping[str, Any], env: Mapping[str, str | None]) -> Link | None:
+def link_of(network: Mapping[str, Any], env: Mapping[str, str | None]) -> LinkSpec | None:
     """InfiniBand where it is and may be used, else the network card; None: the host does not say."""
     fast = network.get("infiniband_megabits") if env.get("NCCL_IB_DISABLE", "0") == "0" else None
     if fast:

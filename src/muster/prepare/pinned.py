@@ -88,27 +88,27 @@ def _needed() -> dict[str, str]:
             f"{DISTRIBUTION} itself is not installed, so it cannot say what ranks need",
             hint="--requirements FILE",
         ) from None
-    found = {}
+    needed = {}
     for line in lines:
         requirement, _, marker = line.partition(";")
         name = _name(requirement)
         if ("extra" in marker and "train" in marker) or ("extra" not in marker and name in _RANKS_TOO):
-            found[name] = requirement.strip()
-    return found
+            needed[name] = requirement.strip()
+    return needed
 
 
 def _closure(names: Iterable[str]) -> set[str]:
     """These, and everything that they require here, whatever the markers say."""
-    found: set[str] = set()
+    closed: set[str] = set()
     waiting = list(names)
     while waiting:
         name = waiting.pop()
-        if name in found or _installed(name) is None:
+        if name in closed or _installed(name) is None:
             continue
-        found.add(name)
+        closed.add(name)
         lines = [line for line in requires(name) or [] if not re.search(r";.*\bextra\s*==", line)]
         waiting += [_name(line) for line in lines]
-    return found
+    return closed
 
 
 def _installed(name: str) -> str | None:

@@ -81,7 +81,7 @@ def differences(about: Mapping[str, Mapping[str, Any]]) -> list[Difference]:
             **{str(name): str(version) for name, version in one["packages"].items()},
         }
     names = dict.fromkeys(name for values in flat.values() for name in values)
-    found = []
+    listed = []
     for name in names:
         values: dict[str, list[str]] = {}
         for host, held in flat.items():
@@ -89,5 +89,5 @@ def differences(about: Mapping[str, Mapping[str, Any]]) -> list[Difference]:
         if len(values) > 1:
             first, second = sorted(map(len, values.values()), reverse=True)[:2]
             most = next(value for value, hosts in values.items() if len(hosts) == first)
-            found.append(Difference(name, values, most if first > second else None))
-    return found
+            listed.append(Difference(name, values, most if first > second else None))
+    return listed

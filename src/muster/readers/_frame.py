@@ -321,8 +321,8 @@ def _world_of(text: str) -> dict[str, int]:
     info = _decoded(match[1]) if match else _literal(text.partition("DICT:")[2])
     if not isinstance(info, Mapping) or len(info) > MOST_HOSTS:
         return {}
-    told = all(isinstance(host, str) and isinstance(ranks, list) for host, ranks in info.items())
-    return {host: len(ranks) for host, ranks in info.items()} if told else {}
+    sound = all(isinstance(host, str) and isinstance(ranks, list) for host, ranks in info.items())
+    return {host: len(ranks) for host, ranks in info.items()} if sound else {}
 
 
 def _nodes_of(text: str) -> list[str]:

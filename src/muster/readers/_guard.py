@@ -48,11 +48,13 @@ class GuardedReader:
 
     def readings(self) -> list[Reading]:
         """What it found, if that is what a reader finds."""
-        found = self._guarded(lambda: self.reader.readings()) if self.reader is not None else None
-        if found is not None and not fits(found, list[Reading]):
-            self._leave_out(broken(PACKAGE, self.name, f"readings answers {found!r:.60}, no list of Reading"))
+        answer = self._guarded(lambda: self.reader.readings()) if self.reader is not None else None
+        if answer is not None and not fits(answer, list[Reading]):
+            self._leave_out(
+                broken(PACKAGE, self.name, f"readings answers {answer!r:.60}, no list of Reading")
+            )
             return []
-        return list(found or ())
+        return list(answer or ())
 
     def __deepcopy__(self, memo: dict[int, Any]) -> GuardedReader:
         """A copy that is asked for readings while the reader goes on."""

@@ -129,13 +129,13 @@ class Steps:
 
     def begin(self, groups: Dict[str, str | None], at: float | None) -> None:
         """A step; `at`: its time stamp. One that an earlier line was of as well is another rank's."""
-        rank, told = groups.get("rank"), number(groups.get("step"))
+        rank, step_number = groups.get("rank"), number(groups.get("step"))
         self.rank = self.rank or rank
         self.other = rank not in (None, self.rank)
         if self.other:
             return
-        self.begun, self.numbered = self.begun + 1, told is not None
-        step = self.begun if told is None else int(told)  # without numbers, each line is a step
+        self.begun, self.numbered = self.begun + 1, step_number is not None
+        step = self.begun if step_number is None else int(step_number)  # without numbers, each line is a step
         step += int(number(groups.get("epoch")) or 0) * int(number(groups.get("total")) or 0)
         if not 0 <= step <= _LARGEST_STEP:
             return
@@ -159,25 +159,25 @@ class Steps:
 
     def learn(self, groups: Dict[str, str | None]) -> None:
         """Figures of the step, or of the whole job."""
-        told = {
+        figures = {
             name: value
             for name, text in groups.items()
             if name not in _TEXTS and (value := number(text)) is not None
         }
-        parts = [told.pop(name) for name in list(told) if name.startswith("ms")]
+        parts = [figures.pop(name) for name in list(figures) if name.startswith("ms")]
         if parts:
-            told["seconds"] = sum(parts) / 1000
-        elif "seconds" in told:
-            told["seconds"] *= self.form.unit
-        if "elapsed_ms" in told:
-            told["elapsed"] = told.pop("elapsed_ms") / 1000
-        elif "elapsed" in told:
-            told["elapsed"] *= self.form.unit
-        self.memory = max(self.memory, *(told.pop(name, 0.0) * unit for name, unit in _BYTES.items()))
-        self.facts |= {name: told[name] for name in ("batch", "step_tokens") if told.get(name, 0) > 0}
-        self.loss = told.get("loss", self.loss)
+            figures["seconds"] = sum(parts) / 1000
+        elif "seconds" in figures:
+            figures["seconds"] *= self.form.unit
+        if "elapsed_ms" in figures:
+            figures["elapsed"] = figures.pop("elapsed_ms") / 1000
+        elif "elapsed" in figures:
+            figures["elapsed"] *= self.form.unit
+        self.memory = max(self.memory, *(figures.pop(name, 0.0) * unit for name, unit in _BYTES.items()))
+        self.facts |= {name: figures[name] for name in ("batch", "step_tokens") if figures.get(name, 0) > 0}
+        self.loss = figures.get("loss", self.loss)
         if self.now is not None and not self.other:
-            self.now.told |= told
+            self.now.told |= figures
 
     def readings(self) -> list[Reading]:
         """One, where a step was seen."""
@@ -220,11 +220,11 @@ class Steps:
     def _walled(self) -> Series | None:
         """The windows by time stamps, where these have more or less in them than the tool's own times and
         they are exact enough to tell; None: they agree, or there are none."""
-        walled, told = self.walled.measured(), self.series.measured()
-        if walled is None or told is None or not self.timed or self.unit == "tokens":
+        walled, own = self.walled.measured(), self.series.measured()
+        if walled is None or own is None or not self.timed or self.unit == "tokens":
             return None
-        known = walled.seconds >= (0 if self.fine else 2 / APART) and 2 * walled.windows >= told.windows
-        return self.walled if known and abs(told.rate / walled.rate - 1) > APART else None
+        enough = walled.seconds >= (0 if self.fine else 2 / APART) and 2 * walled.windows >= own.windows
+        return self.walled if enough and abs(own.rate / walled.rate - 1) > APART else None
 
     def _cut(self) -> bool:
         """Whether a line of a later step is missing. Lines come every so many steps, the last one need not be
@@ -263,21 +263,21 @@ class Steps:
 
     def _window(self, last: _Step, now: _Step, steps: int, lost: int) -> LogWindow | None:
         """From one step to another."""
-        told = now.told
+        figures = now.told
         if (since := _since(last, now, "samples")) is not None:  # includes steps that were not used
-            told["batch"] = since / steps
+            figures["batch"] = since / steps
             self.facts.setdefault("batch", since / steps)
         if self.form.single:
             steps, lost = 1, 0
         used = steps - lost
         interrupted = now.interrupted or last.interrupted
-        samples = used * told["batch"] if "batch" in told else None
+        samples = used * figures["batch"] if "batch" in figures else None
         seconds = self._seconds(last, now, steps)
-        rate, tokens_rate = told.get("samples_per_second"), told.get("tokens_per_second")
+        rate, tokens_rate = figures.get("samples_per_second"), figures.get("tokens_per_second")
         if seconds is None and rate and samples is not None:  # of no used step: no time, so it is left out
             seconds = samples / rate
-        if seconds is None and tokens_rate and "step_tokens" in told:
-            seconds = used * told["step_tokens"] / tokens_rate
+        if seconds is None and tokens_rate and "step_tokens" in figures:
+            seconds = used * figures["step_tokens"] / tokens_rate
         if seconds is None:  # the rate alone: each line counts as much as any other
             amount = rate or tokens_rate
             kind: Unit = "samples" if rate else "tokens"
@@ -285,13 +285,13 @@ class Steps:
         if rate and (samples is None or (since is None and not self.numbered)):  # it may be of several steps
             samples = rate * seconds
         tokens = _since(last, now, "tokens")
-        if tokens is None and "step_tokens" in told:
-            tokens = used * told["step_tokens"]
+        if tokens is None and "step_tokens" in figures:
+            tokens = used * figures["step_tokens"]
         if tokens is None and tokens_rate:
             tokens = tokens_rate * seconds * (self.frame.ranks or 1 if self.form.device else 1)
-        if seconds is not None and ("seconds" in told or "elapsed" in told):
+        if seconds is not None and ("seconds" in figures or "elapsed" in figures):
             self._add_walled(last, now, lost, interrupted)
-        if rate and samples and "seconds" in told:
+        if rate and samples and "seconds" in figures:
             self.own.add(LogWindow(steps, lost, samples, samples / rate, interrupted=interrupted))
         unit: Unit = "steps" if samples is None else "samples"
         done = float(used) if samples is None else samples

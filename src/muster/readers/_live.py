@@ -55,12 +55,12 @@ class Live:
         """What is known so far; None: no line told a step. Asking changes nothing."""
         if not self.steps:
             return None
-        found = ranked([each for each in copy.deepcopy(self.feed).readings() if each.steps])
-        if not found:
+        best_first = ranked([each for each in copy.deepcopy(self.feed).readings() if each.steps])
+        if not best_first:
             return None
-        others = [reading for reading, _ in found]
-        best, figures = found[0]
-        refuted = not best.sure and contradicting(found) is not None
+        others = [reading for reading, _ in best_first]
+        best, figures = best_first[0]
+        refuted = not best.sure and contradicting(best_first) is not None
         if figures is None:
             figures = next((_reported(each) for each in others if each.reported), None)
         return Seen(

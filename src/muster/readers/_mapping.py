@@ -171,10 +171,10 @@ class Mapping(Section):
     def placed(self, path: str) -> dict[str, str]:
         """What the path says: host (unless lines or rows say whose they are), work, job."""
         match = re.search(self.path, path) if self.path else None
-        told = {name: text for name, text in match.groupdict().items() if text} if match else {}
+        places = {name: text for name, text in match.groupdict().items() if text} if match else {}
         if "(?P<host>" in self.line or (self.columns and self.columns.host):
-            told.pop("host", None)
-        return told
+            places.pop("host", None)
+        return places
 
     def moment(self, text: str) -> float | None:
         """Seconds of a line's `time`, on the clock of who wrote it."""
@@ -183,21 +183,21 @@ class Mapping(Section):
                 return datetime.strptime(text, self.time).replace(tzinfo=timezone.utc).timestamp()
             if (value := number(text)) is not None:
                 return value * self.unit
-            known = datetime.fromisoformat(text.replace(",", ".").removesuffix("Z"))
-            return known.replace(tzinfo=known.tzinfo or timezone.utc).timestamp()
+            stamp = datetime.fromisoformat(text.replace(",", ".").removesuffix("Z"))
+            return stamp.replace(tzinfo=stamp.tzinfo or timezone.utc).timestamp()
         except (ValueError, OverflowError):
             return None
 
 
-def expression(key: str, text: str, known: Sequence[str]) -> re.Pattern[str]:
+def expression(key: str, text: str, groups: Sequence[str]) -> re.Pattern[str]:
     """A regular expression that may have these groups. Raises ValueError."""
     try:
         pattern = re.compile(text)
     except (re.error, RecursionError, OverflowError) as error:
         raise ValueError(f"{key}: is not a regular expression: {error}") from None
     for name in pattern.groupindex:
-        if name not in known:
-            near = did_you_mean(name, known) or f"known groups: {', '.join(known)}"
+        if name not in groups:
+            near = did_you_mean(name, groups) or f"known groups: {', '.join(groups)}"
             raise ValueError(f"{key}: unknown group {name!r}; {near}")
     if _explodes(text):
         raise ValueError(
@@ -250,8 +250,8 @@ def made_mapping(data: dict[str, Any], where: str) -> Mapping:
         first = error.errors(include_url=False)[0]
         key = ".".join(str(part) for part in first["loc"])
         if first["type"] == "extra_forbidden":
-            known = Columns.model_fields if key.startswith("columns.") else Mapping.model_fields
-            hint = did_you_mean(key.rpartition(".")[2], known) or f"known keys: {', '.join(known)}"
+            fields = Columns.model_fields if key.startswith("columns.") else Mapping.model_fields
+            hint = did_you_mean(key.rpartition(".")[2], fields) or f"known keys: {', '.join(fields)}"
             raise UsageError(f"unknown key {key!r}", where=where, hint=hint) from None
         says = str(first["ctx"]["error"]) if first["type"] == "value_error" else first["msg"].lower()
         raise UsageError(

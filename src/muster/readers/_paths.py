@@ -69,21 +69,21 @@ def place_of(path: str) -> LogPlace:
     rank: int | None = None
     for number, part in enumerate(parts[:-1]):
         local = number and part.isdecimal() and _ATTEMPT.fullmatch(parts[number - 1])
-        found = _OWN_FOLDER.fullmatch(part)
-        if local or found:
+        match = _OWN_FOLDER.fullmatch(part)
+        if local or match:
             parts[number] = "*"
-        if found and found["rank"]:
-            rank = int(found["rank"])
+        if match and match["rank"]:
+            rank = int(match["rank"])
     name, mark, row = parts[-1].partition("#") if parts else ("", "", "")  # of a table: whose rows
     kept = mark + row
     while name:
-        if found := _OWN.search(name):
-            rank = int(found["rank"]) if found["rank"] else rank
-        elif found := _ENDING.search(name):
-            kept = found[0] + kept
+        if match := _OWN.search(name):
+            rank = int(match["rank"]) if match["rank"] else rank
+        elif match := _ENDING.search(name):
+            kept = match[0] + kept
         else:
             break
-        name = name[: found.start()]
+        name = name[: match.start()]
     return LogPlace("/".join([*parts[:-1], name + kept]), rank)
 
 
@@ -103,8 +103,8 @@ def _hosts_of_name(name: str) -> tuple[str, ...]:
         name = name[: match.start()]
     if _ADDRESS.fullmatch(name):
         return (name,)
-    found = [host for part in _PART.findall(name) if (host := _host_of(part))]
-    sure = [host for host in found if _NODE.search(host)] or found
+    hosts = [host for part in _PART.findall(name) if (host := _host_of(part))]
+    sure = [host for host in hosts if _NODE.search(host)] or hosts
     if len({re.sub(r"[0-9]+", "", host) for host in sure}) > 1:
         return ()  # of several kinds: nobody knows which are hosts
     return tuple(dict.fromkeys(host for each in sure for host in split_hosts(each)))

@@ -56,14 +56,14 @@ _MADE = Callable[[Frame, Sequence[Mapping]], LineReader]
 @functools.cache
 def _readers() -> tuple[tuple[tuple[str, ...], _MADE], ...]:
     """(hints, reader) of every format, by name."""
-    found = []
+    readers = []
     for name in sorted(plugin_names(PACKAGE)):
         try:
             module = load_plugin(PACKAGE, name)
-            found.append(guarded_reader(name, module))
+            readers.append(guarded_reader(name, module))
         except BrokenPluginError as error:
             warn(str(error))
-    return tuple(found)
+    return tuple(readers)
 
 
 @functools.cache
@@ -83,7 +83,7 @@ def read_blocks(
 ) -> list[JobLog]:
     """As `_read_file`, with what a mapping says of the path. `brief`: only how the jobs ended counts."""
     fitting = [mapping for mapping in mappings if mapping.takes(path)]
-    placed = next((found for mapping in fitting if (found := mapping.placed(path))), {})
+    placed = next((place for mapping in fitting if (place := mapping.placed(path))), {})
     jobs = _read_file(path, blocks, fitting, named, brief)
     return [_placed(job, placed) for job in jobs] if placed else jobs
 
@@ -116,10 +116,10 @@ def _read_file(
     feed, jobs = LineFeed(fitting, brief=brief), list[JobLog]()
     while rest is not None:
         rest = feed.take(rest)
-        frame, found, started = feed.frame, feed.readings(), len(jobs)
+        frame, readings, started = feed.frame, feed.readings(), len(jobs)
         name = f"{path}#{len(jobs) + 1}" if jobs else path
-        if found or (frame.begun and not whole.broken):
-            parts = [[each] for each in found if each.part] or [found]
+        if readings or (frame.begun and not whole.broken):
+            parts = [[each] for each in readings if each.part] or [readings]
             jobs += [_job(name, frame, each, whole.broken, named) for each in parts]
         elif not jobs:
             jobs.append(_with_hosts(_unread(path, frame, whole, fitting), frame, named))
@@ -154,7 +154,7 @@ def _why(frame: Frame, whole: _Whole) -> Why:
     first = signs.decisive()
     others = [each for each in signs.by_weight() if each is not first]
     ways = [(each.weight, each.failure) for each in others]
-    told = (line for line in ends if line.strip())
+    lines = (line for line in ends if line.strip())
     return Why(
         signs=tuple(
             replace(each, text=shortened(each.text)) for each in _few([first, *others] if first else [])
@@ -163,7 +163,7 @@ def _why(frame: Frame, whole: _Whole) -> Why:
         echoes=signs.echoes,
         program=signs.broke or signs.traceback or frame.begun,
         quiet=next((number for number, line in enumerate(ends) if signs.last and signs.last in line), None),
-        last=tuple(shortened(line) for line in islice(told, LAST))[::-1],
+        last=tuple(shortened(line) for line in islice(lines, LAST))[::-1],
     )
 
 
@@ -221,7 +221,7 @@ class _Whole:
 
 def _stamp_of(lines: Iterable[str]) -> float | None:
     """The first time stamp that is a line's own, of not too many."""
-    return next((found for line in islice(lines, STAMPED) if (found := own_stamp(line)) is not None), None)
+    return next((stamp for line in islice(lines, STAMPED) if (stamp := own_stamp(line)) is not None), None)
 
 
 class LineFeed:
@@ -258,11 +258,11 @@ class LineFeed:
         before: Sequence[str] = ()
         for block in blocks:
             fed, first = 0, block.first if isinstance(block, Lines) else 0
-            told = sieve.telling(block)
+            sieved = sieve.telling(block)
             # The first block has the settings; a short one may be the last, which has the end.
-            if self.brief and before and len(told) > ENOUGH:
-                told = _thinned(told)
-            for place, telling, shape in told:
+            if self.brief and before and len(sieved) > ENOUGH:
+                sieved = _thinned(sieved)
+            for place, telling, shape in sieved:
                 line = block[place]
                 if telling == FOR_SIGNS and frame.signs.again(line, shape, first + place):
                     continue
@@ -283,15 +283,15 @@ class LineFeed:
         return None
 
 
-def _thinned(told: Sequence[tuple[int, int, str]]) -> list[tuple[int, int, str]]:
+def _thinned(sieved: Sequence[tuple[int, int, str]]) -> list[tuple[int, int, str]]:
     """Without most of the lines that tell only of progress: how often it was marked counts for nothing."""
-    signs = [number for number, (_, telling, _) in enumerate(told) if telling & FOR_SIGNS]
-    if len(told) < len(signs) + ENOUGH:
-        return list(told)
+    signs = [number for number, (_, telling, _) in enumerate(sieved) if telling & FOR_SIGNS]
+    if len(sieved) < len(signs) + ENOUGH:
+        return list(sieved)
     kept: list[tuple[int, int, str]] = []
     begin = 0
-    for end in [*signs, len(told)]:
-        kept += told[max(begin, end - ENOUGH) : end + 1]
+    for end in [*signs, len(sieved)]:
+        kept += sieved[max(begin, end - ENOUGH) : end + 1]
         begin = end + 1
     return kept
 
@@ -326,10 +326,10 @@ def _unknown(path: str, first: str, last: str, mappings: Sequence[Mapping]) -> s
 
 
 def _job(
-    path: str, frame: Frame, found: Sequence[Reading], broken: str | None, named: re.Pattern[str] | None
+    path: str, frame: Frame, readings: Sequence[Reading], broken: str | None, named: re.Pattern[str] | None
 ) -> JobLog:
     """One job from all that was found of it, the best measured first."""
-    figures = ranked(found)
+    figures = ranked(readings)
     ordered = [reading for reading, _ in figures]
     best = figures[0][1] if figures else None
 
@@ -381,11 +381,11 @@ def _job(
 
 
 def _doubts(
-    best: MeasuredWindows | None, found: Sequence[Reading], contradicted: float | None
+    best: MeasuredWindows | None, readings: Sequence[Reading], contradicted: float | None
 ) -> Iterator[str]:
     """What makes a job's rate doubtful, for people."""
     if best is None:
-        if any(each.reported is not None for each in found):
+        if any(each.reported is not None for each in readings):
             yield "no step times: the rate is the one that the tool printed, with its warm-up"
         return
     if best.skipped:
@@ -397,12 +397,14 @@ def _doubts(
             f"the measured windows give {best.rate:,.5g} {best.unit}/s, and the tool itself says "
             f"{contradicted:,.5g} of the same steps"
         )
-        yield both if found[0].sure else f"{both}: neither is taken"
+        yield both if readings[0].sure else f"{both}: neither is taken"
 
 
-def ranked(found: Sequence[Reading]) -> list[tuple[Reading, MeasuredWindows | None]]:
+def ranked(readings: Sequence[Reading]) -> list[tuple[Reading, MeasuredWindows | None]]:
     """Each with what its windows come to, the best measured first."""
-    return sorted(((each, _measured(each)) for each in found), key=lambda each: _worth(*each), reverse=True)
+    return sorted(
+        ((each, _measured(each)) for each in readings), key=lambda each: _worth(*each), reverse=True
+    )
 
 
 def _measured(reading: Reading) -> MeasuredWindows | None:
@@ -410,19 +412,21 @@ def _measured(reading: Reading) -> MeasuredWindows | None:
     if reading.series is None:
         return None
     scaled = reading.per_step and reading.batch
-    found = (reading.series.scaled(reading.batch or 1.0) if scaled else reading.series).measured()
+    windows = (reading.series.scaled(reading.batch or 1.0) if scaled else reading.series).measured()
     unit: Unit = "samples" if scaled else reading.unit
-    return replace(found, timed=reading.timed, unit=unit) if found else None
+    return replace(windows, timed=reading.timed, unit=unit) if windows else None
 
 
-def contradicting(found: Sequence[tuple[Reading, MeasuredWindows | None]]) -> float | None:
+def contradicting(best_first: Sequence[tuple[Reading, MeasuredWindows | None]]) -> float | None:
     """What a tool itself says, or another format of the same log counts, where that is more than APART of the
-    measured rate. `found`: the best first."""
-    best = found[0][1] if found else None
+    measured rate. `best_first`: the best first."""
+    best = best_first[0][1] if best_first else None
     if best is None:
         return None
-    own = [each.own for each, _ in found if each.own]
-    own += [other.rate for each, other in found[1:] if other and not each.sure and other.unit == best.unit]
+    own = [each.own for each, _ in best_first if each.own]
+    own += [
+        other.rate for each, other in best_first[1:] if other and not each.sure and other.unit == best.unit
+    ]
     return next((each for each in own if abs(best.rate / each - 1) > APART), None)
 
 
@@ -491,8 +495,8 @@ def _unplaced(job: JobLog, frame: Frame) -> str:
     if not count:
         return NOWHERE
     if frame.nodes:
-        told = f"the job ran on {counted(frame.nodes, 'host')}, and {counted(count, 'host')} of it are named"
-        return told if frame.nodes != count else ""
+        words = f"the job ran on {counted(frame.nodes, 'host')}, and {counted(count, 'host')} of it are named"
+        return words if frame.nodes != count else ""
     if frame.slots or 0 < ranks <= count * MOST_RANKS:
         return ""
     if ranks:
@@ -543,8 +547,8 @@ class Sieve:
                 self._known.clear()
                 self._size, new = 0, list(set(shapes))
             self._learn(new)
-        found = [self._known[shape] for shape in shapes]
-        return [(place, found[place], shapes[place]) for place in compress(range(len(found)), found)]
+        bits = [self._known[shape] for shape in shapes]
+        return [(place, bits[place], shapes[place]) for place in compress(range(len(bits)), bits)]
 
     def _learn(self, shapes: list[str]) -> None:
         self._known.update(dict.fromkeys(shapes, self._every))

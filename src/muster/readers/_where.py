@@ -35,12 +35,12 @@ class LinePlace(NamedTuple):
     def rank(self) -> int | None:
         """Whose line it is, where it says so."""
         match = _RANK.match(uncoloured(self.block[self.place]))
-        return next((int(found) for found in match.groups() if found), None) if match else None
+        return next((int(group) for group in match.groups() if group), None) if match else None
 
     @property
     def when(self) -> float | None:
         """Its time stamp, or the last one before it."""
-        return next((found for line in self._back() if (found := own_stamp(line)) is not None), None)
+        return next((stamp for line in self._back() if (stamp := own_stamp(line)) is not None), None)
 
     @property
     def code(self) -> str | None:

@@ -117,8 +117,8 @@ class Series:
         if len(self.head) < HEAD:
             self.head.append(window)
         elif not window.clean:
-            known = self.unclean.get(window.interrupted)
-            self.unclean[window.interrupted] = known.plus(window) if known else window
+            before = self.unclean.get(window.interrupted)
+            self.unclean[window.interrupted] = before.plus(window) if before else window
         else:
             self.tail.append(window)
             if len(self.tail) >= TAIL:
@@ -155,9 +155,9 @@ class Series:
             [each for each in warm if not each.interrupted],
             warm,
         ):
-            found = measure([each for each in choice if each.samples > 0])
-            if found is not None:
-                return found
+            best = measure([each for each in choice if each.samples > 0])
+            if best is not None:
+                return best
         return None
 
 
@@ -306,8 +306,8 @@ class JobLog:
     @property
     def step_seconds(self) -> float | None:
         """Of a step in the measured windows; None: nothing was timed, or only per sample."""
-        known = self.measured is not None and self.measured.timed and (self.batch or self.unit == "steps")
-        return self.measured.seconds / self.measured.steps if self.measured and known else None
+        timed = self.measured is not None and self.measured.timed and (self.batch or self.unit == "steps")
+        return self.measured.seconds / self.measured.steps if self.measured and timed else None
 
 
 class LineReader(Protocol):

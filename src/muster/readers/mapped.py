@@ -46,8 +46,8 @@ class Reader:
 
     def readings(self) -> list[Reading]:
         """One for each job that a line names, or for each host."""
-        found = [reading for steps in self.known for reading in steps.readings()]
+        listed = [reading for steps in self.known for reading in steps.readings()]
         if not self.long:
-            return found
+            return listed
         note = f"{counted(self.long, 'line')} of more than {LONGEST:,} characters not searched by the mapping"
-        return [replace(each, notes=(*each.notes, note)) for each in found]
+        return [replace(each, notes=(*each.notes, note)) for each in listed]

@@ -50,9 +50,9 @@ class Reader:
         elif "done training" in text:
             self.done = True
             self.frame.finish()
-        elif "num_updates" in text and (told := _figures(text)):
+        elif "num_updates" in text and (figures := _figures(text)):
             self.format = FORMAT if '"num_updates"' in text else "fairseq"
-            self._mark(text, told)
+            self._mark(text, figures)
         elif match := _SETTING.search(text):
             if len(self.settings) < 16:
                 self.settings.setdefault(match[1])
@@ -78,21 +78,21 @@ class Reader:
 
     def _recipe(self) -> str:
         """Nothing, where it does not say how large the model is."""
-        known = any("model params" in each for each in self.settings)
-        return "; ".join(["metaseq", *self.settings, f"{self.words} tokens a step"]) if known else ""
+        sized = any("model params" in each for each in self.settings)
+        return "; ".join(["metaseq", *self.settings, f"{self.words} tokens a step"]) if sized else ""
 
-    def _mark(self, text: str, told: dict[str, object]) -> None:
-        updates, batch = number(told.get("num_updates")), number(told.get("bsz"))
-        wall, words = number(told.get("wall")), number(told.get("wpb"))
+    def _mark(self, text: str, figures: dict[str, object]) -> None:
+        updates, batch = number(figures.get("num_updates")), number(figures.get("bsz"))
+        wall, words = number(figures.get("wall")), number(figures.get("wpb"))
         self.words = words or self.words
         if updates is None or not 1 <= updates <= 1e12:
             return
         now = (int(updates), wall, stamp(text))
-        self.batch, self.loss = batch or self.batch, number(told.get("loss")) or self.loss
+        self.batch, self.loss = batch or self.batch, number(figures.get("loss")) or self.loss
         before = self.last
         if before is not None and now[0] > before[0]:
             used = now[0] - before[0]
-            seconds = _exactly(_between(before, now), used, words, number(told.get("wps")))
+            seconds = _exactly(_between(before, now), used, words, number(figures.get("wps")))
             if batch and seconds is not None:
                 tokens = used * words if words else None
                 steps = used + self.overflows
@@ -113,10 +113,10 @@ def _figures(text: str) -> dict[str, object]:
     if brace < 0:
         return dict(_FIGURE.findall(text)) if "num_updates=" in text else {}
     try:
-        told = json.loads(text[brace : text.rfind("}") + 1])
+        figures = json.loads(text[brace : text.rfind("}") + 1])
     except (ValueError, RecursionError):
         return {}
-    return told if isinstance(told, dict) else {}
+    return figures if isinstance(figures, dict) else {}
 
 
 def _between(
@@ -135,5 +135,5 @@ def _exactly(seconds: float | None, used: int, words: float | None, speed: float
     epoch so far, and then of no use."""
     if seconds is None or not words or not speed:
         return seconds
-    told = used * words / speed
-    return told if abs(told - seconds) <= _COARSE and seconds % 1 == 0 else seconds
+    stated = used * words / speed
+    return stated if abs(stated - seconds) <= _COARSE and seconds % 1 == 0 else seconds

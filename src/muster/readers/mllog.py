@@ -87,8 +87,8 @@ class Reader:
         notes: tuple[str, ...] = ()
         whole = self.closed_at - self.opened_at - self.evaluated
         if series and self.spent < COVERED * whole:
-            said = f"its blocks and epochs have {self.spent:.3g} s of {whole:.4g}: not what it trained"
-            series, notes = None, (said,)
+            note = f"its blocks and epochs have {self.spent:.3g} s of {whole:.4g}: not what it trained"
+            series, notes = None, (note,)
         elif series and self.guessed and not own:
             notes = (GUESSED,)
         return [

@@ -70,5 +70,5 @@ class Reader:
             before, now = self.skipped.get(key, 0.0), number(row["skipped"]) or 0.0
             self.skipped[key] = now
             row = {**row, "skipped": f"{now - before if now >= before else now}"}
-        told = {_NAMES.get(what, what): text for what, text in row.items()}
-        steps.begin(told, clock if clock >= _EPOCH else None)
+        figures = {_NAMES.get(what, what): text for what, text in row.items()}
+        steps.begin(figures, clock if clock >= _EPOCH else None)

@@ -53,8 +53,10 @@ def recipe_schema() -> dict[str, Any]:
     """The schema of a recipe file: any of the workloads' recipes, each with its own `data`."""
     models: list[tuple[type[BaseModel], Literal["validation"]]]
     usual = Recipe.model_fields["workload"].default  # comes first, and what trains nothing last
-    known = sorted(recipe_classes().items(), key=lambda each: (not each[1].trains, each[0] != usual, each[0]))
-    kinds = {name: kind for name, kind in known if kind is not Recipe}
+    classes = sorted(
+        recipe_classes().items(), key=lambda each: (not each[1].trains, each[0] != usual, each[0])
+    )
+    kinds = {name: kind for name, kind in classes if kind is not Recipe}
     models = [(model, "validation") for model in kinds.values()]
     refs, schema = models_json_schema(models, by_alias=True)
     for workload, model in kinds.items():

@@ -18,9 +18,9 @@ MAGIC = b"SQLite format 3\0"
 
 
 @lru_cache(maxsize=10_000)
-def find_database(name: str, beside: Path) -> Path | None:
+def find_database(name: str, near: Path) -> Path | None:
     """The file of a row's database, from the folder of the row's file; None: there is none."""
-    places = (beside / folder / file.format(name) for folder in _FOLDERS for file in _FILES)
+    places = (near / folder / file.format(name) for folder in _FOLDERS for file in _FILES)
     return next((place for place in places if place.is_file()), None)
 
 

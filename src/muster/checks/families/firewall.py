@@ -89,8 +89,8 @@ def probe_peers(ask: Mapping[str, Any]) -> dict[str, Any]:
             try:
                 with socket.create_connection((address, peer["port"]), left) as line:
                     line.settimeout(max(0.1, deadline - time.monotonic()))
-                    said = line.recv(1024).decode("utf-8", "replace").split()
-                if said == [ask["token"], label]:
+                    reply = line.recv(1024).decode("utf-8", "replace").split()
+                if reply == [ask["token"], label]:
                     results[label] = None
                     return
                 wrong.append("another host answers at " + address)

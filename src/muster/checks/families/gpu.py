@@ -47,13 +47,13 @@ def probe(ask: Mapping[str, Any]) -> dict[str, Any]:
 
     def visible(count: int) -> int | None:
         """Entries of the mask: CUDA ends its list at the first one that names no GPU, such as -1."""
-        found = 0
+        number = 0
         for entry in mask.split(",") if mask is not None else []:
             name = entry.strip()
             if int(name) >= count if name.isdigit() else name and not name.startswith(("GPU-", "MIG-")):
                 break
-            found += bool(name)
-        return None if mask is None else found
+            number += bool(name)
+        return None if mask is None else number
 
     answer["mask"] = visible(1 << 30)
     answer["smi"] = bool(smi)
@@ -423,9 +423,9 @@ def model(answers: Answers, peers: Answers, context: Context) -> Judge:
 def memory(answers: Answers, peers: Answers, context: Context) -> Judge:
     """GPUs that tell nothing are left out, and make a host that passes unknown."""
     sizes = {
-        host: min(known)
+        host: min(figures)
         for host, answer in answers.items()
-        if (known := [gpu["memory"] for gpu in answer.get("gpus") or [] if gpu.get("memory")])
+        if (figures := [gpu["memory"] for gpu in answer.get("gpus") or [] if gpu.get("memory")])
     }
     tolerance = context.expect("gpu.memory", "tolerance")
     differ = Differ("not the amount of GPU memory of most hosts", Level.WARN, _ALIKE, format_bytes, tolerance)

@@ -55,7 +55,7 @@ def print_answer(console: Console, document: _Found) -> None:
     lines = [("red", _drift(each)) for each in document.drifted if each.slower > 0]
     if lines:
         lines.append(("", "look at what its hosts share: software, settings, clocks, storage or network"))
-    lines += _accused(document) or _nobody(document, beside=bool(lines))
+    lines += _accused(document) or _nobody(document, after_others=bool(lines))
     for style, text in lines:
         say(console, text[:1].upper() + text[1:], style=style)
 
@@ -112,10 +112,10 @@ def _against(rows: Sequence[HostVerdict], document: _Found) -> str:
     return "no job tells" if slowest is None else format_slower(slowest)
 
 
-def _nobody(document: _Found, *, beside: bool) -> list[tuple[str, str]]:
+def _nobody(document: _Found, *, after_others: bool) -> list[tuple[str, str]]:
     """Where nobody is bad: how far that is known."""
     rows, total = rows_of(document), len(document.hosts)
-    but = "beside each other, " if beside else ""
+    but = "beside each other, " if after_others else ""
     if not rows:
         return [("yellow", "no host is known from these jobs, so none was judged")]
     left: dict[str, list[str]] = {}

@@ -28,7 +28,7 @@ Event = Mapping[str, Any]
 T = TypeVar("T")
 
 
-class Reader:
+class FabricReader:
     """Reads (host, event) pairs. What cannot be read is in `notes`.
 
     Figures are in the order of ranks, and a rank's in the order in which it said them: which rank was heard

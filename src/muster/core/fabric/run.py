@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from muster.core.fabric.figures import Event, Reader
+from muster.core.fabric.figures import Event, FabricReader
 from muster.core.fabric.result import FabricRun, Matmul, PairMatrix, Slowest, TimedPair
 from muster.core.job import Placement
 
@@ -18,7 +18,7 @@ def make_run(
     places: Sequence[Placement], device: str, measured: Sequence[tuple[str, Event]]
 ) -> tuple[FabricRun, list[str]]:
     """-> (the figures, what a reader must know of them). Whatever was said so far counts."""
-    read = Reader(places, device, measured)
+    read = FabricReader(places, device, measured)
     figures: dict[str, Any] = read.figures()
     pairs = read.pairs()
     matrix = pair_matrix(pairs, alone=len(places) == 1)
@@ -121,7 +121,7 @@ def _lowest(what: Any, of_hosts: Mapping[str, float], precision: str | None = No
     )
 
 
-def _seconds(read: Reader) -> dict[str, float]:
+def _seconds(read: FabricReader) -> dict[str, float]:
     """What each question took on rank 0. One without an end was cut off."""
     begun: dict[str, float] = {}
     spent: dict[str, float] = {}

@@ -36,10 +36,10 @@ OWNERS = ("google-t5", "openai-community", "facebook", "google", "meta-llama")
 def size(name: str | None) -> dict[str, Any] | None:
     """The configuration of a known size by its name, as it is or with a hub owner's before it."""
     owner, _, bare = (name or "").rpartition("/")
-    for known in (*(family.SIZES for family in FAMILIES), TRACED):
-        found = known.get(name) or (known.get(bare) if owner in OWNERS else None)
-        if found:
-            return dict(found)
+    for sizes in (*(family.SIZES for family in FAMILIES), TRACED):
+        shape = sizes.get(name) or (sizes.get(bare) if owner in OWNERS else None)
+        if shape:
+            return dict(shape)
     return None
 
 
@@ -94,7 +94,7 @@ def positions(config: Mapping[str, Any]) -> int | None:
     """
     family = family_of(config)
     if family is None:
-        return next((found for key in POSITIONS if isinstance(found := config.get(key), int) and found), None)
+        return next((limit for key in POSITIONS if isinstance(limit := config.get(key), int) and limit), None)
     try:
         return family.positions(filled(config)) if hasattr(family, "positions") else None
     except (TypeError, ValueError):  # no number: families/checking.py says so

@@ -75,8 +75,8 @@ def check_config(config: Mapping[str, Any], source: FieldSource) -> None:
 def closed_form_missing(config: Mapping[str, Any]) -> RecipeError:
     """The error for a model that only a trace knows."""
     kind = str(config.get("model_type") or "")
-    known = [name for family in families.FAMILIES for name in family.MODEL_TYPES]
-    near = did_you_mean(kind, known) or f"known: {', '.join(known)}"
+    kinds = [name for family in families.FAMILIES for name in family.MODEL_TYPES]
+    near = did_you_mean(kind, kinds) or f"known: {', '.join(kinds)}"
     return RecipeError(
         f"there is no formula for models of type {kind!r}" if kind else "is not given",
         where="model.config.model_type",
@@ -85,9 +85,9 @@ def closed_form_missing(config: Mapping[str, Any]) -> RecipeError:
 
 
 def _check_spelling(fields: tuple[Field, ...], source: FieldSource) -> None:
-    known = [name for each in fields for name in (each.name, each.also) if name]
+    names = [name for each in fields for name in (each.name, each.also) if name]
     for key in source.own:
-        near = [] if key in known else difflib.get_close_matches(str(key), known, n=1, cutoff=MISSPELT)
+        near = [] if key in names else difflib.get_close_matches(str(key), names, n=1, cutoff=MISSPELT)
         if near:
             raise RecipeError(
                 "is not a field of this model and would be ignored",

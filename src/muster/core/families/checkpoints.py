@@ -42,10 +42,10 @@ def _rope(theta: float, factor: float | None = None) -> dict[str, Any]:
 
 def _llama() -> dict[str, dict[str, Any]]:
     """What the checkpoints on the hub have in their config.json, under all their names."""
-    found: dict[str, dict[str, Any]] = {}
+    listed: dict[str, dict[str, Any]] = {}
 
     def add(fields: dict[str, Any], *names: str) -> None:
-        found.update(dict.fromkeys(names, fields))
+        listed.update(dict.fromkeys(names, fields))
 
     meta = "meta-llama/"
     two: dict[str, Any] = {"positions": 4096, "vocab": 32000, "rms_norm_eps": 1e-5}
@@ -106,7 +106,7 @@ def _llama() -> dict[str, dict[str, Any]]:
         add(fields, f"mistralai/Mistral-7B-{version}", f"mistralai/Mistral-7B-Instruct-{version}")
     nemo = decoder(40, 5120, 32, vocab=131_072, positions=131_072, head_dim=128, **plain)
     add(nemo, "mistralai/Mistral-Nemo-Base-2407", "mistralai/Mistral-Nemo-Instruct-2407")
-    return found
+    return listed
 
 
 def _qwen2() -> dict[str, dict[str, Any]]:
@@ -116,7 +116,7 @@ def _qwen2() -> dict[str, dict[str, Any]]:
         "7B": (28, 3584, 28, 4, 18944), "14B": (48, 5120, 40, 8, 13824), "32B": (64, 5120, 40, 8, 27648),
         "72B": (80, 8192, 64, 8, 29568),
     }  # fmt: skip
-    found: dict[str, dict[str, Any]] = {}
+    listed: dict[str, dict[str, Any]] = {}
     for name, shape in shapes.items():
         tied = name in ("0.5B", "1.5B", "3B")
         common: dict[str, Any] = {
@@ -125,10 +125,10 @@ def _qwen2() -> dict[str, dict[str, Any]]:
         }  # fmt: skip
         short, long = (decoder(*shape, positions=positions, **common) for positions in (32768, 131_072))
         if name in ("0.5B", "1.5B", "7B", "72B"):
-            found |= {f"Qwen/Qwen2-{name}": long, f"Qwen/Qwen2-{name}-Instruct": short}
+            listed |= {f"Qwen/Qwen2-{name}": long, f"Qwen/Qwen2-{name}-Instruct": short}
         base = short if name in ("0.5B", "3B") else long
-        found |= {f"Qwen/Qwen2.5-{name}": base, f"Qwen/Qwen2.5-{name}-Instruct": short}
-    return found
+        listed |= {f"Qwen/Qwen2.5-{name}": base, f"Qwen/Qwen2.5-{name}-Instruct": short}
+    return listed
 
 
 def _qwen3() -> dict[str, dict[str, Any]]:
@@ -137,20 +137,20 @@ def _qwen3() -> dict[str, dict[str, Any]]:
         "0.6B": (28, 1024, 16, 8, 3072), "1.7B": (28, 2048, 16, 8, 6144), "4B": (36, 2560, 32, 8, 9728),
         "8B": (36, 4096, 32, 8, 12288), "14B": (40, 5120, 40, 8, 17408), "32B": (64, 5120, 64, 8, 25600),
     }  # fmt: skip
-    found: dict[str, dict[str, Any]] = {}
+    listed: dict[str, dict[str, Any]] = {}
     for name, shape in shapes.items():
         common: dict[str, Any] = {
             "model_type": "qwen3", "head_dim": 128, "vocab": 151_936, "rope_parameters": _rope(1e6),
             "tie_word_embeddings": name in ("0.6B", "1.7B", "4B"),
         }  # fmt: skip
-        found[f"Qwen/Qwen3-{name}"] = decoder(*shape, positions=40960, **common)
-        found[f"Qwen/Qwen3-{name}-Base"] = decoder(*shape, positions=32768, **common)
-    return found
+        listed[f"Qwen/Qwen3-{name}"] = decoder(*shape, positions=40960, **common)
+        listed[f"Qwen/Qwen3-{name}-Base"] = decoder(*shape, positions=32768, **common)
+    return listed
 
 
 def _gemma() -> dict[str, dict[str, Any]]:
     """Three generations of text models. -it: tuned."""
-    found: dict[str, dict[str, Any]] = {}
+    listed: dict[str, dict[str, Any]] = {}
     first: dict[str, Any] = {"model_type": "gemma", "vocab": 256_000, "positions": 8192, "head_dim": 256}
     second = {**first, "model_type": "gemma2"}
     third: dict[str, Any] = {
@@ -167,10 +167,10 @@ def _gemma() -> dict[str, dict[str, Any]]:
     }  # fmt: skip
     for name, (shape, fields) in shapes.items():
         base = f"google/{name}-pt" if name == "gemma-3-1b" else f"google/{name}"
-        found |= dict.fromkeys(
+        listed |= dict.fromkeys(
             (base, f"google/{name}-it"), decoder(*shape, **{**fields, "tie_word_embeddings": True})
         )
-    return found
+    return listed
 
 
 def _experts() -> dict[str, dict[str, Any]]:
@@ -200,15 +200,15 @@ def _t5() -> dict[str, dict[str, Any]]:
         "small": (512, 1024, 8, 6), "base": (768, 2048, 12, 12), "large": (1024, 2816, 24, 16),
         "xl": (2048, 5120, 24, 32), "xxl": (4096, 10240, 24, 64),
     }  # fmt: skip
-    found: dict[str, dict[str, Any]] = {}
+    listed: dict[str, dict[str, Any]] = {}
     for name, (width, inner, layers, heads) in shapes.items():
         fields = {
             "model_type": "t5", "vocab_size": 32128, "feed_forward_proj": "gated-gelu",
             "tie_word_embeddings": False, "dropout_rate": 0.1, "d_model": width, "d_kv": 64, "d_ff": inner,
             "num_layers": layers, "num_heads": heads,
         }  # fmt: skip
-        found |= dict.fromkeys((f"google/t5-v1_1-{name}", f"google/flan-t5-{name}"), fields)
-    return found
+        listed |= dict.fromkeys((f"google/t5-v1_1-{name}", f"google/flan-t5-{name}"), fields)
+    return listed
 
 
 LLAMA = {**_llama(), **_qwen2(), **_qwen3()}

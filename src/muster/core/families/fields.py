@@ -69,22 +69,22 @@ def flag(name: str, usual: bool) -> Field:
 
 def plain(fields: Iterable[Field], config: Mapping[str, Any]) -> dict[str, Any]:
     """A configuration with the family's own names in place of general ones."""
-    found = dict(config)
+    renamed = dict(config)
     for field in fields:
-        if field.also is not None and field.also in found:
-            value = found.pop(field.also)
-            if value is not None or field.name not in found:
-                found[field.name] = value
-    return found
+        if field.also is not None and field.also in renamed:
+            value = renamed.pop(field.also)
+            if value is not None or field.name not in renamed:
+                renamed[field.name] = value
+    return renamed
 
 
 def filled(fields: Iterable[Field], usual: Mapping[str, Any], config: Mapping[str, Any]) -> dict[str, Any]:
     """A plain configuration with a value for every field that has a usual one. `usual`: of the model type,
     before those of the family."""
-    found = plain(fields, config)
+    complete = plain(fields, config)
     for field in fields:
         value = usual.get(field.name, field.usual)
-        given = field.name in found and (field.optional or found[field.name] is not None)
+        given = field.name in complete and (field.optional or complete[field.name] is not None)
         if value is not None and not given:
-            found[field.name] = value
-    return found
+            complete[field.name] = value
+    return complete

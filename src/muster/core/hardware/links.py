@@ -83,7 +83,7 @@ class LinkFigures:
 
 
 @dataclass(frozen=True)
-class Link:
+class LinkSpec:
     """A link in one direction. `stated`: bytes/s on paper; `bandwidth`: bytes/s that a large message gets;
     `latency`: seconds before its first byte; `source`: of these figures; `beside`: what else was measured."""
 
@@ -99,7 +99,7 @@ class Link:
         return messages * self.latency + size / self.bandwidth
 
 
-def find_link(text: str) -> Link:
+def find_link(text: str) -> LinkSpec:
     """A link as a person names it (see the module's first lines). Raises UsageError naming the nearest."""
     name, brace, rest = text.strip().partition("{")
     name = name.strip().lower()
@@ -108,7 +108,7 @@ def find_link(text: str) -> Link:
         if "bandwidth" not in given:
             raise _unknown(text)
         stated, usable = given["bandwidth"], given.get("usable", 1.0)
-        return Link(with_figures("", given), stated, stated * usable, given.get("latency", 0.0), BY_HAND)
+        return LinkSpec(with_figures("", given), stated, stated * usable, given.get("latency", 0.0), BY_HAND)
     link = named(name) or _by_speed(name)
     if link is None:
         raise _unknown(text)
@@ -118,30 +118,30 @@ def find_link(text: str) -> Link:
     usable = given.get("usable", 1.0 if "bandwidth" in given else link.bandwidth / link.stated)
     source = f"{link.source}; by hand: {', '.join(sorted(given))}"
     latency = given.get("latency", link.latency)
-    return Link(with_figures(link.name, given), stated, stated * usable, latency, source)
+    return LinkSpec(with_figures(link.name, given), stated, stated * usable, latency, source)
 
 
-def named(name: str) -> Link | None:
+def named(name: str) -> LinkSpec | None:
     """A link of the table by its name; None: not in it."""
     for entry in _table()["links"]:
         if name in (entry["name"], *entry.get("also", ())):
             stated = entry["gb_s"] * 1e9
             usable, latency = entry["usable"], entry["microseconds"] * 1e-6
-            return Link(entry["name"], stated, stated * usable, latency, entry["source"])
+            return LinkSpec(entry["name"], stated, stated * usable, latency, entry["source"])
     return None
 
 
-def ethernet(gigabits: float) -> Link:
+def ethernet(gigabits: float) -> LinkSpec:
     """Ethernet of a speed in Gbit/s."""
     return _of_kind("ethernet", gigabits * 1e9, speed_words(gigabits * 1e9))
 
 
-def infiniband(gigabits: float) -> Link:
+def infiniband(gigabits: float) -> LinkSpec:
     """InfiniBand of a speed in Gbit/s."""
     return _of_kind("infiniband", gigabits * 1e9, f"{speed_words(gigabits * 1e9)}-ib")
 
 
-def between_hosts() -> list[Link]:
+def between_hosts() -> list[LinkSpec]:
     """Ethernet of the usual speeds, slowest first."""
     return [ethernet(gigabits) for gigabits in _table()["between_hosts"]]
 
@@ -159,7 +159,7 @@ def speed_words(bits: float) -> str:
     raise AssertionError("unreachable")
 
 
-def _by_speed(name: str) -> Link | None:
+def _by_speed(name: str) -> LinkSpec | None:
     """`10gbit`, `100GbE`, `50mbit`, `200gbit-ib`."""
     match = _SPEED.fullmatch(name)
     if match is None or float(match["number"]) == 0:
@@ -170,10 +170,10 @@ def _by_speed(name: str) -> Link | None:
     return _of_kind(_KINDS[kind], bits, speed_words(bits) + suffix)
 
 
-def _of_kind(kind: str, bits: float, name: str) -> Link:
+def _of_kind(kind: str, bits: float, name: str) -> LinkSpec:
     about = _table()["kinds"][kind]
     stated = bits / 8
-    return Link(name, stated, stated * about["usable"], about["microseconds"] * 1e-6, about["source"])
+    return LinkSpec(name, stated, stated * about["usable"], about["microseconds"] * 1e-6, about["source"])
 
 
 def _given(rest: str, text: str) -> dict[str, float]:
@@ -193,7 +193,7 @@ def _unknown(text: str) -> UsageError:
     return UsageError(f"there is no link named {text!r}", where="link", hint=f"{hint}Such as {_EXAMPLE}")
 
 
-def calibrated(link: Link, measured: LinkFigures) -> Link:
+def calibrated(link: LinkSpec, measured: LinkFigures) -> LinkSpec:
     """The link with what was measured in place of the table's figures."""
     changed = replace(
         link,

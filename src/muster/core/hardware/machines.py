@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 
 from muster.core.errors import UsageError
 from muster.core.hardware.devices import CPU, Device, find_device
-from muster.core.hardware.links import Link, find_link
+from muster.core.hardware.links import LinkSpec, find_link
 from muster.core.hardware.links import named as named_link
 from muster.core.hostlist import split_outside
 
@@ -38,9 +38,9 @@ class Machines:
     device: Device
     per_host: int = 1
     hosts: int = 1
-    link: Link | None = None
-    inner: Link | None = None
-    bus: Link | None = None
+    link: LinkSpec | None = None
+    inner: LinkSpec | None = None
+    bus: LinkSpec | None = None
     slots: tuple[int, ...] = ()
 
     @property
@@ -58,13 +58,17 @@ class Machines:
         """The same on another number of hosts."""
         return replace(self, hosts=hosts)
 
-    def over(self, link: Link) -> Machines:
+    def over(self, link: LinkSpec) -> Machines:
         """The same with another link between hosts."""
         return replace(self, link=link)
 
 
 def machines_of(
-    device: Device, per_host: int = 1, hosts: int = 1, link: Link | None = None, inner: Link | None = None
+    device: Device,
+    per_host: int = 1,
+    hosts: int = 1,
+    link: LinkSpec | None = None,
+    inner: LinkSpec | None = None,
 ) -> Machines:
     """Hosts of a device, joined by its usual links where none is given."""
     bus = named_link(device.bus) if device.bus else None
@@ -79,7 +83,7 @@ def parse_parts(text: str) -> tuple[Machines, ...]:
     saying which part is not understood."""
     items = _split(text)
     kinds = [items[0], *(item for item in items[1:] if _counts_of(item) is not None)]
-    links: dict[bool, Link] = {}
+    links: dict[bool, LinkSpec] = {}
     for item in items[1:]:
         if item in kinds:
             continue
@@ -102,7 +106,7 @@ def _counts_of(item: str) -> str | None:
     return tail.partition(":")[2] if ":" in tail else None
 
 
-def _part(item: str, text: str, link: Link | None, inner: Link | None) -> Machines:
+def _part(item: str, text: str, link: LinkSpec | None, inner: LinkSpec | None) -> Machines:
     """One kind of host: DEVICE[:PER_HOST[xHOSTS]]."""
     counts = _counts_of(item)
     name = item if counts is None else item[: -len(counts) - 1] if counts else item[:-1]
@@ -117,7 +121,7 @@ def _part(item: str, text: str, link: Link | None, inner: Link | None) -> Machin
     return machines_of(find_device(name), per_host, hosts, link, inner)
 
 
-def _link(item: str, text: str) -> Link:
+def _link(item: str, text: str) -> LinkSpec:
     try:
         return find_link(item)
     except UsageError as error:

@@ -33,10 +33,10 @@ class DdpSpec(EngineSpec):
     def states(self, spread: ModelSpread, tensors: Tensors, rank: int | None = None) -> States:
         """With several ranks the reducer keeps the gradients once more, in buckets (gradient_as_bucket_view
         is off)."""
-        found = unspread(spread, tensors)
+        own = unspread(spread, tensors)
         if spread.ranks == 1:
-            return found
-        return replace(found, held={**found.held, "buckets": found.gradients["gradients"]})
+            return own
+        return replace(own, held={**own.held, "buckets": own.gradients["gradients"]})
 
     def traffic(self, parameters: Sequence[Parameter], spread: ModelSpread) -> Traffic:
         """Gradients in buckets, the first one of at least 1 MiB, in the order in which they are ready; only

@@ -212,7 +212,7 @@ def user_training(config: Mapping[str, Any]) -> dict[str, Any]:
     """
     optimizer, scheduler = (section(section(config, key), "params") for key in ("optimizer", "scheduler"))
     beta1, beta2 = _pair(optimizer.get("betas", "auto"))
-    found = {
+    given = {
         "learning_rate": optimizer.get("lr", "auto"),
         "beta1": beta1,
         "beta2": beta2,
@@ -221,15 +221,15 @@ def user_training(config: Mapping[str, Any]) -> dict[str, Any]:
         "clip": config.get("gradient_clipping", "auto"),
         "warmup": scheduler.get("warmup_num_steps", "auto"),
     }
-    if found["learning_rate"] == "auto":
-        found["learning_rate"] = scheduler.get("warmup_max_lr", "auto")
-    for name, value in found.items():
+    if given["learning_rate"] == "auto":
+        given["learning_rate"] = scheduler.get("warmup_max_lr", "auto")
+    for name, value in given.items():
         number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
         if value != "auto" and not number:
             raise RecipeError(
                 f'{name} must be a number or "auto", not {value!r}', where="the DeepSpeed configuration"
             )
-    return {**_adam_defaults(config), **{name: value for name, value in found.items() if value != "auto"}}
+    return {**_adam_defaults(config), **{name: value for name, value in given.items() if value != "auto"}}
 
 
 def given_config(recipe: Recipe) -> dict[str, Any]:
@@ -245,14 +245,14 @@ def tracker_packages(config: Mapping[str, Any]) -> tuple[str, ...]:
 
 def written(config: Mapping[str, Any]) -> dict[str, Path]:
     """What DeepSpeed writes by itself -> the file or folder, from the rank's own folder."""
-    profiler, found = section(config, "flops_profiler"), {}
+    profiler, paths = section(config, "flops_profiler"), {}
     if profiler.get("enabled") and profiler.get("output_file"):
-        found["flops_profiler"] = Path(profiler["output_file"])
+        paths["flops_profiler"] = Path(profiler["output_file"])
     for key in ("tensorboard", "csv_monitor"):
         own = section(config, key)
         if own.get("enabled"):
-            found[key] = Path(own.get("output_path") or "") / (own.get("job_name") or _JOB_NAME)
-    return found
+            paths[key] = Path(own.get("output_path") or "") / (own.get("job_name") or _JOB_NAME)
+    return paths
 
 
 def user_schedule(config: Mapping[str, Any]) -> tuple[str, str] | None:
@@ -270,9 +270,9 @@ def user_schedule(config: Mapping[str, Any]) -> tuple[str, str] | None:
             f"warmup_type {kind!r} is none of {', '.join(_WARMUPS)}, and DeepSpeed would take log",
             where="the DeepSpeed configuration",
         )
-    said = f"{name} of DeepSpeed: {_WARMUPS[kind if kind != 'auto' else 'linear']}, {_SCHEDULERS[name][0]}"
+    words = f"{name} of DeepSpeed: {_WARMUPS[kind if kind != 'auto' else 'linear']}, {_SCHEDULERS[name][0]}"
     open_ = "warmup_type is left out, which DeepSpeed would make logarithmic; the recipe's warm-up is linear"
-    return said, open_ if kind == "auto" else ""
+    return words, open_ if kind == "auto" else ""
 
 
 def user_decisions(recipe: Recipe) -> list[Decision]:
@@ -419,8 +419,8 @@ def _fill(there: dict[str, Any], values: Mapping[str, Any]) -> None:
 def _inside(config: dict[str, Any], *path: str) -> dict[str, Any]:
     """A section to be changed in place; one that is not there: an empty one that is in nothing."""
     for key in path:
-        found = config.get(key)
-        config = found if isinstance(found, dict) else {}
+        own = config.get(key)
+        config = own if isinstance(own, dict) else {}
     return config
 
 
@@ -505,18 +505,18 @@ def _own_config(recipe: Recipe) -> dict[str, Any]:
     return config
 
 
-def _check(config: Mapping[str, Any], known: Mapping[str, Any], prefix: str, where: str) -> None:
+def _check(config: Mapping[str, Any], allowed: Mapping[str, Any], prefix: str, where: str) -> None:
     for key, value in config.items():
-        if key not in known:
-            everywhere = [*known, *(f"{a}.{b}" for a, sub in known_keys().items() if sub for b in sub)]
+        if key not in allowed:
+            everywhere = [*allowed, *(f"{a}.{b}" for a, sub in known_keys().items() if sub for b in sub)]
             raise RecipeError(
                 f"{prefix + key!r} is not a key that DeepSpeed knows; it would ignore it silently",
                 where=where,
-                hint=did_you_mean(key, known) or did_you_mean(key, everywhere),
+                hint=did_you_mean(key, allowed) or did_you_mean(key, everywhere),
             )
         if value is None and prefix:  # DeepSpeed takes it for not given, also where it is a section
             continue
-        if (isinstance(known[key], dict) or (key in _SECTIONS and not prefix)) and not isinstance(
+        if (isinstance(allowed[key], dict) or (key in _SECTIONS and not prefix)) and not isinstance(
             value, dict
         ):
             raise RecipeError(
@@ -524,8 +524,8 @@ def _check(config: Mapping[str, Any], known: Mapping[str, Any], prefix: str, whe
                 where=where,
                 hint=_EXAMPLES.get(key),
             )
-        if isinstance(known[key], dict):
-            _check(value, known[key], f"{prefix}{key}.", where)
+        if isinstance(allowed[key], dict):
+            _check(value, allowed[key], f"{prefix}{key}.", where)
 
 
 def _lay(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:

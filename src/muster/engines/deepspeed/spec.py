@@ -112,9 +112,9 @@ class DeepSpeedSpec(EngineSpec):
 
     def given(self, recipe: Recipe) -> Fixed:
         """By the user's own file, with engine.options laid over it."""
-        engine, found = recipe.engine, self.fixed(configuration.given_config(recipe))
+        engine, fixed = recipe.engine, self.fixed(configuration.given_config(recipe))
         decided = configuration.section(engine.options, "zero_optimization").keys() & _SPREAD
-        return replace(found, spread=bool(engine.config or decided))
+        return replace(fixed, spread=bool(engine.config or decided))
 
     def fixed(self, config: Mapping[str, Any]) -> Fixed:
         """What is not "auto"."""
@@ -152,21 +152,21 @@ class DeepSpeedSpec(EngineSpec):
         stage = int(zero.get("stage", 0))
         offloads = {name: configuration.section(zero, f"offload_{name}") for name in ("optimizer", "param")}
         offload, disk = _offloads(stage, offloads)
-        found: dict[str, Any] = {"stage": stage, "offload": offload, "disk": disk, **self.sizes(stage, width)}
+        sizes: dict[str, Any] = {"stage": stage, "offload": offload, "disk": disk, **self.sizes(stage, width)}
         if zero.get("reduce_bucket_size") == "auto":  # of any stage: Transformers'
-            found["bucket"] = configuration.by_width(width)["reduce_bucket_size"]
+            sizes["bucket"] = configuration.by_width(width)["reduce_bucket_size"]
         given = {field: zero.get(key, default) for key, (field, default) in _SIZES.items()}
-        found |= {field: int(value) for field, value in given.items() if isinstance(value, int | float)}
-        found["pins"] = all(each.get("pin_memory", True) for each in offloads.values())
+        sizes |= {field: int(value) for field, value in given.items() if isinstance(value, int | float)}
+        sizes["pins"] = all(each.get("pin_memory", True) for each in offloads.values())
         # Its stages take the norm whatever it is for, plain data parallelism to clip alone.
         normed = stage > 0 and zero.get("compute_grad_norm", True)
-        found["clips"] = bool(normed or whole["gradient_clipping"])
-        found["overlap"] = bool(zero.get("overlap_comm", stage == 3))
-        found["together"] = "optimizer" in whole
-        found["moments"] = configuration.moments(whole, offloaded="optimizer" in offload)
+        sizes["clips"] = bool(normed or whole["gradient_clipping"])
+        sizes["overlap"] = bool(zero.get("overlap_comm", stage == 3))
+        sizes["together"] = "optimizer" in whole
+        sizes["moments"] = configuration.moments(whole, offloaded="optimizer" in offload)
         group = _number(zero, _GROUP, 1) if stage == 3 else 1
-        found["group"] = group if group > 1 else 0
-        return found
+        sizes["group"] = group if group > 1 else 0
+        return sizes
 
     def sizes(self, stage: int, width: int) -> dict[str, Any]:
         """Stages 1 and 2 have a bucket of their own; "auto" of stage 3 is Transformers', by the hidden size
@@ -622,14 +622,14 @@ ALIGNMENT = 2  # elements x ranks: nccl_start_alignment_factor, to which stages 
 def _step(parameters: Sequence[Parameter], spread: ModelSpread) -> tuple[Call, ...]:
     """The small calls: how many tokens a step has; a norm of the gradients for each group of the optimizer,
     to clip them; whether half precision overflowed."""
-    found = counting(spread)
+    calls = counting(spread)
     if spread.clips:
         groups = spread.optimizer_groups(tuple(p for p in parameters if p.trained))
         norms = len(groups) if spread.stage else 1
-        found += [Call("all-reduce", 8 if spread.stage == 3 else 4)] * norms
+        calls += [Call("all-reduce", 8 if spread.stage == 3 else 4)] * norms
     if spread.stage in (1, 2) and spread.element == 2:
-        found.append(Call("all-reduce", 1))
-    return tuple(found)
+        calls.append(Call("all-reduce", 1))
+    return tuple(calls)
 
 
 def _exchanged_0_to_2(parameters: Sequence[Parameter], spread: ModelSpread) -> Traffic:
@@ -768,12 +768,12 @@ def _with_reduces(
 ) -> list[Segment]:
     """Each bucket goes off in the segment that fills it."""
     sizes = buckets([p.numel for p in trained], spread.bucket)
-    found, waiting, done = [], list(sizes), 0
+    made, waiting, done = [], list(sizes), 0
     for index, (segment, module) in enumerate(zip(segments, modules, strict=True)):
         done += sum(p.numel for p in module if p.trained)
         reduces = []
         while waiting and (waiting[0] <= done or index == len(modules) - 1):
             done -= waiting[0]
             reduces.append(Call("reduce-scatter", spread.element * waiting.pop(0)))
-        found.append(Segment(segment.share, segment.gathers, tuple(reduces)))
-    return found
+        made.append(Segment(segment.share, segment.gathers, tuple(reduces)))
+    return made

@@ -149,21 +149,21 @@ def _dialling_code() -> str:
 
 
 def dialling_argv(
-    python: str, job_id: str, name: str, home: Home, launch: Launch, *, told: bool
+    python: str, job_id: str, name: str, home: Home, launch: Launch, *, with_secret: bool
 ) -> list[str]:
     """The command that dials home and then waits for the agent's source there.
 
-    `name` is the host's label, or `$VARIABLE` of the host's environment. `told`: code and secret stand in the
-    command (others on the host can read it in `ps`, so it admits each host once); otherwise the environment
-    brings both, as `dialling_env` has them, and the command stays short.
+    `name` is the host's label, or `$VARIABLE` of the host's environment. `with_secret`: code and secret stand
+    in the command (others on the host can read it in `ps`, so it admits each host once); otherwise the
+    environment brings both, as `dialling_env` has them, and the command stays short.
     """
-    if told:
+    if with_secret:
         code = base64.b64encode(zlib.compress(_dialling_code().encode(), 9)).decode()
         start = f'import base64,zlib;exec(zlib.decompress(base64.b64decode("{code}")))'
     else:
         start = f'import os;exec(os.environ.pop("{CODE}"))'
     start = f"import sys;{_OWN_PATH};{start}"
-    words = [name, str(home), f"{launch.connect_timeout:g}", *([home.secret] if told else [])]
+    words = [name, str(home), f"{launch.connect_timeout:g}", *([home.secret] if with_secret else [])]
     return [python, "-S", "-u", "-c", start, "muster-agent", job_id, *words]
 
 

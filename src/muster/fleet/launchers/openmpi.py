@@ -45,7 +45,7 @@ def requests(places: tuple[Placement, ...], launch: Launch, job_id: str, home: H
                 host=place.host,
                 hint="put the user or another name into ~/.ssh/config, or launch.launcher=ssh",
             )
-        agent = dialling_argv(interpreter(launch), job_id, place.host, home, launch, told=False)
+        agent = dialling_argv(interpreter(launch), job_id, place.host, home, launch, with_secret=False)
         context = [
             "-np",
             "1",

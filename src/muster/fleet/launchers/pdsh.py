@@ -35,7 +35,7 @@ def requests(places: tuple[Placement, ...], launch: Launch, job_id: str, home: H
                 hint="a name of the host, or launch.launcher=ssh",
             )
     arguments = ssh_words(launch, "pdsh")
-    agent = dialling_argv(interpreter(launch), job_id, _HOST, home, launch, told=True)
+    agent = dialling_argv(interpreter(launch), job_id, _HOST, home, launch, with_secret=True)
     argv = [
         "pdsh",
         "-R", "ssh",

@@ -47,7 +47,7 @@ def remote(place: Placement, launch: Launch, argv: list[str]) -> list[str]:
 def requests(places: tuple[Placement, ...], launch: Launch, job_id: str, home: Home | None) -> list[Request]:
     """One srun for all nodes."""
     assert home is not None
-    agent = dialling_argv(interpreter(launch), job_id, "$SLURMD_NODENAME", home, launch, told=False)
+    agent = dialling_argv(interpreter(launch), job_id, "$SLURMD_NODENAME", home, launch, with_secret=False)
     argv = [
         *_SRUN,
         f"--nodes={len(places)}",

@@ -28,7 +28,7 @@ from statistics import NormalDist
 from muster.core import float8
 from muster.core.errors import UsageError
 from muster.core.hardware.devices import plain_name
-from muster.core.hardware.links import Link, LinkFigures, SharedLink, calibrated
+from muster.core.hardware.links import LinkFigures, LinkSpec, SharedLink, calibrated
 from muster.core.hardware.machines import Machines
 from muster.core.trace import Parameter, Pass
 from muster.engines.base import spec_of
@@ -368,7 +368,7 @@ def ideal(case: StepCase) -> float:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class Conditions:
     """How well things go, beside what is usual: times the shares that devices reach, times what Python takes,
     a GPU's speed beside an exchange, times the links' and a host's memory's bandwidth; `hides`: what can hide
     behind the computation does."""
@@ -381,7 +381,7 @@ class Outcome:
     hides: bool = True
 
 
-USUAL = Outcome()
+USUAL = Conditions()
 SURE = 0.04  # what runs of the same job differ by, where the device was measured
 UNCOUNTED = 0.9  # by what share more a step takes, where nobody knows what moves through memory
 # Times the bandwidth of a host's memory under an optimizer, where that was not measured: DeepSpeed's CPU Adam
@@ -390,7 +390,7 @@ HOST_LEAST, HOST_MOST = 0.2, 2.0
 LINKS_OFF = 0.15  # by what share links are better or worse than stated
 
 
-def computing(case: StepCase, calibration: Calibration, outcome: Outcome = USUAL) -> float:
+def computing(case: StepCase, calibration: Calibration, outcome: Conditions = USUAL) -> float:
     """Seconds of a micro-step's computation."""
     name, kind = case_key(case), case.machines.device.kind
     usual = reached(case.machines.device, case.precision).products
@@ -414,7 +414,7 @@ def predict(
     calibration: Calibration | None = None,
     *,
     micro: float | None = None,
-    outcome: Outcome = USUAL,
+    outcome: Conditions = USUAL,
 ) -> Step:
     """An optimizer step. `micro`: seconds that a micro-step computes, where they are known otherwise.
 
@@ -472,9 +472,9 @@ def between(case: StepCase, calibration: Calibration | None = None) -> tuple[flo
     linked = 0.0 if case.machines.ranks == 1 else LINKS_OFF
     counted = not case.uncounted and case_key(case) == key(case.machines.device.name, case.precision)
     more = off if counted else UNCOUNTED
-    good = Outcome(1 + off, 1 / (1 + 2 * off), (1 + CONTENDED) / 2, 1 + linked, HOST_MOST)
+    good = Conditions(1 + off, 1 / (1 + 2 * off), (1 + CONTENDED) / 2, 1 + linked, HOST_MOST)
     hides = not case.spread.moves_parameters
-    bad = Outcome(1 / (1 + more), 1 + 2 * off, CONTENDED**2, 1 / (1 + linked), HOST_LEAST, hides)
+    bad = Conditions(1 / (1 + more), 1 + 2 * off, CONTENDED**2, 1 / (1 + linked), HOST_LEAST, hides)
     return predict(case, figures, outcome=good).seconds, predict(case, figures, outcome=bad).seconds
 
 
@@ -497,7 +497,7 @@ def evaluation(case: StepCase, samples: int, calibration: Calibration | None = N
     return rounds * (forward + gathering)
 
 
-def link_key(link: Link, device: str) -> str:
+def link_key(link: LinkSpec, device: str) -> str:
     """What a link is known by in a Calibration: gloo gets less of it than NCCL. `device`: cpu or cuda."""
     return f"{link.name} gloo" if device == "cpu" else link.name
 
@@ -505,7 +505,7 @@ def link_key(link: Link, device: str) -> str:
 def measured_links(machines: Machines, calibration: Calibration, times: float = 1.0) -> Machines:
     """The machines with what was measured of their links. `times`: the bandwidth of those that were not."""
 
-    def as_measured(link: Link | None) -> Link | None:
+    def as_measured(link: LinkSpec | None) -> LinkSpec | None:
         name = link_key(link, machines.device.kind) if link is not None else ""
         if link is None or name in calibration.links:
             return link if link is None else calibrated(link, calibration.links[name])
@@ -527,7 +527,7 @@ def _hooks(case: StepCase) -> float:
     return case.spread.micro_steps * _per_tensor(case) + stepping
 
 
-def _pace(machines: Machines, outcome: Outcome = USUAL) -> OverlapPace:
+def _pace(machines: Machines, outcome: Conditions = USUAL) -> OverlapPace:
     """What computation and exchange lose to each other on the link that sets the pace."""
     link = machines.link if machines.hosts > 1 else machines.inner
     if link is None:

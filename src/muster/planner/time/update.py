@@ -16,7 +16,6 @@ MEMORY = 0.8  # of its stated bandwidth that long sequential reads and writes ge
 # Bytes per parameter of a rank's part: an optimizer reads gradient, weight and moments (Adam: two) and writes
 # all but the gradient back, the norm reads the gradient (4), clipping reads and writes it (8).
 GRADIENT, MOMENT = 4 + 4 + 4 + 4 + 8, 8
-UPDATE = GRADIENT + 2 * MOMENT
 
 
 def update(

@@ -61,7 +61,7 @@ def find_texts(path: Path) -> DataFiles:
             where=str(path),
             hint=f"name the one to train on: data.path={one}; or call it train{one.suffix}",
         )
-    held = next((found for name in HELD_OUT if (found := _named(others, name))), ())
+    held = next((held_out for name in HELD_OUT if (held_out := _named(others, name))), ())
     return DataFiles(train, held, tuple(file for file, words in others.items() if words and file not in held))
 
 
