@@ -148,14 +148,14 @@ def test_the_later_of_two_joins_of_one_machine_counts(tmp_path: Path) -> None:
     with Head(tmp_path, "2", "--json") as head:
         first = Machine(head, "m2")
         head.until("1 of 2")
-        second = Machine(head, "m2", slots=7)
+        second = Machine(head, "M2", slots=7)  # case means nothing in a name
         assert isinstance(first.finish(), member.Rejected)
         other = Machine(head, "m3")
         assert isinstance(second.finish(), dict) and isinstance(other.finish(), dict)
         code, out, _ = head.finish()
     data = json.loads(out)
     assert code == 0
-    assert [(host["name"], host["slots"]) for host in data["hosts"]] == [("m2.example", 7), ("m3.example", 1)]
+    assert [(host["name"], host["slots"]) for host in data["hosts"]] == [("M2.example", 7), ("m3.example", 1)]
     assert data["gathered"] == {"wanted": 2, "refused": {"again": 1}, "lost": 0}
 
 

@@ -74,6 +74,19 @@ def test_tokens(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MUSTER_JOIN_TOKEN", "short")
     with pytest.raises(UsageError, match="at least 16"):
         head_token(None)
+    for token in (head_token, member_token):  # bytes that are no UTF-8, as Python has them
+        monkeypatch.setenv("MUSTER_JOIN_TOKEN", "\udcff" * 16)
+        with pytest.raises(UsageError, match="UTF-8"):
+            token(None)
+
+
+def test_the_script_refuses_a_token_that_it_cannot_send(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("MUSTER_JOIN_TOKEN", "\udcff" * 16)
+    with pytest.raises(SystemExit) as end:
+        member.main(["127.0.0.1:1", "--timeout", "0.1"])
+    assert end.value.code == 2 and "utf-8" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("seconds", ["nan", "-1", "0", "inf"])

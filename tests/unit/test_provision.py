@@ -263,6 +263,14 @@ def test_what_is_there_and_differs_is_never_written_over(tmp_path: Path) -> None
     assert f"{place / 'link'} differs" in failed["what"]
 
 
+@pytest.mark.parametrize("kind", ["a file", "a link to nothing"])
+def test_what_stands_in_the_way_of_a_folder_is_named_before_a_copy(kind: str, tmp_path: Path) -> None:
+    way = tmp_path / "way"
+    way.write_text("x") if kind == "a file" else way.symlink_to(tmp_path / "nothing")
+    said = run_program(tmp_path, "make", files=[file_of(way / "data/a", b"a"), file_of(way / "data/b", b"b")])
+    assert said["kind"] == "failed" and said["what"].startswith(f"{way} ") and said["hint"]
+
+
 def test_a_file_of_another_time_is_compared_by_its_content(tmp_path: Path) -> None:
     (tmp_path / "f").write_bytes(b"same")
     asked = run_program(tmp_path, "make", files=[file_of(tmp_path / "f", b"same", digest=False)])

@@ -272,6 +272,7 @@ def main(argv: List[str]) -> int:
                 secret = file.read().strip()
         else:
             secret = os.environ.get("MUSTER_JOIN_TOKEN", "").strip()
+        secret.encode()  # not every environment variable is text
     except (OSError, ValueError) as error:
         parser.error(str(error))
     if not 0 < given.timeout < float("inf"):  # NaN is neither

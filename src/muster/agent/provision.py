@@ -446,8 +446,16 @@ class Provision:
         return brought
 
     def check_room(self, files: List[List[Any]]) -> None:
-        """Raises Problem where files have no room, or no folder that can be written."""
+        """Raises Problem where files have no room, or no folder that can be made or written."""
         size = sum(each[1] for each in files)
+        for way in sorted({os.path.dirname(each[0]) for each in files}):
+            while not os.path.lexists(way):
+                way = os.path.dirname(way)
+            if not os.path.isdir(way):
+                raise Problem(
+                    "%s is not a folder, and the recipe has files below it" % way,
+                    "remove it or rename it there, then run prepare again",
+                )
         for place in (os.path.dirname(files[0][0]), self.cache):
             above = existing(place)
             if not os.access(above, os.W_OK):

@@ -17,7 +17,7 @@ from muster.agent.member import keep_alive
 from muster.core.errors import JobError, UsageError
 from muster.core.hostlist import natural
 from muster.core.inventory import MAX_SLOTS, Host, inventory_document
-from muster.core.units import check_seconds
+from muster.core.units import check_seconds, counted
 from muster.fleet.addresses import own_addresses
 from muster.fleet.interrupts import interrupts
 from muster.fleet.listener import Door, Guest
@@ -40,6 +40,11 @@ class Member:
     def host(self) -> Host:
         """As a host file has it."""
         return Host(f"[{self.address}]" if ":" in self.address else self.address, self.slots)
+
+    @property
+    def key(self) -> str:
+        """What no two members share: an inventory compares names without their case as well."""
+        return self.address.lower()
 
 
 @dataclass(frozen=True)
@@ -94,7 +99,7 @@ def _is_address(text: str) -> bool:
 
 
 class _Gathering:
-    """The machines that are in, by address. A context manager: at its end every connection is closed."""
+    """The machines that are in, by their keys. A context manager: at its end every connection is closed."""
 
     def __init__(self, door: Door, wanted: int) -> None:
         self.door, self.wanted, self.own = door, wanted, own_addresses(())[0]
@@ -133,18 +138,18 @@ class _Gathering:
                 self._admit(guest, member)
 
     def _admit(self, guest: Guest, member: Member) -> None:
-        if member.address in self.guests:  # the later connection counts: the earlier may be a dead one
-            earlier = self._drop(member.address)
+        if member.key in self.guests:  # the later connection counts: the earlier may be a dead one
+            earlier = self._drop(member.key)
             self._refuse(earlier, "again", "closed: replaced by another join from this address")
         if len(self.guests) >= self.wanted:
             self._refuse(guest, "late", f"closed: {self.wanted} have joined")
             return
         keep_alive(guest.socket)
-        self.guests[member.address] = guest, member
-        self.selector.register(guest.socket, selectors.EVENT_READ, member.address)
+        self.guests[member.key] = guest, member
+        self.selector.register(guest.socket, selectors.EVENT_READ, member.key)
 
-    def _drop(self, address: str) -> Guest:
-        guest, _ = self.guests.pop(address)
+    def _drop(self, key: str) -> Guest:
+        guest, _ = self.guests.pop(key)
         self.selector.unregister(guest.socket)
         return guest
 
@@ -154,8 +159,8 @@ class _Gathering:
 
     def release(self) -> None:
         """Tell every machine that all are there."""
-        for address, (_, member) in list(self.guests.items()):
-            guest = self._drop(address)
+        for key, (_, member) in list(self.guests.items()):
+            guest = self._drop(key)
             guest.welcome({"name": member.host.name, "members": self.wanted})
             guest.socket.close()
 
@@ -211,5 +216,5 @@ def _too_few(state: Gathered, timeout: float, stopped: str | None) -> JobError:
     if stopped:
         return JobError(f"{stopped}: {there}; nothing was written")
     wrong = state.refused.get("wrong secret")
-    hint = f"{wrong} connections had a wrong token" if wrong else "a longer --timeout, or fewer machines"
+    hint = f"{counted(wrong, 'connection')} had a wrong token" if wrong else "a longer --timeout, or fewer machines"
     return JobError(f"after {timeout:g} s {there}; nothing was written", hint=hint)

@@ -63,4 +63,8 @@ def _read(file: Path) -> str:
 def _sound(text: str, where: str) -> str:
     if len(text) < SHORTEST:
         raise UsageError(f"a token has at least {SHORTEST} letters", where=where)
+    try:
+        text.encode()
+    except UnicodeEncodeError:  # bytes of the environment that are not text
+        raise UsageError("a token is text in UTF-8", where=where) from None
     return text
