@@ -399,6 +399,30 @@ def test_a_full_disk_is_told_by_the_agent(
     )
 
 
+def test_files_that_came_in_part_do_not_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A job that ends while its files are brought leaves whole contents alone, for the next one."""
+    for name in ("set_blocking", "write"):
+        monkeypatch.setattr(agent.os, name, lambda *_: 0)
+    monkeypatch.setattr(agent.signal, "signal", lambda *_: None)
+    monkeypatch.setattr(agent.signal, "set_wakeup_fd", lambda *_, **__: None)
+    monkeypatch.setattr(agent, "adopt_orphans", lambda: None)
+    host = Agent()
+    base, kept = tmp_path / "job", tmp_path / "code"
+    host.base, host.kept = str(base), str(kept)
+    host.spec = {"scratch": True, "token": "t", "workdir": host.base}
+    host.tree = {"files": [["one", 0o644, "d1", 4], ["two", 0o644, "d2", 4]]}
+    host.lacks = {"d1", "d2"}
+    for place in (kept, base / "code"):
+        place.mkdir(parents=True)
+    host.blob({"digest": "d1", "data": "b25l", "last": True})
+    host.blob({"digest": "d2", "data": "b25l", "last": False})
+    assert len([*kept.iterdir()]) == 2
+    monkeypatch.setattr(host, "turn", lambda: setattr(host, "why", "stopped"))
+    monkeypatch.setattr(host, "send_all", lambda seconds: None)
+    host.run()
+    assert [*kept.iterdir()] == [kept / "d1"] and not base.exists()
+
+
 @pytest.mark.parametrize(
     ("codes", "code", "first"),
     [

@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 import re
+import shutil
 import sys
 import tempfile
 from importlib.metadata import version
@@ -18,13 +19,16 @@ from muster.agent import provision
 from muster.agent.provision import REMOTE
 from muster.checks.families import disk
 from muster.cli.app import main
-from muster.core.errors import RecipeError, UsageError
+from muster.core.errors import HostError, RecipeError, UsageError
 from muster.inputs.hub import check_names
 from muster.inputs.read import read_inputs, read_recipe
+from muster.prepare.host import HostJobs
 from muster.prepare.pinned import pinned_here, read_requirements
 from muster.prepare.plan import Options, make_plan, plan_as_dict
+from muster.prepare.prepare import provision as provision_hosts
 from muster.prepare.result import differences
 from muster.prepare.warm import kernel_folders, warm_recipe
+from muster.store.tree import Tree
 from tests.wheels import PROGRAM, environment, make_wheel, run_program
 
 # --- what is pinned --------------------------------------------------------------------------------------
@@ -263,6 +267,14 @@ def test_what_is_there_and_differs_is_never_written_over(tmp_path: Path) -> None
     assert f"{place / 'link'} differs" in failed["what"]
 
 
+def test_a_disk_has_to_have_room_for_all_copies(tmp_path: Path) -> None:
+    """One in the file's place, two below the cache."""
+    for share, kind in ((0.45, "failed"), (0.25, "report")):
+        size = int(shutil.disk_usage(tmp_path).free * share)
+        said = run_program(tmp_path, "make", files=[[str(tmp_path / "data"), size, 1, None]])
+        assert said["kind"] == kind, said
+
+
 @pytest.mark.parametrize("kind", ["a file", "a link to nothing"])
 def test_what_stands_in_the_way_of_a_folder_is_named_before_a_copy(kind: str, tmp_path: Path) -> None:
     way = tmp_path / "way"
@@ -444,3 +456,21 @@ def test_recipes_are_prepared_together(options: Options, tmp_path: Path) -> None
     assert [each.path.name for each in plan.files()] == ["train.jsonl"] * 2
     later = make_plan(recipes, options, later=tmp_path / "b")
     assert later.local == plan.local  # the folder itself is no model of a step
+
+
+def test_a_file_that_changes_while_it_is_copied_is_named(
+    options: Options, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "train.jsonl"
+    file.write_text("".join(f'{{"prompt": "{each}", "response": "b"}}\n' for each in range(20)))
+
+    def run(jobs: HostJobs, op: str, tree: Tree | None = None, **order: Any) -> dict[str, Any]:
+        if tree is None:
+            return {"lacks": {"files": [0]}}
+        file.write_text("less")
+        raise HostError("a file came damaged", host="node1")
+
+    monkeypatch.setattr(HostJobs, "run", run)
+    recipe = read_inputs("sft", "node1:1", [f"data.path={file}", "launch.launcher=ssh"])
+    host = provision_hosts([recipe], options).hosts[0]
+    assert host.failure and str(file) in str(host.failure["what"]) and host.failure["hint"]

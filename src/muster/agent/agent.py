@@ -831,6 +831,12 @@ def new_folder(path: str) -> None:
         raise Problem("%s cannot be made anew: %s" % (path, error.strerror), "remove it there")
 
 
+def full_disk(error: Exception) -> Optional[str]:
+    """disk_full where that is why; else None."""
+    full = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
+    return "disk_full" if full else None
+
+
 def remove(path: str) -> None:
     try:
         os.unlink(path)
@@ -1256,6 +1262,10 @@ class Agent:
     def kept_at(self, digest: str) -> str:
         return os.path.join(self.kept, digest)
 
+    def part_of(self, digest: str) -> str:
+        """Where it is until it is whole: of this job alone, for hosts may share the folder."""
+        return "%s.%s" % (self.kept_at(digest), self.spec["token"])
+
     def has(self, digest: str) -> bool:
         """Whether the content was kept; it is from now on, for as long as any."""
         try:
@@ -1267,8 +1277,7 @@ class Agent:
     def blob(self, order: Dict[str, Any]) -> None:
         """A part of a file's content."""
         digest = order["digest"]
-        # Of this job alone: hosts may share the folder, and what a killed agent has begun stays there.
-        part = "%s.%s" % (self.kept_at(digest), self.spec["token"])
+        part = self.part_of(digest)
         with open(part, "ab") as file:
             file.write(binascii.a2b_base64(order["data"]))
         if not order["last"]:
@@ -1285,6 +1294,8 @@ class Agent:
         place = os.path.join(self.base, "code")
         new_folder(place)
         for path, mode, digest, _ in self.tree["files"]:
+            if self.why is not None:  # the job has ended, and its folder may be gone
+                return
             target = os.path.join(place, path)
             os.makedirs(os.path.dirname(target), exist_ok=True)
             kept, made = self.kept_at(digest), hashlib.sha256()
@@ -1314,8 +1325,8 @@ class Agent:
             except Problem as problem:
                 self.tell({"m": "error", "what": str(problem), "hint": problem.hint, "id": None})
             except Exception as error:
-                what = "the code cannot be written: %s: %s" % (type(error).__name__, error)
-                self.tell({"m": "error", "what": what, "hint": None, "id": None})
+                what = "files cannot be written: %s: %s" % (type(error).__name__, error)
+                self.tell({"m": "error", "what": what, "hint": None, "id": full_disk(error)})
 
         threading.Thread(target=run, daemon=True).start()
 
@@ -1662,10 +1673,13 @@ class Agent:
             self.say("error", what=str(problem), hint=problem.hint, id=problem.failure)
         except Exception as error:  # the last line of defence: say it, and still clean up
             self.why = "error"
-            self.say("error", what="the agent failed: %s: %s" % (type(error).__name__, error), hint=None)
+            what = "the agent failed: %s: %s" % (type(error).__name__, error)
+            self.say("error", what=what, hint=None, id=full_disk(error))
         self.end_ranks()
         self.drain()
-        if self.place and self.spec.get("scratch"):  # a folder of this job alone, not worth keeping
+        for digest in self.lacks:
+            remove(self.part_of(digest))
+        if (self.place or self.tree) and self.spec.get("scratch"):  # of this job alone, not worth keeping
             shutil.rmtree(self.base, ignore_errors=True)
         bad = {rank: code for rank, code in self.ended.items() if code}
         first = self.first_of(bad) if code else None

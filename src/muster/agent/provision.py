@@ -456,13 +456,17 @@ class Provision:
                     "%s is not a folder, and the recipe has files below it" % way,
                     "remove it or rename it there, then run prepare again",
                 )
-        for place in (os.path.dirname(files[0][0]), self.cache):
+        needs = {}  # type: Dict[int, int]
+        # What is brought is kept until it has its place, and the job has a copy of its own.
+        for place, times in ((os.path.dirname(files[0][0]), 1), (self.cache, 2)):
             above = existing(place)
             if not os.access(above, os.W_OK):
                 raise Problem("%s is not there, and %s cannot be written" % (place, above), "copy it by hand")
             free = shutil.disk_usage(above).free
-            if size > free:
-                what = "%s needs %.1f GB, and %.1f GB are free" % (place, size / 1e9, free / 1e9)
+            disk = os.stat(above).st_dev
+            needs[disk] = needs.get(disk, 0) + times * size
+            if needs[disk] > free:
+                what = "%s needs %.1f GB, and %.1f GB are free" % (place, needs[disk] / 1e9, free / 1e9)
                 raise Problem(what, "free some space there, or choose another disk")
 
     def place(self, path: str, size: int, changed: int, digest: str) -> None:

@@ -210,8 +210,14 @@ class Supervisor:
                 if not link.brought and silent > self.launch.lease and not link.sending:
                     self.fleet.give_up(link, f"silent for {silent:.0f} s")
                 if link.problem or link.ended or link.exit is not None:
-                    words = link.problem.what if link.problem else f"was lost: {link.why_unreachable()}"
-                    raise HostError(f"while the code was brought: {words}", host=link.place.host)
+                    problem = link.problem
+                    words = problem.what if problem else f"was lost: {link.why_unreachable()}"
+                    raise HostError(
+                        f"while files were brought: {words}",
+                        host=link.place.host,
+                        hint=problem.hint if problem else None,
+                        failure=problem.id if problem else None,
+                    )
                 if link.lacks is not None and link not in parts:
                     if not paths.keys() >= set(link.lacks):
                         self.fleet.give_up(link, "it asked for a file that is not among the code")

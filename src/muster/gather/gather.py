@@ -216,5 +216,6 @@ def _too_few(state: Gathered, timeout: float, stopped: str | None) -> JobError:
     if stopped:
         return JobError(f"{stopped}: {there}; nothing was written")
     wrong = state.refused.get("wrong secret")
-    hint = f"{counted(wrong, 'connection')} had a wrong token" if wrong else "a longer --timeout, or fewer machines"
+    refused = f"{counted(wrong, 'connection')} had a wrong token" if wrong else None
+    hint = refused or "a longer --timeout, or fewer machines"
     return JobError(f"after {timeout:g} s {there}; nothing was written", hint=hint)

@@ -13,6 +13,7 @@ import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -109,7 +110,11 @@ class _Preparation:
             paths, order = self._lacking(answer["lacks"], order)
             tree = self.contents.tree(paths)
             self.brought[label] = [each.digest for each in tree.files]
-            answer = self.jobs[label].run("make", tree, **order)
+            try:
+                answer = self.jobs[label].run("make", tree, **order)
+            except HostError:
+                self._refuse_changed(label, paths)
+                raise
         if answer["lacks"]:
             raise HostError("something changed there meanwhile", host=label, hint="run prepare again")
         self.facts[label] = answer
@@ -155,6 +160,19 @@ class _Preparation:
         if lacks.get("wheels"):
             paths += [path for path, _, _ in self.plan.wheels]
         return paths, {**order, "files": files, "brought": True}
+
+    def _refuse_changed(self, label: str, paths: Sequence[Path]) -> None:
+        """Raises HostError for a file that was written or removed here since the begin."""
+        for each in (file for file in self.files if file.path in paths):
+            with suppress(OSError):
+                about = each.path.stat()
+                if (about.st_size, about.st_mtime_ns) == (each.size, each.changed):
+                    continue
+            raise HostError(
+                f"{each.path} was changed while it was copied",
+                host=label,
+                hint="run prepare again, once nothing writes to it",
+            )
 
     def _copied(self, brought: Sequence[int], seconds: float) -> list[dict[str, Any]]:
         """Per path of a recipe, what a host took of it."""
