@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -98,3 +99,29 @@ def test_the_script_s_time_is_finite(
         member.main(["127.0.0.1:1", f"--timeout={seconds}"])
     assert stopped.value.code == 2
     assert "--timeout must be above 0 and finite" in capsys.readouterr().err
+
+
+def test_a_crowded_head_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A reason that passes is no end; any other one is."""
+    answers = ["crowded", "slow", "closed: 2 have joined"]
+
+    def refuse(*_: Any) -> dict[str, Any]:
+        raise member.Rejected(answers.pop(0))
+
+    monkeypatch.setattr(member, "claim", lambda *_: (Mock(), ""))
+    monkeypatch.setattr(member, "keep_alive", lambda sock: None)
+    monkeypatch.setattr(member, "read_answer", refuse)
+    monkeypatch.setattr(member.time, "sleep", lambda seconds: None)
+    with pytest.raises(member.Rejected, match="closed"):
+        member.join(["h"], 1, TOKEN, SOUND, 60, lambda text: None)
+    assert not answers
+
+
+@pytest.mark.parametrize(("why", "code"), [("wrong secret", 2), ("closed: 2 have joined", 1)])
+def test_how_the_script_ends_where_the_head_says_no(
+    why: str, code: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MUSTER_JOIN_TOKEN", TOKEN)
+    monkeypatch.setattr(member.signal, "signal", lambda *_: None)
+    monkeypatch.setattr(member, "join", Mock(side_effect=member.Rejected(why)))
+    assert member.main(["127.0.0.1:1", "--slots", "1"]) == code

@@ -7,6 +7,8 @@ import json
 import os
 import re
 import shutil
+import signal
+import subprocess
 import sys
 import tempfile
 from importlib.metadata import version
@@ -296,11 +298,45 @@ def test_compiled_code_is_kept_in_folders_of_ones_own(tmp_path: Path) -> None:
         assert run_program(tmp_path, "scratch", folders=[[str(tmp_path), "own", "k"]])["new"] is new
     assert (tmp_path / "own").stat().st_mode & 0o777 == 0o700
     (tmp_path / "link").symlink_to(tmp_path / "own")
-    (tmp_path / "open").mkdir()
-    (tmp_path / "open").chmod(0o777)
-    for name in ("link", "open"):
+    for name, mode in (("group", 0o720), ("others", 0o702)):
+        (tmp_path / name).mkdir()
+        (tmp_path / name).chmod(mode)
+    for name in ("link", "group", "others"):
         failed = run_program(tmp_path, "scratch", folders=[[str(tmp_path), name, "k"]])
         assert "not ours alone" in failed["what"]
+
+
+def test_one_builds_while_the_others_wait(tmp_path: Path) -> None:
+    """Who comes second learns of it, and goes on once the first one has ended, however it did."""
+    code = "import fcntl, sys; file = open(sys.argv[1], 'a'); fcntl.lockf(file, 2); print(); sys.stdin.read()"
+    argv = [sys.executable, "-c", code, str(tmp_path / "lock")]
+    with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
+        assert other.stdout and other.stdout.readline()
+        try:
+            with provision.locked(str(tmp_path / "lock"), other.kill):
+                assert other.wait(30) == -signal.SIGKILL
+        finally:
+            other.kill()
+
+
+def test_what_was_fetched_is_fetched_again_where_it_is_gone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MUSTER_RANK", "0")
+    monkeypatch.setenv("MUSTER_EVENTS", str(tmp_path))
+    host = provision.Provision({"cache": str(tmp_path / "cache")}, str(tmp_path))
+    weights = tmp_path / "hub" / "weights"
+    weights.parent.mkdir()
+
+    def download(argv: list[str]) -> tuple[int, list[str]]:
+        weights.write_text("w")
+        return 0, [json.dumps({"folder": str(weights.parent)})]
+
+    monkeypatch.setattr(host, "program", download)
+    statuses = [host.fetch("python", "model", "org/m")["status"] for _ in range(2)]
+    weights.write_text("cut off")
+    statuses.append(host.fetch("python", "model", "org/m")["status"])
+    assert statuses == ["downloaded", "present", "downloaded"]
 
 
 def test_a_folder_of_somebody_else_is_left_alone(tmp_path: Path) -> None:

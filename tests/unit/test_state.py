@@ -67,3 +67,9 @@ def test_a_result_with_another_status_is_damaged(status: Any, tmp_path: Path) ->
     run.path.mkdir()
     run.result.write_text(json.dumps({"status": status}))
     assert run.state() is State.DAMAGED
+
+
+def test_what_nobody_works_on_is_over() -> None:
+    """Nothing more happens to an interrupted run by itself: its page and explain say what broke."""
+    still = {State.NOT_BEGUN, State.SUBMITTED, State.RUNNING, State.ELSEWHERE}
+    assert {state for state in State if not state.over} == still
