@@ -238,7 +238,8 @@ class _Told:
         where = f" in {_label(work)}" if work and (self.several or entry is None) else ""
         whom = f"with {_some(one.peers)}" if one.peers else "alone"
         if shared is not None:
-            whom = f"of {_some([*(shared.hosts if shared.switch is None else ()), *one.peers])}"
+            names = [*(shared.hosts if shared.switch is None else ()), *one.peers]
+            whom = f"of {_some(names)}" if names else "among the hosts behind it"
         if one.slower is None:
             how = "timed out" if entry and entry.outcome is State.TIMEOUT else "failed"
             return f"{how} {whom}{where}  {one.job}"
