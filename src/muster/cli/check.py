@@ -49,6 +49,9 @@ def check(
         Option("--group/--no-group", help="Also start ranks on the fit hosts and measure links and devices."),
     ] = True,
     list_: Annotated[bool, Option("--list", help="Explain every check; contact no host.")] = False,
+    verbose: Annotated[
+        bool, Option("--verbose", "-v", help="Also print facts on which nobody has to act.")
+    ] = False,
     json: Json = False,
 ) -> int:
     """Check hosts: list what is wrong on which host, with evidence and a remedy."""
@@ -71,7 +74,7 @@ def check(
     if json:
         print_json(inspection.model_dump(mode="json"))
     else:
-        print_inspection(inspection)
+        print_inspection(inspection, verbose=verbose)
     if output is not None:
         _save(save_inventory(inspection, output), output, inspection)
     return 0 if inspection.sound else 1
