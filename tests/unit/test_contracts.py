@@ -166,8 +166,8 @@ def test_the_control_side_never_imports_torch(tmp_path: Path) -> None:
     code = (
         "import importlib, json, sys\n"
         "for name in sys.argv[2:]: importlib.import_module(name)\n"
-        "from pathlib import Path; from muster.runs.recorder import Board\n"
-        "Board(Path(sys.argv[1])).close()\n"
+        "from pathlib import Path; from muster.runs.recorder import TensorBoardWriter\n"
+        "TensorBoardWriter(Path(sys.argv[1])).close()\n"
         "print(json.dumps(sorted(sys.modules)))\n"
     )
     argv = [sys.executable, "-c", code, str(tmp_path), "muster.cli.app", *names]
