@@ -320,5 +320,16 @@ def test_batches_whose_figures_disagree(tmp_path: Path) -> None:
     assert "3,071 bytes" in refused(folder).what
     write_cifar(folder, {"data_batch_1": [*FLAT[:1], (b"x" * 3072, 7)]}, ["cat"])
     assert refused(folder).where == f"{folder / 'data_batch_1'}[1]"
+    write_cifar(folder, {"data_batch_3": FLAT}, ["cat", "dog"])
+    assert "no data_batch_2" in refused(folder).what
     (folder / "data_batch_1").unlink()
     assert "no data_batch_1" in refused(folder).what
+
+
+def test_only_numbered_files_are_batches(tmp_path: Path) -> None:
+    write_cifar(tmp_path, {name: FLAT for name in ("data_batch_1", "data_batch_1 (1)")}, ["cat", "dog"])
+    (tmp_path / "data_batch_2.part").write_bytes(b"")
+    found = find_images(tmp_path)
+    assert isinstance(found, ImageBatches) and [file.name for file in found.train] == ["data_batch_1"]
+    (tmp_path / "batches.meta").unlink()
+    assert refused(tmp_path).where == str(tmp_path / "batches.meta")
