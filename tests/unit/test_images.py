@@ -327,7 +327,7 @@ def test_batches_whose_figures_disagree(tmp_path: Path) -> None:
 
 
 def test_only_numbered_files_are_batches(tmp_path: Path) -> None:
-    write_cifar(tmp_path, {name: FLAT for name in ("data_batch_1", "data_batch_1 (1)")}, ["cat", "dog"])
+    write_cifar(tmp_path, dict.fromkeys(("data_batch_1", "data_batch_1 (1)"), FLAT), ["cat", "dog"])
     (tmp_path / "data_batch_2.part").write_bytes(b"")
     found = find_images(tmp_path)
     assert isinstance(found, ImageBatches) and [file.name for file in found.train] == ["data_batch_1"]
