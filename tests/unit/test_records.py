@@ -466,3 +466,23 @@ def test_tokens_are_counted_of_fewer_samples_where_texts_are_long(monkeypatch: p
     assert chosen(1000, 1) == [*range(0, 1000, 20)]
     assert chosen(10, 10) == [0, 2, 4, 6, 8]
     assert chosen(3, 1000) == [0]
+
+
+def test_of_a_small_share_one_is_held_out() -> None:
+    assert len(hold_out(["a", "b", "c"], 0.01, 1, None)) == 1
+
+
+def test_a_mark_is_no_text_on_the_first_line_alone(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_bytes(LINE + BOM + LINE)
+    assert failure(path).where == f"{path}:2"
+
+
+def test_bytes_are_counted_over_the_lines_that_are_left_out(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_bytes(LINE + b"\xff\n" + b"ab\xfe\n")
+    left: list[DataError] = []
+    assert len(list(read_rows(path, left.append))) == 1
+    assert [f"at {len(LINE) + place} " in error.what for place, error in zip((0, 4), left, strict=True)] == [
+        True
+    ] * 2
