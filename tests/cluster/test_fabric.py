@@ -11,7 +11,7 @@ import pytest
 
 from muster.checks.base import Context, Finding, Level
 from muster.checks.families.fabric import CHECKS, judge_group
-from muster.core.fabric.asked import Asked
+from muster.core.fabric.asked import FabricRequest
 from muster.core.fabric.result import GroupFabric
 from muster.core.inventory import parse_hosts
 from muster.core.launch import Launch
@@ -47,7 +47,9 @@ def measured(cluster: Cluster, watch: Watch | None = None, **asked: Any) -> Grou
     recipe = Recipe(launch=launch(cluster))
     watching = {"watch": watch} if watch else {}
     before = {node.name: files(cluster, node) for node in cluster.hosts}  # other tests' jobs
-    found = measure(HOSTS, recipe, load_plugin("muster.launchers", "ssh"), asked=Asked(**asked), **watching)
+    found = measure(
+        HOSTS, recipe, load_plugin("muster.launchers", "ssh"), asked=FabricRequest(**asked), **watching
+    )
     assert wait_until(lambda: not left(cluster), 10), left(cluster)
     assert {node.name: files(cluster, node) for node in cluster.hosts} == before
     return found

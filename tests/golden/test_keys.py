@@ -11,7 +11,7 @@ from typing import Any, get_args
 
 import pytest
 
-from muster.cli.schema import What
+from muster.cli.reference import What
 from muster.schemas.documents import schema_of
 
 KEYS = Path(__file__).parent / "keys"

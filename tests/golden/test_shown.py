@@ -20,7 +20,7 @@ VERBS = {
     "show": ("show", "{}"),
     "show --json": ("show", "{}", "--json"),
     "show --csv": ("show", "{}", "--csv"),
-    "report": ("report", "{}", "--output", "page.html"),
+    "report": ("show", "{}", "--html", "page.html"),
     "explain": ("explain", "{}"),
     "explain --json": ("explain", "{}", "--json"),
 }

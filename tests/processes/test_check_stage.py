@@ -223,6 +223,17 @@ def test_hosts_without_torch_are_told_in_the_summary(capsys: pytest.CaptureFixtu
     assert "torch" not in capsys.readouterr().out
 
 
+def test_a_note_is_printed_when_asked_for_and_leaves_the_host_fit(capsys: pytest.CaptureFixture[str]) -> None:
+    note = Finding("uptime.since_boot", "n2", Level.NOTE, "the host was restarted recently", "up for 30 s")
+    found = inspection(parse_hosts("n[1-2]"), heard({"n1": {}, "n2": {}}), [note], {})
+    assert found.sound and [host.verdict for host in found.hosts] == ["fit", "fit"]
+    print_inspection(found)
+    assert note.problem not in capsys.readouterr().out
+    print_inspection(found, verbose=True)
+    out = capsys.readouterr().out
+    assert note.problem in out and note.evidence in out
+
+
 def test_the_recipes_variables_say_which_folders_are_measured() -> None:
     env = {"HF_HOME": "/data/hub", "TMPDIR": "/scratch", "TRITON_CACHE_DIR": "/t", "OTHER": "/o"}
     recipe = recipe_from({"env": env, "launch": {"workdir": "/w"}})
@@ -387,9 +398,9 @@ def test_folding_loses_no_host_and_counts_right(findings: list[Finding]) -> None
         }
         assert {host.name for host in parse_hosts(each.hosts).hosts} == same
         assert each.count == len(same)
-    bad = [one for one in findings if one.level in (Level.WARN, Level.FAIL, Level.UNKNOWN)]
+    bad = [one for one in findings if one.level in (Level.WARN, Level.FAIL, Level.UNKNOWN, Level.NOTE)]
     assert len(found) == len({(one.check, one.level, one.problem, one.remedy) for one in bad})
-    worst = ["fail", "warn", "unknown"]
+    worst = ["fail", "warn", "unknown", "note"]
     assert [worst.index(each.level) for each in found] == sorted(worst.index(each.level) for each in found)
 
 

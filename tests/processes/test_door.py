@@ -16,7 +16,7 @@ from muster.agent import member
 from muster.agent.member import MAX_LINE
 from muster.agent.member import proof as prove
 from muster.core.errors import UsageError
-from muster.fleet.listener import Door, Guest
+from muster.fleet.listener import ProvenPeer, SecretListener
 from tests.support import wait_until
 
 SECRET = "a secret that no test sends"
@@ -25,8 +25,8 @@ PAYLOAD = {"name": "node1", "slots": 8}
 
 
 @pytest.fixture
-def door() -> Iterator[Door]:
-    with Door(SECRET, address=HERE) as opened:
+def door() -> Iterator[SecretListener]:
+    with SecretListener(SECRET, address=HERE) as opened:
         yield opened
 
 
@@ -62,15 +62,15 @@ class Client:
 
 
 @pytest.fixture
-def client(door: Door) -> Iterator[Client]:
+def client(door: SecretListener) -> Iterator[Client]:
     one = Client(door.port)
     yield one
     one.close()
 
 
-def poll_until(door: Door, enough: Callable[[list[Guest]], bool]) -> list[Guest]:
+def poll_until(door: SecretListener, enough: Callable[[list[ProvenPeer]], bool]) -> list[ProvenPeer]:
     """Let people in until that is enough."""
-    guests: list[Guest] = []
+    guests: list[ProvenPeer] = []
 
     def reached() -> bool:
         guests.extend(door.poll())
@@ -80,7 +80,7 @@ def poll_until(door: Door, enough: Callable[[list[Guest]], bool]) -> list[Guest]
     return guests
 
 
-def refused(door: Door, reason: str, count: int = 1) -> None:
+def refused(door: SecretListener, reason: str, count: int = 1) -> None:
     assert poll_until(door, lambda guests: door.refused[reason] >= count) == []
     assert door.refused == {reason: count}
 
@@ -100,7 +100,7 @@ def in_background(work: Callable[[], object]) -> tuple[threading.Thread, list[ob
     return thread, results
 
 
-def test_both_sides_prove_themselves(door: Door) -> None:
+def test_both_sides_prove_themselves(door: SecretListener) -> None:
     thread, results = in_background(lambda: member.knock(HERE, door.port, SECRET, PAYLOAD, 30))
     (guest,) = poll_until(door, bool)
     assert {key: guest.payload[key] for key in PAYLOAD} == PAYLOAD
@@ -118,14 +118,14 @@ def test_both_sides_prove_themselves(door: Door) -> None:
     assert not door.refused
 
 
-def test_another_secret(door: Door) -> None:
+def test_another_secret(door: SecretListener) -> None:
     thread, results = in_background(lambda: member.knock(HERE, door.port, "something else", PAYLOAD, 30))
     refused(door, "wrong secret")
     thread.join()
     assert isinstance(results[0], member.Rejected) and results[0].wrong_token
 
 
-def test_a_recorded_handshake_opens_nothing(door: Door, client: Client) -> None:
+def test_a_recorded_handshake_opens_nothing(door: SecretListener, client: Client) -> None:
     poll_until(door, lambda guests: bool(select.select([client.socket], [], [], 0)[0]))
     recorded = client.claim(SECRET, client.greeting())
     client.say(recorded)
@@ -143,7 +143,7 @@ def test_a_recorded_handshake_opens_nothing(door: Door, client: Client) -> None:
     [b"\n", b"GET / HTTP/1.1\r\nHost: x\r\n\r\n", b"\x16\x03\x01\x02\x00\x01\x00\n", b"0" * 64 + b"\n",
      b"0" * 64 + b" \n", b"{}\n", b"\xff" * 200 + b"\n"],
 )  # fmt: skip
-def test_garbage(door: Door, client: Client, said: bytes) -> None:
+def test_garbage(door: SecretListener, client: Client, said: bytes) -> None:
     client.say(said)
     poll_until(door, lambda guests: bool(guests) or bool(door.refused))
     assert set(door.refused) <= {"garbage", "wrong secret"}
@@ -156,7 +156,9 @@ def test_garbage(door: Door, client: Client, said: bytes) -> None:
     "payload",
     [[], "x", {"name": "x"}, {"name": 1, "nonce": "0" * 32}, {"name": "x", "nonce": "0" * 31 + "G"}, None],
 )
-def test_a_proof_of_something_else_than_a_claim(door: Door, client: Client, payload: object) -> None:
+def test_a_proof_of_something_else_than_a_claim(
+    door: SecretListener, client: Client, payload: object
+) -> None:
     poll_until(door, lambda guests: bool(select.select([client.socket], [], [], 0)[0]))
     nonce = client.greeting()
     for said in (json.dumps(payload).encode(),):
@@ -164,7 +166,7 @@ def test_a_proof_of_something_else_than_a_claim(door: Door, client: Client, payl
     refused(door, "garbage")
 
 
-def test_deep_json_with_a_proof(door: Door, client: Client) -> None:
+def test_deep_json_with_a_proof(door: SecretListener, client: Client) -> None:
     poll_until(door, lambda guests: bool(select.select([client.socket], [], [], 0)[0]))
     nonce = client.greeting()
     said = b"[" * 4000
@@ -172,35 +174,35 @@ def test_deep_json_with_a_proof(door: Door, client: Client) -> None:
     refused(door, "garbage")
 
 
-def test_words_before_the_answer(door: Door, client: Client) -> None:
+def test_words_before_the_answer(door: SecretListener, client: Client) -> None:
     """Nobody's bytes may be lost between the handshake and the stream."""
     poll_until(door, lambda guests: bool(select.select([client.socket], [], [], 0)[0]))
     client.say(client.claim(SECRET, client.greeting()) + b"and more")
     refused(door, "garbage")
 
 
-def test_a_line_that_never_ends(door: Door, client: Client) -> None:
+def test_a_line_that_never_ends(door: SecretListener, client: Client) -> None:
     thread, _ = in_background(lambda: client.say(b"x" * 10_000_000))
     refused(door, "too long")
     thread.join()
 
 
-def test_the_longest_line(door: Door, client: Client) -> None:
+def test_the_longest_line(door: SecretListener, client: Client) -> None:
     client.say(b"x" * (MAX_LINE - 1) + b"\n")
     refused(door, "garbage")
 
 
-def test_half_a_line_and_gone(door: Door, client: Client) -> None:
+def test_half_a_line_and_gone(door: SecretListener, client: Client) -> None:
     client.say(b"0123")
     client.close()
     refused(door, "left")
 
 
 def test_slow_drips_run_out_of_time() -> None:
-    with Door(SECRET, address=HERE, patience=0.3) as door:
+    with SecretListener(SECRET, address=HERE, patience=0.3) as door:
         client = Client(door.port)
 
-        def drip(guests: list[Guest]) -> bool:
+        def drip(guests: list[ProvenPeer]) -> bool:
             try:
                 client.say(b"a")
             except OSError:
@@ -214,7 +216,7 @@ def test_slow_drips_run_out_of_time() -> None:
 
 def test_silence_makes_room_for_those_who_talk() -> None:
     """The places are all taken by people who say nothing and have all the time of the world."""
-    with Door(SECRET, address=HERE, patience=3600, waiting=4) as door:
+    with SecretListener(SECRET, address=HERE, patience=3600, waiting=4) as door:
         silent = [Client(door.port) for _ in range(4)]
         poll_until(door, lambda guests: all(select.select([each.socket], [], [], 0)[0] for each in silent))
         thread, results = in_background(lambda: member.knock(HERE, door.port, SECRET, PAYLOAD, 60))
@@ -234,13 +236,13 @@ def test_a_thousand_at_once() -> None:
         pytest.skip("too few descriptors")
     resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, 4096), hard))
     clients: list[Client] = []
-    guests: list[Guest] = []
+    guests: list[ProvenPeer] = []
     try:
-        with Door(SECRET, address=HERE, patience=3600) as door:
+        with SecretListener(SECRET, address=HERE, patience=3600) as door:
             clients = [Client(door.port) for _ in range(1000)]  # none has been accepted yet
             nonces: dict[int, str] = {}
 
-            def all_greeted(_: list[Guest]) -> bool:
+            def all_greeted(_: list[ProvenPeer]) -> bool:
                 waiting = [number for number in range(1000) if number not in nonces]
                 for number in waiting[:100]:
                     if select_one(clients[number].socket):
@@ -279,7 +281,7 @@ def select_one(sock: socket.socket) -> bool:
     return bool(poller.poll(0))
 
 
-def test_without_descriptors_it_waits_and_does_not_spin(door: Door, client: Client) -> None:
+def test_without_descriptors_it_waits_and_does_not_spin(door: SecretListener, client: Client) -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     selector = selectors.DefaultSelector()
     selector.register(door, selectors.EVENT_READ)
@@ -297,7 +299,7 @@ def test_without_descriptors_it_waits_and_does_not_spin(door: Door, client: Clie
     selector.close()
 
 
-def test_it_nests_in_another_selector(door: Door) -> None:
+def test_it_nests_in_another_selector(door: SecretListener) -> None:
     with selectors.DefaultSelector() as selector:
         selector.register(door, selectors.EVENT_READ)
         assert not selector.select(0)
@@ -317,7 +319,7 @@ def test_it_nests_in_another_selector(door: Door) -> None:
 
 
 def test_both_families_at_one_port() -> None:
-    with Door(SECRET) as door:
+    with SecretListener(SECRET) as door:
         for address in (HERE, "::1"):
             try:
                 client = Client(door.port, address)
@@ -339,23 +341,23 @@ def test_both_families_at_one_port() -> None:
 )  # fmt: skip
 def test_a_place_where_one_cannot_listen(address: str, port: int, words: str) -> None:
     with pytest.raises(UsageError, match=words) as caught:
-        Door(SECRET, address=address, port=port)
+        SecretListener(SECRET, address=address, port=port)
     assert caught.value.hint
 
 
-def test_a_port_that_is_taken(door: Door) -> None:
+def test_a_port_that_is_taken(door: SecretListener) -> None:
     with pytest.raises(UsageError, match="the port is taken") as caught:
-        Door(SECRET, address=HERE, port=door.port)
+        SecretListener(SECRET, address=HERE, port=door.port)
     assert "--port" in (caught.value.hint or "")
 
 
-def test_a_closed_door(door: Door) -> None:
+def test_a_closed_door(door: SecretListener) -> None:
     door.close()
     with pytest.raises(ConnectionRefusedError):
         socket.create_connection((HERE, door.port), 30)
 
 
-def test_an_answer_that_is_too_long(door: Door, client: Client) -> None:
+def test_an_answer_that_is_too_long(door: SecretListener, client: Client) -> None:
     poll_until(door, lambda guests: select_one(client.socket))
     client.say(client.claim(SECRET, client.greeting()))
     (guest,) = poll_until(door, bool)
@@ -413,7 +415,7 @@ def test_a_refusal_cannot_write_to_the_terminal() -> None:
     assert str(caught.value) == "?[2Jgone"
 
 
-def test_the_secret_is_on_no_wire(door: Door) -> None:
+def test_the_secret_is_on_no_wire(door: SecretListener) -> None:
     """Everything that passes in both directions, recorded by one in the middle."""
     recorded: list[bytes] = []
     listener = socket.create_server((HERE, 0))

@@ -16,7 +16,7 @@ from muster.agent.member import MAX_LINE
 from muster.agent.member import proof as prove
 from muster.core.inventory import format_hostfile, parse_hostfile
 from muster.fleet.handshake import Refusal, answer, greeting, new_nonce, read_claim, refusal
-from muster.fleet.listener import Door
+from muster.fleet.listener import SecretListener
 from muster.gather.gather import read_member
 from tests.support import wait_until
 
@@ -105,7 +105,7 @@ def test_nonces_differ() -> None:
 @given(st.lists(st.lists(st.binary(min_size=1, max_size=1500), max_size=5), min_size=1, max_size=5))
 def test_any_bytes_in_any_pieces(conversations: list[list[bytes]]) -> None:
     """At a real door: nobody gets in, nothing is raised, every connection ends and is counted."""
-    with Door(SECRET, address="127.0.0.1") as door:
+    with SecretListener(SECRET, address="127.0.0.1") as door:
         sockets = []
         for pieces in conversations:
             sock = socket.create_connection(("127.0.0.1", door.port), 30)

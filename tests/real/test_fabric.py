@@ -11,7 +11,7 @@ import pytest
 from muster.checks.base import Context, Finding, Level
 from muster.checks.families.fabric import CHECKS, judge_group
 from muster.core.errors import UsageError
-from muster.core.fabric.asked import Asked
+from muster.core.fabric.asked import FabricRequest
 from muster.core.fabric.result import GroupFabric
 from muster.core.inventory import parse_hosts
 from muster.core.launch import Launch
@@ -37,7 +37,7 @@ def measured(folder: Path, hosts: str, env: dict[str, str] | None = None, **aske
     """The group checks on pretend hosts. Afterwards nothing is left in the folder that hosts work in."""
     needs_torch()
     recipe = Recipe(launch=Launch(workdir=str(folder / "work"), threads=1, device="cpu"))
-    result = fabric.measure(parse_hosts(hosts), recipe, local, asked=Asked(**asked), env=env)
+    result = fabric.measure(parse_hosts(hosts), recipe, local, asked=FabricRequest(**asked), env=env)
     assert list((folder / "work").iterdir()) == []
     return result
 
@@ -175,7 +175,7 @@ def test_stopped_early(tmp_path: Path) -> None:
     recipe = Recipe(launch=Launch(workdir=str(tmp_path), threads=1, device="cpu"))
     result = fabric.measure(
         parse_hosts("local:2x1"), recipe, local,
-        asked=Asked(questions=("values", "all-reduce"), seconds=60),
+        asked=FabricRequest(questions=("values", "all-reduce"), seconds=60),
         watch=lambda host, event: seen.append(event["kind"]),
         stop=lambda: "stopped by a test" if "sweep" in seen else None,
     )  # fmt: skip
@@ -201,7 +201,7 @@ def test_small_messages_leave_large_ones_their_time(monkeypatch: pytest.MonkeyPa
     needs_torch()
     import torch
 
-    from muster.worker.fabric import together
+    from muster.worker.fabric import collectives
 
     passed, said = [0.0], []
 
@@ -213,18 +213,18 @@ def test_small_messages_leave_large_ones_their_time(monkeypatch: pytest.MonkeyPa
 
     team = SimpleNamespace(
         rank=0, on_gpu=False, device=torch.device("cpu"), world_size=2, agree=lambda *values: list(values),
-        place=SimpleNamespace(asked=Asked(smallest=1024, largest=MIB)),
+        place=SimpleNamespace(asked=FabricRequest(smallest=1024, largest=MIB)),
     )  # fmt: skip
-    monkeypatch.setattr(together, "_timed", timed)
-    monkeypatch.setattr(together, "time", SimpleNamespace(perf_counter=lambda: passed[0]))
-    plain = together.Operation(
-        together._in_place, lambda team, buffers: "native", lambda buffers: buffers.target
+    monkeypatch.setattr(collectives, "_timed", timed)
+    monkeypatch.setattr(collectives, "time", SimpleNamespace(perf_counter=lambda: passed[0]))
+    plain = collectives.Operation(
+        collectives._in_place, lambda team, buffers: "native", lambda buffers: buffers.target
     )
-    monkeypatch.setitem(together.OPERATIONS, "all-reduce", plain)
-    together.sweep(team, lambda kind, **told: said.append((kind, told)), "all-reduce", 3.0)
+    monkeypatch.setitem(collectives.OPERATIONS, "all-reduce", plain)
+    collectives.sweep(team, lambda kind, **told: said.append((kind, told)), "all-reduce", 3.0)
     assert [told["bytes"] for _, told in said] == [1024 * 4**power for power in range(6)]
     assert all(kind == "sweep" and 3 <= len(told["seconds"]) <= 5 for kind, told in said)
     assert passed[0] < 3.5
     said.clear()
-    together.sweep(team, lambda kind, **told: said.append((kind, told)), "all-reduce", 0.4)
+    collectives.sweep(team, lambda kind, **told: said.append((kind, told)), "all-reduce", 0.4)
     assert said[-1][0] == "curtailed"

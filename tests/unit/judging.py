@@ -12,9 +12,10 @@ from muster.checks.families.versions import PACKAGES
 from muster.checks.profiles import load_profile
 from muster.checks.registry import checks_of, families, family_of
 
-PASS, NA, UNKNOWN, WARN, FAIL = (
+PASS, NA, NOTE, UNKNOWN, WARN, FAIL = (
     Level.PASS,
     Level.NOT_APPLICABLE,
+    Level.NOTE,
     Level.UNKNOWN,
     Level.WARN,
     Level.FAIL,

@@ -164,7 +164,7 @@ def test_a_bench_is_shown_stopped_and_reported(tmp_path: Path) -> None:
     shown = verb("show", str(folder.path), tmp_path / "elsewhere")
     assert "ended: 2/2 finished" in shown and "digits-1x-001" in shown
     assert json.loads(verb("show", "bench", tmp_path, "--json"))["result"]["complete"]
-    assert str(folder.report) in verb("report", "bench", tmp_path)
+    assert str(folder.report) in verb("show", "bench", tmp_path, "--html")
     assert "digits-1x-001" in folder.report.read_text()
     assert "is not running" in verb("stop", "bench", tmp_path)
     assert "muster bench --continue" in verb("resume", str(folder.path), tmp_path)

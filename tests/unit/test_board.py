@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from tensorboardX.proto.event_pb2 import Event
 
-from muster.runs.recorder import NO_BOARD, Board, Recorder
+from muster.runs.recorder import NO_BOARD, Recorder, TensorBoardWriter
 from muster.store import events
 from muster.store.runfolder import RunFolder
 
@@ -30,7 +30,7 @@ def scalars(folder: Path) -> dict[tuple[str, int], float]:
 
 def test_scalars(tmp_path: Path) -> None:
     """Loss, learning rate, gradient norm, throughput per rank, hardware per host."""
-    board = Board(tmp_path)
+    board = TensorBoardWriter(tmp_path)
     board.add(events.Log(time=1.0, rank=0, step=10, loss=2.5, learning_rate=0.25, gradient_norm=None))
     board.add(events.Evaluated(time=2.0, rank=0, step=10, loss=3.5))
     board.add(

@@ -7,7 +7,7 @@ import itertools
 import pytest
 
 from muster.core.errors import UsageError
-from muster.core.fabric.asked import QUESTIONS, Asked, read_asked, rounds, sweep_sizes
+from muster.core.fabric.asked import QUESTIONS, FabricRequest, read_asked, rounds, sweep_sizes
 from muster.core.fabric.busbw import COLLECTIVES, POINT_TO_POINT, algbw, bus_factor, busbw
 from muster.core.fabric.result import spread
 from muster.core.hardware.devices import entries
@@ -128,18 +128,20 @@ def test_sizes() -> None:
 
 def test_asked() -> None:
     """Plain data and back; what makes no sense is refused."""
-    asked = Asked(questions=("values", "points"), pairs="all", seconds=3)
+    asked = FabricRequest(questions=("values", "points"), pairs="all", seconds=3)
     assert read_asked(asked.as_dict()) == asked
-    assert sum(Asked().share(question) for question in QUESTIONS) == pytest.approx(Asked().seconds)
-    assert Asked().grown(1024).patience == pytest.approx(20 + 102.4)
-    assert Asked().grown(1024).limit > Asked().limit + 200
+    assert sum(FabricRequest().share(question) for question in QUESTIONS) == pytest.approx(
+        FabricRequest().seconds
+    )
+    assert FabricRequest().grown(1024).patience == pytest.approx(20 + 102.4)
+    assert FabricRequest().grown(1024).limit > FabricRequest().limit + 200
     with pytest.raises(UsageError, match="unknown question 'valus'") as caught:
-        Asked(questions=("valus",))
+        FabricRequest(questions=("valus",))
     assert caught.value.hint == "did you mean values?"
     with pytest.raises(UsageError, match="ring or all"):
-        Asked(pairs="some")
+        FabricRequest(pairs="some")
     with pytest.raises(UsageError, match="seconds must be above zero"):
-        Asked(seconds=0)
+        FabricRequest(seconds=0)
 
 
 def test_spread() -> None:

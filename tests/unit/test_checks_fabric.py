@@ -10,7 +10,7 @@ import pytest
 
 from muster.checks.base import Context, Finding, Level
 from muster.checks.families.fabric import CHECKS, judge_group
-from muster.core.fabric.asked import Asked
+from muster.core.fabric.asked import FabricRequest
 from muster.core.fabric.result import GroupFabric
 from muster.core.inventory import Host, parse_hosts
 from muster.core.job import place
@@ -299,7 +299,7 @@ def test_what_was_not_asked_is_not_judged() -> None:
 def collected(events: list[tuple[int, dict[str, Any]]], outcome: Outcome | None = None) -> GroupFabric:
     """Three hosts of one rank each, of which each event's first number is the speaker."""
     places = place([(Host(f"n{number}"), 1) for number in range(3)])
-    collector = Collector(places, Asked(), "cpu", "ssh", "10.0.0.1", 1, lambda host, event: None)
+    collector = Collector(places, FabricRequest(), "cpu", "ssh", "10.0.0.1", 1, lambda host, event: None)
     for rank in range(3):
         collector.event(f"n{rank}", json.dumps({"kind": "ready", "rank": rank, "device": "cpu"}))
         collector.event(f"n{rank}", json.dumps({"kind": "met", "rank": rank, "connect": 0.1}))
@@ -373,7 +373,7 @@ def test_what_all_report_is_told_of_all() -> None:
 
 def test_lines_that_are_no_events_are_noted() -> None:
     places = place([(Host("n0"), 1)])
-    collector = Collector(places, Asked(), "cpu", "ssh", "10.0.0.1", 1, lambda host, event: None)
+    collector = Collector(places, FabricRequest(), "cpu", "ssh", "10.0.0.1", 1, lambda host, event: None)
     lines = (
         '{"kind": "sweep", "rank',
         "[1]",

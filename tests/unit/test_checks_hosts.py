@@ -15,7 +15,7 @@ import pytest
 from muster.checks.families.disk import checkpoint_bytes
 from muster.core.recipes import load_recipe
 from tests.support import wait_until
-from tests.unit.judging import FAIL, NA, PASS, UNKNOWN, WARN, judged, probed, transport
+from tests.unit.judging import FAIL, NA, NOTE, PASS, UNKNOWN, WARN, judged, probed, transport
 
 GIB = 1 << 30
 LIMITS: dict[str, Any] = {
@@ -249,7 +249,7 @@ MEMORY: dict[str, Any] = {
         ("available", {"MemAvailable": 2 * GIB}, {}, WARN),
         ("total", {"MemTotal": None}, {}, UNKNOWN),
         ("total", {}, {"expects": {"memory.total": {"at_least": 100 * GIB}}}, FAIL),
-        ("oom_kills", {"oom_kills": 5000}, {}, WARN),
+        ("oom_kills", {"oom_kills": 5000}, {}, NOTE),
         ("oom_kills", {"oom_kills": None}, {}, UNKNOWN),
         ("huge_pages", {"huge_pages": None}, {}, NA),
     ],
@@ -263,6 +263,12 @@ def test_a_missing_memory_module_is_seen_among_hosts_and_a_few_bytes_are_not() -
     found = judged("memory", {host: {**MEMORY, "MemTotal": size} for host, size in sizes.items()})
     assert [found["total", host].level for host in sizes] == [PASS, PASS, WARN]
     assert "34.4 GB here" in found["total", "n3"].evidence
+
+
+def test_huge_pages_that_differ_are_a_note() -> None:
+    odd = {"n1": MEMORY, "n2": {**MEMORY, "huge_pages": "never"}, "n3": MEMORY}
+    found = judged("memory", odd)
+    assert [found["huge_pages", host].level for host in odd] == [PASS, NOTE, PASS]
 
 
 def test_stale_nccl_files_are_the_reason_that_is_given() -> None:
@@ -298,9 +304,9 @@ def test_uptime_is_asked_by_profiles_alone() -> None:
     fresh = {"n1": {"seconds": 30.0}}
     assert judged("uptime", fresh)["since_boot", "n1"].level == PASS
     wanted = {"uptime.since_boot": {"at_least": 600}}
-    assert judged("uptime", fresh, expects=wanted)["since_boot", "n1"].level == WARN
+    assert judged("uptime", fresh, expects=wanted)["since_boot", "n1"].level == NOTE
     old = {"uptime.since_boot": {"at_most": 10}}
-    assert judged("uptime", fresh, expects=old)["since_boot", "n1"].level == WARN
+    assert judged("uptime", fresh, expects=old)["since_boot", "n1"].level == NOTE
     assert judged("uptime", {"n1": {"seconds": None}})["since_boot", "n1"].level == UNKNOWN
 
 

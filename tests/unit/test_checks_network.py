@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from muster.checks.families.network import matching
-from tests.unit.judging import FAIL, NA, PASS, UNKNOWN, WARN, judged, probed
+from tests.unit.judging import FAIL, NA, NOTE, PASS, UNKNOWN, WARN, judged, probed
 
 HOSTS = ("n1", "n2", "n3")
 
@@ -30,7 +30,7 @@ def known(**changes: Any) -> dict[str, Any]:
         ("own", {"addresses": None, "done": False}, WARN),
         ("reverse", {}, PASS),
         ("reverse", {"reverse": ["10.0.0.1", None, []]}, NA),
-        ("reverse", {"reverse": ["10.0.0.1", "old", ["10.0.0.7"]]}, WARN),
+        ("reverse", {"reverse": ["10.0.0.1", "old", ["10.0.0.7"]]}, NOTE),
         ("reverse", {"done": False, "reverse": None}, UNKNOWN),
     ],
 )
@@ -280,7 +280,7 @@ def interface(**route: Any) -> dict[str, Any]:
         ("speed", {"speed": 1000}, WARN),
         ("speed", {"speed": -1}, NA),
         ("mtu", {"mtu": 9000}, WARN),
-        ("duplex", {"duplex": "half"}, FAIL),
+        ("duplex", {"duplex": "half"}, NOTE),
         ("duplex", {"duplex": "unknown"}, NA),
         ("errors", {"rx_errors": 5000}, WARN),
         ("errors", {"rx_errors": None}, NA),

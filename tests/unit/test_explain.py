@@ -463,3 +463,15 @@ def test_the_host_of_the_rank_that_failed_first() -> None:
         )
     failure = said(*both).failure
     assert failure is not None and failure.host is None
+
+
+def test_the_program_text_of_a_traceback_is_no_evidence(tmp_path: Path) -> None:
+    """It has the words of the error: the exception's own line says what happened."""
+    log = tmp_path / "a.log"
+    own = "RuntimeError: CUDA error: uncorrectable ECC error encountered"
+    log.write_text(
+        'Traceback (most recent call last):\n  File "/home/ada/train.py", line 11, in <module>\n'
+        f'    if step == 12: raise RuntimeError("{own.partition(": ")[2]}")\n{own}\n'
+    )
+    evidence = explain_logs(log).failure.evidence  # type: ignore[union-attr]
+    assert evidence is not None and evidence.text.endswith(own) and evidence.line == 4

@@ -200,7 +200,7 @@ def test_operations_per_second_in_words(per_second: float | None, text: str) -> 
 
 
 RECOMPUTED = "including recomputation by gradient checkpointing"
-NO_PEAK = "not measured (the device's peak is unknown)"
+NO_PEAK = "unknown (the device's peak is unknown)"
 
 
 @pytest.mark.parametrize(
@@ -209,7 +209,7 @@ NO_PEAK = "not measured (the device's peak is unknown)"
         (400e12, 800e12, ["50.0 % (of 800 TFLOP/s: a data sheet)"]),
         (500e12, 800e12, ["50.0 % (of 800 TFLOP/s: a data sheet)", f"62.5 % (500 TFLOP/s {RECOMPUTED})"]),
         (400e12, None, [NO_PEAK]),
-        (500e12, None, [NO_PEAK, f"not measured % (500 TFLOP/s {RECOMPUTED})"]),
+        (500e12, None, [NO_PEAK, f"not measured (500 TFLOP/s {RECOMPUTED})"]),
     ],
 )
 def test_utilization_in_words(hardware: float, peak: float | None, shares: list[str]) -> None:

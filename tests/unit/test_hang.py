@@ -9,7 +9,7 @@ import pytest
 
 from muster.core.job import Placement
 from muster.core.launch import Hang
-from muster.fleet.messages import Looked
+from muster.fleet.messages import ProbeAnswer
 from muster.runs.hang import Watch
 from tests.unit.test_standing import SLEEPING, behind, linked, seen
 
@@ -42,7 +42,7 @@ class Job:
     def answer(self) -> None:
         for stand in self.stands:
             told = [stand.look] if stand.look else []
-            found = Looked.model_validate(
+            found = ProbeAnswer.model_validate(
                 {"m": "looked", "number": len(self.looks), "ranks": told, "xid": []}
             )
             self.watch.looked(stand.host, found)
@@ -269,7 +269,7 @@ def test_an_old_answer_is_none() -> None:
     while not job.looks:
         job.time += 1
         job.watch.tick()
-    late = Looked.model_validate({"m": "looked", "number": 99, "ranks": [], "xid": []})
+    late = ProbeAnswer.model_validate({"m": "looked", "number": 99, "ranks": [], "xid": []})
     job.watch.looked("node0", late)
     assert job.watch.tick() is None and job.watch.asked["node0"] is None
 

@@ -10,6 +10,7 @@ import pytest
 from click.testing import CliRunner
 
 from muster.cli.app import app
+from muster.core.errors import UsageError
 from muster.store.runfolder import RunFolder
 
 OLD = Path(__file__).resolve().parents[1] / "golden" / "old_run"
@@ -18,6 +19,26 @@ OLD = Path(__file__).resolve().parents[1] / "golden" / "old_run"
 @pytest.fixture
 def old(tmp_path: Path) -> Path:
     return Path(shutil.copytree(OLD, tmp_path / "runs" / "old"))
+
+
+def test_report_is_another_name_for_show_html(old: Path, tmp_path: Path) -> None:
+    pages = []
+    for verb, option in (("show", "--html"), ("report", "--output")):
+        for file in (None, tmp_path / f"{verb}.html"):
+            words = [option, str(file)] if file else [option] if verb == "show" else []
+            done = CliRunner().invoke(app, [verb, "old", *words, "--json", "--runs", str(old.parent)])
+            page = file or old / "report.html"
+            assert json.loads(done.output) == {"id": "old", "report": str(page)}
+            pages.append(page.read_bytes())
+            page.unlink()
+    assert len(set(pages)) == 1
+
+
+@pytest.mark.parametrize("words", [["--csv"], ["--follow"]])
+def test_a_page_is_neither_steps_nor_progress(words: list[str], old: Path) -> None:
+    done = CliRunner().invoke(app, ["show", "old", "--html", *words, "--runs", str(old.parent)])
+    assert isinstance(done.exception, UsageError) and done.exception.where == "--html"
+    assert not (old / "report.html").exists()
 
 
 @pytest.mark.parametrize("verb", ["show", "report"])

@@ -6,7 +6,7 @@ import copy
 
 import pytest
 
-from muster.readers._live import Live, Seen
+from muster.readers._live import JobProgress, Live
 from tests.unit import test_readers_lines as lines
 from tests.unit.logs import chat_log, metaseq_log, one
 from tests.unit.test_readers_deepspeed import STEP
@@ -26,7 +26,7 @@ slurm_procid 0 : 2022-11-11 14:05:29 | INFO | train_inner | {"epoch": 1, "actv_n
 """  # noqa: E501
 
 
-def watched(text: str) -> Seen:
+def watched(text: str) -> JobProgress:
     """What is known after the last line, with a look at it after every one."""
     live = Live()
     for line in text.strip("\n").split("\n"):

@@ -8,7 +8,7 @@ import pytest
 
 from muster.core.job import Placement
 from muster.core.result import KERNEL, Pace
-from muster.fleet.messages import Look, Looked
+from muster.fleet.messages import ProbeAnswer, RankProbe
 from muster.runs.groups import Groups
 from muster.runs.slowdown import FIRST, Slowdown, where_ranks_are
 from tests.unit.test_standing import IN_ALL_REDUCE as WAITS
@@ -40,7 +40,7 @@ class Job:
     def answer(self, *stands: Any) -> None:
         for stand in stands:
             told = {"m": "looked", "number": self.looks[-1], "ranks": [stand.look], "xid": []}
-            self.slowdown.looked(stand.host, Looked.model_validate(told))
+            self.slowdown.looked(stand.host, ProbeAnswer.model_validate(told))
 
 
 def test_ranks_are_looked_at_where_steps_take_twice_as_long() -> None:
@@ -84,7 +84,7 @@ def test_a_first_window_says_nothing_of_what_is_usual() -> None:
     ],
 )
 def test_whom_the_others_wait_for(mains: Any, words: str) -> None:
-    looks: list[Look] = []
+    looks: list[RankProbe] = []
     for rank, each in enumerate(mains):
         look = seen(rank, mains=each).look
         assert look is not None

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from muster.fleet.messages import Look, Looked
-from muster.fleet.standing import Stand, judge, line_of
+from muster.fleet.messages import ProbeAnswer, RankProbe
+from muster.fleet.standing import RankState, judge, line_of
 
 TORCH = "/env/lib/python3.11/site-packages/torch/distributed/distributed_c10d.py"
 ENGINE = "/env/lib/python3.11/site-packages/torch/autograd/graph.py"
@@ -33,22 +33,22 @@ def calls(
     return [{"group": group, "last": last, "calls": found or done}]
 
 
-def seen(rank: int, main: Any = IN_ALL_REDUCE, **fields: Any) -> Stand:
+def seen(rank: int, main: Any = IN_ALL_REDUCE, **fields: Any) -> RankState:
     """A rank that waits in collective 5, but for what is said."""
     told: dict[str, Any] = {
         "rank": rank, "pid": 100 + rank, "states": ["S"] * 5, "cpu": 0.0, "own_cpu": 0.0, "io": 0,
         "wchan": "futex_do_wait", "tracer": None, "mains": [main] * 5, "others": [], "stopped": [],
         "before": calls(5, 5), "after": calls(5, 5), **fields,
     }  # fmt: skip
-    return Stand(rank, f"node{rank}", Look.model_validate(told))
+    return RankState(rank, f"node{rank}", RankProbe.model_validate(told))
 
 
-def behind(rank: int, **fields: Any) -> Stand:
+def behind(rank: int, **fields: Any) -> RankState:
     """A rank that has not come to collective 5."""
     return seen(rank, **{"main": SLEEPING, "before": calls(4), "after": calls(4), **fields})
 
 
-def named(*stands: Stand, stepping: bool = True) -> list[int]:
+def named(*stands: RankState, stepping: bool = True) -> list[int]:
     verdict = judge(stands, stepping=stepping)
     assert verdict.hangs and verdict.certain, verdict
     return [each.rank for each in verdict.culprits]
@@ -107,7 +107,7 @@ def test_a_chain_of_groups_is_followed_to_its_end() -> None:
 
 
 def test_a_process_that_is_gone() -> None:
-    assert named(seen(0), seen(1), Stand(2, "node2", None)) == [2]
+    assert named(seen(0), seen(1), RankState(2, "node2", None)) == [2]
 
 
 def test_a_loader_worker_that_is_stopped() -> None:
@@ -153,19 +153,21 @@ def test_all_wait_in_the_same_collective() -> None:
     assert verdict.hangs and not verdict.culprits and not verdict.certain
 
 
-def linked(rank: int, *silent: int, **fields: Any) -> Stand:
+def linked(rank: int, *silent: int, **fields: Any) -> RankState:
     """A rank that waits, and has sent to these ranks' hosts without an answer."""
     ends = [(f"10.0.0.{rank}", f"10.0.0.{other}") for other in silent]
     return seen(rank, addresses=[f"10.0.0.{rank}"], silent=ends, **fields)
 
 
-def probes(**unreached: list[int]) -> dict[str, Looked]:
+def probes(**unreached: list[int]) -> dict[str, ProbeAnswer]:
     """Of each host those that it does not reach; all others it does."""
     found = {}
     for host, numbers in unreached.items():
         answers = [f"10.0.0.{other}" for other in range(3) if other not in numbers]
         told = {"m": "looked", "number": 1, "ranks": [], "xid": [], "reached": answers}
-        found[host] = Looked.model_validate({**told, "unreached": [f"10.0.0.{each}" for each in numbers]})
+        found[host] = ProbeAnswer.model_validate(
+            {**told, "unreached": [f"10.0.0.{each}" for each in numbers]}
+        )
     return found
 
 
@@ -280,7 +282,7 @@ def test_what_goes_on_is_no_hang(fields: dict[str, Any]) -> None:
     mains = fields.pop("mains", None)
     busy = behind(1, **fields)
     if mains is not None and busy.look is not None:
-        busy = Stand(1, "node1", busy.look.model_copy(update={"mains": mains}))
+        busy = RankState(1, "node1", busy.look.model_copy(update={"mains": mains}))
     assert not judge([seen(0), busy, seen(2)], stepping=True).hangs
 
 
@@ -312,7 +314,7 @@ def test_a_program_that_another_one_works_for() -> None:
     assert not judge([seen(0), behind(1, cpu=1.0, own_cpu=0.0), seen(2)], stepping=True).hangs
 
 
-def queued(rank: int, started: bool) -> Stand:
+def queued(rank: int, started: bool) -> RankState:
     """A rank whose main thread waits for its GPU, on which collective 5 has begun, or not."""
     told = calls(5, 5, name="nccl:all_reduce")
     told[0]["calls"][0]["started"] = started
@@ -332,7 +334,7 @@ def test_all_compute_within_fsdp() -> None:
     assert not judge([seen(each, stack, **silent) for each in range(3)], stepping=True).hangs
 
 
-def on_gpu(rank: int, *, before: Any = None, **fields: Any) -> Stand:
+def on_gpu(rank: int, *, before: Any = None, **fields: Any) -> RankState:
     """A rank that waits for its GPU in a line of its own, with NCCL's collective 5 before it."""
     pending = calls(6, 5, 6, name="nccl:all_reduce")
     told = {**LOOPING, "library": None, "before": before or pending, "after": pending, **fields}
@@ -394,8 +396,8 @@ def test_a_single_rank_that_made_steps() -> None:
 def test_the_last_one_that_is_there() -> None:
     """The others have ended, as it is usual: nobody waits for them."""
     alone = behind(0, before=None, after=None)
-    assert named(alone, Stand(1, "node1", None), Stand(2, "node2", None)) == [0]
-    assert not judge([Stand(1, "node1", None)], stepping=True).hangs
+    assert named(alone, RankState(1, "node1", None), RankState(2, "node2", None)) == [0]
+    assert not judge([RankState(1, "node1", None)], stepping=True).hangs
 
 
 def test_the_line_that_is_told_is_the_users() -> None:

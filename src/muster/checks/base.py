@@ -52,10 +52,12 @@ Answers = Mapping[str, Mapping[str, Any]]  # host's label -> the family's answer
 
 
 class Level(str, Enum):
-    """How a check ended on a host. UNKNOWN: it could not be found out, which is not a pass."""
+    """How a check ended on a host. NOTE: a fact on which nobody acts. UNKNOWN: it could not be found out,
+    which is not a pass."""
 
     PASS = "pass"
     NOT_APPLICABLE = "not applicable"
+    NOTE = "note"
     UNKNOWN = "unknown"
     WARN = "warn"
     FAIL = "fail"

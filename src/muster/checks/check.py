@@ -381,7 +381,7 @@ def _gpus(answer: Mapping[str, Any]) -> int | None:
 # ----------------------------------------------------------------------------------------------------
 # From findings to verdicts and to one entry per kind of trouble. Pure.
 
-_WORST = (Level.FAIL, Level.WARN, Level.UNKNOWN)
+_WORST = (Level.FAIL, Level.WARN, Level.UNKNOWN, Level.NOTE)
 
 
 def verdict(findings: Iterable[Finding]) -> Verdict:

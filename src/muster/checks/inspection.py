@@ -13,14 +13,16 @@ from muster.store.values import keep, kept
 
 SCHEMA_VERSION = 1
 Verdict = Literal["fit", "warning", "unfit", "unreachable"]
-LevelName = Literal["pass", "not applicable", "unknown", "warn", "fail"]
+LevelName = Literal["pass", "not applicable", "note", "unknown", "warn", "fail"]
 
 
 class CheckResult(Part):
     """One check on one host."""
 
     check: str
-    level: LevelName = Field(description="unknown: it could not be found out, which is not a pass")
+    level: LevelName = Field(
+        description="note: nobody acts on it; unknown: it could not be found out, which is not a pass"
+    )
     problem: str = ""
     evidence: str = Field("", description="what was seen on this host")
     remedy: str | None = Field(None, description="a command or setting that one can paste")
@@ -54,7 +56,7 @@ class Trouble(Part):
     """One kind of trouble: a check that ended the same way on some hosts."""
 
     check: str
-    level: Literal["unknown", "warn", "fail"]
+    level: Literal["note", "unknown", "warn", "fail"]
     problem: str
     hosts: str = Field(description="folded, such as node[01-12,17]")
     count: int

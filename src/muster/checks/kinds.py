@@ -61,6 +61,10 @@ class Case:
         """It could not be found out, and why."""
         return self.at(Level.UNKNOWN, why, evidence, remedy)
 
+    def note(self, problem: str, evidence: str, remedy: str | None = None) -> Finding:
+        """A fact on which nobody acts: it is printed with --verbose, and the host stays fit."""
+        return self.at(Level.NOTE, problem, evidence, remedy)
+
     def warn(self, problem: str, evidence: str, remedy: str | None = None) -> Finding:
         """A job may run, worse than it could. `problem` is the same text for every host that has it."""
         return self.at(Level.WARN, problem, evidence, remedy)

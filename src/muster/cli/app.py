@@ -41,11 +41,13 @@ VERBS = (
     "schema",
     "completion",
 )
+# Verbs that share another file than their own.
+FILES = {"report": "show", "recipes": "reference", "schema": "reference", "completion": "reference"}
 
 
 class _Verbs(click.Group):
-    """The verbs. A verb's module is loaded when it is typed: muster.cli.NAME has a function NAME and
-    EXAMPLES."""
+    """The verbs. A verb's module is loaded when it is typed: muster.cli.NAME (or its file in FILES) has a
+    function NAME, and EXAMPLES: a text, or the text of each verb."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """In the order in which they are used."""
@@ -55,8 +57,9 @@ class _Verbs(click.Group):
         """The verb, or None."""
         if cmd_name not in VERBS:
             return None
-        module = importlib.import_module(f"muster.cli.{cmd_name}")
-        return command(cmd_name, getattr(module, cmd_name), module.EXAMPLES)
+        module = importlib.import_module(f"muster.cli.{FILES.get(cmd_name, cmd_name)}")
+        examples = module.EXAMPLES[cmd_name] if isinstance(module.EXAMPLES, dict) else module.EXAMPLES
+        return command(cmd_name, getattr(module, cmd_name), examples)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Each verb with the first paragraph of its help, whole."""

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 from muster.cli.options import Hosts, Json, Words, check_output, split_words
 from muster.cli.output import err_console, print_json
 from muster.cli.parameters import Option
 from muster.core.errors import UsageError
-
-if TYPE_CHECKING:
-    from muster.checks.inspection import Inspection
 
 EXAMPLES = """Examples:
 
@@ -49,6 +46,9 @@ def check(
         Option("--group/--no-group", help="Also start ranks on the fit hosts and measure links and devices."),
     ] = True,
     list_: Annotated[bool, Option("--list", help="Explain every check; contact no host.")] = False,
+    verbose: Annotated[
+        bool, Option("--verbose", "-v", help="Also print facts on which nobody has to act.")
+    ] = False,
     json: Json = False,
 ) -> int:
     """Check hosts: list what is wrong on which host, with evidence and a remedy."""
@@ -71,9 +71,11 @@ def check(
     if json:
         print_json(inspection.model_dump(mode="json"))
     else:
-        print_inspection(inspection)
+        print_inspection(inspection, verbose=verbose)
     if output is not None:
-        _save(save_inventory(inspection, output), output, inspection)
+        count = save_inventory(inspection, output)
+        written = f"{count} of {len(inspection.hosts)} hosts written to {output}"
+        err_console().print(written if count else f"no host is usable: {output} was not written")
     return 0 if inspection.sound else 1
 
 
@@ -86,11 +88,3 @@ def _gpus(text: str) -> int | None:
     if not text.isdecimal() or not 0 <= int(text) <= 64:
         raise UsageError(f"is a number from 0 to 64, or none; not {text!r}", where="--expect-gpus")
     return int(text)
-
-
-def _save(count: int, path: Path, inspection: Inspection) -> None:
-
-    if count:
-        err_console().print(f"{count} of {len(inspection.hosts)} hosts written to {path}")
-    else:
-        err_console().print(f"no host is usable: {path} was not written")

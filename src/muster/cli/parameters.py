@@ -68,7 +68,8 @@ class Argument:
 
 
 class Option:
-    """A word behind `--name`; without names, the parameter's own."""
+    """A word behind `--name`; without names, the parameter's own. `optional`: the word may be missing, which
+    makes the value True."""
 
     def __init__(
         self,
@@ -77,8 +78,10 @@ class Option:
         metavar: str | None = None,
         min: float | None = None,
         complete: Names | None = None,
+        optional: bool = False,
     ) -> None:
         self.names, self.help, self.metavar, self.min, self.complete = names, help, metavar, min, complete
+        self.optional = optional
 
 
 class Verb(click.Command):
@@ -158,6 +161,8 @@ def _parameter(name: str, hint: Any, default: Any) -> click.Parameter:
         return made
     flag = f"--{name.replace('_', '-')}"
     names = [*(about.names or (flag,)), name]
+    if about.optional:
+        shared |= {"is_flag": False, "flag_value": True}
     if kind is bool:
         return click.Option(names, is_flag=True, help=about.help, default=default)
     return click.Option(

@@ -1,16 +1,21 @@
-"""muster show"""
+"""muster show, and its `--html` under the name muster report"""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from muster.cli.options import Json, Root, Run
 from muster.cli.output import print_json, say
 from muster.cli.parameters import Option
 from muster.core.errors import UsageError
 
-EXAMPLES = """Examples:
+if TYPE_CHECKING:
+    from muster.benches.folder import BenchFolder
+    from muster.store.runfolder import PipelineFolder, RunFolder
+
+EXAMPLES = {
+    "show": """Examples:
 
   muster show last
 
@@ -18,7 +23,17 @@ EXAMPLES = """Examples:
 
   muster show last --json
 
-  muster show last --csv > metrics.csv"""
+  muster show last --csv > metrics.csv
+
+  muster show last --html
+
+  muster show last --html page.html""",
+    "report": """Examples:
+
+  muster report last
+
+  muster report last --output page.html""",
+}
 
 
 def show(
@@ -30,15 +45,28 @@ def show(
     csv: Annotated[
         bool, Option("--csv", help="Loss, speed, memory and more of each measured step, as CSV.")
     ] = False,
+    html: Annotated[
+        Path | Literal[True] | None,
+        Option(
+            "--html",
+            metavar="[FILE]",
+            optional=True,
+            help="Write its page, one HTML file that opens offline. Default: report.html in its folder.",
+        ),
+    ] = None,
     json: Json = False,
 ) -> int:
-    """Show a run, a pipeline or a bench: its result, or its progress."""
+    """Show a run, a pipeline or a bench: its result, its progress, or its page."""
     from muster.benches.folder import BenchFolder, find
     from muster.store.runfolder import PipelineFolder
 
     if csv and (follow or json):
         raise UsageError("goes with neither --follow nor --json", where="--csv")
+    if html and (csv or follow):
+        raise UsageError("goes with neither --csv nor --follow", where="--html")
     folder = find(run, root)
+    if html:
+        return _write_page(folder, None if html is True else html, json=json)
     if csv and isinstance(folder, BenchFolder):
         raise UsageError(
             "is a bench; --csv shows the steps of one run", where=run, hint="muster show BENCH/runs/JOB --csv"
@@ -54,17 +82,48 @@ def show(
         from muster.cli.views.benches import show_bench
 
         return show_bench(folder, json=json)
-    from muster.cli.views.results import print_afterwards, print_result
-    from muster.runs.listing import metrics, queued
-    from muster.runs.listing import show as run_show
-
     if csv:
+        from muster.runs.listing import metrics
+
         say(metrics(folder), end="")
         return 0
     if follow:
         from muster.cli.views.progress import watch
 
         watch(folder, stops=False)
+    return _show_run(folder, json=json)
+
+
+def report(
+    run: Run,
+    output: Annotated[
+        Path | None, Option("--output", "-o", help="File to write. Default: report.html in the run's folder.")
+    ] = None,
+    root: Root = Path("runs"),
+    json: Json = False,
+) -> int:
+    """Write the page of a run, a pipeline or a bench, as `muster show --html` does."""
+    return show(run, root, html=output or True, json=json)
+
+
+def _write_page(folder: RunFolder | PipelineFolder | BenchFolder, file: Path | None, *, json: bool) -> int:
+    from muster.benches.folder import BenchFolder
+    from muster.cli.views.benches import bench_page
+    from muster.reports.pipeline import write_page
+
+    page = bench_page(folder, file) if isinstance(folder, BenchFolder) else write_page(folder, file)
+    if json:
+        print_json({"id": folder.id, "report": str(page)})
+    else:
+        say(page)
+    return 0
+
+
+def _show_run(folder: RunFolder, *, json: bool) -> int:
+    from muster.cli.views.results import print_afterwards, print_result
+    from muster.runs.listing import queued
+    from muster.runs.listing import show as run_show
+
     shown = run_show(folder)
     if json:
         print_json(

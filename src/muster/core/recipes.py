@@ -185,7 +185,7 @@ def inherited(source: str | Mapping[str, Any], overrides: Iterable[str] = ()) ->
         for key, value in _leaves(merged).items()
         if key not in given_paths and value != usual.get(key) and not key.startswith(_UNSAID)
     }
-    return ", ".join(Path(each).stem for each in parents), settings
+    return ", ".join(Path(each).name.removesuffix(".yaml") for each in parents), settings
 
 
 def _leaves(data: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -14,7 +14,7 @@ from types import ModuleType
 from typing import Any
 
 from muster.core.errors import JobError, UsageError
-from muster.core.fabric.asked import Asked
+from muster.core.fabric.asked import FabricRequest
 from muster.core.fabric.busbw import algbw
 from muster.core.fabric.figures import Event, FabricReader
 from muster.core.fabric.result import Copy, Disk, FabricHost, GroupFabric, MpiHello, Rendezvous, spread
@@ -144,7 +144,7 @@ class Collector:
     def __init__(
         self,
         places: tuple[Placement, ...],
-        asked: Asked,
+        asked: FabricRequest,
         device: str,
         launcher: str,
         address: str,
@@ -289,7 +289,7 @@ def measure(
     recipe: Recipe,
     launcher: ModuleType,
     *,
-    asked: Asked | None = None,
+    asked: FabricRequest | None = None,
     env: Mapping[str, str] | None = None,
     watch: Watcher = nobody,
     stop: Callable[[], str | None] = never,
@@ -301,7 +301,7 @@ def measure(
     `stop` is asked a few times a second; a text ends it early. Nothing is left on the hosts.
     Raises InventoryError where a host cannot be reached, and UsageError where one lacks torch.
     """
-    asked, shell = asked or Asked(), shell or Shell()
+    asked, shell = asked or FabricRequest(), shell or Shell()
     name = launcher.__name__.rpartition(".")[2].replace("_", "-")
     most = sum(host.slots or _MOST_SLOTS for host in inventory.hosts)  # how many it will be is not known yet
     launch = recipe.launch.model_copy(update={"timeout": asked.grown(most).limit})

@@ -68,8 +68,9 @@ _WHO = re.compile(
     r"pdsh@\S+: (?P<pdsh>[\w.-]+): ssh exited|ssh: connect to host (?P<ssh>\S+) port|"
     r"on node (?P<mpi>\S+) exited on signal"
 )
-# Where a line begins to show what somebody asks or a model answers, or a record of data.
+# Where a line begins to show what somebody asks or a model answers, a record of data, or a program's text.
 _DATA = re.compile(
+    r"(?:^|\s)(?-i:raise [A-Za-z_][\w.]*\([rf]*[\"'])|"
     r"(?:^|[\s\])|>-])(?:prompt|question|instruction|answer|response|completion|generated|generation|sample|"
     r"example|predicted|user|assistant|human)s?[\s#\d\[\]()]*: |"
     r"[\"'](?:prompt|question|instruction|answer|response|completion|chosen|rejected|content|text)"

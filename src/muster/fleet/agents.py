@@ -20,7 +20,7 @@ from muster.core.launch import Launch
 from muster.fleet.addresses import own_addresses
 from muster.fleet.connection import NOISE, Connection, LineSplitter
 from muster.fleet.launchers.base import Home, Request
-from muster.fleet.listener import Door, Guest
+from muster.fleet.listener import ProvenPeer, SecretListener
 from muster.fleet.messages import Check
 from muster.fleet.shell import Process, Shell, more_files
 from muster.fleet.transport import PipeWire, SocketWire, Wire
@@ -128,7 +128,7 @@ class Fleet(Loop[Connection]):
         self._by_host = {link.place.host: link for link in self.links}
         self._shell = shell
         self._starters: list[_Starter] = []
-        self._door: Door | None = None
+        self._door: SecretListener | None = None
         self._beaten = 0.0
         self._closed = False
         for link in self.links:
@@ -138,7 +138,7 @@ class Fleet(Loop[Connection]):
 
     def _open_door(self, places: tuple[Placement, ...]) -> Home:
         secret = secrets.token_hex(16)
-        self._door = Door(secret, patience=self.launch.connect_timeout)
+        self._door = SecretListener(secret, patience=self.launch.connect_timeout)
         self.selector.register(self._door.fileno(), selectors.EVENT_READ, None)
         addresses = (self.launch.home,) if self.launch.home else own_addresses(places)
         return Home(addresses, self._door.port, secret)
@@ -183,7 +183,7 @@ class Fleet(Loop[Connection]):
             else:
                 self.attach(self._by_host[request.hosts[0]], PipeWire(process))
 
-    def _admit(self, guest: Guest) -> None:
+    def _admit(self, guest: ProvenPeer) -> None:
         """An agent that has dialled home. Each host comes once."""
         link = self._by_host.get(str(guest.payload.get("name")))
         if link is None:

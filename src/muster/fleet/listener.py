@@ -1,7 +1,7 @@
 """The only place on the control side that listens: a TCP port on which hosts prove that they know a secret
 (fleet/handshake.py), without a thread and in bounded memory. Then the connection is the caller's.
 
-    with Door(secret) as door:
+    with SecretListener(secret) as door:
         selector.register(door, EVENT_READ)
         ...
             for guest in door.poll():
@@ -34,7 +34,7 @@ _NOT_IT = {errno.ECONNABORTED, errno.EPROTO, errno.EINTR}  # this one connection
 
 
 @dataclass(frozen=True)
-class Guest:
+class ProvenPeer:
     """One who has proven the secret. `welcome` or `refuse` it; `socket` does not block.
 
     A guest that has left meanwhile is found out by reading the socket.
@@ -57,7 +57,7 @@ class Guest:
 
 
 @dataclass
-class _Knocker:
+class _PendingPeer:
     """A connection that has proven nothing yet."""
 
     socket: socket.socket
@@ -66,7 +66,7 @@ class _Knocker:
     heard: bytearray = field(default_factory=bytearray)
 
 
-class Door:
+class SecretListener:
     """Listens from the start. Raises UsageError where the port or address cannot be had.
 
     `patience` is how many seconds a connection has for its proof, however it spends them; `waiting` is how
@@ -83,14 +83,14 @@ class Door:
         self._secret = secret
         self._patience = patience
         self._room = waiting
-        self._knockers: dict[int, _Knocker] = {}  # in the order of their coming
+        self._knockers: dict[int, _PendingPeer] = {}  # in the order of their coming
         self._listener = _listen(address, port)
         self._resume: float | None = None  # accepting pauses until then
         self.port: int = self._listener.getsockname()[1]
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._listener, selectors.EVENT_READ)
 
-    def __enter__(self) -> Door:
+    def __enter__(self) -> SecretListener:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -109,10 +109,10 @@ class Door:
         second besides."""
         return self._selector.fileno()  # type: ignore[attr-defined, no-any-return, unused-ignore]
 
-    def poll(self) -> list[Guest]:
+    def poll(self) -> list[ProvenPeer]:
         """Accept, listen, turn away; never blocks. -> those who have proven the secret by now."""
         now = time.monotonic()
-        guests: list[Guest] = []
+        guests: list[ProvenPeer] = []
         someone = False
         for key, _ in self._selector.select(0):
             if key.fileobj is self._listener:
@@ -156,7 +156,7 @@ class Door:
             if full:
                 self._turn_away(next(iter(self._knockers)), "crowded")
             sock.setblocking(False)
-            knocker = _Knocker(sock, new_nonce(), now)
+            knocker = _PendingPeer(sock, new_nonce(), now)
             self._knockers[sock.fileno()] = knocker
             self._selector.register(sock, selectors.EVENT_READ)
             _say(sock, greeting(knocker.nonce))
@@ -166,7 +166,7 @@ class Door:
         self._selector.unregister(self._listener)
         self._resume = now + PAUSE
 
-    def _hear(self, fd: int) -> Guest | None:
+    def _hear(self, fd: int) -> ProvenPeer | None:
         """Read what has come on one connection."""
         knocker = self._knockers[fd]
         try:
@@ -193,7 +193,7 @@ class Door:
                 return self._let_in(fd, payload)
         return None
 
-    def _let_in(self, fd: int, payload: dict[str, Any]) -> Guest | None:
+    def _let_in(self, fd: int, payload: dict[str, Any]) -> ProvenPeer | None:
         sock = self._knockers[fd].socket
         try:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -204,7 +204,7 @@ class Door:
             return None
         del self._knockers[fd]
         self._selector.unregister(sock)
-        return Guest(sock, payload, peer, local, self._secret)
+        return ProvenPeer(sock, payload, peer, local, self._secret)
 
     def _turn_away(self, fd: int, reason: str) -> None:
         self.refused[reason] += 1

@@ -127,7 +127,7 @@ class HeldChild(Part):
     name: str
 
 
-class Look(Part):
+class RankProbe(Part):
     """A rank as it was seen from outside, several times. `cpu`, `own_cpu`: cores that it used with
     its children and by itself; `io`: bytes that they read and wrote; `states`: of the main thread, as
     in /proc; `library`: that the main thread computes in, such as libtorch_cpu.so; "": in none; None: it
@@ -161,12 +161,12 @@ class Look(Part):
     unread: str = ""
 
 
-class Looked(_Message):
+class ProbeAnswer(_Message):
     """What an agent found when it was asked where its ranks stand."""
 
     model_config = ConfigDict(strict=False, extra="allow")
     number: int
-    ranks: list[Look]
+    ranks: list[RankProbe]
     xid: list[_Words]
     reached: list[str] = Field(default_factory=list)  # addresses that answer
     unreached: list[str] = Field(default_factory=list)
@@ -198,7 +198,7 @@ class _Lacks(_Message):
 
 _JOB: dict[str, type[_Message]] = {
     "beat": _Beat,
-    "looked": Looked,
+    "looked": ProbeAnswer,
     "hello": _Hello,
     "verified": _Verified,
     "lacks": _Lacks,

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Literal
 
-from muster.fleet.messages import Begun, Frame, GroupSeen, Look, Looked
+from muster.fleet.messages import Begun, Frame, GroupSeen, ProbeAnswer, RankProbe
 
 BUSY = 0.05  # of a core: less is a process that only keeps its threads alive
 WANTS = 0.5  # of the time: who wants a processor for so long computes, though others may have them all
@@ -83,12 +83,12 @@ def line_of(frames: Sequence[Frame]) -> str | None:
 
 
 @dataclass(frozen=True)
-class Stand:
+class RankState:
     """A rank as its look shows it. `look` is None: it has no process."""
 
     rank: int
     host: str
-    look: Look | None
+    look: RankProbe | None
 
     @property
     def line(self) -> str | None:
@@ -209,7 +209,7 @@ class HangFinding:
 
     hangs: bool
     what: str
-    culprits: tuple[Stand, ...] = ()
+    culprits: tuple[RankState, ...] = ()
     hosts: tuple[str, ...] = ()
     certain: bool = False
     waiting: tuple[int, ...] = ()
@@ -228,13 +228,13 @@ class HangFinding:
 class _Case:
     """The evidence, sorted."""
 
-    stands: Sequence[Stand]
-    probes: Mapping[str, Looked]  # per host, whom it reaches
+    stands: Sequence[RankState]
+    probes: Mapping[str, ProbeAnswer]  # per host, whom it reaches
     missed: dict[int, str] = field(default_factory=dict)  # rank -> the collective that others wait for it in
     late: dict[int, str] = field(default_factory=dict)  # the same, where its GPU has not come to it
 
     @property
-    def waiting(self) -> list[Stand]:
+    def waiting(self) -> list[RankState]:
         return [each for each in self.stands if each.kind == "waiting"]
 
     def hear_the_recorder(self) -> None:
@@ -282,14 +282,14 @@ class _Case:
             cut |= {each for each in tried if not ends.isdisjoint(each)}
         return sorted(each for each in cut if each[0] != each[1])
 
-    def disagreement(self) -> dict[str, list[Stand]] | None:
+    def disagreement(self) -> dict[str, list[RankState]] | None:
         """Ranks that all wait in the same collective of a group, by what each takes it for, where that
         differs; None: it does not, or it is not known."""
         if self.missed:
             return None
         for group in {name: None for each in self.waiting for name in each.pending}:
-            calls: dict[str, list[Stand]] = {}
-            lines: dict[str, list[Stand]] = {}
+            calls: dict[str, list[RankState]] = {}
+            lines: dict[str, list[RankState]] = {}
             for each in self.waiting:
                 for first in each.pending.get(group, [])[:1]:
                     sizes = first.sizes if "reduce" in first.name or "broadcast" in first.name else None
@@ -302,7 +302,7 @@ class _Case:
 
 
 def judge(
-    stands: Sequence[Stand], *, stepping: bool, looks: Mapping[str, Looked] | None = None
+    stands: Sequence[RankState], *, stepping: bool, looks: Mapping[str, ProbeAnswer] | None = None
 ) -> HangFinding:
     """What keeps the ranks. `stands`: all of them; `stepping`: they have done steps before, so that to
     compute the same for so long is no beginning; `looks`: what else their hosts have found."""
@@ -339,13 +339,16 @@ def judge(
     return _named(case, suspects, {name: accused for name, accused in by_witness.items() if accused}, xid)
 
 
-def _alive(stand: Stand, *, stepping: bool) -> bool:
+def _alive(stand: RankState, *, stepping: bool) -> bool:
     """Whether what it does may come to an end. Before the first step, a model may be compiled for long."""
     return stand.kind == "computing" or (stand.kind == "busy" and not stepping)
 
 
 def _named(
-    case: _Case, culprits: Sequence[Stand], by_witness: Mapping[str, Sequence[Stand]], xid: Iterable[str]
+    case: _Case,
+    culprits: Sequence[RankState],
+    by_witness: Mapping[str, Sequence[RankState]],
+    xid: Iterable[str],
 ) -> HangFinding:
     """The others wait for these."""
     sets = [frozenset(each.rank for each in accused) for accused in by_witness.values()]
@@ -381,7 +384,7 @@ def _named(
 
 
 def _parted(
-    pairs: Sequence[tuple[str, str]], case: _Case, others: Sequence[Stand], xid: Iterable[str]
+    pairs: Sequence[tuple[str, str]], case: _Case, others: Sequence[RankState], xid: Iterable[str]
 ) -> HangFinding:
     """What the hosts send is not answered: one host where all these pairs have one in common, else links."""
     common = set.intersection(*map(set, pairs)) if len(pairs) > 1 else set()
@@ -410,7 +413,7 @@ def _parted(
     )
 
 
-def _waits(waiting: Sequence[Stand], whom: str = " for it") -> str:
+def _waits(waiting: Sequence[RankState], whom: str = " for it") -> str:
     if not waiting:
         return ""
     places = Counter(each.line for each in waiting if each.line)
@@ -419,7 +422,7 @@ def _waits(waiting: Sequence[Stand], whom: str = " for it") -> str:
     return f"; {len(waiting)} {ranks}{whom}{at}"
 
 
-def _hint(culprit: Stand) -> str | None:
+def _hint(culprit: RankState) -> str | None:
     host = culprit.host
     return {
         "stopped": f"on {host}: who stopped it? `kill -CONT PID` lets it go on",
@@ -429,7 +432,7 @@ def _hint(culprit: Stand) -> str | None:
     }.get(culprit.kind, "hang.json in the run folder has every rank's stacks")
 
 
-def _apart(apart: Mapping[str, Sequence[Stand]], case: _Case) -> HangFinding:
+def _apart(apart: Mapping[str, Sequence[RankState]], case: _Case) -> HangFinding:
     """Ranks came to different collectives: a bug of the program. Few against many are named."""
     ordered = sorted(apart.items(), key=lambda each: len(each[1]))
     few, many = ordered[0][1], ordered[-1][1]
@@ -446,7 +449,7 @@ def _apart(apart: Mapping[str, Sequence[Stand]], case: _Case) -> HangFinding:
     )
 
 
-def _ranks(stands: Sequence[Stand]) -> str:
+def _ranks(stands: Sequence[RankState]) -> str:
     numbers = ", ".join(str(each.rank) for each in stands[:8])
     return f"rank{'s' if len(stands) > 1 else ''} {numbers}{', ...' if len(stands) > 8 else ''}"
 
@@ -454,8 +457,8 @@ def _ranks(stands: Sequence[Stand]) -> str:
 def _all_wait(case: _Case, xid: Iterable[str]) -> HangFinding:
     waiting = tuple(each.rank for each in case.waiting)
     driver = tuple(f"the NVIDIA driver: {each}" for each in xid)
-    begun: dict[frozenset[tuple[str, int]], list[Stand]] = {}
-    lines: dict[str, list[Stand]] = {}
+    begun: dict[frozenset[tuple[str, int]], list[RankState]] = {}
+    lines: dict[str, list[RankState]] = {}
     for each in case.waiting:
         first = frozenset((group, calls[0].number) for group, calls in each.pending.items())
         begun.setdefault(first, []).append(each)
@@ -485,7 +488,7 @@ def _all_wait(case: _Case, xid: Iterable[str]) -> HangFinding:
     )
 
 
-def _without_others(stands: Sequence[Stand], stepping: bool) -> HangFinding:
+def _without_others(stands: Sequence[RankState], stepping: bool) -> HangFinding:
     """Nobody is seen to wait for another one: each for itself."""
     stuck = [each for each in stands if each.kind in ("idle", "disk", "absent", "busy")]
     if not stepping or len(stuck) < len(stands) or not any(each.look for each in stands):

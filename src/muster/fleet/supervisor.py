@@ -27,7 +27,7 @@ from muster.failures.table import known_failures, why_lost
 from muster.fleet.agents import Fleet
 from muster.fleet.connection import Connection
 from muster.fleet.launchers.base import agent_source
-from muster.fleet.messages import MOST_WORDS, Kernel, Looked, of_job
+from muster.fleet.messages import MOST_WORDS, Kernel, ProbeAnswer, of_job
 from muster.fleet.shell import Process, Shell
 from muster.store.tree import Tree
 
@@ -52,7 +52,7 @@ class Listener:
     tick: Callable[[], str | None] = lambda: None  # called a few times a second; a text stops the job
     # Each: rank, steps, signs of life, phase.
     pulses: Callable[[Sequence[Sequence[Any]]], None] = lambda pulses: None
-    looked: Callable[[str, Looked], None] = lambda host, found: None  # the answer to Supervisor.look
+    looked: Callable[[str, ProbeAnswer], None] = lambda host, found: None  # the answer to Supervisor.look
     # Ranks of the host that could have formed a process group, and have not.
     ungrouped: Callable[[str, Sequence[int]], None] = lambda host, ranks: None
 
@@ -369,7 +369,7 @@ class Supervisor:
             if "ungrouped" in message:
                 listener.ungrouped(host, message["ungrouped"])
         elif kind == "looked":
-            listener.looked(host, Looked.model_validate(message))
+            listener.looked(host, ProbeAnswer.model_validate(message))
         else:
             self._note(link, message)
 

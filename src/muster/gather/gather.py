@@ -20,7 +20,7 @@ from muster.core.inventory import MAX_SLOTS, Host, inventory_document
 from muster.core.units import check_seconds
 from muster.fleet.addresses import own_addresses
 from muster.fleet.interrupts import interrupts
-from muster.fleet.listener import Door, Guest
+from muster.fleet.listener import ProvenPeer, SecretListener
 from muster.fleet.shell import more_files
 
 MOST = 10_000  # machines
@@ -96,9 +96,9 @@ def _is_address(text: str) -> bool:
 class _Gathering:
     """The machines that are in, by address. A context manager: at its end every connection is closed."""
 
-    def __init__(self, door: Door, wanted: int) -> None:
+    def __init__(self, door: SecretListener, wanted: int) -> None:
         self.door, self.wanted, self.own = door, wanted, own_addresses(())[0]
-        self.guests: dict[str, tuple[Guest, Member]] = {}
+        self.guests: dict[str, tuple[ProvenPeer, Member]] = {}
         self.refused: dict[str, int] = {}
         self.lost = 0
         self.selector = selectors.DefaultSelector()
@@ -132,7 +132,7 @@ class _Gathering:
             else:
                 self._admit(guest, member)
 
-    def _admit(self, guest: Guest, member: Member) -> None:
+    def _admit(self, guest: ProvenPeer, member: Member) -> None:
         if member.address in self.guests:  # the later connection counts: the earlier may be a dead one
             earlier = self._drop(member.address)
             self._refuse(earlier, "again", "closed: replaced by another join from this address")
@@ -143,12 +143,12 @@ class _Gathering:
         self.guests[member.address] = guest, member
         self.selector.register(guest.socket, selectors.EVENT_READ, member.address)
 
-    def _drop(self, address: str) -> Guest:
+    def _drop(self, address: str) -> ProvenPeer:
         guest, _ = self.guests.pop(address)
         self.selector.unregister(guest.socket)
         return guest
 
-    def _refuse(self, guest: Guest, reason: str, why: str) -> None:
+    def _refuse(self, guest: ProvenPeer, reason: str, why: str) -> None:
         self.refused[reason] = self.refused.get(reason, 0) + 1
         guest.refuse(why)
 
@@ -187,7 +187,7 @@ def gather(
     more_files(2 * MOST)  # a thousand machines are more connections than the usual soft limit allows
     with (
         interrupts() as wish,
-        Door(token, address=address, port=port) as door,
+        SecretListener(token, address=address, port=port) as door,
         _Gathering(door, wanted) as gathering,
     ):
         opened(door.port)

@@ -13,7 +13,7 @@ from muster.readers.base import MeasuredWindows, Reading
 
 
 @dataclass(frozen=True)
-class Seen:
+class JobProgress:
     """How far a job is. `steps`: the last one that a line tells; `measured`: over the steps so far, without
     the warm-up; where nothing is timed, what the tool itself says at its end."""
 
@@ -51,7 +51,7 @@ class Live:
             self.feed.frame.arrived = time.time()
             rest = self.feed.take(rest)
 
-    def seen(self) -> Seen | None:
+    def seen(self) -> JobProgress | None:
         """What is known so far; None: no line told a step. Asking changes nothing."""
         if not self.steps:
             return None
@@ -63,7 +63,7 @@ class Live:
         refuted = not best.sure and contradicting(best_first) is not None
         if figures is None:
             figures = next((_reported(each) for each in others if each.reported), None)
-        return Seen(
+        return JobProgress(
             format=best.format,
             steps=self.steps,
             loss=next((each.loss for each in others if each.loss is not None), None),

@@ -38,7 +38,7 @@ class Figure:
     @property
     def words(self) -> str:
         """The value with its unit and its note."""
-        value = f"{self.value} {self.unit}" if self.unit else self.value
+        value = f"{self.value} {self.unit}" if self.unit and self.measured else self.value
         return f"{value} ({self.note})" if self.note else value
 
 
@@ -209,7 +209,7 @@ def _utilization(flops: Flops | None) -> Iterator[Figure]:
     value, _, unit = format_flops(flops.model_per_second).partition(" ")
     yield Figure(group, name, value, unit)
     if flops.mfu is None or flops.peak is None:
-        yield Figure(group, "MFU", note="the device's peak is unknown")
+        yield Figure(group, "MFU", "unknown", note="the device's peak is unknown")
     else:
         peak = f"of {format_flops(flops.peak)}: {flops.peak_source}"
         yield Figure(group, "MFU", percent(flops.mfu), "%", peak)

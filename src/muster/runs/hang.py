@@ -13,8 +13,8 @@ from typing import Any
 from muster.core.job import Placement
 from muster.core.launch import Hang
 from muster.core.result import Failure, Hung
-from muster.fleet.messages import Look, Looked
-from muster.fleet.standing import HangFinding, Stand, judge
+from muster.fleet.messages import ProbeAnswer, RankProbe
+from muster.fleet.standing import HangFinding, RankState, judge
 
 SECONDS = 60.0  # without progress, by default
 STEPS = 10  # in the time of so many steps nobody is suspected either
@@ -55,12 +55,12 @@ class Watch:
         self.patience = 1.0  # more for each look that found something alive
         self.printed: dict[str, None] = {}  # the last lines, without times
         self.number = 0  # of the looks
-        self.asked: dict[str, Looked | None] = {}  # per host that was asked; empty: none is
+        self.asked: dict[str, ProbeAnswer | None] = {}  # per host that was asked; empty: none is
         self.asked_at = 0.0
         self.unanswered: set[str] = set()  # hosts that did not answer the last look
         self.disks: dict[int, dict[str, str]] = {}  # what those had done that ranks waited for then
         self.verdict: HangFinding | None = None
-        self.found: dict[str, Looked] = {}  # of the verdict
+        self.found: dict[str, ProbeAnswer] = {}  # of the verdict
 
     # --- what happens --------------------------------------------------------------------------------------
 
@@ -94,7 +94,7 @@ class Watch:
         if new:
             self.progress()
 
-    def looked(self, host: str, answer: Looked) -> None:
+    def looked(self, host: str, answer: ProbeAnswer) -> None:
         """A host's answer."""
         if answer.number == self.number and host in self.asked:
             self.asked[host] = answer
@@ -137,7 +137,7 @@ class Watch:
         looks = {look.rank: self._with_disk(look) for each in answers.values() for look in each.ranks}
         # A host that was not asked has ended: its ranks have no process any more.
         answering = [rank for rank, host in self.hosts.items() if host not in silent]
-        stands = [Stand(rank, self.hosts[rank], looks.get(rank)) for rank in answering]
+        stands = [RankState(rank, self.hosts[rank], looks.get(rank)) for rank in answering]
         if not looks:  # a command that is one process per host, say
             self.patience *= 2
             return None
@@ -160,7 +160,7 @@ class Watch:
         self.verdict, self.found = verdict, answers
         return verdict
 
-    def _with_disk(self, look: Look) -> Look:
+    def _with_disk(self, look: RankProbe) -> RankProbe:
         """With what a disk has done since the last look."""
         before = self.disks.get(look.rank, {})
         moved = any(look.disk.get(task, done) != done for task, done in before.items())

@@ -47,7 +47,7 @@ def _summary_writer(folder: Path) -> Any:
 BETWEEN = 0.1  # seconds between two samples of hardware, whosesoever
 
 
-class Board:
+class TensorBoardWriter:
     """One writer for the whole run; without tensorboardX it writes nothing."""
 
     def __init__(self, folder: Path) -> None:
@@ -188,7 +188,7 @@ class Recorder:
         self.attempt = attempt
         self.watch = watch
         self.folder: EventFold = fold(events.read_events(run.events))
-        self.board = Board(run.tensorboard)
+        self.board = TensorBoardWriter(run.tensorboard)
         self._events = _open_after_whole_lines(run.events)
         self._logs: dict[tuple[str, int | None], IO[str]] = {}
         self._unwritten: set[tuple[str, int | None]] = set()

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 
 from muster.core.job import Placement
 from muster.core.units import format_seconds
-from muster.fleet.messages import Frame, Look, Looked
+from muster.fleet.messages import Frame, ProbeAnswer, RankProbe
 from muster.fleet.standing import in_collective, line_of
 
 STEPS, SECONDS = 5, 2.0  # of a window, at least
@@ -39,10 +39,10 @@ class Slowdown:
         self.windows: list[float] = []  # seconds of a step in each
         self.usual: float | None = None
         self.number = FIRST
-        self.asked: dict[str, Looked | None] = {}
+        self.asked: dict[str, ProbeAnswer | None] = {}
         self.asked_at = 0.0
 
-    def looked(self, host: str, answer: Looked) -> None:
+    def looked(self, host: str, answer: ProbeAnswer) -> None:
         """A host's answer."""
         if answer.number == self.number and host in self.asked:
             self.asked[host] = answer
@@ -87,7 +87,7 @@ class Slowdown:
         return f"{slow}: {where_ranks_are(looks, self.hosts)}"
 
 
-def where_ranks_are(looks: Sequence[Look], hosts: dict[int, str]) -> str:
+def where_ranks_are(looks: Sequence[RankProbe], hosts: dict[int, str]) -> str:
     """Whom the others wait for, or the lines at which ranks were seen most."""
     waits = {each.rank: _waiting(each) for each in looks}
     late = [each for each in looks if waits[each.rank] <= WORKS]
@@ -98,20 +98,20 @@ def where_ranks_are(looks: Sequence[Look], hosts: dict[int, str]) -> str:
     return "; ".join(_seen(each, hosts) for each in looks[:SHOWN])
 
 
-def _seen(look: Look, hosts: dict[int, str]) -> str:
+def _seen(look: RankProbe, hosts: dict[int, str]) -> str:
     lines = Counter(line for each in _apart(look) if (line := line_of(each)))
     best = lines.most_common(1)
     at = f" at {best[0][0]}, in {best[0][1]} of {len(look.mains)} looks" if best else ""
     return f"rank {look.rank} on {hosts.get(look.rank, '?')}{at}"
 
 
-def _apart(look: Look) -> list[list[Frame]]:
+def _apart(look: RankProbe) -> list[list[Frame]]:
     """Its stacks outside of collectives; all, where there are none."""
     seen = [each for each in look.mains if each]
     return [each for each in seen if not in_collective(each)] or seen
 
 
-def _waiting(look: Look) -> float:
+def _waiting(look: RankProbe) -> float:
     """The share of the looks in which it was in a collective."""
     seen = [each for each in look.mains if each]
     return sum(map(in_collective, seen)) / len(seen) if seen else 0.5

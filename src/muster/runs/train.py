@@ -34,7 +34,7 @@ from muster.fleet.cause import judge_command, judge_outcome, unresolved, with_wa
 from muster.fleet.fetch import copy_between, fetch_model, fetch_profiles
 from muster.fleet.interrupts import interrupts
 from muster.fleet.launchers.slurm import TICKET
-from muster.fleet.messages import Looked
+from muster.fleet.messages import ProbeAnswer
 from muster.fleet.shell import Shell
 from muster.fleet.supervisor import Listener, Outcome, Supervisor
 from muster.inputs.hub import check_names
@@ -286,7 +286,7 @@ def _run(
             return hung.what if inputs.recipe.hang.action == "stop" else None
         return None
 
-    def looked(host: str, answer: Looked) -> None:
+    def looked(host: str, answer: ProbeAnswer) -> None:
         hang.looked(host, answer)
         if slowdown is not None:
             slowdown.looked(host, answer)

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from muster.agent.probe import text
-from muster.checks.base import Finding
+from muster.checks.base import Finding, Level
 from muster.checks.kinds import Case, Differ, host_check, same_check
 from muster.core.units import format_bytes
 
@@ -127,7 +127,7 @@ def oom_kills(case: Case) -> Finding:
     if count <= case.expect("at_most"):
         return case.passed(f"{count}")
     problem = "the kernel often kills processes because memory runs out"
-    return case.warn(problem, f"{count} since boot", "sudo dmesg -T | grep -i oom")
+    return case.note(problem, f"{count} since boot", "sudo dmesg -T | grep -i oom")
 
 
 @same_check(
@@ -136,6 +136,7 @@ def oom_kills(case: Case) -> Finding:
     "Steps with offloading differ by several per cent.",
     Differ(
         "transparent huge pages are not set as on most hosts",
+        Level.NOTE,
         remedy="echo madvise | sudo tee /sys/kernel/mm/transparent_hugepage/enabled",
     ),
 )

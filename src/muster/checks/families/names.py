@@ -135,7 +135,7 @@ def reverse(case: Case) -> Finding:
     if address in back or loopback(address):
         return case.passed(f"{address} is {name}")
     evidence = f"{address} is {name}, which is {', '.join(back) or 'unknown'}"
-    return case.warn("the address's name resolves to another address", evidence, _HOSTS_FILE)
+    return case.note("the address's name resolves to another address", evidence, _HOSTS_FILE)
 
 
 @group_check(

@@ -33,10 +33,10 @@ def since_boot(case: Case) -> Finding:
     evidence = f"up for {format_seconds(seconds)}"
     if seconds < least:
         remedy = "last -x reboot | head; journalctl -b -1 -e"
-        return case.warn("the host was restarted recently", evidence, remedy)
+        return case.note("the host was restarted recently", evidence, remedy)
     if most and seconds > most:
         remedy = "sudo reboot, when no job runs"
-        return case.warn("the host has not been restarted for a long time", evidence, remedy)
+        return case.note("the host has not been restarted for a long time", evidence, remedy)
     return case.passed(evidence)
 
 

@@ -17,7 +17,7 @@ from muster.core.units import counted, format_seconds
 
 QUIET = 5.0  # seconds between two lines where there is no terminal
 SHOWN = 3  # different pieces of evidence per kind of trouble
-_COLOURS = {"fail": "red", "warn": "yellow", "unknown": "dim"}
+_COLOURS = {"fail": "red", "warn": "yellow", "unknown": "dim", "note": "dim"}
 _VERDICTS = {"fit": "green", "warning": "yellow", "unfit": "red", "unreachable": "red"}
 
 
@@ -56,11 +56,12 @@ class ProgressLine(Waiting):
         self.now(text)
 
 
-def print_inspection(inspection: Inspection) -> None:
-    """Each kind of trouble with its hosts, evidence and remedy; then the summary."""
+def print_inspection(inspection: Inspection, *, verbose: bool = False) -> None:
+    """Each kind of trouble with its hosts, evidence and remedy; then the summary. Notes only if `verbose`."""
     console = out_console()
     for trouble in inspection.troubles:
-        _print_trouble(console, trouble)
+        if verbose or trouble.level != "note":
+            _print_trouble(console, trouble)
     parts = tinted(inspection.summary, _VERDICTS)
     ranks = f"; slots for {counted(inspection.world_size, 'rank')}" if inspection.world_size else ""
     seconds = format_seconds(inspection.seconds)

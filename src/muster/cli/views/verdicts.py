@@ -238,7 +238,8 @@ class _Told:
         where = f" in {_label(work)}" if work and (self.several or entry is None) else ""
         whom = f"with {_some(one.peers)}" if one.peers else "alone"
         if shared is not None:
-            whom = f"of {_some([*(shared.hosts if shared.switch is None else ()), *one.peers])}"
+            names = [*(shared.hosts if shared.switch is None else ()), *one.peers]
+            whom = f"of {_some(names)}" if names else "among the hosts behind it"
         if one.slower is None:
             how = "timed out" if entry and entry.outcome is State.TIMEOUT else "failed"
             return f"{how} {whom}{where}  {one.job}"
@@ -301,7 +302,8 @@ class _Told:
         if len(lines) > 1:
             more = [f"and {len(rows) - self.room} more; --all shows them"] if len(rows) > self.room else []
             lines = [*(f"{row.host}: {row.reason}" for row in rows[: self.room]), *more]
-        settle = list(dict.fromkeys(text for row in rows if (text := _settle(row))))
+        compared = [row.beside_others for row in rows if row.beside_others]
+        settle = list(dict.fromkeys(each.settle for each in compared if each.settle))
         jobs = rows[0].evidence if len(rows) == 1 and rows[0].verdict not in ("below", "differs") else []
         return [
             *lines,
@@ -416,10 +418,6 @@ def _label(work: str) -> str:
 
 def _suspected(row: HostVerdict) -> bool:
     return row.verdict in DOUBT and (_beside(row, "confidence") or 0.0) >= SUSPECTED
-
-
-def _settle(row: HostVerdict) -> str:
-    return row.beside_others.settle if row.beside_others else ""
 
 
 def _name(verdict: Verdict) -> str:

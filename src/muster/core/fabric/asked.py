@@ -38,7 +38,7 @@ MIB = 1 << 20
 
 
 @dataclass(frozen=True)
-class Asked:
+class FabricRequest:
     """Which questions, how large, and how long. Sizes in bytes, times in seconds."""
 
     questions: tuple[str, ...] = QUESTIONS
@@ -68,7 +68,7 @@ class Asked:
         """Seconds after which everything is ended: measuring, starting, and two waits for one that hangs."""
         return 2 * self.seconds + self.arrival + 2 * self.patience + 60
 
-    def grown(self, ranks: int) -> Asked:
+    def grown(self, ranks: int) -> FabricRequest:
         """The same for so many ranks on GPUs: 0.1 s more patience for each.
 
         A new group's first operation also forms it in NCCL: every rank meets the root and connects, which
@@ -85,9 +85,9 @@ class Asked:
         return asdict(self)
 
 
-def read_asked(data: dict[str, Any]) -> Asked:
+def read_asked(data: dict[str, Any]) -> FabricRequest:
     """The other way of `Asked.as_dict`."""
-    return Asked(**{**data, "questions": tuple(data["questions"])})
+    return FabricRequest(**{**data, "questions": tuple(data["questions"])})
 
 
 def sweep_sizes(smallest: int, largest: int) -> list[int]:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from muster.core.fabric.asked import Asked, read_asked
+from muster.core.fabric.asked import FabricRequest, read_asked
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,7 @@ class Place:
     port: int
     base: Path  # this host's scratch folder
     folder: Path  # where this rank's event file is
-    asked: Asked
+    asked: FabricRequest
 
     @property
     def world_size(self) -> int:

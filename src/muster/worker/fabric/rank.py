@@ -98,8 +98,7 @@ class Round:
 
     def _work(self, question: str, budget: float) -> Callable[[], None] | None:
         """What to call for a question; None for one that is not a rank's."""
-        from muster.worker.fabric.alone import check_copy, check_disk, check_matmul
-        from muster.worker.fabric.together import (
+        from muster.worker.fabric.collectives import (
             OPERATIONS,
             check_beside,
             check_points,
@@ -108,6 +107,7 @@ class Round:
             latency,
             sweep,
         )
+        from muster.worker.fabric.device_bench import check_copy, check_disk, check_matmul
 
         team, say = self.team, self.say
         if question in OPERATIONS:

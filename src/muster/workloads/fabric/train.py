@@ -7,7 +7,7 @@ from importlib.metadata import version
 from typing import Any
 
 from muster.core.errors import WorkerError
-from muster.core.fabric.asked import BESIDE, MIB, PRODUCT, Asked
+from muster.core.fabric.asked import BESIDE, MIB, PRODUCT, FabricRequest
 from muster.core.fabric.busbw import COLLECTIVES
 from muster.store import events
 from muster.worker.context import Context
@@ -59,12 +59,12 @@ def _section(context: Context) -> Fabric:
     return context.recipe.fabric
 
 
-def asked_by(fabric: Fabric, device: str, world_size: int) -> Asked:
+def asked_by(fabric: Fabric, device: str, world_size: int) -> FabricRequest:
     """The recipe's section as the questions that ranks know."""
     alone, split = (("matmul",), (PRODUCT,)) if fabric.matmul else ((), ())
     more = 1 if world_size > 1 else ALONE
     message = (64 if device == "cuda" else 4) * MIB  # point to point
-    asked = Asked(
+    asked = FabricRequest(
         questions=(*alone, "values", "latency", *COLLECTIVES, "points", *split, BESIDE),
         pairs="all" if fabric.pairs == "all" else "ring",
         smallest=min(1024, fabric.largest or 1024),

@@ -13,7 +13,7 @@ import torch.distributed as dist
 
 from muster.core.fabric.asked import BESIDE, MIB, PRODUCT, rounds, sweep_sizes
 from muster.core.fabric.busbw import COLLECTIVES, POINT_TO_POINT
-from muster.worker.fabric.alone import sparse
+from muster.worker.fabric.device_bench import sparse
 from muster.worker.fabric.place import Voice
 from muster.worker.fabric.rendezvous import Team
 
