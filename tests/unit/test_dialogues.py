@@ -673,3 +673,16 @@ def test_a_prompt_without_room_is_refused_before_the_start(workload: str, key: s
         recipe(_file(file, rows)).check_data(file, {})
     (tmp_path / "tokenizer.json").unlink()
     recipe(file).check_data(file, {})  # ranks will say it
+
+
+def test_pairs_that_may_be_in_the_wrong_order() -> None:
+    """With even odds the order is nothing, and equal rewards are no order."""
+    torch, _ = pytest.importorskip("torch"), pytest.importorskip("trl")
+    from muster.dialogues.pairs import ByPairs
+
+    trainer: Any = SimpleNamespace(see=lambda *_: None, _figures=[])
+    chosen, rejected = torch.tensor([1.0, 3.0]), torch.tensor([0.0, 0.5])
+    losses = [ByPairs.preferring(trainer, *each, 0.5) for each in ((chosen, rejected), (rejected, chosen))]
+    assert losses[0].item() == pytest.approx(losses[1].item()) and losses[0] > 0
+    ByPairs.seen(trainer, {"completion_mask": torch.ones(4, 3)}, chosen, chosen)
+    assert trainer._figures[0].tolist()[1:] == [0.0, 0.0, 2.0]

@@ -320,5 +320,38 @@ def test_batches_whose_figures_disagree(tmp_path: Path) -> None:
     assert "3,071 bytes" in refused(folder).what
     write_cifar(folder, {"data_batch_1": [*FLAT[:1], (b"x" * 3072, 7)]}, ["cat"])
     assert refused(folder).where == f"{folder / 'data_batch_1'}[1]"
+    write_cifar(folder, {"data_batch_3": FLAT}, ["cat", "dog"])
+    assert "no data_batch_2" in refused(folder).what
     (folder / "data_batch_1").unlink()
     assert "no data_batch_1" in refused(folder).what
+
+
+def test_only_numbered_files_are_batches(tmp_path: Path) -> None:
+    write_cifar(tmp_path, dict.fromkeys(("data_batch_1", "data_batch_1 (1)"), FLAT), ["cat", "dog"])
+    (tmp_path / "data_batch_2.part").write_bytes(b"")
+    found = find_images(tmp_path)
+    assert isinstance(found, ImageBatches) and [file.name for file in found.train] == ["data_batch_1"]
+    (tmp_path / "batches.meta").unlink()
+    assert refused(tmp_path).where == str(tmp_path / "batches.meta")
+
+
+@pytest.mark.parametrize(("shape", "by_column"), [((1, 3072), True), ((2, 3072), False)])
+def test_arrays_that_are_not_as_cifars(shape: tuple[int, int], by_column: bool, tmp_path: Path) -> None:
+    """Columns first, or more images than labels."""
+    numpy = pytest.importorskip("numpy")
+    folder = write_cifar(tmp_path, {"data_batch_1": FLAT}, ["cat", "dog"])
+    pixels = numpy.zeros(shape, "u1")
+    state = (1, shape, numpy.dtype("u1"), by_column, pixels.tobytes())
+    array = _Rebuilt(numpy, state)
+    (folder / "data_batch_1").write_bytes(pickle.dumps({b"labels": [0], b"data": array}, 4))
+    assert refused(folder).where == str(folder / "data_batch_1")
+
+
+class _Rebuilt:
+    """An array's pickle, whatever its state says."""
+
+    def __init__(self, numpy: Any, state: tuple[Any, ...]) -> None:
+        self.reduced = (*numpy.zeros(0, "u1").__reduce__()[:2], state)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return self.reduced

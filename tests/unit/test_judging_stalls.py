@@ -95,3 +95,11 @@ def test_logs_of_a_fleet_that_stalls_say_so(tmp_path: Path) -> None:
     assert not any("not sure" in note for note in found.notes), found.notes
     of_slow = [each.slower for each in found.jobs if each.hosts == ["n05"]]
     assert all(slower == pytest.approx(0.05, abs=0.02) for slower in of_slow)
+
+
+def test_where_halves_stall_the_faster_half_counts() -> None:
+    made = []
+    for number, host in enumerate([*HOSTS] * 2):
+        seconds, halves = (2.5, (1.0, 3.0)) if number % 2 else (1.0, (1.0, 1.0))
+        made.append(Observation(str(number), (host,), seconds, halves=halves))
+    assert {(each.seconds, each.halves) for each in usual_paces(made)} == {(1.0, None)}

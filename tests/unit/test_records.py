@@ -350,6 +350,7 @@ def test_a_name_with_a_dot_is_a_field_before_it_is_a_path(tmp_path: Path) -> Non
     ("name", "text"),
     [
         ("a.csv", 'question,sql\n"how, many?","SELECT\n1"\n\nq,s\n'),
+        ("a.csv", '\n \nquestion,sql\n"how, many?","SELECT\n1"\nq,s\n'),
         ("a.CSV", 'id;question;sql\r\n1;"how, many?";"SELECT\n1"\r\n2;q;s'),
         ("a.tsv", 'question\tsql\nhow, many?\t"SELECT\n1"\nq\ts\n'),
         ("a.csv.gz", '\ufeffquestion,sql\n"how, many?","SELECT\n1"\nq,s\n'),
@@ -369,6 +370,8 @@ def test_tables(tmp_path: Path, name: str, text: str) -> None:
         ("question,sql\nq,s\nq\n", 3, "has 1 column, and the first line has 2"),
         ("question,sql,sql\nq,s,t\n", 1, "has two columns named 'sql'"),
         ('question,sql\nq,"s\n', 2, "is not a table"),
+        ('question,sql\nq,"s\nr,t\n', 2, "is not a table"),
+        ("question,sql\rq,s\r", 1, "is not a table"),
         ("question,sql\nq,\n", 2, "field 'sql' is empty"),
         ("question,sql\n", None, "has no samples"),
         ("", None, "has no samples"),
@@ -388,6 +391,29 @@ def test_rows_that_cannot_be_read_are_passed_over_where_asked(tmp_path: Path) ->
     told: list[DataError] = []
     assert [row for _, row in read_rows(path, told.append)] == [{"a": "1", "b": "2"}, {"a": "4", "b": "5"}]
     assert [error.where for error in told] == [f"{path}:3"]
+
+
+def test_every_line_that_an_open_quote_takes_along_counts(tmp_path: Path) -> None:
+    path = tmp_path / "a.csv"
+    path.write_text('a,b\n1,2\n"3,4\n5,6\n7,8\n')
+    left: list[DataError] = []
+    assert [row for _, row in read_rows(path, left.append)] == [{"a": "1", "b": "2"}]
+    assert [error.where for error in left] == [f"{path}:{line}" for line in (3, 4, 5)]
+
+
+@pytest.mark.parametrize("value", ["[" * 100_000 + "]" * 100_000, "9" * 5000])
+def test_a_list_that_python_cannot_hold(tmp_path: Path, value: str) -> None:
+    path = tmp_path / "a.json"
+    path.write_text(f'[{{"question": "q", "sql": {value}}}]')
+    assert (failure(path).where, failure(path).what[:11]) == (str(path), "is not JSON")
+
+
+def test_where_no_row_can_be_used_the_first_fault_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_text('\n{"question": "q"}\n{}\n')
+    with pytest.raises(DataError) as caught:
+        list(read_pairs([path], DATA, skip=lambda _: None))
+    assert f"{path}:2" in (caught.value.hint or "")
 
 
 def test_what_is_no_parquet(tmp_path: Path) -> None:
@@ -440,3 +466,23 @@ def test_tokens_are_counted_of_fewer_samples_where_texts_are_long(monkeypatch: p
     assert chosen(1000, 1) == [*range(0, 1000, 20)]
     assert chosen(10, 10) == [0, 2, 4, 6, 8]
     assert chosen(3, 1000) == [0]
+
+
+def test_of_a_small_share_one_is_held_out() -> None:
+    assert len(hold_out(["a", "b", "c"], 0.01, 1, None)) == 1
+
+
+def test_a_mark_is_no_text_on_the_first_line_alone(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_bytes(LINE + BOM + LINE)
+    assert failure(path).where == f"{path}:2"
+
+
+def test_bytes_are_counted_over_the_lines_that_are_left_out(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_bytes(LINE + b"\xff\n" + b"ab\xfe\n")
+    left: list[DataError] = []
+    assert len(list(read_rows(path, left.append))) == 1
+    assert [f"at {len(LINE) + place} " in error.what for place, error in zip((0, 4), left, strict=True)] == [
+        True
+    ] * 2

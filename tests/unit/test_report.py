@@ -34,7 +34,7 @@ from muster.planner.orders import orders
 from muster.reports import answers, charts, tables, words
 from muster.reports.page import render
 from muster.reports.rundata import Prediction, RunData, gather, read_stream
-from muster.results.figures import figures, number
+from muster.results.figures import figures, interval, number
 from muster.results.fold import EventFold
 from muster.runs.resume import frozen_inventory, frozen_recipe
 from muster.runs.train import freeze
@@ -648,3 +648,8 @@ def test_a_loss_that_was_recorded_once_has_no_beginning() -> None:
         result = a_result(loss_final=final)
         assert [each.note for each in figures(result) if each.name == "Training loss, last"] == [note]
         assert ("at the start" in check(a_run(figures=result)).words) == (final != 6.3)
+
+
+def test_an_interval_of_a_share() -> None:
+    """Wilson's: 50 of 100, and none of 12, as statistics packages give them."""
+    assert "40.4–59.6" in interval(0.5, 100) and "0.0–24.3" in interval(0.0, 12)

@@ -18,6 +18,7 @@ from muster.inputs.model import whole_config
 from muster.planner.decide import Decided
 from muster.planner.memory.fit import Setting, need
 from muster.planner.setting import setting_of
+from muster.planner.sizing import _nearest
 from tests.support import on_hosts
 
 TABLE = {  # size: (learning rate, tokens per update in units of 2^20)
@@ -289,3 +290,11 @@ def test_adapters_need_less() -> None:
         benchmark({"a": gpus(1, 40)}, "model.name=opt-6.7b")
     decided = benchmark({"a": gpus(1, 40)}, "model.name=opt-6.7b", *lora)
     assert "parameters 13." in why(decided, "memory of a rank")
+
+
+@pytest.mark.parametrize(
+    ("wanted", "batch"),
+    [(12, (4, 12)), (16, (8, 16)), (13, (8, 16)), (3, (1, 3))],  # of one rank that holds 8
+)
+def test_half_a_power_where_it_makes_the_batch_exactly(wanted: int, batch: tuple[int, int]) -> None:
+    assert _nearest(wanted, None, None, 1, 8) == batch

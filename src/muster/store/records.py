@@ -266,20 +266,29 @@ def read_samples(
     are none. `fields`: those that are looked for.
     """
     count, where = 0, ""
+    skipped = Skipped()
+
+    def left(error: DataError) -> None:
+        if skip is not None:
+            skipped.add(error)
+            skip(error)
+
+    passed = skip and left
     for file in files:
         where = str(file)
-        rows = read_rows(file, skip, fields=fields)
+        rows = read_rows(file, passed, fields=fields)
 
         def made(row: Mapping[str, Any], place: str, folder: Path = file.parent) -> T:
             return make(row, place, folder)
 
-        for sample in each_made(rows, made, skip):
+        for sample in each_made(rows, made, passed):
             count += 1
             yield sample
             if count == limit:
                 return
     if not count:
-        raise DataError("has no samples that can be used", where=where)
+        hint = f"of those that were left out the first: {skipped.first}" if skipped.first else None
+        raise DataError("has no samples that can be used", where=where, hint=hint)
 
 
 def read_rows(
@@ -319,8 +328,9 @@ def _listed(file: Path, text: str, skip: Skip | None) -> Iterator[tuple[str, dic
     """The objects of a list, by their places in it."""
     try:
         rows = json.loads(text)
-    except json.JSONDecodeError as error:
-        pass_over(DataError(f"is not JSON: {error}", where=f"{file}:{error.lineno}"), skip)
+    except (ValueError, RecursionError) as error:
+        where = f"{file}:{error.lineno}" if isinstance(error, json.JSONDecodeError) else str(file)
+        pass_over(DataError(f"is not JSON: {error}", where=where), skip)
         return
     for number, row in enumerate(rows):
         if isinstance(row, dict):
@@ -332,31 +342,39 @@ def _listed(file: Path, text: str, skip: Skip | None) -> Iterator[tuple[str, dic
 def _table(
     file: Path, lines: Iterator[tuple[int, str]], skip: Skip | None
 ) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Rows by the names of columns in the first line: by commas, semicolons where there is none; or tabs."""
-    number = 0
+    """Rows by the names of columns in the first line: by commas, semicolons where there is none; or tabs.
+
+    A quote that nothing closes takes the lines behind it along: each of them is left out, and counts.
+    """
+    numbers: list[int] = []  # of the lines of a row
 
     def texts() -> Iterator[str]:
-        nonlocal number
-        for number, line in lines:  # noqa: B007
+        for number, line in lines:
+            numbers.append(number)
             yield line
 
-    rest = texts()
-    header = next(rest, "")
+    top, header = next(((number, line) for number, line in lines if line.strip()), (1, ""))
     sign = "\t" if is_of(file, (".tsv", ".tsv.gz")) else ";" if ";" in header and "," not in header else ","
-    names = [name.strip() for name in next(csv.reader([header], delimiter=sign), [])]
+    try:
+        names = [name.strip() for name in next(csv.reader([header], delimiter=sign), [])]
+    except csv.Error as error:
+        hint = "lines end in a line feed, with or without a carriage return before it"
+        raise DataError(f"is not a table: {error}", where=f"{file}:{top}", hint=hint) from None
     twice = next((name for name in names if name and names.count(name) > 1), None)
     if twice is not None:
-        raise DataError(f"has two columns named {twice!r}", where=f"{file}:1", hint="rename one of them")
-    rows = csv.reader(rest, delimiter=sign, strict=True)
+        raise DataError(f"has two columns named {twice!r}", where=f"{file}:{top}", hint="rename one of them")
+    rows = csv.reader(texts(), delimiter=sign, strict=True)
     while True:
+        numbers.clear()
         try:
             row = next(rows)
         except StopIteration:
             return
         except csv.Error as error:
-            pass_over(DataError(f"is not a table: {error}", where=f"{file}:{number}"), skip)
+            for number in numbers:
+                pass_over(DataError(f"is not a table: {error}", where=f"{file}:{number}"), skip)
             continue
-        where = f"{file}:{number}"
+        where = f"{file}:{numbers[0]}"
         if len(row) == len(names):
             yield where, dict(zip(names, row, strict=True))
         elif row:

@@ -7,6 +7,7 @@ are read as their bytes, by no code but this file's. The layout: https://www.cs.
 from __future__ import annotations
 
 import pickle
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +16,7 @@ from typing import Any
 from muster.core.errors import DataError, refused
 
 FOLDER, META, HELD_OUT = "cifar-10-batches-py", "batches.meta", "test_batch"
+TRAIN = "data_batch_"  # and a number, from 1 on
 SIDE, CHANNELS = 32, 3
 _PIXELS = CHANNELS * SIDE * SIDE
 # What an array's pickle names, in the versions of NumPy.
@@ -62,13 +64,17 @@ class ImageBatches:
 def find_batches(path: Path) -> ImageBatches | None:
     """The batches of a folder, or of the one in it that is called as in the archive; None: there are none.
     Raises DataError."""
-    folder = next((each for each in (path, path / FOLDER) if (each / META).is_file()), None)
+    marks = (META, f"{TRAIN}1")
+    places = (path, path / FOLDER)
+    folder = next((each for each in places if any((each / mark).is_file() for mark in marks)), None)
     if folder is None:
         return None
     with refused(DataError, "read", folder):
-        train = tuple(sorted(folder.glob("data_batch_*")))
-    if not train:
-        raise DataError("has no data_batch_1", where=str(folder))
+        files = [file for file in folder.iterdir() if re.fullmatch(f"{TRAIN}[1-9][0-9]*", file.name)]
+    train = tuple(folder / f"{TRAIN}{number}" for number in range(1, max(len(files), 1) + 1))
+    missing = next((file.name for file in train if file not in files), None)
+    if missing is not None:
+        raise DataError(f"has no {missing}", where=str(folder))
     names = _unpickled(folder / META).get(b"label_names")
     if not (isinstance(names, list) and names and all(isinstance(name, bytes) for name in names)):
         raise DataError("has no label_names", where=str(folder / META))
