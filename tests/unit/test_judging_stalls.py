@@ -103,3 +103,18 @@ def test_where_halves_stall_the_faster_half_counts() -> None:
         seconds, halves = (2.5, (1.0, 3.0)) if number % 2 else (1.0, (1.0, 1.0))
         made.append(Observation(str(number), (host,), seconds, halves=halves))
     assert {(each.seconds, each.halves) for each in usual_paces(made)} == {(1.0, None)}
+
+
+def test_the_noise_of_a_host_s_own_jobs_makes_it_no_fitter() -> None:
+    """Two jobs alone, 55 and 18 % slower for stalls that no other host has: it is slow, or unknown."""
+    hosts = [f"n{number:02d}" for number in range(16)]
+    jobs = [
+        Observation(f"{turn}-{host}", (host,), 10.0 + 0.01 * (number % 3), work="w", spread=0.0)
+        for turn in range(2)
+        for number, host in enumerate(hosts)
+        if host != "n05"
+    ]
+    jobs += [Observation("a", ("n05",), 15.5, work="w", spread=0.3)]
+    jobs += [Observation("b", ("n05",), 11.8, work="w", spread=0.1)]
+    verdicts = {each.subject[0]: each.condition for each in judge(jobs, Topology.of(hosts, {})).hosts}
+    assert verdicts.pop("n05") in ("slow", "unknown") and set(verdicts.values()) == {"fit"}

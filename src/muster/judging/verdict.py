@@ -21,6 +21,7 @@ from muster.judging.readings import APART, FAILED, STANDS_OUT, Readings, own_sha
 Condition = Literal["fit", "differs", "probably fit", "slow", "failing", "unknown"]
 SHOWN = 6  # readings given as evidence
 WHICH_HARDWARE = "which hardware each host has: jobs of unlike hardware are not compared"
+UNSTEADY = 4.0  # times the deviation of healthy jobs that a fit host's own may have
 PROBABLY = 0.25  # of a host that is bad with no more than this probability: probably fit
 
 
@@ -346,10 +347,19 @@ class _Hosts:
 
     def _limit(self, rows: Sequence[int]) -> float:
         """How slow a good host may be at most. Drift whose moments are unknown is no reason to accuse, nor to
-        call a host fit."""
-        if self.readings.kind[rows[0]].work in self.state.drifts:
-            return 2 * self.state.settings.slow
-        return 2 * math.expm1(smallest(self.readings, rows, self.state.settings))
+        call a host fit; no more is the noise of its own jobs, where others of the kind are much steadier."""
+        settings, kind = self.state.settings, self.readings.kind[rows[0]]
+        if kind.work in self.state.drifts:
+            return 2 * settings.slow
+        least = smallest(self.readings, rows, settings)
+        if base := self.state.baselines.get(kind):
+            usual = STANDS_OUT * UNSTEADY * base.sigma
+            least = min(least, max(math.log1p(settings.slow), usual, APART * self._spread(kind.work)))
+        return 2 * math.expm1(least)
+
+    def _spread(self, work: str) -> float:
+        """What healthy hosts differ by for good."""
+        return self.readings.spread.get(work, 0.0) if self.readings.spread else 0.0
 
     def _never_good(self, host: int, rows: Sequence[int]) -> str:
         """What is not known of a host whose jobs were slow, or differ too much, alone or in groups or in some
