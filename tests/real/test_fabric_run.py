@@ -164,7 +164,7 @@ def test_the_page_and_the_console(three: Three) -> None:
     assert "Bus bandwidth" in html and "Answers to held-out questions" not in html
     shown = CliRunner().invoke(app, ["show", str(run.path)])
     assert shown.exit_code == 0
-    assert "bus bandwidth by message size" in shown.output and "slowest pair" in shown.output
+    assert "bus bandwidth by message size" in shown.output and "Slowest pair" in shown.output
     assert "65.5 kB" in shown.output or result.notes  # where time was short, a note says so
     as_json = json.loads(CliRunner().invoke(app, ["show", str(run.path), "--json"]).stdout)
     assert as_json["result"]["fabric"]["pairs"]["names"] == ["local0", "local1", "local2"]
