@@ -638,6 +638,37 @@ def test_what_cannot_train_in_bf16_alone(recipe: str, overrides: list[str], says
     assert caught.value.where == "train.optimizer" and caught.value.hint
 
 
+@pytest.mark.parametrize(
+    ("recipe", "overrides", "says"),
+    [
+        ("grpo", [], "other models"),
+        ("dpo", [], "other models"),
+        ("opt-benchmark", ["engine.name=deepspeed", "engine.zero=1"], "deepspeed does not do"),
+        ("opt-benchmark", ["engine.name=fsdp"], "fsdp does not do"),
+        ("opt-benchmark", ["precision=fp32"], "precision is fp32"),
+        ("opt-benchmark", ["precision=fp16"], "precision is fp16"),
+    ],
+)
+def test_where_weights_are_not_cast_as_a_whole(recipe: str, overrides: list[str], says: str) -> None:
+    settings = ["engine.name=ddp", "engine.zero=0", "train.autocast=false", *overrides]
+    with pytest.raises(RecipeError, match=says) as caught:
+        plan("a100-80gb:8", *settings, recipe=recipe)
+    assert caught.value.where == "train.autocast" and caught.value.hint
+
+
+def test_a_model_that_computes_in_bf16_has_a_copy_of_its_weights() -> None:
+    asked = ["engine.name=ddp", "engine.zero=0", "model.name=opt-1.3b", "precision=auto"]
+    made, usual = plan("a100-80gb:8", *asked, "train.autocast=false"), plan("a100-80gb:8", *asked)
+    assert made.precision == "bf16" and made.memory and usual.memory
+    for name in ("parameters", "optimizer"):
+        assert made.memory.device[name] == usual.memory.device[name]
+    assert 2 * made.memory.device["copies in half precision"] == made.memory.device["parameters"]
+    assert made.memory.device["activations"] < usual.memory.device["activations"]
+    with pytest.raises(RecipeError, match="compute capability 8") as caught:
+        plan("v100-32gb:8", *asked, "train.autocast=false")
+    assert caught.value.where == "train.autocast" and caught.value.hint == "train.autocast=true"
+
+
 def test_bf16_alone_takes_half_of_the_states_and_needs_devices_that_can() -> None:
     asked = ["engine.name=ddp", "engine.zero=0", "model.name=opt-1.3b", "precision=auto"]
     made = plan("a100-80gb:8", *asked, "train.optimizer=adamw-bf16")

@@ -382,9 +382,9 @@ def decide_precision(recipe: Recipe, device: str, gpus: Gpus, decisions: list[De
         )
     wanted = fixed or wanted  # type: ignore[assignment]
     weakest, capability = _weakest(gpus) if device == "cuda" else (None, None)
-    if wanted == "auto" and recipe.keeps_half:
+    if wanted == "auto" and recipe.half:
         wanted = "bf16"
-        decisions.append(Decision("precision", wanted, f"{recipe.train.optimizer} computes in it"))
+        decisions.append(Decision("precision", wanted, "{}={} computes in it".format(*recipe.half)))
     if wanted == "auto":
         chosen, why = _auto_precision(recipe, device, weakest, capability)
         if chosen != "fp32" and (silent := _silent(gpus)):
@@ -392,9 +392,9 @@ def decide_precision(recipe: Recipe, device: str, gpus: Gpus, decisions: list[De
         decisions.append(Decision("precision", chosen, why))
         return chosen
     refusal = _refusal(recipe, wanted, device, weakest, capability)
-    if refusal and recipe.keeps_half:
-        what = f"is {recipe.train.optimizer}, and {refusal.what}"
-        refusal = RecipeError(what, where="train.optimizer", hint="train.optimizer=adamw")
+    if refusal and recipe.half:
+        key, value, usual = recipe.half
+        refusal = RecipeError(f"is {value}, and {refusal.what}", where=key, hint=f"{key}={usual}")
     if refusal and not recipe.force:
         raise refusal
     if refusal:

@@ -62,7 +62,7 @@ def request_of(
         config={"model_type": recipe.usual_type(), **decided_config(recipe, config)},
         tokens=tokens if recipe.tokenized else 0,  # else they follow from the configuration
         target=target,
-        arithmetic=spec.arithmetic(precision, ranks, keeps_half=recipe.keeps_half),
+        arithmetic=spec.arithmetic(precision, ranks, whole=recipe.computes_half),
         device="cuda" if device == "cuda" else "cpu",
         checkpointing=train.checkpointing,
         lora=recipe.lora.model_dump(mode="json") if recipe.lora else None,
