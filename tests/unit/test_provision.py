@@ -22,8 +22,11 @@ from muster.agent.provision import REMOTE
 from muster.checks.families import disk
 from muster.cli.app import main
 from muster.core.errors import HostError, RecipeError, UsageError
+from muster.core.job import Placement
+from muster.fleet.shell import Shell
 from muster.inputs.hub import check_names
 from muster.inputs.read import read_inputs, read_recipe
+from muster.prepare import host as prepare_host
 from muster.prepare.host import HostJobs
 from muster.prepare.pinned import pinned_here, read_requirements
 from muster.prepare.plan import Options, make_plan, plan_as_dict
@@ -510,3 +513,40 @@ def test_a_file_that_changes_while_it_is_copied_is_named(
     recipe = read_inputs("sft", "node1:1", [f"data.path={file}", "launch.launcher=ssh"])
     host = provision_hosts([recipe], options).hosts[0]
     assert host.failure and str(file) in str(host.failure["what"]) and host.failure["hint"]
+
+
+def test_a_host_does_not_pay_for_the_time_of_others(
+    options: Options, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that takes an hour leaves the others, which wait for it between two jobs, the time that they have."""
+    clock = [0.0]
+    limits: dict[str, list[float]] = {"local0": [], "local1": []}
+
+    class Greeted:
+        """Of a supervisor, what says how long a job may take."""
+
+        def __init__(self, places: tuple[Placement, ...], *_: object) -> None:
+            self.host = places[0].host
+
+        def __enter__(self) -> Greeted:
+            return self
+
+        def __exit__(self, *_: object) -> None:
+            pass
+
+        def greet(self, specs: dict[str, dict[str, Any]]) -> None:
+            limits[self.host].append(specs[self.host]["timeout"])
+            clock[0] += 3600 if self.host == "local0" else 1
+            raise HostError("enough", host=self.host)
+
+    monkeypatch.setattr(prepare_host, "Supervisor", Greeted)
+    monkeypatch.setattr(prepare_host.time, "monotonic", lambda: clock[0])
+    recipe = read_inputs("demo", "local:2x1", [])
+    jobs = [
+        HostJobs(host, recipe, None, None, "~/c", 7200, Shell(), lambda *_: None, lambda: None)
+        for host in recipe.inventory.hosts
+    ]
+    for each in (*jobs, *jobs):
+        with pytest.raises(HostError, match="enough"):
+            each.run("make")
+    assert limits == {"local0": [7200, 3600], "local1": [7200, 7199]}
