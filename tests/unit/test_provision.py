@@ -280,6 +280,20 @@ def test_a_disk_has_to_have_room_for_all_copies(tmp_path: Path) -> None:
         assert said["kind"] == kind, said
 
 
+def test_each_disk_has_to_have_room_for_its_own_files(tmp_path: Path) -> None:
+    """A model on one disk, which holds the cache as well, and data on another: neither has to hold all."""
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as memory:
+        if os.stat(memory).st_dev == tmp_path.stat().st_dev:
+            pytest.skip("/dev/shm is no disk of its own here")
+        small, large = sorted((memory, str(tmp_path)), key=lambda place: shutil.disk_usage(place).free)
+        size = int(0.4 * shutil.disk_usage(small).free)
+        data = [f"{large}/data/file", size, 1, None]
+        for model, kind in ((1000, "report"), (size, "failed")):
+            for files in ([[f"{small}/model", model, 1, None], data], [data, [f"{small}/m", model, 1, None]]):
+                answer = run_program(tmp_path, "make", files=files, cache=f"{small}/cache")
+                assert answer["kind"] == kind, answer
+
+
 @pytest.mark.parametrize("kind", ["a file", "a link to nothing"])
 def test_what_stands_in_the_way_of_a_folder_is_named_before_a_copy(kind: str, tmp_path: Path) -> None:
     way = tmp_path / "way"
