@@ -163,7 +163,8 @@ class _Preparation:
 
     def _refuse_changed(self, label: str, paths: Sequence[Path]) -> None:
         """Raises HostError for a file that was written or removed here since the begin."""
-        for each in (file for file in self.files if file.path in paths):
+        copied = set(paths)
+        for each in (file for file in self.files if file.path in copied):
             with suppress(OSError):
                 about = each.path.stat()
                 if (about.st_size, about.st_mtime_ns) == (each.size, each.changed):
