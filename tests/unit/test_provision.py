@@ -22,6 +22,7 @@ from muster.agent.provision import REMOTE
 from muster.checks.families import disk
 from muster.cli.app import main
 from muster.core.errors import HostError, RecipeError, UsageError
+from muster.core.inventory import Host
 from muster.core.job import Placement
 from muster.fleet.shell import Shell
 from muster.inputs.hub import check_names
@@ -32,7 +33,7 @@ from muster.prepare.pinned import pinned_here, read_requirements
 from muster.prepare.plan import Options, make_plan, plan_as_dict
 from muster.prepare.prepare import provision as provision_hosts
 from muster.prepare.result import differences
-from muster.prepare.warm import kernel_folders, warm_recipe
+from muster.prepare.warm import Warmer, kernel_folders, warm_recipe
 from muster.store.tree import Tree
 from tests.wheels import PROGRAM, environment, make_wheel, run_program
 
@@ -527,6 +528,34 @@ def test_a_file_that_changes_while_it_is_copied_is_named(
     recipe = read_inputs("sft", "node1:1", [f"data.path={file}", "launch.launcher=ssh"])
     host = provision_hosts([recipe], options).hosts[0]
     assert host.failure and str(file) in str(host.failure["what"]) and host.failure["hint"]
+
+
+def test_contents_that_have_their_places_go_though_the_warm_job_fails(
+    options: Options, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "train.jsonl"
+    file.write_text("".join(f'{{"prompt": "{each}", "response": "b"}}\n' for each in range(20)))
+    forgotten: list[str] = []
+
+    def run(jobs: HostJobs, op: str, tree: Tree | None = None, **order: Any) -> dict[str, Any]:
+        forgotten.extend(order.get("forget", ()))
+        if op == "make" and tree is None:
+            return {"lacks": {"files": [0]}}
+        there = {"status": "present", "python": "/p", "digest": "d", "seconds": 0, "about": about(a="1")}
+        kept = {"home_is_remote": False, "uid": 0, "marks": []}
+        return {"lacks": {}, "environment": there, "copied": [0], "fetched": [], **kept}
+
+    def fail(warmer: Warmer, host: Host) -> str:
+        raise HostError("out of memory", host=host.label)
+
+    monkeypatch.setattr(HostJobs, "run", run)
+    monkeypatch.setattr(Warmer, "run", fail)
+    recipe = read_inputs(
+        "sft", "node1:1", [f"data.path={file}", "launch.launcher=ssh", "model.name=null", "model.init=random"]
+    )
+    host = provision_hosts([recipe], options).hosts[0]
+    assert host.failure and host.failure["what"] == "out of memory"
+    assert forgotten == [hashlib.sha256(file.read_bytes()).hexdigest()]
 
 
 def test_a_host_does_not_pay_for_the_time_of_others(

@@ -246,8 +246,9 @@ class _Preparation:
 
         def work(label: str) -> None:
             jobs, report = self.jobs[label], self.reports[label]
+            if digests := self.brought.get(label):  # first: they are forgotten even if a warm-up fails
+                jobs.run("note", mark=None, remove=[], forget=digests)
             fresh = bool(folders) and jobs.run("scratch", folders=list(folders.values()))["new"]
-            forget = self.brought.get(label, [])
             if warmers and self.inputs.launcher.ONE_MACHINE and label != first:  # one machine's caches
                 report.warm = {"status": "shared", "seconds": 0.0}
                 warm = []
@@ -261,12 +262,9 @@ class _Preparation:
                     continue
                 began = time.monotonic()
                 remove = each.run(self.hosts[label])
-                jobs.run("note", mark=mark, remove=[remove], forget=forget)
-                forget = []
+                jobs.run("note", mark=mark, remove=[remove], forget=[])
                 before = (report.warm or {}).get("seconds", 0.0)
                 report.warm = {"status": "warmed", "seconds": before + time.monotonic() - began}
-            if forget:
-                jobs.run("note", mark=None, remove=[], forget=forget)
 
         try:
             self.each(work)
