@@ -36,7 +36,7 @@ Progress = Callable[[str, str], None]  # host, what it does
 
 class Contents:
     """Files of this machine by the digests of their contents, each read once. A context manager: its folder
-    of links, from which agents are sent files, is removed at the end."""
+    is removed at the end. It has links, from which agents are sent files, and the warm jobs' own folders."""
 
     def __init__(self) -> None:
         self.folder = Path(tempfile.mkdtemp(prefix="muster-prepare-"))

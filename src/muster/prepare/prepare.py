@@ -7,9 +7,7 @@ from __future__ import annotations
 
 import os
 import platform
-import shutil
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
@@ -231,12 +229,11 @@ class _Preparation:
     def finish(self, folders: Mapping[str, tuple[str, ...]], use: list[str]) -> None:
         """Make folders for kernels, run one short job of each recipe on each host alone, and tidy up."""
         first = next((label for label, report in self.reports.items() if report.failure is None), None)
-        folder = Path(tempfile.mkdtemp(prefix="muster-warm-"))
         warmers = [
             Warmer(
                 inputs,
                 warm_recipe(inputs, use, self.plan.cache, self.options.timeout),
-                folder / str(number),
+                self.contents.folder / f"warm{number}",
                 self.shell,
                 self.progress,
                 self.stop,
@@ -266,10 +263,7 @@ class _Preparation:
                 before = (report.warm or {}).get("seconds", 0.0)
                 report.warm = {"status": "warmed", "seconds": before + time.monotonic() - began}
 
-        try:
-            self.each(work)
-        finally:
-            shutil.rmtree(folder, ignore_errors=True)
+        self.each(work)
 
 
 def provision(
