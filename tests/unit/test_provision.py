@@ -35,7 +35,8 @@ from muster.prepare.prepare import provision as provision_hosts
 from muster.prepare.result import differences
 from muster.prepare.warm import Warmer, kernel_folders, warm_recipe
 from muster.store.tree import Tree
-from tests.wheels import PROGRAM, environment, make_wheel, run_program
+from tests.support import wait_until
+from tests.wheels import PROGRAM, environment, make_wheel, run_program, start_program
 
 # --- what is pinned --------------------------------------------------------------------------------------
 
@@ -255,6 +256,23 @@ def test_files_arrive_once(tmp_path: Path) -> None:
     assert not list(root.rglob(".muster*"))
     report = run_program(tmp_path, "make", files=lacking)
     assert (report["lacks"], report["copied"]) == ({}, [])
+
+
+def test_a_copy_that_is_stopped_leaves_no_part(tmp_path: Path) -> None:
+    """As its agent stops it at Ctrl-C: nothing of it lies among the data."""
+    place, digest = tmp_path / "data", hashlib.sha256(b"whole").hexdigest()
+    (tmp_path / "job" / "code").mkdir(parents=True)
+    os.mkfifo(tmp_path / "job" / "code" / digest)
+    with start_program(tmp_path, "make", brought=True, files=[file_of(place / "file", b"whole")]) as process:
+        try:
+            with (tmp_path / "job" / "code" / digest).open("wb", buffering=0) as source:
+                source.write(b"wh")
+                assert wait_until(lambda: list(place.glob(".muster-*")), 60, every=0.01)
+                process.terminate()
+                assert process.wait(60) != 0
+        finally:
+            process.kill()
+    assert not list(place.iterdir())
 
 
 def test_what_is_there_and_differs_is_never_written_over(tmp_path: Path) -> None:

@@ -21,6 +21,7 @@ import json
 import os
 import platform
 import shutil
+import signal
 import socket
 import stat
 import subprocess
@@ -606,6 +607,7 @@ def last_words(lines: List[str]) -> str:
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(1))  # what is begun is tidied up
     with open(os.environ["MUSTER_SPEC"]) as spec_file:
         spec = json.load(spec_file)
     Provision(spec["order"], spec["base"]).run()
