@@ -302,7 +302,7 @@ def test_a_disk_has_to_have_room_for_all_copies(tmp_path: Path) -> None:
 def test_each_disk_has_to_have_room_for_its_own_files(tmp_path: Path) -> None:
     """A model on one disk, which holds the cache as well, and data on another: neither has to hold all."""
     with tempfile.TemporaryDirectory(dir="/dev/shm") as memory:
-        if os.stat(memory).st_dev == tmp_path.stat().st_dev:
+        if Path(memory).stat().st_dev == tmp_path.stat().st_dev:
             pytest.skip("/dev/shm is no disk of its own here")
         small, large = sorted((memory, str(tmp_path)), key=lambda place: shutil.disk_usage(place).free)
         size = int(0.4 * shutil.disk_usage(small).free)
@@ -579,7 +579,7 @@ def test_contents_that_have_their_places_go_though_the_warm_job_fails(
 def test_a_host_does_not_pay_for_the_time_of_others(
     options: Options, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One that takes an hour leaves the others, which wait for it between two jobs, the time that they have."""
+    """One that takes an hour leaves the others, which wait for it between two jobs, all of their time."""
     clock = [0.0]
     limits: dict[str, list[float]] = {"local0": [], "local1": []}
 

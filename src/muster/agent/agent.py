@@ -1299,6 +1299,9 @@ class Agent:
             target = os.path.join(place, path)
             os.makedirs(os.path.dirname(target), exist_ok=True)
             kept, made = self.kept_at(digest), hashlib.sha256()
+            if not os.path.exists(kept):
+                what = "%s is gone: another command that brought the same file has removed it" % kept
+                raise Problem(what, "start again: it is sent anew")
             with open(kept, "rb") as source, open(target, "wb") as copy:
                 for block in iter(lambda: source.read(1 << 20), b""):
                     made.update(block)
