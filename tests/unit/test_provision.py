@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
@@ -11,6 +12,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -511,6 +513,24 @@ def test_links_below_a_path_are_followed(options: Options, tmp_path: Path) -> No
     os.mkfifo(far / "pipe")
     with pytest.raises(UsageError, match="neither a file nor a folder"):
         plan.files()
+
+
+def test_a_folder_that_cannot_be_read_is_named(
+    options: Options, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "model" / "closed").mkdir(parents=True)
+    plan = make_plan([read_inputs("demo", "node1", [f"model.name={tmp_path / 'model'}"])], options)
+    listed = Path.iterdir
+
+    def list_folder(path: Path) -> Iterator[Path]:  # as for whoever is not root
+        if path.name == "closed":
+            raise PermissionError(errno.EACCES, "Permission denied", str(path))
+        return listed(path)
+
+    monkeypatch.setattr(Path, "iterdir", list_folder)
+    with pytest.raises(UsageError, match="cannot be read") as refused:
+        plan.files()
+    assert refused.value.where == str(tmp_path / "model" / "closed")
 
 
 def test_recipes_are_prepared_together(options: Options, tmp_path: Path) -> None:
