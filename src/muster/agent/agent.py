@@ -186,7 +186,6 @@ class Tail:
         return text.split("\n")[:-1]  # JSON may hold other line ends, such as U+2028
 
 
-# Of nvml.h's reasons for a lower clock, those that slow a GPU down below what it is set to: HwSlowdown,
 # NVIDIA's management library: by name, and where the loader does not look (Kubernetes, Colab, WSL).
 NVML = (
     "libnvidia-ml.so.1",

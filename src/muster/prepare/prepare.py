@@ -48,7 +48,7 @@ class _Preparation:
         self.uv = own_uv() if plan.pinned else None
         self.hosts = {host.label: host for host in self.inputs.inventory.hosts}
         self.reports = {label: PreparedHost(label) for label in self.hosts}
-        self.facts: dict[str, dict[str, Any]] = {}  # the first report of each host that has not failed
+        self.facts: dict[str, dict[str, Any]] = {}  # what each host has, where its `make` has not failed
         self.brought: dict[str, list[str]] = {}  # contents that a host's agent keeps from now on
         self.jobs = {label: self._jobs_of(host) for label, host in self.hosts.items()}
 
