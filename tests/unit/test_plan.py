@@ -226,6 +226,17 @@ def test_what_is_too_much_without_its_activations_is_refused() -> None:
     assert made.would_fit == []
 
 
+def test_a_way_that_is_too_much_already_is_not_taken_before_those_that_may_fit() -> None:
+    """Without activations one way is too much and the others are not: nobody knows whether these fit."""
+    made = plan(
+        "a100-80gb:8", "model.name=t5-11b", "engine.name=deepspeed", "engine.zero=auto", recipe="seq2seq"
+    )
+    assert made.memory is not None and made.memory.lacking is None
+    fits = {each.changes["engine.zero"]: each.fits for each in made.candidates}
+    assert fits == {"0": False, "1": None, "2": None, "3": None}
+    assert [each.changes["engine.zero"] for each in made.candidates if each.chosen] == ["1"]
+
+
 SMALL = ("model.name=opt-350m", "batch.tokens=null", "engine.name=ddp", "engine.zero=0")
 
 
