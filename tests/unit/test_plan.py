@@ -220,6 +220,13 @@ def test_what_is_no_decoder_is_planned_without_its_activations(recipe: str, size
     assert promised(made.model_dump(mode="json")) is None
 
 
+def test_no_groups_are_named_for_what_may_not_fit_in_them() -> None:
+    words = ("model.name=t5-large", "engine.name=fsdp", "engine.zero=0")
+    made = plan("a100-40gb:8x4,10Gbit", *words, recipe="seq2seq")
+    assert made.memory is not None and made.memory.basis == "not counted"
+    assert not [note for note in made.notes if "engine.group" in note]
+
+
 def test_what_is_too_much_without_its_activations_is_refused() -> None:
     made = plan("a100-40gb:8", "model.name=t5-11b", recipe="seq2seq", told=UserFigures())
     assert made.memory is not None and made.memory.lacking == "device"
