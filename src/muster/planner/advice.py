@@ -61,8 +61,8 @@ def advise(
 def grouping(
     recipe: Recipe, setting: Setting, machines: Machines, room: MemoryLimit, calibration: Calibration
 ) -> str | None:
-    """That gathering weights inside each host would be faster, where it fits; None: it would not, or weights
-    are not gathered between hosts."""
+    """That gathering weights inside each host would be faster, where it is known to fit; None: it would not,
+    or weights are not gathered between hosts."""
     engine, inside = setting.engine, machines.per_host
     spread = setting.spread
     cut = engine.groups and engine.shards_weights(spread.stage, spread.ranks)

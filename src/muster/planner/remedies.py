@@ -62,10 +62,9 @@ def refusal(setting: Setting, room: MemoryLimit, model: str, ways: Sequence[str]
         f"{counted(setting.spread.ranks, 'rank')} at micro-batch {setting.micro} ({words}), and {name} has "
         f"{format_bytes(short.has)} for each"
     )
-    hint = "no change that was tried would fit; " if needed.whole else "no change is known to fit; "
-    hint = f"would fit: {'; or '.join(ways)}; " if ways else hint
-    if not needed.whole:
-        hint = f"{activations_missing(setting.config)} {hint}"
+    hint = f"would fit: {'; or '.join(ways)}; " if ways else "no change that was tried would fit; "
+    if not needed.whole and not ways:
+        hint = f"{activations_missing(setting.config)} Without it no change is known to fit; "
     return UsageError(what, where="memory", hint=f"{hint}force=true starts anyway")
 
 
