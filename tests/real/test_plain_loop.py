@@ -1,5 +1,5 @@
-"""Three whole steps of sft and dpo against a loop of plain PyTorch on the same samples: own tokens, own loss, one
-row at a time, AdamW. Losses, gradients and the saved weights."""
+"""Three whole steps of sft and dpo against a loop of plain PyTorch on the same rows, one at a time, with
+tokens and losses of its own: losses, gradients and saved weights."""
 
 from __future__ import annotations
 

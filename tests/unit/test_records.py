@@ -430,7 +430,7 @@ def test_what_is_no_parquet(tmp_path: Path) -> None:
 
 
 def test_parquet_values_that_python_cannot_hold(tmp_path: Path) -> None:
-    """A text that is not UTF-8, as some writers store it; and a date behind the year 9999 that nobody reads."""
+    """A text that is not UTF-8, as some writers have it; and a date after the year 9999 that nobody reads."""
     arrow, path = pytest.importorskip("pyarrow"), tmp_path / "a.parquet"
     parquet = pytest.importorskip("pyarrow.parquet")
     stored = arrow.array([b"q", b"caf\xe9"], arrow.binary())
