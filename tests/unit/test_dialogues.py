@@ -542,6 +542,35 @@ def test_pairs_as_tokens(tokenizer: Any) -> None:
     assert len(pairs([same], templates, Fitting(room), errors)) == 0 and len(errors) == 1
 
 
+REFUSING = "{{ raise_exception('no system') if messages[0]['role'] == 'system' }}" + CHATML
+
+
+def test_what_a_template_refuses_is_left_out_with_its_place(tokenizer: Any) -> None:
+    """As Gemma's refuses what a system says: samples of answers, pairs, and prompts that are answered."""
+    from muster.dialogues.rollouts import Prompts
+    from muster.dialogues.tokens import Fitting, learned, pairs
+
+    templates = _templates(tokenizer, chat=True)
+    tokenizer.chat_template = REFUSING
+    said = {"chosen": SAID, "rejected": [SAID[0], {"role": "assistant", "content": "No"}]}
+    samples = [
+        dialogue_of({**said, "system": "S"}, PAIRS, "x:1"),
+        dialogue_of(said, PAIRS, "x:2"),
+        dialogue_of({**said, "system": "T"}, PAIRS, "x:3"),
+    ]
+    for make in (
+        lambda errors: learned(samples, templates, Fitting(64), "answers", errors),
+        lambda errors: pairs(samples, templates, Fitting(64), errors),
+        lambda errors: Prompts(samples, SimpleNamespace(templates=templates, errors=errors), 64),  # type: ignore[arg-type]
+    ):
+        left: list[DataError] = []
+        assert len(make(left)) == 1
+        assert [(each.where, "no system" in each.what) for each in left] == [("x:1", True), ("x:3", True)]
+        with pytest.raises(DataError, match="no system") as caught:
+            make(None)
+        assert caught.value.where == "x:1"
+
+
 def test_held_out_pairs_are_counted_by_their_margins() -> None:
     """A pair is right where its chosen answer has more; rows that only fill a batch count for nothing."""
     needs_torch()
