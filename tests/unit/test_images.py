@@ -203,6 +203,12 @@ def test_tables_that_cannot_be_used(tmp_path: Path) -> None:
     assert "holds int64, not images" in refused(tmp_path, label="kind", image="kind").what
     write_parquet(file, [(png(RED), [0, 1])])  # several classes of one image
     assert refused(tmp_path).what.startswith("column 'label' holds list<")
+    arrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    stored = arrow.array([b"caf\xe9"], arrow.binary())
+    names = arrow.Array.from_buffers(arrow.string(), 1, stored.buffers())
+    parquet.write_table(arrow.table({"image": [{"bytes": png(RED)}], "label": names}), file)
+    error = refused(tmp_path)
+    assert "can't decode byte 0xe9" in error.what and error.where == str(file)
     write_parquet(file, [])
     assert refused(tmp_path).what == "has no rows"
     whole = write_parquet(file, GOOD).read_bytes()

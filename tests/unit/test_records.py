@@ -433,18 +433,22 @@ def test_parquet_values_that_python_cannot_hold(tmp_path: Path) -> None:
     """A text that is not UTF-8, as some writers have it; and a date after the year 9999 that nobody reads."""
     arrow, path = pytest.importorskip("pyarrow"), tmp_path / "a.parquet"
     parquet = pytest.importorskip("pyarrow.parquet")
-    stored = arrow.array([b"q", b"caf\xe9"], arrow.binary())
-    texts = arrow.Array.from_buffers(arrow.string(), 2, stored.buffers())
-    parquet.write_table(arrow.table({"question": texts, "sql": ["s", "s"]}), path)
+    stored = arrow.array([b"q", b"caf\xe9", b"r"], arrow.binary())
+    texts = arrow.Array.from_buffers(arrow.string(), 3, stored.buffers())
+    parquet.write_table(arrow.table({"question": texts, "sql": ["s"] * 3}), path)
     error = failure(path)
-    assert "can't decode byte 0xe9" in error.what and error.where == str(path)
+    assert "can't decode byte 0xe9" in error.what and error.where == f"{path}[1]"
+    assert (error.hint or "").count("data.bad=skip") == 1
     left: list[DataError] = []
-    list(read_rows(path, left.append, fields=DATA.fields()))
-    assert [each.where for each in left] == [str(path)]
+    rows = list(read_rows(path, left.append, fields=DATA.fields()))
+    assert [row["question"] for _, row in rows] == ["q", "r"]
+    assert [place for place, _ in rows] == [f"{path}[0]", f"{path}[2]"]
+    assert [each.where for each in left] == [f"{path}[1]"]
     late = arrow.array([0, 10**18], arrow.timestamp("us"))
     parquet.write_table(arrow.table({"question": ["q", "r"], "sql": ["s", "s"], "when": late}), path)
-    rows = [row for _, row in read_rows(path, fields=DATA.fields())]
-    assert rows == [{"question": name, "sql": "s", "when": None} for name in "qr"]
+    assert [row for _, row in read_rows(path, fields=DATA.fields())] == [
+        {"question": name, "sql": "s", "when": None} for name in "qr"
+    ]
     with pytest.raises(DataError, match="out of range"):
         list(read_rows(path))
 

@@ -1,7 +1,8 @@
 """Rows of files as dialogues: a prompt of one or several turns, an answer, and a rejected answer.
 
-The common forms are found by their fields (FORMS): text prompts with answers, pairs of a chosen and a
-rejected answer, Alpaca's instructions, lists of chat messages, and whole dialogues that share their begin.
+The common forms are found by their fields (PROMPTS and so on): text prompts with answers, pairs of a chosen
+and a rejected answer, Alpaca's instructions, lists of chat messages, and whole dialogues that share their
+begin.
 """
 
 from __future__ import annotations
@@ -64,7 +65,7 @@ class Dialogue:
 
 @dataclass(frozen=True)
 class Wanted:
-    """What a workload needs of a row. Fields: names or dotted paths; None: found by FORMS."""
+    """What a workload needs of a row. Fields: names or dotted paths; None: found by their usual names."""
 
     prompt: str | None = None
     answer: str | None = None

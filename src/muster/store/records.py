@@ -409,15 +409,23 @@ def _parquet(file: Path, skip: Skip | None, fields: Sequence[str]) -> Iterator[t
     try:
         with parquet_file(file) as opened:
             for row in _rows(opened, fields):
-                yield f"{file}[{number}]", row
+                where = f"{file}[{number}]"
                 number += 1
+                if not isinstance(row, Exception):
+                    yield where, row
+                    continue
+                fault = DataError(f"has a value that cannot be read: {row}", where=where)
+                if skip is None:
+                    raise fault
+                skip(fault)
     except ReaderMissingError:
         raise
     except DataError as error:
         pass_over(error, skip)
 
 
-def _rows(opened: Any, fields: Sequence[str]) -> Iterator[dict[str, Any]]:
+def _rows(opened: Any, fields: Sequence[str]) -> Iterator[dict[str, Any] | Exception]:
+    """The rows; in place of one with a value that Python cannot hold, what is wrong with it."""
     from pyarrow import types
 
     wanted = {root for field in fields for root in (field, field.partition(".")[0])}
@@ -431,5 +439,18 @@ def _rows(opened: Any, fields: Sequence[str]) -> Iterator[dict[str, Any]]:
     columns = columns or names
     others = dict.fromkeys(name for name in names if name not in columns)
     for batch in opened.iter_batches(ROWS, columns=columns):
-        for row in batch.to_pylist():
-            yield {**row, **others}
+        try:
+            rows = batch.to_pylist()
+        except (ValueError, OverflowError):
+            rows = [_alone(batch.slice(row, 1)) for row in range(batch.num_rows)]
+        for row in rows:
+            yield row if isinstance(row, Exception) else {**row, **others}
+
+
+def _alone(batch: Any) -> dict[str, Any] | Exception:
+    """The row of a batch that has one, or what is wrong with it."""
+    try:
+        row: dict[str, Any] = batch.to_pylist()[0]
+    except (ValueError, OverflowError) as error:
+        return error
+    return row
