@@ -188,7 +188,7 @@ def _speed(result: Result) -> Iterator[Figure]:
     padding = "no padding" if padded > 0 else ""
     if padded > tokens:
         padding = f"{number(padded)} with padding; {100 * (1 - tokens / padded):.0f} % is padding"
-    # Of images no tokens are made.
+    # Of images, tokens are ViT's patches; of other models of images none are counted.
     yield Figure(group, "Real tokens", number(tokens) if padded > 0 else UNKNOWN, "tokens/s", padding)
     measured = f"over {counted(speed.measured_steps, 'measured step')}"
     if speed.data_share is not None:
