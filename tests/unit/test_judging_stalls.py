@@ -118,3 +118,15 @@ def test_the_noise_of_a_host_s_own_jobs_makes_it_no_fitter() -> None:
     jobs += [Observation("b", ("n05",), 11.8, work="w", spread=0.1)]
     verdicts = {each.subject[0]: each.condition for each in judge(jobs, Topology.of(hosts, {})).hosts}
     assert verdicts.pop("n05") in ("slow", "unknown") and set(verdicts.values()) == {"fit"}
+
+
+def test_a_work_whose_jobs_are_all_unsteady_has_fit_hosts() -> None:
+    """Windows that differ by as much on every host, with means that agree: no host is less steady."""
+    hosts = [f"n{number:02d}" for number in range(16)]
+    jobs = [
+        Observation(f"{turn}-{host}", (host,), 10.0 + 0.01 * (number % 3), work="w", spread=0.1)
+        for turn in range(2)
+        for number, host in enumerate(hosts)
+    ]
+    verdicts = judge(jobs, Topology.of(hosts, {})).hosts
+    assert {each.condition for each in verdicts} == {"fit"}

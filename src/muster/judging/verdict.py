@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -21,7 +22,7 @@ from muster.judging.readings import APART, FAILED, STANDS_OUT, Readings, own_sha
 Condition = Literal["fit", "differs", "probably fit", "slow", "failing", "unknown"]
 SHOWN = 6  # readings given as evidence
 WHICH_HARDWARE = "which hardware each host has: jobs of unlike hardware are not compared"
-UNSTEADY = 4.0  # times the deviation of healthy jobs that a fit host's own may have
+UNSTEADY = 4.0  # times the deviation of most jobs of a kind that a fit host's own may have
 PROBABLY = 0.25  # of a host that is bad with no more than this probability: probably fit
 
 
@@ -227,6 +228,7 @@ class _Hosts:
         self.state, self.unread = state, _unread(state)
         self.readings = state.case.readings
         self.blamed = blamed(state.parts, state.settings)
+        self.usual = _usual_deviations(state)
         self._next: tuple[Group, ...] | None = None
 
     def verdict(self, host: int) -> Verdict:
@@ -352,8 +354,8 @@ class _Hosts:
         if kind.work in self.state.drifts:
             return 2 * settings.slow
         least = smallest(self.readings, rows, settings)
-        if base := self.state.baselines.get(kind):
-            usual = STANDS_OUT * UNSTEADY * base.sigma
+        if kind in self.usual:
+            usual = STANDS_OUT * UNSTEADY * self.usual[kind]
             least = min(least, max(math.log1p(settings.slow), usual, APART * self._spread(kind.work)))
         return 2 * math.expm1(least)
 
@@ -410,6 +412,20 @@ class _Hosts:
                 if usual > 3 * noise:
                     return math.expm1(usual), noise, spread
         return None
+
+
+def _usual_deviations(state: Posterior) -> dict[Class, float]:
+    """Of most jobs of each kind, by their own steps too. Where a stored baseline stands in for too few
+    jobs: its own."""
+    deviations: dict[Class, list[float]] = {}
+    readings = state.case.readings
+    for row, kind in enumerate(readings.kind):
+        if not readings.failed(row):
+            deviations.setdefault(kind, []).append(readings.sigma[row])
+    return {
+        kind: state.baselines[kind].sigma if state.baselines[kind].stored else statistics.median(values)
+        for kind, values in deviations.items()
+    }
 
 
 def below(chance: float) -> str:
