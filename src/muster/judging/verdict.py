@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -415,16 +414,16 @@ class _Hosts:
 
 
 def _usual_deviations(state: Posterior) -> dict[Class, float]:
-    """Of most jobs of each kind, by their own steps too. Where a stored baseline stands in for too few
-    jobs: its own."""
+    """Of each kind of job, what three of four readings do not exceed, by the jobs' own steps too. Where a
+    stored baseline stands in for too few jobs: its own."""
     deviations: dict[Class, list[float]] = {}
     readings = state.case.readings
     for row, kind in enumerate(readings.kind):
         if not readings.failed(row):
             deviations.setdefault(kind, []).append(readings.sigma[row])
     return {
-        kind: state.baselines[kind].sigma if state.baselines[kind].stored else statistics.median(values)
-        for kind, values in deviations.items()
+        kind: base.sigma if (base := state.baselines[kind]).stored else sorted(own)[(3 * len(own) - 1) // 4]
+        for kind, own in deviations.items()
     }
 
 
