@@ -242,12 +242,13 @@ class _Hosts:
             return _bad_host(state, part, host, evidence)
         subjects = self._subjects(host, rows)
         bounds = [each.at_most for each in subjects if each.at_most is not None]
+        bounded = all(each.at_most is not None or not each.jobs for each in subjects)
         base = Verdict(
             "host",
             name,
             "unknown",
             chance,
-            at_most=max(bounds, default=None),
+            at_most=max(bounds, default=None) if bounded else None,
             evidence=evidence,
             subjects=subjects,
         )
@@ -344,7 +345,8 @@ class _Hosts:
             here = _at_most(readings, own)
             bound = max(bound, here)
             good = good and here <= self._limit(own)
-        return Subject(name=name, condition="fit" if good else "unknown", jobs=jobs, at_most=bound)
+        at_most = bound if bound < math.inf else None
+        return Subject(name=name, condition="fit" if good else "unknown", jobs=jobs, at_most=at_most)
 
     def _limit(self, rows: Sequence[int]) -> float:
         """How slow a good host may be at most. Drift whose moments are unknown is no reason to accuse, nor to
@@ -387,6 +389,8 @@ class _Hosts:
             bound = max(
                 _at_most(readings, each) for name in unclear for each in _by_kind(readings, ways[name])
             )
+            if bound == math.inf:
+                return f"some of its jobs {' and '.join(unclear)} failed, and others did not"
             return f"its jobs {' and '.join(unclear)} differ too much: at most {bound:.0%} slower"
         if good(alone) and groups:
             return "fast alone, but slow in every group, and other hosts explain that"
@@ -441,14 +445,19 @@ def _by_kind(readings: Readings, rows: Sequence[int]) -> list[list[int]]:
 
 
 def _at_most(readings: Readings, rows: Sequence[int]) -> float:
-    """What a host is no slower than, by its readings of one kind. Alone: their mean and two standard errors.
-    In groups, which run at the pace of their slowest host: the fastest and two deviations."""
-    if readings.alone[rows[0]]:
-        values = [readings.value[row] for row in rows]
-        return max(
-            0.0, math.expm1(sum(values) / len(rows) + 2 * readings.sigma[rows[0]] / math.sqrt(len(rows)))
-        )
-    return max(0.0, math.expm1(min([readings.value[row] + 2 * readings.sigma[row] for row in rows])))
+    """What a host is no slower than, by its readings of one kind; infinite where failed jobs leave it open.
+    Alone: their mean, in which each counts by how well it is known (inverse variances), and two standard
+    errors. In groups, which run at the pace of their slowest host: the fastest and two deviations."""
+    timed = [row for row in rows if not readings.failed(row)]
+    if not readings.alone[rows[0]]:
+        fastest = min([readings.value[row] + 2 * readings.sigma[row] for row in timed], default=math.inf)
+        return max(0.0, math.expm1(fastest))
+    if len(timed) < len(rows):
+        return math.inf
+    weights = [readings.sigma[row] ** -2 for row in rows]
+    total = sum(weights)
+    mean = sum([weight * readings.value[row] for weight, row in zip(weights, rows, strict=True)]) / total
+    return max(0.0, math.expm1(mean + 2 / math.sqrt(total)))
 
 
 def _looked_at(subjects: Sequence[Subject]) -> str:
