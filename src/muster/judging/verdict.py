@@ -21,7 +21,7 @@ from muster.judging.readings import APART, FAILED, STANDS_OUT, Readings, own_sha
 Condition = Literal["fit", "differs", "probably fit", "slow", "failing", "unknown"]
 SHOWN = 6  # readings given as evidence
 WHICH_HARDWARE = "which hardware each host has: jobs of unlike hardware are not compared"
-UNSTEADY = 4.0  # times the deviation of healthy jobs that a fit host's own may have
+UNSTEADY = 4.0  # times the deviation of most jobs of a kind that a fit host's own may have
 PROBABLY = 0.25  # of a host that is bad with no more than this probability: probably fit
 
 
@@ -227,6 +227,7 @@ class _Hosts:
         self.state, self.unread = state, _unread(state)
         self.readings = state.case.readings
         self.blamed = blamed(state.parts, state.settings)
+        self.usual = _usual_deviations(state)
         self._next: tuple[Group, ...] | None = None
 
     def verdict(self, host: int) -> Verdict:
@@ -241,12 +242,13 @@ class _Hosts:
             return _bad_host(state, part, host, evidence)
         subjects = self._subjects(host, rows)
         bounds = [each.at_most for each in subjects if each.at_most is not None]
+        bounded = all(each.at_most is not None or not each.jobs for each in subjects)
         base = Verdict(
             "host",
             name,
             "unknown",
             chance,
-            at_most=max(bounds, default=None),
+            at_most=max(bounds, default=None) if bounded else None,
             evidence=evidence,
             subjects=subjects,
         )
@@ -343,7 +345,8 @@ class _Hosts:
             here = _at_most(readings, own)
             bound = max(bound, here)
             good = good and here <= self._limit(own)
-        return Subject(name=name, condition="fit" if good else "unknown", jobs=jobs, at_most=bound)
+        at_most = bound if bound < math.inf else None
+        return Subject(name=name, condition="fit" if good else "unknown", jobs=jobs, at_most=at_most)
 
     def _limit(self, rows: Sequence[int]) -> float:
         """How slow a good host may be at most. Drift whose moments are unknown is no reason to accuse, nor to
@@ -352,8 +355,8 @@ class _Hosts:
         if kind.work in self.state.drifts:
             return 2 * settings.slow
         least = smallest(self.readings, rows, settings)
-        if base := self.state.baselines.get(kind):
-            usual = STANDS_OUT * UNSTEADY * base.sigma
+        if kind in self.usual:
+            usual = STANDS_OUT * UNSTEADY * self.usual[kind]
             least = min(least, max(math.log1p(settings.slow), usual, APART * self._spread(kind.work)))
         return 2 * math.expm1(least)
 
@@ -386,6 +389,8 @@ class _Hosts:
             bound = max(
                 _at_most(readings, each) for name in unclear for each in _by_kind(readings, ways[name])
             )
+            if bound == math.inf:
+                return f"some of its jobs {' and '.join(unclear)} failed, and others did not"
             return f"its jobs {' and '.join(unclear)} differ too much: at most {bound:.0%} slower"
         if good(alone) and groups:
             return "fast alone, but slow in every group, and other hosts explain that"
@@ -412,6 +417,20 @@ class _Hosts:
         return None
 
 
+def _usual_deviations(state: Posterior) -> dict[Class, float]:
+    """Of each kind of job, what three of four readings do not exceed, by the jobs' own steps too. Where a
+    stored baseline stands in for too few jobs: its own."""
+    deviations: dict[Class, list[float]] = {}
+    readings = state.case.readings
+    for row, kind in enumerate(readings.kind):
+        if not readings.failed(row):
+            deviations.setdefault(kind, []).append(readings.sigma[row])
+    return {
+        kind: base.sigma if (base := state.baselines[kind]).stored else sorted(own)[(3 * len(own) - 1) // 4]
+        for kind, own in deviations.items()
+    }
+
+
 def below(chance: float) -> str:
     """A probability, rounded down: what is below a threshold does not look as if it reached it."""
     return f"{math.floor(100 * chance) / 100:.2f}"
@@ -426,14 +445,19 @@ def _by_kind(readings: Readings, rows: Sequence[int]) -> list[list[int]]:
 
 
 def _at_most(readings: Readings, rows: Sequence[int]) -> float:
-    """What a host is no slower than, by its readings of one kind. Alone: their mean and two standard errors.
-    In groups, which run at the pace of their slowest host: the fastest and two deviations."""
-    if readings.alone[rows[0]]:
-        values = [readings.value[row] for row in rows]
-        return max(
-            0.0, math.expm1(sum(values) / len(rows) + 2 * readings.sigma[rows[0]] / math.sqrt(len(rows)))
-        )
-    return max(0.0, math.expm1(min([readings.value[row] + 2 * readings.sigma[row] for row in rows])))
+    """What a host is no slower than, by its readings of one kind; infinite where failed jobs leave it open.
+    Alone: their mean, in which each counts by how well it is known (inverse variances), and two standard
+    errors. In groups, which run at the pace of their slowest host: the fastest and two deviations."""
+    timed = [row for row in rows if not readings.failed(row)]
+    if not readings.alone[rows[0]]:
+        fastest = min([readings.value[row] + 2 * readings.sigma[row] for row in timed], default=math.inf)
+        return max(0.0, math.expm1(fastest))
+    if len(timed) < len(rows):
+        return math.inf
+    weights = [readings.sigma[row] ** -2 for row in rows]
+    total = sum(weights)
+    mean = sum([weight * readings.value[row] for weight, row in zip(weights, rows, strict=True)]) / total
+    return max(0.0, math.expm1(mean + 2 / math.sqrt(total)))
 
 
 def _looked_at(subjects: Sequence[Subject]) -> str:
