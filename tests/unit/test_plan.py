@@ -220,10 +220,28 @@ def test_what_is_no_decoder_is_planned_without_its_activations(recipe: str, size
     assert promised(made.model_dump(mode="json")) is None
 
 
+def test_no_groups_are_named_for_what_may_not_fit_in_them() -> None:
+    words = ("model.name=t5-large", "engine.name=fsdp", "engine.zero=0")
+    made = plan("a100-40gb:8x4,10Gbit", *words, recipe="seq2seq")
+    assert made.memory is not None and made.memory.basis == "not counted"
+    assert not [note for note in made.notes if "engine.group" in note]
+
+
 def test_what_is_too_much_without_its_activations_is_refused() -> None:
     made = plan("a100-40gb:8", "model.name=t5-11b", recipe="seq2seq", told=UserFigures())
     assert made.memory is not None and made.memory.lacking == "device"
     assert made.would_fit == []
+
+
+def test_a_way_that_is_too_much_already_is_not_taken_before_those_that_may_fit() -> None:
+    """Without activations one way is too much and the others are not: nobody knows whether these fit."""
+    made = plan(
+        "a100-80gb:8", "model.name=t5-11b", "engine.name=deepspeed", "engine.zero=auto", recipe="seq2seq"
+    )
+    assert made.memory is not None and made.memory.lacking is None
+    fits = {each.changes["engine.zero"]: each.fits for each in made.candidates}
+    assert fits == {"0": False, "1": None, "2": None, "3": None}
+    assert [each.changes["engine.zero"] for each in made.candidates if each.chosen] == ["1"]
 
 
 SMALL = ("model.name=opt-350m", "batch.tokens=null", "engine.name=ddp", "engine.zero=0")

@@ -143,9 +143,9 @@ def hosts_first(inputs: Inputs, asking: Callable[[Inputs], Facts]) -> tuple[Inpu
 def plan_first(inputs: Inputs, facts: Facts, chosen: Chosen | None = None) -> Decided:
     """What `train` does before it starts: everything decided, with the plan where something is trained.
 
-    Tracing takes seconds: it is done where memory is tight by the closed forms, where there are none for the
-    model, and where a time can be told. `chosen`: the hosts, of more that were given. Raises UsageError where
-    nothing can work, or the job cannot fit.
+    Tracing takes seconds: it is done where memory is tight by the closed form, where there is none for a
+    model that is not small, and where a time can be told. `chosen`: the hosts, of more that were given.
+    Raises UsageError where nothing can work, or the job cannot fit.
     """
     if not inputs.recipe.trains:
         return _with_hosts(decide(inputs, facts), chosen)
@@ -312,8 +312,8 @@ def _hopeless(decided: Decided) -> bool:
 
 
 def _tight(decided: Decided) -> bool:
-    """Whether a rank needs so much of its room that a closed form is not enough, or there is none and the
-    model can be traced."""
+    """Whether a rank needs so much of its room that a closed form is not enough, or there is none, the model
+    can be traced and it is not small."""
     room = decided.room
     if room.device is None:
         return False

@@ -30,6 +30,7 @@ from muster.fleet.shell import Shell
 from muster.inputs.hub import check_names
 from muster.inputs.read import INHERITED, Inputs
 from muster.planner.decide import Decided
+from muster.planner.document import UNCOUNTED
 from muster.planner.hosts import AUTO
 from muster.planner.memory.fit import MemoryLimit, fits
 from muster.planner.orders import TRACKERS
@@ -311,9 +312,11 @@ def _training(document: Mapping[str, Any]) -> list[tuple[str, str]]:
     memory = plan["memory"] if plan else None
     if memory is None:
         return rows
-    needs = f"about {format_bytes(memory['device_bytes'])} for each rank"
+    whole = memory["basis"] != UNCOUNTED
+    needs = f"{'about' if whole else 'at least'} {format_bytes(memory['device_bytes'])} for each rank"
     room = memory["device_room"]
-    verdict = f"of {format_bytes(room)}: fits" if room else "; what the hosts have was not asked"
+    within = "fits" if whole else "without activations, so whether it fits is unknown"
+    verdict = f"of {format_bytes(room)}: {within}" if room else "; what the hosts have was not asked"
     if memory["lacking"]:
         verdict = f"of {format_bytes(room)}: too little {memory['lacking']} memory, and force=true"
     rows.append(("memory", f"{needs} {verdict}".replace(" ;", ";")))

@@ -69,8 +69,8 @@ class TokenLoss:
         logits = outputs["logits"] if isinstance(outputs, dict) else outputs[0]
         labels = self._placed(labels)
         if self.head is not None and logits.ndim == 0:
-            partial_sum = self.head.found
-            summed = logits if partial_sum is None else _Exactly.apply(logits, partial_sum)
+            fused_sum = self.head.found
+            summed = logits if fused_sum is None else _Exactly.apply(logits, fused_sum)
         else:
             rows = logits.view(-1, logits.size(-1))
             summed = summed_cross_entropy(rows, labels.reshape(-1), self.smoothing())
@@ -167,10 +167,10 @@ class _Exactly(torch.autograd.Function):  # type: ignore[misc]
     """What the model returned -> the sum as it was before any cast."""
 
     @staticmethod
-    def forward(ctx: Any, returned: torch.Tensor, partial_sum: _Sum) -> torch.Tensor:
-        assert partial_sum.value is not None
-        ctx.found, ctx.dtype = partial_sum, returned.dtype
-        return partial_sum.value.clone()
+    def forward(ctx: Any, returned: torch.Tensor, fused_sum: _Sum) -> torch.Tensor:
+        assert fused_sum.value is not None
+        ctx.found, ctx.dtype = fused_sum, returned.dtype
+        return fused_sum.value.clone()
 
     @staticmethod
     @once_differentiable  # type: ignore[untyped-decorator]
@@ -197,7 +197,7 @@ class _InParts(torch.autograd.Function):  # type: ignore[misc]
         labels: torch.Tensor,
         smoothing: float,
         training: bool,
-        partial_sum: _Sum | None,
+        fused_sum: _Sum | None,
     ) -> torch.Tensor:
         kind, width = given.device.type, given.size(-1)
         classes = width if weight is None else weight.size(0)
@@ -242,9 +242,9 @@ class _InParts(torch.autograd.Function):  # type: ignore[misc]
                 if of_bias is not None:
                     of_bias += counts.to(dtype) @ gradient
                 del gradient, logs, part  # before the next part's logits are made
-        if partial_sum is not None:
-            partial_sum.value = total.detach()  # without the graph, which would outlive the step
-        ctx.found = partial_sum
+        if fused_sum is not None:
+            fused_sum.value = total.detach()  # without the graph, which would outlive the step
+        ctx.found = fused_sum
         ctx.save_for_backward(of_given, of_weight, of_bias)
         ctx.dtypes = [None if each is None else each.dtype for each in (given, weight, bias)]
         return total

@@ -96,7 +96,7 @@ def _memory(console: Console, memory: MemoryPlan, plan: Plan) -> None:
     fits = "[yellow]tight, may not fit[/yellow]" if memory.tight else full
     fits += f" with {escape(', '.join(plan.choices))}" if plan.choices else ""
     if memory.basis == UNCOUNTED:
-        fits = "[yellow]unknown[/yellow]"
+        fits = "[yellow]at least this, so whether it fits is unknown[/yellow]"
     verdict = fits if memory.lacking is None else f"[red]too little {kind}[/red]"
     console.print(
         f"\n  [bold]Memory of a rank[/bold]  {verdict}  (activations: {memory.basis}; peak: {memory.moment})"

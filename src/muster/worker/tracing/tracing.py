@@ -289,17 +289,17 @@ def side_by_side(tasks: Sequence[Callable[[], Pass]]) -> list[Pass]:
         process.start()
         theirs.close()
         running.append((process, ours))
-    answers_of = []
+    outcomes = []
     for process, answers in running:
         try:
-            answers_of.append(answers.recv())
+            outcomes.append(answers.recv())
         except EOFError:
-            answers_of.append(f"a process ended with {process.exitcode}")
+            outcomes.append(f"a process ended with {process.exitcode}")
         process.join()
-    for each in answers_of:
+    for each in outcomes:
         if not isinstance(each, Pass):
             raise RuntimeError(each)
-    return answers_of
+    return outcomes
 
 
 def _answer(task: Callable[[], Pass], answers: Connection) -> None:
