@@ -10,12 +10,15 @@ import pytest
 
 from muster.cli import main
 from muster.cli.output import print_json
-from muster.core.errors import RecipeError, UsageError
+from muster.cli.views.plans import print_plan
+from muster.core.errors import JobError, RecipeError, UsageError
 from muster.core.hardware.links import LinkFigures
 from muster.core.hardware.machines import parse_parts
 from muster.core.inventory import parse_hosts
+from muster.core.job import WARNINGS
 from muster.core.recipe import Recipe
 from muster.core.recipes import load_recipe
+from muster.core.state import State
 from muster.core.trace import Parameter, Pass, Trace, TraceRequest
 from muster.engines.base import spec_of
 from muster.fleet.shell import Shell
@@ -31,6 +34,7 @@ from muster.planner.machines import (
 )
 from muster.planner.plan import hosts_first, plan_first, plan_on, promised
 from muster.planner.time.steptime import ALONE, Calibration
+from muster.results.fold import fold, make_result
 
 MACHINES = "a100-80gb:8x4,200Gbit-ib"
 KEY = f"h200 bf16{ALONE}"  # nothing is traced here
@@ -319,6 +323,28 @@ def test_train_traces_and_refuses_a_model_without_closed_forms(monkeypatch: pyte
     monkeypatch.setattr("muster.planner.plan.tracer", None)  # not called: there is nothing to check against
     made = plan_first(inputs, silent).plan
     assert made is not None and made.memory is None
+
+
+def test_why_a_model_was_not_traced_is_a_warning_of_the_plan(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Once, however many ways were asked for; closed forms take its place, and a run's result has it too."""
+    why = "opt cannot be traced: it needs data"
+
+    def tracer(recipe: Recipe, precision: str, device: str, ranks: int) -> None:
+        raise JobError(why)
+
+    monkeypatch.setattr("muster.planner.plan.tracer", tracer)
+    about = {"w": {"cores": 8, "memory_total": 512 * 10**9, "gpus": [A10], "network": {}}}
+    words = ["model.name=opt-125m", "engine.zero=auto", "train.gradient_checkpointing=auto"]
+    decided = plan_first(check(read_recipe("opt-benchmark", words), parse_hosts("w:1")), about)
+    assert decided.plan is not None and decided.plan.memory is not None
+    assert decided.plan.memory.basis != "traced"
+    assert [each["why"] for each in decided.plan.decisions if each["value"] in WARNINGS] == [why]
+    print_plan(decided.plan)
+    assert f"was not traced: {why}" in " ".join(capsys.readouterr().out.split())
+    result = make_result(fold([]), decided.job, status=State.SUCCEEDED, failure=None, ended=9.0)
+    assert f"the model: was not traced: {why}" in result.notes
 
 
 def test_hosts_are_chosen_by_a_trace_where_there_are_no_closed_forms(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,7 +14,7 @@ from muster.core import families
 from muster.core.errors import ReaderMissingError, RecipeError, UsageError
 from muster.core.hardware.devices import ambiguous
 from muster.core.hardware.machines import Machines, parse_parts
-from muster.core.job import Decision, Facts, place
+from muster.core.job import UNTRACED, Decision, Facts, place
 from muster.core.near import near_names
 from muster.core.recipe import Recipe
 from muster.core.result import Planned as Promise
@@ -234,9 +234,12 @@ def _attempt(
     """Everything decided, with a plan, whether it fits or not. `chosen`: the hosts, where that was done
     before; `words`: what to call the machines; `survey`: of the data, where they were looked at before."""
     survey = survey or survey_of(inputs)
-    tracer = once(tracer) if tracer else None
+    failures: list[str] = []
+    tracer = once(tracer, failures) if tracer else None
     decided = settle(inputs, model, tracer)
     decided = _with_hosts(decided, decided.chosen or chosen)
+    untraced = [Decision("the model", UNTRACED, why) for why in dict.fromkeys(failures)]
+    decided = decided.saying(*decided.job.decisions, *untraced)
     job, chosen, machines = decided.job, decided.chosen, decided.machines
     if decided.recipe.bits is not None and job.device != "cuda":
         raise no_gpu(decided.recipe)

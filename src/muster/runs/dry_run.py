@@ -19,7 +19,7 @@ from muster.agent.agent import ON_CPU
 from muster.core.errors import ReaderMissingError
 from muster.core.hardware.devices import largest_memory
 from muster.core.hostlist import fold_hosts
-from muster.core.job import ENGINE_CONFIG, SLOWER, Facts
+from muster.core.job import ENGINE_CONFIG, WARNINGS, Facts
 from muster.core.recipe import Recipe
 from muster.core.recipes import dump_yaml
 from muster.core.secrets import masked, masked_words, shareable
@@ -167,7 +167,7 @@ def _document(inputs: Inputs, run: RunFolder, decided: Decided) -> dict[str, Any
     home = Home((recipe.launch.home or "this-machine",), "PORT", "SECRET")  # made at the start
     data = job.as_dict()
     shown = recipe.env_show
-    warnings = [f"{d.field} {d.value}: {d.why}" for d in job.decisions if d.value == SLOWER]
+    warnings = [f"{d.field} {d.value}: {d.why}" for d in job.decisions if d.value in WARNINGS]
     return {
         "run": str(run.path),
         "launcher": inputs.launcher_name,

@@ -10,7 +10,7 @@ from rich.table import Table
 
 from muster.cli.output import out_console, print_row, table, wrapped
 from muster.core.hostlist import fold_hosts
-from muster.core.job import FASTEST, SLOWER
+from muster.core.job import FASTEST, WARNINGS
 from muster.core.units import counted, format_bytes, format_count, format_number, format_seconds
 from muster.inputs.read import INHERITED
 from muster.planner.document import UNCOUNTED, MemoryPlan, Plan, TimePlan
@@ -69,7 +69,7 @@ def print_plan(plan: Plan) -> None:
         console.print(f"\n{escape(plan.sentence)}")
     for each in plan.decisions:
         words = f"{each['field']} {each['value']}: {each['why']}"
-        if each["value"] == SLOWER:
+        if each["value"] in WARNINGS:
             console.print(f"[yellow]warning[/yellow]  {escape(words)}")
         elif each["field"] == FASTEST:
             console.print(f"[yellow]note[/yellow]  {escape(words)}")
