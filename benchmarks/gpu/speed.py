@@ -96,13 +96,13 @@ def rows() -> list[Row]:
 
     return [
         Row(
-            "gpt2-124m", 240, 190, "opt-benchmark", LM, Side(32, 6e-4), 32 * 60, "gpt2-small",
+            "gpt2-124m", 240, 105, "opt-benchmark", LM, Side(32, 6e-4), 32 * 60, "gpt2-small",
             ("gpt2-micro", {"n_embd": 64, "vocab_size": 1000, "resid_pdrop": 0.0}),
             {"vocab_size": 50304, "resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}, 1024,
             peer="compiled", published="a plain compiled bf16 loop (llm.c: MFU 41 %)", ratio=1.2, mfu=0.45,
         ),
         Row(
-            "opt-350m-sft", 240, 165, "s1-opt-350m", LM, Side(24, 1e-10), 24 * 60, "facebook/opt-350m",
+            "opt-350m-sft", 240, 105, "s1-opt-350m", LM, Side(24, 1e-10), 24 * 60, "facebook/opt-350m",
             ("opt-8m", OPT), {"dropout": 0.0, "attention_dropout": 0.0}, 512,
             peer="deepspeed", ratio=4, mfu=0.5, needs=("deepspeed",),
             published="S1: DeepSpeed's engine, fp16, eager, batch 24 (119 samples/s of an H100, MFU 12 %)",
