@@ -277,16 +277,19 @@ def test_skipped_steps_are_in_no_second(monkeypatch: pytest.MonkeyPatch, fused: 
     assert 8 / found.samples_per_second == pytest.approx(0.05)  # of a step of eight samples
 
 
-def test_what_getting_batches_takes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """All of it and nothing else, by a clock that moves a second for a batch and three for a micro-step."""
+@pytest.mark.parametrize("ahead", [False, True])
+def test_what_getting_batches_takes(monkeypatch: pytest.MonkeyPatch, ahead: bool) -> None:
+    """All of it and nothing else, by a clock that moves a second for a batch and three for a micro-step;
+    also where a window is written after the next micro-step."""
     needs_torch()
     from muster.worker.feed import Feed
     from muster.worker.instruments import clock
     from muster.worker.instruments import meter as instrument
+    from muster.worker.later import Later
     from muster.worker.workloads.base import Counts
 
     told: list[dict[str, Any]] = []
-    passed = [100.0]
+    passed, later = [100.0], Later("cpu")
     for timed in (clock, instrument):
         monkeypatch.setattr(timed, "time", SimpleNamespace(perf_counter=lambda: passed[0]))
 
@@ -301,10 +304,12 @@ def test_what_getting_batches_takes(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def training_step(model: Any, inputs: Any) -> None:
         passed[0] += 3
+        later.drain()
 
     trainer = SimpleNamespace(
         training_step=training_step, get_batch_samples=get_batch_samples, get_train_dataloader=None,
         accelerator=SimpleNamespace(scaler=None), add_callback=lambda callback: None, model=None,
+        later=later, runs_ahead=lambda: ahead and step < 4,
     )  # fmt: skip
     feed = Feed("cpu")
     feed.attach(trainer)
@@ -324,6 +329,7 @@ def test_what_getting_batches_takes(monkeypatch: pytest.MonkeyPatch) -> None:
             SimpleNamespace(global_step=step, max_steps=4),
             SimpleNamespace(should_save=False, should_training_stop=False),
         )
+        assert sum("step_seconds" in fields for fields in told) == (0, 1 - ahead, 1, 2)[step - 1]
     windows = [events.Window(time=0.0, rank=0, **fields) for fields in told if "step_seconds" in fields]
     assert [each.data_seconds for each in windows] == [4, 3]
     assert [each.seconds for each in windows] == [2 * 8.5, 8.5 + 4.5]

@@ -97,8 +97,8 @@ def test_waiting_is_the_time_in_which_the_device_has_nothing_to_do(cuda: FakeCud
         for _ in feed.over(batches(cuda, seconds)):
             cuda.done = max(cuda.done, cuda.time) + 3
             cuda.time += 1
-        assert feed.take() == pytest.approx(idle)
-        assert feed.take() == 0
+        assert feed.take()() == pytest.approx(idle)
+        assert feed.take()() == 0
 
 
 def test_a_copy_that_the_device_waits_for_counts(cuda: FakeCuda) -> None:
@@ -107,7 +107,7 @@ def test_a_copy_that_the_device_waits_for_counts(cuda: FakeCuda) -> None:
     for _ in feed.over(batches(cuda, 0.0)):
         cuda.done = max(cuda.done, cuda.time) + 3
         cuda.time += 1
-    assert feed.take() == pytest.approx(4 * 2.0)
+    assert feed.take()() == pytest.approx(4 * 2.0)
 
 
 def test_a_batch_of_transformers_own_kind_is_kept_too(cuda: FakeCuda) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -51,11 +51,10 @@ class Feed:
             self.waits.append((begin, self.clock.now()))
             yield batch
 
-    def take(self) -> float:
-        """Seconds of waiting since it was asked last. Call it when the device was waited for."""
-        seconds = sum(self.clock.seconds(*pair) for pair in self.waits)
-        self.waits.clear()
-        return seconds
+    def take(self) -> Callable[[], float]:
+        """The waiting since it was asked last: its seconds, to be read when the device was waited for."""
+        waits, self.waits = self.waits, []
+        return lambda: sum(self.clock.seconds(*pair) for pair in waits)
 
     def _moved(self, batch: Any) -> Any:
         if self.stream is None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ import torch
 import transformers
 from accelerate.utils import DummyOptim
 from torch.utils.data import DataLoader, Sampler
+from transformers.trainer_pt_utils import nested_gather
 from transformers.trainer_utils import IntervalStrategy, seed_worker
 
 from muster.core import float8
@@ -25,6 +26,7 @@ from muster.worker.data.loading import CONTEXT
 from muster.worker.data.sampler import Dealt, GroupedSampler
 from muster.worker.float8 import convert
 from muster.worker.heldout import ExactHeldOut, Filled
+from muster.worker.later import Later, Reading
 from muster.worker.lean import keep_mode, remember_packages
 from muster.worker.loss import Tally, TokenLoss, fused_head
 from muster.worker.models import without_dropout
@@ -106,7 +108,84 @@ class OrderedSamples:
         return self.accelerator.prepare(loader)  # type: ignore[attr-defined]
 
 
-class Common(ConvertedWeights, ExactHeldOut, OrderedSamples):
+AHEAD = ("cuda",)  # devices that compute while the host goes on
+
+
+class RunsAhead:
+    """Goes before a Transformers trainer among the base classes. What it logs is read, written and shown when
+    the next micro-step has been launched: the device never waits for that.
+
+    A log of a trainer that adds figures of its own to it is written at once: they may be the next step's.
+    """
+
+    @cached_property
+    def later(self) -> Later:
+        """What is put off."""
+        return Later(self.args.device.type)  # type: ignore[attr-defined]
+
+    def runs_ahead(self) -> bool:
+        """Whether the next step follows this one, and nothing comes between."""
+        control: Any = self.control  # type: ignore[attr-defined]
+        state: Any = self.state  # type: ignore[attr-defined]
+        return (
+            self.args.device.type in AHEAD  # type: ignore[attr-defined]
+            and type(self).log is transformers.Trainer.log  # type: ignore[attr-defined]
+            and state.global_step < state.max_steps
+            and not (control.should_save or control.should_evaluate)
+            and not (control.should_training_stop or control.should_epoch_stop)
+        )
+
+    def training_step(self, model: Any, *args: Any, **named: Any) -> Any:
+        """Transformers' own; then what was put off."""
+        loss = super().training_step(model, *args, **named)  # type: ignore[misc]
+        self.later.drain()
+        return loss
+
+    def _run_epoch(self, *args: Any, **named: Any) -> None:
+        try:
+            super()._run_epoch(*args, **named)  # type: ignore[misc]
+        except BaseException:
+            self.later.rescue()
+            raise
+        self.later.drain()
+
+    def _maybe_log_save_evaluate(
+        self, tr_loss: Any, grad_norm: Any, *rest: Any, learning_rate: Any = None
+    ) -> None:
+        """Transformers' own, or its log put off."""
+        control: Any = self.control  # type: ignore[attr-defined]
+        step = self.state.global_step  # type: ignore[attr-defined]
+        due = control.should_log and step > self._globalstep_last_logged
+        if due and self.runs_ahead():
+            self._put_off_log(tr_loss, grad_norm, rest[-1], learning_rate)
+            return
+        if due or control.should_save or control.should_evaluate:
+            self.later.drain()
+        super()._maybe_log_save_evaluate(tr_loss, grad_norm, *rest, learning_rate=learning_rate)  # type: ignore[misc]
+
+    def _put_off_log(self, tr_loss: Any, grad_norm: Any, start_time: Any, rate: float | None) -> None:
+        """The log of Transformers 5.23, trainer.py: _maybe_log_save_evaluate."""
+        trainer: Any = self
+        loss = nested_gather(tr_loss, trainer.args.parallel_mode).mean()
+        if hasattr(grad_norm, "full_tensor"):  # FSDP's
+            grad_norm = grad_norm.full_tensor()
+        reading = Reading([loss, grad_norm])
+        tr_loss -= tr_loss
+        steps = trainer.state.global_step - self._globalstep_last_logged
+        logs = {"learning_rate": trainer._get_learning_rate() if rate is None else rate}
+        self._globalstep_last_logged = trainer.state.global_step
+        trainer.control.should_log = False
+
+        def log() -> None:
+            total, norm = reading.values()
+            trainer._total_loss_scalar += total
+            figures = {"loss": total / steps, "grad_norm": norm, **logs}
+            trainer.log({name: each for name, each in figures.items() if each is not None}, start_time)
+
+        self.later.add(log)
+
+
+class Common(RunsAhead, ConvertedWeights, ExactHeldOut, OrderedSamples):
     """Goes before a Transformers trainer among the base classes of every workload's own."""
 
     lean: Any = None  # the model that it trains without needless work
@@ -147,6 +226,9 @@ class Common(ConvertedWeights, ExactHeldOut, OrderedSamples):
         """Nothing: Transformers' estimate walks through all modules in every step, and nobody
         reads it: instruments/flops.py counts the real ones, once for each shape."""
         return 0
+
+    def store_flos(self) -> None:
+        """Nothing: it adds up those, over all ranks, and waits for the device in every log."""
 
     def _run_epoch(self, *args: Any, **kwargs: Any) -> None:
         """Nothing where a checkpoint of the last step was loaded: Transformers 5.23 looks after a step alone

@@ -76,20 +76,22 @@ class Computing:
         """What was waited for since the last step's end is no step's: a checkpoint, an evaluation."""
         self.waited = self.marked
 
-    def take(self) -> tuple[float | None, dict[str, float]]:
+    def take(self) -> Callable[[], tuple[float | None, dict[str, float]]]:
         """-> mean seconds of a forward pass (None: there were none); and seconds by part: forward, backward,
-        optimizer, waiting; of a GPU only forward. Since it was asked last; on a GPU call it when the device
-        was waited for."""
-        for begin, end in self.passes:
-            self.parts["forward"] += self.clock.seconds(begin, end)
-        self.passes.clear()
-        parts = dict(self.parts)
+        optimizer, waiting; of a GPU only forward. Since it was asked last, to be read when the device was
+        waited for."""
+        passes, count, parts = self.passes, self.count, self.parts
         if not self.clock.cuda and self.undo:
             parts["waiting"] = self.waited
-        mean = parts["forward"] / self.count if self.count else None
-        self.parts.clear()
+        self.passes, self.parts = [], defaultdict(float)
         self.count, self.waited, self.marked = 0, 0.0, 0.0
-        return mean, parts
+
+        def read() -> tuple[float | None, dict[str, float]]:
+            for begin, end in passes:
+                parts["forward"] += self.clock.seconds(begin, end)
+            return parts["forward"] / count if count else None, dict(parts)
+
+        return read
 
     # --- what is looked at ---------------------------------------------------------------------------------
 

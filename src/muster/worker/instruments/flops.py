@@ -104,6 +104,10 @@ class Rule:
         self.searching = True
         self.method = "counted"
 
+    def counted(self, lengths: Lengths) -> bool:
+        """Whether nothing is left to count for a batch."""
+        return lengths in self.known or self.rule is not None
+
     def __call__(self, samples: int, lengths: Lengths) -> int:
         """Operations of a batch."""
         return round(samples * self._per_sample(samples, lengths))
@@ -192,6 +196,18 @@ class FlopsCounter:
         """A step is over."""
         self.in_window.append(self.in_step)
         self.in_step = []
+
+    def counted(self) -> bool:
+        """Whether `close` has nothing left to count, nor to ask the other ranks."""
+        return self.met and (
+            self.double is None
+            or all(
+                each.kind in self.rules
+                and all(rule.counted(each.lengths) for rule in self.rules[each.kind] if rule)
+                for step in self.in_window
+                for each in step
+            )
+        )
 
     def close(self, skipped: Collection[int] = ()) -> dict[str, int | None]:
         """Operations of the window, as fields of its event; None where they could not be counted.

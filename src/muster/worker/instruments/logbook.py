@@ -51,7 +51,8 @@ class Logbook(TrainerCallback):  # type: ignore[misc]
         self.max_minutes = max_minutes
         self.deadline: float | None = None
         self.out_of_time = False
-        self.rate: float | None = None
+        self.rate: float | None = None  # of the last step
+        self.next_rate: float | None = None
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """The time of training begins."""
@@ -60,7 +61,7 @@ class Logbook(TrainerCallback):  # type: ignore[misc]
     def on_step_begin(self, args: Any, state: Any, control: Any, optimizer: Any = None, **_: Any) -> None:
         """The learning rate that this step will use; after it, engines differ in which one they tell."""
         if optimizer is not None:
-            self.rate = float(optimizer.param_groups[0]["lr"])
+            self.next_rate = float(optimizer.param_groups[0]["lr"])
 
     def on_log(
         self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **_: Any
@@ -102,6 +103,7 @@ class Logbook(TrainerCallback):  # type: ignore[misc]
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Stop when the recipe's training time is up; all ranks at the same step."""
+        self.rate = self.next_rate  # a log may be written when the next step has begun
         if self.deadline is not None and not self.out_of_time and state.global_step % 10 == 0:
             from muster.worker.together import gather
 

@@ -1,9 +1,8 @@
 """The meter: per window of optimizer steps, what was done, how long it took and what it needed.
 
-Seconds are between device synchronisations at the ends of a window, and leave out evaluation, saving and
-steps that a loss scaler skipped (they are faster, and no sample was used). Which those are is read where the
-device is waited for anyway.
-On a GPU a step's own time is read from events that are recorded without waiting.
+Seconds are between the ends of steps on the device, and leave out evaluation, saving and steps that a loss
+scaler skipped (they are faster, and no sample was used). On a GPU they are read from events that are recorded
+without waiting; a window is written when the next step has been launched, where nothing comes between.
 """
 
 from __future__ import annotations
@@ -24,6 +23,7 @@ from muster.worker.feed import Feed
 from muster.worker.instruments.clock import DeviceClock
 from muster.worker.instruments.computing import Computing
 from muster.worker.instruments.flops import FlopsCounter
+from muster.worker.later import Later, Reading
 from muster.worker.workloads.base import Counts
 
 
@@ -82,7 +82,6 @@ class Meter(TrainerCallback):  # type: ignore[misc]
         self.skipped_by = skipped_by  # how many steps a trainer's engine has skipped, if it counts them
         self.trainer: Any = None
         self.clock = StepClock(device)
-        self.began = 0.0
         self.stepping = False
         self.steps: list[float] = []
         self.in_step = Counts(0, 0, 0)
@@ -91,7 +90,6 @@ class Meter(TrainerCallback):  # type: ignore[misc]
         self.total_skipped = 0
         self.counted = 0  # skipped steps, as the engine counts them
         self.scale: float | torch.Tensor | None = None  # of the loss; None: it is not scaled here
-        self.paused = 0.0
         self.training_seconds = 0.0
         self.saving_seconds = 0.0
         self.evaluation_seconds = 0.0
@@ -122,7 +120,8 @@ class Meter(TrainerCallback):  # type: ignore[misc]
         self.scale = scaler.get_scale() if scaler is not None else None
         if self.computing:
             self.computing.attach(self.trainer)
-        self._open()
+        self.last_end = self.clock.wait()
+        self.clock.restart()
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """The set-up ends where the first step begins."""
@@ -142,14 +141,17 @@ class Meter(TrainerCallback):  # type: ignore[misc]
         self.last_end = time.perf_counter()
         step = state.global_step
         inside = step in self.profiled and step + 1 in self.profiled  # no wait of the meter is in a profile
+        edge = bool(self.profiled) and step + 1 in (self.profiled.start, self.profiled.stop)
         if (
             (step % self.window == 0 and not inside)
-            or state.global_step >= state.max_steps
+            or step >= state.max_steps
             or control.should_training_stop
             or control.should_save
-            or (self.profiled and state.global_step + 1 in (self.profiled.start, self.profiled.stop))
+            or edge
         ):
-            self._close(state.global_step)
+            ahead = not edge and (self.flops is None or self.flops.counted())
+            runs_ahead = getattr(self.trainer, "runs_ahead", None)  # of Muster's trainers
+            self._close(step, self.trainer.later if ahead and runs_ahead and runs_ahead() else None)
             control.should_log = True
 
     def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
@@ -173,54 +175,62 @@ class Meter(TrainerCallback):  # type: ignore[misc]
         if self.computing:
             self.computing.pause()
         pause, self.last_end = now - self.last_end, now
-        if not self.in_window:
-            self.began = now
-        else:
-            self.paused += pause
         self.clock.restart()
         return pause
 
-    def _open(self) -> None:
-        self.began = self.last_end = self.clock.wait()
-        if not self.clock.stretches[-1]:
-            self.clock.mark()
-        self.in_window.clear()
-        self.paused = 0.0
-
-    def _close(self, step: int) -> None:
-        now = self.clock.wait()
-        intervals = self.clock.intervals()
-        skips = {index for index, (_, thrown) in enumerate(self.in_window) if thrown}
-        used = functools.reduce(
-            _plus,
-            (counts for index, (counts, _) in enumerate(self.in_window) if index not in skips),
-            Counts(0, 0, 0),
+    def _close(self, step: int, later: Later | None = None) -> None:
+        """End the window. `later`: where to put off reading and writing it; else the device is waited for."""
+        write = functools.partial(
+            self._write,
+            step,
+            Reading([counts.tokens for counts, _ in self.in_window]),
+            Reading([thrown for _, thrown in self.in_window]),
+            self.computing.take() if self.computing else None,
+            self.feed.take() if self.feed else None,
         )
-        lost = sum(intervals[i] for i in skips if i < len(intervals))
-        seconds = now - self.began - self.paused - lost
-        self.training_seconds += seconds + lost
+        if later is not None:
+            later.add(write)
+            return
+        self.clock.wait()
+        write()
+        self.clock.restart()  # what the line above counted is nobody's time
+        self.last_end = self.clock.wait()
+
+    def _write(
+        self,
+        step: int,
+        tokens: Reading,
+        thrown: Reading,
+        computed: Callable[[], tuple[float | None, dict[str, float]]] | None,
+        waited: Callable[[], float] | None,
+    ) -> None:
+        intervals = self.clock.intervals()
+        skips = {index for index, each in enumerate(thrown.values()) if each}
+        used = [each for index, (each, _) in enumerate(self.in_window) if index not in skips]
+        step_seconds = [each for index, each in enumerate(intervals) if index not in skips]
+        seconds = sum(step_seconds)
+        self.training_seconds += sum(intervals)
         self.total_skipped += len(skips)
-        forward, parts = self.computing.take() if self.computing else (None, {})
+        forward, parts = computed() if computed else (None, {})
         self.emit(
             events.Window,
             step=step,
             steps=len(self.in_window),
             skipped=len(skips),
             seconds=seconds,
-            samples=used.samples,
-            tokens=int(used.tokens),  # the device was waited for above
-            padded_tokens=used.padded_tokens,
-            step_seconds=[s for i, s in enumerate(intervals) if i not in skips],
+            samples=sum(each.samples for each in used),
+            tokens=sum(int(each) for index, each in enumerate(tokens.values()) if index not in skips),
+            padded_tokens=sum(each.padded_tokens for each in used),
+            step_seconds=step_seconds,
             profiled=step in self.profiled,
             forward_seconds=forward,
             parts=parts,
-            data_seconds=self.feed.take() if self.feed else None,
+            data_seconds=waited() if waited else None,
             phases=self._phases(seconds),
             **memory_peaks(self.device),
             **(self.flops.close(skips) if self.flops else {}),
         )
-        self.clock.restart()  # what the line above counted is nobody's time
-        self._open()
+        self.in_window.clear()
 
     def _phases(self, seconds: float) -> dict[str, float]:
         """What the trainer says of the phases of its steps; the rest is training. It begins anew."""
