@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 
 import muster.readers
 from muster.core.registry import plugin_names
+from muster.readers._feed import Sieve
 from muster.readers._frame import Frame, stamp
 from muster.readers._mapping import Mapping
 from muster.readers._paths import hosts_of_path, place_of
-from muster.readers._read import Sieve
 from tests.unit.logs import LIGHTNING, MAPPINGS, chat_log, metaseq_log, one, read_log, trainer_log
 from tests.unit.test_readers_lines import ALL as LINES
 

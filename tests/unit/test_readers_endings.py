@@ -8,7 +8,7 @@ import pytest
 
 from muster.judging import Settings
 from muster.judging.joblogs import culprits_of, judged
-from muster.readers._harmless import without_harmless
+from muster.readers._read import without_harmless
 from muster.readers.base import JobLog
 from muster.store.logfiles import BrokenFile
 from tests.unit.logs import chat_log, one, read_log

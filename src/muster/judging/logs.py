@@ -28,9 +28,8 @@ from muster.judging import Baseline, Class, Settings
 from muster.judging.document import Condition, JobEntry, Judged, Peers, Verdict
 from muster.judging.grouping import without_lone_guesses
 from muster.judging.joblogs import judged
-from muster.readers._harmless import without_harmless
 from muster.readers._mapping import Mapping, load_mappings
-from muster.readers._read import read_blocks
+from muster.readers._read import read_blocks, without_harmless
 from muster.readers.base import JobLog
 from muster.store.atomic import write_text
 from muster.store.logfiles import LogFile, blocks_of, find_logs, members_of

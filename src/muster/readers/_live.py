@@ -7,8 +7,9 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from muster.readers._feed import LineFeed
 from muster.readers._mapping import Mapping
-from muster.readers._read import LineFeed, contradicting, ranked
+from muster.readers._read import contradicting, ranked
 from muster.readers.base import MeasuredWindows, Reading
 
 

@@ -2,42 +2,23 @@
 
 from __future__ import annotations
 
-import functools
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from collections.abc import Mapping as Dict
 from dataclasses import replace
-from itertools import chain, compress, islice
-from typing import Annotated
+from itertools import islice
 
-from pydantic import OnErrorOmit, StringConstraints, TypeAdapter
-
-from muster.core.errors import BrokenPluginError
-from muster.core.registry import load_plugin, plugin_names, warn
 from muster.core.state import LogEnd, State
 from muster.core.units import counted
-from muster.failures.signs import HINTS as SIGN_HINTS
 from muster.failures.signs import Sign, shape_of, shortened
-from muster.readers._frame import FOR_FACTS, FOR_READERS, FOR_SIGNS, Frame, own_stamp
-from muster.readers._frame import HINTS as FRAME_HINTS
-from muster.readers._guard import GuardedReader, guarded_reader
+from muster.readers._feed import LineFeed
+from muster.readers._frame import Frame, own_stamp
 from muster.readers._mapping import LONGEST, Mapping
 from muster.readers._paths import folder_of, hosts_of_path, is_slurm, split_hosts
-from muster.readers._where import LinePlace
-from muster.readers.base import (
-    APART,
-    NOWHERE,
-    JobLog,
-    LineReader,
-    MeasuredWindows,
-    Reading,
-    Unit,
-    Why,
-)
-from muster.store.logfiles import BrokenFile, Lines
+from muster.readers.base import APART, NOWHERE, JobLog, MeasuredWindows, Reading, Unit, Why
+from muster.store.logfiles import BrokenFile
 
-PACKAGE = "muster.readers"
 UNKNOWN_WORK = "the log does not say what it trained (no command, no settings): compared with no other job"
 NO_FORMAT = "no known log format was recognised; --mapping FILE can say how its lines are read"
 LATE = "a process crashed after the training had ended"
@@ -45,32 +26,10 @@ TABLE, MAPPED = "table", "mapped lines"  # formats that mappings tell
 MOST_RANKS = 8  # of a host, where nothing says how many hosts there are
 # What is kept to explain a failure: shapes of signs, and signs of each; lines at the end.
 TOLD, LAST = 5, 5
-ENOUGH = 100  # lines before a sign, and before a block's end, that show whether a job goes on
 RECENT = 1000  # lines at the end of a log that no reader knows, in which it says why it ended
 STAMPED = 10_000  # lines at the beginning and at the end, in which time stamps are looked for
 # Tables, documents and programs: what they say of failures, as results of earlier jobs do, is no job's end.
 _NO_LOG = re.compile(r"\.(?:csv|tsv|json|md|rst|html?|ya?ml|toml|ini|cfg|py|ipynb|sh)$", re.IGNORECASE)
-_MADE = Callable[[Frame, Sequence[Mapping]], LineReader]
-
-
-@functools.cache
-def _readers() -> tuple[tuple[tuple[str, ...], _MADE], ...]:
-    """(hints, reader) of every format, by name."""
-    readers = []
-    for name in sorted(plugin_names(PACKAGE)):
-        try:
-            module = load_plugin(PACKAGE, name)
-            readers.append(guarded_reader(name, module))
-        except BrokenPluginError as error:
-            warn(str(error))
-    return tuple(readers)
-
-
-@functools.cache
-def _sieve() -> Sieve:
-    """For the frame (FOR_FACTS, FOR_SIGNS), then for each reader that does not want every line."""
-    some = [hints for hints, _ in _readers() if "" not in hints]
-    return Sieve([FRAME_HINTS, SIGN_HINTS, *some])
 
 
 def read_blocks(
@@ -222,88 +181,6 @@ class _Whole:
 def _stamp_of(lines: Iterable[str]) -> float | None:
     """The first time stamp that is a line's own, of not too many."""
     return next((stamp for line in islice(lines, STAMPED) if (stamp := own_stamp(line)) is not None), None)
-
-
-class LineFeed:
-    """Readers of one job, and what they are given."""
-
-    def __init__(
-        self, mappings: Sequence[Mapping], frame: Frame | None = None, *, brief: bool = False
-    ) -> None:
-        self.mappings = mappings
-        self.brief = brief
-        self.frame = frame or Frame()
-        self.made = [(hints, make(self.frame, mappings)) for hints, make in _readers()]
-
-    def again(self) -> LineFeed:
-        """For another job of the same file."""
-        return LineFeed(self.mappings, Frame(self.frame.later), brief=self.brief)
-
-    def readings(self) -> list[Reading]:
-        """What was found."""
-        return [reading for _, reader in self.made for reading in reader.readings()]
-
-    def faults(self) -> list[str]:
-        """Why readers of third parties were left out."""
-        made = (reader for _, reader in self.made if isinstance(reader, GuardedReader))
-        return [f"{reader.fault}: it is left out" for reader in made if reader.fault]
-
-    def take(self, blocks: Iterator[Sequence[str]]) -> Iterator[Sequence[str]] | None:
-        """Every line that says something to the frame, and to the readers that want it. -> what is left,
-        where another job begins."""
-        frame, sieve = self.frame, _sieve()
-        whole = [reader for hints, reader in self.made if "" in hints]
-        some = [(hints, reader) for hints, reader in self.made if "" not in hints]
-        bits = [(1 << number, hints, reader) for number, (hints, reader) in enumerate(some, FOR_READERS)]
-        before: Sequence[str] = ()
-        for block in blocks:
-            fed, first = 0, block.first if isinstance(block, Lines) else 0
-            sieved = sieve.telling(block)
-            # The first block has the settings; a short one may be the last, which has the end.
-            if self.brief and before and len(sieved) > ENOUGH:
-                sieved = _thinned(sieved)
-            for place, telling, shape in sieved:
-                line = block[place]
-                if telling == FOR_SIGNS and frame.signs.again(line, shape, first + place):
-                    continue
-                if telling & FOR_FACTS and frame.another(line):
-                    rest = block.since(place) if isinstance(block, Lines) else block[place:]
-                    return chain([rest], blocks)
-                frame.signs.spot = LinePlace(block, place, before)
-                whole = _feed_whole(whole, block[fed : place + 1]) if whole else whole
-                fed = place + 1
-                text = frame.line(line, telling, shape)
-                for bit, hints, reader in bits:
-                    # A prefix or a colour that was taken off can have hidden a word, or had one in it.
-                    wanted = telling & bit or "\x1b" in line
-                    if wanted and not reader.closed and any(hint in text for hint in hints):
-                        reader.line(text)
-            whole = _feed_whole(whole, block[fed:]) if whole else whole
-            before = block
-        return None
-
-
-def _thinned(sieved: Sequence[tuple[int, int, str]]) -> list[tuple[int, int, str]]:
-    """Without most of the lines that tell only of progress: how often it was marked counts for nothing."""
-    signs = [number for number, (_, telling, _) in enumerate(sieved) if telling & FOR_SIGNS]
-    if len(sieved) < len(signs) + ENOUGH:
-        return list(sieved)
-    kept: list[tuple[int, int, str]] = []
-    begin = 0
-    for end in [*signs, len(sieved)]:
-        kept += sieved[max(begin, end - ENOUGH) : end + 1]
-        begin = end + 1
-    return kept
-
-
-def _feed_whole(readers: Sequence[LineReader], lines: Sequence[str]) -> list[LineReader]:
-    """Give readers of every line these; -> those that want more."""
-    for reader in readers:
-        for line in lines:
-            if reader.closed:
-                break
-            reader.line(line)
-    return [reader for reader in readers if not reader.closed]
 
 
 def _unknown(path: str, first: str, last: str, mappings: Sequence[Mapping]) -> str:
@@ -508,57 +385,30 @@ def _unplaced(job: JobLog, frame: Frame) -> str:
 
 
 # ----------------------------------------------------------------------------------------------------
-# Which lines say something to whom, by words that stand in them. Pure.
-#
-# Most lines of a log differ from one that was seen before in their digits alone: those are known by what is
-# left without them, their shape. So what the sieve says is that a line *may* have one of the words; whoever
-# gets it looks again.
+# Lines that stand in the logs of jobs that ended well are no reason why others failed.
 
-_DIGITS = b"0123456789"
-_MOST = 4 << 20  # bytes of shapes that are remembered; then it begins anew
-_EACH = 64  # bytes that remembering one takes besides
+FEWEST = 2  # jobs that ended well and print a line, and at least half of all that did
 
 
-def _with_any(words: Iterable[str]) -> Callable[[list[str]], list[str]]:
-    """Picks the lines that have one of the words. Pydantic's regular expressions, which are Rust's, look for
-    two hundred words as fast as for one; Python's, and a search for each, take twenty times as long."""
-    pattern = "|".join(map(re.escape, words))
-    return TypeAdapter(list[OnErrorOmit[Annotated[str, StringConstraints(pattern=pattern)]]]).validate_python
+def without_harmless(logs: Sequence[JobLog]) -> list[JobLog]:
+    """Every job by the first of its reasons that most jobs which ended well do not print too. One that has no
+    other is one whose log just stops."""
+    well = [log for log in logs if log.outcome.good]
+    counts = Counter(shape for log in well for shape in log.shapes)
+    harmless = {shape for shape, count in counts.items() if count >= FEWEST and 2 * count >= len(well)}
+    return [_without(log, log.why, harmless) if log.why and harmless else log for log in logs]
 
 
-class Sieve:
-    """For each of some groups of words (group n has bit n): which lines may have one of them. An empty word
-    is in every line. It remembers, so one is to be kept for all files."""
-
-    def __init__(self, groups: Sequence[Sequence[str]]) -> None:
-        bare = [{_shapes([word])[0] for word in words} for words in groups]
-        self._every = sum(1 << number for number, words in enumerate(bare) if "" in words)
-        self._any = _with_any({word for words in bare for word in words} - {""})
-        self._groups = [(1 << number, _with_any(words)) for number, words in enumerate(bare)]
-        self._known: dict[str, int] = {}
-        self._size = 0
-
-    def telling(self, lines: Sequence[str]) -> list[tuple[int, int, str]]:
-        """(place, bits, shape) of the lines that may have a word of any group. No line has a line's end in
-        it."""
-        shapes = _shapes(lines)
-        if new := list(set(shapes).difference(self._known)):
-            if self._size > _MOST:
-                self._known.clear()
-                self._size, new = 0, list(set(shapes))
-            self._learn(new)
-        bits = [self._known[shape] for shape in shapes]
-        return [(place, bits[place], shapes[place]) for place in compress(range(len(bits)), bits)]
-
-    def _learn(self, shapes: list[str]) -> None:
-        self._known.update(dict.fromkeys(shapes, self._every))
-        telling = self._any(shapes)
-        for bit, with_any in self._groups:
-            for shape in with_any(telling):
-                self._known[shape] |= bit
-        self._size += sum(map(len, shapes)) + _EACH * len(shapes)
-
-
-def _shapes(lines: Iterable[str]) -> list[str]:
-    """Lines without their digits."""
-    return "\n".join(lines).encode("utf-8", "replace").translate(None, _DIGITS).decode().split("\n")
+def _without(log: JobLog, why: Why, harmless: set[str]) -> JobLog:
+    kept = tuple(each for each in why.signs if shape_of(each.text, each.host) not in harmless)
+    if len(kept) == len(why.signs):
+        return log
+    log = replace(log, why=replace(why, signs=kept))
+    if why.signs[:1] == kept[:1] or log.outcome is State.UNREADABLE:
+        return log
+    if not kept:
+        return stopped(log)
+    first = kept[0]
+    outcome: LogEnd = State.TIMEOUT if first.weight in ("external", "limit") else State.FAILED
+    failed = tuple((each.host, each.failure) for each in kept if each.host and each.weight == first.weight)
+    return replace(log, outcome=outcome, reason=first.text, failure=first.failure, failed=failed)

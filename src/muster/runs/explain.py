@@ -20,11 +20,10 @@ from muster.core.units import counted
 from muster.failures.signs import Sign, order, shortened
 from muster.failures.table import Blame, KnownFailure, Phase, Retry, find, known_failures
 from muster.fleet.cause import LAST_WORDS
-from muster.readers._harmless import without_harmless
+from muster.readers._feed import sign_of
 from muster.readers._mapping import load_mappings
 from muster.readers._paths import place_of
-from muster.readers._read import LATE, read_blocks
-from muster.readers._why import sign_of
+from muster.readers._read import LATE, read_blocks, without_harmless
 from muster.readers.base import JobLog
 from muster.runs.recorder import ATTEMPT
 from muster.store.logfiles import BrokenFile, blocks, blocks_of, find_logs, members_of
