@@ -148,7 +148,7 @@ from muster.readers.base import Reading
 HINTS = {hints}
 FORMAT = "theirs"
 class Reader:
-    def __init__(self, frame, mappings):
+    def __init__(self, frame):
         {init}
     def line(self, text):
         {line}

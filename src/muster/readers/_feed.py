@@ -19,13 +19,12 @@ from muster.failures.signs import HINTS as SIGN_HINTS
 from muster.failures.signs import Sign
 from muster.readers._frame import FOR_FACTS, FOR_READERS, FOR_SIGNS, Frame, own_stamp, uncoloured
 from muster.readers._frame import HINTS as FRAME_HINTS
-from muster.readers._mapping import Mapping
 from muster.readers.base import LineReader, Reading
 from muster.store.logfiles import Lines
 
 PACKAGE = "muster.readers"
 ENOUGH = 100  # lines before a sign, and before a block's end, that show whether a job goes on
-Made = Callable[[Frame, Sequence[Mapping]], LineReader]
+Made = Callable[[Frame], LineReader]
 _BACK = 200  # lines before it that are looked at
 # torch's own mark before what a rank raises; torchrun's redirects (a rank of its host); mpirun; srun --label.
 _RANK = re.compile(r"(?:\S+: )?(?:\[rank(\d{1,9})\]:|\[\d+,(\d{1,9})\]<std|\s*(\d{1,6}): )")
@@ -57,17 +56,14 @@ def _sieve() -> Sieve:
 class LineFeed:
     """Readers of one job, and what they are given."""
 
-    def __init__(
-        self, mappings: Sequence[Mapping], frame: Frame | None = None, *, brief: bool = False
-    ) -> None:
-        self.mappings = mappings
+    def __init__(self, frame: Frame | None = None, *, brief: bool = False) -> None:
         self.brief = brief
         self.frame = frame or Frame()
-        self.made = [(hints, make(self.frame, mappings)) for hints, make in _readers()]
+        self.made = [(hints, make(self.frame)) for hints, make in _readers()]
 
     def again(self) -> LineFeed:
         """For another job of the same file."""
-        return LineFeed(self.mappings, Frame(self.frame.later), brief=self.brief)
+        return LineFeed(Frame(self.frame.later, self.frame.user), brief=self.brief)
 
     def readings(self) -> list[Reading]:
         """What was found."""
@@ -139,7 +135,7 @@ def _feed_whole(readers: Sequence[LineReader], lines: Sequence[str]) -> list[Lin
 def sign_of(blocks: Iterable[Sequence[str]]) -> Sign | None:
     """The line that explains most how the last job of a log ended; None: no line says so. `blocks`: its
     lines, some at a time, read once."""
-    feed = LineFeed(())
+    feed = LineFeed()
     rest = feed.take(iter(blocks))
     while rest is not None:  # another job begins in the same log
         feed = feed.again()
@@ -158,16 +154,16 @@ def guarded_reader(name: str, module: ModuleType) -> tuple[tuple[str, ...], Made
         return module.HINTS, module.Reader
     if not fits(module.HINTS, tuple[str, ...]):
         raise broken(PACKAGE, name, "its HINTS are no tuple of texts", module.__file__)
-    return tuple(module.HINTS), lambda frame, mappings: GuardedReader(name, module, frame, mappings)
+    return tuple(module.HINTS), lambda frame: GuardedReader(name, module, frame)
 
 
 class GuardedReader:
     """A third party's reader of one file, up to its first failure."""
 
-    def __init__(self, name: str, module: ModuleType, frame: Frame, mappings: Sequence[Mapping]) -> None:
+    def __init__(self, name: str, module: ModuleType, frame: Frame) -> None:
         self.name = name
         self.fault = ""  # why it was left out
-        self.reader = self._guarded(lambda: module.Reader(frame, mappings))
+        self.reader = self._guarded(lambda: module.Reader(frame))
 
     @property
     def closed(self) -> bool:

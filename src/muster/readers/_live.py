@@ -8,8 +8,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from muster.readers._feed import LineFeed
-from muster.readers._mapping import Mapping
+from muster.readers._frame import Frame
 from muster.readers._read import contradicting, ranked
+from muster.readers._user import UserFormat
 from muster.readers.base import MeasuredWindows, Reading
 
 
@@ -35,8 +36,8 @@ class JobProgress:
 class Live:
     """One stream of lines, such as a rank's output."""
 
-    def __init__(self, mappings: Sequence[Mapping] = ()) -> None:
-        self.feed = LineFeed(mappings)
+    def __init__(self, user: UserFormat | None = None) -> None:
+        self.feed = LineFeed(Frame(user=user))
 
     @property
     def steps(self) -> int:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from collections.abc import Mapping as Dict
 from dataclasses import replace
 from itertools import islice
 
@@ -14,15 +13,15 @@ from muster.core.units import counted
 from muster.failures.signs import Sign, shape_of, shortened
 from muster.readers._feed import LineFeed
 from muster.readers._frame import Frame, own_stamp
-from muster.readers._mapping import LONGEST, Mapping
 from muster.readers._paths import folder_of, hosts_of_path, is_slurm, split_hosts
+from muster.readers._user import Expression, UserFormat
 from muster.readers.base import APART, NOWHERE, JobLog, MeasuredWindows, Reading, Unit, Why
 from muster.store.logfiles import BrokenFile
 
 UNKNOWN_WORK = "the log does not say what it trained (no command, no settings): compared with no other job"
-NO_FORMAT = "no known log format was recognised; --mapping FILE can say how its lines are read"
+NO_FORMAT = "no known log format was recognised; --line REGEX can say how its lines are read"
 LATE = "a process crashed after the training had ended"
-TABLE, MAPPED = "table", "mapped lines"  # formats that mappings tell
+FROM_USER = {"table", "own lines"}  # formats
 MOST_RANKS = 8  # of a host, where nothing says how many hosts there are
 # What is kept to explain a failure: shapes of signs, and signs of each; lines at the end.
 TOLD, LAST = 5, 5
@@ -35,44 +34,20 @@ _NO_LOG = re.compile(r"\.(?:csv|tsv|json|md|rst|html?|ya?ml|toml|ini|cfg|py|ipyn
 def read_blocks(
     path: str,
     blocks: Iterable[Sequence[str]],
-    mappings: Sequence[Mapping] = (),
-    named: re.Pattern[str] | None = None,
+    user: UserFormat | None = None,
+    named: Expression | None = None,
     *,
-    brief: bool = False,
-) -> list[JobLog]:
-    """As `_read_file`, with what a mapping says of the path. `brief`: only how the jobs ended counts."""
-    fitting = [mapping for mapping in mappings if mapping.takes(path)]
-    placed = next((place for mapping in fitting if (place := mapping.placed(path))), {})
-    jobs = _read_file(path, blocks, fitting, named, brief)
-    return [_placed(job, placed) for job in jobs] if placed else jobs
-
-
-def _placed(job: JobLog, placed: Dict[str, str]) -> JobLog:
-    """A host that a row names, and --host-pattern, say more than the path."""
-    if "host" in placed and job.hosts_from != "pattern":
-        job = replace(job, hosts=split_hosts(placed["host"]), hosts_from="pattern", unplaced="")
-    if "work" in placed:
-        work = placed["work"]
-        job = replace(job, workload=job.workload or work, recipe=f"{job.recipe}; {work}", alone="")
-    return replace(job, job=placed.get("job", ""))
-
-
-def _read_file(
-    path: str,
-    blocks: Iterable[Sequence[str]],
-    fitting: Sequence[Mapping],
-    named: re.Pattern[str] | None,
     brief: bool = False,
 ) -> list[JobLog]:
     """The jobs of a file; one that nobody can read is a job whose outcome is `unreadable`.
 
     `blocks`: its lines, some at a time; they may raise BrokenFile. `path`: as it is shown, and from which
-    hosts are told where the log does not name them; `named`: how, with a group `host`. Raises nothing for
-    whatever the lines say.
+    hosts are told where the log does not name them; `named`: how, with groups of PLACES; `brief`: only how
+    the jobs ended counts. Raises nothing for whatever the lines say.
     """
     whole = _Whole(blocks)
     rest: Iterator[Sequence[str]] | None = iter(whole)
-    feed, jobs = LineFeed(fitting, brief=brief), list[JobLog]()
+    feed, jobs = LineFeed(Frame(user=user), brief=brief), list[JobLog]()
     while rest is not None:
         rest = feed.take(rest)
         frame, readings, started = feed.frame, feed.readings(), len(jobs)
@@ -81,7 +56,7 @@ def _read_file(
             parts = [[each] for each in readings if each.part] or [readings]
             jobs += [_job(name, frame, each, whole.broken, named) for each in parts]
         elif not jobs:
-            jobs.append(_with_hosts(_unread(path, frame, whole, fitting), frame, named))
+            jobs.append(_with_hosts(_unread(path, frame, whole), frame, named))
         jobs[started:] = [
             replace(each, shapes=frozenset(frame.signs.shapes))
             if each.outcome.good
@@ -96,7 +71,7 @@ def _read_file(
     return [replace(job, digest=whole.digest) for job in jobs]
 
 
-def _unread(path: str, frame: Frame, whole: _Whole, mappings: Sequence[Mapping]) -> JobLog:
+def _unread(path: str, frame: Frame, whole: _Whole) -> JobLog:
     """The job of a log that no reader knows: one that failed, or nobody knows."""
     decisive, last = frame.signs.decisive(), frame.signs.last
     recent = decisive and any(last in line for line in islice(whole.backwards(), RECENT))
@@ -104,7 +79,7 @@ def _unread(path: str, frame: Frame, whole: _Whole, mappings: Sequence[Mapping])
         whole.broken is None and decisive and recent and not _NO_LOG.search(path)
     ):  # it failed before anything that could be recognised
         return _ended(JobLog(path, State.FAILED), frame, decisive)
-    return JobLog(path, State.UNREADABLE, whole.broken or _unknown(path, whole.first, whole.last, mappings))
+    return JobLog(path, State.UNREADABLE, whole.broken or _unknown(path, whole.first, whole.last, frame.user))
 
 
 def _why(frame: Frame, whole: _Whole) -> Why:
@@ -183,19 +158,13 @@ def _stamp_of(lines: Iterable[str]) -> float | None:
     return next((stamp for line in islice(lines, STAMPED) if (stamp := own_stamp(line)) is not None), None)
 
 
-def _unknown(path: str, first: str, last: str, mappings: Sequence[Mapping]) -> str:
+def _unknown(path: str, first: str, last: str, user: UserFormat) -> str:
     if not first:
         return "is empty"
-    if any(mapping.delimiter_of(first) for mapping in mappings):
-        return "has the columns that a mapping names, but no row with values in all of them"
-    if any(mapping.line for mapping in mappings) and len(first) > LONGEST:
-        return f"begins with a line of {len(first):,} characters, and a mapping searches at most {LONGEST:,}"
-    if any(mapping.line for mapping in mappings):
-        return f"no line of it matches the expression of a mapping; its first is {shortened(first)}"
-    if path.lower().endswith((".csv", ".tsv")):
-        if absent := next((says for each in mappings if (says := each.absent(first))), ""):
-            return absent
-        return f"no mapping matches its columns: {shortened(first)}"
+    if path.lower().endswith((".csv", ".tsv")) and (user.columns or not user.lines):
+        return user.lacking(first)
+    if user.lines:
+        return f"no --line matches a line of it; its first is {shortened(first)}"
     whole = first.lstrip()[:1] not in ("{", "[") or last.rstrip().endswith(("}", "]"))
     if path.lower().endswith(".json") and not whole:
         return "is damaged: it ends in the middle of a JSON document"
@@ -203,7 +172,7 @@ def _unknown(path: str, first: str, last: str, mappings: Sequence[Mapping]) -> s
 
 
 def _job(
-    path: str, frame: Frame, readings: Sequence[Reading], broken: str | None, named: re.Pattern[str] | None
+    path: str, frame: Frame, readings: Sequence[Reading], broken: str | None, named: Expression | None
 ) -> JobLog:
     """One job from all that was found of it, the best measured first."""
     figures = ranked(readings)
@@ -246,9 +215,9 @@ def _job(
     ends = [each.ended for each in ordered if each.ended is not None]
     if broken and not any(ends):
         return _with_hosts(replace(job, outcome=State.UNREADABLE, reason=broken), frame, named)
-    if not ends and best is None and not job.reported and {each.format for each in ordered} & {TABLE, MAPPED}:
+    if not ends and best is None and not job.reported and {each.format for each in ordered} & FROM_USER:
         job = replace(
-            job, outcome=State.UNREADABLE, reason="a mapping matches, but no step of it could be timed"
+            job, outcome=State.UNREADABLE, reason="it can be read, but no step of it could be timed"
         )
         return _with_hosts(job, frame, named)
     job = _with_hosts(_outcome(job, frame, ends), frame, named)
@@ -351,11 +320,14 @@ def _ended(job: JobLog, frame: Frame, sign: Sign) -> JobLog:
     )
 
 
-def _with_hosts(job: JobLog, frame: Frame, named: re.Pattern[str] | None) -> JobLog:
+def _with_hosts(job: JobLog, frame: Frame, named: Expression | None) -> JobLog:
     """With the hosts that the log names or else its path; a pattern of the user's goes first."""
-    match = named.search(job.path) if named is not None else None
-    if match and match["host"]:  # the group may be one of several ways to match, and not the one that did
-        return replace(job, hosts=split_hosts(match["host"]), hosts_from="pattern")
+    places = named.search(job.path) if named is not None else {}
+    job = replace(job, job=places.get("job", ""))
+    if work := places.get("work"):
+        job = replace(job, workload=job.workload or work, recipe=f"{job.recipe}; {work}", alone="")
+    if host := places.get("host"):
+        return replace(job, hosts=split_hosts(host), hosts_from="pattern")
     if job.hosts:
         return replace(job, hosts_from="log")
     if frame.hosts:

@@ -330,11 +330,12 @@ def number(text: object) -> float | None:
 
     None: it is none.
     """
-    if isinstance(text, bool) or not isinstance(text, str | int | float):
+    if isinstance(text, str):
+        if "," in text:
+            text = text.strip()
+            text = text.replace(",", "" if _THOUSANDS.fullmatch(text) else ".")
+    elif isinstance(text, bool) or not isinstance(text, (int, float)):
         return None
-    if isinstance(text, str) and "," in text:
-        text = text.strip()
-        text = text.replace(",", "" if _THOUSANDS.fullmatch(text) else ".")
     try:
         value = float(text)
     except (ValueError, OverflowError):
