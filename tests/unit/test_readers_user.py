@@ -328,7 +328,7 @@ def test_the_pages_example() -> None:
     """The expressions of docs/judge.md read the lines beside them."""
     text = PAGE.read_text(encoding="utf-8")
     (shown,) = re.findall(r"```text ours\.log\n(.*?)```", text, re.DOTALL)
-    (command,) = re.findall(r"```console\n(muster judge DIR --line .*?)```", text, re.DOTALL)
+    (command,) = re.findall(r"```console.*\n(muster judge DIR --line .*?)```", text, re.DOTALL)
     options = dict(re.findall(r"--(line|host-pattern) '(.*?)'", command))
     (job,) = read_log(
         "opt-13b/run3/gpu[01,05].log",
