@@ -88,15 +88,13 @@ def _data(case: Case, key: str) -> list[Mapping[str, Any]]:
     return [each for each in case.answer["folders"] if each["use"] != "kernels" and each.get(key) is not None]
 
 
-@host_check(
-    "disk.space",
-    "Free bytes where checkpoints, caches and temporary files go, against the recipe's checkpoints and model "
-    "where their size is known.",
-    "A run that fills the disk fails while it saves, and leaves a broken checkpoint.",
-    at_least=512 << 20,
-)
+@host_check("disk.space", at_least=512 << 20)
 def space(case: Case) -> Finding:
-    """Every folder has its own need; the tightest is named."""
+    """Free bytes where checkpoints, caches and temporary files go, against the recipe's checkpoints and model
+    where their size is known.
+
+    A run that fills the disk fails while it saves, and leaves a broken checkpoint.
+    """
     folders = _data(case, "free")
     if not folders:
         return case.unknown("the free space could not be read")
@@ -118,14 +116,12 @@ def space(case: Case) -> Finding:
     return case.passed(f"{format_bytes(least['free'])} free at {least['path']}")
 
 
-@host_check(
-    "disk.inodes",
-    "Free inodes: the number of files that can still be created there.",
-    "A disk without free inodes is full, however many bytes are free.",
-    at_least=10_000,
-)
+@host_check("disk.inodes", at_least=10_000)
 def inodes(case: Case) -> Finding:
-    """The tightest folder decides."""
+    """Free inodes: the number of files that can still be created there.
+
+    A disk without free inodes is full, however many bytes are free.
+    """
     folders = _data(case, "inodes")
     if not folders:
         return case.not_applicable("the file systems do not limit the number of files")
@@ -137,13 +133,12 @@ def inodes(case: Case) -> Finding:
     return case.fail("almost no free inodes", evidence, remedy)
 
 
-@host_check(
-    "disk.writable",
-    "The folders' file systems are mounted for writing, and the user may write there.",
-    "A disk that the kernel has remounted read-only after an error looks healthy until the first write.",
-)
+@host_check("disk.writable")
 def writable(case: Case) -> Finding:
-    """The kernel's folders too."""
+    """The folders' file systems are mounted for writing, and the user may write there.
+
+    A disk that the kernel has remounted read-only after an error looks healthy until the first write.
+    """
     folders = case.answer["folders"]
     broken = [f"{folder['path']}: {folder['error']}" for folder in folders if folder.get("error")]
     if broken:
@@ -158,14 +153,13 @@ def writable(case: Case) -> Finding:
     return case.passed()
 
 
-@group_check(
-    "disk.kernel_cache",
-    "Compiled kernels (Triton, torch extensions) are kept on a disk of the host's own.",
-    "On a shared one, hosts that start together build the same kernel at once and wait for each other's "
-    "locks: the first GPU idles, the others spin.",
-)
+@group_check("disk.kernel_cache")
 def kernel_cache(answers: Answers, peers: Answers, context: Context) -> Judge:
-    """One host has nobody to wait for."""
+    """Compiled kernels (Triton, torch extensions) are kept on a disk of the host's own.
+
+    On a shared one, hosts that start together build the same kernel at once and wait for each other's locks:
+    the first GPU idles, the others spin.
+    """
 
     def judge(case: Case) -> Finding:
         env = context.recipe.get("env") or {}

@@ -307,13 +307,12 @@ def _usual(answers: Answers, figure: Callable[[Gpu], Any]) -> dict[str, Any]:
     return {name: majority(figures) for name, figures in values.items()}
 
 
-@group_check(
-    "gpu.driver",
-    "nvidia-smi answers in time and without an error, and so does every GPU.",
-    "A driver that hangs or has lost a GPU hangs the host's ranks, and all other ranks wait.",
-)
+@group_check("gpu.driver")
 def driver(answers: Answers, peers: Answers, context: Context) -> Judge:
-    """Of hosts that ought to have GPUs."""
+    """nvidia-smi answers in time and without an error, and so does every GPU.
+
+    A driver that hangs or has lost a GPU hangs the host's ranks, and all other ranks wait.
+    """
     wanted = expected(answers, context)
 
     def judge(case: Case) -> Finding:
@@ -348,15 +347,13 @@ def driver(answers: Answers, peers: Answers, context: Context) -> Judge:
 # What the GPUs are: how many, of which kind, what they can do, who uses them.
 
 
-@group_check(
-    "gpu.count",
-    "Number of GPUs, against the slots, the PCI bus, the profile (count; 0: not asked) and, where no slots "
-    "are given, the other hosts.",
-    "A rank without a GPU fails at its first tensor; two ranks on one GPU run out of memory.",
-    count=0,
-)
+@group_check("gpu.count", count=0)
 def count(answers: Answers, peers: Answers, context: Context) -> Judge:
-    """Slots and the profile say what is right; without them, most hosts do."""
+    """Number of GPUs, against the slots, the PCI bus, the profile (count; 0: not asked) and, where no slots
+    are given, the other hosts.
+
+    A rank without a GPU fails at its first tensor; two ranks on one GPU run out of memory.
+    """
     usual = majority(len(answer["gpus"]) for answer in answers.values() if answer.get("gpus"))
 
     def judge(case: Case) -> Finding:
@@ -384,14 +381,12 @@ def count(answers: Answers, peers: Answers, context: Context) -> Judge:
     return judge
 
 
-@group_check(
-    "gpu.model",
-    "The GPU model is the same within a host and on all hosts. contains: a part of its name.",
-    "The slowest GPU sets the speed of all, and the smallest one the batch size.",
-    contains="",
-)
+@group_check("gpu.model", contains="")
 def model(answers: Answers, peers: Answers, context: Context) -> Judge:
-    """Hosts are compared where every GPU has a name."""
+    """The GPU model is the same within a host and on all hosts. contains: a part of its name.
+
+    The slowest GPU sets the speed of all, and the smallest one the batch size.
+    """
     models = {
         host: " + ".join(sorted({str(gpu["name"]) for gpu in answer["gpus"]}))
         for host, answer in answers.items()
@@ -413,15 +408,13 @@ def model(answers: Answers, peers: Answers, context: Context) -> Judge:
     return judge
 
 
-@group_check(
-    "gpu.memory",
-    "Memory of the smallest GPU in bytes: at_least, and within 2 % of most hosts'.",
-    "The smallest GPU sets the batch size of all.",
-    at_least=0,
-    tolerance=0.02,
-)
+@group_check("gpu.memory", at_least=0, tolerance=0.02)
 def memory(answers: Answers, peers: Answers, context: Context) -> Judge:
-    """GPUs that tell nothing are left out, and make a host that passes unknown."""
+    """Memory of the smallest GPU in bytes: at_least, and within 2 % of most hosts'.
+
+    The smallest GPU sets the batch size of all.
+    """
+    # GPUs that tell nothing are left out, and make a host that passes unknown.
     sizes = {
         host: min(figures)
         for host, answer in answers.items()
@@ -469,14 +462,12 @@ def capability(gpu: Gpu) -> tuple[int, int] | None:
     return _ARCHITECTURES.get(str(gpu.get("family")))
 
 
-@host_check(
-    "gpu.precision",
-    "Compute capability against the recipe's precision: 8.9 for fp8, 8.0 for bf16 and tf32, 7.0 for fp16.",
-    "Below it the precision is emulated or refused.",
-    at_least=0,
-)
+@host_check("gpu.precision", at_least=0)
 def precision(case: Case) -> Finding:
-    """The host's lowest one decides."""
+    """Compute capability against the recipe's precision: 8.9 for fp8, 8.0 for bf16 and tf32, 7.0 for fp16.
+
+    Below it the precision is emulated or refused.
+    """
     capabilities = [version for gpu in case.answer["gpus"] if (version := capability(gpu)) is not None]
     if len(capabilities) < len(case.answer["gpus"]):
         return case.unknown("the GPUs do not report their compute capability")
@@ -494,14 +485,13 @@ def precision(case: Case) -> Finding:
     return case.passed(f"{words}: {', '.join(['fp32', *able])}")
 
 
-@host_check(
-    "gpu.processes",
-    "Processes that already use the GPUs, or more than at_most bytes in use on a GPU.",
-    "The job runs out of memory or shares the GPU's time.",
-    at_most=2 << 30,
-)
+@host_check("gpu.processes", at_most=2 << 30)
 def processes(case: Case) -> Finding:
-    """A container does not see the processes of others, but the memory that they use."""
+    """Processes that already use the GPUs, or more than at_most bytes in use on a GPU.
+
+    The job runs out of memory or shares the GPU's time.
+    """
+    # A container does not see the processes of others, but the memory that they use.
     pids = sorted({pid for pids_of_gpu in _told(case, "processes") for pid in pids_of_gpu})
     if pids:
         shown = ", ".join(map(str, pids[:12])) + (" ..." if len(pids) > 12 else "")
@@ -514,14 +504,12 @@ def processes(case: Case) -> Finding:
     return untold(case, "used") or case.passed("none")
 
 
-@host_check(
-    "gpu.mig",
-    "Multi-instance mode (MIG), which should be off.",
-    "A process sees one instance only, and collectives between instances are not supported.",
-    enabled=False,
-)
+@host_check("gpu.mig", enabled=False)
 def mig(case: Case) -> Finding:
-    """Older models do not have it."""
+    """Multi-instance mode (MIG), which should be off.
+
+    A process sees one instance only, and collectives between instances are not supported.
+    """
     on, wanted = {mode == "enabled" for mode in _modes(case, "mig")}, bool(case.expect("enabled"))
     if not on:
         return untold(case, "mig") or case.not_applicable("the GPUs have no multi-instance mode (MIG)")
@@ -532,14 +520,12 @@ def mig(case: Case) -> Finding:
     return case.warn("multi-instance mode (MIG) is not as expected", words, remedy)
 
 
-@host_check(
-    "gpu.persistence",
-    "Persistence mode: the driver stays loaded while no program uses the GPU.",
-    "Without it every start takes seconds longer, and settings such as clocks are lost between jobs.",
-    enabled=True,
-)
+@host_check("gpu.persistence", enabled=True)
 def persistence(case: Case) -> Finding:
-    """A warning where it is off and ought to be on."""
+    """Persistence mode: the driver stays loaded while no program uses the GPU.
+
+    Without it every start takes seconds longer, and settings such as clocks are lost between jobs.
+    """
     modes = _modes(case, "persistence")
     if not modes:
         return case.unknown("the GPUs do not report this")
@@ -553,15 +539,12 @@ def persistence(case: Case) -> Finding:
 # Whether they are well: memory errors, Xid events, throttling, clocks, links, heat.
 
 
-@host_check(
-    "gpu.ecc",
-    "Uncorrected memory errors (ECC) since the driver was loaded. mode: any, enabled or disabled.",
-    "The next one ends a rank, and so the job, with 'uncorrectable ECC error encountered'.",
-    at_most=0,
-    mode="any",
-)
+@host_check("gpu.ecc", at_most=0, mode="any")
 def ecc(case: Case) -> Finding:
-    """Errors fail; a mode that is not the expected one, or not that of all GPUs, warns."""
+    """Uncorrected memory errors (ECC) since the driver was loaded. mode: any, enabled or disabled.
+
+    The next one ends a rank, and so the job, with 'uncorrectable ECC error encountered'.
+    """
     most, mode = case.expect("at_most"), case.expect("mode")
     bad = those(
         case, lambda gpu: f"{gpu['uncorrected']} errors" if (gpu.get("uncorrected") or 0) > most else None
@@ -586,13 +569,13 @@ def _wanted(gpu: Gpu) -> str | None:
     return None if named in (None, "No") else "a reset" if named == "Yes" else str(named)
 
 
-@host_check(
-    "gpu.memory_repair",
-    "No retired page or remapped row is waiting for a reset, and no remapping failed.",
-    "Broken memory stays in use until the GPU is reset; after a failed remapping it stays in use for good.",
-)
+@host_check("gpu.memory_repair")
 def memory_repair(case: Case) -> Finding:
-    """Newer models remap rows, older ones retire pages, and small ones do neither."""
+    """No retired page or remapped row is waiting for a reset, and no remapping failed.
+
+    Broken memory stays in use until the GPU is reset; after a failed remapping it stays in use for good.
+    """
+    # Newer models remap rows, older ones retire pages, and small ones do neither.
     failed = those(case, lambda gpu: "remapping failed" if gpu.get("remap_failure") == "Yes" else None)
     if failed:
         return case.fail("a GPU's broken memory could not be replaced", failed, "have the GPU exchanged")
@@ -615,14 +598,12 @@ FATAL = [48, 56, 57, 58, 62, 63, 64, 65, 68, 69, 73, 74, 79, 80, 81, 92, 95, 119
 _EARLY = 5.0
 
 
-@host_check(
-    "gpu.xid",
-    "Xid errors of broken hardware since boot, in the kernel's log and journal. fatal: their numbers.",
-    "A GPU that had such an error fails again under load.",
-    fatal=FATAL,
-)
+@host_check("gpu.xid", fatal=FATAL)
 def xid(case: Case) -> Finding:
-    """Fails for an event of broken hardware; passes only where the log reaches back to the boot."""
+    """Xid errors of broken hardware since boot, in the kernel's log and journal. fatal: their numbers.
+
+    A GPU that had such an error fails again under load.
+    """
     events = case.answer.get("xids")
     if events is None:
         return case.unknown(
@@ -653,13 +634,13 @@ def _event(event: Mapping[str, Any]) -> str:
     return f"{words} (last {format_seconds(event['last'])} after the boot{ago})"
 
 
-@host_check(
-    "gpu.throttling",
-    "Whether the clocks are lowered now, and why: heat, a power brake, a hardware slowdown.",
-    "One throttled GPU slows every step of every rank.",
-)
+@host_check("gpu.throttling")
 def throttling(case: Case) -> Finding:
-    """A power limit that is reached is no trouble."""
+    """Whether the clocks are lowered now, and why: heat, a power brake, a hardware slowdown.
+
+    One throttled GPU slows every step of every rank.
+    """
+    # A power limit that is reached is no trouble.
     remedy = "nvidia-smi -q -d PERFORMANCE,TEMPERATURE,POWER; look at fans, air and power supplies"
 
     def active(*names: str) -> str:
@@ -676,14 +657,13 @@ def throttling(case: Case) -> Finding:
     return untold(case, "reasons") or case.passed()
 
 
-@group_check(
-    "gpu.clocks",
-    "Applications get the default clock; the highest clock and the power limit are those of the same GPUs "
-    "elsewhere.",
-    "A forgotten clock or power cap slows every step of every rank.",
-)
+@group_check("gpu.clocks")
 def clocks(answers: Answers, peers: Answers, context: Context) -> Judge:
-    """Against the GPUs of the same model on all hosts."""
+    """Applications get the default clock; the highest clock and the power limit are those of the same GPUs
+    elsewhere.
+
+    A forgotten clock or power cap slows every step of every rank.
+    """
 
     def lower(key: str, unit: str) -> Callable[[Gpu], str | None]:
         usual = _usual(answers, lambda gpu: gpu.get(key) or None)
@@ -721,15 +701,12 @@ def clocks(answers: Answers, peers: Answers, context: Context) -> Judge:
     return judge
 
 
-@host_check(
-    "gpu.pcie",
-    "PCIe lanes in use against the most that GPU and slot can do. width, gen: at least (0: not asked).",
-    "A badly seated GPU runs at x8 or x4: copies and all-reduce take several times as long.",
-    width=0,
-    gen=0,
-)
+@host_check("gpu.pcie", width=0, gen=0)
 def pcie(case: Case) -> Finding:
-    """Without an expected width, fewer lanes than the GPU and its slot have warn."""
+    """PCIe lanes in use against the most that GPU and slot can do. width, gen: at least (0: not asked).
+
+    A badly seated GPU runs at x8 or x4: copies and all-reduce take several times as long.
+    """
     width, gen = case.expect("width"), case.expect("gen")
 
     def narrow(gpu: Gpu) -> str | None:
@@ -757,15 +734,13 @@ def pcie(case: Case) -> Finding:
     return untold(case, "gen", "width") or well
 
 
-@host_check(
-    "gpu.temperature",
-    "Temperature in degrees Celsius, and its distance to the slowdown temperature (margin).",
-    "A GPU that is hot before the job starts slows down during it.",
-    at_most=85,
-    margin=5,
-)
+@host_check("gpu.temperature", at_most=85, margin=5)
 def temperature(case: Case) -> Finding:
-    """Drivers tell the slowdown temperature, or how far it is."""
+    """Temperature in degrees Celsius, and its distance to the slowdown temperature (margin).
+
+    A GPU that is hot before the job starts slows down during it.
+    """
+    # Drivers tell the slowdown temperature, or how far it is.
     most, margin = case.expect("at_most"), case.expect("margin")
     degrees = [gpu["celsius"] for gpu in case.answer["gpus"] if gpu.get("celsius") is not None]
     if not degrees:
@@ -793,15 +768,13 @@ def _active(gpu: Gpu) -> int:
     return len([speed for speed in gpu.get("links") or [] if speed > 0])
 
 
-@group_check(
-    "gpu.nvlink",
-    "Active NVLinks of every GPU: as many as those of the same model here and on most hosts; links: at least "
-    "so many. Where bridges link cards, a difference only warns.",
-    "NCCL falls back to PCIe on that host, or does not start.",
-    links=0,
-)
+@group_check("gpu.nvlink", links=0)
 def nvlink(answers: Answers, peers: Answers, context: Context) -> Judge:
-    """Against the GPUs of the same model on all hosts."""
+    """Active NVLinks of every GPU: as many as those of the same model here and on most hosts; links: at least
+    so many. Where bridges link cards, a difference only warns.
+
+    NCCL falls back to PCIe on that host, or does not start.
+    """
     usual = _usual(answers, lambda gpu: None if gpu.get("links") is None else _active(gpu))
 
     def judge(case: Case) -> Finding:

@@ -45,8 +45,6 @@ _IBPORTSTATE = "ibstat; sudo ibportstate -D 0 PORT  # then another cable or port
 
 @same_check(
     "infiniband.ports",
-    "Number of active ports: at_least, and as many as on most hosts.",
-    "A host with fewer active ports slows the job; one without any falls back to TCP.",
     Differ(
         "the number of active InfiniBand ports differs from most hosts",
         Level.FAIL,
@@ -56,7 +54,10 @@ _IBPORTSTATE = "ibstat; sudo ibportstate -D 0 PORT  # then another cable or port
     at_least=0,
 )
 def ports(case: Case) -> Finding | int:
-    """How many are active."""
+    """Number of active ports: at_least, and as many as on most hosts.
+
+    A host with fewer active ports slows the job; one without any falls back to TCP.
+    """
     active, wanted = _active(case), int(case.expect("at_least"))
     if len(active) >= wanted:
         return len(active)
@@ -71,13 +72,14 @@ def ports(case: Case) -> Finding | int:
 
 @same_check(
     "infiniband.rate",
-    "The slowest active port's rate in Gbit/s: at_least, and the same on every host.",
-    "A port that runs at half its rate halves the job's bandwidth.",
     Differ("the InfiniBand rate differs from most hosts", remedy=_IBPORTSTATE, show="{:g} Gbit/s".format),
     at_least=0,
 )
 def rate(case: Case) -> Finding | float:
-    """Gbit/s."""
+    """The slowest active port's rate in Gbit/s: at_least, and the same on every host.
+
+    A port that runs at half its rate halves the job's bandwidth.
+    """
     rates = [float(port["gbit"]) for port in _active(case) if port.get("gbit")]
     if not rates:
         return case.not_applicable("no active port")
@@ -88,14 +90,12 @@ def rate(case: Case) -> Finding | float:
     return case.fail("an InfiniBand port is slower than expected", evidence, _IBPORTSTATE)
 
 
-@host_check(
-    "infiniband.errors",
-    "How often the link of an active port went down since the counters were reset.",
-    "A link that flaps ends NCCL with a transport retry error.",
-    at_most=10,
-)
+@host_check("infiniband.errors", at_most=10)
 def errors(case: Case) -> Finding:
-    """The ports that did so too often."""
+    """How often the link of an active port went down since the counters were reset.
+
+    A link that flaps ends NCCL with a transport retry error.
+    """
     active = _active(case)
     counts = {port["port"]: port["downed"] for port in active if port.get("downed") is not None}
     if not active:

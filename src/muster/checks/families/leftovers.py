@@ -53,13 +53,13 @@ def probe(ask: Mapping[str, Any]) -> dict[str, Any]:
     return {"processes": processes[:200], "port": port, "taken": taken, "proc": os.path.isdir("/proc")}
 
 
-@host_check(
-    "leftovers.processes",
-    "Processes of other jobs: those that Muster started, and launchers of torch and DeepSpeed.",
-    "They hold GPUs, memory and ports, so that the job is slow or runs out of memory.",
-)
+@host_check("leftovers.processes")
 def processes(case: Case) -> Finding:
-    """A warning with process ids: somebody may still want them."""
+    """Processes of other jobs: those that Muster started, and launchers of torch and DeepSpeed.
+
+    They hold GPUs, memory and ports, so that the job is slow or runs out of memory.
+    """
+    # A warning with process ids: somebody may still want them.
     if not case.answer.get("proc"):
         return case.unknown("the process table could not be read")
     left = sorted(case.answer.get("processes") or [], key=lambda one: int(one["pid"]))
@@ -73,14 +73,13 @@ def processes(case: Case) -> Finding:
     )
 
 
-@host_check(
-    "leftovers.port",
-    "The rendezvous port (launch.port, else torch's usual 29500) is free.",
-    "A process that an earlier job left holds it: the job fails with 'address already in use', or joins the "
-    "wrong store.",
-)
+@host_check("leftovers.port")
 def port(case: Case) -> Finding:
-    """Fails where the recipe names the port."""
+    """The rendezvous port (launch.port, else torch's usual 29500) is free.
+
+    A process that an earlier job left holds it: the job fails with 'address already in use', or joins the
+    wrong store.
+    """
     number = case.answer["port"]
     if not case.answer["taken"]:
         return case.passed(f"{number} is free")
