@@ -7,16 +7,16 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from muster.agent.probe import run, text
-from muster.checks.base import Answers, Context, Finding, Level
+from muster.checks.base import Answers, Context, Finding
 from muster.checks.kinds import (
     Case,
     Differ,
     Judge,
-    differing,
     group_check,
     host_check,
     judge_each,
     majority,
+    same_check,
 )
 from muster.core.hardware.devices import LEAST, capability_for, driver_device
 from muster.core.units import counted, format_bytes, format_seconds
@@ -381,60 +381,41 @@ def count(answers: Answers, peers: Answers, context: Context) -> Judge:
     return judge
 
 
-@group_check("gpu.model", contains="")
-def model(answers: Answers, peers: Answers, context: Context) -> Judge:
+@same_check("gpu.model", Differ("not the GPU model of most hosts", remedy=_ALIKE), contains="")
+def model(case: Case) -> Finding | str:
     """The GPU model is the same within a host and on all hosts. contains: a part of its name.
 
     The slowest GPU sets the speed of all, and the smallest one the batch size.
     """
-    models = {
-        host: " + ".join(sorted({str(gpu["name"]) for gpu in answer["gpus"]}))
-        for host, answer in answers.items()
-        if answer.get("gpus") and all(gpu.get("name") for gpu in answer["gpus"])
-    }
-    compared = differing("gpu.model", models, Differ("not the GPU model of most hosts", remedy=_ALIKE))
-
-    def judge(case: Case) -> Finding:
-        part, names = str(case.expect("contains")), sorted({str(name) for name in _told(case, "name")})
-        if not all(part.lower() in name.lower() for name in names):
-            evidence = f"{', '.join(names)}; {part} expected"
-            return case.fail("the GPUs are not the expected model", evidence, "another profile")
-        if len(names) > 1:
-            return case.warn("the host has several GPU models", ", ".join(names), _ALIKE)
-        if case.host in compared:
-            return compared[case.host]
-        return untold(case, "name") or case.unknown("the GPUs do not report their model")
-
-    return judge
+    part, names = str(case.expect("contains")), sorted(set(_told(case, "name")))
+    if not all(part.lower() in name.lower() for name in names):
+        evidence = f"{', '.join(names)}; {part} expected"
+        return case.fail("the GPUs are not the expected model", evidence, "another profile")
+    if len(names) > 1:
+        return case.warn("the host has several GPU models", ", ".join(names), _ALIKE)
+    if not names:
+        return case.unknown("the GPUs do not report their model")
+    return untold(case, "name") or str(names[0])
 
 
-@group_check("gpu.memory", at_least=0, tolerance=0.02)
-def memory(answers: Answers, peers: Answers, context: Context) -> Judge:
+@same_check(
+    "gpu.memory",
+    Differ("not the amount of GPU memory of most hosts", remedy=_ALIKE, show=format_bytes),
+    at_least=0,
+    tolerance=0.02,
+)
+def memory(case: Case) -> Finding | int:
     """Memory of the smallest GPU in bytes: at_least, and within 2 % of most hosts'.
 
     The smallest GPU sets the batch size of all.
     """
-    # GPUs that tell nothing are left out, and make a host that passes unknown.
-    sizes = {
-        host: min(figures)
-        for host, answer in answers.items()
-        if (figures := [gpu["memory"] for gpu in answer.get("gpus") or [] if gpu.get("memory")])
-    }
-    tolerance = context.expect("gpu.memory", "tolerance")
-    differ = Differ("not the amount of GPU memory of most hosts", Level.WARN, _ALIKE, format_bytes, tolerance)
-    compared = differing("gpu.memory", sizes, differ)
-
-    def judge(case: Case) -> Finding:
-        size, wanted = sizes.get(case.host), case.expect("at_least")
-        if size is None:
-            return case.unknown("the GPUs do not report their memory")
-        if size < wanted:
-            evidence = f"{format_bytes(size)}, {format_bytes(wanted)} expected"
-            return case.fail("GPU memory is less than expected", evidence)
-        finding = compared[case.host]
-        return untold(case, "memory") or finding if finding.level is Level.PASS else finding
-
-    return judge
+    size, wanted = min(_told(case, "memory"), default=None), case.expect("at_least")
+    if size is None:
+        return case.unknown("the GPUs do not report their memory")
+    if size < wanted:
+        evidence = f"{format_bytes(size)}, {format_bytes(wanted)} expected"
+        return case.fail("GPU memory is less than expected", evidence)
+    return untold(case, "memory") or int(size)
 
 
 # The lowest compute capability of an architecture, for drivers that do not tell it (CUDA programming guide).

@@ -18,7 +18,6 @@ from muster.checks.kinds import (
     engine,
     group_check,
     host_check,
-    majority,
     same_check,
     version_key,
 )
@@ -236,33 +235,30 @@ def others(answers: Answers, peers: Answers, context: Context) -> Judge:
     return judge
 
 
-@group_check("versions.driver")
-def driver(answers: Answers, peers: Answers, context: Context) -> Judge:
+@same_check(
+    "versions.driver",
+    Differ(
+        "the driver differs from most hosts",
+        remedy="install the same driver everywhere: sudo apt-get install nvidia-driver-VERSION",
+    ),
+)
+def driver(case: Case) -> Finding | str:
     """The NVIDIA driver's version against what torch's CUDA needs, and against the other hosts.
 
     torch finds no GPU where the driver is too old for its CUDA; one such host stops the job.
     """
-    usual = majority(answer["driver"] for answer in answers.values() if answer.get("driver"))
-
-    def judge(case: Case) -> Finding:
-        driver, cuda = case.answer.get("driver"), case.answer.get("cuda")
-        if not driver:
-            return case.not_applicable("no NVIDIA driver")
-        need = _DRIVERS.get((version_key(cuda) or (0,))[0])
-        if need and version_key(driver) < need:
-            return case.fail(
-                "the driver is too old for torch's CUDA",
-                f"driver {driver}, and CUDA {cuda} needs {'.'.join(map(str, need))}",
-                "install a newer driver, or torch for an older CUDA: pip install torch --index-url "
-                "https://download.pytorch.org/whl/cu126",
-            )
-        if driver != usual:
-            others = f"most hosts have {usual}" if usual else "no value has a majority"
-            remedy = "install the same driver everywhere: sudo apt-get install nvidia-driver-VERSION"
-            return case.warn("the driver differs from most hosts", f"{driver}; {others}", remedy)
-        return case.passed(f"{driver}" + (f" for CUDA {cuda}" if need else ""))
-
-    return judge
+    driver, cuda = case.answer.get("driver"), case.answer.get("cuda")
+    if not driver:
+        return case.not_applicable("no NVIDIA driver")
+    need = _DRIVERS.get((version_key(cuda) or (0,))[0])
+    if need and version_key(driver) < need:
+        return case.fail(
+            "the driver is too old for torch's CUDA",
+            f"driver {driver}, and CUDA {cuda} needs {'.'.join(map(str, need))}",
+            "install a newer driver, or torch for an older CUDA: pip install torch --index-url "
+            "https://download.pytorch.org/whl/cu126",
+        )
+    return str(driver)
 
 
 # ----------------------------------------------------------------------------------------------------
