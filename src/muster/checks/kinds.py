@@ -90,6 +90,9 @@ class Differ:
     remedy: str | None = None
     show: Callable[[Any], str] = str
     tolerance: float = 0.0  # numbers closer than this fraction count as equal
+    # Why the question makes no sense where no host has the fact; one that only some have differs. Empty: a
+    # fact that a host does not report is no difference.
+    nowhere: str = ""
 
 
 Judge = Callable[[Case], Finding]
@@ -133,16 +136,19 @@ def alike(
     """A row of a table of facts that must be alike on all hosts. `value`: the answer's key, or what gives the
     value or, where that is settled without others, a Finding."""
 
-    def own(case: Case) -> Any:
-        fact = value(case) if callable(value) else case.answer.get(value)
-        return case.not_applicable("the kernel does not report this") if fact is None else fact
-
     def compare(answers: Answers, peers: Answers, context: Context) -> Judge:
-        facts = {host: own(Case(name, host, context, answer)) for host, answer in answers.items()}
-        values = {host: fact for host, fact in facts.items() if not isinstance(fact, Finding)}
+        cases = [Case(name, host, context, answer) for host, answer in answers.items()]
+        facts = {case.host: value(case) if callable(value) else case.answer.get(value) for case in cases}
+        settled = {host: fact for host, fact in facts.items() if isinstance(fact, Finding)}
+        values = {host: fact for host, fact in facts.items() if host not in settled}
+        if not differ.nowhere:
+            values = {host: fact for host, fact in values.items() if fact is not None}
+        elif not any(values.values()):
+            values = {}
         tolerance = context.expect(name, "tolerance") if "tolerance" in expects else 0.0
-        judged = {**facts, **differing(name, values, replace(differ, tolerance=tolerance))}
-        return lambda case: judged[case.host]
+        judged = {**settled, **differing(name, values, replace(differ, tolerance=tolerance))}
+        reason = differ.nowhere or "the kernel does not report this"
+        return lambda case: judged.get(case.host) or case.not_applicable(reason)
 
     return compared(name, asks, why, compare, **expects)
 

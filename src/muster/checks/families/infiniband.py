@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from muster.agent.probe import text
-from muster.checks.base import Answers, Context, Finding, Level
-from muster.checks.kinds import Case, Differ, host_check, judge_each, same_check
+from muster.checks.base import Finding, Level
+from muster.checks.kinds import Case, Differ, host_check, same_check
 
 
 def probe(ask: Mapping[str, Any]) -> dict[str, Any]:
@@ -29,7 +29,6 @@ def probe(ask: Mapping[str, Any]) -> dict[str, Any]:
                     "physical": (text(at + "phys_state") or "").rpartition(" ")[2].lower() or None,
                     "gbit": float(rate[0]) if rate and rate[0].replace(".", "", 1).isdigit() else None,
                     "downed": int(downed) if downed.isdigit() else None,
-                    "layer": text(at + "link_layer"),
                 }
             )
     return {"ports": ports}
@@ -50,6 +49,7 @@ _IBPORTSTATE = "ibstat; sudo ibportstate -D 0 PORT  # then another cable or port
         Level.FAIL,
         _IBSTAT,
         "{} active".format,
+        nowhere="no InfiniBand port is active on any host",
     ),
     at_least=0,
 )
@@ -111,14 +111,3 @@ def errors(case: Case) -> Finding:
 
 
 CHECKS = (ports, rate, errors)
-
-
-def judge(answers: Answers, peers: Answers, context: Context) -> list[Finding]:
-    """Not applicable where no host has a port, and none is expected."""
-    if any(answer.get("ports") for answer in answers.values()) or context.expect(ports.name, "at_least"):
-        return judge_each(CHECKS, answers, peers, context)
-    return [
-        Case(check.name, host, context).not_applicable("no InfiniBand on any host")
-        for check in CHECKS
-        for host in answers
-    ]

@@ -13,6 +13,7 @@ from muster.checks.kinds import (
     Case,
     Differ,
     Judge,
+    alike,
     compared,
     differing,
     engine,
@@ -185,22 +186,14 @@ def _package(package: str) -> Check:
 
 
 def _built_for(key: str, asks: str, why: str, problem: str) -> Check:
-    """What the answer has by this key is the same on all hosts, where torch is built for CUDA on any."""
-    name = f"versions.{key}"
+    """A row: what the answer has by this key is alike, where torch is built for CUDA on any host."""
 
-    def compare(answers: Answers, peers: Answers, context: Context) -> Judge:
-        values = {host: answer.get(key) for host, answer in answers.items() if answer.get("python")}
-        judged = differing(name, values, Differ(f"{problem} than most hosts", Level.FAIL, _SAME))
-        anywhere = any(value not in (None, "none") for value in values.values())
+    def value(case: Case) -> Any:
+        built = None if case.answer.get(key) == "none" else case.answer.get(key)
+        return built if case.answer.get("python") else case.unknown(_SILENT)
 
-        def judge(case: Case) -> Finding:
-            if case.host not in values:
-                return case.unknown(_SILENT)
-            return judged[case.host] if anywhere else case.not_applicable("torch is not built for CUDA")
-
-        return judge
-
-    return compared(name, f"{asks}, the same on every host.", why, compare)
+    differ = Differ(problem, Level.FAIL, _SAME, nowhere="torch is not built for CUDA")
+    return alike(f"versions.{key}", f"{asks}, the same on every host.", why, differ, value)
 
 
 @group_check("versions.packages")
@@ -320,13 +313,13 @@ CHECKS = (
         "cuda",
         "The CUDA version that torch was built for",
         "Kernels and collectives of different builds do not work together.",
-        "torch built for another CUDA",
+        "torch built for another CUDA than most hosts",
     ),
     _built_for(
         "nccl",
         "NCCL's version",
         "Different versions of NCCL refuse to work together, or hang.",
-        "another version of NCCL",
+        "another version of NCCL than most hosts",
     ),
     others,
     driver,
