@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from muster.agent.probe import text
-from muster.checks.base import Answers, Context, Finding
-from muster.checks.kinds import Case, Judge, group_check, host_check
+from muster.checks.base import Finding
+from muster.checks.kinds import Case, host_check
 from muster.core import families
 from muster.core.checkpoints import bytes_needed
 from muster.core.recipe import recipe_class
@@ -153,31 +153,27 @@ def writable(case: Case) -> Finding:
     return case.passed()
 
 
-@group_check("disk.kernel_cache")
-def kernel_cache(answers: Answers, peers: Answers, context: Context) -> Judge:
+@host_check("disk.kernel_cache")
+def kernel_cache(case: Case) -> Finding:
     """Compiled kernels (Triton, torch extensions) are kept on a disk of the host's own.
 
     On a shared one, hosts that start together build the same kernel at once and wait for each other's locks:
     the first GPU idles, the others spin.
     """
-
-    def judge(case: Case) -> Finding:
-        env = context.recipe.get("env") or {}
-        if "TRITON_CACHE_DIR" in env and "TORCH_EXTENSIONS_DIR" in env:
-            return case.passed("the recipe sets the folders")
-        folders = [folder for folder in case.answer["folders"] if folder["use"] == "kernels"]
-        shared = [folder for folder in folders if (folder.get("kind") or "").startswith(_NETWORK)]
-        if not any(folder.get("kind") for folder in folders):
-            return case.unknown("the kinds of file systems could not be read")
-        if not shared or len(answers) < 2:
-            return case.passed(", ".join(sorted({str(folder.get("kind")) for folder in folders})))
-        return case.warn(
-            "compiled kernels are kept on a network disk",
-            ", ".join(f"{folder['path']} ({folder['kind']})" for folder in shared),
-            "env.TRITON_CACHE_DIR=/tmp/muster-triton env.TORCH_EXTENSIONS_DIR=/tmp/muster-torch",
-        )
-
-    return judge
+    env = case.context.recipe.get("env") or {}
+    if "TRITON_CACHE_DIR" in env and "TORCH_EXTENSIONS_DIR" in env:
+        return case.passed("the recipe sets the folders")
+    folders = [folder for folder in case.answer["folders"] if folder["use"] == "kernels"]
+    shared = [folder for folder in folders if (folder.get("kind") or "").startswith(_NETWORK)]
+    if not any(folder.get("kind") for folder in folders):
+        return case.unknown("the kinds of file systems could not be read")
+    if not shared or len(case.context.slots) < 2:  # one host has nobody to wait for
+        return case.passed(", ".join(sorted({str(folder.get("kind")) for folder in folders})))
+    return case.warn(
+        "compiled kernels are kept on a network disk",
+        ", ".join(f"{folder['path']} ({folder['kind']})" for folder in shared),
+        "env.TRITON_CACHE_DIR=/tmp/muster-triton env.TORCH_EXTENSIONS_DIR=/tmp/muster-torch",
+    )
 
 
 CHECKS = (space, inodes, writable, kernel_cache)

@@ -2,17 +2,18 @@
 
 The answers come from real ranks (muster/fabric), not from a probe: `judge_group` has the judges. They compare
 a host with its peers, because what a link or a device can do is seldom known, and with the profile where it
-says so. The peers' reference is the upper median (the better one of two): one bad host never is the measure.
+says so. The peers' reference is the upper median (the better one of two): where more is better, half the
+group being bad does not lower it.
 """
 
 from __future__ import annotations
 
 import shlex
-import statistics
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from operator import attrgetter
+from statistics import median_high, median_low
 from typing import Any
 
 from muster.checks.base import Answers, Check, Context, Finding, Level
@@ -44,12 +45,6 @@ def measured(
 def gbit(rate: float) -> str:
     """Bytes per second as the field states a link."""
     return f"{format_number(rate * 8 / 1e9, 3)} Gbit/s"
-
-
-def upper_median(values: Iterable[float]) -> float:
-    """The middle value, the higher one of two: where more is better, half the group being bad does not lower
-    it."""
-    return statistics.median_high(list(values))
 
 
 # ----------------------------------------------------------------------------------------------------
@@ -206,7 +201,7 @@ def _ratio(host: str, best: Mapping[str, float], way: str) -> tuple[float, str]:
         return float("inf"), ""
     if len(best) < 3:
         return float("inf"), f"{way} {gbit(best[host])} at best; there is no third host to compare with"
-    reference = upper_median(best.values())
+    reference = median_high(best.values())
     words = f"{way} {gbit(best[host])} at best; the hosts' median is {gbit(reference)}"
     return best[host] / reference, words
 
@@ -233,7 +228,7 @@ def _within_a_host(case: Case, pairs: list[TimedPair]) -> Finding:
     words = f"rank {slowest.source} to {slowest.target}: {gbit(slowest.bandwidth_best)}, the slowest pair"
     if least is not None and slowest.bandwidth_best * 8 / 1e9 < least:
         return case.fail("its links are slower than expected", f"{words}; at least {least:g} Gbit/s")
-    return case.passed(f"{words}; the median is {gbit(upper_median(each.bandwidth_best for each in pairs))}")
+    return case.passed(f"{words}; the median is {gbit(median_high(each.bandwidth_best for each in pairs))}")
 
 
 @measured(
@@ -255,7 +250,7 @@ def latency(fabric: GroupFabric, context: Context) -> Judge:
         if pair.latency_best is not None:
             for host in (pair.source_host, pair.target_host):
                 best[host] = min(best.get(host, float("inf")), pair.latency_best)
-    reference = statistics.median_low(list(best.values())) if len(best) > 2 else None
+    reference = median_low(best.values()) if len(best) > 2 else None
 
     def judge(case: Case) -> Finding:
         if case.host not in best:
@@ -332,7 +327,7 @@ def matmul(fabric: GroupFabric, context: Context) -> Judge:
 
     def ratio(each: Matmul) -> float:
         peers = alike[each.device, each.precision, each.threads]
-        return max(float(rate(each)) / upper_median(map(rate, peers)) for rate in rates)
+        return max(float(rate(each) / median_high(map(rate, peers))) for rate in rates)
 
     def judge(case: Case) -> Finding:
         own = [each for each in fabric.matmul if each.host == case.host]
@@ -403,7 +398,7 @@ def copies(fabric: GroupFabric, context: Context) -> Judge:
         least, warn = case.expect("at_least_gb"), case.expect("warn_below")
         trouble = []
         for way, device, rank, rate in own[case.host]:
-            ratio = rate / upper_median(rates[way, device])
+            ratio = rate / median_high(rates[way, device])
             level = Level.WARN if ratio < warn else Level.PASS
             if least is not None and rate / 1e9 < least:
                 level = Level.FAIL
@@ -447,7 +442,7 @@ def disks(fabric: GroupFabric, context: Context) -> Judge:
                 remedy = "use another folder: launch.workdir=FOLDER"
                 return case.fail("the disk is slower than expected", evidence, remedy)
         for way, rate in (("write", disk.write), ("read", disk.read)):
-            reference = upper_median(getattr(each, way) for each in disks.values())
+            reference = median_high(getattr(each, way) for each in disks.values())
             if len(disks) > 2 and rate < case.expect("warn_below") * reference:
                 evidence = f"{words}; the hosts' median is to {way} {reference / 1e6:.0f} MB/s"
                 remedy = "iostat -x 1 shows what else writes there"

@@ -219,7 +219,6 @@ def probe(ask: Mapping[str, Any]) -> dict[str, Any]:
                 else word(gpu, "remapped_rows/remapped_row_failure"),
                 "reset": waits(gpu),
                 "reasons": reasons if {"Active", "Not Active"} & set(states.values()) else None,
-                "state": word(gpu, "performance_state"),
                 "max_sm": figure(gpu, "max_clocks/sm_clock"),
                 "set_sm": figure(gpu, "applications_clocks/graphics_clock"),
                 "default_sm": figure(gpu, "default_applications_clocks/graphics_clock"),
@@ -234,9 +233,6 @@ def probe(ask: Mapping[str, Any]) -> dict[str, Any]:
                     "gpu_power_readings/current_power_limit",
                     "gpu_power_readings/power_limit",
                     "power_readings/power_limit",
-                ),
-                "default_power": figure(
-                    gpu, "gpu_power_readings/default_power_limit", "power_readings/default_power_limit"
                 ),
                 "fabric": word(gpu, "fabric/state"),
                 "links": None,
@@ -307,40 +303,31 @@ def _usual(answers: Answers, figure: Callable[[Gpu], Any]) -> dict[str, Any]:
     return {name: majority(figures) for name, figures in values.items()}
 
 
-@group_check("gpu.driver")
-def driver(answers: Answers, peers: Answers, context: Context) -> Judge:
+@host_check("gpu.driver")
+def driver(case: Case) -> Finding:
     """nvidia-smi answers in time and without an error, and so does every GPU.
 
     A driver that hangs or has lost a GPU hangs the host's ranks, and all other ranks wait.
     """
-    wanted = expected(answers, context)
-
-    def judge(case: Case) -> Finding:
-        answer, trouble = case.answer, str(case.answer.get("trouble"))
-        if not wanted:
-            return case.not_applicable("no GPU is expected")
-        if not answer.get("smi"):
-            seen = f"{answer.get('pci') or 'no'} NVIDIA GPUs on the PCI bus"
-            remedy = (
-                "sudo apt-get install nvidia-driver-VERSION, docker run --gpus all, or --expect-gpus none"
-            )
-            return case.fail("there is no NVIDIA driver (nvidia-smi)", seen, remedy)
-        if answer.get("hangs"):
-            return case.fail(
-                "nvidia-smi times out: the GPU driver hangs, or is loaded again for each call (no "
-                "persistence mode)",
-                trouble,
-                "sudo nvidia-smi -pm 1; if that hangs, too: sudo reboot, and leave the host out until then",
-            )
-        if answer.get("trouble"):
-            remedy = "nvidia-smi; sudo dmesg | grep NVRM; sudo modprobe nvidia"
-            return case.fail("nvidia-smi fails", trouble, remedy)
-        lost = those(case, lambda gpu: gpu.get("broken"))
-        if lost:
-            return case.fail("a GPU does not respond to the driver", lost, RESET)
-        return case.passed(f"driver {answer.get('driver')}")
-
-    return judge
+    answer, trouble = case.answer, str(case.answer.get("trouble"))
+    if not answer.get("smi"):
+        seen = f"{answer.get('pci') or 'no'} NVIDIA GPUs on the PCI bus"
+        remedy = "sudo apt-get install nvidia-driver-VERSION, docker run --gpus all, or --expect-gpus none"
+        return case.fail("there is no NVIDIA driver (nvidia-smi)", seen, remedy)
+    if answer.get("hangs"):
+        return case.fail(
+            "nvidia-smi times out: the GPU driver hangs, or is loaded again for each call (no persistence "
+            "mode)",
+            trouble,
+            "sudo nvidia-smi -pm 1; if that hangs, too: sudo reboot, and leave the host out until then",
+        )
+    if answer.get("trouble"):
+        remedy = "nvidia-smi; sudo dmesg | grep NVRM; sudo modprobe nvidia"
+        return case.fail("nvidia-smi fails", trouble, remedy)
+    lost = those(case, lambda gpu: gpu.get("broken"))
+    if lost:
+        return case.fail("a GPU does not respond to the driver", lost, RESET)
+    return case.passed(f"driver {answer.get('driver')}")
 
 
 # ----------------------------------------------------------------------------------------------------
@@ -831,16 +818,16 @@ def expected(answers: Answers, context: Context) -> bool:
 def judge(answers: Answers, peers: Answers, context: Context) -> list[Finding]:
     """Not applicable where no GPU is expected; unknown where the driver does not answer."""
     wanted = expected(answers, context)
-    findings = judge_each([driver], answers, peers, context)
-    for check in CHECKS[1:]:
+    findings: list[Finding] = []
+    for check in CHECKS:
         able: dict[str, Mapping[str, Any]] = {}
         for host, answer in answers.items():
             case = Case(check.name, host, context)
             if not wanted:
                 findings.append(case.not_applicable("no GPU is expected"))
-            elif answer.get("trouble"):
+            elif answer.get("trouble") and check is not driver:
                 findings.append(case.unknown("the GPU driver does not respond"))
-            elif not answer.get("gpus") and check is not count:
+            elif not answer.get("gpus") and check not in (driver, count):
                 findings.append(case.not_applicable("no GPUs found"))
             else:
                 able[host] = answer
