@@ -677,12 +677,9 @@ def pcie(case: Case) -> Finding:
     """
     width, gen = case.expect("width"), case.expect("gen")
 
-    def narrow(gpu: Gpu) -> str | None:
-        return (
-            f"x{gpu['width']:g}, x{width:g} expected" if gpu.get("width") and gpu["width"] < width else None
-        )
-
-    def slow(gpu: Gpu) -> str | None:
+    def short(gpu: Gpu) -> str | None:
+        if gpu.get("width") and gpu["width"] < width:
+            return f"x{gpu['width']:g}, x{width:g} expected"
         return f"gen {gpu['gen']:g}, {gen:g} expected" if gpu.get("gen") and gpu["gen"] < gen else None
 
     def half(gpu: Gpu) -> str | None:
@@ -690,7 +687,7 @@ def pcie(case: Case) -> Finding:
         return f"x{own:g} of x{most:g}" if own and most and own < most and not width else None
 
     remedy = "reseat the GPU or its riser; sudo lspci -vv -s BUS | grep LnkSta"
-    bad = those(case, narrow) or those(case, slow)
+    bad = those(case, short)
     if bad:
         return case.fail("PCIe is narrower or slower than expected", bad, remedy)
     some = those(case, half)
