@@ -31,7 +31,7 @@ class Broken(Exception):
     pass
 
 
-class Line(torch.nn.Module):  # type: ignore[misc]
+class Line(torch.nn.Module):  # type: ignore[misc, name-defined]
     """`breaks`: the forward pass of training that ends the run."""
 
     def __init__(self, breaks: int | None) -> None:
@@ -153,6 +153,22 @@ def test_a_device_that_does_not_answer_hides_no_reason(monkeypatch: pytest.Monke
     later.rescue()
     later.rescue()
     assert done == [1, 2]
+
+
+def test_only_what_the_work_reads_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The device is given more after the work was put off, and before it is done."""
+    calls: list[str] = []
+    mark = SimpleNamespace(
+        record=lambda: calls.append("marked"), synchronize=lambda: calls.append("waited for the mark")
+    )
+    monkeypatch.setattr(torch.cuda, "Event", lambda: mark)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: pytest.fail("it waits for all"))
+    later = Later("cuda")
+    later.add(lambda: calls.append("done"))
+    calls.append("launched")
+    later.drain()
+    later.drain()
+    assert calls == ["marked", "launched", "waited for the mark", "done"]
 
 
 def test_numbers_are_those_of_the_moment() -> None:

@@ -117,6 +117,8 @@ class RunsAhead:
     A log of a trainer that adds figures of its own to it is written at once: they may be the next step's.
     """
 
+    _globalstep_last_logged: int
+
     @cached_property
     def later(self) -> Later:
         """What is put off."""
@@ -195,7 +197,7 @@ class Common(RunsAhead, ConvertedWeights, ExactHeldOut, OrderedSamples):
             self.lean = model
             keep_mode(model)
             remember_packages()
-        return super().training_step(model, *args, **named)  # type: ignore[misc]
+        return super().training_step(model, *args, **named)
 
     def compute_loss(self, model: Any, inputs: dict[str, Any], *args: Any, **named: Any) -> Any:
         """Transformers' own; the output layer may compute the loss as well, so it hears of the labels."""
@@ -235,7 +237,7 @@ class Common(RunsAhead, ConvertedWeights, ExactHeldOut, OrderedSamples):
         if self.state.global_step >= self.state.max_steps:  # type: ignore[attr-defined]
             self.control.should_training_stop = True  # type: ignore[attr-defined]
         else:
-            super()._run_epoch(*args, **kwargs)  # type: ignore[misc]
+            super()._run_epoch(*args, **kwargs)
 
 
 class Trainer(Common, transformers.Trainer):  # type: ignore[misc]
