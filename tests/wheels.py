@@ -69,20 +69,24 @@ def run_program(
 ) -> dict[str, Any]:
     """The program of a host, run to its end with an order -> its report, or how it failed. `brought`:
     contents that its agent has taken, by their digests."""
-    base, events = folder / "job", folder / "rank0.events.jsonl"
-    (base / "code").mkdir(parents=True, exist_ok=True)
+    (folder / "job" / "code").mkdir(parents=True, exist_ok=True)
     for digest, content in (brought or {}).items():
-        (base / "code" / digest).write_bytes(content)
-    plain = {
-        "environment": None, "uv": None, "wheels": {}, "files": [], "hub": [], "brought": brought is not None,
-    }  # fmt: skip
-    spec = {"base": str(base), "order": {"op": op, "cache": str(folder / "cache dir"), **plain, **order}}
+        (folder / "job" / "code" / digest).write_bytes(content)
+    with start_program(folder, op, **{"brought": brought is not None, **order}) as process:
+        assert process.wait() == 0
+    return dict(json.loads((folder / "rank0.events.jsonl").read_text().splitlines()[-1]))
+
+
+def start_program(folder: Path, op: str, **order: Any) -> subprocess.Popen[bytes]:
+    """The same, begun."""
+    plain = {"environment": None, "uv": None, "wheels": {}, "files": [], "hub": [], "brought": False}
+    cache, base = str(folder / "cache dir"), str(folder / "job")
+    spec = {"base": base, "order": {"op": op, "cache": cache, **plain, **order}}
     (folder / "spec.json").write_text(json.dumps(spec))
-    events.unlink(missing_ok=True)
+    (folder / "rank0.events.jsonl").unlink(missing_ok=True)
     variables = {"MUSTER_SPEC": str(folder / "spec.json"), "MUSTER_EVENTS": str(folder), "MUSTER_RANK": "0"}
     environ = {**os.environ, "HOME": str(folder), **variables}
-    subprocess.run([sys.executable, str(PROGRAM)], env=environ, check=True)
-    return dict(json.loads(events.read_text().splitlines()[-1]))
+    return subprocess.Popen([sys.executable, str(PROGRAM)], env=environ)
 
 
 def environment(venv: Path, key: str = "k") -> dict[str, Any]:

@@ -154,7 +154,7 @@ def hold(folder: Path, asked: dict[str, Any], rank: int) -> dict[str, Any]:
 def traced(context: Context) -> dict[str, Any]:
     """A trace of the recipe's model, for this engine's arithmetic."""
     recipe = context.recipe
-    half = "autocast" if recipe.engine.name == "ddp" and not recipe.keeps_half else "half"
+    half = "autocast" if recipe.engine.name == "ddp" and not recipe.computes_half else "half"
     request = TraceRequest(
         workload=recipe.workload,
         config=recipe.model.config or {},

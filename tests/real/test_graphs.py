@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,7 +17,8 @@ from tests.support import needs_torch
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(300)]
 
-H100 = json.loads((Path(__file__).parents[2] / "benchmarks" / "results" / "h100.json").read_text())
+ROOT = Path(__file__).parents[2]
+H100 = json.loads((ROOT / "benchmarks" / "results" / "h100.json").read_text())
 
 
 @pytest.mark.parametrize(
@@ -42,6 +45,48 @@ def test_what_compiled_code_keeps(kind: str, arithmetic: Any, checkpointing: boo
         assert at.saved <= plain.at(samples).saved
         assert at.moved < 0.8 * plain.at(samples).moved
         assert at.flops == plain.at(samples).flops or (checkpointing and at.flops < plain.at(samples).flops)
+
+
+# Of PyTorch built for CUDA where there is no device: entering FakeTensorMode makes one up. A build for CPUs
+# takes a device of Python's in its place, for which autograd starts a thread as well.
+BUILT_FOR_CUDA = """
+import torch
+
+class Device(torch._C._acc.DeviceGuard):
+    def type_(self):
+        return torch._C._autograd.DeviceType.PrivateUse1
+
+device = Device()
+torch._C._ensureCUDADeviceGuardSet = lambda: torch._C._acc.register_python_privateuseone_device_guard(device)
+from tests.real.traced import asked, traced
+print(traced(asked("gpt2", compiled=True)).passes[0].flops)
+"""
+
+
+def test_a_build_for_cuda_without_a_device_traces_compiled_models() -> None:
+    needs_torch()
+    command = [sys.executable, "-c", BUILT_FOR_CUDA]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert int(done.stdout) > 0
+
+
+def test_the_cause_is_kept_of_what_a_compiler_wraps() -> None:
+    """One line: the exception that a backend raised, not that it raised one."""
+    needs_torch()
+    import torch
+
+    from muster.worker.tracing.tracing import cause_of, side_by_side
+
+    def backend(*_: Any) -> Any:
+        raise ValueError("no kernel for it\nin any library")
+
+    def task() -> Any:
+        return torch.compile(torch.relu, backend=backend)(torch.ones(2))
+
+    with pytest.raises(RuntimeError) as raised:
+        side_by_side([task])
+    assert cause_of(raised.value) == "ValueError: no kernel for it"
 
 
 def test_what_is_connected_is_one_kernel() -> None:

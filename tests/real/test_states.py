@@ -136,6 +136,7 @@ TRACED = [
     whole("fsdpsync", "bf16", 2, 1, accumulation=2), whole("fsdpsync", "fp32", 3, 8, accumulation=2),
     whole("fsdpsync", "bf16", 2, 1, accumulation=2, config=UNTIED),
     *(whole(engine, "bf16", 2, 4, optimizer="adamw-bf16") for engine in ("ddp", "fsdp")),
+    whole("ddp", "bf16", 2, 6, autocast=False),
     whole("zero3few", "fp32", 4, 8), whole("zero3", "fp32", 4, 1, gradient_checkpointing=True),
 ]  # fmt: skip
 CASES = [

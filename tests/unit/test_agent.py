@@ -423,6 +423,16 @@ def test_files_that_came_in_part_do_not_stay(tmp_path: Path, monkeypatch: pytest
     assert [*kept.iterdir()] == [kept / "d1"] and not base.exists()
 
 
+def test_a_content_that_another_command_has_removed(tmp_path: Path) -> None:
+    """As the end of one `muster prepare` does while another's other files are on their way."""
+    host = Agent()
+    host.base, host.kept = str(tmp_path / "job"), str(tmp_path / "code")
+    host.tree = {"files": [["one", 0o644, "d1", 4]]}
+    with pytest.raises(Problem, match="another command") as gone:
+        host.assemble()
+    assert gone.value.hint
+
+
 @pytest.mark.parametrize(
     ("codes", "code", "first"),
     [

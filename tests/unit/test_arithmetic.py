@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -11,7 +12,14 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from muster.core.errors import WorkerError  # noqa: E402
-from muster.worker.arithmetic import FORCED, arithmetic_of, hold_arithmetic, set_tf32, tf32_is_on  # noqa: E402
+from muster.worker.arithmetic import (  # noqa: E402
+    FORCED,
+    arithmetic_of,
+    cast_weights,
+    hold_arithmetic,
+    set_tf32,
+    tf32_is_on,
+)
 
 
 @pytest.fixture(autouse=True)
@@ -90,3 +98,52 @@ def test_a_cpu_is_left_alone() -> None:
     set_tf32(True)
     hold_arithmetic(rank("fp32", "cpu"))
     assert tf32_is_on() and arithmetic_of(rank("fp32", "cpu")) == "fp32"
+
+
+@pytest.mark.parametrize("kind", ["gpt2", "t5", "vit"])
+def test_a_model_computes_in_bf16_and_keeps_its_weights(kind: str) -> None:
+    """Loss and gradients are those of a copy in bf16, with the gradients in fp32. A copy casts its own."""
+    from transformers import (
+        AutoConfig,
+        AutoModelForCausalLM,
+        AutoModelForImageClassification,
+        T5ForConditionalGeneration,
+    )
+
+    torch.manual_seed(0)
+    ids = torch.randint(1, 50, (2, 6))
+    if kind == "gpt2":
+        config = AutoConfig.for_model(
+            kind, n_embd=16, n_layer=2, n_head=2, vocab_size=50, bos_token_id=1, eos_token_id=1,
+            resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0,
+        )  # fmt: skip
+        model, batch = AutoModelForCausalLM.from_config(config), {"input_ids": ids, "labels": ids}
+    elif kind == "t5":
+        config = AutoConfig.for_model(
+            kind, d_model=16, d_kv=8, d_ff=32, num_layers=2, num_heads=2, vocab_size=50, dropout_rate=0.0,
+            decoder_start_token_id=0,
+        )  # fmt: skip
+        model, batch = T5ForConditionalGeneration(config), {"input_ids": ids, "labels": ids}
+    else:
+        config = AutoConfig.for_model(
+            kind, hidden_size=16, num_hidden_layers=2, num_attention_heads=2, intermediate_size=32,
+            image_size=16, patch_size=8, num_labels=5, hidden_dropout_prob=0.0,
+        )  # fmt: skip
+        model = AutoModelForImageClassification.from_config(config)
+        batch = {"pixel_values": torch.rand(2, 3, 16, 16), "labels": torch.tensor([1, 4])}
+    half = copy.deepcopy(model).to(torch.bfloat16)
+    cast_weights(model)
+    for each in (half, model):
+        each.train()
+        each(**batch).loss.backward()
+    assert float(model(**batch).loss.detach()) == float(half(**batch).loss.detach())
+    own, other = dict(model.named_parameters()), dict(half.named_parameters())
+    assert own.keys() == other.keys()
+    for name, each in own.items():
+        assert each.dtype == each.grad.dtype == torch.float32
+        assert torch.equal(each.grad, other[name].grad.float()), name
+    twin, before = copy.deepcopy(model), float(model(**batch).loss.detach())
+    with torch.no_grad():
+        for each in twin.parameters():
+            each.zero_()
+    assert float(model(**batch).loss.detach()) == before != float(twin(**batch).loss.detach())

@@ -94,14 +94,14 @@ def test_a_slow_direction_is_seen() -> None:
     found = group(4, pairs=links(4, 10, {(2, 3): 1.0, (2, 1): 1.0}))
     slow = judged(found, "fabric.bandwidth")
     assert level(slow) == {"n2": "fail"}
-    assert slow["n2"].evidence.startswith("out 1 Gbit/s at best; the hosts' median is 10 Gbit/s")
+    assert slow["n2"].evidence.startswith("out 1.00 Gbit/s at best; the hosts' median is 10.0 Gbit/s")
 
 
 def test_a_single_slow_link_names_both_ends() -> None:
     found = group(5, pairs=links(5, 10, {(1, 2): 1.0, (2, 1): 1.0}))
     slow = judged(found, "fabric.bandwidth")
     assert level(slow) == {"n1": "warn", "n2": "warn"}
-    assert "n1 to n2: 1 Gbit/s; both reach 10 Gbit/s" in slow["n1"].evidence
+    assert "n1 to n2: 1.00 Gbit/s; both reach 10.0 Gbit/s" in slow["n1"].evidence
 
 
 def test_two_hosts_have_no_peer() -> None:

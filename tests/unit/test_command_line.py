@@ -211,6 +211,22 @@ def test_runs_beside_each_other_as_markdown_and_csv(
     assert float(table[0]["seconds"]) == RESULT["seconds"]["total"] and table[0]["model"] == "t5|small"
 
 
+def test_what_counts_no_steps_shows_none(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    made(tmp_path / "fabric", {**RESULT, "model": None, "steps": 0, "world_size": 4})
+    made(tmp_path / "broken", {**RESULT, "model": "t5-small", "steps": 0, "world_size": 4})
+    code, out, _ = typed(capsys, "ls", "--runs", str(tmp_path))
+    cells = {line.split()[0]: line.split() for line in out.splitlines()}
+    assert code == 0 and cells["fabric"].count("0") == 0 and cells["broken"].count("0") == 1
+    code, out, _ = typed(capsys, "ls", "--runs", str(tmp_path), "--json")
+    assert [row["steps"] for row in json.loads(out)] == [0, 0]
+
+
+def test_a_table_without_a_step_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    made(tmp_path / "early", None, {"recipe": {"workload": "digits"}})
+    code, out, err = typed(capsys, "show", "early", "--runs", str(tmp_path), "--csv")
+    assert code == 0 and out.count("\n") == 1 and "no step" in err
+
+
 def test_a_run_has_the_name_that_it_is_given(tmp_path: Path) -> None:
     made(named_run_folder(tmp_path, "baseline").path, RESULT)
     made(named_run_folder(tmp_path, "baseline-2").path, RESULT)

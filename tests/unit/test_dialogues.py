@@ -12,7 +12,7 @@ import pytest
 
 from muster.core.errors import DataError, RecipeError
 from muster.core.recipe import recipe_from
-from muster.dialogues.rows import Turn, Wanted, dialogue_of, read_dialogues
+from muster.dialogues.rows import Turn, Wanted, dialogue_of, fields_read, read_dialogues
 from muster.dialogues.spec import DialogueRecipe, load_samples, mixed, part_size, split_part
 from tests.support import needs_torch
 
@@ -180,6 +180,12 @@ def test_what_nothing_is_learned_from(row: dict[str, Any], wanted: Wanted, what:
             [("user", "Hi")],
         ),
         ({"chosen": SAID}, [("user", "Hi")]),
+        # What was said before them, in fields of its own, as with a prompt.
+        ({"chosen": SAID, "system": "S"}, [("system", "S"), ("user", "Hi")]),
+        (
+            {"chosen": [{"role": "system", "content": "T"}, *SAID], "system": "S", "history": [["Q", "R"]]},
+            [("system", "T"), ("user", "Q"), ("assistant", "R"), ("user", "Hi")],
+        ),
     ],
 )
 def test_pairs_of_messages_are_a_chat(row: dict[str, Any], turns: list[tuple[str, str]]) -> None:
@@ -191,6 +197,13 @@ def test_pairs_of_messages_are_a_chat(row: dict[str, Any], turns: list[tuple[str
     found = dialogue_of({**row, "rejected": rejected}, PAIRS, "x:1")
     assert [(turn.role, turn.text) for turn in found.turns] == turns
     assert (found.chat, found.answer, found.rejected) == (True, "Hello", "No")
+
+
+def test_what_stands_beside_two_whole_texts_is_not_read() -> None:
+    row = {"chosen": "A\n\nAssistant: B", "rejected": "A\n\nAssistant: C", "system": "S"}
+    assert dialogue_of(row, PAIRS, "x:1").turns == (Turn("text", "A\n\nAssistant:"),)
+    assert "system" not in fields_read(row, PAIRS)
+    assert "system" in fields_read({"chosen": SAID, "rejected": SAID, "system": "S"}, PAIRS)
 
 
 def test_a_history_that_is_none_is_refused() -> None:
@@ -527,6 +540,35 @@ def test_pairs_as_tokens(tokenizer: Any) -> None:
     errors: list[DataError] = []
     assert len(pairs([same, samples[0]], templates, Fitting(64), errors)) == 2 and not errors
     assert len(pairs([same], templates, Fitting(room), errors)) == 0 and len(errors) == 1
+
+
+REFUSING = "{{ raise_exception('no system') if messages[0]['role'] == 'system' }}" + CHATML
+
+
+def test_what_a_template_refuses_is_left_out_with_its_place(tokenizer: Any) -> None:
+    """As Gemma's refuses what a system says: samples of answers, pairs, and prompts that are answered."""
+    from muster.dialogues.rollouts import Prompts
+    from muster.dialogues.tokens import Fitting, learned, pairs
+
+    templates = _templates(tokenizer, chat=True)
+    tokenizer.chat_template = REFUSING
+    said = {"chosen": SAID, "rejected": [SAID[0], {"role": "assistant", "content": "No"}]}
+    samples = [
+        dialogue_of({**said, "system": "S"}, PAIRS, "x:1"),
+        dialogue_of(said, PAIRS, "x:2"),
+        dialogue_of({**said, "system": "T"}, PAIRS, "x:3"),
+    ]
+    for make in (
+        lambda errors: learned(samples, templates, Fitting(64), "answers", errors),
+        lambda errors: pairs(samples, templates, Fitting(64), errors),
+        lambda errors: Prompts(samples, SimpleNamespace(templates=templates, errors=errors), 64),  # type: ignore[arg-type]
+    ):
+        left: list[DataError] = []
+        assert len(make(left)) == 1
+        assert [(each.where, "no system" in each.what) for each in left] == [("x:1", True), ("x:3", True)]
+        with pytest.raises(DataError, match="no system") as caught:
+            make(None)
+        assert caught.value.where == "x:1"
 
 
 def test_held_out_pairs_are_counted_by_their_margins() -> None:

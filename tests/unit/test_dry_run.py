@@ -168,6 +168,14 @@ def test_what_the_recipe_leaves_open_may_make_it_fit(
     assert plan["plan"]["memory"]["lacking"] is None
 
 
+def test_what_was_not_counted_is_not_said_to_fit(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A small T5 is not traced before it starts: its memory has no activations."""
+    words = ["demo", "--hosts", "local:1", *TINY]
+    assert document(capsys, tmp_path, *words)["plan"]["memory"]["basis"] == "not counted"
+    [memory] = [line for line in run(capsys, tmp_path, *words)[1].splitlines() if line.startswith("memory ")]
+    assert "at least" in memory and "unknown" in memory
+
+
 def test_a_missing_port_and_a_given_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     plan = document(capsys, tmp_path, "demo", "--hosts", "node1,node2", "launch.port=4711", *TINY)
     assert plan["hosts"][0]["environment"]["MASTER_PORT"] == "4711"

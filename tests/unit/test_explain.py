@@ -8,6 +8,7 @@ import io
 import json
 import random
 import re
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -449,6 +450,35 @@ def test_what_a_rank_met_is_told_from_what_others_say_meanwhile() -> None:
     assert found.failure is not None and found.failure.what == key and not found.others
     found = said(*raised(missing), *HANDLED, *raised("ImportError: no apex"), *CAUSED, *raised(key))
     assert found.failure is not None and found.failure.what == "ImportError: no apex"
+
+
+@dataclass
+class Spot:
+    """Where a line of a rank stands."""
+
+    rank: int
+    number: int
+    when: float | None = None
+    code: str | None = None
+
+
+def met_by(signs: Signs, rank: int, *lines: str) -> None:
+    for line in lines:
+        signs.spot = Spot(rank, 1)
+        signs.line(line, None)
+
+
+def test_what_a_rank_met_among_very_many_ranks_and_lines() -> None:
+    """The first exception, which is of no chain, is the reason, as among few; and what is kept is bounded."""
+    first, lines, signs = "ValueError: no 1", 50_000, Signs()
+    met_by(signs, 0, TRACEBACK, first)
+    for rank in range(1, 10_001):
+        met_by(signs, rank, TRACEBACK)
+    met_by(signs, 0, *raised("KeyError: met"), *HANDLED, *raised("RuntimeError: last"))
+    best = signs.decisive()
+    assert best is not None and best.text == first
+    met_by(signs, 0, *(f"torch.OutOfMemoryError: CUDA out of memory. No {each} MiB" for each in range(lines)))
+    assert max(map(len, signs.chains.values())) < lines / 100
 
 
 def test_the_host_of_the_rank_that_failed_first() -> None:

@@ -182,6 +182,22 @@ def test_a_compiled_model_computes_it_too() -> None:
     assert found.item() == pytest.approx(expected.item(), rel=1e-6)
 
 
+def test_a_compiler_does_not_take_labels_for_weights() -> None:
+    """It takes tensors that modules hold for such: CUDA graphs are recorded anew where one has moved."""
+    layer, labels = torch.nn.Linear(WIDTH, CLASSES), labels_of()
+    head = fused(layer, inside=True)
+    loss = TokenLoss(head=head)
+    compiled, seen = torch.compile(torch.nn.Sequential(layer), backend="eager"), []
+    original = torch._dynamo.decorators.mark_static_address
+    torch._dynamo.decorators.mark_static_address = lambda each, **_: (seen.append(each), original(each, **_))
+    try:
+        with loss.expecting(labels):
+            compiled(torch.randn(ROWS, WIDTH))
+    finally:
+        torch._dynamo.decorators.mark_static_address = original
+    assert seen and not any(each.shape == labels.shape and each.dtype == labels.dtype for each in seen)
+
+
 def test_models_that_change_their_logits_afterwards_keep_them() -> None:
     from transformers import AutoConfig, AutoModelForCausalLM
 

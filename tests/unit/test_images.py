@@ -201,6 +201,14 @@ def test_tables_that_cannot_be_used(tmp_path: Path) -> None:
     check_data(recipe(tmp_path, label="kind"), here=True)
     assert refused(tmp_path, label="kind", image="img").what == "has no column 'img'"
     assert "holds int64, not images" in refused(tmp_path, label="kind", image="kind").what
+    write_parquet(file, [(png(RED), [0, 1])])  # several classes of one image
+    assert refused(tmp_path).what.startswith("column 'label' holds list<")
+    arrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    stored = arrow.array([b"caf\xe9"], arrow.binary())
+    names = arrow.Array.from_buffers(arrow.string(), 1, stored.buffers())
+    parquet.write_table(arrow.table({"image": [{"bytes": png(RED)}], "label": names}), file)
+    error = refused(tmp_path)
+    assert "can't decode byte 0xe9" in error.what and error.where == str(file)
     write_parquet(file, [])
     assert refused(tmp_path).what == "has no rows"
     whole = write_parquet(file, GOOD).read_bytes()
@@ -333,6 +341,24 @@ def test_only_numbered_files_are_batches(tmp_path: Path) -> None:
     assert isinstance(found, ImageBatches) and [file.name for file in found.train] == ["data_batch_1"]
     (tmp_path / "batches.meta").unlink()
     assert refused(tmp_path).where == str(tmp_path / "batches.meta")
+
+
+@pytest.mark.parametrize("protocol", [3, 4, 5])
+@pytest.mark.parametrize("writable", [True, False])
+def test_batches_that_are_written_anew(protocol: int, writable: bool, tmp_path: Path) -> None:
+    """As NumPy pickles arrays under Python 3; what is columns first, or no bytes, is refused."""
+    numpy = pytest.importorskip("numpy")
+    folder = write_cifar(tmp_path, {"data_batch_1": FLAT}, ["cat", "dog"])
+    file = folder / "data_batch_1"
+    pixels = numpy.arange(2 * 3072).astype("u1").reshape(2, 3072)
+    pixels.flags.writeable = writable
+    file.write_bytes(pickle.dumps({b"labels": [0, 1], b"data": pixels}, protocol))
+    found = find_images(folder)
+    assert isinstance(found, ImageBatches)
+    assert found.read(file) == LabelledPixels((0, 1), pixels.tobytes())
+    for other in (numpy.asfortranarray(pixels), pixels.astype("u2")):
+        file.write_bytes(pickle.dumps({b"labels": [0, 1], b"data": other}, protocol))
+        assert "no labels with an array" in refused(folder).what
 
 
 @pytest.mark.parametrize(("shape", "by_column"), [((1, 3072), True), ((2, 3072), False)])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 import statistics
 from pathlib import Path
@@ -118,3 +119,62 @@ def test_the_noise_of_a_host_s_own_jobs_makes_it_no_fitter() -> None:
     jobs += [Observation("b", ("n05",), 11.8, work="w", spread=0.1)]
     verdicts = {each.subject[0]: each.condition for each in judge(jobs, Topology.of(hosts, {})).hosts}
     assert verdicts.pop("n05") in ("slow", "unknown") and set(verdicts.values()) == {"fit"}
+
+
+@pytest.mark.parametrize("spreads", [(0.1, 0.1), (0.0, 0.1)])
+def test_a_work_whose_jobs_are_unsteady_on_all_hosts_has_fit_ones(spreads: tuple[float, float]) -> None:
+    """Windows that differ by as much on every host, with means that agree: no host is less steady."""
+    hosts = [f"n{number:02d}" for number in range(16)]
+    jobs = [
+        Observation(f"{turn}-{host}", (host,), 10.0 + 0.01 * (number % 3), work="w", spread=spreads[turn])
+        for turn in range(2)
+        for number, host in enumerate(hosts)
+    ]
+    verdicts = judge(jobs, Topology.of(hosts, {})).hosts
+    assert {each.condition for each in verdicts} == {"fit"}
+
+
+def test_an_unsteady_job_says_little_of_a_host_whichever_came_first() -> None:
+    """One job is known to 0.2 %, the other to 10 %: the host is at most 1 % slower."""
+    hosts = [f"n{number:02d}" for number in range(16)]
+    spreads = {"n05": (0.0, 0.1), "n06": (0.1, 0.0)}
+    jobs = [
+        Observation(f"{turn}-{host}", (host,), 10.0, work="w", spread=spreads.get(host, (0.0, 0.0))[turn])
+        for turn in range(2)
+        for host in hosts
+    ]
+    verdicts = {each.subject[0]: each for each in judge(jobs, Topology.of(hosts, {})).hosts}
+    for host in spreads:
+        assert verdicts[host].condition == "fit" and 0 < (verdicts[host].at_most or 0) < 0.01
+    assert verdicts["n05"].at_most == pytest.approx(verdicts["n06"].at_most)
+
+
+@pytest.mark.parametrize("size", [1, 2])
+def test_the_usual_noise_is_that_of_most_hosts_not_of_most_jobs(size: int) -> None:
+    """One host of four scatters, and is in half of the jobs, or more: that makes it no fitter, nor others
+    less fit."""
+    hosts = ["n00", "n01", "n02", "n03"]
+    groups = list(itertools.combinations(hosts, size)) * 2 + ([("n00",)] * 8 if size == 1 else [])
+    jobs = [
+        Observation(str(number), group, 10.0 + 0.01 * (number % 3), work="w", spread=0.1 * ("n00" in group))
+        for number, group in enumerate(groups)
+    ]
+    verdicts = {each.subject[0]: each.condition for each in judge(jobs, Topology.of(hosts, {})).hosts}
+    assert verdicts.pop("n00") == "unknown" and set(verdicts.values()) == {"fit"}
+
+
+@pytest.mark.parametrize("common", [False, True])
+def test_a_job_s_noise_excuses_it_only_where_others_are_as_noisy(common: bool) -> None:
+    """One of a host's two jobs is 12 % slower, known to 10 %."""
+    hosts = [f"n{number:02d}" for number in range(16)]
+    jobs = [
+        Observation(
+            f"{turn}-{host}", (host,), 10.0 + 0.01 * (number % 3), work="w", spread=0.1 * common * turn
+        )
+        for turn in range(2)
+        for number, host in enumerate(hosts)
+        if (turn, host) != (1, "n05")
+    ]
+    jobs += [Observation("slower", ("n05",), 11.2, work="w", spread=0.1)]
+    verdicts = {each.subject[0]: each.condition for each in judge(jobs, Topology.of(hosts, {})).hosts}
+    assert verdicts.pop("n05") == ("fit" if common else "unknown") and set(verdicts.values()) == {"fit"}

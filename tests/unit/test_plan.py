@@ -10,12 +10,15 @@ import pytest
 
 from muster.cli import main
 from muster.cli.output import print_json
-from muster.core.errors import RecipeError, UsageError
+from muster.cli.views.plans import print_plan
+from muster.core.errors import JobError, RecipeError, UsageError
 from muster.core.hardware.links import LinkFigures
 from muster.core.hardware.machines import parse_parts
 from muster.core.inventory import parse_hosts
+from muster.core.job import WARNINGS
 from muster.core.recipe import Recipe
 from muster.core.recipes import load_recipe
+from muster.core.state import State
 from muster.core.trace import Parameter, Pass, Trace, TraceRequest
 from muster.engines.base import spec_of
 from muster.fleet.shell import Shell
@@ -31,6 +34,7 @@ from muster.planner.machines import (
 )
 from muster.planner.plan import hosts_first, plan_first, plan_on, promised
 from muster.planner.time.steptime import ALONE, Calibration
+from muster.results.fold import fold, make_result
 
 MACHINES = "a100-80gb:8x4,200Gbit-ib"
 KEY = f"h200 bf16{ALONE}"  # nothing is traced here
@@ -220,10 +224,28 @@ def test_what_is_no_decoder_is_planned_without_its_activations(recipe: str, size
     assert promised(made.model_dump(mode="json")) is None
 
 
+def test_no_groups_are_named_for_what_may_not_fit_in_them() -> None:
+    words = ("model.name=t5-large", "engine.name=fsdp", "engine.zero=0")
+    made = plan("a100-40gb:8x4,10Gbit", *words, recipe="seq2seq")
+    assert made.memory is not None and made.memory.basis == "not counted"
+    assert not [note for note in made.notes if "engine.group" in note]
+
+
 def test_what_is_too_much_without_its_activations_is_refused() -> None:
     made = plan("a100-40gb:8", "model.name=t5-11b", recipe="seq2seq", told=UserFigures())
     assert made.memory is not None and made.memory.lacking == "device"
     assert made.would_fit == []
+
+
+def test_a_way_that_is_too_much_already_is_not_taken_before_those_that_may_fit() -> None:
+    """Without activations one way is too much and the others are not: nobody knows whether these fit."""
+    made = plan(
+        "a100-80gb:8", "model.name=t5-11b", "engine.name=deepspeed", "engine.zero=auto", recipe="seq2seq"
+    )
+    assert made.memory is not None and made.memory.lacking is None
+    fits = {each.changes["engine.zero"]: each.fits for each in made.candidates}
+    assert fits == {"0": False, "1": None, "2": None, "3": None}
+    assert [each.changes["engine.zero"] for each in made.candidates if each.chosen] == ["1"]
 
 
 SMALL = ("model.name=opt-350m", "batch.tokens=null", "engine.name=ddp", "engine.zero=0")
@@ -301,6 +323,28 @@ def test_train_traces_and_refuses_a_model_without_closed_forms(monkeypatch: pyte
     monkeypatch.setattr("muster.planner.plan.tracer", None)  # not called: there is nothing to check against
     made = plan_first(inputs, silent).plan
     assert made is not None and made.memory is None
+
+
+def test_why_a_model_was_not_traced_is_a_warning_of_the_plan(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Once, however many ways were asked for; closed forms take its place, and a run's result has it too."""
+    why = "opt cannot be traced: it needs data"
+
+    def tracer(recipe: Recipe, precision: str, device: str, ranks: int) -> None:
+        raise JobError(why)
+
+    monkeypatch.setattr("muster.planner.plan.tracer", tracer)
+    about = {"w": {"cores": 8, "memory_total": 512 * 10**9, "gpus": [A10], "network": {}}}
+    words = ["model.name=opt-125m", "engine.zero=auto", "train.gradient_checkpointing=auto"]
+    decided = plan_first(check(read_recipe("opt-benchmark", words), parse_hosts("w:1")), about)
+    assert decided.plan is not None and decided.plan.memory is not None
+    assert decided.plan.memory.basis != "traced"
+    assert [each["why"] for each in decided.plan.decisions if each["value"] in WARNINGS] == [why]
+    print_plan(decided.plan)
+    assert f"was not traced: {why}" in " ".join(capsys.readouterr().out.split())
+    result = make_result(fold([]), decided.job, status=State.SUCCEEDED, failure=None, ended=9.0)
+    assert f"the model: was not traced: {why}" in result.notes
 
 
 def test_hosts_are_chosen_by_a_trace_where_there_are_no_closed_forms(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -636,6 +680,37 @@ def test_what_cannot_train_in_bf16_alone(recipe: str, overrides: list[str], says
     with pytest.raises(RecipeError, match=says) as caught:
         plan("a100-80gb:8", *settings, recipe=recipe)
     assert caught.value.where == "train.optimizer" and caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("recipe", "overrides", "says"),
+    [
+        ("grpo", [], "other models"),
+        ("dpo", [], "other models"),
+        ("opt-benchmark", ["engine.name=deepspeed", "engine.zero=1"], "deepspeed does not do"),
+        ("opt-benchmark", ["engine.name=fsdp"], "fsdp does not do"),
+        ("opt-benchmark", ["precision=fp32"], "precision is fp32"),
+        ("opt-benchmark", ["precision=fp16"], "precision is fp16"),
+    ],
+)
+def test_where_weights_are_not_cast_as_a_whole(recipe: str, overrides: list[str], says: str) -> None:
+    settings = ["engine.name=ddp", "engine.zero=0", "train.autocast=false", *overrides]
+    with pytest.raises(RecipeError, match=says) as caught:
+        plan("a100-80gb:8", *settings, recipe=recipe)
+    assert caught.value.where == "train.autocast" and caught.value.hint
+
+
+def test_a_model_that_computes_in_bf16_has_a_copy_of_its_weights() -> None:
+    asked = ["engine.name=ddp", "engine.zero=0", "model.name=opt-1.3b", "precision=auto"]
+    made, usual = plan("a100-80gb:8", *asked, "train.autocast=false"), plan("a100-80gb:8", *asked)
+    assert made.precision == "bf16" and made.memory and usual.memory
+    for name in ("parameters", "optimizer"):
+        assert made.memory.device[name] == usual.memory.device[name]
+    assert 2 * made.memory.device["copies in half precision"] == made.memory.device["parameters"]
+    assert made.memory.device["activations"] < usual.memory.device["activations"]
+    with pytest.raises(RecipeError, match="compute capability 8") as caught:
+        plan("v100-32gb:8", *asked, "train.autocast=false")
+    assert caught.value.where == "train.autocast" and caught.value.hint == "train.autocast=true"
 
 
 def test_bf16_alone_takes_half_of_the_states_and_needs_devices_that_can() -> None:

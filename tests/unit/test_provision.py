@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
@@ -11,6 +12,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -22,16 +24,21 @@ from muster.agent.provision import REMOTE
 from muster.checks.families import disk
 from muster.cli.app import main
 from muster.core.errors import HostError, RecipeError, UsageError
+from muster.core.inventory import Host
+from muster.core.job import Placement
+from muster.fleet.shell import Shell
 from muster.inputs.hub import check_names
 from muster.inputs.read import read_inputs, read_recipe
+from muster.prepare import host as prepare_host
 from muster.prepare.host import HostJobs
 from muster.prepare.pinned import pinned_here, read_requirements
 from muster.prepare.plan import Options, make_plan, plan_as_dict
 from muster.prepare.prepare import provision as provision_hosts
 from muster.prepare.result import differences
-from muster.prepare.warm import kernel_folders, warm_recipe
+from muster.prepare.warm import Warmer, kernel_folders, warm_recipe
 from muster.store.tree import Tree
-from tests.wheels import PROGRAM, environment, make_wheel, run_program
+from tests.support import wait_until
+from tests.wheels import PROGRAM, environment, make_wheel, run_program, start_program
 
 # --- what is pinned --------------------------------------------------------------------------------------
 
@@ -253,6 +260,23 @@ def test_files_arrive_once(tmp_path: Path) -> None:
     assert (report["lacks"], report["copied"]) == ({}, [])
 
 
+def test_a_copy_that_is_stopped_leaves_no_part(tmp_path: Path) -> None:
+    """As its agent stops it at Ctrl-C: nothing of it lies among the data."""
+    place, digest = tmp_path / "data", hashlib.sha256(b"whole").hexdigest()
+    (tmp_path / "job" / "code").mkdir(parents=True)
+    os.mkfifo(tmp_path / "job" / "code" / digest)
+    with start_program(tmp_path, "make", brought=True, files=[file_of(place / "file", b"whole")]) as process:
+        try:
+            with (tmp_path / "job" / "code" / digest).open("wb", buffering=0) as source:
+                source.write(b"wh")
+                assert wait_until(lambda: list(place.glob(".muster-*")), 60, every=0.01)
+                process.terminate()
+                assert process.wait(60) != 0
+        finally:
+            process.kill()
+    assert not list(place.iterdir())
+
+
 def test_what_is_there_and_differs_is_never_written_over(tmp_path: Path) -> None:
     place = tmp_path / "data"
     place.mkdir()
@@ -275,6 +299,20 @@ def test_a_disk_has_to_have_room_for_all_copies(tmp_path: Path) -> None:
         size = int(shutil.disk_usage(tmp_path).free * share)
         said = run_program(tmp_path, "make", files=[[str(tmp_path / "data"), size, 1, None]])
         assert said["kind"] == kind, said
+
+
+def test_each_disk_has_to_have_room_for_its_own_files(tmp_path: Path) -> None:
+    """A model on one disk, which holds the cache as well, and data on another: neither has to hold all."""
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as memory:
+        if Path(memory).stat().st_dev == tmp_path.stat().st_dev:
+            pytest.skip("/dev/shm is no disk of its own here")
+        small, large = sorted((memory, str(tmp_path)), key=lambda place: shutil.disk_usage(place).free)
+        size = int(0.4 * shutil.disk_usage(small).free)
+        data = [f"{large}/data/file", size, 1, None]
+        for model, kind in ((1000, "report"), (size, "failed")):
+            for files in ([[f"{small}/model", model, 1, None], data], [data, [f"{small}/m", model, 1, None]]):
+                answer = run_program(tmp_path, "make", files=files, cache=f"{small}/cache")
+                assert answer["kind"] == kind, answer
 
 
 @pytest.mark.parametrize("kind", ["a file", "a link to nothing"])
@@ -477,6 +515,24 @@ def test_links_below_a_path_are_followed(options: Options, tmp_path: Path) -> No
         plan.files()
 
 
+def test_a_folder_that_cannot_be_read_is_named(
+    options: Options, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "model" / "closed").mkdir(parents=True)
+    plan = make_plan([read_inputs("demo", "node1", [f"model.name={tmp_path / 'model'}"])], options)
+    listed = Path.iterdir
+
+    def list_folder(path: Path) -> Iterator[Path]:  # as for whoever is not root
+        if path.name == "closed":
+            raise PermissionError(errno.EACCES, "Permission denied", str(path))
+        return listed(path)
+
+    monkeypatch.setattr(Path, "iterdir", list_folder)
+    with pytest.raises(UsageError, match="cannot be read") as refused:
+        plan.files()
+    assert refused.value.where == str(tmp_path / "model" / "closed")
+
+
 def test_recipes_are_prepared_together(options: Options, tmp_path: Path) -> None:
     for name in "ab":
         (tmp_path / name).mkdir()
@@ -510,3 +566,68 @@ def test_a_file_that_changes_while_it_is_copied_is_named(
     recipe = read_inputs("sft", "node1:1", [f"data.path={file}", "launch.launcher=ssh"])
     host = provision_hosts([recipe], options).hosts[0]
     assert host.failure and str(file) in str(host.failure["what"]) and host.failure["hint"]
+
+
+def test_contents_that_have_their_places_go_though_the_warm_job_fails(
+    options: Options, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "train.jsonl"
+    file.write_text("".join(f'{{"prompt": "{each}", "response": "b"}}\n' for each in range(20)))
+    forgotten: list[str] = []
+
+    def run(jobs: HostJobs, op: str, tree: Tree | None = None, **order: Any) -> dict[str, Any]:
+        forgotten.extend(order.get("forget", ()))
+        if op == "make" and tree is None:
+            return {"lacks": {"files": [0]}}
+        there = {"status": "present", "python": "/p", "digest": "d", "seconds": 0, "about": about(a="1")}
+        kept = {"home_is_remote": False, "uid": 0, "marks": []}
+        return {"lacks": {}, "environment": there, "copied": [0], "fetched": [], **kept}
+
+    def fail(warmer: Warmer, host: Host) -> str:
+        raise HostError("out of memory", host=host.label)
+
+    monkeypatch.setattr(HostJobs, "run", run)
+    monkeypatch.setattr(Warmer, "run", fail)
+    recipe = read_inputs(
+        "sft", "node1:1", [f"data.path={file}", "launch.launcher=ssh", "model.name=null", "model.init=random"]
+    )
+    host = provision_hosts([recipe], options).hosts[0]
+    assert host.failure and host.failure["what"] == "out of memory"
+    assert forgotten == [hashlib.sha256(file.read_bytes()).hexdigest()]
+
+
+def test_a_host_does_not_pay_for_the_time_of_others(
+    options: Options, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that takes an hour leaves the others, which wait for it between two jobs, all of their time."""
+    clock = [0.0]
+    limits: dict[str, list[float]] = {"local0": [], "local1": []}
+
+    class Greeted:
+        """Of a supervisor, what says how long a job may take."""
+
+        def __init__(self, places: tuple[Placement, ...], *_: object) -> None:
+            self.host = places[0].host
+
+        def __enter__(self) -> Greeted:
+            return self
+
+        def __exit__(self, *_: object) -> None:
+            pass
+
+        def greet(self, specs: dict[str, dict[str, Any]]) -> None:
+            limits[self.host].append(specs[self.host]["timeout"])
+            clock[0] += 3600 if self.host == "local0" else 1
+            raise HostError("enough", host=self.host)
+
+    monkeypatch.setattr(prepare_host, "Supervisor", Greeted)
+    monkeypatch.setattr(prepare_host.time, "monotonic", lambda: clock[0])
+    recipe = read_inputs("demo", "local:2x1", [])
+    jobs = [
+        HostJobs(host, recipe, None, None, "~/c", 7200, Shell(), lambda *_: None, lambda: None)
+        for host in recipe.inventory.hosts
+    ]
+    for each in (*jobs, *jobs):
+        with pytest.raises(HostError, match="enough"):
+            each.run("make")
+    assert limits == {"local0": [7200, 3600], "local1": [7200, 7199]}

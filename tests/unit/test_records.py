@@ -87,6 +87,12 @@ def test_a_file_without_samples(tmp_path: Path, content: bytes) -> None:
     assert str(failure(path)).startswith(f"{path}: has no samples")
 
 
+def test_a_name_in_capital_letters(tmp_path: Path) -> None:
+    path = tmp_path / "TRAIN.JSONL.GZ"
+    path.write_bytes(gzip.compress(f"{GOOD}\n".encode()))
+    assert len(list(read_pairs([path], DATA))) == 1
+
+
 def test_a_file_that_is_not_there(tmp_path: Path) -> None:
     assert "no such file" in failure(tmp_path / "a.jsonl").what
 
@@ -421,6 +427,30 @@ def test_what_is_no_parquet(tmp_path: Path) -> None:
     (tmp_path / "a.parquet").write_bytes(b"PAR1 not at all")
     assert "is not a Parquet file" in failure(tmp_path / "a.parquet").what
     assert "no such file" in failure(tmp_path / "b.parquet").what
+
+
+def test_parquet_values_that_python_cannot_hold(tmp_path: Path) -> None:
+    """A text that is not UTF-8, as some writers have it; and a date after the year 9999 that nobody reads."""
+    arrow, path = pytest.importorskip("pyarrow"), tmp_path / "a.parquet"
+    parquet = pytest.importorskip("pyarrow.parquet")
+    stored = arrow.array([b"q", b"caf\xe9", b"r"], arrow.binary())
+    texts = arrow.Array.from_buffers(arrow.string(), 3, stored.buffers())
+    parquet.write_table(arrow.table({"question": texts, "sql": ["s"] * 3}), path)
+    error = failure(path)
+    assert "can't decode byte 0xe9" in error.what and error.where == f"{path}[1]"
+    assert (error.hint or "").count("data.bad=skip") == 1
+    left: list[DataError] = []
+    rows = list(read_rows(path, left.append, fields=DATA.fields()))
+    assert [row["question"] for _, row in rows] == ["q", "r"]
+    assert [place for place, _ in rows] == [f"{path}[0]", f"{path}[2]"]
+    assert [each.where for each in left] == [f"{path}[1]"]
+    late = arrow.array([0, 10**18], arrow.timestamp("us"))
+    parquet.write_table(arrow.table({"question": ["q", "r"], "sql": ["s", "s"], "when": late}), path)
+    assert [row for _, row in read_rows(path, fields=DATA.fields())] == [
+        {"question": name, "sql": "s", "when": None} for name in "qr"
+    ]
+    with pytest.raises(DataError, match="out of range"):
+        list(read_rows(path))
 
 
 @pytest.mark.parametrize(

@@ -186,7 +186,6 @@ class Tail:
         return text.split("\n")[:-1]  # JSON may hold other line ends, such as U+2028
 
 
-# Of nvml.h's reasons for a lower clock, those that slow a GPU down below what it is set to: HwSlowdown,
 # NVIDIA's management library: by name, and where the loader does not look (Kubernetes, Colab, WSL).
 NVML = (
     "libnvidia-ml.so.1",
@@ -1299,6 +1298,9 @@ class Agent:
             target = os.path.join(place, path)
             os.makedirs(os.path.dirname(target), exist_ok=True)
             kept, made = self.kept_at(digest), hashlib.sha256()
+            if not os.path.exists(kept):
+                what = "%s is gone: another command that brought the same file has removed it" % kept
+                raise Problem(what, "start again: it is sent anew")
             with open(kept, "rb") as source, open(target, "wb") as copy:
                 for block in iter(lambda: source.read(1 << 20), b""):
                     made.update(block)

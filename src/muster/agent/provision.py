@@ -21,6 +21,7 @@ import json
 import os
 import platform
 import shutil
+import signal
 import socket
 import stat
 import subprocess
@@ -447,8 +448,10 @@ class Provision:
 
     def check_room(self, files: List[List[Any]]) -> None:
         """Raises Problem where files have no room, or no folder that can be made or written."""
-        size = sum(each[1] for each in files)
-        for way in sorted({os.path.dirname(each[0]) for each in files}):
+        sizes = {}  # type: Dict[str, int]
+        for path, size, *_ in files:
+            sizes[os.path.dirname(path)] = sizes.get(os.path.dirname(path), 0) + size
+        for way in sorted(sizes):
             while not os.path.lexists(way):
                 way = os.path.dirname(way)
             if not os.path.isdir(way):
@@ -458,13 +461,14 @@ class Provision:
                 )
         needs = {}  # type: Dict[int, int]
         # What is brought is kept until it has its place, and the job has a copy of its own.
-        for place, times in ((os.path.dirname(files[0][0]), 1), (self.cache, 2)):
+        for place, size in (*sizes.items(), (self.cache, 2 * sum(sizes.values()))):
             above = existing(place)
             if not os.access(above, os.W_OK):
-                raise Problem("%s is not there, and %s cannot be written" % (place, above), "copy it by hand")
+                what = "%s is not there, and " % place if above != place else ""
+                raise Problem("%s%s cannot be written" % (what, above), "copy it by hand")
             free = shutil.disk_usage(above).free
             disk = os.stat(above).st_dev
-            needs[disk] = needs.get(disk, 0) + times * size
+            needs[disk] = needs.get(disk, 0) + size
             if needs[disk] > free:
                 what = "%s needs %.1f GB, and %.1f GB are free" % (place, needs[disk] / 1e9, free / 1e9)
                 raise Problem(what, "free some space there, or choose another disk")
@@ -603,6 +607,7 @@ def last_words(lines: List[str]) -> str:
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(1))  # what is begun is tidied up
     with open(os.environ["MUSTER_SPEC"]) as spec_file:
         spec = json.load(spec_file)
     Provision(spec["order"], spec["base"]).run()

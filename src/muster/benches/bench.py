@@ -173,8 +173,8 @@ class Jobs:
         """The jobs that are likely to end in the time given."""
         if self.minutes == math.inf:
             return self.tasks
-        left = self.left()
-        return [task for task in self.tasks if (expected(task, self.seconds) or 0.0) <= left]
+        usual, left = expected(self.tasks, self.seconds), self.left()
+        return [task for task in self.tasks if (usual[kind_of(task)] or 0.0) <= left]
 
     def _open(self) -> bool:
         """Whether a job is neither over nor given up."""

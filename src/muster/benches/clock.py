@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from muster.benches.document import JobRecord
 from muster.benches.schedule import Task
@@ -40,12 +40,16 @@ def late_after(task: Task, seconds: Mapping[Kind, Sequence[float]]) -> float | N
     return max(LATE * usual, usual + LEAST)
 
 
-def expected(task: Task, seconds: Mapping[Kind, Sequence[float]]) -> float | None:
-    """Return the seconds that a job is likely to take: the median of those alike, else of its entry's."""
-    alike = seconds.get(kind_of(task)) or [
-        each for (entry, _), some in seconds.items() if entry == task.entry for each in some
-    ]
-    return statistics.median(alike) if alike else None
+def expected(tasks: Iterable[Task], seconds: Mapping[Kind, Sequence[float]]) -> dict[Kind, float | None]:
+    """Return the seconds that jobs of each kind are likely to take: the median of those alike, else of their
+    entry's; None: no such job has succeeded."""
+    usual: dict[Kind, float | None] = {}
+    for kind in {kind_of(task) for task in tasks}:
+        alike = seconds.get(kind) or [
+            each for (entry, _), some in seconds.items() if entry == kind[0] for each in some
+        ]
+        usual[kind] = statistics.median(alike) if alike else None
+    return usual
 
 
 def remaining(
@@ -56,9 +60,7 @@ def remaining(
 
     No schedule is shorter than its busiest host, nor than all jobs over the number at once (Graham 1969).
     """
-    usual = {
-        kind_of(task): expected(task, seconds) for task in {kind_of(each): each for each in tasks}.values()
-    }
+    usual = expected(tasks, seconds)
     busy: dict[str, float] = {}
     total, unknown = 0.0, 0
     for task in tasks:

@@ -107,8 +107,8 @@ def failed(answer: Mapping[str, Any]) -> bool:
 def clock(stamp: float, came: float, sent: float, arrival: float) -> tuple[float, float]:
     """(offset, error) in seconds of a host's clock, as NTP finds it.
 
-    The host said `stamp` by its clock, and it came at `came` by ours: offset >= said - came. What was sent at
-    `sent` by ours was heard at `arrival` by the host's: offset <= heard - sent.
+    The host said `stamp` by its clock, and it came at `came` by ours: offset >= stamp - came. What was sent
+    at `sent` by ours was heard at `arrival` by the host's: offset <= arrival - sent.
     """
     low, high = stamp - came, arrival - sent
     return (low + high) / 2, abs(high - low) / 2

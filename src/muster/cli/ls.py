@@ -102,6 +102,7 @@ def _csv(rows: list[dict[str, Any]]) -> str:
 
 def _table(rows: list[dict[str, Any]]) -> None:
     """As many columns as the terminal has room for. Ids are never cut."""
+    rows = [_with_steps(row) for row in rows]
     written = {name: [_word(row[key], form) for row in rows] for name, (key, form) in _SHOWN.items()}
     names = [name for name, words in written.items() if any(words)]
     widths = {name: max(len(word) for word in (name, *written[name])) for name in names}
@@ -114,6 +115,11 @@ def _table(rows: list[dict[str, Any]]) -> None:
     if len(kept) < len(names):
         left_out = ", ".join(names[len(kept) :])
         say(f"not shown: {left_out} (a wider terminal, or --json)", err=True)
+
+
+def _with_steps(row: dict[str, Any]) -> dict[str, Any]:
+    """The row without the 0 of what counts no steps: what trains no model, or a command that tells none."""
+    return {**row, "steps": None} if row["model"] is None and row["steps"] == 0 else row
 
 
 def _word(value: Any, form: str) -> str:

@@ -172,7 +172,6 @@ def _print(done: Provisioned) -> None:
 
 
 def _environment(report: PreparedHost) -> str:
-
     about = report.environment
     if not about:
         return ""
@@ -181,7 +180,6 @@ def _environment(report: PreparedHost) -> str:
 
 
 def _copied(report: PreparedHost) -> str:
-
     lines = []
     for each in report.copied:
         if each["status"] == "copied":
@@ -193,7 +191,6 @@ def _copied(report: PreparedHost) -> str:
 
 
 def _warm(report: PreparedHost) -> str:
-
     if not report.warm:
         return ""
     if report.warm["status"] != "warmed":

@@ -85,7 +85,10 @@ def show(
     if csv:
         from muster.runs.listing import metrics
 
-        say(metrics(folder), end="")
+        table = metrics(folder)
+        say(table, end="")
+        if table.count("\n") == 1:
+            say(f"{folder.id}: no step is recorded, so the table is empty", err=True)
         return 0
     if follow:
         from muster.cli.views.progress import watch

@@ -31,6 +31,8 @@ class Placement:
 
 
 SLOWER = "makes it slower"  # the value of a decision about a host that a job would be faster without
+UNTRACED = "was not traced"  # the value of a decision about a model whose trace failed
+WARNINGS = (SLOWER, UNTRACED)  # values of decisions that a user has to see
 FASTEST = "fastest hosts"  # the field of a decision that names them
 # The configuration that an engine gets, in job.json, in start orders and as a file: named when one engine
 # had any.

@@ -262,6 +262,13 @@ class Train(Section):
         "model's layers. cuda-graphs: its kernels are launched as CUDA graphs as well (mode "
         "reduce-overhead), with engine ddp, batches of one shape and no accumulation.",
     )
+    autocast: bool = Field(
+        True,
+        description="How a model computes in bf16 with engine ddp. true: PyTorch's autocast chooses the "
+        "operations, the others stay in fp32. false: each pass casts all weights, and the whole model "
+        "computes in bf16, as with FSDP and DeepSpeed, which takes less time and memory. Weights, gradients "
+        "and optimizer states are kept in fp32 either way.",
+    )
     fused_loss: bool | Literal["auto"] = Field(
         "auto",
         description="Compute the output layer and the loss together, some tokens at a time, so that the "
@@ -457,6 +464,19 @@ class Recipe(Workload, Section):
     def keeps_half(self) -> bool:
         """Whether weights, gradients and moments are kept in bf16 alone."""
         return self.train.optimizer == "adamw-bf16"
+
+    @property
+    def half(self) -> tuple[str, str, str] | None:
+        """The key by which the whole model computes in bf16, its value, and its usual value; None: there is
+        none, and the engine decides."""
+        if self.keeps_half:
+            return "train.optimizer", self.train.optimizer, "adamw"
+        return None if self.train.autocast else ("train.autocast", "false", "true")
+
+    @property
+    def computes_half(self) -> bool:
+        """Whether a recipe's key has the whole model compute in bf16."""
+        return self.half is not None
 
     @classmethod
     def own_sections(cls) -> tuple[str, ...]:

@@ -18,7 +18,7 @@ from muster.dialogues.load import Encoding
 from muster.dialogues.rl import Generation
 from muster.dialogues.rows import Dialogue, prompt_too_long
 from muster.dialogues.scoring import Scorer
-from muster.dialogues.tokens import padded
+from muster.dialogues.tokens import padded, usable
 from muster.worker.data.sampler import GroupedSampler
 from muster.worker.together import gather
 
@@ -30,18 +30,14 @@ class Prompts(Dataset[dict[str, Any]]):  # type: ignore[misc]
     `samples` and `tokens`."""
 
     def __init__(self, samples: Sequence[Dialogue], encoding: Encoding, longest: int) -> None:
-        self.samples: list[Dialogue] = []
-        self.tokens: list[list[int]] = []
-        for sample in samples:
+        def make(sample: Dialogue) -> tuple[Dialogue, list[int]]:
             tokens = encoding.templates.prompt(sample.turns)
             if len(tokens) > longest:
-                error = prompt_too_long(len(tokens), longest, f"generation.prompt={longest:,}", sample.where)
-                if encoding.errors is None:
-                    raise error
-                encoding.errors.append(error)
-                continue
-            self.samples.append(sample)
-            self.tokens.append(tokens)
+                raise prompt_too_long(len(tokens), longest, f"generation.prompt={longest:,}", sample.where)
+            return sample, tokens
+
+        rows = usable(samples, make, encoding.errors)
+        self.samples, self.tokens = [sample for sample, _ in rows], [tokens for _, tokens in rows]
         self.lengths = [len(each) for each in self.tokens]
 
     def __len__(self) -> int:

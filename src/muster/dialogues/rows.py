@@ -1,7 +1,8 @@
 """Rows of files as dialogues: a prompt of one or several turns, an answer, and a rejected answer.
 
-The common forms are found by their fields (FORMS): text prompts with answers, pairs of a chosen and a
-rejected answer, Alpaca's instructions, lists of chat messages, and whole dialogues that share their begin.
+The common forms are found by their fields (PROMPTS and so on): text prompts with answers, pairs of a chosen
+and a rejected answer, Alpaca's instructions, lists of chat messages, and whole dialogues that share their
+begin.
 """
 
 from __future__ import annotations
@@ -64,7 +65,7 @@ class Dialogue:
 
 @dataclass(frozen=True)
 class Wanted:
-    """What a workload needs of a row. Fields: names or dotted paths; None: found by FORMS."""
+    """What a workload needs of a row. Fields: names or dotted paths; None: found by their usual names."""
 
     prompt: str | None = None
     answer: str | None = None
@@ -138,7 +139,10 @@ def prompt_too_long(tokens: int, most: int, key: str, where: str, *, more: bool 
 def fields_read(record: Mapping[str, Any], wanted: Wanted) -> list[str]:
     """The fields that a row's dialogue is made of."""
     prompt = wanted.prompt or _prompt(record, wanted)
-    names = [prompt, wanted.answer or _first(record, ANSWERS), "database", *BEFORE]
+    answer = wanted.answer or _first(record, ANSWERS)
+    # Two whole dialogues that are texts stand for themselves.
+    alone = prompt is None and wanted.pairs and isinstance(value_at(record, str(answer)), str)
+    names = [prompt, answer, "database", *(() if alone else BEFORE)]
     names += [wanted.rejected or REJECTED[0]] if wanted.pairs else []
     return [name for name in (*names, *([INPUT] if prompt == "instruction" else [])) if name]
 
@@ -183,6 +187,11 @@ def _turns(record: Mapping[str, Any], name: str, where: str) -> tuple[Turn, ...]
         if name == "instruction" and isinstance(more, str) and more.strip():
             text = f"{text}\n\n{more}"
         turns = (Turn(TEXT, text),)
+    return _behind_earlier(record, turns, where)
+
+
+def _behind_earlier(record: Mapping[str, Any], turns: tuple[Turn, ...], where: str) -> tuple[Turn, ...]:
+    """A prompt with what the row's system and history say before it."""
     earlier, own = _earlier(record, where), [turn for turn in turns[:1] if turn.role == SYSTEM]
     if own:  # the messages' own
         earlier = tuple(turn for turn in earlier if turn.role != SYSTEM)
@@ -274,7 +283,7 @@ def _shared_begin(record: Mapping[str, Any], wanted: Wanted, where: str) -> tupl
         if chosen[:-1] != rejected[:-1]:
             raise DataError("its two answers have different prompts", where=where)
         return (
-            chosen[:-1],
+            _behind_earlier(record, chosen[:-1], where) if len(chosen) > 1 else (),
             _answer_of(chosen[-1], names[0], where),
             _answer_of(rejected[-1], names[1], where),
         )

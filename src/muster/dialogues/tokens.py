@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch.utils.data import Dataset
@@ -14,6 +14,8 @@ from muster.core.errors import DataError
 from muster.dialogues.rows import ASSISTANT, PROMPTS_NOTE, TEXT, Dialogue, Turn, prompt_too_long
 from muster.worker.loss import IGNORED
 from muster.worker.workloads.base import Counts
+
+T = TypeVar("T")
 
 # Chat messages as the data sets of DeepSpeed-Chat have them. `Templates` adds the end to each answer: a
 # tokenizer may take it for text where it stands in one.
@@ -230,19 +232,19 @@ def length_of(rows: Sequence[Sequence[int]], multiple: int) -> int:
 
 
 def usable(
-    samples: Sequence[Dialogue],
-    make: Callable[[Dialogue], dict[str, list[int]]],
-    errors: list[DataError] | None,
-) -> list[dict[str, list[int]]]:
-    """The rows of the samples. `errors` gains those of samples that cannot be used; None: they are raised."""
+    samples: Iterable[Dialogue], make: Callable[[Dialogue], T], errors: list[DataError] | None
+) -> list[T]:
+    """What `make` makes of the samples. `errors` gains those of samples that cannot be used, with their
+    places; None: they are raised."""
     rows = []
     for sample in samples:
         try:
             rows.append(make(sample))
         except DataError as error:
+            placed = DataError(error.what, where=sample.where, hint=error.hint)
             if errors is None:
-                raise DataError(error.what, where=sample.where, hint=error.hint) from None
-            errors.append(error)
+                raise placed from None
+            errors.append(placed)
     return rows
 
 

@@ -193,11 +193,11 @@ class EngineSpec:
         in fp32 and autocast makes copies."""
         return False
 
-    def arithmetic(self, precision: str, ranks: int, *, keeps_half: bool = False) -> Arithmetic:
-        """What the passes compute in. `keeps_half`: weights are in nothing else."""
+    def arithmetic(self, precision: str, ranks: int, *, whole: bool = False) -> Arithmetic:
+        """What the passes compute in. `whole`: the recipe's computes_half."""
         if precision in WIDE:
             return "fp32"
-        return "half" if keeps_half or self.casts_model(ranks) else "autocast"
+        return "half" if whole or self.casts_model(ranks) else "autocast"
 
     def exchanged(self, spread: ModelSpread) -> int:
         """Bytes of a value as it is exchanged."""

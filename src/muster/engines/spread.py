@@ -51,7 +51,8 @@ class ModelSpread:
     cuda; `together`: DeepSpeed makes the optimizer, not the Trainer; `moments`: values that it keeps of each
     weight beside the weight's copy;
     `keeps_half`: weights, gradients and moments are in that precision alone, where the engine would keep them
-    in fp32; `group`: so many neighbouring ranks hold all weights among themselves, 0: all ranks do;
+    in fp32; `casts`: each pass casts all weights, where the engine would leave that to autocast; `group`: so
+    many neighbouring ranks hold all weights among themselves, 0: all ranks do;
     `sync_each_batch`: gradients are reduced in every micro-step, where the engine would wait for the last
     one; `bucket`, `prefetch`, `persistence`, `live`, `reuse`, `sub_group`: DeepSpeed's keys, in elements
     (`reuse`: max_reuse_distance); `overlap`: overlap_comm; `pins`: host memory is page-locked; `clips`: the
@@ -71,6 +72,7 @@ class ModelSpread:
     moments: int = 2
     sync_each_batch: bool = False
     keeps_half: bool = False
+    casts: bool = False
     group: int = 0
     bucket: int = 500_000_000
     overlap: bool = False

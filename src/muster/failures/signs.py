@@ -6,6 +6,7 @@ What tools say of failures is in the table of failures; here is what they say of
 from __future__ import annotations
 
 import re
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol, get_args
@@ -102,6 +103,7 @@ _MET: tuple[Weight, ...] = ("cause", "exception", "symptom")  # what a program c
 _MORE = 8  # digits that another one's may have more
 _USUAL = 1000  # characters; longer lines are not remembered
 _MOST = 10_000  # ranks and hosts whose signs are kept
+_LAST = 64  # signs of a rank's chain of exceptions
 _SHAPES = 1000  # of echoes
 _NEAR = 20  # lines that launchers print when they are ended
 _GAP = 10_000  # lines without a sign, after which a program that tells no steps has gone on
@@ -169,7 +171,7 @@ class Signs:
     last: str = ""  # the last sign of any kind
     last_number: int = 0
     marked: bool = False  # it tells its steps
-    chains: dict[int | None, list[str]] = field(default_factory=dict)  # by rank: signs of the last exceptions
+    chains: dict[int | None, deque[str]] = field(default_factory=dict)  # by rank: signs of its last chain
     caused: set[int | None] = field(default_factory=set)  # ranks whose next exception is of the same chain
     symptoms: dict[str, _Echo] = field(default_factory=dict)  # by their shape
     echoes: int = 0  # lines that say only that something else has failed
@@ -339,9 +341,10 @@ class Signs:
         """Whether a line only says what those after it are of: a traceback, an account of a process."""
         if "Traceback (most recent call last)" in text:
             self.traceback = True
-            if self._rank() not in self.caused and len(self.chains) < _MOST:
-                self.chains[self._rank()] = []
-            self.caused.discard(self._rank())
+            rank = self._rank()
+            if rank not in self.caused and (rank in self.chains or len(self.chains) < _MOST):
+                self.chains[rank] = deque(maxlen=_LAST)
+            self.caused.discard(rank)
         elif _CAUSED in text:
             self.caused.add(self._rank())
         elif _HANDLED in text:

@@ -113,7 +113,7 @@ def check_model(recipe: Recipe) -> None:
 
 def _check_bits(recipe: Recipe, config: Mapping[str, Any]) -> None:
     """Raise RecipeError for weights or moments in few bits where they do not go."""
-    if recipe.keeps_half:
+    if recipe.computes_half:
         _check_half(recipe)
     if "quantization_config" in config:  # of the checkpoint
         raise RecipeError(
@@ -149,21 +149,25 @@ def _check_bits(recipe: Recipe, config: Mapping[str, Any]) -> None:
 
 
 def _check_half(recipe: Recipe) -> None:
-    """Raise RecipeError where not all of the training can be in bf16 alone."""
-    where, value = "train.optimizer", recipe.train.optimizer
-    if not spec_of(recipe.engine.name).keeps_half:
-        able = " or ".join(f"engine.name={each.name}" for each in own_specs() if each.keeps_half)
-        raise RecipeError(f"is {value}, which {recipe.engine.name} does not do", where=where, hint=able)
-    others = "has other models beside it" if recipe.held_models() or recipe.drawing() else ""
-    why = others or ("" if recipe.tokenized else "trains no model of text")
-    if why:
-        raise RecipeError(
-            f"is {value}, and {recipe.workload} {why}", where=where, hint="train.optimizer=adamw"
-        )
-    if recipe.precision not in ("auto", "bf16"):
-        raise RecipeError(
-            f"is {value}, and precision is {recipe.precision}", where=where, hint="precision=bf16"
-        )
+    """Raise RecipeError where the whole model cannot compute in bf16, or all of the training be in it."""
+    assert recipe.half is not None
+    where, value, usual = recipe.half
+    usual, kept, engine = f"{where}={usual}", recipe.keeps_half, recipe.engine.name
+    able = [each.name for each in own_specs() if (each.keeps_half if kept else each.plain)]
+    others = bool(recipe.held_models() or recipe.drawing())
+    for refused, why, hint in (
+        (
+            engine not in able,
+            f"{engine} does not do that",
+            " or ".join(f"engine.name={each}" for each in able),
+        ),
+        (others, f"{recipe.workload} has other models beside it", usual),
+        (kept and not recipe.tokenized, f"{recipe.workload} trains no model of text", usual),
+        (recipe.model.quantized is not None, "the model is quantised", usual),
+        (recipe.precision not in ("auto", "bf16"), f"precision is {recipe.precision}", "precision=bf16"),
+    ):
+        if refused:
+            raise RecipeError(f"is {value}, and {why}", where=where, hint=hint)
 
 
 def _check_float8(recipe: Recipe, config: Mapping[str, Any]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -21,7 +22,7 @@ from muster.judging.readings import APART, FAILED, STANDS_OUT, Readings, own_sha
 Condition = Literal["fit", "differs", "probably fit", "slow", "failing", "unknown"]
 SHOWN = 6  # readings given as evidence
 WHICH_HARDWARE = "which hardware each host has: jobs of unlike hardware are not compared"
-UNSTEADY = 4.0  # times the deviation of healthy jobs that a fit host's own may have
+UNSTEADY = 4.0  # times the deviation of most hosts' jobs of a kind that a fit host's own may have
 PROBABLY = 0.25  # of a host that is bad with no more than this probability: probably fit
 
 
@@ -227,6 +228,7 @@ class _Hosts:
         self.state, self.unread = state, _unread(state)
         self.readings = state.case.readings
         self.blamed = blamed(state.parts, state.settings)
+        self.usual = _usual_deviations(state)
         self._next: tuple[Group, ...] | None = None
 
     def verdict(self, host: int) -> Verdict:
@@ -241,12 +243,13 @@ class _Hosts:
             return _bad_host(state, part, host, evidence)
         subjects = self._subjects(host, rows)
         bounds = [each.at_most for each in subjects if each.at_most is not None]
+        bounded = all(each.at_most is not None or not each.jobs for each in subjects)
         base = Verdict(
             "host",
             name,
             "unknown",
             chance,
-            at_most=max(bounds, default=None),
+            at_most=max(bounds, default=None) if bounded else None,
             evidence=evidence,
             subjects=subjects,
         )
@@ -340,10 +343,32 @@ class _Hosts:
             return Subject(name=name, condition="unknown")
         bound, good = 0.0, True
         for own in _by_kind(readings, rows):
-            here = _at_most(readings, own)
+            here = self._at_most(own)
             bound = max(bound, here)
             good = good and here <= self._limit(own)
-        return Subject(name=name, condition="fit" if good else "unknown", jobs=jobs, at_most=bound)
+        at_most = bound if bound < math.inf else None
+        return Subject(name=name, condition="fit" if good else "unknown", jobs=jobs, at_most=at_most)
+
+    def _at_most(self, rows: Sequence[int]) -> float:
+        """What a host is no slower than, by its readings of one kind; infinite where failed jobs leave it
+        open. Alone: their mean, in which each counts by how well it is known (inverse variances), and two
+        standard errors. In groups, which run at the pace of their slowest host: the fastest and two
+        deviations."""
+        readings = self.readings
+        timed = [row for row in rows if not readings.failed(row)]
+        if not readings.alone[rows[0]]:
+            fastest = min([readings.value[row] + 2 * readings.sigma[row] for row in timed], default=math.inf)
+            return max(0.0, math.expm1(fastest))
+        if len(timed) < len(rows):
+            return math.inf
+        values, sigmas = [readings.value[row] for row in rows], [readings.sigma[row] for row in rows]
+        weights = [sigma**-2 for sigma in sigmas]
+        total = sum(weights)
+        mean = sum([weight * value for weight, value in zip(weights, values, strict=True)]) / total
+        if max(sigmas) > UNSTEADY * self.usual[readings.kind[rows[0]]]:
+            # Where others' are steady, its noise does not excuse a job that was slow.
+            mean = max(mean, sum(values) / len(values))
+        return max(0.0, math.expm1(mean + 2 / math.sqrt(total)))
 
     def _limit(self, rows: Sequence[int]) -> float:
         """How slow a good host may be at most. Drift whose moments are unknown is no reason to accuse, nor to
@@ -352,8 +377,8 @@ class _Hosts:
         if kind.work in self.state.drifts:
             return 2 * settings.slow
         least = smallest(self.readings, rows, settings)
-        if base := self.state.baselines.get(kind):
-            usual = STANDS_OUT * UNSTEADY * base.sigma
+        if kind in self.usual:
+            usual = STANDS_OUT * UNSTEADY * self.usual[kind]
             least = min(least, max(math.log1p(settings.slow), usual, APART * self._spread(kind.work)))
         return 2 * math.expm1(least)
 
@@ -370,7 +395,7 @@ class _Hosts:
 
         def good(own: Sequence[int]) -> bool:
             return bool(own) and all(
-                _at_most(readings, each) <= self._limit(each) for each in _by_kind(readings, own)
+                self._at_most(each) <= self._limit(each) for each in _by_kind(readings, own)
             )
 
         def slow(own: Sequence[int]) -> bool:
@@ -383,9 +408,9 @@ class _Hosts:
         ways = {"alone": alone, "in groups": groups}
         unclear = [name for name, own in ways.items() if own and not good(own) and not slow(own)]
         if unclear:
-            bound = max(
-                _at_most(readings, each) for name in unclear for each in _by_kind(readings, ways[name])
-            )
+            bound = max(self._at_most(each) for name in unclear for each in _by_kind(readings, ways[name]))
+            if bound == math.inf:
+                return "some of its jobs alone failed, and others did not"
             return f"its jobs {' and '.join(unclear)} differ too much: at most {bound:.0%} slower"
         if good(alone) and groups:
             return "fast alone, but slow in every group, and other hosts explain that"
@@ -412,6 +437,23 @@ class _Hosts:
         return None
 
 
+def _usual_deviations(state: Posterior) -> dict[Class, float]:
+    """Of each kind of job, the deviation that those of two of three hosts do not exceed, by their own steps
+    too: a host's median alone, its steadiest in groups, which are as unsteady as any of their hosts. Where a
+    stored baseline stands in for too few jobs: its own."""
+    deviations: dict[Class, list[float]] = {}
+    readings = state.case.readings
+    for rows in readings.of_host.values():
+        for own in _by_kind(readings, [row for row in rows if not readings.failed(row)]):
+            sigmas = [readings.sigma[row] for row in own]
+            usual = statistics.median_high(sigmas) if readings.alone[own[0]] else min(sigmas)
+            deviations.setdefault(readings.kind[own[0]], []).append(usual)
+    return {
+        kind: base.sigma if (base := state.baselines[kind]).stored else sorted(own)[(2 * len(own) - 1) // 3]
+        for kind, own in deviations.items()
+    }
+
+
 def below(chance: float) -> str:
     """A probability, rounded down: what is below a threshold does not look as if it reached it."""
     return f"{math.floor(100 * chance) / 100:.2f}"
@@ -423,17 +465,6 @@ def _by_kind(readings: Readings, rows: Sequence[int]) -> list[list[int]]:
     for row in rows:
         kinds.setdefault(readings.kind[row], []).append(row)
     return list(kinds.values())
-
-
-def _at_most(readings: Readings, rows: Sequence[int]) -> float:
-    """What a host is no slower than, by its readings of one kind. Alone: their mean and two standard errors.
-    In groups, which run at the pace of their slowest host: the fastest and two deviations."""
-    if readings.alone[rows[0]]:
-        values = [readings.value[row] for row in rows]
-        return max(
-            0.0, math.expm1(sum(values) / len(rows) + 2 * readings.sigma[rows[0]] / math.sqrt(len(rows)))
-        )
-    return max(0.0, math.expm1(min([readings.value[row] + 2 * readings.sigma[row] for row in rows])))
 
 
 def _looked_at(subjects: Sequence[Subject]) -> str:

@@ -20,8 +20,9 @@ from muster.core.units import format_seconds
 from muster.engines.base import spec_of
 from muster.engines.spread import NO_DISK, ModelSpread
 from muster.planner.machines import link_of
-from muster.planner.memory.fit import MemoryLimit, Setting, fits
+from muster.planner.memory.fit import MemoryLimit, Setting
 from muster.planner.predict import case_of
+from muster.planner.remedies import ANY_CHANGE
 from muster.planner.time.mixed import Forecast, Load, MixedHost
 from muster.planner.time.reached import reached
 from muster.planner.time.steptime import Calibration, StepCase, StepWork, case_key, lump, predict
@@ -60,8 +61,8 @@ def advise(
 def grouping(
     recipe: Recipe, setting: Setting, machines: Machines, room: MemoryLimit, calibration: Calibration
 ) -> str | None:
-    """That gathering weights inside each host would be faster, where it fits; None: it would not, or weights
-    are not gathered between hosts."""
+    """That gathering weights inside each host would be faster, where it is known to fit; None: it would not,
+    or weights are not gathered between hosts."""
     engine, inside = setting.engine, machines.per_host
     spread = setting.spread
     cut = engine.groups and engine.shards_weights(spread.stage, spread.ranks)
@@ -69,7 +70,9 @@ def grouping(
         return None
     grouped = setting.spreading(group=inside)
     now, then = case_of(setting, machines), case_of(grouped, machines)
-    if machines.hosts == 1 or inside == 1 or now is None or then is None or not fits(grouped, room):
+    if machines.hosts == 1 or inside == 1 or now is None or then is None:
+        return None
+    if not ANY_CHANGE.fits(grouped, room):
         return None
     try:
         times = predict(now, calibration).seconds / predict(then, calibration).seconds

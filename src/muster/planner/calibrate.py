@@ -30,7 +30,7 @@ from muster.planner.time.learning import (
     spread_of,
 )
 from muster.planner.time.steptime import Calibration, StepCase, case_key, link_key
-from muster.planner.tracing import tracer
+from muster.planner.tracing import once, tracer
 from muster.store.runfolder import RunFolder
 
 
@@ -180,7 +180,7 @@ def _machines(run: RunFolder, result: Result, job: Job, link: str | None) -> Mac
 
 def _case(recipe: Recipe, job: Job, slots: Sequence[int], machines: Machines) -> StepCase | None:
     config = whole_config(recipe)
-    trace = tracer(recipe, job.precision, job.device, sum(slots))
+    trace = once(tracer)(recipe, job.precision, job.device, sum(slots))
     setting = setting_of(recipe, config, job.precision, job.device, slots, trace)
     if setting is None:
         return None

@@ -231,12 +231,16 @@ def ways(
 
 def best(tried: Sequence[TrainingWay]) -> tuple[int, str]:
     """Return which way, and why: of those that fit the fastest; the mildest where one's speed is not known.
-    None fits: the smallest. A way whose need is not known is taken only where that is so of all."""
+    None is known to fit: the mildest of which all but the activations is counted and fits; else the smallest.
+    A way of which nothing is counted is taken only where that is so of all."""
     counted = [index for index, each in enumerate(tried) if each.fits is not None]
     if not counted:
         return 0, "the mildest: whether it fits is unknown"
     fitting = [index for index in counted if tried[index].fits]
     among = f"of {len(fitting)} settings that fit (of {len(tried)})"
+    uncertain = [index for index, each in enumerate(tried) if each.fits is None and each.setting is not None]
+    if not fitting and uncertain:
+        return uncertain[0], "the mildest that may fit: whether it does is unknown"
     if not fitting:
         return min(counted, key=lambda index: tried[index].memory), "needs the least memory, and does not fit"
     if any(tried[index].step is None for index in fitting):
@@ -382,9 +386,9 @@ def decide_precision(recipe: Recipe, device: str, gpus: Gpus, decisions: list[De
         )
     wanted = fixed or wanted  # type: ignore[assignment]
     weakest, capability = _weakest(gpus) if device == "cuda" else (None, None)
-    if wanted == "auto" and recipe.keeps_half:
+    if wanted == "auto" and recipe.half:
         wanted = "bf16"
-        decisions.append(Decision("precision", wanted, f"{recipe.train.optimizer} computes in it"))
+        decisions.append(Decision("precision", wanted, "{}={} computes in it".format(*recipe.half)))
     if wanted == "auto":
         chosen, why = _auto_precision(recipe, device, weakest, capability)
         if chosen != "fp32" and (silent := _silent(gpus)):
@@ -392,9 +396,9 @@ def decide_precision(recipe: Recipe, device: str, gpus: Gpus, decisions: list[De
         decisions.append(Decision("precision", chosen, why))
         return chosen
     refusal = _refusal(recipe, wanted, device, weakest, capability)
-    if refusal and recipe.keeps_half:
-        what = f"is {recipe.train.optimizer}, and {refusal.what}"
-        refusal = RecipeError(what, where="train.optimizer", hint="train.optimizer=adamw")
+    if refusal and recipe.half:
+        key, value, usual = recipe.half
+        refusal = RecipeError(f"is {value}, and {refusal.what}", where=key, hint=f"{key}={usual}")
     if refusal and not recipe.force:
         raise refusal
     if refusal:

@@ -6,20 +6,20 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, replace
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from pydantic import Field, NonNegativeFloat, PositiveFloat, model_validator
+from pydantic import TypeAdapter
+from pydantic_core import from_json
 
 from muster.core.errors import UsageError
 from muster.core.hardware.devices import CPU, Device, driver_device, plain_name
-from muster.core.hardware.links import LinkFigures, LinkSpec, ethernet, find_link, infiniband, named
+from muster.core.hardware.links import LinkSpec, ethernet, find_link, infiniband, named
 from muster.core.hardware.machines import Machines, machines_of
 from muster.core.inventory import Host, Inventory
 from muster.core.job import Facts
-from muster.core.section import Part
 from muster.inputs.read import Inputs
 from muster.planner.placing import gpus_of, ranks_of
 from muster.planner.time import reached
@@ -254,33 +254,19 @@ def calibration_file() -> Path:
 
 
 KEPT_VERSION = 2  # since products, attention and memory traffic are told apart
-
-
-class _Kept(Part):
-    """The file: figures are positive, or what they say would be nonsense. Of a version before, what was
-    learned of devices means something else now and is left out; links and hosts' memory stay."""
-
-    version: int = KEPT_VERSION
-    efficiency: dict[str, PositiveFloat] = Field(default_factory=dict)
-    fixed: dict[str, NonNegativeFloat] = Field(default_factory=dict)
-    engines: dict[str, tuple[NonNegativeFloat, NonNegativeFloat]] = Field(default_factory=dict)
-    links: dict[str, LinkFigures] = Field(default_factory=dict)
-    hosts: dict[str, PositiveFloat] = Field(default_factory=dict)
-    spreads: dict[str, NonNegativeFloat] = Field(default_factory=dict)
-
-    @model_validator(mode="before")
-    @classmethod
-    def _without_what_changed(cls, document: Any) -> Any:
-        if not isinstance(document, dict) or document.get("version") == KEPT_VERSION:
-            return document
-        return {name: value for name, value in document.items() if name in ("links", "hosts")}
+_CALIBRATION = TypeAdapter(Calibration)
 
 
 def load_calibration() -> Calibration:
-    """What was learned before; nothing where there is no file. Raises UsageError for a damaged one."""
+    """What was learned before; nothing where there is no file. Of a version before, what was learned of
+    devices means something else now and is left out; links and hosts' memory stay. Raises UsageError for a
+    damaged one."""
     file = calibration_file()
     try:
-        kept = _Kept.model_validate_json(file.read_text(encoding="utf-8"))
+        document = from_json(file.read_text(encoding="utf-8"))
+        if isinstance(document, dict) and document.pop("version", None) != KEPT_VERSION:
+            document = {name: value for name, value in document.items() if name in ("links", "hosts")}
+        return _CALIBRATION.validate_python(document)
     except (FileNotFoundError, NotADirectoryError):
         return Calibration()
     except (OSError, ValueError) as error:
@@ -288,7 +274,6 @@ def load_calibration() -> Calibration:
         raise UsageError(
             f"cannot be read: {reason}", where=str(file), hint="remove it, and calibrate again"
         ) from None
-    return Calibration(**{each.name: getattr(kept, each.name) for each in fields(Calibration)})
 
 
 def save_calibration(learned: Calibration) -> Path:

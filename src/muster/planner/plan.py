@@ -14,7 +14,7 @@ from muster.core import families
 from muster.core.errors import ReaderMissingError, RecipeError, UsageError
 from muster.core.hardware.devices import ambiguous
 from muster.core.hardware.machines import Machines, parse_parts
-from muster.core.job import Decision, Facts, place
+from muster.core.job import UNTRACED, Decision, Facts, place
 from muster.core.near import near_names
 from muster.core.recipe import Recipe
 from muster.core.result import Planned as Promise
@@ -143,9 +143,9 @@ def hosts_first(inputs: Inputs, asking: Callable[[Inputs], Facts]) -> tuple[Inpu
 def plan_first(inputs: Inputs, facts: Facts, chosen: Chosen | None = None) -> Decided:
     """What `train` does before it starts: everything decided, with the plan where something is trained.
 
-    Tracing takes seconds: it is done where memory is tight by the closed forms, where there are none for the
-    model, and where a time can be told. `chosen`: the hosts, of more that were given. Raises UsageError where
-    nothing can work, or the job cannot fit.
+    Tracing takes seconds: it is done where memory is tight by the closed form, where there is none for a
+    model that is not small, and where a time can be told. `chosen`: the hosts, of more that were given.
+    Raises UsageError where nothing can work, or the job cannot fit.
     """
     if not inputs.recipe.trains:
         return _with_hosts(decide(inputs, facts), chosen)
@@ -234,9 +234,12 @@ def _attempt(
     """Everything decided, with a plan, whether it fits or not. `chosen`: the hosts, where that was done
     before; `words`: what to call the machines; `survey`: of the data, where they were looked at before."""
     survey = survey or survey_of(inputs)
-    tracer = once(tracer) if tracer else None
+    failures: list[str] = []
+    tracer = once(tracer, failures) if tracer else None
     decided = settle(inputs, model, tracer)
     decided = _with_hosts(decided, decided.chosen or chosen)
+    untraced = [Decision("the model", UNTRACED, why) for why in dict.fromkeys(failures)]
+    decided = decided.saying(*decided.job.decisions, *untraced)
     job, chosen, machines = decided.job, decided.chosen, decided.machines
     if decided.recipe.bits is not None and job.device != "cuda":
         raise no_gpu(decided.recipe)
@@ -312,8 +315,8 @@ def _hopeless(decided: Decided) -> bool:
 
 
 def _tight(decided: Decided) -> bool:
-    """Whether a rank needs so much of its room that a closed form is not enough, or there is none and the
-    model can be traced."""
+    """Whether a rank needs so much of its room that a closed form is not enough, or there is none, the model
+    can be traced and it is not small."""
     room = decided.room
     if room.device is None:
         return False

@@ -56,14 +56,15 @@ def refusal(setting: Setting, room: MemoryLimit, model: str, ways: Sequence[str]
     largest = sorted(parts.items(), key=lambda part: -part[1])[:3]
     words = ", ".join(f"{part} {format_bytes(value)}" for part, value in largest)
     kind = "of memory" if parts is needed.device else "of host memory"
+    amount = f"{'about' if needed.whole else 'at least'} {format_bytes(short.needed)}"
     what = (
-        f"{model} needs about {format_bytes(short.needed)} {kind} per rank with {engine_words(setting)} on "
+        f"{model} needs {amount} {kind} per rank with {engine_words(setting)} on "
         f"{counted(setting.spread.ranks, 'rank')} at micro-batch {setting.micro} ({words}), and {name} has "
         f"{format_bytes(short.has)} for each"
     )
     hint = f"would fit: {'; or '.join(ways)}; " if ways else "no change that was tried would fit; "
-    if not needed.whole:
-        hint = f"{activations_missing(setting.config)} {hint}"
+    if not needed.whole and not ways:
+        hint = f"{activations_missing(setting.config)} Without it no change is known to fit; "
     return UsageError(what, where="memory", hint=f"{hint}force=true starts anyway")
 
 

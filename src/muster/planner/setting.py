@@ -73,6 +73,7 @@ def setting_of(
         device=device,
         sync_each_batch=recipe.engine.sync_each_batch is True,
         keeps_half=recipe.keeps_half,
+        casts=recipe.computes_half and not recipe.keeps_half,
         bucket=0,
     )
     own = spec_of(recipe.engine.name).spread_of(recipe, precision, hidden_size(config))

@@ -62,7 +62,7 @@ def request_of(
         config={"model_type": recipe.usual_type(), **decided_config(recipe, config)},
         tokens=tokens if recipe.tokenized else 0,  # else they follow from the configuration
         target=target,
-        arithmetic=spec.arithmetic(precision, ranks, keeps_half=recipe.keeps_half),
+        arithmetic=spec.arithmetic(precision, ranks, whole=recipe.computes_half),
         device="cuda" if device == "cuda" else "cpu",
         checkpointing=train.checkpointing,
         lora=recipe.lora.model_dump(mode="json") if recipe.lora else None,
@@ -150,8 +150,8 @@ def _makers(workload: str) -> str:
 def tracer(
     recipe: Recipe, precision: str, device: str, ranks: int, *, say: Callable[[str], None] | None = None
 ) -> Trace | None:
-    """The recipe's real model, traced here or remembered; None where that cannot be done. `say`: what takes
-    seconds."""
+    """The recipe's real model, traced here or remembered; None where torch is not installed. `say`: what
+    takes seconds. Raises JobError for a model that cannot be traced."""
     request = request_of(recipe, whole_config(recipe), precision=precision, device=device, ranks=ranks)
 
     def starting() -> None:
@@ -162,14 +162,12 @@ def tracer(
             message = f"tracing {name} in {precision}{again}, without its weights (once; about {seconds} s)"
             say(message)
 
-    try:
-        return None if request is None else trace(request, starting=starting)
-    except JobError:
-        return None  # closed forms will do, and the plan says so
+    return None if request is None else trace(request, starting=starting)
 
 
-def once(tracer: Tracer) -> Tracer:
-    """Each trace is asked for once: numbers of hosts and stages of ZeRO need the same ones."""
+def once(tracer: Tracer, failures: list[str] | None = None) -> Tracer:
+    """Each trace is asked for once: numbers of hosts and stages of ZeRO need the same ones. None where a
+    model cannot be traced, since closed forms will do; `failures`: gets why."""
     traces: dict[tuple[bool | str, ...], Trace | None] = {}
 
     def remembered(recipe: Recipe, precision: str, device: str, ranks: int) -> Trace | None:
@@ -189,7 +187,12 @@ def once(tracer: Tracer) -> Tracer:
             spread,
         )
         if key not in traces:
-            traces[key] = tracer(recipe, precision, device, ranks)
+            try:
+                traces[key] = tracer(recipe, precision, device, ranks)
+            except JobError as error:
+                traces[key] = None
+                if failures is not None:
+                    failures.append(str(error))
         return traces[key]
 
     return remembered

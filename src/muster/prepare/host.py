@@ -36,7 +36,7 @@ Progress = Callable[[str, str], None]  # host, what it does
 
 class Contents:
     """Files of this machine by the digests of their contents, each read once. A context manager: its folder
-    of links, from which agents are sent files, is removed at the end."""
+    is removed at the end. It has links, from which agents are sent files, and the warm jobs' own folders."""
 
     def __init__(self) -> None:
         self.folder = Path(tempfile.mkdtemp(prefix="muster-prepare-"))
@@ -68,7 +68,8 @@ class Contents:
 
 @dataclass
 class HostJobs:
-    """The jobs of one host, one after the other; `deadline`: of all of them, by time.monotonic."""
+    """The jobs of one host, one after the other; `timeout`: seconds of all of them, whatever time the host
+    waits for others between two."""
 
     host: Host
     inputs: Inputs
@@ -79,10 +80,7 @@ class HostJobs:
     shell: Shell
     progress: Progress
     stop: Callable[[], str | None]
-    deadline: float = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.deadline = time.monotonic() + self.timeout
+    spent: float = field(default=0.0, init=False)  # seconds of `timeout`
 
     def run(self, op: str, tree: Tree | None = None, **order: Any) -> dict[str, Any]:
         """Run the program with an order, after its agent has taken the files of `tree` -> its report.
@@ -94,7 +92,7 @@ class HostJobs:
         job_id = f"prepare-{secrets.token_hex(4)}"
         report: dict[str, Any] | None = None
         failed: dict[str, Any] | None = None
-        last = ""
+        last, began = "", time.monotonic()
 
         def event(_: str, line: str) -> None:
             nonlocal report, failed
@@ -130,6 +128,8 @@ class HostJobs:
             if self.stop():
                 raise
             raise HostError(error.what, host=label, hint=error.hint, failure=error.failure) from None
+        finally:
+            self.spent += time.monotonic() - began
         if failed is not None:
             what = str(failed["what"])
             raise HostError(what, host=label, hint=failed["hint"], failure=id_of(what))
@@ -151,7 +151,7 @@ class HostJobs:
             "controller_python": self.controller_python,
             "setup": launch.setup,
             "device": "cpu",
-            "timeout": max(1.0, self.deadline - time.monotonic()),
+            "timeout": max(1.0, self.timeout - self.spent),
             "lease": launch.lease,
             "folder": self.host.label,
             "attempt": 1,

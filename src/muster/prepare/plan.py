@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import stat
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -93,21 +94,22 @@ def make_plan(recipes: Sequence[Inputs], options: Options, later: Path | None = 
         ]
         _add_needs(inputs, names, local, hub, notes)
         if options.warm and inputs.recipe.trains and names == [*_named(inputs.recipe)]:
-            warm.append(inputs)  # a step of anything else is nothing that is known
+            warm.append(inputs)  # others start from a model that is not there yet
     venv = (options.venv or f"{cache}/venvs/{key}") if pinned else None
     return PreparePlan(pinned, key, venv, cache, wheels, tuple(local), tuple(hub), tuple(warm), tuple(notes))
 
 
 def _walk(path: Path, what: str, above: tuple[str, ...]) -> Iterator[tuple[Path, str, int, int]]:
     """(path, what, bytes, time of its last change) of a file, or of all below a folder."""
-    if path.is_dir():
-        real = os.path.realpath(path)
-        for each in sorted(path.iterdir()) if real not in above else ():
-            yield from _walk(each, what, (*above, real))
-        return
     with refused(UsageError, "read", path):
         about = path.stat()
-    if not path.is_file():
+        entries = sorted(path.iterdir()) if stat.S_ISDIR(about.st_mode) else None
+    if entries is not None:
+        real = os.path.realpath(path)
+        for each in entries if real not in above else ():
+            yield from _walk(each, what, (*above, real))
+        return
+    if not stat.S_ISREG(about.st_mode):
         raise UsageError("is neither a file nor a folder", where=str(path), hint="take it out of the folder")
     yield path, what, about.st_size, about.st_mtime_ns
 

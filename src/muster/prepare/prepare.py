@@ -7,9 +7,7 @@ from __future__ import annotations
 
 import os
 import platform
-import shutil
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
@@ -50,7 +48,7 @@ class _Preparation:
         self.uv = own_uv() if plan.pinned else None
         self.hosts = {host.label: host for host in self.inputs.inventory.hosts}
         self.reports = {label: PreparedHost(label) for label in self.hosts}
-        self.facts: dict[str, dict[str, Any]] = {}  # the first report of each host that has not failed
+        self.facts: dict[str, dict[str, Any]] = {}  # what each host has, where its `make` has not failed
         self.brought: dict[str, list[str]] = {}  # contents that a host's agent keeps from now on
         self.jobs = {label: self._jobs_of(host) for label, host in self.hosts.items()}
 
@@ -163,7 +161,8 @@ class _Preparation:
 
     def _refuse_changed(self, label: str, paths: Sequence[Path]) -> None:
         """Raises HostError for a file that was written or removed here since the begin."""
-        for each in (file for file in self.files if file.path in paths):
+        copied = set(paths)
+        for each in (file for file in self.files if file.path in copied):
             with suppress(OSError):
                 about = each.path.stat()
                 if (about.st_size, about.st_mtime_ns) == (each.size, each.changed):
@@ -230,12 +229,11 @@ class _Preparation:
     def finish(self, folders: Mapping[str, tuple[str, ...]], use: list[str]) -> None:
         """Make folders for kernels, run one short job of each recipe on each host alone, and tidy up."""
         first = next((label for label, report in self.reports.items() if report.failure is None), None)
-        folder = Path(tempfile.mkdtemp(prefix="muster-warm-"))
         warmers = [
             Warmer(
                 inputs,
                 warm_recipe(inputs, use, self.plan.cache, self.options.timeout),
-                folder / str(number),
+                self.contents.folder / f"warm{number}",
                 self.shell,
                 self.progress,
                 self.stop,
@@ -245,8 +243,9 @@ class _Preparation:
 
         def work(label: str) -> None:
             jobs, report = self.jobs[label], self.reports[label]
+            if digests := self.brought.get(label):  # first: they are forgotten even if a warm-up fails
+                jobs.run("note", mark=None, remove=[], forget=digests)
             fresh = bool(folders) and jobs.run("scratch", folders=list(folders.values()))["new"]
-            forget = self.brought.get(label, [])
             if warmers and self.inputs.launcher.ONE_MACHINE and label != first:  # one machine's caches
                 report.warm = {"status": "shared", "seconds": 0.0}
                 warm = []
@@ -260,17 +259,11 @@ class _Preparation:
                     continue
                 began = time.monotonic()
                 remove = each.run(self.hosts[label])
-                jobs.run("note", mark=mark, remove=[remove], forget=forget)
-                forget = []
+                jobs.run("note", mark=mark, remove=[remove], forget=[])
                 before = (report.warm or {}).get("seconds", 0.0)
                 report.warm = {"status": "warmed", "seconds": before + time.monotonic() - began}
-            if forget:
-                jobs.run("note", mark=None, remove=[], forget=forget)
 
-        try:
-            self.each(work)
-        finally:
-            shutil.rmtree(folder, ignore_errors=True)
+        self.each(work)
 
 
 def provision(

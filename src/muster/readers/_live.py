@@ -58,15 +58,15 @@ class Live:
         best_first = ranked([each for each in copy.deepcopy(self.feed).readings() if each.steps])
         if not best_first:
             return None
-        others = [reading for reading, _ in best_first]
+        readings = [reading for reading, _ in best_first]
         best, figures = best_first[0]
         refuted = not best.sure and contradicting(best_first) is not None
         if figures is None:
-            figures = next((_reported(each) for each in others if each.reported), None)
+            figures = next((_reported(each) for each in readings if each.reported), None)
         return JobProgress(
             format=best.format,
             steps=self.steps,
-            loss=next((each.loss for each in others if each.loss is not None), None),
+            loss=next((each.loss for each in readings if each.loss is not None), None),
             measured=None if refuted else figures,
         )
 

@@ -104,8 +104,10 @@ def size(value: float | None) -> str:
 
 
 def loss(value: float | None) -> str:
-    """A loss to four decimal places."""
-    return UNKNOWN if value is None or not math.isfinite(value) else f"{value:.4f}"
+    """A loss to four decimal places; one that they do not show, to four significant digits."""
+    if value is None or not math.isfinite(value) or 0 < abs(value) < 0.001:
+        return number(value)
+    return f"{value:.4f}"
 
 
 def moment(time: float | None) -> str:
@@ -186,7 +188,7 @@ def _speed(result: Result) -> Iterator[Figure]:
     padding = "no padding" if padded > 0 else ""
     if padded > tokens:
         padding = f"{number(padded)} with padding; {100 * (1 - tokens / padded):.0f} % is padding"
-    # Of images no tokens are made.
+    # Of images, tokens are ViT's patches; of other models of images none are counted.
     yield Figure(group, "Real tokens", number(tokens) if padded > 0 else UNKNOWN, "tokens/s", padding)
     measured = f"over {counted(speed.measured_steps, 'measured step')}"
     if speed.data_share is not None:
@@ -220,9 +222,7 @@ def _utilization(flops: Flops | None) -> Iterator[Figure]:
 
 def _learning(result: Result) -> Iterator[Figure]:
     group = "Learning"
-    once = result.loss_first in (None, result.loss_final)  # a single window
-    first = "" if once else f"{loss(result.loss_first)} at the start"
-    yield Figure(group, "Training loss, last", loss(result.loss_final), note=first)
+    yield _training_loss("Training loss, last", result)
     yield Figure(group, "Held-out loss, last", loss(result.evaluation_loss))
     quality = result.quality
     kind = recipe_class(result.workload)
@@ -237,6 +237,13 @@ def _learning(result: Result) -> Iterator[Figure]:
         yield Figure(group, _capital(each.called) + held, value, note=note)
     if result.attention:
         yield from _attention(result.attention)
+
+
+def _training_loss(name: str, result: Result) -> Figure:
+    """The last one, with the first in the note where there were two."""
+    once = result.loss_first in (None, result.loss_final)  # a single window
+    note = "" if once else f"{loss(result.loss_first)} at the start"
+    return Figure("Learning", name, loss(result.loss_final), note=note)
 
 
 def _quality(quality: Quality | None, metric: str) -> Iterator[Figure]:
@@ -316,9 +323,7 @@ def _command(result: Result, run: CommandRun) -> Iterator[Figure]:
     spread = f"± {100 * run.variation:.1f} %" if run.variation is not None else ""
     yield Figure("Speed", "Throughput", number(run.rate), f"{run.unit}/s" if run.rate else "", spread)
     yield Figure("Speed", "Step time", seconds(run.step_seconds))
-    once = result.loss_first in (None, result.loss_final)
-    first = "" if once else f"{loss(result.loss_first)} at the start"
-    yield Figure("Learning", "Loss", loss(result.loss_final), note=first)
+    yield _training_loss("Loss", result)
 
 
 # --- the fabric -------------------------------------------------------------------------------------------

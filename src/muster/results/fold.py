@@ -11,7 +11,7 @@ from typing import Any
 
 from muster.core.fabric.figures import Event
 from muster.core.fabric.run import make_run
-from muster.core.job import FASTEST, PASSED_OVER, SLOWER, Decision, Job
+from muster.core.job import FASTEST, PASSED_OVER, WARNINGS, Decision, Job
 from muster.core.profile import StepProfile
 from muster.core.recipe import Recipe, recipe_from
 from muster.core.result import (
@@ -239,10 +239,11 @@ def pace_notes(
     started: events.Started | None,
     data: events.DataRead | None,
 ) -> list[str]:
-    """Hosts that made the job slower: as predicted before it, and by the speeds that it measured."""
+    """Hosts that made the job slower, as predicted before it and by the speeds that it measured, and what
+    else the plan warned of."""
     from muster.planner.advice import review  # loads the planner, which `muster show` can do without
 
-    decisions: list[Decision] = [e for e in job.decisions if e.value == SLOWER or e.field == FASTEST]
+    decisions: list[Decision] = [e for e in job.decisions if e.value in WARNINGS or e.field == FASTEST]
     if split and split.speeds and started:
         samples = data.train if data else None
         decisions += review(recipe, job, facts, split.speeds, started.trainable, samples)

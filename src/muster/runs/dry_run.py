@@ -19,7 +19,7 @@ from muster.agent.agent import ON_CPU
 from muster.core.errors import ReaderMissingError
 from muster.core.hardware.devices import largest_memory
 from muster.core.hostlist import fold_hosts
-from muster.core.job import ENGINE_CONFIG, SLOWER, Facts
+from muster.core.job import ENGINE_CONFIG, WARNINGS, Facts
 from muster.core.recipe import Recipe
 from muster.core.recipes import dump_yaml
 from muster.core.secrets import masked, masked_words, shareable
@@ -30,6 +30,7 @@ from muster.fleet.shell import Shell
 from muster.inputs.hub import check_names
 from muster.inputs.read import INHERITED, Inputs
 from muster.planner.decide import Decided
+from muster.planner.document import UNCOUNTED
 from muster.planner.hosts import AUTO
 from muster.planner.memory.fit import MemoryLimit, fits
 from muster.planner.orders import TRACKERS
@@ -166,7 +167,7 @@ def _document(inputs: Inputs, run: RunFolder, decided: Decided) -> dict[str, Any
     home = Home((recipe.launch.home or "this-machine",), "PORT", "SECRET")  # made at the start
     data = job.as_dict()
     shown = recipe.env_show
-    warnings = [f"{d.field} {d.value}: {d.why}" for d in job.decisions if d.value == SLOWER]
+    warnings = [f"{d.field} {d.value}: {d.why}" for d in job.decisions if d.value in WARNINGS]
     return {
         "run": str(run.path),
         "launcher": inputs.launcher_name,
@@ -311,9 +312,11 @@ def _training(document: Mapping[str, Any]) -> list[tuple[str, str]]:
     memory = plan["memory"] if plan else None
     if memory is None:
         return rows
-    needs = f"about {format_bytes(memory['device_bytes'])} for each rank"
+    whole = memory["basis"] != UNCOUNTED
+    needs = f"{'about' if whole else 'at least'} {format_bytes(memory['device_bytes'])} for each rank"
     room = memory["device_room"]
-    verdict = f"of {format_bytes(room)}: fits" if room else "; what the hosts have was not asked"
+    within = "fits" if whole else "without activations, so whether it fits is unknown"
+    verdict = f"of {format_bytes(room)}: {within}" if room else "; what the hosts have was not asked"
     if memory["lacking"]:
         verdict = f"of {format_bytes(room)}: too little {memory['lacking']} memory, and force=true"
     rows.append(("memory", f"{needs} {verdict}".replace(" ;", ";")))

@@ -21,7 +21,7 @@ class ShownRun:
     """A run as `muster show` tells it: its result, or how far it has come."""
 
     run: RunFolder
-    state: str
+    state: State
     result: Result | None
     step: int
     total_steps: int | None

@@ -83,7 +83,7 @@ def read_lines(file: Path, skip: Skip | None = None, *, way: str = "") -> Iterat
     is added to the hints of these errors.
     """
     try:
-        opener = gzip.open if file.name.endswith(".gz") else open
+        opener = gzip.open if file.name.lower().endswith(".gz") else open
         with opener(file, "rb") as stream:
             yield from _decoded(stream, file, skip, way)
     except FileNotFoundError:

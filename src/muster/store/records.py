@@ -298,8 +298,8 @@ def read_rows(
     gzip by its name.
 
     `skip` is told of each row that cannot be read, which is then left out; None: DataError is raised.
-    `fields`: those that are looked for; of a Parquet file's nested columns, no others are decoded: a row has
-    them as None.
+    `fields`: those that are looked for; of a Parquet file's columns of nested values, dates and times, no
+    others are decoded: a row has them as None.
     """
     if is_of(file, PARQUET):
         yield from _parquet(file, skip, fields)
@@ -400,6 +400,8 @@ def parquet_file(file: Path) -> Iterator[Any]:
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         what = f"is not a Parquet file that can be read: {reason}"
         raise DataError(what, where=str(file)) from None
+    except (ValueError, OverflowError) as error:  # a text that is not UTF-8, a date that Python has not
+        raise DataError(f"has a value that cannot be read: {error}", where=str(file)) from None
 
 
 def _parquet(file: Path, skip: Skip | None, fields: Sequence[str]) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -407,15 +409,23 @@ def _parquet(file: Path, skip: Skip | None, fields: Sequence[str]) -> Iterator[t
     try:
         with parquet_file(file) as opened:
             for row in _rows(opened, fields):
-                yield f"{file}[{number}]", row
+                where = f"{file}[{number}]"
                 number += 1
+                if not isinstance(row, Exception):
+                    yield where, row
+                    continue
+                fault = DataError(f"has a value that cannot be read: {row}", where=where)
+                if skip is None:
+                    raise fault
+                skip(fault)
     except ReaderMissingError:
         raise
     except DataError as error:
         pass_over(error, skip)
 
 
-def _rows(opened: Any, fields: Sequence[str]) -> Iterator[dict[str, Any]]:
+def _rows(opened: Any, fields: Sequence[str]) -> Iterator[dict[str, Any] | Exception]:
+    """The rows; in place of one with a value that Python cannot hold, what is wrong with it."""
     from pyarrow import types
 
     wanted = {root for field in fields for root in (field, field.partition(".")[0])}
@@ -423,10 +433,24 @@ def _rows(opened: Any, fields: Sequence[str]) -> Iterator[dict[str, Any]]:
     columns = [
         each.name
         for each in opened.schema_arrow
-        if not (fields and types.is_nested(each.type)) or each.name in wanted
+        if not (fields and (types.is_nested(each.type) or types.is_temporal(each.type)))
+        or each.name in wanted
     ]
     columns = columns or names
     others = dict.fromkeys(name for name in names if name not in columns)
     for batch in opened.iter_batches(ROWS, columns=columns):
-        for row in batch.to_pylist():
-            yield {**row, **others}
+        try:
+            rows = batch.to_pylist()
+        except (ValueError, OverflowError):
+            rows = [_alone(batch.slice(row, 1)) for row in range(batch.num_rows)]
+        for row in rows:
+            yield row if isinstance(row, Exception) else {**row, **others}
+
+
+def _alone(batch: Any) -> dict[str, Any] | Exception:
+    """The row of a batch that has one, or what is wrong with it."""
+    try:
+        row: dict[str, Any] = batch.to_pylist()[0]
+    except (ValueError, OverflowError) as error:
+        return error
+    return row

@@ -127,7 +127,7 @@ class Folder:
         if self.result.exists():
             status = self.read_json(self.result).get("status")
             if status not in get_args(RunEnd):
-                raise RunFolderError("cannot be read: it has no status", where=str(self.result))
+                raise RunFolderError("cannot be read: it has no status of a run", where=str(self.result))
             return State(status)
         if waiting := self._waiting():
             return waiting

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import os
+from typing import Any
 
 import torch
+from torch.func import functional_call
 
 from muster.core.errors import WorkerError
 from muster.core.hardware.devices import WIDE
@@ -43,6 +46,32 @@ def set_tf32(on: bool) -> None:
     if hasattr(backends.cuda.matmul, "fp32_precision"):
         for place in (backends, backends.cuda.matmul, backends.cudnn.conv, backends.cudnn.rnn):
             place.fp32_precision = "tf32" if on else "ieee"
+
+
+def cast_weights(model: Any) -> None:
+    """Have each pass of `model` cast its weights to bf16 first, and compute in nothing else. The weights
+    themselves stay as they are, and so does what their gradients are in.
+
+    A compiler sees the casts as part of the pass. A copy of the model casts its own weights.
+    """
+    passes = functools.partial(_cast, _Passes(model))
+    model.forward = functools.update_wrapper(passes, model.forward)
+
+
+def _cast(passes: _Passes, *given: Any, **named: Any) -> Any:
+    weights = {name: each.to(torch.bfloat16) for name, each in passes.named_parameters()}
+    return functional_call(passes, weights, given, named)
+
+
+class _Passes(torch.nn.Module):  # type: ignore[misc]
+    """A model's own forward pass, apart from what is put in its place."""
+
+    def __init__(self, model: Any) -> None:
+        super().__init__()
+        self.model, self.own = model, model.forward
+
+    def forward(self, *given: Any, **named: Any) -> Any:
+        return self.own(*given, **named)
 
 
 def arithmetic_of(context: Context) -> str:

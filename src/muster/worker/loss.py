@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -56,19 +57,20 @@ class TokenLoss:
         if self.head is None or labels is None:
             yield
             return
-        self.head.wanted, self.head.found = (self._placed(labels).reshape(-1), self.smoothing()), None
+        self.head.found = None
+        _LABELS[self.head.key] = self._placed(labels).reshape(-1), self.smoothing()
         try:
             yield
         finally:
-            self.head.wanted = None
+            del _LABELS[self.head.key]
 
     def __call__(self, outputs: Any, labels: torch.Tensor, num_items_in_batch: Any = None) -> torch.Tensor:
         """The loss of a model's outputs: their logits, or the sum that the fused head made in their place."""
         logits = outputs["logits"] if isinstance(outputs, dict) else outputs[0]
         labels = self._placed(labels)
         if self.head is not None and logits.ndim == 0:
-            partial_sum = self.head.found
-            summed = logits if partial_sum is None else _Exactly.apply(logits, partial_sum)
+            fused_sum = self.head.found
+            summed = logits if fused_sum is None else _Exactly.apply(logits, fused_sum)
         else:
             rows = logits.view(-1, logits.size(-1))
             summed = summed_cross_entropy(rows, labels.reshape(-1), self.smoothing())
@@ -85,19 +87,25 @@ class TokenLoss:
 # ----------------------------------------------------------------------------------------------------
 # Output layer and loss together.
 
+# By a head's key: the labels (rows) that its next pass is to be held against, and how they are smoothed. Not
+# held by the head: a compiler takes tensors that modules hold for such as stay in their place, and CUDA
+# graphs would be recorded anew for each batch.
+_LABELS: dict[int, tuple[torch.Tensor, float]] = {}
+_KEYS = itertools.count()
+
 
 class FusedHead(torch.nn.Linear):  # type: ignore[misc]
     """A model's output layer, which computes the loss as well, and then returns its sum in place of logits.
 
     Where the logits would be many: some rows at a time, with the gradients of the layer's input and weight,
     so that the logits never lie in memory together. `always`: also where they are few; `inside`: all at once
-    in plain operations, which a compiler fuses with the model's; `wanted`: labels, (rows), and smoothing,
-    while a loss is; `found`: the sum of parts.
+    in plain operations, which a compiler fuses with the model's; `key`: of its labels; `found`: the sum of
+    parts.
     """
 
     always: bool
     inside: bool
-    wanted: tuple[torch.Tensor, float] | None
+    key: int
     found: _Sum | None
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
@@ -105,11 +113,12 @@ class FusedHead(torch.nn.Linear):  # type: ignore[misc]
         width, classes = hidden.size(-1), self.weight.size(0)
         rows = hidden.numel() // width
         few = rows <= most_rows(hidden.device.type, classes, width) and not self.always
-        if self.wanted is None or (few and not self.inside):
+        expected = _LABELS.get(self.key)
+        if expected is None or (few and not self.inside):
             return super().forward(hidden)
+        labels, smoothing = expected
         if not self.inside:
-            return self._in_parts(hidden.reshape(-1, width), *self.wanted)
-        labels, smoothing = self.wanted
+            return self._in_parts(hidden.reshape(-1, width), labels, smoothing)
         return plain_cross_entropy(super().forward(hidden).reshape(-1, classes), labels, smoothing)
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
@@ -123,7 +132,7 @@ class FusedHead(torch.nn.Linear):  # type: ignore[misc]
 def fused(layer: Any, *, always: bool = False, inside: bool = False) -> FusedHead:
     """The layer itself, which keeps its weight and its hooks, as a FusedHead."""
     layer.__class__ = FusedHead
-    layer.always, layer.inside, layer.wanted, layer.found = always, inside, None, None
+    layer.always, layer.inside, layer.key, layer.found = always, inside, next(_KEYS), None
     made: FusedHead = layer
     return made
 
@@ -158,10 +167,10 @@ class _Exactly(torch.autograd.Function):  # type: ignore[misc]
     """What the model returned -> the sum as it was before any cast."""
 
     @staticmethod
-    def forward(ctx: Any, returned: torch.Tensor, partial_sum: _Sum) -> torch.Tensor:
-        assert partial_sum.value is not None
-        ctx.found, ctx.dtype = partial_sum, returned.dtype
-        return partial_sum.value.clone()
+    def forward(ctx: Any, returned: torch.Tensor, fused_sum: _Sum) -> torch.Tensor:
+        assert fused_sum.value is not None
+        ctx.found, ctx.dtype = fused_sum, returned.dtype
+        return fused_sum.value.clone()
 
     @staticmethod
     @once_differentiable  # type: ignore[untyped-decorator]
@@ -188,7 +197,7 @@ class _InParts(torch.autograd.Function):  # type: ignore[misc]
         labels: torch.Tensor,
         smoothing: float,
         training: bool,
-        partial_sum: _Sum | None,
+        fused_sum: _Sum | None,
     ) -> torch.Tensor:
         kind, width = given.device.type, given.size(-1)
         classes = width if weight is None else weight.size(0)
@@ -233,9 +242,9 @@ class _InParts(torch.autograd.Function):  # type: ignore[misc]
                 if of_bias is not None:
                     of_bias += counts.to(dtype) @ gradient
                 del gradient, logs, part  # before the next part's logits are made
-        if partial_sum is not None:
-            partial_sum.value = total.detach()  # without the graph, which would outlive the step
-        ctx.found = partial_sum
+        if fused_sum is not None:
+            fused_sum.value = total.detach()  # without the graph, which would outlive the step
+        ctx.found = fused_sum
         ctx.save_for_backward(of_given, of_weight, of_bias)
         ctx.dtypes = [None if each is None else each.dtype for each in (given, weight, bias)]
         return total

@@ -116,7 +116,7 @@ def training_arguments(context: Context) -> dict[str, Any]:
         "max_grad_norm": train.clip,
         "seed": train.seed,
         "bf16": context.precision in ("bf16", "fp8")
-        and not recipe.keeps_half,  # else there is nothing to cast
+        and not recipe.computes_half,  # else autocast has nothing to do
         "fp16": context.precision == "fp16",
         # Said on every GPU that can: Transformers switches it on by itself where a model is compiled, and so
         # does Accelerate, later (worker/arithmetic.py).

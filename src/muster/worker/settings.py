@@ -121,7 +121,7 @@ def of_engine(context: Context, train: Train, engine: Any) -> Iterator[Setting]:
 def of_autocast(context: Context, accelerator: Any) -> Iterator[Setting]:
     """What accelerate casts to. What matrix products of fp32 compute in is worker/arithmetic.py's."""
     halves = {"bf16": "bf16", "fp8": "bf16", "fp16": "fp16"}
-    wanted = "no" if context.recipe.keeps_half else halves.get(context.precision, "no")
+    wanted = "no" if context.recipe.computes_half else halves.get(context.precision, "no")
     yield "precision", wanted, str(accelerator.mixed_precision)
 
 

@@ -20,6 +20,7 @@ from transformers.trainer_utils import IntervalStrategy, seed_worker
 
 from muster.core import float8
 from muster.core.errors import DataError
+from muster.worker.arithmetic import cast_weights
 from muster.worker.context import Context
 from muster.worker.data.loading import CONTEXT
 from muster.worker.data.sampler import Dealt, GroupedSampler
@@ -282,6 +283,8 @@ def wired(
         without_dropout(model)
     if recipe.keeps_half:
         model.to(torch.bfloat16)
+    elif recipe.computes_half:
+        cast_weights(model)
     if recipe.precision == float8.NAME:
         convert(context, model)
     unit = arguments.per_device_eval_batch_size * context.world_size

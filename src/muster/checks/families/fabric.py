@@ -19,7 +19,7 @@ from muster.checks.base import Answers, Check, Context, Finding, Level
 from muster.checks.kinds import Case, Judge
 from muster.core.fabric.result import GroupFabric, Matmul, TimedPair, suspects, wrong_words
 from muster.core.hardware.peaks import stated_peak
-from muster.core.units import counted
+from muster.core.units import counted, format_number
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ def measured(
 
 def gbit(rate: float) -> str:
     """Bytes per second as the field states a link."""
-    return f"{rate * 8 / 1e9:.3g} Gbit/s"
+    return f"{format_number(rate * 8 / 1e9, 3)} Gbit/s"
 
 
 def upper_median(values: Iterable[float]) -> float:

@@ -97,7 +97,7 @@ def print_dry_run(
     return 0
 
 
-def _print_result(result: PipelineResult, state: str | None = None) -> None:
+def _print_result(result: PipelineResult, state: State | None = None) -> None:
     """A row per step, and why it ended."""
     console = out_console()
     took = format_seconds(result.seconds.total)

@@ -10,7 +10,7 @@ from rich.table import Table
 
 from muster.cli.output import out_console, print_row, table, wrapped
 from muster.core.hostlist import fold_hosts
-from muster.core.job import FASTEST, SLOWER
+from muster.core.job import FASTEST, WARNINGS
 from muster.core.units import counted, format_bytes, format_count, format_number, format_seconds
 from muster.inputs.read import INHERITED
 from muster.planner.document import UNCOUNTED, MemoryPlan, Plan, TimePlan
@@ -69,7 +69,7 @@ def print_plan(plan: Plan) -> None:
         console.print(f"\n{escape(plan.sentence)}")
     for each in plan.decisions:
         words = f"{each['field']} {each['value']}: {each['why']}"
-        if each["value"] == SLOWER:
+        if each["value"] in WARNINGS:
             console.print(f"[yellow]warning[/yellow]  {escape(words)}")
         elif each["field"] == FASTEST:
             console.print(f"[yellow]note[/yellow]  {escape(words)}")
@@ -96,7 +96,7 @@ def _memory(console: Console, memory: MemoryPlan, plan: Plan) -> None:
     fits = "[yellow]tight, may not fit[/yellow]" if memory.tight else full
     fits += f" with {escape(', '.join(plan.choices))}" if plan.choices else ""
     if memory.basis == UNCOUNTED:
-        fits = "[yellow]unknown[/yellow]"
+        fits = "[yellow]at least this, so whether it fits is unknown[/yellow]"
     verdict = fits if memory.lacking is None else f"[red]too little {kind}[/red]"
     console.print(
         f"\n  [bold]Memory of a rank[/bold]  {verdict}  (activations: {memory.basis}; peak: {memory.moment})"

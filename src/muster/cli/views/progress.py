@@ -11,7 +11,7 @@ from rich.text import Text
 
 from muster.cli.output import err_console
 from muster.cli.views.waiting import Waiting
-from muster.core.job import SLOWER, Job
+from muster.core.job import WARNINGS, Job
 from muster.core.recipe import recipe_class
 from muster.core.result import Pace, Result
 from muster.core.units import counted, format_bytes, format_count, format_number, format_seconds
@@ -96,7 +96,7 @@ class ProgressView(Waiting):
         where = f"{counted(job.world_size, 'rank')} on {counted(len(job.placements), 'host')}: {hosts}{more}"
         self.console.print(f"{where}; {what if trains else job.device}")
         for decision in job.decisions:
-            if decision.value == SLOWER:
+            if decision.value in WARNINGS:
                 self.console.print(
                     f"[yellow]warning: {decision.field} {decision.value}: {decision.why}[/yellow]"
                 )

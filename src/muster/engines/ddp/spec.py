@@ -13,7 +13,7 @@ from typing import ClassVar
 from muster.core.trace import Parameter
 from muster.engines.base import EngineSpec
 from muster.engines.spread import ModelSpread, Tensors
-from muster.engines.states import States, unspread
+from muster.engines.states import States, elements, unspread
 from muster.engines.traffic import Passes, Segment, Traffic, counting, reducing
 
 FIRST_BUCKET = 2**20  # bytes
@@ -34,6 +34,8 @@ class DdpSpec(EngineSpec):
         """With several ranks the reducer keeps the gradients once more, in buckets (gradient_as_bucket_view
         is off)."""
         own = unspread(spread, tensors)
+        if spread.casts and spread.element < spread.kept:
+            own = replace(own, passes={"copies in half precision": spread.element * elements(tensors)})
         if spread.ranks == 1:
             return own
         return replace(own, held={**own.held, "buckets": own.gradients["gradients"]})

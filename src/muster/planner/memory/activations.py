@@ -197,9 +197,9 @@ def activation_bytes(
 def activations_missing(config: Mapping[str, Any]) -> str:
     """Return the sentence for a model whose activations are not counted."""
     return (
-        f"The memory has no activations, which for a {config.get('model_type')} come from a trace alone: it "
-        "needs torch and transformers on this machine (pip install 'passmuster[train]'), and --quick leaves "
-        "it out."
+        f"The memory has no activations, which for a {config.get('model_type')} come from a trace alone: "
+        "`muster plan` without --quick makes one, with torch and transformers on this machine (pip install "
+        "'passmuster[train]')."
     )
 
 

@@ -101,7 +101,8 @@ class Setting:
     @property
     def arithmetic(self) -> Arithmetic:
         """fp32; half: the whole model as it computes; autocast: weights in fp32, copies for the products."""
-        return self.engine.arithmetic(self.precision, self.spread.ranks, keeps_half=self.spread.keeps_half)
+        whole = self.spread.keeps_half or self.spread.casts
+        return self.engine.arithmetic(self.precision, self.spread.ranks, whole=whole)
 
     @property
     def kept(self) -> Kept:

@@ -25,11 +25,14 @@ from dataclasses import dataclass, field, fields, replace
 from functools import lru_cache, partial
 from statistics import NormalDist
 
+from pydantic import NonNegativeFloat, PositiveFloat, with_config
+
 from muster.core import float8
 from muster.core.errors import UsageError
 from muster.core.hardware.devices import plain_name
 from muster.core.hardware.links import LinkFigures, LinkSpec, SharedLink, calibrated
 from muster.core.hardware.machines import Machines
+from muster.core.section import Part
 from muster.core.trace import Parameter, Pass
 from muster.engines.base import spec_of
 from muster.engines.spread import ModelSpread
@@ -254,6 +257,7 @@ class StepCase:
         return replace(self, spread=replace(self.spread, micro_steps=micro_steps))
 
 
+@with_config(Part.model_config)
 @dataclass(frozen=True)
 class Calibration:
     """What was measured. `efficiency`, `fixed`: by `case_key`, the share of the stated peak that products
@@ -263,12 +267,12 @@ class Calibration:
     by name; `hosts`: by their devices' name, bytes/s of a host's memory under an offloaded optimizer;
     `spreads`: likewise, the standard deviation of hosts' own time for a step, as a share of it."""
 
-    efficiency: Mapping[str, float] = field(default_factory=dict)
-    fixed: Mapping[str, float] = field(default_factory=dict)
-    engines: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+    efficiency: Mapping[str, PositiveFloat] = field(default_factory=dict)
+    fixed: Mapping[str, NonNegativeFloat] = field(default_factory=dict)
+    engines: Mapping[str, tuple[NonNegativeFloat, NonNegativeFloat]] = field(default_factory=dict)
     links: Mapping[str, LinkFigures] = field(default_factory=dict)
-    hosts: Mapping[str, float] = field(default_factory=dict)
-    spreads: Mapping[str, float] = field(default_factory=dict)
+    hosts: Mapping[str, PositiveFloat] = field(default_factory=dict)
+    spreads: Mapping[str, NonNegativeFloat] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -51,7 +51,7 @@ def _read(text: str) -> TraceRequest:
 def _answer(request: TraceRequest) -> dict[str, Any]:
     import transformers.modeling_utils  # noqa: F401  (slow, and no model goes without it)
 
-    from muster.worker.tracing.tracing import trace
+    from muster.worker.tracing.tracing import cause_of, trace
 
     try:
         return to_json(trace(request))
@@ -59,9 +59,8 @@ def _answer(request: TraceRequest) -> dict[str, Any]:
         raise
     except Exception as error:
         # Whatever a third party's model does without data, it can still be trained.
-        text = (str(error).strip().splitlines() or [""])[0]
         kind = request.config.get("model_type")
-        raise JobError(f"{kind} cannot be traced: {type(error).__name__}: {text}") from None
+        raise JobError(f"{kind} cannot be traced: {cause_of(error)}") from None
 
 
 if __name__ == "__main__":

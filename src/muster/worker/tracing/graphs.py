@@ -259,6 +259,16 @@ def compiling() -> Iterator[Account]:
         yield Account()
 
 
+def start_autograd() -> None:
+    """Let autograd start its threads, one for each device, before any tensor is without data.
+
+    Where PyTorch is built for CUDA and there is no device, entering FakeTensorMode makes one up
+    (_ensureCUDADeviceGuardSet). Autograd would start a thread for it, after which no copy of the process can
+    run a backward pass.
+    """
+    torch.ones(1, requires_grad=True).sum().backward()
+
+
 @cache
 def warm_up() -> None:
     """Compile a trifle, so that what PyTorch makes once is there."""

@@ -23,8 +23,8 @@ from muster.core.versions import versions_of
 from muster.worker.instruments.meta import set_checkpointing
 from muster.worker.loss import fused_head
 from muster.worker.tracing import passes
-from muster.worker.tracing.graphs import warm_up
-from muster.worker.tracing.tasks import logits_of, loss_of, make, replace_tensors, task_of
+from muster.worker.tracing.graphs import start_autograd, warm_up
+from muster.worker.tracing.tasks import LONGEST, logits_of, loss_of, make, replace_tensors, task_of
 
 # ----------------------------------------------------------------------------------------------------
 # Few layers stand for many that are alike: every figure is a constant and a multiple of the layers.
@@ -188,6 +188,7 @@ def trace(request: TraceRequest) -> Trace:
     """Parameters and passes of a model. Raises RecipeError for what makes no model, RuntimeError for a model
     that needs data to run."""
     began = time.perf_counter()
+    start_autograd()
     check(request)
     whole = without_weights(request, {})
     depth = depth_of(request.config, whole.config.to_dict())
@@ -281,6 +282,8 @@ def _traced(
 def side_by_side(tasks: Sequence[Callable[[], Pass]]) -> list[Pass]:
     """What tasks return, each in a process that begins as a copy of this one. Raises RuntimeError for what
     one of them raises."""
+    if torch.cuda.is_available():  # autograd has a thread for each device, and no copy of a process has it
+        return [task() for task in tasks]
     fork = multiprocessing.get_context("fork")
     running = []
     for task in tasks:
@@ -289,24 +292,32 @@ def side_by_side(tasks: Sequence[Callable[[], Pass]]) -> list[Pass]:
         process.start()
         theirs.close()
         running.append((process, ours))
-    answers_of = []
+    outcomes = []
     for process, answers in running:
         try:
-            answers_of.append(answers.recv())
+            outcomes.append(answers.recv())
         except EOFError:
-            answers_of.append(f"a process ended with {process.exitcode}")
+            outcomes.append(f"a process ended with {process.exitcode}")
         process.join()
-    for each in answers_of:
+    for each in outcomes:
         if not isinstance(each, Pass):
             raise RuntimeError(each)
-    return answers_of
+    return outcomes
 
 
 def _answer(task: Callable[[], Pass], answers: Connection) -> None:
     try:
         answers.send(task())
     except Exception as error:
-        answers.send(f"{type(error).__name__}: {error}")
+        answers.send(cause_of(error))
+
+
+def cause_of(error: BaseException) -> str:
+    """The first line of what went wrong in the first place: torch.compile wraps what its backend raises."""
+    while isinstance(inner := getattr(error, "inner_exception", None), BaseException):
+        error = inner
+    text = (str(error).strip().splitlines() or [""])[0][:LONGEST]
+    return text if text and type(error) is RuntimeError else f"{type(error).__name__}: {text}"
 
 
 def without_weights(request: TraceRequest, changes: Mapping[str, Any]) -> Any:

@@ -26,6 +26,7 @@ _ARRAY = {
     ("numpy.core.multiarray", "_reconstruct"),
     ("numpy._core.multiarray", "_reconstruct"),
 }
+_BUFFER = {("numpy.core.numeric", "_frombuffer"), ("numpy._core.numeric", "_frombuffer")}  # in protocol 5
 
 
 @dataclass(frozen=True)
@@ -106,11 +107,20 @@ class _Array:
         return content if plain and isinstance(content, bytes) else None
 
 
+def _from_buffer(content: Any, kind: Any, shape: Any, order: Any) -> _Array:
+    """An array of protocol 5, which has its bytes in the pickle: as other protocols have it."""
+    array = _Array()
+    array.state = 1, shape, kind, order != "C", bytes(content) if isinstance(content, bytearray) else content
+    return array
+
+
 class _Unpickler(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
         """Of arrays alone. Raises UnpicklingError."""
         if (module, name) in _ARRAY:
             return _Array
+        if (module, name) in _BUFFER:
+            return _from_buffer
         raise pickle.UnpicklingError(f"it holds {module}.{name}, and only numbers, texts and arrays are read")
 
 

@@ -306,10 +306,20 @@ def read_table(file: Path, image: str, label: str) -> ParquetTable:
         schema, about = opened.schema_arrow, opened.metadata.metadata or {}
         image, label = image_column(image, schema.names, where), label_column(label, schema.names, where)
         _check_images(image, schema.field(image).type, where)
+        _check_labels(label, schema.field(label).type, where)
         labels = opened.read(columns=[label]).column(label).to_pylist()
     if not labels:
         raise DataError("has no rows", where=where)
     return ParquetTable(file, image, label, labels, class_names(about.get(METADATA.encode()), label))
+
+
+def _check_labels(column: str, kind: Any, where: str) -> None:
+    """Raise DataError where a column of this Arrow type holds several values a row."""
+    from pyarrow import types
+
+    if types.is_nested(kind):
+        hint = "one class for each image; data.label=COLUMN"
+        raise DataError(f"column {column!r} holds {kind}, not classes", where=where, hint=hint)
 
 
 def _check_images(column: str, kind: Any, where: str) -> None:
