@@ -20,7 +20,7 @@ from muster.worker.instruments.computing import Computing  # noqa: E402
 from muster.worker.instruments.flops import FlopsCounter  # noqa: E402
 from muster.worker.instruments.logbook import Logbook  # noqa: E402
 from muster.worker.instruments.meter import Meter  # noqa: E402
-from muster.worker.later import Later, Reading  # noqa: E402
+from muster.worker.later import Later, Scalars  # noqa: E402
 from muster.worker.workloads.base import Counts  # noqa: E402
 
 STEPS, WINDOW = 9, 2
@@ -173,7 +173,7 @@ def test_only_what_the_work_reads_is_waited_for(monkeypatch: pytest.MonkeyPatch)
 
 def test_numbers_are_those_of_the_moment() -> None:
     loss = torch.tensor(0.1)
-    reading = Reading([loss, None, 3, torch.tensor([2.0])])
+    scalars = Scalars([loss, None, 3, torch.tensor([2.0])])
     loss.zero_()
-    assert reading.values() == [torch.tensor(0.1).item(), None, 3, 2.0]
-    assert Reading([True, 5]).values() == [True, 5]
+    assert scalars.values() == [torch.tensor(0.1).item(), None, 3, 2.0]
+    assert Scalars([True, 5]).values() == [True, 5]
