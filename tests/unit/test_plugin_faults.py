@@ -188,7 +188,7 @@ def test_a_sound_reader_needs_no_closed(offer: Offer) -> None:
     assert [(each.format, each.steps, each.rate) for each in found] == [("theirs", 7, 3.0)] and not said
     live = Live()
     live.lines(["a line"])
-    assert live.seen() is None
+    assert live.seen(0.0) is None
 
 
 # --- workloads and engines -------------------------------------------------------------------------------

@@ -139,14 +139,13 @@ def test_a_step_alone_is_timed_by_the_stamps_of_its_lines() -> None:
     user = UserFormat.of([r"at (?P<step>\d+)", BATCH])
     live = Live(user)
     live.lines(["batch 4", *(f"2026-03-01 10:00:{2 * step:02d}.500 at {step}" for step in range(30))])
-    seen = live.seen()
-    assert seen is not None and seen.measured is not None
-    assert (seen.measured.unit, seen.measured.rate) == ("samples", pytest.approx(2.0))
+    seen = live.seen(0.0)
+    assert seen is not None and (seen.unit, seen.rate) == ("samples", pytest.approx(2.0))
     live = Live(user)
     for step in range(5):
         live.lines([f"at {step}"])
-    seen = live.seen()
-    assert seen is not None and seen.measured is not None and seen.measured.timed
+    seen = live.seen(0.0)
+    assert seen is not None and seen.step_seconds is not None
 
 
 # ---- expressions -------------------------------------------------------------------------------------------

@@ -151,22 +151,11 @@ class Follower:
 
     def now(self) -> events.Progress | None:
         """All that is known; None: no line told a step."""
-        seen = next((current for stream in self.streams.values() if (current := stream.seen())), None)
-        if seen is None:
-            return None
-        self.said, self.step = time.monotonic(), seen.steps
-        figures = seen.measured
-        return events.Progress(
-            time=time.time(),
-            format=seen.format,
-            step=seen.steps,
-            loss=seen.loss,
-            rate=figures.rate if figures else None,
-            unit=figures.unit if figures else "samples",
-            step_seconds=seen.step_seconds,
-            steps=figures.steps if figures else 0,
-            variation=figures.variation if figures else None,
-        )
+        reports = (stream.seen(time.time()) for stream in self.streams.values())
+        progress = next((each for each in reports if each), None)
+        if progress is not None:
+            self.said, self.step = time.monotonic(), progress.step
+        return progress
 
 
 class Recorder:
