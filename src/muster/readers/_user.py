@@ -69,8 +69,8 @@ class Expression:
         match = _compiled(self.text).search(data)
         if match is None:
             return {}
-        found = ((name, match[number]) for name, number in self.groups)
-        return {name: value.decode("utf-8", "replace") for name, value in found if value is not None}
+        values = ((name, match[number]) for name, number in self.groups)
+        return {name: value.decode("utf-8", "replace") for name, value in values if value is not None}
 
 
 @functools.cache
