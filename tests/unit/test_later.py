@@ -19,7 +19,7 @@ from muster.worker.feed import Feed  # noqa: E402
 from muster.worker.instruments.computing import Computing  # noqa: E402
 from muster.worker.instruments.flops import FlopsCounter  # noqa: E402
 from muster.worker.instruments.logbook import Logbook  # noqa: E402
-from muster.worker.instruments.meter import Meter  # noqa: E402
+from muster.worker.instruments.meter import Meter, StepClock  # noqa: E402
 from muster.worker.later import Later, Scalars  # noqa: E402
 from muster.worker.workloads.base import Counts  # noqa: E402
 
@@ -169,6 +169,76 @@ def test_only_what_the_work_reads_is_waited_for(monkeypatch: pytest.MonkeyPatch)
     later.drain()
     later.drain()
     assert calls == ["marked", "launched", "waited for the mark", "done"]
+
+
+class Device(StepClock):
+    """One that works on what it is given while the host goes on. `host`: its time; `free`: when all is done."""
+
+    def __init__(self) -> None:
+        self.host = self.free = 0.0
+        super().__init__("cpu")
+
+    def given(self, seconds: float) -> None:
+        self.free = self.now() + seconds
+
+    def now(self) -> float:
+        return max(self.host, self.free)
+
+    def wait(self) -> float:
+        self.host = self.now()
+        return self.host
+
+
+@pytest.mark.parametrize("window", [1, 2, 3])
+@pytest.mark.parametrize("ahead", [False, True])
+def test_no_second_of_a_device_counts_twice(window: int, ahead: bool) -> None:
+    """Steps of a second, that the host launches in no time, and evaluations and saves of three and two."""
+    windows: list[dict[str, Any]] = []
+    meter = Meter(
+        lambda _, **content: windows.append(content),  # type: ignore[arg-type]
+        lambda _: Counts(1, 1, 1),
+        window,
+        "cpu",
+    )
+    device = meter.clock = Device()
+    later, args, state = Later("cpu"), None, SimpleNamespace(global_step=0, max_steps=12)
+    meter.trainer = SimpleNamespace(
+        later=later, runs_ahead=lambda: ahead and not control.should_save, accelerator=None
+    )
+    control = SimpleNamespace(should_save=False, should_training_stop=False)
+    meter.on_train_begin(args, state, control)
+    for step in range(1, 13):
+        device.given(1.0)
+        later.drain()
+        state.global_step, control.should_save = step, step == 8
+        meter.on_step_end(args, state, control)
+        for due, paused, seconds in (
+            (step % 3 == 0, meter.on_evaluate, 3.0),
+            (step == 8, meter.on_save, 2.0),
+        ):
+            if due:
+                later.drain()
+                device.given(seconds)
+                paused(args, state, control)
+    assert meter.training_seconds == sum(each["seconds"] for each in windows) == 12.0
+    assert (meter.evaluation_seconds, meter.saving_seconds) == (4 * 3.0, 2.0)
+    assert device.wait() == 12.0 + 4 * 3.0 + 2.0
+
+
+def test_numbers_may_be_on_several_devices(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The gradients' norm is the host's where FSDP keeps them there."""
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    stack = torch.stack
+
+    def on_one_device(tensors: list[Any]) -> Any:  # FakeTensorMode does not look, a device does
+        assert len({each.device for each in tensors}) == 1
+        return stack(tensors)
+
+    monkeypatch.setattr(torch, "stack", on_one_device)
+    with FakeTensorMode():
+        Scalars([torch.ones((), device="cuda"), torch.ones(()), 3])
+    assert Scalars([torch.tensor(1.0), 3, torch.tensor(2.0)]).values() == [1.0, 3, 2.0]
 
 
 def test_numbers_are_those_of_the_moment() -> None:
