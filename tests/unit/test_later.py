@@ -172,7 +172,7 @@ def test_only_what_the_work_reads_is_waited_for(monkeypatch: pytest.MonkeyPatch)
 
 
 class Device(StepClock):
-    """One that works on what it is given while the host goes on. `host`: its time; `free`: when all is done."""
+    """Works on what it is given while the host goes on. `host`: its time; `free`: when all is done."""
 
     def __init__(self) -> None:
         self.host = self.free = 0.0

@@ -167,7 +167,7 @@ class Meter(TrainerCallback):  # type: ignore[misc]
             self.computing.detach()
 
     def _resume(self) -> float:
-        """Seconds of the device since the last step's end, which the clock does not count. Starts it again."""
+        """Seconds of the device since the last step ended, which the clock leaves out. It starts again."""
         began, ended = self.clock.stretches[-1][-1], self.clock.now()
         self.clock.wait()
         if self.computing:
