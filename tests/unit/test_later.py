@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,6 +17,7 @@ transformers = pytest.importorskip("transformers")
 from muster.worker import trainer as training  # noqa: E402
 from muster.worker.context import Emitter  # noqa: E402
 from muster.worker.feed import Feed  # noqa: E402
+from muster.worker.instruments.clock import DeviceClock  # noqa: E402
 from muster.worker.instruments.computing import Computing  # noqa: E402
 from muster.worker.instruments.flops import FlopsCounter  # noqa: E402
 from muster.worker.instruments.logbook import Logbook  # noqa: E402
@@ -169,6 +171,39 @@ def test_only_what_the_work_reads_is_waited_for(monkeypatch: pytest.MonkeyPatch)
     later.drain()
     later.drain()
     assert calls == ["marked", "launched", "waited for the mark", "done"]
+
+
+class Ticks(DeviceClock):
+    """A GPU's, of which every moment is one after the last."""
+
+    def __init__(self) -> None:
+        super().__init__("cuda")
+        self.moments = itertools.count()
+
+    def now(self) -> int:
+        return next(self.moments)
+
+    def seconds(self, begin: int, end: int) -> float:
+        return float(end - begin)
+
+
+def test_what_follows_a_windows_end_is_the_next_windows() -> None:
+    """A GPU has not computed it when the window is read: its moments cannot be."""
+    model, row = torch.nn.Linear(1, 1), torch.ones(1)
+    computing, feed = Computing("cpu"), Feed("cpu")
+    computing.clock, feed.clock = Ticks(), Ticks()
+    accelerator = SimpleNamespace(unwrap_model=lambda inner: inner)
+    computing.attach(SimpleNamespace(model=model, accelerator=accelerator))
+    batches = feed.over(iter(range(9)))
+    readings = []
+    for count in (2, 1, 3):
+        for _ in range(count):
+            next(batches)
+            model(row)
+        readings.append((computing.take(), feed.take()))
+    model(row)
+    read = [(passes(), waits()) for passes, waits in readings]
+    assert read == [((1.0, {"forward": float(count)}), float(count)) for count in (2, 1, 3)]
 
 
 class Device(StepClock):
