@@ -101,9 +101,14 @@ def test_a_cpu_is_left_alone() -> None:
     assert tf32_is_on() and arithmetic_of(rank("fp32", "cpu")) == "fp32"
 
 
-@pytest.mark.parametrize("checkpointing", [False, True])
-@pytest.mark.parametrize("kind", ["gpt2", "t5", "vit", "adapters"])
-def test_a_model_computes_in_bf16_and_keeps_its_weights(kind: str, checkpointing: bool) -> None:
+@pytest.mark.parametrize(
+    ("kind", "checkpointing", "compiled"),
+    [(kind, again, False) for kind in ("gpt2", "t5", "vit", "adapters") for again in (False, True)]
+    + [("gpt2", True, True)],
+)
+def test_a_model_computes_in_bf16_and_keeps_its_weights(
+    kind: str, checkpointing: bool, compiled: bool
+) -> None:
     """Loss and gradients are those of a copy in bf16, with the gradients in fp32. A copy casts its own."""
     from peft import LoraConfig, get_peft_model
     from transformers import (
@@ -142,7 +147,7 @@ def test_a_model_computes_in_bf16_and_keeps_its_weights(kind: str, checkpointing
     for each in (half, model):
         set_checkpointing(each, checkpointing)
         each.train()
-        each(**batch).loss.backward()
+        (torch.compile(each, backend="aot_eager") if compiled else each)(**batch).loss.backward()
     assert float(model(**batch).loss.detach()) == float(half(**batch).loss.detach())
     own, other = dict(model.named_parameters()), dict(half.named_parameters())
     assert own.keys() == other.keys()

@@ -28,6 +28,8 @@ from muster.worker.workloads.base import Counts  # noqa: E402
 STEPS, WINDOW = 9, 2
 TIMES = {"time", "seconds", "step_seconds", "forward_seconds", "parts", "data_seconds", "resident_peak"}
 
+RATES = ("_runtime", "_per_second")  # of Transformers
+
 
 class Broken(Exception):
     pass
@@ -86,7 +88,11 @@ def trained(folder: Path, launched: list[tuple[int, int]], **given: Any) -> list
     finally:
         lines = (folder / "rank0.events.jsonl").read_text(encoding="utf-8").splitlines()
         said = [vars(events.parse_event(line)) for line in lines]
-    return [{name: each for name, each in event.items() if name not in TIMES} for event in said]
+    kept = [*said, *trainer.state.log_history]  # what a checkpoint holds, and the mean loss of all steps
+    return [
+        {name: each for name, each in about.items() if name not in TIMES and not name.endswith(RATES)}
+        for about in kept
+    ]
 
 
 @pytest.fixture

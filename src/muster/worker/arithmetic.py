@@ -52,7 +52,7 @@ def set_tf32(on: bool) -> None:
             place.fp32_precision = "tf32" if on else "ieee"
 
 
-def cast_weights(model: Any, *, compiled: bool = False) -> None:
+def cast_weights(model: Any) -> None:
     """Have each pass of `model` cast its weights to bf16 first, and compute in nothing else. The weights
     themselves stay as they are, and so does what their gradients are in.
 
@@ -61,7 +61,7 @@ def cast_weights(model: Any, *, compiled: bool = False) -> None:
     """
     passes = functools.partial(_cast, _Passes(model))
     model.forward = functools.update_wrapper(passes, model.forward)
-    for module in () if compiled else model.modules():
+    for module in model.modules():
         if setting := getattr(module, _CHECKPOINTING, None):
             setattr(module, _CHECKPOINTING, functools.partial(_checkpoint, module, setting))
 
@@ -88,8 +88,13 @@ def _checkpoint(model: Any, setting: Callable[..., None], *given: Any, **named: 
     setting(*given, **named)
     for layer in model.modules():
         if again := vars(layer).get("_gradient_checkpointing_func"):
-            contexts = functools.partial(_contexts, layer)
-            layer._gradient_checkpointing_func = functools.partial(again, context_fn=contexts)
+            layer._gradient_checkpointing_func = functools.partial(_twice, layer, again)
+
+
+def _twice(layer: Any, again: Callable[..., Any], *given: Any, **named: Any) -> Any:
+    if not torch.compiler.is_compiling():
+        named["context_fn"] = functools.partial(_contexts, layer)
+    return again(*given, **named)
 
 
 def _contexts(layer: Any) -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:

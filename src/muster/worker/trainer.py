@@ -284,7 +284,7 @@ def wired(
     if recipe.keeps_half:
         model.to(torch.bfloat16)
     elif recipe.computes_half:
-        cast_weights(model, compiled=recipe.train.compiled)
+        cast_weights(model)
     if recipe.precision == float8.NAME:
         convert(context, model)
     unit = arguments.per_device_eval_batch_size * context.world_size
