@@ -55,6 +55,7 @@ def trained(folder: Path, launched: list[tuple[int, int]], **given: Any) -> list
     """The events of a run. `launched`: of each window its step, and the passes that were launched by then."""
     data = [{"x": [n, 1.0, -n, 0.5 * n], "labels": n % 3} for n in range(40)]
     breaks, scale = given.pop("breaks", None), given.pop("scale", 1.0)
+    skips = given.pop("skips", False)
     data = [{"x": [scale * each for each in row["x"]], "labels": float(row["labels"])} for row in data]  # type: ignore[attr-defined]
     arguments = transformers.TrainingArguments(
         output_dir=str(folder), max_steps=STEPS, per_device_train_batch_size=2, use_cpu=True,
@@ -71,6 +72,8 @@ def trained(folder: Path, launched: list[tuple[int, int]], **given: Any) -> list
             launched.append((content["step"], model.passes))
         emit(kind, **content)
 
+    if skips:
+        trainer.accelerator.scaler = Scaler()
     feed = Feed("cpu")
     feed.attach(trainer)
     trainer.add_callback(Logbook(record, main=True, max_minutes=None))  # type: ignore[arg-type]
@@ -109,6 +112,7 @@ def ahead(monkeypatch: pytest.MonkeyPatch) -> Any:
         {"eval_steps": 3, "eval_strategy": "steps"},
         {"eval_strategy": "epoch"},
         {"lr_scheduler_type": "constant", "max_grad_norm": 0.5},
+        {"skips": True},
     ],
 )
 def test_the_same_events_in_the_same_order(tmp_path: Path, ahead: Any, given: dict[str, Any]) -> None:
@@ -118,6 +122,7 @@ def test_the_same_events_in_the_same_order(tmp_path: Path, ahead: Any, given: di
         (folder := tmp_path / str(on)).mkdir()
         said[on] = trained(folder, launched.setdefault(on, []), **given)
     assert said[True] == said[False]
+    assert sum(each.get("skipped", 0) for each in said[True]) == (STEPS // 3 if "skips" in given else 0)
     assert all(passes == 2 * step for step, passes in launched[False])
     later = {step for step, passes in launched[True] if passes == 2 * step + 1}
     assert later and later < {step for step, _ in launched[True]}  # not the last one, nor one before a save
@@ -177,6 +182,32 @@ def test_only_what_the_work_reads_is_waited_for(monkeypatch: pytest.MonkeyPatch)
     later.drain()
     later.drain()
     assert calls == ["marked", "launched", "waited for the mark", "done"]
+
+
+class Scaler:
+    """A loss scaler that throws every third step away, and halves its scale then."""
+
+    def __init__(self) -> None:
+        self.now, self.steps = torch.tensor(1024.0), 0
+        self.get_scale, self.is_enabled = self.now.item, lambda: True
+
+    def scale(self, loss: Any) -> Any:
+        return loss
+
+    def step(self, optimizer: Any, closure: Any = None) -> None:
+        optimizer.step(closure)
+
+    def update(self) -> None:
+        pass
+
+    def state_dict(self) -> dict[str, Any]:
+        return {}
+
+    def _get_scale_async(self) -> Any:
+        self.steps += 1
+        if self.steps % 3 == 0:
+            self.now /= 2  # in its place, as PyTorch's
+        return self.now
 
 
 class Ticks(DeviceClock):
