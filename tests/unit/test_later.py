@@ -101,6 +101,10 @@ def trained(folder: Path, launched: list[tuple[int, int]], **given: Any) -> list
 @pytest.fixture
 def ahead(monkeypatch: pytest.MonkeyPatch) -> Any:
     """Let a CPU be a device that computes while the host goes on, or not."""
+    from accelerate.state import GradientState
+
+    # One for the whole process, which a run that breaks off leaves within a step.
+    monkeypatch.setattr(GradientState, "_shared_state", {})
     return lambda on: monkeypatch.setattr(training, "AHEAD", ("cpu",) if on else ())
 
 
