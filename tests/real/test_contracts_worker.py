@@ -223,3 +223,24 @@ def test_a_hub_that_does_not_answer_is_named_as_such() -> None:
     with pytest.raises(RecipeError) as caught:
         load_from(loader, "t5-small", "model.name")
     assert (caught.value.failure, caught.value.where) == ("hf_offline", "model.name")
+
+
+@pytest.mark.parametrize("name", ["causal_lm", "seq2seq", "image_classification", "sft"])
+def test_a_model_that_computes_in_bf16_trains(name: str, tmp_path: Path) -> None:
+    """As autocast does to rounding, with layers that are computed again; its weights are saved in fp32."""
+    from safetensors.torch import load_file
+
+    losses, operations = {}, {}
+    for autocast in (True, False):
+        data = smallest_recipe(name)
+        data["train"] |= {"autocast": autocast, "gradient_checkpointing": True}
+        data["evaluate"] |= {"after": False}
+        (folder := tmp_path / str(autocast)).mkdir()
+        said = train_here(folder, data, precision="bf16")
+        losses[autocast] = [each.loss for each in said if isinstance(each, events.Log | events.Evaluated)]
+        windows = [each for each in said if isinstance(each, events.Window)]
+        operations[autocast] = [(each.model_flops, each.hardware_flops) for each in windows]
+        weights = [each for file in folder.rglob("model.safetensors") for each in load_file(file).values()]
+        assert weights and {str(each.dtype) for each in weights} == {"torch.float32"}
+    assert losses[False] == pytest.approx(losses[True], rel=0.01) and losses[False] != losses[True]
+    assert operations[False] == operations[True] and None not in operations[True][0]

@@ -239,8 +239,7 @@ def test_skipped_steps_are_in_no_second(monkeypatch: pytest.MonkeyPatch, fused: 
 
     told: list[dict[str, Any]] = []
     passed = [100.0]  # seconds of a clock of its own, which moves in steps alone
-    for timed in (clock, instrument):
-        monkeypatch.setattr(timed, "time", SimpleNamespace(perf_counter=lambda: passed[0]))
+    monkeypatch.setattr(clock, "time", SimpleNamespace(perf_counter=lambda: passed[0]))
     accelerator = Accelerator(cpu=True)
     weight = torch.nn.Parameter(torch.ones(3))
     accelerator.scaler = scaler = torch.amp.GradScaler("cpu", init_scale=8.0, growth_interval=1)
@@ -290,8 +289,7 @@ def test_what_getting_batches_takes(monkeypatch: pytest.MonkeyPatch, ahead: bool
 
     told: list[dict[str, Any]] = []
     passed, later = [100.0], Later("cpu")
-    for timed in (clock, instrument):
-        monkeypatch.setattr(timed, "time", SimpleNamespace(perf_counter=lambda: passed[0]))
+    monkeypatch.setattr(clock, "time", SimpleNamespace(perf_counter=lambda: passed[0]))
 
     def batches() -> Iterator[str]:
         for _ in range(7):

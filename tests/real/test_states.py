@@ -137,6 +137,7 @@ TRACED = [
     whole("fsdpsync", "bf16", 2, 1, accumulation=2, config=UNTIED),
     *(whole(engine, "bf16", 2, 4, optimizer="adamw-bf16") for engine in ("ddp", "fsdp")),
     whole("ddp", "bf16", 2, 6, autocast=False),
+    whole("ddp", "bf16", 2, 5, autocast=False, gradient_checkpointing=True),
     whole("zero3few", "fp32", 4, 8), whole("zero3", "fp32", 4, 1, gradient_checkpointing=True),
 ]  # fmt: skip
 CASES = [

@@ -108,4 +108,4 @@ def test_a_windows_end_waits_for_the_window_alone(tmp_path: Path, monkeypatch: p
     for found in waits_of_steps(tmp_path, data, monkeypatch)[1:]:
         assert [place.split(":")[0] for place in found] == ["tolist muster/worker/later.py"]
         assert sum(found.values()) == 1
-    assert len(waited) == 1 + 2 * 2  # the training's begin; the first window and the last one
+    assert len(waited) == 1 + 2  # the training's begin; the first window and the last one

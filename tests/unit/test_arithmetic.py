@@ -20,6 +20,7 @@ from muster.worker.arithmetic import (  # noqa: E402
     set_tf32,
     tf32_is_on,
 )
+from muster.worker.instruments.meta import set_checkpointing  # noqa: E402
 
 
 @pytest.fixture(autouse=True)
@@ -100,9 +101,16 @@ def test_a_cpu_is_left_alone() -> None:
     assert tf32_is_on() and arithmetic_of(rank("fp32", "cpu")) == "fp32"
 
 
-@pytest.mark.parametrize("kind", ["gpt2", "t5", "vit"])
-def test_a_model_computes_in_bf16_and_keeps_its_weights(kind: str) -> None:
+@pytest.mark.parametrize(
+    ("kind", "checkpointing", "compiled"),
+    [(kind, again, False) for kind in ("gpt2", "t5", "vit", "adapters") for again in (False, True)]
+    + [("gpt2", True, True)],
+)
+def test_a_model_computes_in_bf16_and_keeps_its_weights(
+    kind: str, checkpointing: bool, compiled: bool
+) -> None:
     """Loss and gradients are those of a copy in bf16, with the gradients in fp32. A copy casts its own."""
+    from peft import LoraConfig, get_peft_model
     from transformers import (
         AutoConfig,
         AutoModelForCausalLM,
@@ -112,9 +120,9 @@ def test_a_model_computes_in_bf16_and_keeps_its_weights(kind: str) -> None:
 
     torch.manual_seed(0)
     ids = torch.randint(1, 50, (2, 6))
-    if kind == "gpt2":
+    if kind in ("gpt2", "adapters"):
         config = AutoConfig.for_model(
-            kind, n_embd=16, n_layer=2, n_head=2, vocab_size=50, bos_token_id=1, eos_token_id=1,
+            "gpt2", n_embd=16, n_layer=2, n_head=2, vocab_size=50, bos_token_id=1, eos_token_id=1,
             resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0,
         )  # fmt: skip
         model, batch = AutoModelForCausalLM.from_config(config), {"input_ids": ids, "labels": ids}
@@ -131,17 +139,30 @@ def test_a_model_computes_in_bf16_and_keeps_its_weights(kind: str) -> None:
         )  # fmt: skip
         model = AutoModelForImageClassification.from_config(config)
         batch = {"pixel_values": torch.rand(2, 3, 16, 16), "labels": torch.tensor([1, 4])}
+    if kind == "adapters":
+        model = get_peft_model(model, LoraConfig(r=2, init_lora_weights=False))
+        model.enable_input_require_grads()
     half = copy.deepcopy(model).to(torch.bfloat16)
     cast_weights(model)
     for each in (half, model):
+        set_checkpointing(each, checkpointing)
         each.train()
-        each(**batch).loss.backward()
+        (torch.compile(each, backend="aot_eager") if compiled else each)(**batch).loss.backward()
     assert float(model(**batch).loss.detach()) == float(half(**batch).loss.detach())
     own, other = dict(model.named_parameters()), dict(half.named_parameters())
     assert own.keys() == other.keys()
     for name, each in own.items():
+        if not each.requires_grad:
+            continue
         assert each.dtype == each.grad.dtype == torch.float32
         assert torch.equal(each.grad, other[name].grad.float()), name
+    double = copy.deepcopy(model)
+    double(**batch).loss.backward()
+    assert all(
+        torch.equal(each.grad, own[name].grad)
+        for name, each in double.named_parameters()
+        if each.requires_grad
+    )
     twin, before = copy.deepcopy(model), float(model(**batch).loss.detach())
     with torch.no_grad():
         for each in twin.parameters():

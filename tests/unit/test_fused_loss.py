@@ -293,3 +293,14 @@ def test_a_compiled_graph_has_the_loss(kind: str, smoothing: float) -> None:
     assert whole == [(pytest.approx(sum_, rel=1e-6), count) for sum_, count in plain]
     for name, gradient in gradients.items():
         torch.testing.assert_close(others[name], gradient, rtol=1e-4, atol=1e-6)
+
+
+def test_labels_are_of_one_head_alone() -> None:
+    """Another model's output layer is asked meanwhile, and has none."""
+    first, other = (fused(torch.nn.Linear(4, 8), always=True) for _ in range(2))
+    hidden, labels = torch.ones(2, 3, 4), torch.tensor([[1, 2, 3], [4, 5, 6]])
+    loss = TokenLoss(head=first)
+    with loss.expecting(labels):
+        assert first(hidden).ndim == 0
+        assert other(hidden).shape == (2, 3, 8)
+    assert first(hidden).shape == (2, 3, 8)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,15 +17,18 @@ transformers = pytest.importorskip("transformers")
 from muster.worker import trainer as training  # noqa: E402
 from muster.worker.context import Emitter  # noqa: E402
 from muster.worker.feed import Feed  # noqa: E402
+from muster.worker.instruments.clock import DeviceClock  # noqa: E402
 from muster.worker.instruments.computing import Computing  # noqa: E402
 from muster.worker.instruments.flops import FlopsCounter  # noqa: E402
 from muster.worker.instruments.logbook import Logbook  # noqa: E402
-from muster.worker.instruments.meter import Meter  # noqa: E402
+from muster.worker.instruments.meter import Meter, StepClock  # noqa: E402
 from muster.worker.later import Later, Scalars  # noqa: E402
 from muster.worker.workloads.base import Counts  # noqa: E402
 
 STEPS, WINDOW = 9, 2
 TIMES = {"time", "seconds", "step_seconds", "forward_seconds", "parts", "data_seconds", "resident_peak"}
+
+RATES = ("_runtime", "_per_second")  # of Transformers
 
 
 class Broken(Exception):
@@ -51,6 +55,7 @@ def trained(folder: Path, launched: list[tuple[int, int]], **given: Any) -> list
     """The events of a run. `launched`: of each window its step, and the passes that were launched by then."""
     data = [{"x": [n, 1.0, -n, 0.5 * n], "labels": n % 3} for n in range(40)]
     breaks, scale = given.pop("breaks", None), given.pop("scale", 1.0)
+    skips = given.pop("skips", False)
     data = [{"x": [scale * each for each in row["x"]], "labels": float(row["labels"])} for row in data]  # type: ignore[attr-defined]
     arguments = transformers.TrainingArguments(
         output_dir=str(folder), max_steps=STEPS, per_device_train_batch_size=2, use_cpu=True,
@@ -67,6 +72,8 @@ def trained(folder: Path, launched: list[tuple[int, int]], **given: Any) -> list
             launched.append((content["step"], model.passes))
         emit(kind, **content)
 
+    if skips:
+        trainer.accelerator.scaler = Scaler()
     feed = Feed("cpu")
     feed.attach(trainer)
     trainer.add_callback(Logbook(record, main=True, max_minutes=None))  # type: ignore[arg-type]
@@ -84,7 +91,11 @@ def trained(folder: Path, launched: list[tuple[int, int]], **given: Any) -> list
     finally:
         lines = (folder / "rank0.events.jsonl").read_text(encoding="utf-8").splitlines()
         said = [vars(events.parse_event(line)) for line in lines]
-    return [{name: each for name, each in event.items() if name not in TIMES} for event in said]
+    kept = [*said, *trainer.state.log_history]  # what a checkpoint holds, and the mean loss of all steps
+    return [
+        {name: each for name, each in about.items() if name not in TIMES and not name.endswith(RATES)}
+        for about in kept
+    ]
 
 
 @pytest.fixture
@@ -105,6 +116,7 @@ def ahead(monkeypatch: pytest.MonkeyPatch) -> Any:
         {"eval_steps": 3, "eval_strategy": "steps"},
         {"eval_strategy": "epoch"},
         {"lr_scheduler_type": "constant", "max_grad_norm": 0.5},
+        {"skips": True},
     ],
 )
 def test_the_same_events_in_the_same_order(tmp_path: Path, ahead: Any, given: dict[str, Any]) -> None:
@@ -114,6 +126,7 @@ def test_the_same_events_in_the_same_order(tmp_path: Path, ahead: Any, given: di
         (folder := tmp_path / str(on)).mkdir()
         said[on] = trained(folder, launched.setdefault(on, []), **given)
     assert said[True] == said[False]
+    assert sum(each.get("skipped", 0) for each in said[True]) == (STEPS // 3 if "skips" in given else 0)
     assert all(passes == 2 * step for step, passes in launched[False])
     later = {step for step, passes in launched[True] if passes == 2 * step + 1}
     assert later and later < {step for step, _ in launched[True]}  # not the last one, nor one before a save
@@ -173,6 +186,135 @@ def test_only_what_the_work_reads_is_waited_for(monkeypatch: pytest.MonkeyPatch)
     later.drain()
     later.drain()
     assert calls == ["marked", "launched", "waited for the mark", "done"]
+
+
+class Scaler:
+    """A loss scaler that throws every third step away, and halves its scale then."""
+
+    def __init__(self) -> None:
+        self.now, self.steps = torch.tensor(1024.0), 0
+        self.get_scale, self.is_enabled = self.now.item, lambda: True
+
+    def scale(self, loss: Any) -> Any:
+        return loss
+
+    def step(self, optimizer: Any, closure: Any = None) -> None:
+        optimizer.step(closure)
+
+    def update(self) -> None:
+        pass
+
+    def state_dict(self) -> dict[str, Any]:
+        return {}
+
+    def _get_scale_async(self) -> Any:
+        self.steps += 1
+        if self.steps % 3 == 0:
+            self.now /= 2  # in its place, as PyTorch's
+        return self.now
+
+
+class Ticks(DeviceClock):
+    """A GPU's, of which every moment is one after the last."""
+
+    def __init__(self) -> None:
+        super().__init__("cuda")
+        self.moments = itertools.count()
+
+    def now(self) -> int:
+        return next(self.moments)
+
+    def seconds(self, begin: int, end: int) -> float:
+        return float(end - begin)
+
+
+def test_what_follows_a_windows_end_is_the_next_windows() -> None:
+    """A GPU has not computed it when the window is read: its moments cannot be."""
+    model, row = torch.nn.Linear(1, 1), torch.ones(1)
+    computing, feed = Computing("cpu"), Feed("cpu")
+    computing.clock, feed.clock = Ticks(), Ticks()
+    accelerator = SimpleNamespace(unwrap_model=lambda inner: inner)
+    computing.attach(SimpleNamespace(model=model, accelerator=accelerator))
+    batches = feed.over(iter(range(9)))
+    readings = []
+    for count in (2, 1, 3):
+        for _ in range(count):
+            next(batches)
+            model(row)
+        readings.append((computing.take(), feed.take()))
+    model(row)
+    read = [(passes(), waits()) for passes, waits in readings]
+    assert read == [((1.0, {"forward": float(count)}), float(count)) for count in (2, 1, 3)]
+
+
+class Device(StepClock):
+    """Works on what it is given while the host goes on. `host`: its time; `free`: when all is done."""
+
+    def __init__(self) -> None:
+        self.host = self.free = 0.0
+        super().__init__("cpu")
+
+    def given(self, seconds: float) -> None:
+        self.free = self.now() + seconds
+
+    def now(self) -> float:
+        return max(self.host, self.free)
+
+    def wait(self) -> float:
+        self.host = self.now()
+        return self.host
+
+
+@pytest.mark.parametrize("window", [1, 2, 3])
+@pytest.mark.parametrize("ahead", [False, True])
+def test_no_second_of_a_device_counts_twice(window: int, ahead: bool) -> None:
+    """Steps of a second, that the host launches in no time, and evaluations and saves of three and two."""
+    windows: list[dict[str, Any]] = []
+    meter = Meter(
+        lambda _, **content: windows.append(content),  # type: ignore[arg-type]
+        lambda _: Counts(1, 1, 1),
+        window,
+        "cpu",
+    )
+    device = meter.clock = Device()
+    later, args, state = Later("cpu"), None, SimpleNamespace(global_step=0, max_steps=12)
+    meter.trainer = SimpleNamespace(
+        later=later, runs_ahead=lambda: ahead and not control.should_save, accelerator=None
+    )
+    control = SimpleNamespace(should_save=False, should_training_stop=False)
+    meter.on_train_begin(args, state, control)
+    for step in range(1, 13):
+        device.given(1.0)
+        later.drain()
+        state.global_step, control.should_save = step, step == 8
+        meter.on_step_end(args, state, control)
+        for due, paused, seconds in (
+            (step % 3 == 0, meter.on_evaluate, 3.0),
+            (step == 8, meter.on_save, 2.0),
+        ):
+            if due:
+                later.drain()
+                device.given(seconds)
+                paused(args, state, control)
+    assert meter.training_seconds == sum(each["seconds"] for each in windows) == 12.0
+    assert (meter.evaluation_seconds, meter.saving_seconds) == (4 * 3.0, 2.0)
+    assert device.wait() == 12.0 + 4 * 3.0 + 2.0
+
+
+def test_numbers_may_be_on_several_devices(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The gradients' norm is the host's where FSDP keeps them there."""
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    stack = torch.stack
+
+    def on_one_device(tensors: list[Any]) -> Any:  # FakeTensorMode does not look, a device does
+        assert len({each.device for each in tensors}) == 1
+        return stack(tensors)
+
+    monkeypatch.setattr(torch, "stack", on_one_device)
+    with FakeTensorMode():
+        Scalars([torch.ones((), device="cuda"), torch.ones(()), 3])
+    assert Scalars([torch.tensor(1.0), 3, torch.tensor(2.0)]).values() == [1.0, 3, 2.0]
 
 
 def test_numbers_are_those_of_the_moment() -> None:

@@ -239,6 +239,11 @@ def test_engines_have_their_arithmetic(engine: str, precision: str, ranks: int, 
     assert found.arithmetic == arithmetic
 
 
+@pytest.mark.parametrize("key", ["train.autocast=false", "train.optimizer=adamw-bf16"])
+def test_a_whole_model_in_bf16_is_traced_in_it(key: str) -> None:
+    assert asked("gpt2-micro", "engine.name=ddp", "engine.zero=0", key, precision="bf16").arithmetic == "half"
+
+
 def test_a_request_has_all_that_decides_a_trace() -> None:
     found = asked(
         "gpt2-micro", "data.sequence=128", "train.gradient_checkpointing=true", "train.label_smoothing=0.1",

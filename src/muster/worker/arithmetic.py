@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import functools
 import os
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
 from torch.func import functional_call
+from torch.nn.utils.stateless import _reparametrize_module
 
 from muster.core.errors import WorkerError
 from muster.core.hardware.devices import WIDE
 from muster.worker.context import Context
 
+_CHECKPOINTING = "_set_gradient_checkpointing"  # of Transformers' models, called when it is switched
 FORCED = "NVIDIA_TF32_OVERRIDE"  # has the last word in NVIDIA's libraries
 
 
@@ -52,10 +56,14 @@ def cast_weights(model: Any) -> None:
     """Have each pass of `model` cast its weights to bf16 first, and compute in nothing else. The weights
     themselves stay as they are, and so does what their gradients are in.
 
-    A compiler sees the casts as part of the pass. A copy of the model casts its own weights.
+    A compiler sees the casts as part of the pass, also where layers are computed again. A copy of the model
+    casts its own weights.
     """
     passes = functools.partial(_cast, _Passes(model))
     model.forward = functools.update_wrapper(passes, model.forward)
+    for module in model.modules():
+        if setting := getattr(module, _CHECKPOINTING, None):
+            setattr(module, _CHECKPOINTING, functools.partial(_checkpoint, module, setting))
 
 
 def _cast(passes: _Passes, *given: Any, **named: Any) -> Any:
@@ -72,6 +80,27 @@ class _Passes(torch.nn.Module):  # type: ignore[misc]
 
     def forward(self, *given: Any, **named: Any) -> Any:
         return self.own(*given, **named)
+
+
+def _checkpoint(model: Any, setting: Callable[..., None], *given: Any, **named: Any) -> None:
+    """Transformers' own; each layer is then computed again with the weights of its first time, in a backward
+    pass where the model has its weights in fp32."""
+    setting(*given, **named)
+    for layer in model.modules():
+        if again := vars(layer).get("_gradient_checkpointing_func"):
+            layer._gradient_checkpointing_func = functools.partial(_twice, layer, again)
+
+
+def _twice(layer: Any, again: Callable[..., Any], *given: Any, **named: Any) -> Any:
+    if not torch.compiler.is_compiling():
+        named["context_fn"] = functools.partial(_contexts, layer)
+    return again(*given, **named)
+
+
+def _contexts(layer: Any) -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
+    """Of the first time, which is now, and of the second."""
+    weights = dict(layer.named_parameters())
+    return nullcontext(), _reparametrize_module(layer, weights, tie_weights=True)
 
 
 def arithmetic_of(context: Context) -> str:

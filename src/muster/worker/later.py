@@ -17,17 +17,25 @@ PATIENCE = 5.0  # seconds for a device whose training broke off
 
 
 class Scalars:
-    """Numbers, some of them tensors of one element on one device, that are copied without waiting."""
+    """Numbers, some of them tensors of one element, that are copied without waiting. They may be on several
+    devices: the gradients' norm is the host's where FSDP keeps gradients there."""
 
     def __init__(self, numbers: Sequence[Any]) -> None:
         self.numbers = list(numbers)
-        tensors = [each.detach().reshape(()) for each in numbers if isinstance(each, torch.Tensor)]
-        self.copies = torch.stack(tensors).to("cpu", non_blocking=True) if tensors else None
+        tensors: dict[torch.device, list[torch.Tensor]] = {}
+        for each in numbers:
+            if isinstance(each, torch.Tensor):
+                tensors.setdefault(each.device, []).append(each.detach().reshape(()))
+        self.copies = {
+            device: torch.stack(several).to("cpu", non_blocking=True) for device, several in tensors.items()
+        }
 
     def values(self) -> list[Any]:
-        """The numbers, in order, as Python's. Call it when the device has computed them."""
-        copies = iter(() if self.copies is None else self.copies.tolist())
-        return [next(copies) if isinstance(each, torch.Tensor) else each for each in self.numbers]
+        """The numbers, in order, as Python's. Call it when the devices have computed them."""
+        copies = {device: iter(copy.tolist()) for device, copy in self.copies.items()}
+        return [
+            next(copies[each.device]) if isinstance(each, torch.Tensor) else each for each in self.numbers
+        ]
 
 
 class Later:

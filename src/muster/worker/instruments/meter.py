@@ -10,7 +10,6 @@ from __future__ import annotations
 import functools
 import itertools
 import resource
-import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -93,7 +92,6 @@ class Meter(TrainerCallback):  # type: ignore[misc]
         self.training_seconds = 0.0
         self.saving_seconds = 0.0
         self.evaluation_seconds = 0.0
-        self.last_end = 0.0
 
     def attach(self, trainer: Any) -> None:
         """Count the batches of any Transformers trainer, where they are trained on."""
@@ -120,7 +118,7 @@ class Meter(TrainerCallback):  # type: ignore[misc]
         self.scale = scaler.get_scale() if scaler is not None else None
         if self.computing:
             self.computing.attach(self.trainer)
-        self.last_end = self.clock.wait()
+        self.clock.wait()
         self.clock.restart()
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
@@ -138,7 +136,6 @@ class Meter(TrainerCallback):  # type: ignore[misc]
             self.flops.step()
         self.in_window.append((self.in_step, self._thrown_away()))
         self.in_step = Counts(0, 0, 0)
-        self.last_end = time.perf_counter()
         step = state.global_step
         inside = step in self.profiled and step + 1 in self.profiled  # no wait of the meter is in a profile
         edge = bool(self.profiled) and step + 1 in (self.profiled.start, self.profiled.stop)
@@ -170,13 +167,13 @@ class Meter(TrainerCallback):  # type: ignore[misc]
             self.computing.detach()
 
     def _resume(self) -> float:
-        """Seconds since the last step's end, which the clock does not count. Starts the clock again."""
-        now = self.clock.wait()
+        """Seconds of the device since the last step ended, which the clock leaves out. It starts again."""
+        began, ended = self.clock.stretches[-1][-1], self.clock.now()
+        self.clock.wait()
         if self.computing:
             self.computing.pause()
-        pause, self.last_end = now - self.last_end, now
         self.clock.restart()
-        return pause
+        return self.clock.seconds(began, ended)
 
     def _close(self, step: int, later: Later | None = None) -> None:
         """End the window. `later`: where to put off reading and writing it; else the device is waited for."""
@@ -194,7 +191,6 @@ class Meter(TrainerCallback):  # type: ignore[misc]
         self.clock.wait()
         write()
         self.clock.restart()  # what the line above counted is nobody's time
-        self.last_end = self.clock.wait()
 
     def _write(
         self,
