@@ -153,7 +153,7 @@ def hold(folder: Path, asked: dict[str, Any], rank: int) -> dict[str, Any]:
 
 
 def traced(context: Context, folder: Path) -> dict[str, Any]:
-    """A trace of the recipe's model, for this engine's arithmetic: made once for all cases that ask for it."""
+    """A trace of the recipe's model, for this engine's arithmetic; once for all cases that ask for it."""
     recipe = context.recipe
     half = "autocast" if recipe.engine.name == "ddp" and not recipe.computes_half else "half"
     request = TraceRequest(

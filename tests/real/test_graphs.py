@@ -26,7 +26,6 @@ H100 = json.loads((ROOT / "benchmarks" / "results" / "h100.json").read_text())
     [
         ("gpt2", "autocast", False),
         ("llama", "autocast", False),
-        ("opt", "fp32", False),
         ("vit", "fp32", False),
         ("llama", "fp32", True),
     ],
@@ -119,7 +118,7 @@ def test_a_plain_compiled_loop_took_what_is_counted() -> None:
     assert counted.step_seconds == pytest.approx(measured["step_seconds"], rel=0.05)
 
 
-@pytest.mark.parametrize("name", ["M1", "M2", "M3"])
+@pytest.mark.parametrize("name", ["M1", "M3"])
 def test_a_compiled_run_fits_where_its_plan_says_so(name: str, tmp_path: Path) -> None:
     """On an H100: its device's peak is below every memory that the plan would call enough, and its step
     within the range."""

@@ -42,6 +42,8 @@ OPT = {
     "model_type": "opt", "hidden_size": 4, "ffn_dim": 16, "num_hidden_layers": 3, "num_attention_heads": 2,
     "vocab_size": 10, "dropout": 0.0,
 }  # fmt: skip
+
+
 def tiny(**fields: Any) -> Setting:
     """1000 parameters on 4 GPUs of one host, in bf16."""
     known: dict[str, Any] = {
