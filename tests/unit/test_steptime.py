@@ -26,6 +26,7 @@ from muster.planner.time.steptime import (
     case_key,
     computing,
     engine_key,
+    evaluation,
     ideal,
     key,
     lump,
@@ -331,3 +332,13 @@ def test_faster_links_and_devices_never_take_longer(each: StepCase, times: float
     name = key(each.machines.device.name, each.precision)
     assert predict(each, Calibration(efficiency={name: 0.75 * times})).seconds <= now * (1 + 1e-9)
     assert ideal(each) <= predict(each, Calibration(efficiency={name: 1.0})).compute * (1 + 1e-9)
+
+
+def test_a_held_out_pass_gathers_what_zero_3_shards() -> None:
+    """A replicated model has its weights: nothing is exchanged in a forward pass of it."""
+    with_three, plain = (case(engine="deepspeed", stage=stage) for stage in (3, 0))
+    assert (
+        evaluation(with_three, 96)
+        > evaluation(plain, 96)
+        == pytest.approx(computing(plain, Calibration()) / 3)
+    )
