@@ -24,6 +24,25 @@ def spread(engine: str = "deepspeed", ranks: int = 2, element: int = 2, **fields
     return ModelSpread(engine, ranks, element, **{"bucket": 4, "persistence": 3, "prefetch": 2, **fields})
 
 
+def test_what_offload_moves_is_rounded_up_where_it_is_pinned() -> None:
+    found = states(spread(stage=2, offload="optimizer", together=True), TENSORS)  # parts of 6 and 2
+    assert found.held == {"parameters": 2 * (16 + 12), "transfer buffer": 2 * 10}
+    assert found.host == {
+        "fp32 master": 32 + 8, "fp32 gradients": 32 + 8, "optimizer": 64, "transfer buffer": 16 + 4 + 32,
+    }  # fmt: skip
+    assert found.gradients == {}
+    three = states(spread(stage=3, offload="optimizer+param", together=True), TENSORS)
+    assert three.held == {"buckets": 8, "persistent parameters": 2 * 4}
+    assert three.host == {
+        "fp32 master": 28, "optimizer": 56, "fp32 gradients": 32 + 8, "gradients": 16,
+        "parameters": 16 + 4 + 16, "pinned blocks kept": 16,
+    }  # fmt: skip
+    plain = states(spread(stage=3, offload="optimizer+param", together=True, device="cpu"), TENSORS)
+    assert plain.host == {
+        "fp32 master": 28, "optimizer": 56, "fp32 gradients": 28, "gradients": 14, "parameters": 14 + 12,
+    }  # fmt: skip
+
+
 # Shards of 2^20 and, not trained, 2^19 elements: of 1 MiB and more, which a disk takes.
 LARGE = (Parameter("a.weight", (2**20, 2), True, "a"), Parameter("b.weight", (2**20,), False, "b"))
 
