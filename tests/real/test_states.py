@@ -130,8 +130,8 @@ def whole(
 TRACED = [
     whole("ddp", "bf16", 2, 8), whole("zero0", "bf16", 4, 1), whole("zero1", "bf16", 4, 1, accumulation=2),
     whole("fsdp", "bf16", 2, 1, accumulation=2), whole("fsdp", "fp32", 2, 8), whole("zero2", "bf16", 4, 8),
-    whole("fsdp", "fp32", 2, 2, config=UNTIED),
-    whole("fsdpsync", "bf16", 2, 1, accumulation=2), whole("fsdpsync", "fp32", 2, 8, accumulation=2),
+    whole("fsdp", "bf16", 2, 1, config=UNTIED), whole("fsdpsync", "fp32", 2, 8, accumulation=2),
+    whole("fsdpsync", "bf16", 2, 1, accumulation=2, config=UNTIED),
     *(whole(engine, "bf16", 2, 4, optimizer="adamw-bf16") for engine in ("ddp", "fsdp")),
     whole("ddp", "bf16", 2, 6, autocast=False),
     whole("zero3few", "fp32", 4, 8), whole("zero3", "fp32", 4, 1, gradient_checkpointing=True),
