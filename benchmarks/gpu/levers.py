@@ -1,9 +1,10 @@
 """Which lever brings what to a step: plain training loops that differ in one thing, one after the other.
 
-Nothing of Muster trains here. Each variant starts from the same weights and sees the same batches, so that
-losses tell whether it computes the same. The first is a loop as Transformers' users write it: compiled, bf16
-autocast, tf32, fused AdamW, batches copied without waiting. Most others are that loop without the attention
-mask that Transformers makes under torch.compile, and one change more.
+Nothing of Muster trains here; its cast of the weights is one of the variants. Each variant starts from the
+same weights and sees the same batches, so that losses tell whether it computes the same. The first is a loop
+as Transformers' users write it: compiled, bf16 autocast, tf32, fused AdamW, batches copied without waiting.
+Most others are that loop without the attention mask that Transformers makes under torch.compile, and one
+change more.
 
 A row: milliseconds of a step between two synchronisations, MFU, the allocator's peak, seconds until the first
 step was over. Then three steps under torch.profiler: how long the GPU was busy, what was launched and copied,
@@ -58,6 +59,7 @@ class Lever:
     loss: str = "model"  # its own; "parts", "fused"
     parts: int = 1
     half: bool = False  # bf16 weights, without autocast
+    cast: bool = False  # weights are cast in each pass, without autocast
     optimizer: str = "fused"
 
 
@@ -89,6 +91,8 @@ LEVERS = (
     Lever("no mask"),
     Lever("no mask, CUDA graphs", mode="reduce-overhead"),
     Lever("no mask, loss in 4 parts", loss="parts", parts=4),
+    Lever("no mask, weights cast in the graph", cast=True),
+    Lever("no mask, weights cast in the graph, CUDA graphs", cast=True, mode="reduce-overhead"),
     Lever("no mask, bf16 weights", half=True),
     Lever("no mask, linear_cross_entropy", loss="fused"),
     Lever("no mask, Inductor's auto-chunker", options=CHUNKER),
@@ -197,7 +201,7 @@ class Loop:
         import torch
 
         tokens = self.batch()
-        autocast = self.cuda and not self.lever.half
+        autocast = self.cuda and not (self.lever.half or self.lever.cast)
         with torch.autocast(self.machine.device, torch.bfloat16, enabled=autocast):
             loss = self.loss_of(tokens)
         loss.backward()
@@ -300,6 +304,10 @@ def model_of(shape: Shape, lever: Lever, device: str) -> Any:
             dtype=torch.bfloat16 if lever.half else torch.float32,
             attn_implementation="sdpa" if lever.mask else CAUSAL,
         )
+    if lever.cast:
+        from muster.worker.arithmetic import cast_weights
+
+        cast_weights(model)
     return model.train()
 
 

@@ -225,6 +225,13 @@ def _profile(pieces: Pieces) -> list[str]:
 
     parts = []
     for name, figures in _measured(pieces):
+        usual = [(figures.get(side) or {}).get("usual_seconds") for side in ("muster", "peer")]
+        if all(usual):
+            mine, peers = usual
+            parts.append(
+                f"{name}: {1e3 * mine:.1f} ms a step before the profiler ran, the peer {1e3 * peers:.1f} ms: "
+                f"ratio {peers / mine:.2f}."
+            )
         for side in ("muster", "peer"):
             if side in figures:
                 lines = [f"- {each}: {text}" for each, text in StepProfile(**figures[side]).lines]

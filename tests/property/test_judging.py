@@ -82,7 +82,7 @@ def test_every_verdict_can_be_read(fleet: SimulatedFleet) -> None:
         assert each.reason
         assert each.condition != "slow" or (each.slower is not None and each.slower > 0)
         for one in each.evidence:
-            assert each.scope == "switch" or set(each.subject) <= set(jobs[one.job].hosts)
+            assert each.switch or set(each.subject) <= set(jobs[one.job].hosts)
             assert not set(each.subject) & set(one.peers)
 
 

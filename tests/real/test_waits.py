@@ -88,3 +88,24 @@ def test_no_step_waits_for_the_device(name: str, tmp_path: Path, monkeypatch: py
         assert not own
         muster = sum(count for each, count in found.items() if "muster/" in each or "workloads/" in each)
         assert muster <= (OWN_OF_PPO if name == "ppo" else 0)
+
+
+def test_a_windows_end_waits_for_the_window_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The figures are read in one place, when the next step has been launched. The first
+    window's operations are counted at its end."""
+    from muster.worker import trainer
+    from muster.worker.instruments.clock import DeviceClock
+
+    monkeypatch.setattr(trainer, "AHEAD", ("cpu",))  # as if it computed while the host goes on
+    waited: list[int] = []
+    wait = DeviceClock.wait
+    monkeypatch.setattr(DeviceClock, "wait", lambda clock: waited.append(1) or wait(clock))
+    data = smallest_recipe("causal_lm")
+    data["train"] |= {"max_steps": STEPS}
+    data["evaluate"] |= {"every": None, "after": False}
+    data["measure"] |= {"window": 1}
+    data["checkpoint"] |= {"every": None, "model": False}
+    for found in waits_of_steps(tmp_path, data, monkeypatch)[1:]:
+        assert [place.split(":")[0] for place in found] == ["tolist muster/worker/later.py"]
+        assert sum(found.values()) == 1
+    assert len(waited) == 1 + 2 * 2  # the training's begin; the first window and the last one

@@ -47,7 +47,8 @@ def context(**changes: Any) -> Context:
 def judged(family: str, answers: Any, *, peers: Any = None, **changes: Any) -> dict[tuple[str, str], Finding]:
     """(check's last word, host) -> its Finding; exactly one for each host and check of the family."""
     module = importlib.import_module(f"muster.checks.families.{family}")
-    findings = family_of(family, module).judge(answers, peers or {}, context(**changes))
+    asked = context(**{"slots": dict.fromkeys(answers), **changes})
+    findings = family_of(family, module).judge(answers, peers or {}, asked)
     found = {(each.check.partition(".")[2], each.host): each for each in findings}
     assert len(found) == len(findings), "a host has two findings of one check"
     checks = {check.name.partition(".")[2] for check in module.CHECKS}

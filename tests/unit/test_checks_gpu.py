@@ -57,9 +57,9 @@ def test_a_document_that_a_driver_really_printed(look: Any) -> None:
             "bus": "00000000:00:06.0", "broken": None, "name": "NVIDIA H100 80GB HBM3", "family": "Hopper",
             "capability": [9, 0], "memory": 81559 << 20, "used": 4 << 20, "processes": [], "mig": "Disabled",
             "persistence": "Enabled", "ecc": "Enabled", "uncorrected": 0, "pending": "No",
-            "remap_failure": "No", "reset": "No", "reasons": ["gpu_idle"], "state": "P0", "max_sm": 1980.0,
+            "remap_failure": "No", "reset": "No", "reasons": ["gpu_idle"], "max_sm": 1980.0,
             "set_sm": 1980.0, "default_sm": 1980.0, "gen": 5.0, "width": 16.0, "max_width": 16.0,
-            "celsius": 32.0, "slow_at": None, "left": 55.0, "power_limit": 700.0, "default_power": 700.0,
+            "celsius": 32.0, "slow_at": None, "left": 55.0, "power_limit": 700.0,
             "fabric": None, "links": None,
         }
     ]  # fmt: skip

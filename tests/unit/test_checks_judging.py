@@ -117,16 +117,25 @@ def test_the_world_is_the_plan_or_the_slots_or_the_gpus() -> None:
     assert world_size(context(), answers) == 9
 
 
-@same_check("own.size", "A size.", "Why.", DIFFER, at_least=0, tolerance=0.1)
+@same_check("own.size", DIFFER, at_least=0, tolerance=0.1)
 def size(case: Case) -> Finding | float:
+    """A size.
+
+    Why.
+    """
     told: float | None = case.answer.get("size")
     if told is None:
         return case.unknown("not told")
     return told if told >= case.expect("at_least") else case.fail("too small", f"{told}")
 
 
-@host_check("own.name", "A name.", "Why.")
+@host_check("own.name")
 def name(case: Case) -> Finding:
+    """A name, over
+    two lines.
+
+    Why.
+    """
     return case.passed(case.host)
 
 
@@ -142,3 +151,4 @@ def test_checks_with_judges_of_their_own_make_a_family() -> None:
         *(("own.name", host, PASS) for host in answers),
     ]
     assert "n5" not in found[2].evidence
+    assert (name.asks, name.why) == ("A name, over two lines.", "Why.")

@@ -118,7 +118,8 @@ def model_of(kind: str) -> Any:
     from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM
 
     torch.manual_seed(0)
-    config = AutoConfig.for_model(kind, **MODELS[kind], vocab_size=CLASSES)
+    given = {**MODELS[kind], "vocab_size": CLASSES, "use_cache": False}  # as it is trained
+    config = AutoConfig.for_model(kind, **given)
     return (AutoModelForSeq2SeqLM if kind == "t5" else AutoModelForCausalLM).from_config(config).eval()
 
 

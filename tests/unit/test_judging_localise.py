@@ -141,7 +141,7 @@ def test_a_switch(kind: Kind) -> None:
     for seed in range(5):
         found = search(Planted(kind, ("leaf3",), 0.05), most=4, seed=seed)
         verdicts = judge_state(found.state)
-        assert [(e.scope, e.subject, e.kind) for e in verdicts.accused] == [("switch", ("leaf3",), kind)]
+        assert [(e.switch, e.subject, e.kind) for e in verdicts.accused] == [("leaf3", ("leaf3",), kind)]
 
 
 def test_a_switch_that_nobody_knows_of_is_its_hosts() -> None:

@@ -132,9 +132,7 @@ def test_a_link_is_not_a_host() -> None:
     book.ran("n05", "n08")
     book.jobs = [e for e in book.jobs if e.hosts != ("n04", "n05") or float(e.seconds or 0) > 1.04]
     found = book.verdicts()
-    assert [(each.scope, each.subject, each.kind) for each in found.accused] == [
-        ("link", ("n04", "n05"), "link")
-    ]
+    assert [(each.subject, each.kind) for each in found.accused] == [(("n04", "n05"), "link")]
     assert of(found, "n04").condition != "slow"
     assert found.links[0].slower == pytest.approx(0.08, abs=0.01)
 

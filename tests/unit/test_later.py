@@ -20,7 +20,7 @@ from muster.worker.instruments.computing import Computing  # noqa: E402
 from muster.worker.instruments.flops import FlopsCounter  # noqa: E402
 from muster.worker.instruments.logbook import Logbook  # noqa: E402
 from muster.worker.instruments.meter import Meter  # noqa: E402
-from muster.worker.later import Later, Reading  # noqa: E402
+from muster.worker.later import Later, Scalars  # noqa: E402
 from muster.worker.workloads.base import Counts  # noqa: E402
 
 STEPS, WINDOW = 9, 2
@@ -31,7 +31,7 @@ class Broken(Exception):
     pass
 
 
-class Line(torch.nn.Module):  # type: ignore[misc]
+class Line(torch.nn.Module):  # type: ignore[misc, name-defined]
     """`breaks`: the forward pass of training that ends the run."""
 
     def __init__(self, breaks: int | None) -> None:
@@ -90,6 +90,10 @@ def trained(folder: Path, launched: list[tuple[int, int]], **given: Any) -> list
 @pytest.fixture
 def ahead(monkeypatch: pytest.MonkeyPatch) -> Any:
     """Let a CPU be a device that computes while the host goes on, or not."""
+    from accelerate.state import GradientState
+
+    # One for the whole process, which a run that breaks off leaves within a step.
+    monkeypatch.setattr(GradientState, "_shared_state", {})
     return lambda on: monkeypatch.setattr(training, "AHEAD", ("cpu",) if on else ())
 
 
@@ -155,9 +159,25 @@ def test_a_device_that_does_not_answer_hides_no_reason(monkeypatch: pytest.Monke
     assert done == [1, 2]
 
 
+def test_only_what_the_work_reads_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The device is given more after the work was put off, and before it is done."""
+    calls: list[str] = []
+    mark = SimpleNamespace(
+        record=lambda: calls.append("marked"), synchronize=lambda: calls.append("waited for the mark")
+    )
+    monkeypatch.setattr(torch.cuda, "Event", lambda: mark)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: pytest.fail("it waits for all"))
+    later = Later("cuda")
+    later.add(lambda: calls.append("done"))
+    calls.append("launched")
+    later.drain()
+    later.drain()
+    assert calls == ["marked", "launched", "waited for the mark", "done"]
+
+
 def test_numbers_are_those_of_the_moment() -> None:
     loss = torch.tensor(0.1)
-    reading = Reading([loss, None, 3, torch.tensor([2.0])])
+    scalars = Scalars([loss, None, 3, torch.tensor([2.0])])
     loss.zero_()
-    assert reading.values() == [torch.tensor(0.1).item(), None, 3, 2.0]
-    assert Reading([True, 5]).values() == [True, 5]
+    assert scalars.values() == [torch.tensor(0.1).item(), None, 3, 2.0]
+    assert Scalars([True, 5]).values() == [True, 5]

@@ -30,6 +30,27 @@ def test_a_models_mode_is_set_where_it_differs() -> None:
     assert made.train() is made and modes(made) == [True] * 4
 
 
+def test_an_opt_stack_that_draws_no_numbers_is_not_walked_through_in_every_step() -> None:
+    """Its own mode differs from the model's for good; its layers train, and evaluate, as the model does."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    from muster.worker.lean import keep_mode
+    from muster.worker.models import without_layer_drop
+
+    sizes = {"hidden_size": 8, "ffn_dim": 8, "num_attention_heads": 2, "word_embed_proj_dim": 8}
+    config = AutoConfig.for_model("opt", num_hidden_layers=2, vocab_size=20, layerdrop=0.0, **sizes)
+    made = AutoModelForCausalLM.from_config(config)
+    without_layer_drop(made)
+    keep_mode(made)
+    made.eval()
+    assert not any(modes(made))
+    made.train()
+    stack, walks = made.model.decoder, []
+    assert [each for each in made.modules() if not each.training] == [stack]
+    stack.train = lambda mode=True: walks.append(mode)
+    assert made.train() is made and not walks
+
+
 def test_a_copy_has_a_mode_of_its_own() -> None:
     from muster.worker.lean import keep_mode
 

@@ -78,6 +78,7 @@ def test_held_out_rows_are_whole_batches_for_every_rank() -> None:
             train=train,
             engine=SimpleNamespace(stage=0),
             keeps_half=False,
+            computes_half=False,
             precision="bf16",
             dropout=True,
         ),

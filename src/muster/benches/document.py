@@ -11,12 +11,11 @@ from muster.core.result import Result
 from muster.core.section import Part
 from muster.core.state import JobEnd
 from muster.judging.baseline import FEWEST
-from muster.judging.document import Drift, Evidence, Gate, JobEntry, Peers, Subject, gate, not_judged
-from muster.judging.document import Verdict as Judgement
+from muster.judging.document import Drift, Evidence, Gate, JobEntry, Peers, Subject, Verdict, gate, not_judged
 
 SCHEMA_VERSION = 1
-Verdict = Literal["fit", "differs", "probably fit", "unfit", "slow", "failing", "below", "unknown"]
-BAD: tuple[Verdict, ...] = ("unfit", "slow", "failing", "below")
+HostCondition = Literal["fit", "differs", "probably fit", "unfit", "slow", "failing", "below", "unknown"]
+BAD: tuple[HostCondition, ...] = ("unfit", "slow", "failing", "below")
 
 
 class JobRecord(Part):
@@ -74,7 +73,7 @@ class HostVerdict(Part):
     """A host: unfit by the inspection; slow or failing beside others; below a threshold of the suite."""
 
     host: str
-    verdict: Verdict
+    verdict: HostCondition
     reason: str
     jobs: int = Field(0, description="that it took part in, warm-ups apart")
     misses: list[str] = Field(default_factory=list, description="thresholds, of jobs that it ran alone")
@@ -82,7 +81,7 @@ class HostVerdict(Part):
     subjects: list[Subject] = Field(
         default_factory=list, description="what was looked at, beside others or by thresholds"
     )
-    beside_others: Judgement | None = Field(None, description="None: it was in no job that counts")
+    beside_others: Verdict | None = Field(None, description="None: it was in no job that counts")
 
 
 class CurvePoint(Part):
@@ -165,11 +164,11 @@ class Bench(Part):
     started: float = Field(description="Unix time")
     ended: float
     versions: dict[str, str] = Field(default_factory=dict)
-    summary: dict[Verdict, int]
+    summary: dict[HostCondition, int]
     outcomes: dict[JobEnd, int]
     hosts: list[HostVerdict]
-    links: list[Judgement] = Field(description="that are slow or failing; healthy ones are not listed")
-    switches: list[Judgement] = Field(
+    links: list[Verdict] = Field(description="that are slow or failing; healthy ones are not listed")
+    switches: list[Verdict] = Field(
         default_factory=list, description="that are slow or failing, of those that the suite names"
     )
     one_of: list[list[str]] = Field(

@@ -18,9 +18,9 @@ from muster.benches.document import (
     Comparison,
     Curve,
     CurvePoint,
+    HostCondition,
     HostVerdict,
     JobRecord,
-    Verdict,
 )
 from muster.benches.doubts import UNSTEADY, Doubts, doubts_of, steady_sweeps
 from muster.benches.inputs import BenchInputs
@@ -92,7 +92,7 @@ def fold_bench(bench: Ended) -> Bench:
         started=bench.started,
         ended=bench.ended,
         versions=versions,
-        summary={name: verdicts[name] for name in get_args(Verdict)},
+        summary={name: verdicts[name] for name in get_args(HostCondition)},
         outcomes={name: outcomes[name] for name in get_args(JobEnd)},
         hosts=hosts,
         links=judgement.links,
@@ -252,7 +252,7 @@ def _host(
     """By what it did alone, and beside others. `bounded`: entries with a threshold of their speed that
     needs no fleet."""
     alone = [f"{job.job}: {miss}" for job in jobs if job.size == 1 for miss in job.misses]
-    condition: Verdict = verdict.condition if verdict else "unknown"
+    condition: HostCondition = verdict.condition if verdict else "unknown"
     reason = verdict.reason if verdict else "no job of this host could be evaluated"
     evidence = verdict.evidence if verdict else []
     subjects = {each.name: each for each in verdict.subjects} if verdict else {}

@@ -67,11 +67,16 @@ class Level(str, Enum):
 class Check:
     """One question. `expects` holds the defaults that a profile overrides: numbers stay numbers."""
 
-    name: str  # family.question, such as limits.open_files
+    name: str  # topic.question, such as limits.open_files
     asks: str  # what is looked at, one sentence
     why: str  # what happens to a job otherwise
     expects: Mapping[str, Any] = field(default_factory=dict)
     judge: Callable[[Answers, Answers, Context], list[Finding]] | None = None  # None: its family judges
+
+    @property
+    def topic(self) -> str:
+        """The first part of the name, by which checks are listed."""
+        return self.name.partition(".")[0]
 
 
 @dataclass(frozen=True)

@@ -223,8 +223,8 @@ Heard = Mapping[str, HostAnswers | Unreached]
 
 
 def judge(kinds: Sequence[Family], given: Heard, context: Context) -> list[Finding]:
-    """Every check on every host."""
-    findings = _frame(given)
+    """Every check on every host, by topic."""
+    findings: list[Finding] = []
     answered = {host: one for host, one in given.items() if isinstance(one, HostAnswers)}
     for family in kinds:
         # A family without a probe judges by the connection alone.
@@ -238,7 +238,7 @@ def judge(kinds: Sequence[Family], given: Heard, context: Context) -> list[Findi
             for host, why in {**lost, **nonsense}.items()
             for check in family.checks
         ]
-    return findings
+    return [*_frame(given), *sorted(findings, key=lambda each: each.check.partition(".")[0])]
 
 
 def without(findings: Sequence[Finding], skipped: frozenset[str]) -> list[Finding]:

@@ -85,14 +85,11 @@ def _measure(job: Inputs, hosts: Sequence[Host], shell: Shell) -> tuple[dict[str
 
 def _refused(error: MusterError, blamed: Sequence[Host], hosts: Sequence[Host]) -> list[Finding]:
     """What stands in the way, on the host that it names; or that nobody knows, on all."""
+    level, problem, evidence = Level.UNKNOWN, "the group checks could not be started", str(error)
     if blamed:
-        problem = "it cannot take part in the group checks"
-        return [
-            Finding(GROUPED.name, host.label, Level.FAIL, problem, error.what, error.hint) for host in blamed
-        ]
-    problem = "the group checks could not be started"
+        level, problem, evidence = Level.FAIL, "it cannot take part in the group checks", error.what
     return [
-        Finding(GROUPED.name, host.label, Level.UNKNOWN, problem, str(error), error.hint) for host in hosts
+        Finding(GROUPED.name, host.label, level, problem, evidence, error.hint) for host in blamed or hosts
     ]
 
 

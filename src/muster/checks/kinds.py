@@ -1,22 +1,25 @@
-"""The kinds of checks, and what their judges share. Pure. A check is declared with its judge:
+"""The kinds of checks, and what their judges share. Pure. A check is declared with its judge, whose docstring
+has what is looked at and, in a second paragraph, what happens otherwise:
 
-    @host_check("disk.inodes", "what is looked at", "what happens otherwise", at_least=10_000)
+    @host_check("disk.inodes", at_least=10_000)
     def inodes(case: Case) -> Finding:
         # Each host by itself: `case` has its answer, what is expected, and makes the Finding.
 
-    @same_check("memory.total", "...", "...", Differ("main memory differs from most hosts"), at_least=0)
+    @same_check("memory.total", Differ("main memory differs from most hosts"), at_least=0)
     def total(case: Case) -> Finding | int:
         # A value that is to be the same on all hosts, or a Finding where that is settled without others.
 
-    @group_check("names.peers", "...", "...")
+    @group_check("names.peers")
     def peers(answers: Answers, peers: Answers, context: Context) -> Judge:
         # What has to be known of all hosts first; then the judge of each.
 
-The name is then the Check, for the family's CHECKS; the keyword arguments are its expectations.
+The name is then the Check, for the family's CHECKS; the keyword arguments are its expectations. Facts that
+only have to be alike are rows of a table: see `alike`.
 """
 
 from __future__ import annotations
 
+import inspect
 import re
 from bisect import bisect_left, bisect_right
 from collections import Counter
@@ -87,51 +90,67 @@ class Differ:
     remedy: str | None = None
     show: Callable[[Any], str] = str
     tolerance: float = 0.0  # numbers closer than this fraction count as equal
+    # Why the question makes no sense where no host has the fact; one that only some have differs. Empty: a
+    # fact that a host does not report is no difference.
+    nowhere: str = ""
 
 
 Judge = Callable[[Case], Finding]
+Compare = Callable[[Answers, Answers, Context], Judge]
 
 
-def host_check(name: str, asks: str, why: str, **expects: Any) -> Callable[[Judge], Check]:
+def words_of(judge: Callable[..., Any]) -> tuple[str, str]:
+    """What a check looks at, and what happens otherwise: the two paragraphs of its judge's docstring."""
+    asks, _, why = inspect.cleandoc(judge.__doc__ or "").partition("\n\n")
+    return " ".join(asks.split()), " ".join(why.split())
+
+
+def host_check(name: str, **expects: Any) -> Callable[[Judge], Check]:
     """A question to each host by itself."""
-
-    def declare(judge: Judge) -> Check:
-        return group_check(name, asks, why, **expects)(lambda answers, peers, context: judge)
-
-    return declare
+    return lambda judge: compared(name, *words_of(judge), lambda answers, peers, context: judge, **expects)
 
 
-def group_check(
-    name: str, asks: str, why: str, **expects: Any
-) -> Callable[[Callable[[Answers, Answers, Context], Judge]], Check]:
+def group_check(name: str, **expects: Any) -> Callable[[Compare], Check]:
     """A question whose answer depends on the other hosts."""
-
-    def declare(compare: Callable[[Answers, Answers, Context], Judge]) -> Check:
-        def judge(answers: Answers, peers: Answers, context: Context) -> list[Finding]:
-            one = compare(answers, peers, context)
-            return [one(Case(name, host, context, answer)) for host, answer in answers.items()]
-
-        return Check(name, asks, why, expects, judge)
-
-    return declare
+    return lambda compare: compared(name, *words_of(compare), compare, **expects)
 
 
-def same_check(
-    name: str, asks: str, why: str, differ: Differ, **expects: Any
-) -> Callable[[Callable[[Case], Any]], Check]:
+def same_check(name: str, differ: Differ, **expects: Any) -> Callable[[Callable[[Case], Any]], Check]:
     """A value that is to be the same on all hosts, within `tolerance` where that is an expectation."""
+    return lambda value: alike(name, *words_of(value), differ, value, **expects)
 
-    def declare(value: Callable[[Case], Any]) -> Check:
-        def compare(answers: Answers, peers: Answers, context: Context) -> Judge:
-            own = {host: value(Case(name, host, context, answer)) for host, answer in answers.items()}
-            values = {host: one for host, one in own.items() if not isinstance(one, Finding)}
-            tolerance = context.expect(name, "tolerance") if "tolerance" in expects else 0.0
-            judged = {**own, **differing(name, values, replace(differ, tolerance=tolerance))}
-            return lambda case: judged[case.host]
 
-        return group_check(name, asks, why, **expects)(compare)
+def compared(name: str, asks: str, why: str, compare: Compare, **expects: Any) -> Check:
+    """The check of a judge that `compare` makes once all hosts have answered."""
 
-    return declare
+    def judge(answers: Answers, peers: Answers, context: Context) -> list[Finding]:
+        one = compare(answers, peers, context)
+        return [one(Case(name, host, context, answer)) for host, answer in answers.items()]
+
+    return Check(name, asks, why, expects, judge)
+
+
+def alike(
+    name: str, asks: str, why: str, differ: Differ, value: str | Callable[[Case], Any], **expects: Any
+) -> Check:
+    """A row of a table of facts that must be alike on all hosts. `value`: the answer's key, or what gives the
+    value or, where that is settled without others, a Finding."""
+
+    def compare(answers: Answers, peers: Answers, context: Context) -> Judge:
+        cases = [Case(name, host, context, answer) for host, answer in answers.items()]
+        facts = {case.host: value(case) if callable(value) else case.answer.get(value) for case in cases}
+        settled = {host: fact for host, fact in facts.items() if isinstance(fact, Finding)}
+        values = {host: fact for host, fact in facts.items() if host not in settled}
+        if not differ.nowhere:
+            values = {host: fact for host, fact in values.items() if fact is not None}
+        elif not any(values.values()):
+            values = {}
+        tolerance = context.expect(name, "tolerance") if "tolerance" in expects else 0.0
+        judged = {**settled, **differing(name, values, replace(differ, tolerance=tolerance))}
+        reason = differ.nowhere or "the kernel does not report this"
+        return lambda case: judged.get(case.host) or case.not_applicable(reason)
+
+    return compared(name, asks, why, compare, **expects)
 
 
 def judge_each(checks: Iterable[Check], answers: Answers, peers: Answers, context: Context) -> list[Finding]:

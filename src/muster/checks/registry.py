@@ -133,5 +133,5 @@ def _held(name: str, judge: Judge, names: Collection[str]) -> Judge:
 
 
 def checks_of(families: Iterable[Family]) -> tuple[Check, ...]:
-    """Every check, in the order of the families."""
-    return tuple(check for family in families for check in family.checks)
+    """Every check, by topic."""
+    return tuple(sorted((check for family in families for check in family.checks), key=lambda one: one.topic))

@@ -15,7 +15,15 @@ from muster.dialogues.tokens import padded
 from muster.worker.attention import unmask
 from muster.worker.context import Context
 from muster.worker.decoders import make_config
-from muster.worker.models import add_lora, check_kind, create, fit_vocabulary, load, without_cache
+from muster.worker.models import (
+    add_lora,
+    check_kind,
+    create,
+    fit_vocabulary,
+    load,
+    without_cache,
+    without_layer_drop,
+)
 
 
 def make_reward_model(context: Context, tokenizer: Any, *, longest: int | None = None) -> Any:
@@ -37,6 +45,7 @@ def make_reward_model(context: Context, tokenizer: Any, *, longest: int | None =
     settle_padding(model, tokenizer)
     read_at_end(model)
     without_cache(model)
+    without_layer_drop(model)
     if longest is not None:
         unmask(model, longest)
     return add_lora(context, model, "SEQ_CLS") if recipe.lora else model

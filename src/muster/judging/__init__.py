@@ -9,10 +9,10 @@
 
 from muster.judging.ask import next_wave
 from muster.judging.baseline import Baseline, Class, drift, fleet_baselines
-from muster.judging.document import Evidence, Subject
+from muster.judging.document import Evidence, Subject, Verdict
 from muster.judging.localise import Posterior, localise
 from muster.judging.observation import Group, Observation, Settings, Topology
-from muster.judging.verdict import Judgement, Verdict, judge, judge_state
+from muster.judging.verdict import Judgement, judge, judge_state
 
 __all__ = [
     "Baseline",

@@ -103,7 +103,11 @@ def not_judged(condition: str, subjects: Sequence[Subject], *, exchanged: bool) 
 
 class Verdict(Part):
     """A host; or a link (its two hosts) between hosts that are good with others; or a switch (those behind
-    it)."""
+    it).
+
+    A host `differs` where it is slower than its peers by no more than this fleet's hosts differ among
+    themselves. One that is slow in groups, and of which it is not known whether alone too, is of kind `host`.
+    """
 
     hosts: list[str]
     switch: str | None = Field(None, description="its name; None: a host or a link")
@@ -117,6 +121,16 @@ class Verdict(Part):
     evidence: list[Evidence] = Field(default_factory=list)
     subjects: list[Subject] = Field(default_factory=list, description="of a host: what was looked at")
     settle: str = Field("", description="of what is not known: which jobs would tell")
+
+    @property
+    def subject(self) -> tuple[str, ...]:
+        """Return the name of the switch, or those of the host or of the link's two."""
+        return (self.switch,) if self.switch else tuple(self.hosts)
+
+    @property
+    def bad(self) -> bool:
+        """Whether it is accused of something."""
+        return self.condition in ("slow", "failing")
 
 
 class Peers(Part):

@@ -23,7 +23,6 @@ from muster.judging import (
     Posterior,
     Settings,
     Topology,
-    Verdict,
     document,
     drift,
     judge_state,
@@ -88,9 +87,15 @@ def judged(
         slow=settings.slow,
         summary={name: conditions[name] for name in get_args(document.Condition)},
         outcomes={name: outcomes[name] for name in get_args(LogEnd)},
-        hosts=[_verdict(each, silent.get(each.subject[0])) for each in verdict.hosts],
-        links=[_verdict(each) for each in verdict.links],
-        switches=[_of_switch(each, switches or {}) for each in verdict.switches],
+        hosts=[
+            each.model_copy(update={"reason": silent.get(each.hosts[0]) or each.reason})
+            for each in verdict.hosts
+        ],
+        links=list(verdict.links),
+        switches=[
+            each.model_copy(update={"hosts": list((switches or {})[each.switch or ""])})
+            for each in verdict.switches
+        ],
         one_of=[list(each) for each in verdict.one_of],
         drifted=_drifted(jobs, verdict, settings, stored),
         peers=[
@@ -198,7 +203,7 @@ def _silent(jobs: Sequence[_Job], verdict: Judgement) -> dict[str, str]:
     reasons = {
         host: ALONE
         for each in verdict.hosts
-        for host in each.subject
+        for host in each.hosts
         if each.condition == "unknown" and host in observed - compared
     }
     for job in jobs:
@@ -410,23 +415,6 @@ def tokens_of(figures: MeasuredWindows) -> float | None:
     if figures.unit == "tokens":
         return figures.rate
     return figures.tokens / figures.seconds if figures.timed and figures.tokens else None
-
-
-def _verdict(each: Verdict, silent: str | None = None) -> document.Verdict:
-    """`silent`: why there is no observation of the host."""
-    same = ("condition", "kind", "slower", "within", "at_most", "confidence", "settle")
-    return document.Verdict(
-        hosts=list(each.subject),
-        reason=silent or each.reason,
-        evidence=list(each.evidence),
-        subjects=list(each.subjects),
-        **{name: getattr(each, name) for name in same},
-    )
-
-
-def _of_switch(each: Verdict, switches: Mapping[str, Sequence[str]]) -> document.Verdict:
-    (name,) = each.subject
-    return _verdict(each).model_copy(update={"hosts": list(switches[name]), "switch": name})
 
 
 def _natural(name: str) -> str:

@@ -5,58 +5,24 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Literal
+from dataclasses import dataclass
+from typing import Any, Literal
 
 from muster.core.units import counted, format_slower
 from muster.judging.alike import Alike
 from muster.judging.ask import next_wave
 from muster.judging.baseline import FLOOR, Baseline, Class
-from muster.judging.document import Evidence, Subject
+from muster.judging.document import Condition, Evidence, Subject, Verdict
 from muster.judging.explain import Component, FaultExplanation, blamed, shown_by
 from muster.judging.faults import COST, OF_HOSTS, OF_SWITCHES, Fault, Fit, Kind
 from muster.judging.localise import Posterior, localise
 from muster.judging.observation import Group, Observation, Settings, Topology
 from muster.judging.readings import APART, FAILED, STANDS_OUT, Readings, own_share, smallest
 
-Condition = Literal["fit", "differs", "probably fit", "slow", "failing", "unknown"]
 SHOWN = 6  # readings given as evidence
 WHICH_HARDWARE = "which hardware each host has: jobs of unlike hardware are not compared"
 UNSTEADY = 4.0  # times the deviation of most hosts' jobs of a kind that a fit host's own may have
 PROBABLY = 0.25  # of a host that is bad with no more than this probability: probably fit
-
-
-@dataclass(frozen=True)
-class Verdict:
-    """The judgement of a host, a link (its two hosts) or a switch (its name).
-
-    `kind`: of the fault, where it is known well enough; a host that is slow in groups, not known whether
-    alone too, is of kind `host`. `slower`: share of a healthy step's time; `within`: its standard error.
-    `confidence`: the probability that the condition is right (of an unknown or probably fit one: that it is
-    bad). `at_most`: it is no slower than that (two deviations). `subjects`: of a host, what was looked at.
-    `settle`: of what is not known, which jobs would tell.
-
-    A host `differs` where it is slower than its peers by no more than this fleet's hosts differ among
-    themselves.
-    """
-
-    scope: Literal["host", "link", "switch"]
-    subject: tuple[str, ...]
-    condition: Condition
-    confidence: float
-    kind: Kind | None = None
-    slower: float | None = None
-    within: float | None = None
-    at_most: float | None = None
-    reason: str = ""
-    evidence: tuple[Evidence, ...] = ()
-    subjects: tuple[Subject, ...] = ()
-    settle: str = ""
-
-    @property
-    def bad(self) -> bool:
-        """Whether it is accused of something."""
-        return self.condition in ("slow", "failing")
 
 
 @dataclass(frozen=True)
@@ -109,13 +75,17 @@ def judge_state(state: Posterior) -> Judgement:
     )
 
 
+def _changed(verdict: Verdict, **fields: Any) -> Verdict:
+    return verdict.model_copy(update=fields)
+
+
 def _of_its_kind(state: Posterior, verdict: Verdict) -> Verdict:
     """Of a host that is good beside those that are as slow: that they are not judged beside the others."""
     group = next((each for each in state.alike if verdict.subject[0] in each.hosts), None)
     if group is None or verdict.condition not in ("fit", "differs"):
         return verdict
     reason = f"{group.words}; beside them: {verdict.reason}"
-    return replace(
+    return _changed(
         verdict,
         condition="probably fit",
         confidence=1.0 - verdict.confidence,
@@ -184,7 +154,7 @@ def _nothing_known(jobs: Sequence[Observation]) -> str:
     return "its jobs cannot be compared: too few similar jobs, and no stored baseline"
 
 
-def _evidence(state: Posterior, rows: Sequence[int], but: tuple[int, ...]) -> tuple[Evidence, ...]:
+def _evidence(state: Posterior, rows: Sequence[int], but: tuple[int, ...]) -> list[Evidence]:
     """The readings that tell most, the slowest first; `but`: the hosts that the verdict is about. Peers are
     those of the job, also where it tells something of one host alone."""
     readings, about = state.case.readings, {state.topology.hosts[host] for host in but}
@@ -196,7 +166,7 @@ def _evidence(state: Posterior, rows: Sequence[int], but: tuple[int, ...]) -> tu
     )
     room = max(SHOWN // 2, SHOWN - len(slow))
     chosen = [*slow[: SHOWN - min(room, len(fine))], *fine[:room]]
-    return tuple(_one(state, row, about) for row in chosen)
+    return [_one(state, row, about) for row in chosen]
 
 
 def _one(state: Posterior, row: int, about: set[str]) -> Evidence:
@@ -234,9 +204,10 @@ class _Hosts:
     def verdict(self, host: int) -> Verdict:
         """Whether something is wrong with the host itself."""
         state, rows = self.state, self.readings.of_host.get(host, [])
-        name = (state.topology.hosts[host],)
+        name = state.topology.hosts[host]
         if not rows:
-            return Verdict("host", name, "unknown", 0.0, reason=_nothing_known(self.unread[name[0]]))
+            reason = _nothing_known(self.unread[name])
+            return Verdict(hosts=[name], condition="unknown", confidence=0.0, reason=reason)
         evidence = _evidence(state, rows, (host,))
         part, chance = state.part_of.get(host), state.suspicion(host)
         if part is not None and chance >= state.settings.convict:
@@ -245,24 +216,24 @@ class _Hosts:
         bounds = [each.at_most for each in subjects if each.at_most is not None]
         bounded = all(each.at_most is not None or not each.jobs for each in subjects)
         base = Verdict(
-            "host",
-            name,
-            "unknown",
-            chance,
+            hosts=[name],
+            condition="unknown",
+            confidence=chance,
+            reason="",
             at_most=max(bounds, default=None) if bounded else None,
             evidence=evidence,
-            subjects=subjects,
+            subjects=list(subjects),
         )
         if chance > 1.0 - state.settings.named:
             return self._in_doubt(base, host, chance)
         if not bounds or any(each.condition == "unknown" for each in subjects):
             # Good in some way, and its other jobs are another's fault: less suspected than one in doubt.
             shown = bool(bounds) and all(each.condition == "fit" or not each.jobs for each in subjects)
-            return replace(
+            return _changed(
                 base,
                 condition="probably fit" if shown else "unknown",
                 reason=self._never_good(host, rows),
-                settle=self._settle(name[0]),
+                settle=self._settle(name),
             )
         low = math.expm1(smallest(self.readings, rows, state.settings))
         confidence = 1.0 - max(chance, _unseen(state, rows, low))
@@ -273,10 +244,10 @@ class _Hosts:
                 f"{slower:.1%} slower than its peers; healthy hosts of this fleet differ by {spread:.2%} "
                 f"(standard deviation), so only {low:.1%} or more is slow"
             )
-            return replace(
+            return _changed(
                 base, condition="differs", confidence=confidence, slower=slower, within=within, reason=reason
             )
-        return replace(base, condition="fit", confidence=confidence, reason=_looked_at(subjects))
+        return _changed(base, condition="fit", confidence=confidence, reason=_looked_at(subjects))
 
     def _in_doubt(self, base: Verdict, host: int, chance: float) -> Verdict:
         """Suspected, and not convicted."""
@@ -285,13 +256,13 @@ class _Hosts:
             reason = (
                 f"suspected, with a probability of {below(chance)}: as slow as hosts alike; other hardware?"
             )
-            return replace(base, reason=reason, settle=WHICH_HARDWARE)
+            return _changed(base, reason=reason, settle=WHICH_HARDWARE)
         if host in self.state.once:
-            return replace(base, reason=self._once(host, chance), settle=settle)
+            return _changed(base, reason=self._once(host, chance), settle=settle)
         if chance <= PROBABLY:
             reason = f"bad with a probability of {below(chance)}"
-            return replace(base, condition="probably fit", reason=reason, settle=settle)
-        return replace(base, reason=f"suspected: bad with a probability of {below(chance)}", settle=settle)
+            return _changed(base, condition="probably fit", reason=reason, settle=settle)
+        return _changed(base, reason=f"suspected: bad with a probability of {below(chance)}", settle=settle)
 
     def _once(self, host: int, chance: float) -> str:
         """What a single job says of it."""
@@ -487,7 +458,7 @@ def _unseen(state: Posterior, rows: Sequence[int], by: float) -> float:
     return 1.0 / (1.0 + math.exp(min(50.0, -gain)))
 
 
-def _bad_host(state: Posterior, part: Component, host: int, evidence: tuple[Evidence, ...]) -> Verdict:
+def _bad_host(state: Posterior, part: Component, host: int, evidence: list[Evidence]) -> Verdict:
     """Slow or failing, and in what."""
     kinds: dict[Kind, float] = {}
     best: tuple[FaultExplanation, Fit] | None = None
@@ -515,7 +486,16 @@ def _bad_host(state: Posterior, part: Component, host: int, evidence: tuple[Evid
     if slower is None and _told(state, name, best[1]):
         kind, reason = "host", "its jobs fail with errors that name this host"
     chance = state.suspicion(host)
-    return Verdict("host", (name,), condition, chance, kind, slower, within, None, reason, evidence)
+    return Verdict(
+        hosts=[name],
+        condition=condition,
+        kind=kind,
+        slower=slower,
+        within=within,
+        confidence=chance,
+        reason=reason,
+        evidence=evidence,
+    )
 
 
 def _whom(state: Posterior, fit: Fit) -> str:
@@ -570,22 +550,19 @@ def _shared(state: Posterior, part: Component, fault: Fault) -> Verdict | None:
     if fault.kind == "link" and len({readings.source[r] for r in shown_by(state.case, fit)}) < 2:
         return None  # one job, however slow, is a suspicion
     condition, slower, within = _size(state, fit)
-    if fault.kind == "link":
-        scope: Literal["link", "switch"] = "link"
-        subject = tuple(state.topology.hosts[host] for host in fault.where)
-        but = fault.where
-    else:
-        scope, subject, but = "switch", (state.topology.switches[fault.where[0]][0],), ()
+    switch, hosts, but = None, [state.topology.hosts[host] for host in fault.where], fault.where
+    if fault.kind != "link":
+        switch, members = state.topology.switches[fault.where[0]]
+        hosts, but = list(members), ()
     what = "jobs fail" if slower is None else format_slower(slower, digits=1)
     return Verdict(
-        scope,
-        subject,
-        condition,
-        chance,
-        fault.kind,
-        slower,
-        within,
-        None,
-        f"{what} {WORDS[fault.kind]}",
-        _evidence(state, state.case.slowed(fault), but),
+        hosts=hosts,
+        switch=switch,
+        condition=condition,
+        kind=fault.kind,
+        slower=slower,
+        within=within,
+        confidence=chance,
+        reason=f"{what} {WORDS[fault.kind]}",
+        evidence=_evidence(state, state.case.slowed(fault), but),
     )

@@ -21,6 +21,7 @@ from muster.worker.models import (
     load_from,
     load_quantized,
     without_cache,
+    without_layer_drop,
 )
 
 
@@ -68,6 +69,7 @@ def make_model(context: Context, config: Any, tokenizer: Any, *, longest: int | 
     if tokenizer is not None:
         fit_vocabulary(context, model, tokenizer)
     without_cache(model)
+    without_layer_drop(model)
     if longest is not None:
         unmask(model, longest)
     if recipe.lora:

@@ -16,7 +16,7 @@ import torch
 PATIENCE = 5.0  # seconds for a device whose training broke off
 
 
-class Reading:
+class Scalars:
     """Numbers, some of them tensors of one element on one device, that are copied without waiting."""
 
     def __init__(self, numbers: Sequence[Any]) -> None:

@@ -22,9 +22,11 @@ def remember_packages() -> None:
 
 def keep_mode(model: Any) -> None:
     """Have `model.train()`, which Transformers calls in every micro-step, look whether there is anything to
-    change before it walks through the modules and sets an attribute of each."""
+    change before it walks through the modules and sets an attribute of each. A module with a `train` of its
+    own (worker/models.py: without_layer_drop) keeps its own mode."""
     inner = getattr(model, "_orig_mod", model)  # what is set on a compiled model is set on the one inside
-    inner.train = functools.partial(_train, inner, list(inner.modules()))
+    modules = [each for each in inner.modules() if each is inner or "train" not in vars(each)]
+    inner.train = functools.partial(_train, inner, modules)
 
 
 def _train(model: Any, modules: list[Any], mode: bool = True) -> Any:

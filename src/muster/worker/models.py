@@ -16,6 +16,7 @@ import re
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
+from types import MethodType
 from typing import Any
 
 import torch
@@ -203,6 +204,24 @@ def without_cache(model: Any) -> None:
         config: Any = getattr(module, "config", None)
         if getattr(config, "use_cache", None):
             config.use_cache = False
+
+
+def without_layer_drop(model: Any) -> None:
+    """Let OPT's stack run all of its layers without drawing a number for each, where none is to be left out.
+
+    Transformers 5.17 draws and compares one in training whatever the probability, which ends torch.compile's
+    graph at every layer; the stack's own flag `training` decides nothing else. 5.23 draws none.
+    """
+    for module in model.modules():
+        if type(module).__name__ == "OPTDecoder" and module.layerdrop == 0.0:
+            module.train = MethodType(_train_layers, module)
+
+
+def _train_layers(stack: Any, mode: bool = True) -> Any:
+    """What Module.train does, but for the stack's own flag."""
+    torch.nn.Module.train(stack, mode)
+    stack.training = False
+    return stack
 
 
 # Attributes of layers that hand a number to a function. (A torch.nn.Dropout has its own.)

@@ -26,7 +26,7 @@ from muster.worker.data.loading import CONTEXT
 from muster.worker.data.sampler import Dealt, GroupedSampler
 from muster.worker.float8 import convert
 from muster.worker.heldout import ExactHeldOut, Filled
-from muster.worker.later import Later, Reading
+from muster.worker.later import Later, Scalars
 from muster.worker.lean import keep_mode, remember_packages
 from muster.worker.loss import Tally, TokenLoss, fused_head
 from muster.worker.models import without_dropout
@@ -118,6 +118,8 @@ class RunsAhead:
     A log of a trainer that adds figures of its own to it is written at once: they may be the next step's.
     """
 
+    _globalstep_last_logged: int
+
     @cached_property
     def later(self) -> Later:
         """What is put off."""
@@ -169,7 +171,7 @@ class RunsAhead:
         loss = nested_gather(tr_loss, trainer.args.parallel_mode).mean()
         if hasattr(grad_norm, "full_tensor"):  # FSDP's
             grad_norm = grad_norm.full_tensor()
-        reading = Reading([loss, grad_norm])
+        scalars = Scalars([loss, grad_norm])
         tr_loss -= tr_loss
         steps = trainer.state.global_step - self._globalstep_last_logged
         logs = {"learning_rate": trainer._get_learning_rate() if rate is None else rate}
@@ -177,7 +179,7 @@ class RunsAhead:
         trainer.control.should_log = False
 
         def log() -> None:
-            total, norm = reading.values()
+            total, norm = scalars.values()
             trainer._total_loss_scalar += total
             figures = {"loss": total / steps, "grad_norm": norm, **logs}
             trainer.log({name: each for name, each in figures.items() if each is not None}, start_time)
@@ -196,7 +198,7 @@ class Common(RunsAhead, ConvertedWeights, ExactHeldOut, OrderedSamples):
             self.lean = model
             keep_mode(model)
             remember_packages()
-        return super().training_step(model, *args, **named)  # type: ignore[misc]
+        return super().training_step(model, *args, **named)
 
     def compute_loss(self, model: Any, inputs: dict[str, Any], *args: Any, **named: Any) -> Any:
         """Transformers' own; the output layer may compute the loss as well, so it hears of the labels."""
@@ -236,7 +238,7 @@ class Common(RunsAhead, ConvertedWeights, ExactHeldOut, OrderedSamples):
         if self.state.global_step >= self.state.max_steps:  # type: ignore[attr-defined]
             self.control.should_training_stop = True  # type: ignore[attr-defined]
         else:
-            super()._run_epoch(*args, **kwargs)  # type: ignore[misc]
+            super()._run_epoch(*args, **kwargs)
 
 
 class Trainer(Common, transformers.Trainer):  # type: ignore[misc]

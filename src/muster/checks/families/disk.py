@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from muster.agent.probe import text
-from muster.checks.base import Answers, Context, Finding
-from muster.checks.kinds import Case, Judge, group_check, host_check
+from muster.checks.base import Finding
+from muster.checks.kinds import Case, host_check
 from muster.core import families
 from muster.core.checkpoints import bytes_needed
 from muster.core.recipe import recipe_class
@@ -88,15 +88,13 @@ def _data(case: Case, key: str) -> list[Mapping[str, Any]]:
     return [each for each in case.answer["folders"] if each["use"] != "kernels" and each.get(key) is not None]
 
 
-@host_check(
-    "disk.space",
-    "Free bytes where checkpoints, caches and temporary files go, against the recipe's checkpoints and model "
-    "where their size is known.",
-    "A run that fills the disk fails while it saves, and leaves a broken checkpoint.",
-    at_least=512 << 20,
-)
+@host_check("disk.space", at_least=512 << 20)
 def space(case: Case) -> Finding:
-    """Every folder has its own need; the tightest is named."""
+    """Free bytes where checkpoints, caches and temporary files go, against the recipe's checkpoints and model
+    where their size is known.
+
+    A run that fills the disk fails while it saves, and leaves a broken checkpoint.
+    """
     folders = _data(case, "free")
     if not folders:
         return case.unknown("the free space could not be read")
@@ -118,14 +116,12 @@ def space(case: Case) -> Finding:
     return case.passed(f"{format_bytes(least['free'])} free at {least['path']}")
 
 
-@host_check(
-    "disk.inodes",
-    "Free inodes: the number of files that can still be created there.",
-    "A disk without free inodes is full, however many bytes are free.",
-    at_least=10_000,
-)
+@host_check("disk.inodes", at_least=10_000)
 def inodes(case: Case) -> Finding:
-    """The tightest folder decides."""
+    """Free inodes: the number of files that can still be created there.
+
+    A disk without free inodes is full, however many bytes are free.
+    """
     folders = _data(case, "inodes")
     if not folders:
         return case.not_applicable("the file systems do not limit the number of files")
@@ -137,13 +133,12 @@ def inodes(case: Case) -> Finding:
     return case.fail("almost no free inodes", evidence, remedy)
 
 
-@host_check(
-    "disk.writable",
-    "The folders' file systems are mounted for writing, and the user may write there.",
-    "A disk that the kernel has remounted read-only after an error looks healthy until the first write.",
-)
+@host_check("disk.writable")
 def writable(case: Case) -> Finding:
-    """The kernel's folders too."""
+    """The folders' file systems are mounted for writing, and the user may write there.
+
+    A disk that the kernel has remounted read-only after an error looks healthy until the first write.
+    """
     folders = case.answer["folders"]
     broken = [f"{folder['path']}: {folder['error']}" for folder in folders if folder.get("error")]
     if broken:
@@ -158,32 +153,27 @@ def writable(case: Case) -> Finding:
     return case.passed()
 
 
-@group_check(
-    "disk.kernel_cache",
-    "Compiled kernels (Triton, torch extensions) are kept on a disk of the host's own.",
-    "On a shared one, hosts that start together build the same kernel at once and wait for each other's "
-    "locks: the first GPU idles, the others spin.",
-)
-def kernel_cache(answers: Answers, peers: Answers, context: Context) -> Judge:
-    """One host has nobody to wait for."""
+@host_check("disk.kernel_cache")
+def kernel_cache(case: Case) -> Finding:
+    """Compiled kernels (Triton, torch extensions) are kept on a disk of the host's own.
 
-    def judge(case: Case) -> Finding:
-        env = context.recipe.get("env") or {}
-        if "TRITON_CACHE_DIR" in env and "TORCH_EXTENSIONS_DIR" in env:
-            return case.passed("the recipe sets the folders")
-        folders = [folder for folder in case.answer["folders"] if folder["use"] == "kernels"]
-        shared = [folder for folder in folders if (folder.get("kind") or "").startswith(_NETWORK)]
-        if not any(folder.get("kind") for folder in folders):
-            return case.unknown("the kinds of file systems could not be read")
-        if not shared or len(answers) < 2:
-            return case.passed(", ".join(sorted({str(folder.get("kind")) for folder in folders})))
-        return case.warn(
-            "compiled kernels are kept on a network disk",
-            ", ".join(f"{folder['path']} ({folder['kind']})" for folder in shared),
-            "env.TRITON_CACHE_DIR=/tmp/muster-triton env.TORCH_EXTENSIONS_DIR=/tmp/muster-torch",
-        )
-
-    return judge
+    On a shared one, hosts that start together build the same kernel at once and wait for each other's locks:
+    the first GPU idles, the others spin.
+    """
+    env = case.context.recipe.get("env") or {}
+    if "TRITON_CACHE_DIR" in env and "TORCH_EXTENSIONS_DIR" in env:
+        return case.passed("the recipe sets the folders")
+    folders = [folder for folder in case.answer["folders"] if folder["use"] == "kernels"]
+    shared = [folder for folder in folders if (folder.get("kind") or "").startswith(_NETWORK)]
+    if not any(folder.get("kind") for folder in folders):
+        return case.unknown("the kinds of file systems could not be read")
+    if not shared or len(case.context.slots) < 2:  # one host has nobody to wait for
+        return case.passed(", ".join(sorted({str(folder.get("kind")) for folder in folders})))
+    return case.warn(
+        "compiled kernels are kept on a network disk",
+        ", ".join(f"{folder['path']} ({folder['kind']})" for folder in shared),
+        "env.TRITON_CACHE_DIR=/tmp/muster-triton env.TORCH_EXTENSIONS_DIR=/tmp/muster-torch",
+    )
 
 
 CHECKS = (space, inodes, writable, kernel_cache)

@@ -2,21 +2,22 @@
 
 The answers come from real ranks (muster/fabric), not from a probe: `judge_group` has the judges. They compare
 a host with its peers, because what a link or a device can do is seldom known, and with the profile where it
-says so. The peers' reference is the upper median (the better one of two): one bad host never is the measure.
+says so. The peers' reference is the upper median (the better one of two): where more is better, half the
+group being bad does not lower it.
 """
 
 from __future__ import annotations
 
 import shlex
-import statistics
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from operator import attrgetter
+from statistics import median_high, median_low
 from typing import Any
 
 from muster.checks.base import Answers, Check, Context, Finding, Level
-from muster.checks.kinds import Case, Judge
+from muster.checks.kinds import Case, Judge, words_of
 from muster.core.fabric.result import GroupFabric, Matmul, TimedPair, suspects, wrong_words
 from muster.core.hardware.peaks import stated_peak
 from muster.core.units import counted, format_number
@@ -33,11 +34,12 @@ class GroupMeasurement:
 
 
 def measured(
-    name: str, asks: str, why: str, *, question: str | None = None, together: bool = False, **expects: Any
+    name: str, *, question: str | None = None, together: bool = False, **expects: Any
 ) -> Callable[[Callable[[GroupFabric, Context], Judge]], GroupMeasurement]:
     """As group_check, of what the group measured."""
-    check = Check(name, asks, why, expects)
-    return lambda compare: GroupMeasurement(check, compare, question, together)
+    return lambda compare: GroupMeasurement(
+        Check(name, *words_of(compare), expects), compare, question, together
+    )
 
 
 def gbit(rate: float) -> str:
@@ -45,24 +47,16 @@ def gbit(rate: float) -> str:
     return f"{format_number(rate * 8 / 1e9, 3)} Gbit/s"
 
 
-def upper_median(values: Iterable[float]) -> float:
-    """The middle value, the higher one of two: where more is better, half the group being bad does not lower
-    it."""
-    return statistics.median_high(list(values))
-
-
 # ----------------------------------------------------------------------------------------------------
 # Whether the ranks met, came to their end, and computed what is right.
 
 
-@measured(
-    "fabric.rendezvous",
-    "Whether the ranks of every host reach the rendezvous (the first host's address and port).",
-    "The job never starts: all ranks wait for the missing ones until a timeout that names no host.",
-    together=True,
-)
+@measured("fabric.rendezvous", together=True)
 def rendezvous(fabric: GroupFabric, context: Context) -> Judge:
-    """Hosts that are missing there, and those that said so."""
+    """Whether the ranks of every host reach the rendezvous (the first host's address and port).
+
+    The job never starts: all ranks wait for the missing ones until a timeout that names no host.
+    """
     met = fabric.rendezvous
     place = f"{met.address}:{met.port}"
 
@@ -87,13 +81,13 @@ def rendezvous(fabric: GroupFabric, context: Context) -> Judge:
     return judge
 
 
-@measured(
-    "fabric.ranks",
-    "Whether the host's ranks finished: none was killed, hung, or failed to use its device.",
-    "One rank that dies or hangs ends the whole job, often with an error on another host.",
-)
+@measured("fabric.ranks")
 def ranks(fabric: GroupFabric, context: Context) -> Judge:
-    """A disk that cannot be written, and a host that never came, are findings of their own checks."""
+    """Whether the host's ranks finished: none was killed, hung, or failed to use its device.
+
+    One rank that dies or hangs ends the whole job, often with an error on another host.
+    """
+    # A disk that cannot be written, and a host that never came, are findings of their own checks.
     counts = {each.host: len(each.ranks) for each in fabric.hosts}
 
     def judge(case: Case) -> Finding:
@@ -112,16 +106,14 @@ def ranks(fabric: GroupFabric, context: Context) -> Judge:
     return judge
 
 
-@measured(
-    "fabric.values",
-    "All-reduce, all-gather, reduce-scatter, broadcast and point-to-point at odd sizes, every element "
-    "against a computed expectation.",
-    "Wrong sums of gradients raise no error: the model learns something else.",
-    question="values",
-    together=True,
-)
+@measured("fabric.values", question="values", together=True)
 def values(fabric: GroupFabric, context: Context) -> Judge:
-    """A wrong value is that of the host that most of them have in common."""
+    """All-reduce, all-gather, reduce-scatter, broadcast and point-to-point at odd sizes, every element
+    against a computed expectation.
+
+    Wrong sums of gradients raise no error: the model learns something else.
+    """
+    # A wrong value is that of the host that most of them have in common.
     accused = suspects(fabric.wrong)
     elements = sum(each.elements for each in fabric.values)
     complete = {each.operation for each in fabric.values if each.ranks == fabric.world_size}
@@ -151,10 +143,6 @@ _LINK = "ethtool INTERFACE (speed, duplex), its error counters (ip -s link), cab
 
 @measured(
     "fabric.bandwidth",
-    "Point-to-point bandwidth of each direction of each link, the best of several messages: a host's "
-    "best link against the median of the hosts' best, each link against what both its ends reach elsewhere, "
-    "and all against at_least_gbit (Gbit/s).",
-    "Every step waits for the slowest link.",
     question="points",
     together=True,
     warn_below=0.33,
@@ -163,7 +151,12 @@ _LINK = "ethtool INTERFACE (speed, duplex), its error counters (ip -s link), cab
     at_least_gbit=None,
 )
 def bandwidth(fabric: GroupFabric, context: Context) -> Judge:
-    """Per host: its best link out and in, against the other hosts' best; then single links."""
+    """Point-to-point bandwidth of each direction of each link, the best of several messages: a host's best
+    link against the median of the hosts' best, each link against what both its ends reach elsewhere, and all
+    against at_least_gbit (Gbit/s).
+
+    Every step waits for the slowest link.
+    """
     if len(fabric.hosts) == 1:
         return lambda case: _within_a_host(case, fabric.pairs)
     rates = {(each.source_host, each.target_host): each.bandwidth_best for each in fabric.pairs}
@@ -208,7 +201,7 @@ def _ratio(host: str, best: Mapping[str, float], way: str) -> tuple[float, str]:
         return float("inf"), ""
     if len(best) < 3:
         return float("inf"), f"{way} {gbit(best[host])} at best; there is no third host to compare with"
-    reference = upper_median(best.values())
+    reference = median_high(best.values())
     words = f"{way} {gbit(best[host])} at best; the hosts' median is {gbit(reference)}"
     return best[host] / reference, words
 
@@ -235,14 +228,11 @@ def _within_a_host(case: Case, pairs: list[TimedPair]) -> Finding:
     words = f"rank {slowest.source} to {slowest.target}: {gbit(slowest.bandwidth_best)}, the slowest pair"
     if least is not None and slowest.bandwidth_best * 8 / 1e9 < least:
         return case.fail("its links are slower than expected", f"{words}; at least {least:g} Gbit/s")
-    return case.passed(f"{words}; the median is {gbit(upper_median(each.bandwidth_best for each in pairs))}")
+    return case.passed(f"{words}; the median is {gbit(median_high(each.bandwidth_best for each in pairs))}")
 
 
 @measured(
     "fabric.latency",
-    "Half a round trip of 8 bytes, the best of many, on a host's best link, against the hosts' median "
-    "(warn_above times it, and warn_excess_seconds above it) and at_most_seconds.",
-    "The time of small messages, such as those of ZeRO-3's small layers, is all latency.",
     question="points",
     together=True,
     warn_above=5.0,
@@ -250,13 +240,17 @@ def _within_a_host(case: Case, pairs: list[TimedPair]) -> Finding:
     at_most_seconds=None,
 )
 def latency(fabric: GroupFabric, context: Context) -> Judge:
-    """Per host: the best half round trip of its best link."""
+    """Half a round trip of 8 bytes, the best of many, on a host's best link, against the hosts' median
+    (warn_above times it, and warn_excess_seconds above it) and at_most_seconds.
+
+    The time of small messages, such as those of ZeRO-3's small layers, is all latency.
+    """
     best: dict[str, float] = {}
     for pair in fabric.pairs:
         if pair.latency_best is not None:
             for host in (pair.source_host, pair.target_host):
                 best[host] = min(best.get(host, float("inf")), pair.latency_best)
-    reference = statistics.median_low(list(best.values())) if len(best) > 2 else None
+    reference = median_low(best.values()) if len(best) > 2 else None
 
     def judge(case: Case) -> Finding:
         if case.host not in best:
@@ -278,17 +272,13 @@ def latency(fabric: GroupFabric, context: Context) -> Judge:
     return judge
 
 
-@measured(
-    "fabric.all_reduce",
-    "Bus bandwidth of all-reduce over message sizes, the highest one (nccl-tests' formula), against "
-    "at_least_gbit (Gbit/s).",
-    "This is what a gradient synchronisation gets in practice.",
-    question="all-reduce",
-    together=True,
-    at_least_gbit=None,
-)
+@measured("fabric.all_reduce", question="all-reduce", together=True, at_least_gbit=None)
 def all_reduce(fabric: GroupFabric, context: Context) -> Judge:
-    """The group's highest bus bandwidth: one figure, the same finding for every host."""
+    """Bus bandwidth of all-reduce over message sizes, the highest one (nccl-tests' formula), against
+    at_least_gbit (Gbit/s).
+
+    This is what a gradient synchronisation gets in practice.
+    """
     top = max(fabric.of("all-reduce"), key=lambda each: each.busbw, default=None)
 
     def judge(case: Case) -> Finding:
@@ -311,10 +301,6 @@ def all_reduce(fabric: GroupFabric, context: Context) -> Judge:
 
 @measured(
     "fabric.matmul",
-    "Matrix products on every device at the same time: exact products must be right, and the rate against "
-    "devices of the same name (GPUs: sustained; CPUs: the better of best and sustained, as other work "
-    "disturbs them) and against the maker's peak.",
-    "A throttled device slows all others down; a broken one computes wrong results.",
     question="matmul",
     gpu_warn_below=0.9,
     gpu_fail_below=0.75,
@@ -323,7 +309,12 @@ def all_reduce(fabric: GroupFabric, context: Context) -> Judge:
     of_peak_warn_below=0.5,
 )
 def matmul(fabric: GroupFabric, context: Context) -> Judge:
-    """Per host: the worst of its devices and precisions."""
+    """Matrix products on every device at the same time: exact products must be right, and the rate against
+    devices of the same name (GPUs: sustained; CPUs: the better of best and sustained, as other work disturbs
+    them) and against the maker's peak.
+
+    A throttled device slows all others down; a broken one computes wrong results.
+    """
     on_gpus = fabric.device == "cuda"
     kind = "gpu" if on_gpus else "cpu"
 
@@ -336,7 +327,7 @@ def matmul(fabric: GroupFabric, context: Context) -> Judge:
 
     def ratio(each: Matmul) -> float:
         peers = alike[each.device, each.precision, each.threads]
-        return max(float(rate(each)) / upper_median(map(rate, peers)) for rate in rates)
+        return max(float(rate(each) / median_high(map(rate, peers))) for rate in rates)
 
     def judge(case: Case) -> Finding:
         own = [each for each in fabric.matmul if each.host == case.host]
@@ -383,17 +374,13 @@ def _words(each: Matmul) -> str:
     )
 
 
-@measured(
-    "fabric.copy",
-    "Copies between host and GPU from pinned memory, against the other GPUs of the same name and at_least_gb "
-    "(GB/s).",
-    "A GPU in the wrong slot, or with fewer lanes, waits for input and offloading.",
-    question="copy",
-    warn_below=0.7,
-    at_least_gb=None,
-)
+@measured("fabric.copy", question="copy", warn_below=0.7, at_least_gb=None)
 def copies(fabric: GroupFabric, context: Context) -> Judge:
-    """Per host: its slowest GPU, in its slower direction."""
+    """Copies between host and GPU from pinned memory, against the other GPUs of the same name and at_least_gb
+    (GB/s).
+
+    A GPU in the wrong slot, or with fewer lanes, waits for input and offloading.
+    """
     devices = {(each.host, each.rank): each.device for each in fabric.matmul}
     rates: dict[tuple[str, str | None], list[float]] = defaultdict(list)  # (to or from, device) -> bytes/s
     own: dict[str, list[tuple[str, str | None, int, float]]] = defaultdict(list)
@@ -411,7 +398,7 @@ def copies(fabric: GroupFabric, context: Context) -> Judge:
         least, warn = case.expect("at_least_gb"), case.expect("warn_below")
         trouble = []
         for way, device, rank, rate in own[case.host]:
-            ratio = rate / upper_median(rates[way, device])
+            ratio = rate / median_high(rates[way, device])
             level = Level.WARN if ratio < warn else Level.PASS
             if least is not None and rate / 1e9 < least:
                 level = Level.FAIL
@@ -427,18 +414,13 @@ def copies(fabric: GroupFabric, context: Context) -> Judge:
     return judge
 
 
-@measured(
-    "fabric.disk",
-    "A file written, synced and read back, where checkpoints go: the same bytes, and the speed against the "
-    "hosts' median, write_at_least_mb and read_at_least_mb (MB/s).",
-    "All ranks wait at a checkpoint until the slowest host has written.",
-    question="disk",
-    warn_below=0.1,
-    write_at_least_mb=None,
-    read_at_least_mb=None,
-)
+@measured("fabric.disk", question="disk", warn_below=0.1, write_at_least_mb=None, read_at_least_mb=None)
 def disks(fabric: GroupFabric, context: Context) -> Judge:
-    """Per host: whether it works, and its speed against the others."""
+    """A file written, synced and read back, where checkpoints go: the same bytes, and the speed against the
+    hosts' median, write_at_least_mb and read_at_least_mb (MB/s).
+
+    All ranks wait at a checkpoint until the slowest host has written.
+    """
     disks = {each.host: each for each in fabric.disks}
     failed = {each.host: each for each in fabric.failures if each.question == "disk" and each.blamed}
 
@@ -460,7 +442,7 @@ def disks(fabric: GroupFabric, context: Context) -> Judge:
                 remedy = "use another folder: launch.workdir=FOLDER"
                 return case.fail("the disk is slower than expected", evidence, remedy)
         for way, rate in (("write", disk.write), ("read", disk.read)):
-            reference = upper_median(getattr(each, way) for each in disks.values())
+            reference = median_high(getattr(each, way) for each in disks.values())
             if len(disks) > 2 and rate < case.expect("warn_below") * reference:
                 evidence = f"{words}; the hosts' median is to {way} {reference / 1e6:.0f} MB/s"
                 remedy = "iostat -x 1 shows what else writes there"
@@ -470,14 +452,12 @@ def disks(fabric: GroupFabric, context: Context) -> Judge:
     return judge
 
 
-@measured(
-    "fabric.mpi",
-    "One MPI program over all hosts by mpirun, with an MPI_Allreduce; where the launcher is openmpi.",
-    "mpirun ends with an error about a daemon, or hangs.",
-    question="mpi",
-)
+@measured("fabric.mpi", question="mpi")
 def mpi(fabric: GroupFabric, context: Context) -> Judge:
-    """One program, the same finding for every host."""
+    """One MPI program over all hosts by mpirun, with an MPI_Allreduce; where the launcher is openmpi.
+
+    mpirun ends with an error about a daemon, or hangs.
+    """
 
     def judge(case: Case) -> Finding:
         hello = fabric.mpi

@@ -108,15 +108,14 @@ def probe_peers(ask: Mapping[str, Any]) -> dict[str, Any]:
     return {"reached": {label: results.get(label, "no answer in time") for label in targets}}
 
 
-@group_check(
-    "firewall.ports",
-    "A TCP connection to a new port of each sampled peer (all pairs of up to 16 hosts, six peers each of "
-    "more), answered by the right host.",
-    "Rendezvous, gloo and NCCL use ports that the kernel picks: if one host drops them, the job waits "
-    "until it times out.",
-)
+@group_check("firewall.ports")
 def ports(answers: Answers, peers: Answers, context: Context) -> Judge:
-    """Tell a host that nobody reaches from one that reaches nobody and from a single bad pair."""
+    """A TCP connection to a new port of each sampled peer (all pairs of up to 16 hosts, six peers each of
+    more), answered by the right host.
+
+    Rendezvous, gloo and NCCL use ports that the kernel picks: if one host drops them, the job waits until it
+    times out.
+    """
     # Host -> {peer: None where it answered, else what went wrong}.
     out = {host: dict(answer.get("reached") or {}) for host, answer in peers.items()}
     into: dict[str, dict[str, str | None]] = {}

@@ -7,16 +7,16 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from muster.agent.probe import run, text
-from muster.checks.base import Answers, Context, Finding, Level
+from muster.checks.base import Answers, Context, Finding
 from muster.checks.kinds import (
     Case,
     Differ,
     Judge,
-    differing,
     group_check,
     host_check,
     judge_each,
     majority,
+    same_check,
 )
 from muster.core.hardware.devices import LEAST, capability_for, driver_device
 from muster.core.units import counted, format_bytes, format_seconds
@@ -219,7 +219,6 @@ def probe(ask: Mapping[str, Any]) -> dict[str, Any]:
                 else word(gpu, "remapped_rows/remapped_row_failure"),
                 "reset": waits(gpu),
                 "reasons": reasons if {"Active", "Not Active"} & set(states.values()) else None,
-                "state": word(gpu, "performance_state"),
                 "max_sm": figure(gpu, "max_clocks/sm_clock"),
                 "set_sm": figure(gpu, "applications_clocks/graphics_clock"),
                 "default_sm": figure(gpu, "default_applications_clocks/graphics_clock"),
@@ -234,9 +233,6 @@ def probe(ask: Mapping[str, Any]) -> dict[str, Any]:
                     "gpu_power_readings/current_power_limit",
                     "gpu_power_readings/power_limit",
                     "power_readings/power_limit",
-                ),
-                "default_power": figure(
-                    gpu, "gpu_power_readings/default_power_limit", "power_readings/default_power_limit"
                 ),
                 "fabric": word(gpu, "fabric/state"),
                 "links": None,
@@ -307,56 +303,44 @@ def _usual(answers: Answers, figure: Callable[[Gpu], Any]) -> dict[str, Any]:
     return {name: majority(figures) for name, figures in values.items()}
 
 
-@group_check(
-    "gpu.driver",
-    "nvidia-smi answers in time and without an error, and so does every GPU.",
-    "A driver that hangs or has lost a GPU hangs the host's ranks, and all other ranks wait.",
-)
-def driver(answers: Answers, peers: Answers, context: Context) -> Judge:
-    """Of hosts that ought to have GPUs."""
-    wanted = expected(answers, context)
+@host_check("gpu.driver")
+def driver(case: Case) -> Finding:
+    """nvidia-smi answers in time and without an error, and so does every GPU.
 
-    def judge(case: Case) -> Finding:
-        answer, trouble = case.answer, str(case.answer.get("trouble"))
-        if not wanted:
-            return case.not_applicable("no GPU is expected")
-        if not answer.get("smi"):
-            seen = f"{answer.get('pci') or 'no'} NVIDIA GPUs on the PCI bus"
-            remedy = (
-                "sudo apt-get install nvidia-driver-VERSION, docker run --gpus all, or --expect-gpus none"
-            )
-            return case.fail("there is no NVIDIA driver (nvidia-smi)", seen, remedy)
-        if answer.get("hangs"):
-            return case.fail(
-                "nvidia-smi times out: the GPU driver hangs, or is loaded again for each call (no "
-                "persistence mode)",
-                trouble,
-                "sudo nvidia-smi -pm 1; if that hangs, too: sudo reboot, and leave the host out until then",
-            )
-        if answer.get("trouble"):
-            remedy = "nvidia-smi; sudo dmesg | grep NVRM; sudo modprobe nvidia"
-            return case.fail("nvidia-smi fails", trouble, remedy)
-        lost = those(case, lambda gpu: gpu.get("broken"))
-        if lost:
-            return case.fail("a GPU does not respond to the driver", lost, RESET)
-        return case.passed(f"driver {answer.get('driver')}")
-
-    return judge
+    A driver that hangs or has lost a GPU hangs the host's ranks, and all other ranks wait.
+    """
+    answer, trouble = case.answer, str(case.answer.get("trouble"))
+    if not answer.get("smi"):
+        seen = f"{answer.get('pci') or 'no'} NVIDIA GPUs on the PCI bus"
+        remedy = "sudo apt-get install nvidia-driver-VERSION, docker run --gpus all, or --expect-gpus none"
+        return case.fail("there is no NVIDIA driver (nvidia-smi)", seen, remedy)
+    if answer.get("hangs"):
+        return case.fail(
+            "nvidia-smi times out: the GPU driver hangs, or is loaded again for each call (no persistence "
+            "mode)",
+            trouble,
+            "sudo nvidia-smi -pm 1; if that hangs, too: sudo reboot, and leave the host out until then",
+        )
+    if answer.get("trouble"):
+        remedy = "nvidia-smi; sudo dmesg | grep NVRM; sudo modprobe nvidia"
+        return case.fail("nvidia-smi fails", trouble, remedy)
+    lost = those(case, lambda gpu: gpu.get("broken"))
+    if lost:
+        return case.fail("a GPU does not respond to the driver", lost, RESET)
+    return case.passed(f"driver {answer.get('driver')}")
 
 
 # ----------------------------------------------------------------------------------------------------
 # What the GPUs are: how many, of which kind, what they can do, who uses them.
 
 
-@group_check(
-    "gpu.count",
-    "Number of GPUs, against the slots, the PCI bus, the profile (count; 0: not asked) and, where no slots "
-    "are given, the other hosts.",
-    "A rank without a GPU fails at its first tensor; two ranks on one GPU run out of memory.",
-    count=0,
-)
+@group_check("gpu.count", count=0)
 def count(answers: Answers, peers: Answers, context: Context) -> Judge:
-    """Slots and the profile say what is right; without them, most hosts do."""
+    """Number of GPUs, against the slots, the PCI bus, the profile (count; 0: not asked) and, where no slots
+    are given, the other hosts.
+
+    A rank without a GPU fails at its first tensor; two ranks on one GPU run out of memory.
+    """
     usual = majority(len(answer["gpus"]) for answer in answers.values() if answer.get("gpus"))
 
     def judge(case: Case) -> Finding:
@@ -384,64 +368,41 @@ def count(answers: Answers, peers: Answers, context: Context) -> Judge:
     return judge
 
 
-@group_check(
-    "gpu.model",
-    "The GPU model is the same within a host and on all hosts. contains: a part of its name.",
-    "The slowest GPU sets the speed of all, and the smallest one the batch size.",
-    contains="",
-)
-def model(answers: Answers, peers: Answers, context: Context) -> Judge:
-    """Hosts are compared where every GPU has a name."""
-    models = {
-        host: " + ".join(sorted({str(gpu["name"]) for gpu in answer["gpus"]}))
-        for host, answer in answers.items()
-        if answer.get("gpus") and all(gpu.get("name") for gpu in answer["gpus"])
-    }
-    compared = differing("gpu.model", models, Differ("not the GPU model of most hosts", remedy=_ALIKE))
+@same_check("gpu.model", Differ("not the GPU model of most hosts", remedy=_ALIKE), contains="")
+def model(case: Case) -> Finding | str:
+    """The GPU model is the same within a host and on all hosts. contains: a part of its name.
 
-    def judge(case: Case) -> Finding:
-        part, names = str(case.expect("contains")), sorted({str(name) for name in _told(case, "name")})
-        if not all(part.lower() in name.lower() for name in names):
-            evidence = f"{', '.join(names)}; {part} expected"
-            return case.fail("the GPUs are not the expected model", evidence, "another profile")
-        if len(names) > 1:
-            return case.warn("the host has several GPU models", ", ".join(names), _ALIKE)
-        if case.host in compared:
-            return compared[case.host]
-        return untold(case, "name") or case.unknown("the GPUs do not report their model")
-
-    return judge
+    The slowest GPU sets the speed of all, and the smallest one the batch size.
+    """
+    part, names = str(case.expect("contains")), sorted(set(_told(case, "name")))
+    if not all(part.lower() in name.lower() for name in names):
+        evidence = f"{', '.join(names)}; {part} expected"
+        return case.fail("the GPUs are not the expected model", evidence, "another profile")
+    if len(names) > 1:
+        return case.warn("the host has several GPU models", ", ".join(names), _ALIKE)
+    if not names:
+        return case.unknown("the GPUs do not report their model")
+    return untold(case, "name") or str(names[0])
 
 
-@group_check(
+@same_check(
     "gpu.memory",
-    "Memory of the smallest GPU in bytes: at_least, and within 2 % of most hosts'.",
-    "The smallest GPU sets the batch size of all.",
+    Differ("not the amount of GPU memory of most hosts", remedy=_ALIKE, show=format_bytes),
     at_least=0,
     tolerance=0.02,
 )
-def memory(answers: Answers, peers: Answers, context: Context) -> Judge:
-    """GPUs that tell nothing are left out, and make a host that passes unknown."""
-    sizes = {
-        host: min(figures)
-        for host, answer in answers.items()
-        if (figures := [gpu["memory"] for gpu in answer.get("gpus") or [] if gpu.get("memory")])
-    }
-    tolerance = context.expect("gpu.memory", "tolerance")
-    differ = Differ("not the amount of GPU memory of most hosts", Level.WARN, _ALIKE, format_bytes, tolerance)
-    compared = differing("gpu.memory", sizes, differ)
+def memory(case: Case) -> Finding | int:
+    """Memory of the smallest GPU in bytes: at_least, and within 2 % of most hosts'.
 
-    def judge(case: Case) -> Finding:
-        size, wanted = sizes.get(case.host), case.expect("at_least")
-        if size is None:
-            return case.unknown("the GPUs do not report their memory")
-        if size < wanted:
-            evidence = f"{format_bytes(size)}, {format_bytes(wanted)} expected"
-            return case.fail("GPU memory is less than expected", evidence)
-        finding = compared[case.host]
-        return untold(case, "memory") or finding if finding.level is Level.PASS else finding
-
-    return judge
+    The smallest GPU sets the batch size of all.
+    """
+    size, wanted = min(_told(case, "memory"), default=None), case.expect("at_least")
+    if size is None:
+        return case.unknown("the GPUs do not report their memory")
+    if size < wanted:
+        evidence = f"{format_bytes(size)}, {format_bytes(wanted)} expected"
+        return case.fail("GPU memory is less than expected", evidence)
+    return untold(case, "memory") or int(size)
 
 
 # The lowest compute capability of an architecture, for drivers that do not tell it (CUDA programming guide).
@@ -469,14 +430,12 @@ def capability(gpu: Gpu) -> tuple[int, int] | None:
     return _ARCHITECTURES.get(str(gpu.get("family")))
 
 
-@host_check(
-    "gpu.precision",
-    "Compute capability against the recipe's precision: 8.9 for fp8, 8.0 for bf16 and tf32, 7.0 for fp16.",
-    "Below it the precision is emulated or refused.",
-    at_least=0,
-)
+@host_check("gpu.precision", at_least=0)
 def precision(case: Case) -> Finding:
-    """The host's lowest one decides."""
+    """Compute capability against the recipe's precision: 8.9 for fp8, 8.0 for bf16 and tf32, 7.0 for fp16.
+
+    Below it the precision is emulated or refused.
+    """
     capabilities = [version for gpu in case.answer["gpus"] if (version := capability(gpu)) is not None]
     if len(capabilities) < len(case.answer["gpus"]):
         return case.unknown("the GPUs do not report their compute capability")
@@ -494,14 +453,13 @@ def precision(case: Case) -> Finding:
     return case.passed(f"{words}: {', '.join(['fp32', *able])}")
 
 
-@host_check(
-    "gpu.processes",
-    "Processes that already use the GPUs, or more than at_most bytes in use on a GPU.",
-    "The job runs out of memory or shares the GPU's time.",
-    at_most=2 << 30,
-)
+@host_check("gpu.processes", at_most=2 << 30)
 def processes(case: Case) -> Finding:
-    """A container does not see the processes of others, but the memory that they use."""
+    """Processes that already use the GPUs, or more than at_most bytes in use on a GPU.
+
+    The job runs out of memory or shares the GPU's time.
+    """
+    # A container does not see the processes of others, but the memory that they use.
     pids = sorted({pid for pids_of_gpu in _told(case, "processes") for pid in pids_of_gpu})
     if pids:
         shown = ", ".join(map(str, pids[:12])) + (" ..." if len(pids) > 12 else "")
@@ -514,14 +472,12 @@ def processes(case: Case) -> Finding:
     return untold(case, "used") or case.passed("none")
 
 
-@host_check(
-    "gpu.mig",
-    "Multi-instance mode (MIG), which should be off.",
-    "A process sees one instance only, and collectives between instances are not supported.",
-    enabled=False,
-)
+@host_check("gpu.mig", enabled=False)
 def mig(case: Case) -> Finding:
-    """Older models do not have it."""
+    """Multi-instance mode (MIG), which should be off.
+
+    A process sees one instance only, and collectives between instances are not supported.
+    """
     on, wanted = {mode == "enabled" for mode in _modes(case, "mig")}, bool(case.expect("enabled"))
     if not on:
         return untold(case, "mig") or case.not_applicable("the GPUs have no multi-instance mode (MIG)")
@@ -532,14 +488,12 @@ def mig(case: Case) -> Finding:
     return case.warn("multi-instance mode (MIG) is not as expected", words, remedy)
 
 
-@host_check(
-    "gpu.persistence",
-    "Persistence mode: the driver stays loaded while no program uses the GPU.",
-    "Without it every start takes seconds longer, and settings such as clocks are lost between jobs.",
-    enabled=True,
-)
+@host_check("gpu.persistence", enabled=True)
 def persistence(case: Case) -> Finding:
-    """A warning where it is off and ought to be on."""
+    """Persistence mode: the driver stays loaded while no program uses the GPU.
+
+    Without it every start takes seconds longer, and settings such as clocks are lost between jobs.
+    """
     modes = _modes(case, "persistence")
     if not modes:
         return case.unknown("the GPUs do not report this")
@@ -553,15 +507,12 @@ def persistence(case: Case) -> Finding:
 # Whether they are well: memory errors, Xid events, throttling, clocks, links, heat.
 
 
-@host_check(
-    "gpu.ecc",
-    "Uncorrected memory errors (ECC) since the driver was loaded. mode: any, enabled or disabled.",
-    "The next one ends a rank, and so the job, with 'uncorrectable ECC error encountered'.",
-    at_most=0,
-    mode="any",
-)
+@host_check("gpu.ecc", at_most=0, mode="any")
 def ecc(case: Case) -> Finding:
-    """Errors fail; a mode that is not the expected one, or not that of all GPUs, warns."""
+    """Uncorrected memory errors (ECC) since the driver was loaded. mode: any, enabled or disabled.
+
+    The next one ends a rank, and so the job, with 'uncorrectable ECC error encountered'.
+    """
     most, mode = case.expect("at_most"), case.expect("mode")
     bad = those(
         case, lambda gpu: f"{gpu['uncorrected']} errors" if (gpu.get("uncorrected") or 0) > most else None
@@ -586,13 +537,13 @@ def _wanted(gpu: Gpu) -> str | None:
     return None if named in (None, "No") else "a reset" if named == "Yes" else str(named)
 
 
-@host_check(
-    "gpu.memory_repair",
-    "No retired page or remapped row is waiting for a reset, and no remapping failed.",
-    "Broken memory stays in use until the GPU is reset; after a failed remapping it stays in use for good.",
-)
+@host_check("gpu.memory_repair")
 def memory_repair(case: Case) -> Finding:
-    """Newer models remap rows, older ones retire pages, and small ones do neither."""
+    """No retired page or remapped row is waiting for a reset, and no remapping failed.
+
+    Broken memory stays in use until the GPU is reset; after a failed remapping it stays in use for good.
+    """
+    # Newer models remap rows, older ones retire pages, and small ones do neither.
     failed = those(case, lambda gpu: "remapping failed" if gpu.get("remap_failure") == "Yes" else None)
     if failed:
         return case.fail("a GPU's broken memory could not be replaced", failed, "have the GPU exchanged")
@@ -615,14 +566,12 @@ FATAL = [48, 56, 57, 58, 62, 63, 64, 65, 68, 69, 73, 74, 79, 80, 81, 92, 95, 119
 _EARLY = 5.0
 
 
-@host_check(
-    "gpu.xid",
-    "Xid errors of broken hardware since boot, in the kernel's log and journal. fatal: their numbers.",
-    "A GPU that had such an error fails again under load.",
-    fatal=FATAL,
-)
+@host_check("gpu.xid", fatal=FATAL)
 def xid(case: Case) -> Finding:
-    """Fails for an event of broken hardware; passes only where the log reaches back to the boot."""
+    """Xid errors of broken hardware since boot, in the kernel's log and journal. fatal: their numbers.
+
+    A GPU that had such an error fails again under load.
+    """
     events = case.answer.get("xids")
     if events is None:
         return case.unknown(
@@ -653,13 +602,13 @@ def _event(event: Mapping[str, Any]) -> str:
     return f"{words} (last {format_seconds(event['last'])} after the boot{ago})"
 
 
-@host_check(
-    "gpu.throttling",
-    "Whether the clocks are lowered now, and why: heat, a power brake, a hardware slowdown.",
-    "One throttled GPU slows every step of every rank.",
-)
+@host_check("gpu.throttling")
 def throttling(case: Case) -> Finding:
-    """A power limit that is reached is no trouble."""
+    """Whether the clocks are lowered now, and why: heat, a power brake, a hardware slowdown.
+
+    One throttled GPU slows every step of every rank.
+    """
+    # A power limit that is reached is no trouble.
     remedy = "nvidia-smi -q -d PERFORMANCE,TEMPERATURE,POWER; look at fans, air and power supplies"
 
     def active(*names: str) -> str:
@@ -676,14 +625,13 @@ def throttling(case: Case) -> Finding:
     return untold(case, "reasons") or case.passed()
 
 
-@group_check(
-    "gpu.clocks",
-    "Applications get the default clock; the highest clock and the power limit are those of the same GPUs "
-    "elsewhere.",
-    "A forgotten clock or power cap slows every step of every rank.",
-)
+@group_check("gpu.clocks")
 def clocks(answers: Answers, peers: Answers, context: Context) -> Judge:
-    """Against the GPUs of the same model on all hosts."""
+    """Applications get the default clock; the highest clock and the power limit are those of the same GPUs
+    elsewhere.
+
+    A forgotten clock or power cap slows every step of every rank.
+    """
 
     def lower(key: str, unit: str) -> Callable[[Gpu], str | None]:
         usual = _usual(answers, lambda gpu: gpu.get(key) or None)
@@ -721,23 +669,17 @@ def clocks(answers: Answers, peers: Answers, context: Context) -> Judge:
     return judge
 
 
-@host_check(
-    "gpu.pcie",
-    "PCIe lanes in use against the most that GPU and slot can do. width, gen: at least (0: not asked).",
-    "A badly seated GPU runs at x8 or x4: copies and all-reduce take several times as long.",
-    width=0,
-    gen=0,
-)
+@host_check("gpu.pcie", width=0, gen=0)
 def pcie(case: Case) -> Finding:
-    """Without an expected width, fewer lanes than the GPU and its slot have warn."""
+    """PCIe lanes in use against the most that GPU and slot can do. width, gen: at least (0: not asked).
+
+    A badly seated GPU runs at x8 or x4: copies and all-reduce take several times as long.
+    """
     width, gen = case.expect("width"), case.expect("gen")
 
-    def narrow(gpu: Gpu) -> str | None:
-        return (
-            f"x{gpu['width']:g}, x{width:g} expected" if gpu.get("width") and gpu["width"] < width else None
-        )
-
-    def slow(gpu: Gpu) -> str | None:
+    def short(gpu: Gpu) -> str | None:
+        if gpu.get("width") and gpu["width"] < width:
+            return f"x{gpu['width']:g}, x{width:g} expected"
         return f"gen {gpu['gen']:g}, {gen:g} expected" if gpu.get("gen") and gpu["gen"] < gen else None
 
     def half(gpu: Gpu) -> str | None:
@@ -745,7 +687,7 @@ def pcie(case: Case) -> Finding:
         return f"x{own:g} of x{most:g}" if own and most and own < most and not width else None
 
     remedy = "reseat the GPU or its riser; sudo lspci -vv -s BUS | grep LnkSta"
-    bad = those(case, narrow) or those(case, slow)
+    bad = those(case, short)
     if bad:
         return case.fail("PCIe is narrower or slower than expected", bad, remedy)
     some = those(case, half)
@@ -757,15 +699,13 @@ def pcie(case: Case) -> Finding:
     return untold(case, "gen", "width") or well
 
 
-@host_check(
-    "gpu.temperature",
-    "Temperature in degrees Celsius, and its distance to the slowdown temperature (margin).",
-    "A GPU that is hot before the job starts slows down during it.",
-    at_most=85,
-    margin=5,
-)
+@host_check("gpu.temperature", at_most=85, margin=5)
 def temperature(case: Case) -> Finding:
-    """Drivers tell the slowdown temperature, or how far it is."""
+    """Temperature in degrees Celsius, and its distance to the slowdown temperature (margin).
+
+    A GPU that is hot before the job starts slows down during it.
+    """
+    # Drivers tell the slowdown temperature, or how far it is.
     most, margin = case.expect("at_most"), case.expect("margin")
     degrees = [gpu["celsius"] for gpu in case.answer["gpus"] if gpu.get("celsius") is not None]
     if not degrees:
@@ -793,15 +733,13 @@ def _active(gpu: Gpu) -> int:
     return len([speed for speed in gpu.get("links") or [] if speed > 0])
 
 
-@group_check(
-    "gpu.nvlink",
-    "Active NVLinks of every GPU: as many as those of the same model here and on most hosts; links: at least "
-    "so many. Where bridges link cards, a difference only warns.",
-    "NCCL falls back to PCIe on that host, or does not start.",
-    links=0,
-)
+@group_check("gpu.nvlink", links=0)
 def nvlink(answers: Answers, peers: Answers, context: Context) -> Judge:
-    """Against the GPUs of the same model on all hosts."""
+    """Active NVLinks of every GPU: as many as those of the same model here and on most hosts; links: at least
+    so many. Where bridges link cards, a difference only warns.
+
+    NCCL falls back to PCIe on that host, or does not start.
+    """
     usual = _usual(answers, lambda gpu: None if gpu.get("links") is None else _active(gpu))
 
     def judge(case: Case) -> Finding:
@@ -877,16 +815,16 @@ def expected(answers: Answers, context: Context) -> bool:
 def judge(answers: Answers, peers: Answers, context: Context) -> list[Finding]:
     """Not applicable where no GPU is expected; unknown where the driver does not answer."""
     wanted = expected(answers, context)
-    findings = judge_each([driver], answers, peers, context)
-    for check in CHECKS[1:]:
+    findings: list[Finding] = []
+    for check in CHECKS:
         able: dict[str, Mapping[str, Any]] = {}
         for host, answer in answers.items():
             case = Case(check.name, host, context)
             if not wanted:
                 findings.append(case.not_applicable("no GPU is expected"))
-            elif answer.get("trouble"):
+            elif answer.get("trouble") and check is not driver:
                 findings.append(case.unknown("the GPU driver does not respond"))
-            elif not answer.get("gpus") and check is not count:
+            elif not answer.get("gpus") and check not in (driver, count):
                 findings.append(case.not_applicable("no GPUs found"))
             else:
                 able[host] = answer

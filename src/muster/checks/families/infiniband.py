@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from muster.agent.probe import text
-from muster.checks.base import Answers, Context, Finding, Level
-from muster.checks.kinds import Case, Differ, host_check, judge_each, same_check
+from muster.checks.base import Finding, Level
+from muster.checks.kinds import Case, Differ, host_check, same_check
 
 
 def probe(ask: Mapping[str, Any]) -> dict[str, Any]:
@@ -29,7 +29,6 @@ def probe(ask: Mapping[str, Any]) -> dict[str, Any]:
                     "physical": (text(at + "phys_state") or "").rpartition(" ")[2].lower() or None,
                     "gbit": float(rate[0]) if rate and rate[0].replace(".", "", 1).isdigit() else None,
                     "downed": int(downed) if downed.isdigit() else None,
-                    "layer": text(at + "link_layer"),
                 }
             )
     return {"ports": ports}
@@ -45,18 +44,20 @@ _IBPORTSTATE = "ibstat; sudo ibportstate -D 0 PORT  # then another cable or port
 
 @same_check(
     "infiniband.ports",
-    "Number of active ports: at_least, and as many as on most hosts.",
-    "A host with fewer active ports slows the job; one without any falls back to TCP.",
     Differ(
         "the number of active InfiniBand ports differs from most hosts",
         Level.FAIL,
         _IBSTAT,
         "{} active".format,
+        nowhere="no InfiniBand port is active on any host",
     ),
     at_least=0,
 )
 def ports(case: Case) -> Finding | int:
-    """How many are active."""
+    """Number of active ports: at_least, and as many as on most hosts.
+
+    A host with fewer active ports slows the job; one without any falls back to TCP.
+    """
     active, wanted = _active(case), int(case.expect("at_least"))
     if len(active) >= wanted:
         return len(active)
@@ -71,13 +72,14 @@ def ports(case: Case) -> Finding | int:
 
 @same_check(
     "infiniband.rate",
-    "The slowest active port's rate in Gbit/s: at_least, and the same on every host.",
-    "A port that runs at half its rate halves the job's bandwidth.",
     Differ("the InfiniBand rate differs from most hosts", remedy=_IBPORTSTATE, show="{:g} Gbit/s".format),
     at_least=0,
 )
 def rate(case: Case) -> Finding | float:
-    """Gbit/s."""
+    """The slowest active port's rate in Gbit/s: at_least, and the same on every host.
+
+    A port that runs at half its rate halves the job's bandwidth.
+    """
     rates = [float(port["gbit"]) for port in _active(case) if port.get("gbit")]
     if not rates:
         return case.not_applicable("no active port")
@@ -88,14 +90,12 @@ def rate(case: Case) -> Finding | float:
     return case.fail("an InfiniBand port is slower than expected", evidence, _IBPORTSTATE)
 
 
-@host_check(
-    "infiniband.errors",
-    "How often the link of an active port went down since the counters were reset.",
-    "A link that flaps ends NCCL with a transport retry error.",
-    at_most=10,
-)
+@host_check("infiniband.errors", at_most=10)
 def errors(case: Case) -> Finding:
-    """The ports that did so too often."""
+    """How often the link of an active port went down since the counters were reset.
+
+    A link that flaps ends NCCL with a transport retry error.
+    """
     active = _active(case)
     counts = {port["port"]: port["downed"] for port in active if port.get("downed") is not None}
     if not active:
@@ -111,14 +111,3 @@ def errors(case: Case) -> Finding:
 
 
 CHECKS = (ports, rate, errors)
-
-
-def judge(answers: Answers, peers: Answers, context: Context) -> list[Finding]:
-    """Not applicable where no host has a port, and none is expected."""
-    if any(answer.get("ports") for answer in answers.values()) or context.expect(ports.name, "at_least"):
-        return judge_each(CHECKS, answers, peers, context)
-    return [
-        Case(check.name, host, context).not_applicable("no InfiniBand on any host")
-        for check in CHECKS
-        for host in answers
-    ]

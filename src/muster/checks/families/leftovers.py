@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from muster.agent.probe import text
 from muster.checks.base import Finding
 from muster.checks.kinds import Case, host_check
 
@@ -15,31 +16,19 @@ def probe(ask: Mapping[str, Any]) -> dict[str, Any]:
     import os
     import socket
 
-    marks = (b"torch.distributed.run", b"torch.distributed.launch", b"deepspeed.launcher", b"muster.worker")
-
-    def read(path: str) -> bytes:
-        try:
-            descriptor = os.open(path, os.O_RDONLY)
-        except OSError:
-            return b""
-        try:
-            return os.read(descriptor, 1 << 16)
-        except OSError:
-            return b""
-        finally:
-            os.close(descriptor)
-
+    marks = ("torch.distributed.run", "torch.distributed.launch", "deepspeed.launcher", "muster.worker")
     processes = []
     for name in os.listdir("/proc") if os.path.isdir("/proc") else []:
-        words = read("/proc/%s/cmdline" % name) if name.isdigit() and int(name) != os.getpid() else b""
+        own = not name.isdigit() or int(name) == os.getpid()
+        words = "" if own else text("/proc/%s/cmdline" % name, 1 << 16)
         if not words:
             continue  # the kernel's own
         # Ranks and their helpers are Python's; reading everybody's environment would cost more than all else.
-        python = b"python" in words[:200]
-        marked = python and b"\0MUSTER_TOKEN=" in b"\0" + read("/proc/%s/environ" % name)
-        program = words.split(b"\0")[1:2]
-        if marked or any(mark in words for mark in marks) or (program and program[0].endswith(b"/torchrun")):
-            shown = words.replace(b"\0", b" ").decode("utf-8", "replace").strip()[:80]
+        python = "python" in words[:200]
+        marked = python and "\0MUSTER_TOKEN=" in "\0" + (text("/proc/%s/environ" % name, 1 << 16) or "")
+        program = words.split("\0")[1:2]
+        if marked or any(mark in words for mark in marks) or (program and program[0].endswith("/torchrun")):
+            shown = words.replace("\0", " ").strip()[:80]
             processes.append({"pid": int(name), "job": marked, "args": shown})
     port, taken = int(ask.get("port") or 29500), False
     for kind, any_address in ((socket.AF_INET, "0.0.0.0"), (socket.AF_INET6, "::")):
@@ -53,13 +42,13 @@ def probe(ask: Mapping[str, Any]) -> dict[str, Any]:
     return {"processes": processes[:200], "port": port, "taken": taken, "proc": os.path.isdir("/proc")}
 
 
-@host_check(
-    "leftovers.processes",
-    "Processes of other jobs: those that Muster started, and launchers of torch and DeepSpeed.",
-    "They hold GPUs, memory and ports, so that the job is slow or runs out of memory.",
-)
+@host_check("leftovers.processes")
 def processes(case: Case) -> Finding:
-    """A warning with process ids: somebody may still want them."""
+    """Processes of other jobs: those that Muster started, and launchers of torch and DeepSpeed.
+
+    They hold GPUs, memory and ports, so that the job is slow or runs out of memory.
+    """
+    # A warning with process ids: somebody may still want them.
     if not case.answer.get("proc"):
         return case.unknown("the process table could not be read")
     left = sorted(case.answer.get("processes") or [], key=lambda one: int(one["pid"]))
@@ -73,14 +62,13 @@ def processes(case: Case) -> Finding:
     )
 
 
-@host_check(
-    "leftovers.port",
-    "The rendezvous port (launch.port, else torch's usual 29500) is free.",
-    "A process that an earlier job left holds it: the job fails with 'address already in use', or joins the "
-    "wrong store.",
-)
+@host_check("leftovers.port")
 def port(case: Case) -> Finding:
-    """Fails where the recipe names the port."""
+    """The rendezvous port (launch.port, else torch's usual 29500) is free.
+
+    A process that an earlier job left holds it: the job fails with 'address already in use', or joins the
+    wrong store.
+    """
     number = case.answer["port"]
     if not case.answer["taken"]:
         return case.passed(f"{number} is free")

@@ -108,17 +108,14 @@ def _count(value: int) -> str:
     return "unlimited" if value < 0 else str(value)
 
 
-@group_check(
-    "limits.open_files",
-    "Open files that a rank may have (ulimit -n), against 512 + 4 per rank of the job.",
-    "Rank 0's store, gloo's mesh and NCCL's bootstrap each hold sockets to every rank: with 1024, a job of "
-    "256 ranks has started and a larger one has not, which is 4 per rank; 512 are for libraries, devices, "
-    "data files and loader pipes.",
-    base=512,
-    per_rank=4,
-)
+@group_check("limits.open_files", base=512, per_rank=4)
 def open_files(answers: Answers, peers: Answers, context: Context) -> Judge:
-    """Every rank of the job counts."""
+    """Open files that a rank may have (ulimit -n), against 512 + 4 per rank of the job.
+
+    Rank 0's store, gloo's mesh and NCCL's bootstrap each hold sockets to every rank: with 1024, a job of 256
+    ranks has started and a larger one has not, which is 4 per rank; 512 are for libraries, devices, data
+    files and loader pipes.
+    """
     ranks = world_size(context, answers)
 
     def judge(case: Case) -> Finding:
@@ -137,15 +134,13 @@ def open_files(answers: Answers, peers: Answers, context: Context) -> Judge:
     return judge
 
 
-@host_check(
-    "limits.processes",
-    "Threads and processes of the user (ulimit -u), against 512 + 256 per rank of the host.",
-    "A rank starts its OpenMP, autograd, NCCL and data loader threads; each counts.",
-    base=512,
-    per_rank=256,
-)
+@host_check("limits.processes", base=512, per_rank=256)
 def processes(case: Case) -> Finding:
-    """The soft limit, which root does not have where it has the powers of root."""
+    """Threads and processes of the user (ulimit -u), against 512 + 256 per rank of the host.
+
+    A rank starts its OpenMP, autograd, NCCL and data loader threads; each counts.
+    """
+    # The soft limit, which root does not have where it has the powers of root.
     if not case.answer.get("processes"):
         return case.unknown("the limit of processes could not be read")
     soft, need = case.answer["processes"][0], _need(case, case.slots)
@@ -158,15 +153,12 @@ def processes(case: Case) -> Finding:
     return case.fail(problem, evidence, _where(case.context, "nproc", "unlimited"))
 
 
-@host_check(
-    "limits.cgroup_processes",
-    "Threads and processes that the control group still allows, against 128 + 256 per rank of the host.",
-    "A container's or a session's pids limit ends a rank with 'Resource temporarily unavailable'.",
-    base=128,
-    per_rank=256,
-)
+@host_check("limits.cgroup_processes", base=128, per_rank=256)
 def cgroup_processes(case: Case) -> Finding:
-    """What is left of the limit."""
+    """Threads and processes that the control group still allows, against 128 + 256 per rank of the host.
+
+    A container's or a session's pids limit ends a rank with 'Resource temporarily unavailable'.
+    """
     if not case.answer.get("pids"):
         return case.passed("no limit")
     most, used = case.answer["pids"]
@@ -181,15 +173,13 @@ def cgroup_processes(case: Case) -> Finding:
     )
 
 
-@host_check(
-    "limits.locked_memory",
-    "Locked memory (ulimit -l), where there are GPUs and InfiniBand.",
-    "InfiniBand locks the memory that it moves: NCCL fails with 'Cannot allocate memory'. A limit below "
-    "fail_below bytes fails, any other finite one warns.",
-    fail_below=1 << 30,
-)
+@host_check("limits.locked_memory", fail_below=1 << 30)
 def locked_memory(case: Case) -> Finding:
-    """Only where the ranks use InfiniBand."""
+    """Locked memory (ulimit -l), where there are GPUs and InfiniBand.
+
+    InfiniBand locks the memory that it moves: NCCL fails with 'Cannot allocate memory'. A limit below
+    fail_below bytes fails, any other finite one warns.
+    """
     answer, recipe = case.answer, case.context.recipe
     if not answer.get("infiniband"):
         return case.not_applicable("no InfiniBand, so no locked memory is needed")
@@ -212,16 +202,13 @@ def locked_memory(case: Case) -> Finding:
     return case.warn("locked memory is limited, and InfiniBand may need more", evidence, remedy)
 
 
-@group_check(
-    "limits.map_count",
-    "Memory maps per process (vm.max_map_count), against 32768 + 8 per rank of the job.",
-    "NCCL maps buffers per peer, allocators and data files map segments: beyond it mmap fails though memory "
-    "is free.",
-    base=32768,
-    per_rank=8,
-)
+@group_check("limits.map_count", base=32768, per_rank=8)
 def map_count(answers: Answers, peers: Answers, context: Context) -> Judge:
-    """Every rank of the job counts."""
+    """Memory maps per process (vm.max_map_count), against 32768 + 8 per rank of the job.
+
+    NCCL maps buffers per peer, allocators and data files map segments: beyond it mmap fails though memory is
+    free.
+    """
     ranks = world_size(context, answers)
 
     def judge(case: Case) -> Finding:
@@ -238,15 +225,14 @@ def map_count(answers: Answers, peers: Answers, context: Context) -> Judge:
     return judge
 
 
-@host_check(
-    "limits.memory",
-    "The lowest memory limit of the control groups, per rank of the host. Bytes.",
-    "Beyond it the kernel kills a rank with signal 9; torch, its libraries and a CUDA context alone take "
-    "most of 1 GiB.",
-    per_rank=1 << 30,
-)
+@host_check("limits.memory", per_rank=1 << 30)
 def memory(case: Case) -> Finding:
-    """What is used counts for nothing: it is partly cache."""
+    """The lowest memory limit of the control groups, per rank of the host. Bytes.
+
+    Beyond it the kernel kills a rank with signal 9; torch, its libraries and a CUDA context alone take most
+    of 1 GiB.
+    """
+    # What is used counts for nothing: it is partly cache.
     if not case.answer.get("memory"):
         return case.passed("no limit")
     limit, need = case.answer["memory"][0], case.slots * int(case.expect("per_rank"))
@@ -260,14 +246,13 @@ def memory(case: Case) -> Finding:
     )
 
 
-@host_check(
-    "limits.cores",
-    "Cores that a rank may use (affinity and control group), against the ranks of the host.",
-    "Ranks that share a core slow each other down, and the whole job with them.",
-    per_rank=1,
-)
+@host_check("limits.cores", per_rank=1)
 def cores(case: Case) -> Finding:
-    """Pretend hosts of one machine share its cores: that is no finding."""
+    """Cores that a rank may use (affinity and control group), against the ranks of the host.
+
+    Ranks that share a core slow each other down, and the whole job with them.
+    """
+    # Pretend hosts of one machine share its cores: that is no finding.
     bounds = [float(value) for key in ("affinity", "quota") if (value := case.answer.get(key))]
     if not bounds and not case.answer.get("cores"):
         return case.unknown("the number of cores could not be read")

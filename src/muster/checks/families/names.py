@@ -91,15 +91,13 @@ def probe_peers(ask: Mapping[str, Any]) -> dict[str, Any]:
     return {"views": dict(views), "slow": looking.is_alive()}
 
 
-@host_check(
-    "names.own",
-    "The host's own name resolves there to one of its addresses.",
-    "gloo and MPI look their own host up and tell peers the address. loopback: allowed, since Muster names "
-    "the interface to gloo itself; forbidden for jobs that others start.",
-    loopback="allowed",
-)
+@host_check("names.own", loopback="allowed")
 def own(case: Case) -> Finding:
-    """What may be called its own are addresses that a socket can be bound to."""
+    """The host's own name resolves there to one of its addresses.
+
+    gloo and MPI look their own host up and tell peers the address. loopback: allowed, since Muster names the
+    interface to gloo itself; forbidden for jobs that others start.
+    """
     addresses, name = case.answer.get("addresses"), f"{case.answer.get('name')}"
     if addresses is None:
         remedy = "getent hosts $(hostname); cat /etc/resolv.conf"
@@ -116,13 +114,13 @@ def own(case: Case) -> Finding:
     return case.passed(evidence)
 
 
-@host_check(
-    "names.reverse",
-    "The reverse lookup of the host's address gives a name that resolves to that address.",
-    "sshd, MPI and Slurm compare the two, wait for the lookup, and log the wrong name.",
-)
+@host_check("names.reverse")
 def reverse(case: Case) -> Finding:
-    """The address that the connection used, else the first one of the host's name."""
+    """The reverse lookup of the host's address gives a name that resolves to that address.
+
+    sshd, MPI and Slurm compare the two, wait for the lookup, and log the wrong name.
+    """
+    # The address that the connection used, else the first one of the host's name.
     if case.context.one_machine:
         return case.not_applicable("pretend hosts of one machine")
     if not case.answer.get("done"):
@@ -138,13 +136,12 @@ def reverse(case: Case) -> Finding:
     return case.note("the address's name resolves to another address", evidence, _HOSTS_FILE)
 
 
-@group_check(
-    "names.peers",
-    "The hosts' names resolve to the same addresses on every host (a sample that includes the first).",
-    "A rank connects to the wrong host, or waits for the rendezvous until it times out.",
-)
+@group_check("names.peers")
 def peers(answers: Answers, peers: Answers, context: Context) -> Judge:
-    """Each host's view of the others against what most see."""
+    """The hosts' names resolve to the same addresses on every host (a sample that includes the first).
+
+    A rank connects to the wrong host, or waits for the rendezvous until it times out.
+    """
     views = {host: answer.get("views") or {} for host, answer in peers.items()}
     usual: dict[str, tuple[str, ...]] = {}
     apart: set[str] = set()  # names of which two views share nothing

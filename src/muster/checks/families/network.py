@@ -8,7 +8,7 @@ from typing import Any
 
 from muster.agent.probe import text
 from muster.checks.base import Check, Finding
-from muster.checks.kinds import Case, Differ, host_check, loopback, same_check
+from muster.checks.kinds import Case, Differ, alike, host_check, loopback
 from muster.core.hostlist import fold_hosts
 
 # Bridges and tunnels of containers and virtual machines, which lead to no other host.
@@ -103,13 +103,13 @@ def _way_out(case: Case) -> Mapping[str, Any]:
 _SILENT = "the interface does not report this"
 
 
-@host_check(
-    "network.route",
-    "The interface used to reach the peers is not loopback or a container's bridge.",
-    "Ranks announce an address that other hosts cannot reach, and all wait for ever.",
-)
+@host_check("network.route")
 def route(case: Case) -> Finding:
-    """Hosts given as loopback addresses are this machine's own; a name that means one is an error."""
+    """The interface used to reach the peers is not loopback or a container's bridge.
+
+    Ranks announce an address that other hosts cannot reach, and all wait for ever.
+    """
+    # Hosts given as loopback addresses are this machine's own; a name that means one is an error.
     if case.context.one_machine:
         return case.not_applicable("pretend hosts of one machine")
     way = case.answer.get("route")
@@ -124,47 +124,46 @@ def route(case: Case) -> Finding:
     return case.warn("the route to the peers reaches no other host", evidence, remedy)
 
 
-def _same(key: str, word: str, unit: str, asks: str, why: str, remedy: str) -> Check:
+def _figure(key: str, word: str, unit: str, asks: str, why: str, remedy: str) -> Check:
     """A figure of the interface: at_least, and the same on every host."""
-    differ = Differ(f"another {key} than most hosts", remedy=remedy, show=lambda value: f"{value} {unit}")
 
-    @same_check(f"network.{key}", f"{asks}: at_least, and the same on every host.", why, differ, at_least=0)
-    def check(case: Case) -> Finding | int:
-        value: int = _way_out(case).get(key) or 0
-        if value <= 0:
+    def value(case: Case) -> Finding | int:
+        figure: int = _way_out(case).get(key) or 0
+        if figure <= 0:
             return case.not_applicable(_SILENT)
-        if value < case.expect("at_least"):
-            return case.fail(f"the interface's {word} is lower than expected", f"{value} {unit}", remedy)
-        return value
+        if figure < case.expect("at_least"):
+            return case.fail(f"the interface's {word} is lower than expected", f"{figure} {unit}", remedy)
+        return figure
 
-    return check
+    differ = Differ(f"another {key} than most hosts", remedy=remedy, show=lambda value: f"{value} {unit}")
+    asks = f"That interface's {asks}: at_least, and the same on every host."
+    return alike(f"network.{key}", asks, why, differ, value, at_least=0)
 
 
-speed = _same(
+speed = _figure(
     "speed",
     "speed",
     "Mbit/s",
-    "That interface's speed in Mbit/s",
+    "speed in Mbit/s",
     "All-reduce is as fast as the slowest link: one port that fell back to 1 Gbit/s slows the whole job.",
     "ethtool INTERFACE; try another cable or port where it has fallen back",
 )
-mtu = _same(
+mtu = _figure(
     "mtu",
     "MTU",
     "bytes",
-    "That interface's MTU",
+    "MTU",
     "Large packets to a host with a smaller MTU are lost: small messages work, training hangs.",
     "sudo ip link set dev INTERFACE mtu 9000  # the same on all hosts and switches",
 )
 
 
-@host_check(
-    "network.duplex",
-    "That interface runs in full duplex.",
-    "Half duplex comes from a failed negotiation: collisions, and a tenth of the speed.",
-)
+@host_check("network.duplex")
 def duplex(case: Case) -> Finding:
-    """Interfaces without a cable do not tell."""
+    """That interface runs in full duplex.
+
+    Half duplex comes from a failed negotiation: collisions, and a tenth of the speed.
+    """
     way = _way_out(case)
     if way.get("duplex") not in ("full", "half"):
         return case.not_applicable(_SILENT)
@@ -174,15 +173,12 @@ def duplex(case: Case) -> Finding:
     return case.note("the interface runs in half duplex", str(way["interface"]), remedy)
 
 
-@host_check(
-    "network.errors",
-    "The share of that interface's packets with errors since boot.",
-    "A bad cable or port costs retransmissions.",
-    at_most=1e-4,
-    packets=10_000,
-)
+@host_check("network.errors", at_most=1e-4, packets=10_000)
 def errors(case: Case) -> Finding:
-    """Of packets received and sent."""
+    """The share of that interface's packets with errors since boot.
+
+    A bad cable or port costs retransmissions.
+    """
     way = _way_out(case)
     counts = [way.get(key) for key in ("rx_packets", "tx_packets", "rx_errors", "tx_errors")]
     if None in counts:
@@ -197,14 +193,13 @@ def errors(case: Case) -> Finding:
     )
 
 
-@host_check(
-    "network.variables",
-    "NCCL_SOCKET_IFNAME and GLOO_SOCKET_IFNAME of the recipe and of the host name interfaces that are there, "
-    "up and with an address.",
-    "NCCL finds no socket interface and gives up; gloo fails to resolve its address.",
-)
+@host_check("network.variables")
 def variables(case: Case) -> Finding:
-    """The recipe's win over the host's own."""
+    """NCCL_SOCKET_IFNAME and GLOO_SOCKET_IFNAME of the recipe and of the host name interfaces that are there,
+    up and with an address.
+
+    NCCL finds no socket interface and gives up; gloo fails to resolve its address.
+    """
     given = {**(case.answer.get("env") or {}), **(case.context.recipe.get("env") or {})}
     wanted = {
         name: str(given[name]) for name in ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME") if given.get(name)

@@ -76,15 +76,13 @@ def probe_peers(ask: Mapping[str, Any]) -> dict[str, Any]:
     return {"sees": sees}
 
 
-@group_check(
-    "shared.folders",
-    "The folders of runs and caches are shared by all hosts, or by none.",
-    "Where most hosts share a folder, one that does not has probably lost a mount. FSDP's checkpoints need a "
-    "shared folder. required: true fails hosts where not all share every folder.",
-    required=False,
-)
+@group_check("shared.folders", required=False)
 def folders(answers: Answers, peers: Answers, context: Context) -> Judge:
-    """Groups of hosts that share, per folder: each is known by its first host."""
+    """The folders of runs and caches are shared by all hosts, or by none.
+
+    Where most hosts share a folder, one that does not has probably lost a mount. FSDP's checkpoints need a
+    shared folder. required: true fails hosts where not all share every folder.
+    """
     views = {host: answer.get("sees") or {} for host, answer in peers.items()}
     groups: dict[str, dict[str, list[str]]] = {}  # folder -> first host -> those that share it
     for host, seen in views.items():

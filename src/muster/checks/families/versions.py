@@ -13,11 +13,12 @@ from muster.checks.kinds import (
     Case,
     Differ,
     Judge,
+    alike,
+    compared,
     differing,
     engine,
     group_check,
     host_check,
-    majority,
     same_check,
     version_key,
 )
@@ -129,13 +130,14 @@ def probe(ask: Mapping[str, Any]) -> dict[str, Any]:
 
 @same_check(
     "versions.python",
-    "The ranks' Python exists, and its major.minor version is the same on every host.",
-    "Pickles, wheels and compiled operators do not work across minor versions.",
     Differ("the version of Python differs from most hosts", Level.FAIL, _SAME),
     at_least="3.8",
 )
 def python(case: Case) -> Finding | str:
-    """major.minor"""
+    """The ranks' Python exists, and its major.minor version is the same on every host.
+
+    Pickles, wheels and compiled operators do not work across minor versions.
+    """
     answer, least = case.answer, case.expect("at_least")
     hint = "muster prepare HOSTS RECIPE, or launch.python=PATH"
     if answer.get("missing"):
@@ -153,12 +155,7 @@ def _package(package: str) -> Check:
     """A package that all must have in one version. Missing everywhere is no difference."""
     name = f"versions.{package}"
 
-    @group_check(
-        name,
-        f"{package}'s version, the same on every host.",
-        "Ranks with different versions hang, or fail with errors about shapes, keys or pickles.",
-    )
-    def check(answers: Answers, peers: Answers, context: Context) -> Judge:
+    def compare(answers: Answers, peers: Answers, context: Context) -> Judge:
         values = {
             host: answer["packages"].get(package) for host, answer in answers.items() if answer.get("python")
         }
@@ -166,13 +163,13 @@ def _package(package: str) -> Check:
         # What a recipe's ranks import; without a recipe, what those of any do.
         needed = package in (*_ALL, *engine(context).packages)
         differ = Differ(f"the version of {package} differs from most hosts", Level.FAIL, _SAME)
-        compared = differing(name, values if have and needed else have, differ)
+        judged = differing(name, values if have and needed else have, differ)
 
         def judge(case: Case) -> Finding:
             if case.host not in values:
                 return case.unknown(_SILENT)
-            if case.host in compared:
-                return compared[case.host]
+            if case.host in judged:
+                return judged[case.host]
             if have:
                 evidence = f"{fold_hosts(have)} {'has' if len(have) == 1 else 'have'} it"
                 return case.warn(f"{package} is installed on other hosts only", evidence, _SAME)
@@ -183,37 +180,29 @@ def _package(package: str) -> Check:
 
         return judge
 
-    return check
+    asks = f"{package}'s version, the same on every host."
+    why = "Ranks with different versions hang, or fail with errors about shapes, keys or pickles."
+    return compared(name, asks, why, compare)
 
 
 def _built_for(key: str, asks: str, why: str, problem: str) -> Check:
-    """What the answer has by this key is the same on all hosts, where torch is built for CUDA on any."""
-    name = f"versions.{key}"
+    """A row: what the answer has by this key is alike, where torch is built for CUDA on any host."""
 
-    @group_check(name, f"{asks}, the same on every host.", why)
-    def check(answers: Answers, peers: Answers, context: Context) -> Judge:
-        values = {host: answer.get(key) for host, answer in answers.items() if answer.get("python")}
-        compared = differing(name, values, Differ(f"{problem} than most hosts", Level.FAIL, _SAME))
-        anywhere = any(value not in (None, "none") for value in values.values())
+    def value(case: Case) -> Any:
+        built = None if case.answer.get(key) == "none" else case.answer.get(key)
+        return built if case.answer.get("python") else case.unknown(_SILENT)
 
-        def judge(case: Case) -> Finding:
-            if case.host not in values:
-                return case.unknown(_SILENT)
-            return compared[case.host] if anywhere else case.not_applicable("torch is not built for CUDA")
-
-        return judge
-
-    return check
+    differ = Differ(problem, Level.FAIL, _SAME, nowhere="torch is not built for CUDA")
+    return alike(f"versions.{key}", f"{asks}, the same on every host.", why, differ, value)
 
 
-@group_check(
-    "versions.packages",
-    "numpy, datasets, tokenizers, peft, safetensors, triton and what else a job uses, the same on every "
-    "host.",
-    "Data and numbers may differ between ranks.",
-)
+@group_check("versions.packages")
 def others(answers: Answers, peers: Answers, context: Context) -> Judge:
-    """One Finding per host that names all those that differ."""
+    """numpy, datasets, tokenizers, peft, safetensors, triton and what else a job uses, the same on every
+    host.
+
+    Data and numbers may differ between ranks.
+    """
     able = [answer["packages"] for answer in answers.values() if answer.get("python")]
     usual: dict[str, Any] = {}
     tied = set()
@@ -239,34 +228,30 @@ def others(answers: Answers, peers: Answers, context: Context) -> Judge:
     return judge
 
 
-@group_check(
+@same_check(
     "versions.driver",
-    "The NVIDIA driver's version against what torch's CUDA needs, and against the other hosts.",
-    "torch finds no GPU where the driver is too old for its CUDA; one such host stops the job.",
+    Differ(
+        "the driver differs from most hosts",
+        remedy="install the same driver everywhere: sudo apt-get install nvidia-driver-VERSION",
+    ),
 )
-def driver(answers: Answers, peers: Answers, context: Context) -> Judge:
-    """Fails where it is too old, warns where it differs."""
-    usual = majority(answer["driver"] for answer in answers.values() if answer.get("driver"))
+def driver(case: Case) -> Finding | str:
+    """The NVIDIA driver's version against what torch's CUDA needs, and against the other hosts.
 
-    def judge(case: Case) -> Finding:
-        driver, cuda = case.answer.get("driver"), case.answer.get("cuda")
-        if not driver:
-            return case.not_applicable("no NVIDIA driver")
-        need = _DRIVERS.get((version_key(cuda) or (0,))[0])
-        if need and version_key(driver) < need:
-            return case.fail(
-                "the driver is too old for torch's CUDA",
-                f"driver {driver}, and CUDA {cuda} needs {'.'.join(map(str, need))}",
-                "install a newer driver, or torch for an older CUDA: pip install torch --index-url "
-                "https://download.pytorch.org/whl/cu126",
-            )
-        if driver != usual:
-            others = f"most hosts have {usual}" if usual else "no value has a majority"
-            remedy = "install the same driver everywhere: sudo apt-get install nvidia-driver-VERSION"
-            return case.warn("the driver differs from most hosts", f"{driver}; {others}", remedy)
-        return case.passed(f"{driver}" + (f" for CUDA {cuda}" if need else ""))
-
-    return judge
+    torch finds no GPU where the driver is too old for its CUDA; one such host stops the job.
+    """
+    driver, cuda = case.answer.get("driver"), case.answer.get("cuda")
+    if not driver:
+        return case.not_applicable("no NVIDIA driver")
+    need = _DRIVERS.get((version_key(cuda) or (0,))[0])
+    if need and version_key(driver) < need:
+        return case.fail(
+            "the driver is too old for torch's CUDA",
+            f"driver {driver}, and CUDA {cuda} needs {'.'.join(map(str, need))}",
+            "install a newer driver, or torch for an older CUDA: pip install torch --index-url "
+            "https://download.pytorch.org/whl/cu126",
+        )
+    return str(driver)
 
 
 # ----------------------------------------------------------------------------------------------------
@@ -277,13 +262,12 @@ def _builds(case: Case) -> bool:
     return engine(case.context).compiles(case.context.recipe.get("engine") or {})
 
 
-@host_check(
-    "versions.compiler",
-    "A C++ compiler and ninja, where DeepSpeed compiles operators (engine.offload, engine.config).",
-    "Without them the first step fails while it builds CPU Adam, with a long traceback.",
-)
+@host_check("versions.compiler")
 def compiler(case: Case) -> Finding:
-    """Both are needed."""
+    """A C++ compiler and ninja, where DeepSpeed compiles operators (engine.offload, engine.config).
+
+    Without them the first step fails while it builds CPU Adam, with a long traceback.
+    """
     if not _builds(case):
         return case.not_applicable("this recipe compiles nothing")
     tools = case.answer.get("tools") or {}
@@ -297,14 +281,14 @@ def compiler(case: Case) -> Finding:
 _LAST_MIXED = 12  # CUDA's last major version of which DeepSpeed lets minor versions differ
 
 
-@host_check(
-    "versions.nvcc",
-    "The CUDA compiler there, of the version that torch was built for; up to CUDA 12 of its major version.",
-    "DeepSpeed refuses to build operators with another one.",
-)
+@host_check("versions.nvcc")
 def nvcc(case: Case) -> Finding:
-    """DeepSpeed lists the minor versions that go together for CUDA 10 to 12, and none later (0.19.8's
-    op_builder/builder.py)."""
+    """The CUDA compiler there, of the version that torch was built for; up to CUDA 12 of its major version.
+
+    DeepSpeed refuses to build operators with another one.
+    """
+    # DeepSpeed lists the minor versions that go together for CUDA 10 to 12, and none later (0.19.8's
+    # op_builder/builder.py).
     cuda, tools = case.answer.get("cuda"), case.answer.get("tools") or {}
     if not _builds(case) or cuda in (None, "", "none"):
         return case.not_applicable("this recipe compiles nothing for CUDA")
@@ -329,13 +313,13 @@ CHECKS = (
         "cuda",
         "The CUDA version that torch was built for",
         "Kernels and collectives of different builds do not work together.",
-        "torch built for another CUDA",
+        "torch built for another CUDA than most hosts",
     ),
     _built_for(
         "nccl",
         "NCCL's version",
         "Different versions of NCCL refuse to work together, or hang.",
-        "another version of NCCL",
+        "another version of NCCL than most hosts",
     ),
     others,
     driver,

@@ -23,7 +23,7 @@ from muster.worker.feed import Feed
 from muster.worker.instruments.clock import DeviceClock
 from muster.worker.instruments.computing import Computing
 from muster.worker.instruments.flops import FlopsCounter
-from muster.worker.later import Later, Reading
+from muster.worker.later import Later, Scalars
 from muster.worker.workloads.base import Counts
 
 
@@ -183,8 +183,8 @@ class Meter(TrainerCallback):  # type: ignore[misc]
         write = functools.partial(
             self._write,
             step,
-            Reading([counts.tokens for counts, _ in self.in_window]),
-            Reading([thrown for _, thrown in self.in_window]),
+            Scalars([counts.tokens for counts, _ in self.in_window]),
+            Scalars([thrown for _, thrown in self.in_window]),
             self.computing.take() if self.computing else None,
             self.feed.take() if self.feed else None,
         )
@@ -199,8 +199,8 @@ class Meter(TrainerCallback):  # type: ignore[misc]
     def _write(
         self,
         step: int,
-        tokens: Reading,
-        thrown: Reading,
+        tokens: Scalars,
+        thrown: Scalars,
         computed: Callable[[], tuple[float | None, dict[str, float]]] | None,
         waited: Callable[[], float] | None,
     ) -> None:
