@@ -154,21 +154,6 @@ def flops(stream: list[Any], of: Job | None = None) -> Flops | None:
     ).flops
 
 
-def test_shares_of_the_stated_peak() -> None:
-    both = [started(0, "NVIDIA H200"), started(1, "NVIDIA H200")]
-    counted = events.FlopsCounted(
-        time=1, rank=0, seconds=1.5, runs=2, method="formula", samples=1, lengths=[8], model=1, hardware=1,
-        formula=1,
-    )  # fmt: skip
-    got = flops([*both, counted, window(10, 0), window(10, 1, seconds=4.0)])
-    assert got is not None
-    assert (got.model_per_second, got.hardware_per_second) == (100e12, 125e12)  # the slowest rank's 4 s
-    assert (got.peak, got.counting_seconds) == (H200, 1.5)
-    assert (got.mfu, got.hfu) == (pytest.approx(100e12 / H200), pytest.approx(125e12 / H200))
-    assert got.peak_source is not None
-    assert "H200" in got.peak_source
-
-
 def test_mixed_devices_count_against_the_sum_of_their_peaks() -> None:
     got = flops(
         [started(0, "NVIDIA H200"), started(1, "NVIDIA A100-SXM4-80GB"), window(10, 0), window(10, 1)]
