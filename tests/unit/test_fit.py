@@ -136,6 +136,23 @@ def test_opt_350m_as_it_was_measured_on_h100s() -> None:
     assert peak / (33.78 * GIB) == pytest.approx(1, abs=0.05)
 
 
+def of_a_billion(engine: str, stage: int = 0) -> int:
+    """Bytes of a rank alone with a billion parameters in fp32, one sample of 96 tokens, in all: a decoder
+    with opt-1.3b's widths and 18 layers. ZeRO's bucket as in those authors' runs: 5e8 elements."""
+    config = {**(families.size("opt-1.3b") or {}), "num_hidden_layers": 18}
+    planned = tiny(
+        config=config, parameters=10**9, trainable=10**9, lengths=Lengths(96), precision="fp32", ranks=1,
+        ranks_per_host=1, engine=engine, stage=stage, bucket=5 * 10**8 if stage else 0,
+    )  # fmt: skip
+    return sum(needed(planned).device.values())
+
+
+def test_the_published_sum_for_a_billion_parameters_lies_between_two_plans() -> None:
+    """22 GB, a sum of 20 bytes per parameter and activations: more than a plain run needs, which has no
+    second copy of the weights; less than ZeRO-1 with such a bucket, and all that a process has besides."""
+    assert 17 * 10**9 < of_a_billion("ddp") < 22 * 10**9 < of_a_billion("deepspeed", 1) < 27 * 10**9
+
+
 def test_the_largest_micro_batch() -> None:
     setting = tiny(stage=2)
     sizes = {micro: sum(needed(replace(setting, micro=micro)).device.values()) for micro in (1, 5, 6)}
