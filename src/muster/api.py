@@ -201,13 +201,15 @@ def judge(
     baseline: Path | str | None = None,
     at_least: str = "",
     workload: str = "",
-    mappings: Sequence[Path | str] = (),
+    lines: Sequence[str] = (),
+    columns: Sequence[str] = (),
     hardware: Sequence[str] = (),
 ) -> Judged:
     """Name the hosts that were slow or failing, from others' logs. `Judged.gate` is the exit code.
 
     `slow`: the share of a step's time that counts; `at_least`: a speed for every job, such as "800samples/s";
-    `hardware`: hosts of one kind, such as "a100=node[01-16]". Raises UsageError.
+    `hardware`: hosts of one kind, such as "a100=node[01-16]"; `lines`: expressions for lines of other
+    formats; `columns`: of tables, such as "step=iteration" (docs/judge.md). Raises UsageError.
     """
     from muster.judging import Settings
     from muster.judging.logs import judge as judge_logs
@@ -219,7 +221,8 @@ def judge(
         at_least=at_least,
         workload=workload,
         hardware=hardware,
-        mappings=[Path(each) for each in mappings],
+        lines=lines,
+        columns=columns,
     )
 
 

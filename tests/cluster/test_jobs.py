@@ -124,7 +124,7 @@ def test_resume_on_disks_of_their_own(engine: str, cluster: Cluster, tmp_path: P
     }
     folder, own = cluster.private_dir / "runs" / f"resumed-{engine}", f"{cluster.private_dir}/muster"
     overrides = [
-        "train.max_steps=150", "measure.window=5", "checkpoint.every=10", "checkpoint.keep=20",
+        "train.max_steps=80", "measure.window=5", "checkpoint.every=10", "checkpoint.keep=20",
         "batch.micro=4", *chosen[engine],
         f"launch.workdir={own}", *over_ssh(cluster),
     ]  # fmt: skip
@@ -154,5 +154,5 @@ def test_resume_on_disks_of_their_own(engine: str, cluster: Cluster, tmp_path: P
     assert again.status == "succeeded", again.failure
     resumed_from = job.run.read_json(job.run.job)["resume_step"]
     assert resumed_from is not None and resumed_from >= 20
-    assert (again.steps, again.samples) == (150, 150 * 8)
+    assert (again.steps, again.samples) == (80, 80 * 8)
     assert (job.run.model / "model.safetensors").stat().st_size > 0

@@ -101,30 +101,24 @@ def formats(folder: Path) -> None:
 
 
 def table(folder: Path) -> None:
-    """A table with a column of hosts, and a mapping that says which columns those are."""
+    """A table with a column of hosts."""
     draw = random.Random(6)
     rows = ["it,machine,ms,bs"]
     for host in HOSTS:
         times = 1.07 if host == "node-09" else 1.0
         rows += [f"{step},{host},{250 * times * (1 + draw.gauss(0, 0.003)):.2f},32" for step in range(40)]
     write(folder / "steps.csv", rows)
-    write(
-        folder.parent / "columns.yaml",
-        ["columns: {step: it, host: machine, step_seconds: ms, batch: bs}", "unit: ms"],
-    )
 
 
 def own_lines(folder: Path) -> None:
-    """Lines of a program's own, and a mapping with an expression for them."""
+    """Lines of a program's own."""
     draw = random.Random(7)
     for host in HOSTS[:8]:
         times = 1.06 if host == "node-02" else 1.0
         lines = [
             f"it={n} loss={9 / n:.3f} dt={250 * times * (1 + draw.gauss(0, 0.003)):.2f}" for n in range(1, 41)
         ]
-        write(folder / f"{host}.log", ["start", *lines, "end"])
-    expression = r"it=(?P<step>\d+) loss=(?P<loss>\S+) dt=(?P<seconds>[\d.]+)"
-    write(folder.parent / "lines.yaml", [f"line: '{expression}'", "unit: ms", "batch: 32", "workload: ours"])
+        write(folder / f"{host}.log", ["batch 32", *lines, "end"])
 
 
 def odd_files(folder: Path) -> None:
@@ -204,8 +198,17 @@ FLEETS: dict[str, tuple[Callable[[Path], None], Sequence[str]]] = {
         (),
     ),
     "three formats": (formats, ()),
-    "a table with hosts": (table, ("--mapping", "columns.yaml")),
-    "lines of its own": (own_lines, ("--mapping", "lines.yaml")),
+    "a table with hosts": (
+        table,
+        ("--column", "step=it", "--column", "host=machine", "--column", "ms=ms", "--column", "batch=bs"),
+    ),
+    "lines of its own": (
+        own_lines,
+        (
+            "--line", r"it=(?P<step>\d+) loss=(?P<loss>\S+) dt=(?P<ms>[\d.]+)",
+            "--line", r"^batch (?P<batch>\d+)", "--workload", "ours",
+        ),
+    ),
     "two works": (two_works, ()),
     "files that are no logs": (odd_files, ()),
     "hosts by a pattern": (

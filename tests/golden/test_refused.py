@@ -121,7 +121,10 @@ bench fours.yaml --hosts local:2x1 --dry-run
 judge missing
 judge .
 judge . --slow 0
-judge . --mapping missing.yaml
+judge . --line '(?=a)(?P<step>b)'
+judge . --line 'it (?P<stepp>b)'
+judge . --column step
+judge . --column step=it
 judge . --host-pattern '('
 judge . --host-pattern node
 explain nowhere/x

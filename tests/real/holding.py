@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import functools
 import gc
+import hashlib
 import importlib
 import json
 import os
@@ -131,7 +132,7 @@ def hold(folder: Path, asked: dict[str, Any], rank: int) -> dict[str, Any]:
     arguments = {**training_arguments(context), **engine.arguments(context)}
     told: dict[str, Any] = {}
     if asked.get("traced") and context.main:
-        told["trace"] = traced(context)
+        told["trace"] = traced(context, folder)
     trainer = workload.build(context, arguments).trainer
     units = {each.name: each.unit for each in parameters_of(trainer.model)}
     told["parameters"] = [
@@ -151,8 +152,8 @@ def hold(folder: Path, asked: dict[str, Any], rank: int) -> dict[str, Any]:
     return told
 
 
-def traced(context: Context) -> dict[str, Any]:
-    """A trace of the recipe's model, for this engine's arithmetic."""
+def traced(context: Context, folder: Path) -> dict[str, Any]:
+    """A trace of the recipe's model, for this engine's arithmetic; once for all cases that ask for it."""
     recipe = context.recipe
     half = "autocast" if recipe.engine.name == "ddp" and not recipe.computes_half else "half"
     request = TraceRequest(
@@ -162,7 +163,10 @@ def traced(context: Context) -> dict[str, Any]:
         arithmetic="fp32" if context.precision == "fp32" else half,
         checkpointing=recipe.train.checkpointing,
     )
-    return to_json(trace(request))
+    kept = folder / f"trace-{hashlib.sha256(repr(request).encode()).hexdigest()}.json"
+    if not kept.exists():
+        kept.write_text(json.dumps(to_json(trace(request))))
+    return dict(json.loads(kept.read_text()))
 
 
 def start(folder: Path, asked: dict[str, Any], rank: int, port: int) -> int:

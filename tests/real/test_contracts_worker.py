@@ -136,8 +136,16 @@ CHATML = (
 )
 
 
-@pytest.mark.parametrize(("template", "closed"), [(None, False), (CHATML, False), (CHATML, True)])
-@pytest.mark.parametrize("name", ["sft", "reward", "grpo"])
+@pytest.mark.parametrize(
+    ("name", "template", "closed"),
+    [
+        ("sft", None, False),
+        ("sft", CHATML, False),
+        ("sft", CHATML, True),
+        ("reward", CHATML, True),
+        ("grpo", CHATML, False),
+    ],
+)
 def test_the_lines_say_what_ask_says(name: str, template: str | None, closed: bool, tmp_path: Path) -> None:
     """Also of plain prompts, and with a chat template of the tokenizer's own. `closed`: with a token for the
     end of an answer."""

@@ -78,17 +78,11 @@ def batch(model: Any, samples: int, *lengths: int) -> dict[str, Any]:
     ("name", "shape"),
     [
         ("t5-small", (32, 96, 96)),
-        ("t5-large", (8, 128, 32)),
         ("gpt2-small", (2, 1024)),
-        ("gpt2-xl", (1, 1024)),
-        ("opt-125m", (2, 2048)),
         ("facebook/opt-350m", (1, 512)),
-        ("opt-1.3b", (1, 2048)),
         ("opt-175b", (1, 2048)),
-        ("llama-2-7b", (1, 4096)),
         ("llama-3-8b", (1, 4096)),
         ("vit-base", (8,)),
-        ("vit-large", (2,)),
     ],
 )
 def test_formulas_say_what_real_models_do(name: str, shape: tuple[int, ...]) -> None:

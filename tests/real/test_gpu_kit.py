@@ -16,7 +16,7 @@ from benchmarks.gpu.pieces import pieces
 from muster.core.profile import StepProfile
 
 TRIED = {
-    "proof/smi", "proof/check", "proof/clock", "proof/ddp-fp32", "proof/zero2-bf16", "proof/cpu-job",
+    "proof/smi", "proof/check", "proof/clock", "proof/zero2-bf16", "proof/cpu-job",
     "memory/opt-125m-8x512-bf16-ddp", "memory/opt-125m-32x512-bf16-ddp", "ceiling/matmul-fp32",
     "levers/opt-350m", "profile/gpt2-124m", "speed/t5-small-text2sql", "speed/opt-350m-sft", "speed/vit-b16",
     "cost/instruments-digits", "cost/sync-text2sql",

@@ -25,8 +25,6 @@ H100 = json.loads((ROOT / "benchmarks" / "results" / "h100.json").read_text())
     ("kind", "arithmetic", "checkpointing"),
     [
         ("gpt2", "autocast", False),
-        ("llama", "autocast", False),
-        ("opt", "fp32", False),
         ("vit", "fp32", False),
         ("llama", "fp32", True),
     ],
@@ -34,7 +32,6 @@ H100 = json.loads((ROOT / "benchmarks" / "results" / "h100.json").read_text())
 def test_what_compiled_code_keeps(kind: str, arithmetic: Any, checkpointing: bool) -> None:
     """As much as the allocator says of graphs that PyTorch partitions itself, and less than eager code."""
     quiet = {name: 0.0 for name in ("resid_pdrop", "embd_pdrop", "attn_pdrop") if kind == "gpt2"}
-    quiet |= {"dropout": 0.0} if kind == "opt" else {}
     eager = asked(kind, arithmetic=arithmetic, checkpointing=checkpointing, config=quiet)
     request = replace(eager, compiled=True)
     found, real, plain = traced(request), Real(request), traced(eager)
@@ -119,8 +116,7 @@ def test_a_plain_compiled_loop_took_what_is_counted() -> None:
     assert counted.step_seconds == pytest.approx(measured["step_seconds"], rel=0.05)
 
 
-@pytest.mark.parametrize("name", ["M1", "M2", "M3"])
-def test_a_compiled_run_fits_where_its_plan_says_so(name: str, tmp_path: Path) -> None:
+def test_a_compiled_run_fits_where_its_plan_says_so(tmp_path: Path) -> None:
     """On an H100: its device's peak is below every memory that the plan would call enough, and its step
     within the range."""
     needs_torch()
@@ -128,7 +124,7 @@ def test_a_compiled_run_fits_where_its_plan_says_so(name: str, tmp_path: Path) -
 
     from muster.planner.memory.fit import MARGIN
 
-    (row,) = published.run(tmp_path / "none.json", [name])
+    (row,) = published.run(tmp_path / "none.json", ["M1"])
     assert row["planned_memory"] / (1 - MARGIN) > row["memory"]
     assert row["planned_memory"] < 1.15 * row["memory"]
     assert row["inside"]

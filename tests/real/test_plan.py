@@ -18,7 +18,8 @@ from muster.planner.plan import plan_hosts, plan_on
 from muster.runs.train import train
 from muster.store.runfolder import RunFolder
 
-pytestmark = [pytest.mark.real, pytest.mark.real_start]  # a fork has the memory of more imports
+pytestmark = [pytest.mark.real]
+anew = pytest.mark.real_start  # a fork has the memory of more imports
 OVERRIDES = [
     "train.max_steps=60", "train.gradient_checkpointing=auto", "launch.threads=1", "measure.warmup=20",
     "engine.name=deepspeed", "engine.zero=auto",
@@ -33,6 +34,7 @@ def done(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
     return run
 
 
+@anew
 def test_the_plan_of_a_run_is_kept_and_stands_in_its_result(done: RunFolder) -> None:
     plan = Plan.model_validate(done.read_json(done.plan))
     result = done.read_result()
@@ -43,6 +45,7 @@ def test_the_plan_of_a_run_is_kept_and_stands_in_its_result(done: RunFolder) -> 
     assert result.planned is None
 
 
+@anew
 def test_what_was_chosen_is_frozen_for_a_resumed_run(done: RunFolder) -> None:
     plan = Plan.model_validate(done.read_json(done.plan))
     chosen = next(each for each in plan.candidates if each.chosen)
@@ -51,6 +54,7 @@ def test_what_was_chosen_is_frozen_for_a_resumed_run(done: RunFolder) -> None:
     assert frozen.train.gradient_checkpointing is (chosen.changes["train.gradient_checkpointing"] == "true")
 
 
+@anew
 def test_a_run_teaches_what_its_machine_can_do(
     done: RunFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -68,6 +72,7 @@ def test_a_run_teaches_what_its_machine_can_do(
     assert planned.memory.device_bytes == pytest.approx(result.memory.resident_peak or 0, rel=0.5)
 
 
+@anew
 def test_calibrating_on_the_command_line(
     done: RunFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -85,8 +90,11 @@ def test_calibrating_on_the_command_line(
 def test_a_run_with_dynamic_padding_teaches_as_well(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its operations are near those of its mean lengths, and a third of those of its longest samples."""
     run = RunFolder(tmp_path / "run")
-    settings = ["train.max_steps=40", "engine.name=ddp", "engine.zero=0", "evaluate.after=false"]
-    assert train(read_inputs("demo", "local:1", [*settings, "measure.warmup=10"]), run).status == "succeeded"
+    settings = ["train.max_steps=16", "engine.name=ddp", "engine.zero=0", "evaluate.after=false"]
+    assert (
+        train(read_inputs("demo", "local:1", [*settings, "measure.warmup=4", "measure.window=4"]), run).status
+        == "succeeded"
+    )
     found, planned = (
         measured_of(run),
         plan_on(read_recipe("demo", settings), "cpu{tflops=0.1}", UserFigures()).plan,

@@ -25,8 +25,8 @@ pytestmark = [pytest.mark.real, pytest.mark.timeout(280)]
 # Dropout on: the random numbers of every rank have to be restored too. 13 steps an epoch: the checkpoint of
 # step 20 lies inside the second epoch.
 SETTINGS = [
-    "train.max_steps=80", "train.warmup=4", "measure.window=1", "checkpoint.every=20", "checkpoint.keep=2",
-    "model.config.dropout_rate=0.1", "batch.micro=16",
+    "train.max_steps=60", "train.warmup=4", "measure.window=1", "checkpoint.every=20", "checkpoint.keep=2",
+    "model.config.dropout_rate=0.1", "batch.micro=4", "data.generated.train=100",
 ]  # fmt: skip
 ENGINES = {
     "ddp": ["engine.name=ddp", "engine.zero=0"],
@@ -40,8 +40,7 @@ def weights(folder: Path) -> dict[str, bytes]:
     return {name: tensor.numpy().tobytes() for name, tensor in load(folder).items()}
 
 
-@pytest.mark.real_start
-@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("engine", ["ddp", pytest.param("zero1", marks=pytest.mark.real_start), "fsdp"])
 def test_resumed_is_as_if_never_interrupted(engine: str, tmp_path: Path) -> None:
     """Kill a rank after step 20's checkpoint, damage nothing else, resume: equal losses, equal parameters."""
     needs_torch()
@@ -65,9 +64,9 @@ def test_resumed_is_as_if_never_interrupted(engine: str, tmp_path: Path) -> None
     again = resume(job.run)
     assert again.status == "succeeded", again.failure
     assert again.attempt == 2
-    assert job.run.read_json(job.run.job)["resume_step"] in (20, 40, 60)
-    assert again.steps == 80
-    assert again.samples == 80 * 32
+    assert job.run.read_json(job.run.job)["resume_step"] in (20, 40)
+    assert again.steps == 60
+    assert again.samples == 60 * 8
     assert losses(job.run) == losses(whole)
     assert weights(job.run.model) == weights(whole.model)
 

@@ -106,18 +106,13 @@ def test_a_training_that_gives_the_model_of_its_start_fails(tmp_path: Path) -> N
     assert done.state() == "failed" and result.steps == 2
 
 
-@pytest.mark.parametrize(
-    ("body", "what"),
-    [
-        ("    return [float('nan')] * len(answers)\n", "gave nan for an answer"),
-        ("    return [1 / 0 for _ in answers]\n", "raised ZeroDivisionError"),
-    ],
-)
-def test_a_reward_that_goes_wrong_is_one_line(body: str, what: str, tmp_path: Path) -> None:
+def test_a_reward_that_goes_wrong_is_one_line(tmp_path: Path) -> None:
     rewards = tmp_path / "rewards.py"
+    body = "    return [1 / 0 for _ in answers]\n"
     rewards.write_text(f"def reward(prompts, answers, expected):\n{body}", encoding="utf-8")
     changes = [*SHORT, *DRAWN, "engine.name=ddp", "batch.micro=8", f"reward.function={rewards}:reward"]
     _, result = run(tmp_path / "run", "local:1", *changes, recipe="grpo")
     assert result.status == "failed" and result.failure and result.failure.usage
-    assert what in result.failure.what and str(rewards) in f"{result.failure.where} {result.failure.what}"
+    assert "raised ZeroDivisionError" in result.failure.what
+    assert str(rewards) in f"{result.failure.where} {result.failure.what}"
     assert "Traceback" not in result.failure.what

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Iterator, Sequence
 from datetime import datetime, timedelta
 
-from muster.readers._mapping import Mapping, load_mappings
 from muster.readers._read import read_blocks
+from muster.readers._user import Expression, UserFormat
 from muster.readers.base import JobLog
 from muster.store.logfiles import BrokenFile
 
-MAPPINGS = load_mappings()
 START = datetime(2024, 7, 8, 5, 52, 0)
 ARGUMENTS = "--model_name_or_path facebook/opt-350m --per_device_train_batch_size 24 --max_seq_len 512"
 
@@ -19,8 +17,8 @@ ARGUMENTS = "--model_name_or_path facebook/opt-350m --per_device_train_batch_siz
 def read_log(
     path: str,
     lines: Iterable[str],
-    mappings: Sequence[Mapping] = (),
-    named: re.Pattern[str] | None = None,
+    user: UserFormat | None = None,
+    named: Expression | None = None,
 ) -> list[JobLog]:
     """The jobs of lines that come one by one."""
 
@@ -34,12 +32,12 @@ def read_log(
             raise
         yield block
 
-    return read_blocks(path, blocks(), mappings, named)
+    return read_blocks(path, blocks(), user, named)
 
 
 def one(lines: Sequence[str], path: str = "job.log") -> JobLog:
     """The one job of these lines."""
-    (job,) = read_log(path, lines, MAPPINGS)
+    (job,) = read_log(path, lines)
     return job
 
 

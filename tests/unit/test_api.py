@@ -75,9 +75,7 @@ def test_logs_are_judged(tmp_path: Path) -> None:
         slower = 1.3 if host == 3 else 1 + host / 1000
         lines = "".join(f"{step},{slower * step},n{host}\n" for step in range(30))
         (tmp_path / f"n{host}.csv").write_text(f"iteration,seconds,hostname\n{lines}")
-    mapping = tmp_path / "columns.yaml"
-    mapping.write_text("columns: {step: iteration, seconds: seconds, host: hostname}\nbatch: 8\n")
-    found = muster.judge(tmp_path, mappings=[mapping])
+    found = muster.judge(tmp_path, columns=["step=iteration", "elapsed=seconds", "host=hostname"])
     assert [each.hosts[0] for each in found.hosts if each.condition == "slow"] == ["n3"]
     assert found.gate == 1
 

@@ -148,27 +148,6 @@ def result(task: Task) -> Result:
     return made(task.hosts, rate * len(task.hosts))
 
 
-def test_what_a_bench_prints(capsys: pytest.CaptureFixture[str]) -> None:
-    suite = suite_of({"groups": [1, 2, "all"], "curve": "weak"})
-    bench = ended(suite, "local:9x1", result, notes=["a note"])
-    records = {
-        name: record.model_copy(update={"reason": "out of [memory]", "failed_host": "local1", "hint": "less"})
-        if record.outcome == "failed"
-        else record
-        for name, record in bench.records.items()
-    }
-    found = fold_bench(ended(suite, "local:9x1", result, records=records))
-    out, err = printed(found, capsys)
-    assert "local1: out of [memory] (hint: less)" in out
-    assert out.startswith("1 of 9 hosts is slow: local3 (2")
-    assert re.search(r"slow: local3\n.*slower than its peers", out)
-    assert re.search(r"2\d\.\d\d% slower alone: 80.00 samples/s, peers 100.*digits-1x-004", out)
-    assert "digits: weak scaling" in out and "efficiency" in out
-    assert "an extra job for local8" in out
-    assert "9 hosts: " in out and "1 failed" in out
-    assert "local8 left over" in err
-
-
 def test_of_many_the_bad_ones_are_shown(capsys: pytest.CaptureFixture[str]) -> None:
     found = fold_bench(ended(suite_of({"groups": [1]}), "local:130x1", result))
     out, _ = printed(found, capsys)

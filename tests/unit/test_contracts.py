@@ -22,7 +22,7 @@ from muster.core.registry import CONTRACTS, FOLDERS, PACKAGES, load_plugin, plug
 
 LAUNCHERS = sorted(plugin_names("muster.launchers"))
 HEAVY = {"torch", "transformers", "deepspeed", "accelerate", "datasets", "peft", "numpy"}
-LAZY = {"rich.progress", "pyarrow", "pydantic", "jinja2", "yaml", "tensorboardX"}
+LAZY = {"rich.progress", "pyarrow", "pydantic", "jinja2", "yaml", "tensorboardX", "re2"}
 GROUPS = [
     "muster.launchers",
     "muster.checks",

@@ -27,7 +27,7 @@ from muster.planner.time.collective import CALL
 from muster.planner.time.learning import link_figures
 from muster.reports import fabric as page
 from muster.reports.fabric import heat_map
-from muster.reports.fabric_tables import files, pair_rows, sweep_rows
+from muster.reports.fabric_tables import files
 from muster.reports.rundata import RunData
 from muster.results.figures import figures as listed_figures
 from muster.results.fold import EventFold, fold, make_result
@@ -220,15 +220,6 @@ def test_the_slowest_device() -> None:
     assert run.slowest[0].ratio == pytest.approx(0.4)
 
 
-def test_bus_bandwidth_and_flops() -> None:
-    run = figures(
-        ["a", "b", "c", "d"], [sweep("all-reduce", MIB, 0.002, 0.001, 0.004), (0, "product", SPLIT)]
-    )
-    assert run.sweeps[0].algbw == pytest.approx(MIB / 0.002)
-    assert run.sweeps[0].busbw == pytest.approx(MIB / 0.002 * 2 * 3 / 4)
-    assert run.products[0].flops == pytest.approx(2 * 300**3 / 0.004)
-
-
 def test_events_of_another_shape_are_noted() -> None:
     made = job(["a", "b"])
     told: list[Told] = [(0, "sweep", {"operation": "all-reduce"}), (0, "product", {"n": 3, "total": 0.0})]
@@ -255,20 +246,6 @@ def test_the_files() -> None:
     assert len(rows["matmul.csv"]) == 4 and rows["matmul.csv"][1][-1] == ""  # no stated peak of a CPU
     assert [row[2] for row in rows["product.csv"][1:]] == ["0.001", "0.0009", "0.0008"]
     assert files(figures(["a", "b"], [])) == {}
-
-
-def test_the_rows_for_people() -> None:
-    run = figures(["a", "b", "c"], [*whole(["a", "b", "c"]), sweep("broadcast", 4095, 0.001)])
-    columns, rows = sweep_rows(run)
-    assert columns == ("message", "all-reduce", "all-gather", "broadcast")
-    assert [row[0] for row in rows] == ["1.0 kB", "4.1 kB"]
-    assert rows[0][3] == "" and all(cell for cell in rows[1])  # 4095 bytes stand for 4 KiB
-    assert pair_rows(run.pairs)[1][0] == ("a", "", "8.39", "8.39") if run.pairs else False
-    result = a_run(["a", "b", "c"], whole(["a", "b", "c"]))[0].model_copy(update={"fabric": run})
-    said = {each.name: each.words for each in listed_figures(result)}
-    assert said["All-reduce latency"] == "20.0 µs (median of 8 bytes; best 10.0 µs)"
-    assert said["Product over all ranks"].endswith("1.00 ms computing, 3.00 ms communication)")
-    assert said["Slowest pair"].endswith("1.00 of the median 8.39 Gbit/s")
 
 
 # The page.

@@ -18,18 +18,10 @@ from muster.planner.memory.activations import (
     Kept,
     Lengths,
     activation_bytes,
-    fused_bytes,
-    layer_bytes,
     logit_bytes,
-    stacks,
 )
 from muster.planner.memory.fit import (
-    COMMUNICATOR,
-    CONTEXT,
     MARGIN,
-    PROCESS,
-    SLACK,
-    WORKSPACES,
     MemoryLimit,
     Need,
     Setting,
@@ -50,14 +42,6 @@ OPT = {
     "model_type": "opt", "hidden_size": 4, "ffn_dim": 16, "num_hidden_layers": 3, "num_attention_heads": 2,
     "vocab_size": 10, "dropout": 0.0,
 }  # fmt: skip
-T5 = {
-    "model_type": "t5", "d_model": 4, "d_ff": 16, "d_kv": 2, "num_heads": 2, "num_layers": 1,
-    "num_decoder_layers": 2, "vocab_size": 10, "dropout_rate": 0.0,
-}  # fmt: skip
-LLAMA = {
-    "model_type": "llama", "hidden_size": 4, "intermediate_size": 8, "num_hidden_layers": 1,
-    "num_attention_heads": 2, "num_key_value_heads": 1, "vocab_size": 10,
-}  # fmt: skip
 
 
 def tiny(**fields: Any) -> Setting:
@@ -75,159 +59,12 @@ def needed(setting: Setting) -> Need:
     return found
 
 
-def of_model(setting: Setting) -> dict[str, int]:
-    """What the model and its training need on the device, without CUDA and the process."""
-    overhead = ("CUDA context", "NCCL", "process", "matrix products", "allocator slack")
-    return {name: value for name, value in needed(setting).device.items() if name not in overhead}
-
-
-def test_what_a_layer_keeps() -> None:
-    """24 bytes per token and unit of width: Korthikanti et al.'s 34 less dropout's masks (2) and GELU's
-    input (8). Attention that is not fused adds probabilities, in fp32 and in half precision."""
-    (stack,) = stacks(OPT)
-    assert layer_bytes(stack, 8, Kept(2)) == 24 * 8 * 4
-    assert layer_bytes(stack, 8, Kept(4)) == 48 * 8 * 4
-    assert layer_bytes(stack, 8, Kept(2, fused=False)) == 24 * 8 * 4 + 6 * 2 * 8 * 8
-    assert layer_bytes(stack, 8, Kept(4, fused=False)) == 48 * 8 * 4 + 4 * 2 * 8 * 8
-    assert layer_bytes(stack, 8, Kept(2, mixed=True)) == (24 + 8) * 8 * 4
-    assert layer_bytes(replace(stack, dropout=0.1), 8, Kept(2)) == (24 + 2) * 8 * 4
-
-
-def test_what_a_model_keeps_whole_and_with_checkpointing() -> None:
-    inputs, flow, layer = 2 * 8 * 4, 2 * 2 * 8 * 16, 24 * 8 * 4
-    assert activation_bytes(OPT, Lengths(8), Kept(2), checkpointing=False) == inputs + 3 * layer + flow
-    assert activation_bytes(OPT, Lengths(8), Kept(2), checkpointing=True) == inputs * 4 + layer + flow
-    assert logit_bytes(OPT, Lengths(8), Kept(2)) == 10 * 8 * (2 + 12)
-    assert activation_bytes({"model_type": "bart"}, Lengths(8), Kept(2), checkpointing=False) is None
-
-
-def test_output_layer_and_loss_as_one_by_hand() -> None:
-    """2,000 rows of 65,536 classes and a width of 4,096: parts of 2,048 rows on a GPU, so all are one."""
-    config = {"model_type": "llama", "vocab_size": 65_536, "hidden_size": 4096}
-    weight = 4 * 65_536 * 4096
-    whole = 2000 * 65_536 * (2 * 2 + 4) + 2000 * 4096 * 2 + weight
-    assert fused_bytes(config, 2000, Kept(2), "cuda", True) == whole
-    assert fused_bytes(config, 2000, Kept(2), "cuda", "auto") is None  # few
-    assert fused_bytes(config, 2000, Kept(2), "cpu", "auto") is None
-    part = 2048 * 65_536 * (2 * 2 + 4)
-    assert fused_bytes(config, 20_000, Kept(2), "cuda", "auto") == part + 20_000 * 4096 * 2 + weight
-    narrow = {**config, "hidden_size": 64}
-    for device, rows in (("cuda", 2048), ("cpu", 256)):
-        part = rows * 65_536 * (2 * 2 + 4)
-        rest = 20_000 * 64 * 2 + 4 * 65_536 * 64
-        assert fused_bytes(narrow, 20_000, Kept(2), device, True) == part + rest
-    assert fused_bytes(config, 20_000, Kept(2), "cuda", False) is None
-    assert fused_bytes({**config, "model_type": "gemma2"}, 20_000, Kept(2), "cuda", True) is None
-
-
-def test_gated_layers_with_grouped_keys() -> None:
-    (stack,) = stacks(LLAMA)
-    assert layer_bytes(stack, 8, Kept(4)) == 4 * 8 * (2 * 3 * 4 + 2 * 4 + 2 * 2 + 4 * 8)
-    assert layer_bytes(stack, 8, Kept(2)) == 8 * (2 * 8 * 4) + 2 * 8 * (2 * 4 + 2 * 2 + 4 * 8)
-
-
-def test_zero_2_in_bf16() -> None:
-    """Of 1000 elements 576 are the layers' matrices, 40 the embeddings; 384 are dealt to three vectors."""
-    activations = 2 * 8 * 4 + 3 * 24 * 8 * 4 + 2 * 2 * 8 * 16
-    found = needed(tiny(stage=2))
-    assert of_model(tiny(stage=2)) == {
-        "parameters": 2000,
-        "fp32 master": 1000,
-        "optimizer": 2000,
-        "gradients": 2 * 512,  # its part, with tensors at the edges whole
-        "gradients in flight": 2 * (128 + 100),  # the largest, and what is reduced
-        "buckets": 200,
-        "activations": activations,
-        "logits and loss": 1120,
-    }
-    assert found.device["CUDA context"] == CONTEXT
-    assert found.device["NCCL"] == COMMUNICATOR
-    assert found.device["matrix products"] == WORKSPACES
-    assert found.device["allocator slack"] == int(
-        SLACK * (sum(of_model(tiny(stage=2)).values()) + WORKSPACES)
-    )
-    assert "NCCL" not in needed(tiny(stage=2, ranks=1)).device
-    assert found.host == {"the model while it is made": 4000, "process": PROCESS}
-    assert (found.basis, found.moment) == ("closed form", "backward pass")
-
-
-@pytest.mark.parametrize(
-    ("fields", "states"),
-    [
-        ({"stage": 0}, {"parameters": 2000, "fp32 master": 4000, "optimizer": 8000, "gradients": 2000}),
-        ({"stage": 0, "precision": "fp32"}, {"parameters": 4000, "optimizer": 8000, "gradients": 4000}),
-        ({"stage": 1}, {"parameters": 2000, "fp32 master": 1000, "optimizer": 2000, "gradients": 2000}),
-        ({"stage": 1, "precision": "fp32"}, {"parameters": 4000, "fp32 master": 1000, "gradients": 4000}),
-        ({"stage": 3}, {"parameters": 500, "fp32 master": 1000, "optimizer": 2000, "gradients": 500}),
-        ({"stage": 3}, {"persistent parameters": 2000}),  # all are smaller than 1e5
-        ({"stage": 3, "persistence": 0}, {"gathered parameters": 2 * (1000 + 1000)}),
-        ({"stage": 3, "persistence": 0, "reuse": 300, "prefetch": 0}, {"gathered parameters": 2 * 278}),
-        ({"stage": 3, "persistence": 0, "live": 300, "reuse": 0, "prefetch": 10},
-         {"gathered parameters": 2 * (300 + 128 + 10)}),
-        ({"stage": 1, "overlap": True}, {"buckets": 400}),
-        ({"stage": 2, "trainable": 40}, {"parameters": 2000, "fp32 master": 40, "optimizer": 80}),  # LoRA
-        ({"engine": "ddp", "precision": "fp32"}, {"gradients": 4000, "optimizer": 8000, "buckets": 4000}),
-        ({"engine": "ddp"}, {"parameters": 4000, "copies in half precision": 2000}),
-        ({"engine": "fsdp"}, {"parameters": 1008, "gradients": 1008, "optimizer": 2016}),  # rows are padded
-        ({"engine": "fsdp", "micro_steps": 2}, {"accumulated gradients": 2000}),
-        ({"engine": "fsdp", "micro_steps": 2, "sync_each_batch": True}, {"gradients": 1008}),
-    ],
-)  # fmt: skip
-def test_states_of_the_engines(fields: dict[str, Any], states: dict[str, int]) -> None:
-    assert states.items() <= of_model(tiny(lengths=Lengths(200), **fields)).items()
-
-
-def test_the_larger_of_backward_pass_and_optimizer_step_is_the_peak() -> None:
-    large = tiny(engine="deepspeed", stage=0, parameters=100_000, trainable=100_000)
-    found = of_model(large)
-    assert found["fp32 gradients"] == 4 * 100_000
-    assert found["gradients"] == 2 * 100_000
-    assert not {"activations", "buckets"} & set(found)
-    assert needed(large).moment == "optimizer step"
-
-
-def test_offload_moves_states_to_the_host() -> None:
-    found = needed(tiny(stage=3, offload="optimizer+param"))
-    assert not {"parameters", "optimizer", "fp32 master"} & set(found.device)
-    # Rounded up to powers of two: a rank has 154 elements of matrices and 96 of vectors, and all gradients in
-    # one block.
-    pinned = {"parameters": 512 + 256, "gradients": 512, "fp32 gradients": 1024 + 512}
-    assert {**pinned, "fp32 master": 1000, "optimizer": 2000}.items() <= found.host.items()
-    kept = needed(tiny(stage=2, offload="optimizer"))
-    assert kept.device["parameters"] == 2000
-    assert "optimizer" not in kept.device
-
-
-def test_on_cpus_everything_is_host_memory_and_untouched_buckets_are_none() -> None:
-    found = needed(tiny(stage=1, device="cpu", precision="fp32", bucket=500_000_000))
-    assert found.host == {}
-    assert found.device["buckets"] == 4 * 1000
-    assert found.device["process"] == PROCESS
-
-
 def test_a_model_that_is_made_in_shards_needs_no_room_for_the_whole() -> None:
     whole, shards = (needed(tiny(stage=3, create=create)) for create in ("whole", "sharded"))
     assert whole.host["the model while it is made"] == 4000
     assert shards.host["the model while it is made"] == 4 * 128
     assert needed(tiny(engine="fsdp", create="sharded")).first_host == 4000  # its first rank makes it
     assert needed(tiny(stage=3, saves=True)).first_host == 2000  # gathered to be saved
-
-
-@pytest.mark.parametrize(
-    ("fields", "first"),
-    [
-        ({"stage": 3}, 0),
-        ({"stage": 3, "checkpoints": True}, 2000),  # which have the whole model as well
-        ({"stage": 2, "checkpoints": True}, 0),
-        ({"engine": "fsdp"}, 0),
-        ({"engine": "fsdp", "saves": True}, 4000),
-        ({"engine": "fsdp", "checkpoints": True}, 8000),  # Adam's states, whole
-        ({"engine": "fsdp", "checkpoints": True, "trainable": 40}, 4000),
-        ({"engine": "fsdp", "checkpoints": True, "ranks": 1}, 0),
-    ],
-)
-def test_what_the_first_rank_gathers_to_save(fields: dict[str, Any], first: int) -> None:
-    assert needed(tiny(**fields)).first_host == first
 
 
 @pytest.mark.parametrize("engine", ["fsdp", "deepspeed"])

@@ -14,97 +14,21 @@ from hypothesis import strategies as st
 from muster.core import families
 from muster.core.batch import Batch
 from muster.core.errors import RecipeError, UsageError
-from muster.core.flops import MatmulWork, Products, Shape, quadratic, training
+from muster.core.flops import Shape, quadratic
 from muster.core.inventory import Host
 from muster.core.job import Job, place
 from muster.core.profile import StepProfile
 from muster.core.recipe import recipe_from
 from muster.core.result import Flops
 from muster.core.state import State
-from muster.core.units import format_flops
 from muster.inputs.read import read_recipe
 from muster.planner.orders import greeting
-from muster.results.figures import figures
 from muster.results.fold import fold, make_result
 from muster.runs.requirements import check_hosts, check_profile, needed
 from muster.store import events
 from muster.store.windows import measured
-from tests.unit.test_report import a_result
 
 H200 = 989.5e12  # its bf16 peak, without sparsity
-
-
-def products(name: str, shape: Shape, **changes: Any) -> Products:
-    found = families.products({**(families.size(name) or {}), **changes}, shape)
-    assert found is not None
-    return found
-
-
-def test_t5_small_by_hand_is_the_published_figure() -> None:
-    """DeepSpeed's profiler said 191.26 GMACs for a batch of 32 x 96 tokens on both sides (S2's log)."""
-    tokens, d, ff, vocab = 32 * 96, 512, 2048, 32128
-    encoder = 6 * (4 * d * d + 2 * d * ff)
-    decoder = 6 * (8 * d * d + 2 * d * ff)
-    attention = 3 * 6 * 2 * 96 * d  # per token, of three attentions: two products each
-    by_hand = tokens * (encoder + decoder + d * vocab + attention)
-    found = products("t5-small", Shape(32, 96, 96))
-    assert found.weights + found.attention == by_hand
-    assert round(by_hand / 1e9, 2) == 191.26
-    assert found.forward == 2 * by_hand
-
-
-@pytest.mark.parametrize(
-    ("name", "shape"),
-    [
-        ("gpt2-small", Shape(1, 1024)),
-        ("opt-1.3b", Shape(1, 2048)),
-        ("opt-175b", Shape(1, 2048)),
-        ("llama-2-7b", Shape(1, 4096)),
-        ("llama-3-8b", Shape(1, 4096)),
-    ],
-)
-def test_a_decoder_is_six_times_its_parameters_and_attention(name: str, shape: Shape) -> None:
-    """Chowdhery et al. 2022, appendix B: 6N + 12 LHQT per token, where N multiplies: without positions, and
-    with the embedding once, as the output."""
-    config = families.size(name) or {}
-    count = families.parameters(config)
-    assert count is not None
-    layers = config.get("n_layer") or config["num_hidden_layers"]
-    width = config.get("n_embd") or config["hidden_size"]
-    untied = config["vocab_size"] * width if name.startswith("llama") else 0
-    positions = (config.get("n_positions") or config.get("max_position_embeddings", 0)) * width
-    multiplied = count - untied - (0 if untied else positions)
-    expected = shape.tokens * (6 * multiplied + 12 * layers * width * shape.tokens)
-    assert training(products(name, shape)).model == pytest.approx(expected, rel=1e-3)
-
-
-def test_vit_base_by_hand() -> None:
-    d, tokens = 768, 197
-    blocks = 12 * tokens * (4 * d * d + 2 * d * 3072) + 12 * 2 * tokens * tokens * d
-    patches, classifier = 196 * 3 * 16 * 16 * d, d * 1000
-    found = products("vit-base", Shape(2), num_labels=1000)
-    assert found == Products(
-        weights=2 * (12 * tokens * (4 * d * d + 2 * d * 3072) + patches + classifier),
-        attention=2 * 12 * 2 * tokens * tokens * d,
-        outside=2 * (patches + classifier),
-        entry=2 * patches,
-    )
-    assert found.forward == 2 * 2 * (blocks + patches + classifier)
-    assert 35e9 < found.forward / 2 < 36e9  # an image at 224 pixels: 17.6 GMACs, as published
-
-
-def test_an_embedding_narrower_than_the_model_has_two_more_matrices() -> None:
-    wide = products("facebook/opt-350m", Shape(1, 8), word_embed_proj_dim=1024)
-    narrow = products("facebook/opt-350m", Shape(1, 8))
-    assert wide.weights - narrow.weights == 8 * (512 * 50272 - 2 * 512 * 1024)
-
-
-def test_three_products_for_each_and_two_for_what_is_frozen() -> None:
-    some = Products(weights=100, attention=10, outside=20, entry=5)
-    assert training(Products(100, 10)) == MatmulWork(220, 660, 660)
-    assert training(some) == MatmulWork(220, 650, 650)  # the data needs no gradient
-    assert training(some, checkpointing=True) == MatmulWork(220, 650, 650 + 180)
-    assert training(Products(100, 10), frozen=True) == MatmulWork(220, 460, 460)
 
 
 def test_families_without_a_formula_have_none() -> None:
@@ -190,42 +114,6 @@ def test_deepspeed_is_wanted_where_its_profiler_is() -> None:
         check_hosts(facts, recipe_from({"measure": {"profile": "flops"}}))
 
 
-@pytest.mark.parametrize(
-    ("per_second", "text"),
-    [(None, "unknown"), (1.5e15, "1.5 PFLOP/s"), (412.34e12, "412.3 TFLOP/s"), (1.6e9, "1.6 GFLOP/s"),
-     (2.5e4, "0.025 MFLOP/s")],
-)  # fmt: skip
-def test_operations_per_second_in_words(per_second: float | None, text: str) -> None:
-    assert format_flops(per_second) == text
-
-
-RECOMPUTED = "including recomputation by gradient checkpointing"
-NO_PEAK = "unknown (the device's peak is unknown)"
-
-
-@pytest.mark.parametrize(
-    ("hardware", "peak", "shares"),
-    [
-        (400e12, 800e12, ["50.0 % (of 800 TFLOP/s: a data sheet)"]),
-        (500e12, 800e12, ["50.0 % (of 800 TFLOP/s: a data sheet)", f"62.5 % (500 TFLOP/s {RECOMPUTED})"]),
-        (400e12, None, [NO_PEAK]),
-        (500e12, None, [NO_PEAK, f"not measured (500 TFLOP/s {RECOMPUTED})"]),
-    ],
-)
-def test_utilization_in_words(hardware: float, peak: float | None, shares: list[str]) -> None:
-    found = Flops(
-        model_per_second=400e12,
-        hardware_per_second=hardware,
-        peak=peak,
-        peak_source="a data sheet" if peak else None,
-        mfu=400e12 / peak if peak else None,
-        hfu=hardware / peak if peak else None,
-    )
-    listed = {each.name: each.words for each in figures(a_result(flops=found))}
-    assert listed["Model FLOPs, per device"] == "400 TFLOP/s"
-    assert [listed[name] for name in ("MFU", "HFU") if name in listed] == shares
-
-
 # --- the result ----------------------------------------------------------------------------------------
 
 
@@ -264,21 +152,6 @@ def flops(stream: list[Any], of: Job | None = None) -> Flops | None:
     return make_result(
         fold([begin, *stream]), of or job(), status=State.SUCCEEDED, failure=None, ended=9.0
     ).flops
-
-
-def test_shares_of_the_stated_peak() -> None:
-    both = [started(0, "NVIDIA H200"), started(1, "NVIDIA H200")]
-    counted = events.FlopsCounted(
-        time=1, rank=0, seconds=1.5, runs=2, method="formula", samples=1, lengths=[8], model=1, hardware=1,
-        formula=1,
-    )  # fmt: skip
-    got = flops([*both, counted, window(10, 0), window(10, 1, seconds=4.0)])
-    assert got is not None
-    assert (got.model_per_second, got.hardware_per_second) == (100e12, 125e12)  # the slowest rank's 4 s
-    assert (got.peak, got.counting_seconds) == (H200, 1.5)
-    assert (got.mfu, got.hfu) == (pytest.approx(100e12 / H200), pytest.approx(125e12 / H200))
-    assert got.peak_source is not None
-    assert "H200" in got.peak_source
 
 
 def test_mixed_devices_count_against_the_sum_of_their_peaks() -> None:

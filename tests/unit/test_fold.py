@@ -17,7 +17,7 @@ from muster.core.state import State
 from muster.engines.base import spec_of
 from muster.failures.table import known_failures
 from muster.results.fold import EventFold, fold, learned_nothing, make_result, model_name
-from muster.results.speed import percentile, throughput
+from muster.results.speed import throughput
 from muster.store import events
 from muster.store.windows import measured, warm_ups
 
@@ -59,18 +59,6 @@ def begin(attempt: int = 1, resume_step: int | None = None, time: float = 0.0) -
     return events.JobState(time=time, attempt=attempt, state="begin", detail={"resume_step": resume_step})
 
 
-def test_what_hosts_compute_by_themselves() -> None:
-    """Per host the median over the measured windows of its slowest rank; nothing where no rank says."""
-    windows = [
-        *both(10, forward_seconds=9.0),  # warm-up
-        *(window(step, 0, forward_seconds=0.01) for step in (20, 30, 40)),
-        *(window(20 + 10 * i, 1, forward_seconds=each) for i, each in enumerate((0.02, 0.03, 0.5))),
-    ]
-    first, second = result(fold([begin(), *windows])).hosts
-    assert (first.forward_seconds, second.forward_seconds) == (0.01, 0.03)
-    assert [host.forward_seconds for host in result(fold([begin(), *both(20)])).hosts] == [None, None]
-
-
 def test_the_share_of_getting_batches() -> None:
     """Of each window the rank that spends most, of its time on the slowest rank: 2.0 + 3.0 seconds."""
     windows = [
@@ -88,34 +76,6 @@ def test_the_share_of_getting_batches() -> None:
     assert not any("train.workers" in note for note in few.notes)
     none = result(fold([begin(), *both(10, data_seconds=1.9), *both(20)]))
     assert none.throughput is not None and none.throughput.data_share is None
-
-
-def test_throughput_by_hand() -> None:
-    windows = [
-        both(10, seconds=9.0),
-        both(20),
-        [window(30, 0, seconds=2.0), window(30, 1, seconds=3.0)],
-        both(40),
-    ]
-    got = throughput(windows, warmup=10, world_size=2)
-    assert got is not None
-    assert got.windows == 3
-    assert got.measured_steps == 30
-    seconds = 2.0 + 3.0 + 2.0  # a window takes as long as its slowest rank
-    assert got.samples_per_second == pytest.approx(3 * 2 * 80 / seconds)
-    assert got.tokens_per_second == pytest.approx(3 * 2 * 800 / seconds)
-    assert got.padded_tokens_per_second == pytest.approx(3 * 2 * 1000 / seconds)
-    rates = [80.0, 160 / 3, 80.0]
-    mean = sum(rates) / 3
-    deviation = (sum((rate - mean) ** 2 for rate in rates) / 2) ** 0.5
-    assert got.variation == pytest.approx(deviation / mean)
-
-
-def test_step_times_are_those_of_the_slowest_rank() -> None:
-    slow = [0.1, 0.1, 0.1, 0.1, 0.1, 0.1, 0.1, 0.1, 0.1, 2.1]
-    got = throughput([[window(10, 0), window(10, 1, seconds=3.0, step_seconds=slow)]], warmup=0, world_size=2)
-    assert got is not None
-    assert (got.step_seconds_median, got.step_seconds_p95) == (0.1, 2.1)
 
 
 def test_the_halves_are_in_the_order_of_the_steps() -> None:
@@ -200,22 +160,6 @@ def test_what_cannot_be_told_is_none(windows: list[list[events.Window]]) -> None
     assert throughput(windows, warmup=0, world_size=2) is None
     folder = fold(event for each in windows for event in each)
     assert result(folder).throughput is None
-
-
-def test_skipped_steps_cost_time_and_do_not_count() -> None:
-    folder = fold([begin(), *both(10, skipped=3, samples=56), *both(20, skipped=1, samples=72)])
-    got = result(folder, job(warmup=0))
-    assert got.throughput is not None
-    assert got.throughput.measured_steps == 16
-    assert got.throughput.samples_per_second == pytest.approx(2 * (56 + 72) / 4.0)
-    assert (got.steps, got.skipped_steps, got.samples) == (20, 4, 256)
-    assert "4 of 20 steps were skipped by the loss scaler and do not count" in got.notes
-
-
-@pytest.mark.parametrize(("share", "value"), [(0.0, 1), (0.5, 10), (0.95, 19), (0.951, 20), (1.0, 20)])
-def test_percentiles_by_nearest_rank(share: float, value: int) -> None:
-    assert percentile(list(range(1, 21)), share) == value
-    assert percentile([7], share) == 7
 
 
 def log(step: int, loss: float | None, attempt: int = 1) -> events.Log:
@@ -303,56 +247,6 @@ def test_nothing_happened() -> None:
         ("node0", [0], {}, None),
         ("node1", [1], {}, None),
     ]
-
-
-def test_the_rest_of_a_result() -> None:
-    seconds = {"training": 4.0, "evaluation": 2.0}
-    stream: list[events.Event] = [
-        begin(time=10.0),
-        events.HostFacts(time=10, host="node0", facts={"cores": 2}),
-        events.Started(
-            time=11,
-            rank=0,
-            device="cpu",
-            parameters=7,
-            trainable=7,
-            total_steps=10,
-            versions={"torch": "2"},
-            notes=["n"],
-        ),
-        events.DataRead(time=11, rank=0, train=9, validation=2, cut=3),
-        events.Hardware(
-            time=12, host="node0", cpu_percent=10, memory_used=5, gpus=[{"percent": 50}, {"percent": None}]
-        ),
-        events.Hardware(time=13, host="node0", cpu_percent=30, memory_used=3, gpus=[{"percent": 100}]),
-        events.Phase(time=11.5, rank=0, name="steps"),
-        events.Phase(time=12.0, rank=1, name="steps"),  # the slowest rank ends the setup
-        window(10, 0, resident_peak=3, device_peak=9),
-        window(10, 1, resident_peak=4),
-        events.Answered(time=20, rank=0, questions=3, exact=2, executed=3, seconds=1.0),
-        events.Answered(time=20, rank=1, questions=2, exact=0, executed=1, seconds=2.0),
-        events.Saved(time=20, rank=0, step=10, path="/c", bytes=1, seconds=0.1),
-        events.Saved(time=21, rank=0, step=None, path="/model", bytes=1, seconds=0.1),
-        events.Done(time=22, rank=0, step=10, seconds=seconds),
-        events.Done(time=22, rank=1, step=10, seconds={**seconds, "training": 5.0}),
-    ]
-    got = result(fold(stream))
-    assert got.quality is not None
-    assert (got.quality.questions, got.quality.exact_match, got.quality.execution_match) == (5, 0.4, 0.8)
-    assert got.quality.seconds == 2.0
-    assert got.memory.model_dump() == {"allocator_peak": None, "device_peak": 9, "resident_peak": 4}
-    spent = got.seconds
-    assert (spent.total, spent.setup, spent.training, spent.evaluation) == (90.0, 2.0, 5.0, 2.0)
-    assert spent.saving == pytest.approx(0.2)  # no rank told at its end: as the events do
-    assert (got.parameters, got.versions, got.model_path) == (7, {"torch": "2"}, "/model")
-    assert got.notes == ["n", "3 samples cut to data.max_source or data.max_target", FEW]
-    host = got.hosts[0]
-    assert (host.facts, host.cpu_percent_mean, host.memory_used_peak, host.gpu_percent_mean) == (
-        {"cores": 2},
-        20,
-        5,
-        75,
-    )
 
 
 def test_questions_whose_expected_query_cannot_be_run_are_named_and_the_others_scored() -> None:

@@ -123,7 +123,7 @@ def test_a_pattern_names_hosts(tmp_path: Path) -> None:
     other = r"x-(?P<host>node-01\d)-y|node-00\d"  # matches some paths without the group
     named = judge(tmp_path, host_pattern=other)
     assert {f"x-{host}-y" for host in FLEET[:9]} | set(FLEET[9:]) == set(conditions(named))
-    for pattern, what in (("(", "not a regular expression"), ("node", "has no group")):
+    for pattern, what in (("(", "not a regular expression"), ("node", "has no named group")):
         with pytest.raises(UsageError, match=what):
             judge(tmp_path, host_pattern=pattern)
 
@@ -155,31 +155,22 @@ def test_json_is_one_document(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     assert found.summary["fit"] == 16 and (tmp_path / "out.csv").exists()
 
 
-def test_the_workload_that_is_given_holds_for_a_mapping_without_one(tmp_path: Path) -> None:
+def test_the_workload_that_is_given_holds_for_lines_of_an_own_format(tmp_path: Path) -> None:
     text = [f"{0.25 * n:.2f} step {n}" for n in range(1, 60)]
-    mapping = tmp_path / "lines.yaml"
     for number in range(4):
         write(tmp_path / "logs" / f"node0{number}.txt", text)
-    mapping.write_text("line: '^(?P<time>[\\d.]+) step (?P<step>\\d+)'\n")
-    (peers,) = judge(tmp_path / "logs", mappings=[mapping], workload="mine").peers
+    (peers,) = judge(
+        tmp_path / "logs", lines=[r"^(?P<time>[\d.]+) step (?P<step>\d+)"], workload="mine"
+    ).peers
     assert peers.work.startswith("mine")
-    mapping.write_text("line: '^(?P<time>[\\d.]+) step (?P<step>\\d+)'\ntime: 3\n")
-    with pytest.raises(UsageError, match="time"):
-        judge(tmp_path / "logs", mappings=[mapping])
-    mapping.write_text("line: '^(?P<time>\\S+) step (?P<step>\\d+)'\ntime: '%H:%M'\n")
     with pytest.raises(UsageError, match="no step of it could be timed"):
-        judge(tmp_path / "logs", mappings=[mapping])
+        judge(tmp_path / "logs", lines=[r"^(?P<time>\S+ step) (?P<step>\d+)"])
 
 
 def test_a_column_that_a_table_has_not_is_named(tmp_path: Path) -> None:
     rows = ["iteration,hostname,ms", *(f"{n},node01,250" for n in range(9))]
     write(tmp_path / "logs" / "a.csv", rows)
-    mapping = tmp_path / "columns.yaml"
-    mapping.write_text("columns: {step: iteration, step_seconds: msx}\n")
     with pytest.raises(UsageError, match=r"'msx'.*did you mean ms"):
-        judge(tmp_path / "logs", mappings=[mapping])
+        judge(tmp_path / "logs", columns=["step=iteration", "ms=msx"])
     with pytest.raises(UsageError, match="neither a folder nor"):
         judge(Path("/dev/null"))
-    with pytest.raises(UsageError) as missing:
-        judge(tmp_path / "logs", mappings=[tmp_path / "x.yaml"])
-    assert "Errno" not in str(missing.value)

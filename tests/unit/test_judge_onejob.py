@@ -2,25 +2,21 @@
 
 from __future__ import annotations
 
-import re
-
 from muster.judging import Settings
 from muster.judging.document import Judged
 from muster.judging.joblogs import judged
-from muster.readers._mapping import Mapping
+from muster.readers._user import PLACES, Expression, UserFormat
 from muster.readers.base import JobLog
 from tests.unit.logs import metaseq_log, one, read_log, trainer_log
 
 FLEET = [f"node{number:02d}" for number in range(32)]
-STEPS = Mapping.model_validate(
-    {"columns": {"step": "iteration", "step_seconds": "ms"}, "unit": 0.001, "batch": 64}
-)
+STEPS = UserFormat.of((), ["step=iteration", "ms=ms", "batch=batch"])
 CRASH = ["Traceback (most recent call last):", "RuntimeError: a tensor of the wrong shape"]
 
 
 def table(path: str, step: float) -> JobLog:
-    rows = ["iteration,ms", *(f"{n},{1000 * step + n % 3:.2f}" for n in range(1, 60))]
-    (job,) = read_log(path, rows, [STEPS])
+    rows = ["iteration,ms,batch", *(f"{n},{1000 * step + n % 3:.2f},64" for n in range(1, 60))]
+    (job,) = read_log(path, rows, STEPS)
     return job
 
 
@@ -118,7 +114,7 @@ def test_logs_of_every_host_that_name_all_hosts_are_of_one_job() -> None:
 
 def test_a_folder_that_names_the_hosts_of_its_job() -> None:
     """As docs/judge.md advises."""
-    pattern = re.compile(r"(?P<host>node\[[^/]*\])")
+    pattern = Expression.of(r"(?P<host>node\[[^/]*\])", PLACES, "--host-pattern")
     logs = [
         job
         for host in ("node01", "node02")

@@ -5,13 +5,17 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import CliRunner
+from pydantic import ValidationError
 
 from muster.cli.app import app
 from muster.core.errors import UsageError
+from muster.core.recipe import recipe_from
 from muster.store.runfolder import RunFolder
+from muster.workloads.command.spec import CommandRecipe
 
 OLD = Path(__file__).resolve().parents[1] / "golden" / "old_run"
 
@@ -58,3 +62,18 @@ def test_a_failure_without_an_id(verb: str, old: Path) -> None:
     assert "Traceback" not in done.output and not isinstance(done.exception, ValueError)
     found = RunFolder(old).read_result()
     assert found is not None and found.failure is not None and found.failure.id is None
+
+
+@pytest.mark.parametrize("line", [None, "step (?P<step>.*)", ["step (?P<step>.*)", "loss (?P<loss>.*)"]])
+def test_a_commands_recipe_from_when_there_were_mapping_files(line: object) -> None:
+    """A bench that goes on reads the recipes that it froze."""
+    frozen: dict[str, Any] = {
+        "workload": "command",
+        "command": ["true"],
+        "run": {"start": "rank", "line": line},
+    }
+    recipe = recipe_from({**frozen, "run": {**frozen["run"], "metrics": None}})
+    assert isinstance(recipe, CommandRecipe) and recipe == recipe_from(frozen)
+    assert len(recipe.user_format().lines) == (0 if line is None else 1 if isinstance(line, str) else 2)
+    with pytest.raises(ValidationError, match="metrics"):
+        recipe_from({**frozen, "run": {"metrics": "lines.yaml"}})

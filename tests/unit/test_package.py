@@ -47,7 +47,6 @@ def test_the_wheel_is_whole(wheel: zipfile.ZipFile) -> None:
         ("suites", "*.yaml"),
         ("pipelines", "*.yaml"),
         ("profiles", "*.yaml"),
-        ("readers/mappings", "*.yaml"),
         ("reports/templates", "*"),
         ("engines/deepspeed", "*.json"),
         ("core/hardware", "*.json"),

@@ -24,7 +24,6 @@ from muster.engines.base import spec_of
 from muster.fleet.shell import Shell
 from muster.inputs.read import check, read_recipe
 from muster.planner.document import Plan
-from muster.planner.forecast import host_counts
 from muster.planner.machines import (
     UserFigures,
     calibration_file,
@@ -73,31 +72,6 @@ def test_parts_add_up_to_the_whole() -> None:
     assert time.total == pytest.approx(50 * time.step)  # the recipe's 50 updates
 
 
-def test_the_curve_goes_from_one_host_to_all() -> None:
-    made = plan(MACHINES, "model.name=opt-6.7b")
-    assert [each.hosts for each in made.scaling] == [1, 2, 4]  # its 1024 samples do not divide by 24 ranks
-    assert [each.ranks for each in made.scaling] == [8, 16, 32]
-    assert made.scaling[0].efficiency == 1.0
-    assert made.time is not None
-    assert made.scaling[-1].step == pytest.approx(made.time.step)
-    assert made.fastest_hosts == 4
-
-
-def test_the_fastest_number_of_hosts_need_not_be_all() -> None:
-    made = plan("a100-40gb:1x4,1Gbit", recipe="text2sql-t5-small-zero1")
-    assert made.fastest_hosts == 1
-    assert made.scaling[0].samples_per_second > made.scaling[3].samples_per_second
-
-
-def test_hosts_that_are_too_few_are_not_on_the_curve() -> None:
-    told = UserFigures(samples=100_000)
-    made = plan("a100-80gb:8x8,200Gbit-ib", "model.name=opt-66b", "engine.zero=3", told=told)
-    assert made.scaling[0].hosts > 1
-    assert made.scaling[0].efficiency == 1.0
-    assert made.sentence is not None
-    assert made.sentence.startswith(f"At least {made.scaling[0].hosts} of these hosts are needed")
-
-
 @pytest.mark.parametrize(
     ("machines", "precision", "why"),
     [
@@ -110,25 +84,6 @@ def test_precision_on_machines_that_are_not_there(machines: str, precision: str,
     made = plan(machines, "model.name=opt-8m", "batch.tokens=null")
     assert made.precision == precision
     assert next(each["why"] for each in made.decisions if each["field"] == "precision") == why
-
-
-def test_hosts_of_a_long_curve() -> None:
-    assert host_counts(12) == list(range(1, 13))
-    assert host_counts(48) == [1, 2, 4, 8, 16, 32, 48]
-    assert host_counts(64) == [1, 2, 4, 8, 16, 32, 64]
-
-
-def test_a_slow_network_is_named_with_what_would_help() -> None:
-    told = UserFigures(samples=56355, price=2.0)
-    made = plan("a100-40gb:1x3,1Gbit", recipe="text2sql-t5-small-zero1", told=told)
-    assert made.sentence is not None
-    assert made.sentence.startswith("3 hosts take ")
-    assert "the 1 Gbit/s network costs" in made.sentence
-    assert "would make 3 hosts faster" in made.sentence
-    assert made.time is not None
-    assert made.time.total is not None
-    assert made.time.cost == pytest.approx(2.0 * 3 * made.time.total / 3600)
-    assert made.scaling[0].cost == pytest.approx(2.0 * (made.scaling[0].total or 0) / 3600)
 
 
 GATHERED = [
@@ -184,32 +139,6 @@ def test_ranks_have_to_make_whole_groups() -> None:
     assert chosen.hosts in (1, 2, 4)
     tried = {each.changes["launch.hosts"]: each.why for each in chosen.candidates}
     assert "whole groups" in tried["3"]
-
-
-def test_what_does_not_fit_has_the_smallest_changes_with_which_it_would(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    argv = ["opt-benchmark", "model.name=opt-30b", "--on", "a100-40gb:8x1", "--quick", "engine.zero=0"]
-    code, out, _ = run(capsys, *argv)
-    assert code == 1
-    assert "too little device memory" in out
-    assert "would fit" in out
-    code, out, _ = run(capsys, *argv, "--json")
-    made = Plan.model_validate(json.loads(out))
-    assert code == 1
-    assert made.memory is not None
-    assert made.memory.lacking == "device"
-    assert made.would_fit
-
-
-def test_a_plan_that_fits_as_json_and_as_text(capsys: pytest.CaptureFixture[str]) -> None:
-    argv = ["opt-benchmark", "model.name=opt-125m", "--on", MACHINES, "--quick", "engine.zero=auto"]
-    code, out, _ = run(capsys, *argv)
-    assert code == 0
-    for word in ("Memory of a rank", "fits", "samples/s", "Compared settings", "numbers of hosts"):
-        assert word in out
-    code, out, _ = run(capsys, *argv, "--json")
-    assert Plan.model_validate(json.loads(out)).engine.startswith("deepspeed ZeRO-")
 
 
 @pytest.mark.parametrize(("recipe", "size"), [("text2sql-t5-large", "t5-large"), ("vit-b16-cifar10", None)])
@@ -269,19 +198,6 @@ def test_what_would_fit_is_accepted_and_fits(batch: list[str]) -> None:
         overrides = [word for word in words if word != "on"]
         there = plan(f"a10:{ranks}", *SMALL, *batch, *overrides)
         assert there.memory is not None and there.memory.lacking is None, way
-
-
-def test_a_price_without_samples_says_why_there_is_no_cost() -> None:
-    made = plan("a100-40gb:1x3,10Gbit", recipe="text2sql-wikisql", told=UserFigures(price=2.0))
-    assert made.time is not None and made.time.cost is None
-    assert any(note.startswith("no cost: how much is trained is unknown") for note in made.notes)
-    slow = ("v100-32gb:8x2,10Gbit", "precision=bf16", "force=true", "model.name=opt-125m")
-    untimed = plan(*slow, told=UserFigures(price=2.0))
-    assert untimed.time is None
-    assert any(note.startswith("no cost: that needs a time") for note in untimed.notes)
-    assert not any(
-        "no cost" in note for note in plan(MACHINES, told=UserFigures(samples=10, price=2.0)).notes
-    )
 
 
 def test_json_has_no_number_that_is_none(capsys: pytest.CaptureFixture[str]) -> None:
@@ -422,42 +338,6 @@ def test_of_an_earlier_version_links_are_read() -> None:
     assert load_calibration() == Calibration(efficiency={"cpu fp32": 0.3})
 
 
-def test_what_is_assumed_is_said_beside_what_is_learned(capsys: pytest.CaptureFixture[str]) -> None:
-    argv = ["opt-benchmark", "model.name=opt-1.3b", "--on", "h200:8x2,10Gbit", "--quick"]
-    bare = "operations only: memory traffic is not counted"
-
-    def said() -> str:
-        return " ".join(run(capsys, *argv)[1].split())
-
-    assert f"(products reach 54% of h200's stated peak; {bare})" in said()
-    save_calibration(Calibration(efficiency={KEY: 0.5}))
-    assert f"(calibrated; {bare})" in said()
-    save_calibration(Calibration(efficiency={"h200 bf16": 0.5}))  # of operations and bytes
-    assert (
-        f"(products reach 54% of h200's stated peak, not calibrated for operations alone; {bare})" in said()
-    )
-
-
-def test_a_plan_without_tracing_says_that_it_is_coarse(capsys: pytest.CaptureFixture[str]) -> None:
-    """On a CPU, whose memory has no stated speed, tracing changes nothing."""
-
-    def notes(*more: str) -> str:
-        return " ".join(json.loads(run(capsys, "digits", *more, "--quick", "--json")[1])["notes"])
-
-    assert "samples/s is too high" in notes("--on", "h200:8", "launch.device=cuda")
-    assert "samples/s is too high" not in notes("--hosts", "local:1")
-
-
-def test_steps_of_dynamic_padding_are_planned_at_full_length_and_said_to_be() -> None:
-    shorter = "steps are for the longest samples; with dynamic padding they are shorter"
-    for padding, says in (("dynamic", True), ("fixed", False)):
-        made = plan("a100-40gb:2", f"data.padding={padding}", recipe="text2sql-t5-small")
-        assert made.time is not None
-        assert (shorter in made.time.assumed) is says
-    packed = plan("a100-40gb:2", "model.name=opt-125m").time
-    assert packed is not None and shorter not in packed.assumed
-
-
 def test_figures_by_hand_are_neither_calibrated_nor_a_hosts_name() -> None:
     machines = "h200{bf16=700}:8x2,10Gbit{usable=0.5}"
     known = Calibration(efficiency={KEY: 0.5}, links={"10Gbit": LinkFigures(1.2e9)})
@@ -481,13 +361,6 @@ def test_a_calibration_that_cannot_be_kept_is_said(monkeypatch: pytest.MonkeyPat
     assert calibration_file().is_absolute()
 
 
-def test_a_missing_peak_costs_the_time_alone() -> None:
-    made = plan("v100-32gb:8x2,10Gbit", "precision=bf16", "force=true", "model.name=opt-125m")
-    assert made.time is None
-    assert made.memory is not None
-    assert any("no stated peak in bf16" in note for note in made.notes)
-
-
 def test_what_does_not_fit_is_not_written_as_forced(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -496,15 +369,6 @@ def test_what_does_not_fit_is_not_written_as_forced(
     code, _, _ = run(capsys, *argv, "--write", str(file))
     assert code == 1
     assert load_recipe(str(file)).force is False
-
-
-def test_time_curve_cost_and_sentence_speak_of_the_same_training() -> None:
-    made = plan(MACHINES, "model.name=opt-1.3b", told=UserFigures(samples=100_000, price=10.0))
-    assert made.time is not None
-    assert made.time.steps == 50
-    assert made.scaling[-1].total == pytest.approx(made.time.total)
-    assert made.scaling[-1].cost == pytest.approx(made.time.cost)
-    assert made.time.epoch == pytest.approx(-(-100_000 // made.batch["global"]) * made.time.step)
 
 
 def test_a_fixed_global_batch_stays_on_any_number_of_hosts() -> None:
@@ -544,32 +408,6 @@ def test_what_a_plan_promises_its_run() -> None:
     assert promised({"decisions": []}) is None
 
 
-@pytest.mark.parametrize(("device", "context"), [("h100", 1.5e9), ("a100-80gb", 1e9)])
-def test_a_context_is_as_large_as_it_was_seen_there(device: str, context: float) -> None:
-    recipe = read_recipe("opt-benchmark", ["model.name=opt-8m", "batch.micro=4"])
-    plan = plan_on(recipe, f"{device}:1", UserFigures(), traced=False).plan
-    assert plan is not None and plan.memory is not None
-    assert plan.memory.device["CUDA context"] == context
-
-
-def test_compiled_code_keeps_and_moves_less() -> None:
-    """Fewer activations, less time, and a note on what compiling itself takes."""
-    words = ["model.name=opt-8m", "batch.micro=4"]
-
-    def of(*more: str) -> Plan:
-        plan = plan_on(read_recipe("opt-benchmark", [*words, *more]), "h200:1", UserFigures()).plan
-        assert plan is not None
-        return plan
-
-    plain, compiled = of("train.compile=false"), of("train.compile=true")
-    assert plain.memory is not None and compiled.memory is not None
-    assert plain.time is not None and compiled.time is not None
-    assert compiled.memory.device["activations"] < plain.memory.device["activations"]
-    assert compiled.time.compute < 0.7 * plain.time.compute  # so small a model waits for Python
-    assert [each for each in compiled.notes if "torch.compile" in each]
-    assert not [each for each in plain.notes if "torch.compile" in each]
-
-
 def test_what_takes_seconds_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A model that has to be traced; one that was traced before takes no time, and is not said again."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
@@ -602,51 +440,6 @@ def test_what_cannot_fit_by_far_is_refused_without_a_trace(monkeypatch: pytest.M
         with pytest.raises(UsageError, match="needs about"):
             plan_first(check(read_recipe("opt-benchmark", words), parse_hosts("w:1")), about)
         assert bool(asked) is traced
-
-
-def test_tokens_say_how_much_is_trained(capsys: pytest.CaptureFixture[str]) -> None:
-    """In place of steps, epochs and minutes; speed in tokens, MFU, and what the devices draw at most."""
-    words = ["model.name=opt-1.3b", "train.max_minutes=1"]
-    made = plan("a100-80gb:8", *words, told=UserFigures(price=2.0, tokens=10**9))
-    time = made.time
-    assert time is not None and time.steps is not None and time.total is not None
-    batch = made.batch["global"] * 2048
-    assert time.steps == -(-(10**9) // batch) and time.epoch is None
-    assert time.tokens_per_second == pytest.approx(2048 * time.samples_per_second)
-    assert time.tokens_per_device == pytest.approx(time.tokens_per_second / 8)
-    assert time.total == pytest.approx(time.steps * time.step)
-    assert time.kwh == pytest.approx(8 * 0.4 * time.total / 3600)
-    # 6 operations a parameter and token, and attention's: over 312e12 of each of 8.
-    assert time.mfu == pytest.approx(6 * 1.42e9 * time.tokens_per_device / 312e12, rel=0.1)
-    again = f"train.max_steps={time.steps} train.max_minutes=null makes it so"
-    assert any(again in note for note in made.notes)
-    with_steps = plan("a100-80gb:8", words[0], f"train.max_steps={time.steps}").time
-    assert with_steps is not None and with_steps.total == pytest.approx(time.total)
-    argv = ["opt-benchmark", words[0], "--on", "a100-80gb:8", "--quick", "--tokens", "20B"]
-    code, out, _ = run(capsys, *argv)
-    said = " ".join(out.split())
-    assert code == 0 and "tokens/s (" in said and "per device), MFU" in said and "kWh (devices alone)" in said
-
-
-def test_mfu_counts_every_micro_step() -> None:
-    """The same work in four micro-batches: as many operations in a step."""
-    found = []
-    for batch in (("batch.micro=8", "batch.accumulation=1"), ("batch.micro=2", "batch.accumulation=4")):
-        recipe = read_recipe("opt-benchmark", ["model.name=opt-1.3b", "batch.tokens=null", *batch])
-        made = plan_on(recipe, "a100-80gb:8", UserFigures(), traced=False).plan
-        assert made is not None and made.time is not None and made.time.mfu is not None
-        found.append(made.time.mfu * made.time.step)
-    assert found[0] == pytest.approx(found[1])
-
-
-def test_mfu_leaves_out_what_is_computed_again() -> None:
-    plain, again = (
-        plan("a100-80gb:8", "model.name=opt-1.3b", "batch.micro=1", f"train.gradient_checkpointing={on}").time
-        for on in ("false", "true")
-    )
-    assert plain is not None and again is not None and plain.mfu and again.mfu
-    assert again.compute > 1.2 * plain.compute
-    assert again.mfu * again.step == pytest.approx(plain.mfu * plain.step)
 
 
 @pytest.mark.parametrize(

@@ -24,7 +24,7 @@ from muster.core.recipes import load_recipe
 from muster.core.registry import ENGINES, WORKLOADS, blamed, plugin_names
 from muster.engines.base import spec_of
 from muster.inputs.read import check as prepare_job
-from muster.readers import _read
+from muster.readers import _feed, _read
 from muster.readers._live import Live
 from muster.runs.requirements import check_hosts, needed
 from muster.schemas.documents import recipe_schema
@@ -60,7 +60,7 @@ def offer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Offer]:
 
 
 def _forget() -> None:
-    for cached in (registry._offers, registry._warn_once, _read._readers, _read._sieve, spec_of):
+    for cached in (registry._offers, registry._warn_once, _feed._readers, _feed._sieve, spec_of):
         cached.cache_clear()
 
 
@@ -148,7 +148,7 @@ from muster.readers.base import Reading
 HINTS = {hints}
 FORMAT = "theirs"
 class Reader:
-    def __init__(self, frame, mappings):
+    def __init__(self, frame):
         {init}
     def line(self, text):
         {line}
@@ -188,7 +188,7 @@ def test_a_sound_reader_needs_no_closed(offer: Offer) -> None:
     assert [(each.format, each.steps, each.rate) for each in found] == [("theirs", 7, 3.0)] and not said
     live = Live()
     live.lines(["a line"])
-    assert live.seen() is None
+    assert live.seen(0.0) is None
 
 
 # --- workloads and engines -------------------------------------------------------------------------------

@@ -605,18 +605,6 @@ def example(**more: Any) -> StepProfile:
     return StepProfile.model_validate(given | more)
 
 
-def test_the_lines_for_people() -> None:
-    names = [name for name, _ in example().lines]
-    assert names == ["a step", "longest kernels", "launches", "waits for the device", "copied"]
-    lines = dict(example().lines)
-    assert "GPU busy 61 %: the host launches too slowly (31 %) and there are gaps" in lines["a step"]
-    assert "rank 1, step 5 to 14" in lines["a step"]
-    assert lines["longest kernels"].startswith("k0<int> 20 %, 3 a step; k1<int>")
-    assert lines["launches"] == "1,520 a step"
-    assert lines["waits for the device"] == "train.py:31 (aten::item) 2 a step, 12.0 ms"
-    assert dict(example(waits=[]).lines)["waits for the device"] == "none"
-
-
 @pytest.mark.parametrize(
     "figures",
     [

@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 
 import muster.readers
 from muster.core.registry import plugin_names
+from muster.readers._feed import Sieve
 from muster.readers._frame import Frame, stamp
-from muster.readers._mapping import Mapping
 from muster.readers._paths import hosts_of_path, place_of
-from muster.readers._read import Sieve
-from tests.unit.logs import LIGHTNING, MAPPINGS, chat_log, metaseq_log, one, read_log, trainer_log
+from muster.readers._user import PLACES, Expression, UserFormat
+from tests.unit.logs import LIGHTNING, chat_log, metaseq_log, one, read_log, trainer_log
 from tests.unit.test_readers_lines import ALL as LINES
 
 READERS = sorted(plugin_names("muster.readers"))
@@ -28,7 +28,7 @@ READERS = sorted(plugin_names("muster.readers"))
 
 def test_the_readers_there_are() -> None:
     assert set(READERS) == {
-        "deepspeed", "deepspeed_chat", "lines", "mapped", "metaseq", "mllog", "table", "trainer"
+        "deepspeed", "deepspeed_chat", "lines", "metaseq", "mllog", "table", "trainer", "user_lines"
     }  # fmt: skip
 
 
@@ -38,7 +38,7 @@ def test_a_reader_has_what_is_promised(name: str) -> None:
     assert promised == ["Reader", "line", "readings"]
     module = importlib.import_module(f"muster.readers.{name}")
     assert module.FORMAT and module.HINTS and inspect.getdoc(module.Reader)
-    reader = module.Reader(Frame(), [*MAPPINGS, Mapping(line="(?P<seconds>never)")])
+    reader = module.Reader(Frame(user=UserFormat.of(["(?P<seconds>never)"])))
     assert reader.readings() == [] and reader.closed is False
 
 
@@ -63,10 +63,8 @@ MIXED = [
 def test_mangled_lines_never_break_a_reader(cuts: list[tuple[int, int, str]]) -> None:
     """Lines of all formats, in any order, with anything written into them."""
     lines = [MIXED[line][: -place or None] + text + MIXED[line][-place:] for line, place, text in cuts]
-    own = Mapping(
-        line=r"(?P<time>[\d-]+ [\d:,]+).*?(?P<step>\d+).*?(?P<seconds>[\d.]+)", path="(?P<host>j.*b)"
-    )
-    for job in read_log("job.csv", lines, [own, *MAPPINGS]):
+    own = UserFormat.of([r"(?P<time>[\d-]+ [\d:,]+).*?(?P<step>\d+).*?(?P<seconds>[\d.]+)"])
+    for job in read_log("job.csv", lines, own, Expression.of("(?P<host>j.*b)", PLACES, "")):
         assert job.outcome in ("succeeded", "failed", "timeout", "unreadable")
         assert job.rate is None or job.rate >= 0
         assert (job.outcome == "succeeded") == (job.reason is None)
@@ -74,7 +72,7 @@ def test_mangled_lines_never_break_a_reader(cuts: list[tuple[int, int, str]]) ->
 
 @given(st.lists(st.text(max_size=60), max_size=30))
 def test_any_text_is_read(lines: list[str]) -> None:
-    jobs = read_log("a/b.log", lines, MAPPINGS)
+    jobs = read_log("a/b.log", lines)
     assert len(jobs) == 1
 
 

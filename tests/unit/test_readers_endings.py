@@ -8,7 +8,7 @@ import pytest
 
 from muster.judging import Settings
 from muster.judging.joblogs import culprits_of, judged
-from muster.readers._harmless import without_harmless
+from muster.readers._read import without_harmless
 from muster.readers.base import JobLog
 from muster.store.logfiles import BrokenFile
 from tests.unit.logs import chat_log, one, read_log
@@ -46,7 +46,7 @@ def test_a_job_that_never_began() -> None:
 def test_what_is_no_log() -> None:
     assert one([]).reason == "is empty"
     assert (one(["# Notes", "", "buy milk"]).reason or "").startswith("no known log format was recognised")
-    assert one(["a,b,c", "1,2,3"], "x.csv").reason == "no mapping matches its columns: a,b,c"
+    assert (one(["a,b,c", "1,2,3"], "x.csv").reason or "").endswith("a, b, c")
     assert one([]).outcome == "unreadable"
 
 

@@ -143,13 +143,12 @@ def test_a_job_on_known_hosts_is_evidence(lines: list[str], path: str) -> None:
 def test_tables_whose_names_have_a_list_of_hosts_and_a_job_number(tmp_path: Path) -> None:
     """Eight hosts, alone and in pairs; one of them takes a tenth longer."""
     names = [[f"gpu0{n}"] for n in range(1, 9)] + [[f"gpu0{n}", f"gpu0{n + 1}"] for n in range(1, 8)]
-    (tmp_path / "steps.yaml").write_text("columns: {step: it, step_seconds: s}\nbatch: 64\n")
     for number, hosts in enumerate(names):
         slow = (1.1 if "gpu03" in hosts else 1.0) * len(hosts) ** 0.1 * (1 + (number * 37 % 11 - 5) / 5000)
         name = hosts[0] if len(hosts) == 1 else f"gpu[{','.join(host[3:] for host in hosts)}]"
         rows = ["it,s", *(f"{n},{0.2 * slow:.5f}" for n in range(40))]
         (tmp_path / f"{name}.slurm-{10000 + number}.out.csv").write_text("\n".join(rows) + "\n")
-    found = judge(tmp_path, mappings=[tmp_path / "steps.yaml"])
+    found = judge(tmp_path, columns=["step=it", "seconds=s"])
     assert [each.hosts for each in found.hosts] == [[f"gpu0{n}"] for n in range(1, 9)]
     assert [each.hosts[0] for each in found.hosts if each.condition == "slow"] == ["gpu03"]
     assert {job.hosts_from for job in found.jobs} == {"guess: file name"}
@@ -178,7 +177,7 @@ def test_a_log_of_an_own_format_is_unreadable_whatever_slurm_wrote() -> None:
     """Not "timed out before its first step": nobody can say what it did."""
     lines = ["SLURM_JOB_NODELIST=gpu[01,05]", *(f"it {n} took {0.2 + n / 1000:.3f} s" for n in range(50))]
     (job,) = read_log("gpu[01,05].slurm-10008.out", lines)
-    assert job.outcome == "unreadable" and "--mapping" in (job.reason or "")
+    assert job.outcome == "unreadable" and "--line" in (job.reason or "")
     assert job.hosts == ("gpu01", "gpu05")
     (slots,) = read_log("x.out", ["gpu01 slots=8", "gpu05 slots=8", "it 1 took 3 s"])
     assert slots.outcome == "unreadable"

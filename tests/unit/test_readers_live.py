@@ -6,7 +6,8 @@ import copy
 
 import pytest
 
-from muster.readers._live import JobProgress, Live
+from muster.readers._live import Live
+from muster.store.events import Progress
 from tests.unit import test_readers_lines as lines
 from tests.unit.logs import chat_log, metaseq_log, one
 from tests.unit.test_readers_deepspeed import STEP
@@ -26,17 +27,17 @@ slurm_procid 0 : 2022-11-11 14:05:29 | INFO | train_inner | {"epoch": 1, "actv_n
 """  # noqa: E501
 
 
-def watched(text: str) -> JobProgress:
+def watched(text: str) -> Progress:
     """What is known after the last line, with a look at it after every one."""
     live = Live()
     for line in text.strip("\n").split("\n"):
         live.lines([line])
-        live.seen()
-    found = live.seen()
+        live.seen(0.0)
+    found = live.seen(0.0)
     assert found is not None
     at_once = Live()
     at_once.lines(text.strip("\n").split("\n"))
-    assert at_once.seen() == found == copy.copy(live).seen()  # looking changes nothing
+    assert at_once.seen(0.0) == found == copy.copy(live).seen(0.0)  # looking changes nothing
     return found
 
 
@@ -61,11 +62,11 @@ def test_each_format(
     text: str, format: str, steps: int, loss: float | None, unit: str, rate: float | None
 ) -> None:
     found = watched(text)
-    assert (found.format, found.steps) == (format, steps)
+    assert (found.format, found.step) == (format, steps)
     assert loss is None or found.loss == loss
-    assert found.measured is not None and found.measured.unit == unit
+    assert found.rate is not None and found.unit == unit
     if rate is not None:
-        assert found.measured.rate == pytest.approx(rate, rel=0.02)
+        assert found.rate == pytest.approx(rate, rel=0.02)
 
 
 def test_the_figure_is_that_of_the_whole_log() -> None:
@@ -76,6 +77,6 @@ def test_the_figure_is_that_of_the_whole_log() -> None:
     few = [line.replace("1281167", "100000") for line in lines.RESNET]
     for text in (chat, few):
         seen, job = watched("\n".join(text)), one(text, "node-1.log")
-        assert (seen.measured and seen.measured.rate) == job.rate
+        assert seen.rate == job.rate
     assert watched("\n".join(chat)).step_seconds == pytest.approx(12.6, rel=1e-3)
-    assert watched("\n".join(few)).measured is None
+    assert watched("\n".join(few)).rate is None

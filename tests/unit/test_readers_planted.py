@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from muster.judging.joblogs import work_of
-from muster.readers._frame import Frame
-from muster.readers._mapping import Mapping
+from muster.readers._frame import Frame, moment
+from muster.readers._user import UserFormat
 from muster.readers.base import JobLog
 from tests.unit.logs import chat_log, metaseq_log, one, read_log
 from tests.unit.test_readers_lines import LORA, mllog
@@ -33,15 +33,14 @@ def test_samples_of_updates_that_were_skipped_are_not_counted() -> None:
 
 def test_a_clock_of_milliseconds() -> None:
     """100 steps of 32 samples a second apart, on a clock in ms: 32 samples/s."""
-    mapping = Mapping(line=r"at (?P<elapsed>\d+) did (?P<step>\d+)", unit="ms", batch=32)
-    lines = [f"at {1000 * step} did {step}" for step in range(1, 101)]
-    (job,) = read_log("node-1.log", lines, [mapping])
+    user = UserFormat.of([r"at (?P<elapsed_ms>\d+) did (?P<step>\d+) of (?P<batch>\d+)"])
+    lines = [f"at {1000 * step} did {step} of 32" for step in range(1, 101)]
+    (job,) = read_log("node-1.log", lines, user)
     assert job.rate == pytest.approx(32) and job.step_seconds == pytest.approx(1.0)
 
 
 def test_times_with_a_zone_are_of_one_clock() -> None:
-    mapping = Mapping(line=r"(?P<time>\S+)")
-    there, here = mapping.moment("2024-05-01T14:00:00+02:00"), mapping.moment("2024-05-01T12:00:00Z")
+    there, here = moment("2024-05-01T14:00:00+02:00"), moment("2024-05-01T12:00:00Z")
     assert there == here == 1714564800
 
 
@@ -62,12 +61,6 @@ def test_a_part_of_the_ranks_is_not_all_of_them() -> None:
     for ranks in (16, 8, 2):
         frame.line(f"n1:10:20 [0] NCCL INFO comm 0x1 rank 0 nranks {ranks}")
     assert frame.ranks == 16
-
-
-@pytest.mark.parametrize(("unit", "seconds"), [("us", 1e-6), ("ms", 1e-3), ("s", 1.0)])
-def test_units_of_a_mapping(unit: str, seconds: float) -> None:
-    mapping = Mapping.model_validate({"line": r"(?P<seconds>\d+)", "unit": unit})
-    assert mapping.unit == seconds
 
 
 def test_composers_memory_is_in_thousands() -> None:

@@ -9,9 +9,9 @@ import pytest
 
 from muster.judging.joblogs import observation_of, work_of
 from muster.readers._live import Live
-from muster.readers._mapping import made_mapping
 from muster.readers._read import read_blocks
-from tests.unit.logs import MAPPINGS, chat_log, metaseq_log, one, read_log, trainer_log
+from muster.readers._user import UserFormat
+from tests.unit.logs import chat_log, metaseq_log, one, read_log, trainer_log
 
 BEGAN = datetime(2024, 7, 8, 5, 52, 0, tzinfo=timezone.utc).timestamp()
 
@@ -62,10 +62,10 @@ def test_what_is_no_time_of_the_job() -> None:
 def test_a_table_with_times() -> None:
     rows = ["epoch,step,train_loss,train|batches,train|samples,train|time,val_loss"]
     rows += [f"0,{n},,{n},{n * 16},{BEGAN + n * 0.5:.3f}," for n in range(10, 110, 10)]
-    (job,) = read_log("node1/metrics.csv", rows, MAPPINGS)
+    (job,) = read_log("node1/metrics.csv", rows)
     assert (job.began, job.ended) == (BEGAN + 5, BEGAN + 50)
     since = [row.replace(str(int(BEGAN))[:6], "", 1) for row in rows]
-    (job,) = read_log("node1/metrics.csv", since, MAPPINGS)
+    (job,) = read_log("node1/metrics.csv", since)
     assert (job.began, job.ended) == (None, None)
 
 
@@ -84,7 +84,7 @@ def test_what_is_kept_of_a_log_to_know_its_end_is_bounded() -> None:
 def test_steps_of_one_second_are_counted_with_those_of_the_next() -> None:
     """Stamps of whole seconds, five steps in each of them."""
     lines = [f"2025-03-01 10:00:{5 + step // 5:02d} INFO step {step}/200 loss 2.5" for step in range(200)]
-    (job,) = read_log("node1.log", lines, (made_mapping({"line": r"step (?P<step>\d+)/"}, "m"),))
+    (job,) = read_log("node1.log", lines, UserFormat.of([r"step (?P<step>\d+)/"]))
     assert job.measured is not None and job.measured.rate == pytest.approx(5.0)
 
 
@@ -94,9 +94,8 @@ def test_steps_that_arrive_together_are_counted_with_those_that_arrive_next(
     """Lines without stamps, ten a second, which come once a second."""
     clock = iter(range(1_000_000_000, 1_000_000_020))
     monkeypatch.setattr("muster.readers._live.time.time", lambda: float(next(clock)))
-    live = Live((made_mapping({"line": r"step (?P<step>\d+)"}, "m"),))
+    live = Live(UserFormat.of([r"step (?P<step>\d+)"]))
     for second in range(20):
         live.lines([f"step {10 * second + step}" for step in range(1, 11)])
-    seen = live.seen()
-    assert seen is not None and seen.measured is not None
-    assert seen.measured.rate == pytest.approx(10.0)
+    seen = live.seen(0.0)
+    assert seen is not None and seen.rate == pytest.approx(10.0)

@@ -17,13 +17,10 @@ from muster.core.result import (
     Failure,
     HostReport,
     Memory,
-    Pace,
     Quality,
     Result,
     Seconds,
-    Straggler,
     Throughput,
-    Unscored,
 )
 from muster.core.secrets import masked_override
 from muster.core.state import State
@@ -34,7 +31,7 @@ from muster.planner.orders import orders
 from muster.reports import answers, charts, tables, words
 from muster.reports.page import render
 from muster.reports.rundata import Prediction, RunData, gather, read_stream
-from muster.results.figures import figures, interval, number
+from muster.results.figures import figures, interval
 from muster.results.fold import EventFold
 from muster.runs.resume import frozen_inventory, frozen_recipe
 from muster.runs.train import freeze
@@ -207,30 +204,6 @@ def some_predictions(count):
         yield Prediction(index, f"How many {index}?", answer, f"SELECT {index}", right, index % 3 != 1)
 
 
-def test_a_whole_run():
-    page = check(a_run())
-    assert "The run succeeded: 40 optimizer steps in 42 s" in page.words
-    for figure in (
-        "186.4 samples/s",
-        "± 7.3 % over 3 windows",
-        "7,713 tokens/s",
-        "163 ms",
-        "247 ms",
-        "12.0 %",
-    ):
-        assert figure in page.words
-    assert "not measured" in page.words  # no GPU
-    assert "muster train 'a b'" in page.words
-    assert "16 x 1 x 2 ranks = 32" in page.words
-
-
-def test_who_held_the_run_up():
-    slow = Straggler(host="b", kind="computation", cost=0.2, slower=0.3, within=0.01, first_step=60)
-    pace = Pace(hosts=2, within=0.2, moments=9, source="windows of steps", stragglers=[slow])
-    page = check(a_run(figures=a_result(pace=pace)))
-    assert "b makes every step 20 % longer: its own computation takes" in page.words
-
-
 def test_hostile_text_is_only_text():
     prediction = Prediction(0, HOSTILE, HOSTILE, HOSTILE + "x", False, None)
     failure = Failure(what=HOSTILE, where=HOSTILE, host=HOSTILE, hint=HOSTILE)
@@ -307,26 +280,11 @@ def test_a_failed_run_shows_its_log(tmp_path):
     assert "torchrun says so" in check(gather(run)).words
 
 
-@pytest.mark.parametrize("most", [40, 110])
-def test_a_headline_is_short(most):
-    text = (
-        "model.tokenizer: t5-small could not be downloaded: the hub cannot be reached. Something.\nAnd more"
-    )
-    short = words.shortened(text, most)
-    assert len(short) <= most + 2
-    assert text.startswith(short.removesuffix(" …").removesuffix("…"))
-
-
 @pytest.mark.parametrize("state", State, ids=str)
 @pytest.mark.parametrize("failure", [None, Failure(what="stopped by `muster stop`")])
 def test_every_state(state, failure):
     assert check(a_run(state=state, figures=a_result(failure=failure)))
     assert check(a_run(state=state, figures=None))
-
-
-def test_one_window():
-    one = a_result(throughput=a_result().throughput.model_copy(update={"variation": None, "windows": 1}))
-    assert "spread not measured: 1 window" in check(a_run(windows=1, figures=one)).words
 
 
 def test_gaps_and_values_that_are_no_numbers():
@@ -509,34 +467,6 @@ def test_hosts_that_are_one_machine_are_named():
     )
 
 
-def test_time_that_is_more_than_the_total():
-    spent = Seconds(total=10.0, setup=8.0, training=8.0)
-    bar, parts, _ = tables.time_parts(a_run(figures=a_result(seconds=spent, quality=None)))
-    assert [part.value for part in parts] == [
-        "8.00 s",
-        "8.00 s",
-        "not measured",
-        "not measured",
-        "not measured",
-    ]
-    assert sum(amount for _, amount, _ in bar) == 16.0
-    check(a_run(figures=a_result(seconds=Seconds(total=0.0), quality=None)))
-
-
-@pytest.mark.parametrize(
-    ("value", "text"),
-    [
-        (None, "not measured"),
-        (math.nan, "not measured"),
-        (0, "0"),
-        (0.01234567, "0.01235"),
-        (123456.7, "123,457"),
-    ],
-)
-def test_numbers(value, text):
-    assert number(value) == text
-
-
 def test_ranges():
     assert words.ranges([0, 1, 2, 5, 7, 8]) == "0–2, 5, 7–8" and words.ranges([]) == "none"
 
@@ -590,18 +520,6 @@ def test_what_failed_after_the_start_ends_with_1(tmp_path):
     assert finish(a_result(), run, json=True) == 0
 
 
-def test_the_execution_accuracy_is_of_the_questions_that_were_scored():
-    quality = Quality(
-        questions=100,
-        exact_match=0.12,
-        execution_match=0.5,
-        scored=98,
-        unscored=[Unscored(index=3, why="no lake")],
-    )
-    page = check(a_run(figures=a_result(quality=quality), predictions=()))
-    assert "49 of 98 questions" in page.words
-
-
 def test_an_unfinished_folder_shows_what_its_events_say(tmp_path):
     data = gather(write_run(tmp_path / "run", result=False))
     assert data.state == "interrupted" and data.figures is not None and data.figures.steps == 30
@@ -640,14 +558,6 @@ def test_attention_logits_have_two_pictures():
     assert "Largest attention logit of each layer" in words and "Smallest attention logit" in words
     assert "Recording this took 1.4 % of the training." in words and "layer2" in words
     assert "lowest to highest of 96 layers" in check(watched(96)).words
-
-
-def test_a_loss_that_was_recorded_once_has_no_beginning() -> None:
-    """A run of less than one window: the same figure twice would read as nothing learned."""
-    for final, note in ((6.3, ""), (1.9, "6.3000 at the start")):
-        result = a_result(loss_final=final)
-        assert [each.note for each in figures(result) if each.name == "Training loss, last"] == [note]
-        assert ("at the start" in check(a_run(figures=result)).words) == (final != 6.3)
 
 
 def test_an_interval_of_a_share() -> None:

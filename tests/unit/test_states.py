@@ -24,103 +24,6 @@ def spread(engine: str = "deepspeed", ranks: int = 2, element: int = 2, **fields
     return ModelSpread(engine, ranks, element, **{"bucket": 4, "persistence": 3, "prefetch": 2, **fields})
 
 
-def test_ddp() -> None:
-    found = states(spread("ddp", element=4), TENSORS)
-    assert found.held == {"parameters": 4 * 25, "optimizer": 8 * 13, "buckets": 4 * 13}
-    assert found.gradients == {"gradients": 4 * 13}
-    assert found.backward == {"gradients in flight": 4 * 10}
-    assert "buckets" not in states(spread("ddp", ranks=1), TENSORS).held
-    assert states(spread("fsdp", ranks=1), TENSORS) == states(spread("ddp", ranks=1), TENSORS)
-
-
-def test_fsdp_cuts_rows_and_pads_them() -> None:
-    first, second = (states(spread("fsdp"), TENSORS, rank) for rank in range(2))
-    assert first.held["parameters"] == second.held["parameters"] == 4 * (3 * 2 + 2 * 3 + 2)
-    assert (first.held["optimizer"], second.held["optimizer"]) == (8 * (3 * 2 + 2), 8 * (2 * 2 + 1))
-    assert first.gradients == {"gradients": 4 * (3 * 2 + 2)}
-    root, module = 2 * 2, 2 * 3 * 2  # padded: a's rows, which are as many elements as b's
-    assert first.passes == {"gathered layers": 2 * root}
-    assert first.backward == {"gathered layers": 2 * 2 * module, "gradients in flight": 2 * 2 * module}
-    several = states(spread("fsdp", micro_steps=2), TENSORS)
-    assert several.passes["accumulated gradients"] == 2 * 13  # whole, and as they go shards come
-    assert several.gradients == {"gradients": 4 * (3 * 2 + 2) - 2 * 13}
-    assert states(spread("fsdp", ranks=64), TENSORS, 63).held == {
-        "parameters": 4 * (2 + 3 + 1),
-        "optimizer": 0,
-    }
-
-
-def test_fsdp_with_offload_pins_every_tensor() -> None:
-    found = states(spread("fsdp", offload="optimizer+param"), TENSORS)
-    assert found.held == {}
-    assert found.host == {"parameters": 32 + 32 + 8, "gradients": 32 + 8, "optimizer": 8 * 8}
-    plain = states(spread("fsdp", offload="optimizer+param", pins=False), TENSORS)
-    assert plain.host == {"parameters": 4 * 14, "gradients": 4 * 8, "optimizer": 8 * 8}
-
-
-def test_zero_0() -> None:
-    half, full = (states(spread(element=element), TENSORS) for element in (2, 4))
-    assert half.held == {"parameters": 2 * 25, "fp32 master": 4 * 13, "optimizer": 8 * 13}
-    assert full.held == {"parameters": 4 * 25, "optimizer": 8 * 13}
-    assert half.after == {
-        "gradient reduction": {"gradients": 2 * 13, "buckets": 2 * 13},
-        "optimizer step": {"gradients": 2 * 13, "fp32 gradients": 4 * 13},
-    }
-    assert full.after["optimizer step"] == {"gradients": 4 * 13}
-
-
-@pytest.mark.parametrize("element", [2, 4])
-def test_zero_1_and_2_pad_each_optimizer_group_to_twice_the_ranks(element: int) -> None:
-    """10 -> 12 and 3 -> 4 elements for two ranks: parts of 6 and 2."""
-    one, two = (states(spread(stage=stage, element=element), TENSORS) for stage in (1, 2))
-    assert (
-        one.held == two.held == {"parameters": element * (16 + 12), "fp32 master": 4 * 8, "optimizer": 8 * 8}
-    )
-    assert one.gradients == {"gradients": element * 13}
-    assert two.gradients == {"gradients": element * 13}  # both parts have some of both tensors
-    assert one.backward["buckets"] == two.backward["buckets"] == element * 4
-    assert states(spread(stage=1, element=element, overlap=True), TENSORS).backward["buckets"] == element * 8
-    assert two.backward["gradients in flight"] == element * (10 + 4)
-    flat = 6 if element == 2 else 4
-    assert one.after["optimizer step"] == {"gradients": element * 13, "fp32 gradients": flat * 6}
-    assert states(spread(stage=1, together=True), TENSORS).held["optimizer"] == 8 * 8  # as the Trainer's
-
-
-def test_tensors_at_the_edge_of_a_part_stay_whole() -> None:
-    tensors = tuple(Parameter(f"m{i}.weight", (n, 1), True, "") for i, n in enumerate((3, 6, 3, 12)))
-
-    def gradients(ranks: int, rank: int | None) -> int:
-        return states(spread(stage=2, ranks=ranks), tensors, rank).gradients["gradients"] // 2
-
-    assert [gradients(4, rank) for rank in range(4)] == [3 + 6, 6 + 3, 12, 12]  # parts of 6
-    assert gradients(4, None) == 12
-    assert [gradients(2, rank) for rank in range(2)] == [3 + 6 + 3, 12]
-    assert gradients(12, None) == 12  # parts of 2, most of them inside the last tensor
-
-
-def test_zero_3_pads_each_tensor_to_the_ranks() -> None:
-    """Shards of 5, 6 and 2 elements; the vector, of 3, is gathered for good."""
-    half, full = (states(spread(stage=3, element=element), TENSORS) for element in (2, 4))
-    for found, e in ((half, 2), (full, 4)):
-        assert found.held == {
-            "parameters": e * 13, "persistent parameters": e * 4, "gradients": e * 7, "buckets": e * 4,
-            "fp32 master": 4 * 7, "optimizer": 8 * 7,
-        }  # fmt: skip
-        assert found.backward == {"gradients in flight": e * (10 + 4)}
-    assert half.after["optimizer step"] == {"fp32 gradients": 6 * 5}
-    assert half.passes == {"gathered parameters": 2 * (22 + 2)}
-    few = states(spread(stage=3, reuse=8, prefetch=0), TENSORS).passes["gathered parameters"]
-    assert few == 2 * (4 + 12)  # half of what is reused, and a module
-    ahead = states(spread(stage=3, reuse=8, live=5), TENSORS).passes["gathered parameters"]
-    assert ahead == 2 * (5 + 12 + 2)  # fetching runs ahead up to what may live
-    alone = states(spread(stage=3, ranks=1), TENSORS)
-    assert not {"persistent parameters"} & set(alone.held)
-    assert alone.passes == {"gathered parameters": 0}
-    assert "buckets" in states(spread(stage=1, micro_steps=2), TENSORS).passes  # it stays between them
-    tiles = states(spread(stage=3, sub_group=4, together=True), TENSORS).after["optimizer step"]
-    assert tiles == {"fp32 gradients": 6 * 5}
-
-
 def test_what_offload_moves_is_rounded_up_where_it_is_pinned() -> None:
     found = states(spread(stage=2, offload="optimizer", together=True), TENSORS)  # parts of 6 and 2
     assert found.held == {"parameters": 2 * (16 + 12), "transfer buffer": 2 * 10}
@@ -138,19 +41,6 @@ def test_what_offload_moves_is_rounded_up_where_it_is_pinned() -> None:
     assert plain.host == {
         "fp32 master": 28, "optimizer": 56, "fp32 gradients": 28, "gradients": 14, "parameters": 14 + 12,
     }  # fmt: skip
-
-
-def test_parameters_alone_leave_the_optimizer_on_the_device() -> None:
-    """DeepSpeed sets the two independently: master, Adam and gradients stay, as without offload."""
-    none, found = (states(spread(stage=3, offload=offload), TENSORS) for offload in ("none", "param"))
-    assert found.held == {name: size for name, size in none.held.items() if name != "parameters"}
-    assert found.held["fp32 master"] == 4 * 7 and found.held["gradients"] == 2 * 7
-    assert found.after == none.after
-    assert found.host == {
-        "parameters": 16 + 4 + 16,
-        "pinned blocks kept": 16,
-    }  # two groups, and what is frozen
-    assert ModelSpread("deepspeed", 2, stage=3, offload="param").own_adam is False
 
 
 # Shards of 2^20 and, not trained, 2^19 elements: of 1 MiB and more, which a disk takes.

@@ -11,19 +11,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from muster.core.errors import UsageError
-from muster.core.hardware.devices import find_device
-from muster.core.hardware.links import LinkFigures, SharedLink, between_hosts, find_link
-from muster.core.trace import Pass
-from muster.engines.deepspeed.spec import HOOKS
-from muster.engines.spread import ModelSpread, NvmeOffload
+from muster.core.hardware.links import LinkFigures, between_hosts, find_link
+from muster.engines.spread import ModelSpread
 from muster.planner.forecast import Length, ScalingWords, curve, fastest, point, say
 from muster.planner.time.learning import MeasuredRun, errors, learn
-from muster.planner.time.reached import FP32, reached
+from muster.planner.time.reached import FP32
 from muster.planner.time.steptime import (
-    AGAIN,
     ALONE,
-    KERNEL,
-    LAUNCH,
     STRAGGLING,
     Calibration,
     StepCase,
@@ -38,11 +32,8 @@ from muster.planner.time.steptime import (
     lump,
     own_work,
     predict,
-    traffic_of,
     waiting_for_slowest,
-    work_of,
 )
-from muster.planner.time.update import GRADIENT, HOST_BANDWIDTH, MOMENT, update
 from tests.support import parse_machines
 
 PSI = 60_000_000
@@ -69,90 +60,11 @@ def said(case: StepCase, length: Length) -> ScalingWords:
     return say(alone, together, length)
 
 
-def test_attention_and_thin_products_by_hand() -> None:
-    """Of attention what a causal mask leaves, at its own share; of thin products the slower of arithmetic and
-    memory. Python has each operation to launch, and 1.4 times as long where layers are computed again."""
-    peak, bandwidth, at = 312e12, 1555e9, reached(find_device("a100-40gb"), "bf16")
-    work = StepWork(1, 1e12, 3e12, 2e9, attention=1e12, masked=4e11, thin=5e11, thin_moved=9e9)
-    took = predict(case("a100-40gb", engine="ddp", precision="bf16", work=work)).compute
-    wide, attention = 1.5e12 / peak / at.products, 6e11 / peak / at.attention
-    assert took == pytest.approx(wide + attention + (9e9 + 2e9) / bandwidth / at.memory)
-    busy = replace(work, thin_moved=0.0)
-    assert predict(case("a100-40gb", engine="ddp", precision="bf16", work=busy)).compute == pytest.approx(
-        wide + attention + 5e11 / peak / at.products + 2e9 / bandwidth / at.memory
-    )
-
-
-def test_the_slowest_of_many_ranks() -> None:
-    """Expected maxima of 2, 10 and 100 normal values are 0.564, 1.539 and 2.508 (Harter 1961)."""
-    found = [waiting_for_slowest(ranks) for ranks in (1, 2, 10, 100)]
-    assert found == pytest.approx([0, 0.564, 1.539, 2.508], abs=0.03)
-    on = [predict(case(f"a100-40gb:1x{n},400Gbit", engine="ddp")).communication for n in (2, 64, 512)]
-    assert on == sorted(on) and on[2] > 2 * STRAGGLING * predict(case("a100-40gb")).compute
-
-
-def test_a_range_has_what_python_takes_and_the_links() -> None:
-    """A step that waits for Python alone: between 1 / (1 + 2 off) and 1 + 2 off of it. Links: 15 %."""
-    tiny = StepWork(samples=1, forward=1e6, flops=3e6, moved=1e6, operations=20.0, launches=2000.0)
-    off = reached(find_device("a100-40gb"), "fp32").off
-    low, high = between(case("a100-40gb", engine="ddp", work=tiny))
-    usual = predict(case("a100-40gb", engine="ddp", work=tiny))
-    rest = usual.seconds - usual.compute
-    assert low - rest == pytest.approx(usual.compute / (1 + 2 * off))
-    assert high - rest == pytest.approx(usual.compute * (1 + 2 * off))
-    slow = case("a100-40gb:1x3,1Gbit", engine="ddp", work=tiny)
-    exchange = predict(slow).exchange
-    assert between(slow)[1] - between(slow)[0] == pytest.approx(exchange * (1.15 - 1 / 1.15), rel=0.15)
-    few_bits = between(replace(case("a100-40gb"), uncounted=True))
-    assert few_bits[1] > 1.3 * between(case("a100-40gb"))[1]
-
-
 def test_a_range_shrinks_with_what_was_measured() -> None:
     low, high = between(case())
     assert low < predict(case()).seconds < high
     surely = between(case(), learn(runs(truth(), case("a100-40gb"), case())))
     assert surely[1] / surely[0] < 0.5 * (high / low - 1) + 1
-
-
-def test_work_beside_nccl_slows_the_computation() -> None:
-    alone = predict(case("a100-40gb:1x2,400Gbit", engine="ddp"))
-    link = parse_machines("a100-40gb:1x2,400Gbit").link
-    assert link is not None
-    measured = replace(link, beside=SharedLink(computing=0.999))
-    freely = case("a100-40gb:1x2,400Gbit", engine="ddp")
-    freely = freely.over(freely.machines.over(measured))
-    assert alone.communication > predict(freely).communication
-
-
-def test_many_small_operations_wait_for_python() -> None:
-    """A GPU has a little between kernels; and cannot be faster than they are launched. On CPUs, what
-    DeepSpeed does for each tensor comes on top."""
-    many = replace(WORK, operations=2000.0)
-    plain, counted = predict(case("a100-40gb")), predict(case("a100-40gb", work=many))
-    assert counted.compute == pytest.approx(plain.compute + 2000 * KERNEL["cuda"])
-    tiny = StepWork(samples=1, forward=1e6, flops=3e6, moved=1e6, operations=2000.0, launches=2000.0)
-    bound = predict(case("a100-40gb", engine="ddp", work=tiny))
-    assert bound.compute == pytest.approx(2000 * LAUNCH)
-    again = replace(tiny, launches=AGAIN * 2000)
-    assert predict(case("a100-40gb", engine="ddp", work=again)).compute == pytest.approx(
-        2000 * AGAIN * LAUNCH
-    )
-    assert predict(case("a100-40gb", stage=3, work=tiny)).compute > bound.compute
-    on_cpu = [predict(case("cpu{tflops=0.1}", stage=n, micro_steps=2)).overhead for n in range(4)]
-    assert on_cpu == sorted(on_cpu) and on_cpu[3] > 12 * 2 * HOOKS[3]
-    assert plain.overhead == 0
-
-
-def test_zero_1_over_10_gbit_by_hand() -> None:
-    """Two thirds of three times the gradients over 94 % of 1.25 GB/s."""
-    found = predict(case())
-    expected = 2 / 3 * 3 * 4 * PSI / (0.9415 * 1.25e9)
-    assert found.exchange == pytest.approx(expected, rel=2e-3)
-    slowest = STRAGGLING * waiting_for_slowest(3) * found.compute
-    assert found.communication == pytest.approx(
-        found.exchange + slowest
-    )  # nothing hides without overlap_comm
-    assert found.samples == 96
 
 
 def test_what_is_hidden_is_not_waited_for() -> None:
@@ -178,26 +90,6 @@ def test_accumulation_repeats_the_computation_and_not_all_of_the_exchange() -> N
         assert three.samples == 3 * one.samples
 
 
-def test_offloading_costs_the_bus_and_the_hosts_memory() -> None:
-    device, host, both = (
-        predict(case("h100:8", stage=3, offload=offload))
-        for offload in ("none", "optimizer", "optimizer+param")
-    )
-    assert device.transfer == 0 < host.transfer < both.transfer
-    part = PSI / 8
-    assert host.optimizer >= 8 * (GRADIENT + 2 * MOMENT) * part / HOST_BANDWIDTH
-    assert host.transfer == pytest.approx(4 * 4 * part / (0.73 * 63.015e9))
-    assert any("host's memory" in each for each in host.assumed)
-    with pytest.raises(UsageError, match="how the device reaches its host's memory"):
-        predict(case("own{tflops=10,bandwidth=1e12}", stage=3, offload="optimizer"))
-    values = predict(case("h100:8", stage=3, offload="param"))
-    assert (values.optimizer, 0 < values.transfer < both.transfer) == (device.optimizer, True)
-    with pytest.raises(UsageError, match="the speed of the disks"):
-        predict(case("h100:8", stage=3, offload="optimizer", disk=NvmeOffload("optimizer")))
-    on_cpu = predict(case("cpu{tflops=0.1}", stage=3, offload="optimizer"))
-    assert on_cpu.transfer == 0 < on_cpu.optimizer
-
-
 def test_what_cannot_be_predicted_says_what_to_give() -> None:
     with pytest.raises(UsageError, match="v100-sxm2-16gb has no stated peak in bf16") as caught:
         predict(case("v100", precision="bf16"))
@@ -209,23 +101,6 @@ def test_what_cannot_be_predicted_says_what_to_give() -> None:
         predict(case("a100:1x3"))
     without = predict(case("own{tflops=10}"))
     assert without.optimizer == 0 and any("its bandwidth is not known" in each for each in without.assumed)
-
-
-def test_a_traced_pass_is_work() -> None:
-    found = Pass(samples=8, saved=1, logits=1, copies=0, forward_peak=1, backward_peak=1,
-                 forward_flops=100, flops=300, moved=50, operations=7)  # fmt: skip
-    assert work_of(found) == StepWork(8, 100, 300, 50, 7, launches=7)
-    compiled = work_of(found, checkpointing=True, compiled=True)  # as it was traced
-    assert (compiled.flops, compiled.moved, compiled.operations) == (300, 50, 7)
-    assert compiled.launches < 7
-
-
-def test_evaluation_is_forward_passes() -> None:
-    alone = case("a100-40gb")
-    micro = predict(alone).compute
-    assert evaluation(alone, 64) == pytest.approx(2 * micro / 3)
-    assert evaluation(alone, 65) == pytest.approx(3 * micro / 3)
-    assert evaluation(case(), 96) == pytest.approx(micro / 3)
 
 
 # What measured runs teach:
@@ -390,15 +265,6 @@ def test_what_a_run_does_not_show_is_not_learned() -> None:
 # Totals, curves and words:
 
 
-def test_totals_by_hand() -> None:
-    found = point(case(), Length(samples=1000, epochs=2, held_out=96, price=3.0))
-    step = predict(case()).seconds
-    assert found.epoch == pytest.approx(11 * step + evaluation(case(), 96))
-    assert found.total == pytest.approx(2 * found.epoch)
-    assert found.cost == pytest.approx(3 * 3 * found.total / 3600)
-    assert point(case(), Length(1000)).cost is None
-
-
 def test_a_curve_and_its_fastest_point() -> None:
     points = curve(on_hosts(case(), *range(1, 9)), Length(56_355))
     assert [each.hosts for each in points] == list(range(1, 9))
@@ -466,28 +332,6 @@ def test_faster_links_and_devices_never_take_longer(each: StepCase, times: float
     name = key(each.machines.device.name, each.precision)
     assert predict(each, Calibration(efficiency={name: 0.75 * times})).seconds <= now * (1 + 1e-9)
     assert ideal(each) <= predict(each, Calibration(efficiency={name: 1.0})).compute * (1 + 1e-9)
-
-
-@pytest.mark.parametrize(
-    ("stage", "offload", "ways"),
-    [
-        (1, "optimizer", 1 + 1),
-        (2, "optimizer", 4 + 1),
-        (3, "optimizer", 9 + 1),
-        (3, "optimizer+param", 9),
-        (3, "param", 1),  # new weights; the optimizer stays on the device
-    ],
-)
-def test_what_crosses_the_bus(stage: int, offload: str, ways: int) -> None:
-    """Gradients and new weights of a rank's part, four micro-steps; with parameters, what is gathered too."""
-    spread = ModelSpread("deepspeed", 8, micro_steps=4, stage=stage, offload=offload)
-    machines = parse_machines("a100-40gb:8")
-    traffic = traffic_of(lump(PSI), spread)
-    _, transfer = update(spread, machines, PSI, traffic, 50e9, [])
-    gathered = sum(call.size for call in traffic.calls() if call.operation == "all-gather")
-    moved = ways * 4 * PSI / 8 + (gathered / 8 if "param" in offload else 0)
-    assert machines.bus is not None
-    assert transfer == pytest.approx(moved / machines.bus.bandwidth)
 
 
 def test_a_held_out_pass_gathers_what_zero_3_shards() -> None:

@@ -16,7 +16,7 @@ from muster.workloads.command.spec import CommandRecipe
 
 CLOCK = "seconds from start to end"
 SHORTEST = 2.0  # seconds of a job that the clock measures: of less, the start is too large a part
-TELL = "run.line or run.metrics says how its lines are read, muster.step tells it (docs/run.md)"
+TELL = "run.line says how its lines are read, muster.step tells it (docs/run.md)"
 
 
 @dataclass(frozen=True)

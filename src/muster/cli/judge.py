@@ -23,7 +23,9 @@ EXAMPLES = f"""Examples:
 
   muster judge logs.tar.xz --slow 0.02 --output results.csv
 
-  muster judge results/ --mapping columns.yaml --host-pattern '(?P<host>node[0-9]+)'
+  muster judge results/ --column step=it --column ms=dt --host-pattern '(?P<host>node[0-9]+)'
+
+  muster judge logs/ --line 'step (?P<step>\\d+) loss (?P<loss>\\S+) (?P<seconds>\\S+) s'
 
   muster judge logs/ --json > fleet.json
 
@@ -41,20 +43,25 @@ QUIET = 5.0  # seconds between two lines of progress
 
 def judge(
     folder: Annotated[Path, Argument(metavar="DIR", help="A folder of logs, one log, or an archive.")],
-    mapping: Annotated[
-        list[Path] | None,
+    line: Annotated[
+        list[str] | None,
         Option(
-            "--mapping",
-            "-m",
-            help="YAML file that says what is where in tables, lines and paths. Repeatable.",
+            "--line",
+            metavar="REGEX",
+            help="Regular expression for lines of another format, whose groups are fields. Repeatable.",
         ),
+    ] = None,
+    column: Annotated[
+        list[str] | None,
+        Option("--column", metavar="FIELD=NAME", help="Which column of a table has a field. Repeatable."),
     ] = None,
     host_pattern: Annotated[
         str,
         Option(
             "--host-pattern",
             metavar="REGEX",
-            help="Regular expression that finds the host in a path, in a group `host`.",
+            help="Regular expression that finds the host in a path, in a group `host`; in `work` what was "
+            "trained, in `job` which files are of one job.",
         ),
     ] = "",
     slow: Annotated[
@@ -104,7 +111,8 @@ def judge(
     check_output(output)
     document = judge_logs(
         folder,
-        mappings=mapping or [],
+        lines=line or [],
+        columns=column or [],
         host_pattern=host_pattern,
         slow=slow,
         baseline=baseline,

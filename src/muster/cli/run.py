@@ -65,12 +65,14 @@ def run(
     timeout: Annotated[
         float | None, Option("--timeout", help="Seconds after which all of it is ended.")
     ] = None,
-    metrics: Annotated[
-        str, Option("--metrics", help="A mapping file that says how lines tell steps and speed.")
-    ] = "",
     line: Annotated[
-        str, Option("--line", help="The same as one expression: 'step (?P<step>\\d+) .* (?P<seconds>\\S+)s'.")
-    ] = "",
+        list[str] | None,
+        Option(
+            "--line",
+            metavar="REGEX",
+            help="How lines tell steps and speed: 'step (?P<step>\\d+) .* (?P<seconds>\\S+)s'. Repeatable.",
+        ),
+    ] = None,
     output: Output = None,
     name: Name = "",
     root: Root = Path("runs"),
@@ -96,7 +98,6 @@ def run(
         "local_rank": local_rank,
         "sync": sync or None,
         "workdir": workdir or None,
-        "metrics": metrics or None,
         "line": line or None,
     }
     launch: dict[str, Any] = {"python": python or None, "timeout": timeout}

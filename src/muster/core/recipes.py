@@ -29,7 +29,7 @@ PIPELINE = "pipeline"  # the key of a file of several recipes (core/pipeline.py)
 # Fields of a configuration that say how a model is trained or what it is for, and not how large it is.
 SETTINGS = re.compile(r"drop|^initializer_|^num_labels$|^attn_implementation$")
 # Keys of a recipe that are files or folders: always, and where there is one of that name.
-PATHS = (("data", "path"), ("engine", "config"), ("measure", "peaks"), ("run", "sync"), ("run", "metrics"))
+PATHS = (("data", "path"), ("engine", "config"), ("measure", "peaks"), ("run", "sync"))
 NAMES = (
     ("model", "name"), ("model", "tokenizer"), ("data", "name"), ("reward", "model"), ("ppo", "critic"),
     ("launch", "setup"),  # else a line of bash, which may begin like a path

@@ -14,8 +14,8 @@ from muster.core.state import RunEnd, State
 from muster.failures.signs import Sign, order, shortened
 from muster.failures.table import blame_of, find, known_failures, why_lost
 from muster.fleet.messages import Kernel
+from muster.readers._feed import sign_of
 from muster.readers._frame import uncoloured
-from muster.readers._why import sign_of
 from muster.store import events
 
 UNRESOLVED = "dns_unresolved"

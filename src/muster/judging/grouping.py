@@ -131,8 +131,8 @@ def _named_alike(logs: Sequence[JobLog]) -> list[JobLog]:
 
 
 def _joined(logs: Sequence[JobLog]) -> list[JobLog]:
-    """Files of which a mapping says that they are of one job are on the hosts of all. So are those that were
-    named after their hosts and have ranks that go on from host to host."""
+    """Files that --host-pattern puts into one job are on the hosts of all. So are those that were named after
+    their hosts and have ranks that go on from host to host."""
     jobs: dict[str, dict[str, None]] = {}
     for log in logs:
         jobs.setdefault(log.job, {}).update(dict.fromkeys(log.hosts))

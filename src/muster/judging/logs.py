@@ -6,7 +6,6 @@ import csv
 import io
 import json
 import os
-import re
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -28,9 +27,8 @@ from muster.judging import Baseline, Class, Settings
 from muster.judging.document import Condition, JobEntry, Judged, Peers, Verdict
 from muster.judging.grouping import without_lone_guesses
 from muster.judging.joblogs import judged
-from muster.readers._harmless import without_harmless
-from muster.readers._mapping import Mapping, load_mappings
-from muster.readers._read import read_blocks
+from muster.readers._read import read_blocks, without_harmless
+from muster.readers._user import PLACES, Expression, UserFormat
 from muster.readers.base import JobLog
 from muster.store.atomic import write_text
 from muster.store.logfiles import LogFile, blocks_of, find_logs, members_of
@@ -42,13 +40,13 @@ COLUMNS = (
 )  # fmt: skip
 MANY, LARGE = 64, 64 << 20  # files, bytes: from there on, several processes read
 Progress = Callable[[int, int], None]
-_NAMED = re.compile(r"\(\?P<host>")
 
 
 def judge(
     where: Path,
     *,
-    mappings: Sequence[Path] = (),
+    lines: Sequence[str] = (),
+    columns: Sequence[str] = (),
     host_pattern: str = "",
     slow: float = Settings.slow,
     baseline: Path | None = None,
@@ -59,8 +57,9 @@ def judge(
 ) -> Judged:
     """Read every log below `where`, or in an archive of them, and judge their hosts.
 
-    `mappings`: files that say what is where in tables, lines and paths; `host_pattern`: an expression with
-    a group `host`, searched for in paths; `slow`: the smallest slowdown that counts; `baseline`: what
+    `lines`: expressions for lines of formats that no reader knows, whose groups are fields; `columns`:
+    FIELD=NAME, for tables; `host_pattern`: an expression with groups `host`, `work` or `job`, searched for
+    in paths; `slow`: the smallest slowdown that counts; `baseline`: what
     `--json` wrote of another fleet, for hosts that have too few peers here, and for a fleet that is
     slower as a whole; `at_least`: a speed that every job must reach, such as 800samples/s; `workload`: what
     was trained, for logs that do not say it; `hardware`: NAME=HOSTS, for each kind that differs, whose jobs
@@ -68,14 +67,13 @@ def judge(
     """
     if not 0 < slow < 1:
         raise UsageError(f"must be between 0 and 1 (a share of the step time), not {slow:g}", where="--slow")
-    named = _pattern(host_pattern)
+    named = Expression.of(host_pattern, PLACES, "--host-pattern") if host_pattern else None
+    user = UserFormat.of(lines, columns, workload)
     bound = Bound.of(at_least) if at_least else None
     kinds = _hardware_of(hardware)
     stored = load_baselines(baseline) if baseline else {}
-    mappings_used = [each.of_workload(workload) for each in load_mappings(mappings)]
-    given = {path.resolve() for path in [*mappings, *([baseline] if baseline else [])]}
-    files = [each for each in find_logs(where) if each.path.resolve() not in given]
-    logs = without_lone_guesses(without_harmless(list(read_logs(files, mappings_used, named, progress))))
+    files = [each for each in find_logs(where) if not baseline or each.path.resolve() != baseline.resolve()]
+    logs = without_lone_guesses(without_harmless(list(read_logs(files, user, named, progress))))
     if workload:
         logs = [
             replace(log, workload=workload, recipe=workload, alone="") if log.alone else log for log in logs
@@ -85,9 +83,7 @@ def judge(
         raise UsageError(
             f"none of the {len(logs)} files could be read as a training log{first}",
             where=str(where),
-            hint="docs/judge.md has examples of mappings"
-            if mappings
-            else "--mapping FILE says how other formats are read; docs/judge.md lists those that are known",
+            hint="--line and --column say how others are read; docs/judge.md lists those that are known",
         )
     if absent := kinds.keys() - {host for log in logs for host in log.hosts}:
         raise UsageError(
@@ -103,10 +99,10 @@ def judge(
 
 
 def read_logs(
-    files: Sequence[LogFile], mappings: Sequence[Mapping], named: re.Pattern[str] | None, progress: Progress
+    files: Sequence[LogFile], user: UserFormat, named: Expression | None, progress: Progress
 ) -> Iterator[JobLog]:
     """The jobs of all files, in their order. Many files are read by a process per core."""
-    read = partial(_read, mappings=tuple(mappings), named=named)
+    read = partial(_read, user=user, named=named)
     cores = len(os.sched_getaffinity(0))
     many = len(files) >= MANY or (len(files) > 1 and sum(each.size for each in files) > LARGE)
     if not many or cores < 2 or threading.active_count() > 1:  # forking a process with threads is not safe
@@ -125,11 +121,11 @@ def read_logs(
             raise
 
 
-def _read(file: LogFile, *, mappings: Sequence[Mapping], named: re.Pattern[str] | None) -> list[JobLog]:
+def _read(file: LogFile, *, user: UserFormat, named: Expression | None) -> list[JobLog]:
     """The jobs of one file, or of all files of an archive."""
     if not file.archive:
-        return read_blocks(file.shown, blocks_of(file), mappings, named)
-    return [job for path, text in members_of(file) for job in read_blocks(path, text, mappings, named)]
+        return read_blocks(file.shown, blocks_of(file), user, named)
+    return [job for path, text in members_of(file) for job in read_blocks(path, text, user, named)]
 
 
 def load_baselines(path: Path) -> dict[Class, Baseline]:
@@ -196,22 +192,6 @@ def _hardware_of(given: Sequence[str]) -> dict[str, str]:
             if kinds.setdefault(host, name) != name:
                 raise UsageError(f"is {kinds[host]} and {name}", host=host, where="--hardware")
     return kinds
-
-
-def _pattern(text: str) -> re.Pattern[str] | None:
-    if not text:
-        return None
-    try:
-        pattern = re.compile(text)
-    except re.error as error:
-        raise UsageError(f"is not a regular expression: {error}", where="--host-pattern") from None
-    if not _NAMED.search(text):
-        raise UsageError(
-            "has no group `host`",
-            where="--host-pattern",
-            hint="such as --host-pattern '(?P<host>node[0-9]+)'",
-        )
-    return pattern
 
 
 # ----------------------------------------------------------------------------------------------------

@@ -4,12 +4,13 @@ A module is a reader by being here (or an entry point of the group muster.reader
 
 FORMAT                   what the logs are, in a few words
 HINTS                    a line goes to the reader only where it contains one of these; ("",): every line
-Reader(frame, mappings)  a reader of one file, with what follows
+Reader(frame)            a reader of one file, with what follows
 
     line(text)           a line, without its end; never raises, whatever it says
     readings()           after the last line: what was found, best first; empty: it is another format
     closed               optional: true from when it needs no more lines
 
 Every reader sees the same pass, so a file may be a stream; none keeps more than a bounded number of windows.
-What all formats share (hosts, launcher, failures) is read by `_frame.Frame`, which a reader may ask.
+What all formats share (hosts, launcher, failures) is read by `_frame.Frame`, which a reader may ask;
+`frame.user` is what the user says of own formats.
 """

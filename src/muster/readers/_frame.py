@@ -16,6 +16,7 @@ from muster.core.errors import UsageError
 from muster.core.inventory import parse_hosts
 from muster.failures.signs import Signs
 from muster.readers._paths import is_host
+from muster.readers._user import UserFormat
 from muster.readers.base import FIGURE, number
 
 MOST_HOSTS = 100_000
@@ -74,7 +75,8 @@ FOR_FACTS, FOR_SIGNS, FOR_READERS = 1, 2, 2
 class Frame:
     """A file's lines, one after the other. `line` gives each without the prefix of who wrote it."""
 
-    def __init__(self, slots: Mapping[str, int | None] | None = None) -> None:
+    def __init__(self, slots: Mapping[str, int | None] | None = None, user: UserFormat | None = None) -> None:
+        self.user = user or UserFormat()
         self.slots = dict(slots or {})  # host -> its ranks; in their order
         self.later: dict[str, int | None] = {}  # the same of a hostfile after the launcher: of the next job
         self.spoken: dict[str, None] = {}  # hosts whose own lines there are, as NCCL's
@@ -295,7 +297,8 @@ def uncoloured(text: str) -> str:
 def stamp(text: str) -> float | None:
     """Seconds of the first time of day with its date in a line, on the clock of who wrote it; None: there is
     none."""
-    match = _STAMP.search(text)
+    dated = ":" in text and ("-" in text or "/" in text)  # these two searches are faster than the pattern's
+    match = _STAMP.search(text) if dated else None
     if match is None:
         return None
     year, month, day, month_first, day_next, year_last, hours, minutes, seconds = (
@@ -308,6 +311,18 @@ def stamp(text: str) -> float | None:
     except ValueError:
         return None
     return then.timestamp() + (number(f"0.{match[10]}") or 0.0 if match[10] else 0.0)
+
+
+def moment(text: str) -> float | None:
+    """Seconds of a time: a number of them, an ISO 8601 date and time, or a time of day; None: it is none."""
+    if (value := number(text)) is not None:
+        return value
+    text = text.replace(",", ".").removesuffix("Z")
+    try:
+        then = datetime.fromisoformat(f"1970-01-01T{text}" if text[2:3] == ":" else text)
+        return then.replace(tzinfo=then.tzinfo or timezone.utc).timestamp()
+    except (ValueError, OverflowError):
+        return None
 
 
 def own_stamp(text: str) -> float | None:

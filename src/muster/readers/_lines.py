@@ -15,7 +15,7 @@ samples_per_second, tokens_per_second
 skipped                     steps since the line before that the optimizer did not use
 loss
 memory_gib, _mib, _gb, _mb  the most that was allocated, in 2**30, 2**20, 1e9 or 1e6 bytes
-host, rank                  who writes the line
+host, rank, job             who writes the line, and of which job
 """
 
 from __future__ import annotations
@@ -26,7 +26,6 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from muster.readers._frame import Frame, stamp
-from muster.readers._mapping import Mapping
 from muster.readers.base import APART, LogWindow, Reading, Series, Unit, number
 
 STEPS_ONLY = "the batch size is unknown: rates are in steps, not in samples"
@@ -58,7 +57,6 @@ class LineFormat:
     single: bool = False  # a step's time is its own, not the mean since the line before
     device: bool = False  # tokens are those of one device
     rough: bool = False  # what other formats say of the same steps is better
-    unit: float = 1.0  # seconds of a unit of `seconds` and `elapsed`
 
     @cached_property
     def words(self) -> tuple[str, ...]:
@@ -136,7 +134,8 @@ class Steps:
             return
         self.begun, self.numbered = self.begun + 1, step_number is not None
         step = self.begun if step_number is None else int(step_number)  # without numbers, each line is a step
-        step += int(number(groups.get("epoch")) or 0) * int(number(groups.get("total")) or 0)
+        if epoch := groups.get("epoch"):
+            step += int(number(epoch) or 0) * int(number(groups.get("total")) or 0)
         if not 0 <= step <= _LARGEST_STEP:
             return
         self._flush()
@@ -144,7 +143,7 @@ class Steps:
         if self.other:
             return
         self.recent = (*self.recent[-1:], step)
-        if self.form.counts_down and groups.get("epoch") is None:
+        if self.form.counts_down and epoch is None:
             self.total = int(number(groups.get("total")) or 0)
             if step == self.total > 0:
                 self.ended = True
@@ -164,16 +163,12 @@ class Steps:
             for name, text in groups.items()
             if name not in _TEXTS and (value := number(text)) is not None
         }
-        parts = [figures.pop(name) for name in list(figures) if name.startswith("ms")]
-        if parts:
-            figures["seconds"] = sum(parts) / 1000
-        elif "seconds" in figures:
-            figures["seconds"] *= self.form.unit
+        if parts := [name for name in figures if name.startswith("ms")]:
+            figures["seconds"] = sum(figures.pop(name) for name in parts) / 1000
         if "elapsed_ms" in figures:
             figures["elapsed"] = figures.pop("elapsed_ms") / 1000
-        elif "elapsed" in figures:
-            figures["elapsed"] *= self.form.unit
-        self.memory = max(self.memory, *(figures.pop(name, 0.0) * unit for name, unit in _BYTES.items()))
+        for name in _BYTES.keys() & figures.keys():
+            self.memory = max(self.memory, figures.pop(name) * _BYTES[name])
         self.facts |= {name: figures[name] for name in ("batch", "step_tokens") if figures.get(name, 0) > 0}
         self.loss = figures.get("loss", self.loss)
         if self.now is not None and not self.other:
@@ -330,22 +325,32 @@ class Steps:
         return None
 
 
-class MappedSteps:
-    """The steps of each job and host that the lines, or rows, of a mapping name."""
+class PlacedSteps:
+    """The steps of each job and host that the lines, or rows, of a format name."""
 
-    def __init__(self, form: LineFormat, frame: Frame, mapping: Mapping) -> None:
-        self.form, self.frame, self.mapping = form, frame, mapping
+    def __init__(self, name: str, frame: Frame, workload: str = "", recipe: str = "") -> None:
+        self.form, self.frame = LineFormat(name, (), re.compile("")), frame
+        self.workload, self.recipe = workload, recipe
         self.places: dict[tuple[str, str], Steps] = {}  # by job and host
+        self.last: Steps | None = None
+        self.common: dict[str, str] = {}  # what was told before any step
 
-    def begin(self, groups: Dict[str, str | None], at: float | None) -> None:
+    def begin(self, groups: Dict[str, str], at: float | None) -> None:
         """A line or row."""
-        job, host = ((groups.get(name) or "").strip() for name in ("job", "host"))
-        if (job, host) not in self.places and len(self.places) < _MOST_PLACES:
-            steps = self.places[job, host] = Steps(self.form, self.frame)
-            if self.mapping.batch:
-                steps.facts["batch"] = self.mapping.batch
-        if (job, host) in self.places:
-            self.places[job, host].begin(groups, at)
+        place = groups.get("job", "").strip(), groups.get("host", "").strip()
+        if place not in self.places and len(self.places) < _MOST_PLACES:
+            self.places[place] = Steps(self.form, self.frame)
+            self.places[place].learn(self.common)
+        if place in self.places:
+            self.last = self.places[place]
+            self.last.begin(groups, at)
+
+    def learn(self, groups: Dict[str, str]) -> None:
+        """Figures of the last step; before the first one, of every job and host."""
+        if self.last is None:
+            self.common |= groups
+        else:
+            self.last.learn(groups)
 
     def readings(self) -> list[Reading]:
         """One for each job, on all its hosts and at the pace of the slowest; where no job is named, one for
@@ -359,8 +364,8 @@ class MappedSteps:
                 min(hosts.values(), key=_pace),
                 hosts=tuple(host for host in hosts if host),
                 part=part,
-                workload=self.mapping.workload,
-                recipe=self.mapping.work,
+                workload=self.workload,
+                recipe=self.recipe,
                 complete=True,
             )
             for part, hosts in jobs.items()
@@ -387,9 +392,10 @@ def _whole(only: _Step, batch: float | None) -> float | None:
 
 def _clock(groups: Dict[str, str | None]) -> tuple[float, float] | None:
     """Seconds that a clock of whole ones shows, as exactly as the mean pace since it began tells them."""
-    clock, pace, step = groups.get("clock"), groups.get("pace"), number(groups.get("step"))
+    clock, pace = groups.get("clock"), groups.get("pace")
     if not clock:
         return None
+    step = number(groups.get("step"))
     parts = reversed(re.findall(r"\d+", clock))
     low = float(sum(int(part) * unit for part, unit in zip(parts, _CLOCK, strict=False)))
     high = low + 1

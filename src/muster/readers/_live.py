@@ -5,37 +5,20 @@ from __future__ import annotations
 import copy
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 
-from muster.readers._mapping import Mapping
-from muster.readers._read import LineFeed, contradicting, ranked
+from muster.readers._feed import LineFeed
+from muster.readers._frame import Frame
+from muster.readers._read import contradicting, ranked
+from muster.readers._user import UserFormat
 from muster.readers.base import MeasuredWindows, Reading
-
-
-@dataclass(frozen=True)
-class JobProgress:
-    """How far a job is. `steps`: the last one that a line tells; `measured`: over the steps so far, without
-    the warm-up; where nothing is timed, what the tool itself says at its end."""
-
-    format: str
-    steps: int
-    loss: float | None
-    measured: MeasuredWindows | None
-
-    @property
-    def step_seconds(self) -> float | None:
-        """Mean seconds of a step; None: there is no time of its own, or a step's size is not known."""
-        figures = self.measured
-        if figures is None or not figures.timed or not figures.steps:
-            return None
-        return figures.seconds / figures.steps
+from muster.store.events import Progress
 
 
 class Live:
     """One stream of lines, such as a rank's output."""
 
-    def __init__(self, mappings: Sequence[Mapping] = ()) -> None:
-        self.feed = LineFeed(mappings)
+    def __init__(self, user: UserFormat | None = None) -> None:
+        self.feed = LineFeed(Frame(user=user))
 
     @property
     def steps(self) -> int:
@@ -51,23 +34,35 @@ class Live:
             self.feed.frame.arrived = time.time()
             rest = self.feed.take(rest)
 
-    def seen(self) -> JobProgress | None:
-        """What is known so far; None: no line told a step. Asking changes nothing."""
+    def seen(self, now: float) -> Progress | None:
+        """How far the job is by now, and its speed without the warm-up; where nothing is timed, what the tool
+        itself says at its end. None: no line told a step. Asking changes nothing."""
         if not self.steps:
             return None
         best_first = ranked([each for each in copy.deepcopy(self.feed).readings() if each.steps])
         if not best_first:
             return None
-        readings = [reading for reading, _ in best_first]
         best, figures = best_first[0]
         refuted = not best.sure and contradicting(best_first) is not None
         if figures is None:
-            figures = next((_reported(each) for each in readings if each.reported), None)
-        return JobProgress(
+            figures = next((_reported(each) for each, _ in best_first if each.reported), None)
+        progress = Progress(
+            time=now,
             format=best.format,
-            steps=self.steps,
-            loss=next((each.loss for each in readings if each.loss is not None), None),
-            measured=None if refuted else figures,
+            step=self.steps,
+            loss=next((each.loss for each, _ in best_first if each.loss is not None), None),
+        )
+        if figures is None or refuted:
+            return progress
+        timed = figures.timed and figures.steps
+        return progress.model_copy(
+            update={
+                "rate": figures.rate,
+                "unit": figures.unit,
+                "step_seconds": figures.seconds / figures.steps if timed else None,
+                "steps": figures.steps,
+                "variation": figures.variation,
+            }
         )
 
 

@@ -2,118 +2,52 @@
 
 from __future__ import annotations
 
-import functools
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from collections.abc import Mapping as Dict
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
-from itertools import chain, compress, islice
-from typing import Annotated
+from itertools import islice
 
-from pydantic import OnErrorOmit, StringConstraints, TypeAdapter
-
-from muster.core.errors import BrokenPluginError
-from muster.core.registry import load_plugin, plugin_names, warn
 from muster.core.state import LogEnd, State
 from muster.core.units import counted
-from muster.failures.signs import HINTS as SIGN_HINTS
 from muster.failures.signs import Sign, shape_of, shortened
-from muster.readers._frame import FOR_FACTS, FOR_READERS, FOR_SIGNS, Frame, own_stamp
-from muster.readers._frame import HINTS as FRAME_HINTS
-from muster.readers._guard import GuardedReader, guarded_reader
-from muster.readers._mapping import LONGEST, Mapping
+from muster.readers._feed import LineFeed
+from muster.readers._frame import Frame, own_stamp
 from muster.readers._paths import folder_of, hosts_of_path, is_slurm, split_hosts
-from muster.readers._where import LinePlace
-from muster.readers.base import (
-    APART,
-    NOWHERE,
-    JobLog,
-    LineReader,
-    MeasuredWindows,
-    Reading,
-    Unit,
-    Why,
-)
-from muster.store.logfiles import BrokenFile, Lines
+from muster.readers._user import Expression, UserFormat
+from muster.readers.base import APART, NOWHERE, JobLog, MeasuredWindows, Reading, Unit, Why
+from muster.store.logfiles import BrokenFile
 
-PACKAGE = "muster.readers"
 UNKNOWN_WORK = "the log does not say what it trained (no command, no settings): compared with no other job"
-NO_FORMAT = "no known log format was recognised; --mapping FILE can say how its lines are read"
+NO_FORMAT = "no known log format was recognised; --line REGEX can say how its lines are read"
 LATE = "a process crashed after the training had ended"
-TABLE, MAPPED = "table", "mapped lines"  # formats that mappings tell
+FROM_USER = {"table", "own lines"}  # formats
 MOST_RANKS = 8  # of a host, where nothing says how many hosts there are
 # What is kept to explain a failure: shapes of signs, and signs of each; lines at the end.
 TOLD, LAST = 5, 5
-ENOUGH = 100  # lines before a sign, and before a block's end, that show whether a job goes on
 RECENT = 1000  # lines at the end of a log that no reader knows, in which it says why it ended
 STAMPED = 10_000  # lines at the beginning and at the end, in which time stamps are looked for
 # Tables, documents and programs: what they say of failures, as results of earlier jobs do, is no job's end.
 _NO_LOG = re.compile(r"\.(?:csv|tsv|json|md|rst|html?|ya?ml|toml|ini|cfg|py|ipynb|sh)$", re.IGNORECASE)
-_MADE = Callable[[Frame, Sequence[Mapping]], LineReader]
-
-
-@functools.cache
-def _readers() -> tuple[tuple[tuple[str, ...], _MADE], ...]:
-    """(hints, reader) of every format, by name."""
-    readers = []
-    for name in sorted(plugin_names(PACKAGE)):
-        try:
-            module = load_plugin(PACKAGE, name)
-            readers.append(guarded_reader(name, module))
-        except BrokenPluginError as error:
-            warn(str(error))
-    return tuple(readers)
-
-
-@functools.cache
-def _sieve() -> Sieve:
-    """For the frame (FOR_FACTS, FOR_SIGNS), then for each reader that does not want every line."""
-    some = [hints for hints, _ in _readers() if "" not in hints]
-    return Sieve([FRAME_HINTS, SIGN_HINTS, *some])
 
 
 def read_blocks(
     path: str,
     blocks: Iterable[Sequence[str]],
-    mappings: Sequence[Mapping] = (),
-    named: re.Pattern[str] | None = None,
+    user: UserFormat | None = None,
+    named: Expression | None = None,
     *,
-    brief: bool = False,
-) -> list[JobLog]:
-    """As `_read_file`, with what a mapping says of the path. `brief`: only how the jobs ended counts."""
-    fitting = [mapping for mapping in mappings if mapping.takes(path)]
-    placed = next((place for mapping in fitting if (place := mapping.placed(path))), {})
-    jobs = _read_file(path, blocks, fitting, named, brief)
-    return [_placed(job, placed) for job in jobs] if placed else jobs
-
-
-def _placed(job: JobLog, placed: Dict[str, str]) -> JobLog:
-    """A host that a row names, and --host-pattern, say more than the path."""
-    if "host" in placed and job.hosts_from != "pattern":
-        job = replace(job, hosts=split_hosts(placed["host"]), hosts_from="pattern", unplaced="")
-    if "work" in placed:
-        work = placed["work"]
-        job = replace(job, workload=job.workload or work, recipe=f"{job.recipe}; {work}", alone="")
-    return replace(job, job=placed.get("job", ""))
-
-
-def _read_file(
-    path: str,
-    blocks: Iterable[Sequence[str]],
-    fitting: Sequence[Mapping],
-    named: re.Pattern[str] | None,
     brief: bool = False,
 ) -> list[JobLog]:
     """The jobs of a file; one that nobody can read is a job whose outcome is `unreadable`.
 
     `blocks`: its lines, some at a time; they may raise BrokenFile. `path`: as it is shown, and from which
-    hosts are told where the log does not name them; `named`: how, with a group `host`. Raises nothing for
-    whatever the lines say.
+    hosts are told where the log does not name them; `named`: how, with groups of PLACES; `brief`: only how
+    the jobs ended counts. Raises nothing for whatever the lines say.
     """
     whole = _Whole(blocks)
     rest: Iterator[Sequence[str]] | None = iter(whole)
-    feed, jobs = LineFeed(fitting, brief=brief), list[JobLog]()
+    feed, jobs = LineFeed(Frame(user=user), brief=brief), list[JobLog]()
     while rest is not None:
         rest = feed.take(rest)
         frame, readings, started = feed.frame, feed.readings(), len(jobs)
@@ -122,7 +56,7 @@ def _read_file(
             parts = [[each] for each in readings if each.part] or [readings]
             jobs += [_job(name, frame, each, whole.broken, named) for each in parts]
         elif not jobs:
-            jobs.append(_with_hosts(_unread(path, frame, whole, fitting), frame, named))
+            jobs.append(_with_hosts(_unread(path, frame, whole), frame, named))
         jobs[started:] = [
             replace(each, shapes=frozenset(frame.signs.shapes))
             if each.outcome.good
@@ -137,7 +71,7 @@ def _read_file(
     return [replace(job, digest=whole.digest) for job in jobs]
 
 
-def _unread(path: str, frame: Frame, whole: _Whole, mappings: Sequence[Mapping]) -> JobLog:
+def _unread(path: str, frame: Frame, whole: _Whole) -> JobLog:
     """The job of a log that no reader knows: one that failed, or nobody knows."""
     decisive, last = frame.signs.decisive(), frame.signs.last
     recent = decisive and any(last in line for line in islice(whole.backwards(), RECENT))
@@ -145,7 +79,7 @@ def _unread(path: str, frame: Frame, whole: _Whole, mappings: Sequence[Mapping])
         whole.broken is None and decisive and recent and not _NO_LOG.search(path)
     ):  # it failed before anything that could be recognised
         return _ended(JobLog(path, State.FAILED), frame, decisive)
-    return JobLog(path, State.UNREADABLE, whole.broken or _unknown(path, whole.first, whole.last, mappings))
+    return JobLog(path, State.UNREADABLE, whole.broken or _unknown(path, whole.first, whole.last, frame.user))
 
 
 def _why(frame: Frame, whole: _Whole) -> Why:
@@ -224,101 +158,13 @@ def _stamp_of(lines: Iterable[str]) -> float | None:
     return next((stamp for line in islice(lines, STAMPED) if (stamp := own_stamp(line)) is not None), None)
 
 
-class LineFeed:
-    """Readers of one job, and what they are given."""
-
-    def __init__(
-        self, mappings: Sequence[Mapping], frame: Frame | None = None, *, brief: bool = False
-    ) -> None:
-        self.mappings = mappings
-        self.brief = brief
-        self.frame = frame or Frame()
-        self.made = [(hints, make(self.frame, mappings)) for hints, make in _readers()]
-
-    def again(self) -> LineFeed:
-        """For another job of the same file."""
-        return LineFeed(self.mappings, Frame(self.frame.later), brief=self.brief)
-
-    def readings(self) -> list[Reading]:
-        """What was found."""
-        return [reading for _, reader in self.made for reading in reader.readings()]
-
-    def faults(self) -> list[str]:
-        """Why readers of third parties were left out."""
-        made = (reader for _, reader in self.made if isinstance(reader, GuardedReader))
-        return [f"{reader.fault}: it is left out" for reader in made if reader.fault]
-
-    def take(self, blocks: Iterator[Sequence[str]]) -> Iterator[Sequence[str]] | None:
-        """Every line that says something to the frame, and to the readers that want it. -> what is left,
-        where another job begins."""
-        frame, sieve = self.frame, _sieve()
-        whole = [reader for hints, reader in self.made if "" in hints]
-        some = [(hints, reader) for hints, reader in self.made if "" not in hints]
-        bits = [(1 << number, hints, reader) for number, (hints, reader) in enumerate(some, FOR_READERS)]
-        before: Sequence[str] = ()
-        for block in blocks:
-            fed, first = 0, block.first if isinstance(block, Lines) else 0
-            sieved = sieve.telling(block)
-            # The first block has the settings; a short one may be the last, which has the end.
-            if self.brief and before and len(sieved) > ENOUGH:
-                sieved = _thinned(sieved)
-            for place, telling, shape in sieved:
-                line = block[place]
-                if telling == FOR_SIGNS and frame.signs.again(line, shape, first + place):
-                    continue
-                if telling & FOR_FACTS and frame.another(line):
-                    rest = block.since(place) if isinstance(block, Lines) else block[place:]
-                    return chain([rest], blocks)
-                frame.signs.spot = LinePlace(block, place, before)
-                whole = _feed_whole(whole, block[fed : place + 1]) if whole else whole
-                fed = place + 1
-                text = frame.line(line, telling, shape)
-                for bit, hints, reader in bits:
-                    # A prefix or a colour that was taken off can have hidden a word, or had one in it.
-                    wanted = telling & bit or "\x1b" in line
-                    if wanted and not reader.closed and any(hint in text for hint in hints):
-                        reader.line(text)
-            whole = _feed_whole(whole, block[fed:]) if whole else whole
-            before = block
-        return None
-
-
-def _thinned(sieved: Sequence[tuple[int, int, str]]) -> list[tuple[int, int, str]]:
-    """Without most of the lines that tell only of progress: how often it was marked counts for nothing."""
-    signs = [number for number, (_, telling, _) in enumerate(sieved) if telling & FOR_SIGNS]
-    if len(sieved) < len(signs) + ENOUGH:
-        return list(sieved)
-    kept: list[tuple[int, int, str]] = []
-    begin = 0
-    for end in [*signs, len(sieved)]:
-        kept += sieved[max(begin, end - ENOUGH) : end + 1]
-        begin = end + 1
-    return kept
-
-
-def _feed_whole(readers: Sequence[LineReader], lines: Sequence[str]) -> list[LineReader]:
-    """Give readers of every line these; -> those that want more."""
-    for reader in readers:
-        for line in lines:
-            if reader.closed:
-                break
-            reader.line(line)
-    return [reader for reader in readers if not reader.closed]
-
-
-def _unknown(path: str, first: str, last: str, mappings: Sequence[Mapping]) -> str:
+def _unknown(path: str, first: str, last: str, user: UserFormat) -> str:
     if not first:
         return "is empty"
-    if any(mapping.delimiter_of(first) for mapping in mappings):
-        return "has the columns that a mapping names, but no row with values in all of them"
-    if any(mapping.line for mapping in mappings) and len(first) > LONGEST:
-        return f"begins with a line of {len(first):,} characters, and a mapping searches at most {LONGEST:,}"
-    if any(mapping.line for mapping in mappings):
-        return f"no line of it matches the expression of a mapping; its first is {shortened(first)}"
-    if path.lower().endswith((".csv", ".tsv")):
-        if absent := next((says for each in mappings if (says := each.absent(first))), ""):
-            return absent
-        return f"no mapping matches its columns: {shortened(first)}"
+    if path.lower().endswith((".csv", ".tsv")) and (user.columns or not user.lines):
+        return user.lacking(first)
+    if user.lines:
+        return f"no --line matches a line of it; its first is {shortened(first)}"
     whole = first.lstrip()[:1] not in ("{", "[") or last.rstrip().endswith(("}", "]"))
     if path.lower().endswith(".json") and not whole:
         return "is damaged: it ends in the middle of a JSON document"
@@ -326,7 +172,7 @@ def _unknown(path: str, first: str, last: str, mappings: Sequence[Mapping]) -> s
 
 
 def _job(
-    path: str, frame: Frame, readings: Sequence[Reading], broken: str | None, named: re.Pattern[str] | None
+    path: str, frame: Frame, readings: Sequence[Reading], broken: str | None, named: Expression | None
 ) -> JobLog:
     """One job from all that was found of it, the best measured first."""
     figures = ranked(readings)
@@ -369,9 +215,9 @@ def _job(
     ends = [each.ended for each in ordered if each.ended is not None]
     if broken and not any(ends):
         return _with_hosts(replace(job, outcome=State.UNREADABLE, reason=broken), frame, named)
-    if not ends and best is None and not job.reported and {each.format for each in ordered} & {TABLE, MAPPED}:
+    if not ends and best is None and not job.reported and {each.format for each in ordered} & FROM_USER:
         job = replace(
-            job, outcome=State.UNREADABLE, reason="a mapping matches, but no step of it could be timed"
+            job, outcome=State.UNREADABLE, reason="it can be read, but no step of it could be timed"
         )
         return _with_hosts(job, frame, named)
     job = _with_hosts(_outcome(job, frame, ends), frame, named)
@@ -474,11 +320,14 @@ def _ended(job: JobLog, frame: Frame, sign: Sign) -> JobLog:
     )
 
 
-def _with_hosts(job: JobLog, frame: Frame, named: re.Pattern[str] | None) -> JobLog:
+def _with_hosts(job: JobLog, frame: Frame, named: Expression | None) -> JobLog:
     """With the hosts that the log names or else its path; a pattern of the user's goes first."""
-    match = named.search(job.path) if named is not None else None
-    if match and match["host"]:  # the group may be one of several ways to match, and not the one that did
-        return replace(job, hosts=split_hosts(match["host"]), hosts_from="pattern")
+    places = named.search(job.path) if named is not None else {}
+    job = replace(job, job=places.get("job", ""))
+    if work := places.get("work"):
+        job = replace(job, workload=job.workload or work, recipe=f"{job.recipe}; {work}", alone="")
+    if host := places.get("host"):
+        return replace(job, hosts=split_hosts(host), hosts_from="pattern")
     if job.hosts:
         return replace(job, hosts_from="log")
     if frame.hosts:
@@ -508,57 +357,30 @@ def _unplaced(job: JobLog, frame: Frame) -> str:
 
 
 # ----------------------------------------------------------------------------------------------------
-# Which lines say something to whom, by words that stand in them. Pure.
-#
-# Most lines of a log differ from one that was seen before in their digits alone: those are known by what is
-# left without them, their shape. So what the sieve says is that a line *may* have one of the words; whoever
-# gets it looks again.
+# Lines that stand in the logs of jobs that ended well are no reason why others failed.
 
-_DIGITS = b"0123456789"
-_MOST = 4 << 20  # bytes of shapes that are remembered; then it begins anew
-_EACH = 64  # bytes that remembering one takes besides
+FEWEST = 2  # jobs that ended well and print a line, and at least half of all that did
 
 
-def _with_any(words: Iterable[str]) -> Callable[[list[str]], list[str]]:
-    """Picks the lines that have one of the words. Pydantic's regular expressions, which are Rust's, look for
-    two hundred words as fast as for one; Python's, and a search for each, take twenty times as long."""
-    pattern = "|".join(map(re.escape, words))
-    return TypeAdapter(list[OnErrorOmit[Annotated[str, StringConstraints(pattern=pattern)]]]).validate_python
+def without_harmless(logs: Sequence[JobLog]) -> list[JobLog]:
+    """Every job by the first of its reasons that most jobs which ended well do not print too. One that has no
+    other is one whose log just stops."""
+    well = [log for log in logs if log.outcome.good]
+    counts = Counter(shape for log in well for shape in log.shapes)
+    harmless = {shape for shape, count in counts.items() if count >= FEWEST and 2 * count >= len(well)}
+    return [_without(log, log.why, harmless) if log.why and harmless else log for log in logs]
 
 
-class Sieve:
-    """For each of some groups of words (group n has bit n): which lines may have one of them. An empty word
-    is in every line. It remembers, so one is to be kept for all files."""
-
-    def __init__(self, groups: Sequence[Sequence[str]]) -> None:
-        bare = [{_shapes([word])[0] for word in words} for words in groups]
-        self._every = sum(1 << number for number, words in enumerate(bare) if "" in words)
-        self._any = _with_any({word for words in bare for word in words} - {""})
-        self._groups = [(1 << number, _with_any(words)) for number, words in enumerate(bare)]
-        self._known: dict[str, int] = {}
-        self._size = 0
-
-    def telling(self, lines: Sequence[str]) -> list[tuple[int, int, str]]:
-        """(place, bits, shape) of the lines that may have a word of any group. No line has a line's end in
-        it."""
-        shapes = _shapes(lines)
-        if new := list(set(shapes).difference(self._known)):
-            if self._size > _MOST:
-                self._known.clear()
-                self._size, new = 0, list(set(shapes))
-            self._learn(new)
-        bits = [self._known[shape] for shape in shapes]
-        return [(place, bits[place], shapes[place]) for place in compress(range(len(bits)), bits)]
-
-    def _learn(self, shapes: list[str]) -> None:
-        self._known.update(dict.fromkeys(shapes, self._every))
-        telling = self._any(shapes)
-        for bit, with_any in self._groups:
-            for shape in with_any(telling):
-                self._known[shape] |= bit
-        self._size += sum(map(len, shapes)) + _EACH * len(shapes)
-
-
-def _shapes(lines: Iterable[str]) -> list[str]:
-    """Lines without their digits."""
-    return "\n".join(lines).encode("utf-8", "replace").translate(None, _DIGITS).decode().split("\n")
+def _without(log: JobLog, why: Why, harmless: set[str]) -> JobLog:
+    kept = tuple(each for each in why.signs if shape_of(each.text, each.host) not in harmless)
+    if len(kept) == len(why.signs):
+        return log
+    log = replace(log, why=replace(why, signs=kept))
+    if why.signs[:1] == kept[:1] or log.outcome is State.UNREADABLE:
+        return log
+    if not kept:
+        return stopped(log)
+    first = kept[0]
+    outcome: LogEnd = State.TIMEOUT if first.weight in ("external", "limit") else State.FAILED
+    failed = tuple((each.host, each.failure) for each in kept if each.host and each.weight == first.weight)
+    return replace(log, outcome=outcome, reason=first.text, failure=first.failure, failed=failed)

@@ -275,7 +275,7 @@ class JobLog:
     memory: int | None = None
     loss: float | None = None
     computing: tuple[float, ...] = ()  # seconds that each of `hosts` took for the same work of its own
-    job: str = ""  # files of the same one are of one job, as a mapping says
+    job: str = ""  # files of the same one are of one job, as --host-pattern says
     quiet: float | None = None  # seconds without progress before it was ended from outside
     digest: int = 0  # of its file, the same of a copy, within this process; 0: not known
     moment: str = ""  # what has the same one was measured side by side
@@ -330,11 +330,12 @@ def number(text: object) -> float | None:
 
     None: it is none.
     """
-    if isinstance(text, bool) or not isinstance(text, str | int | float):
+    if isinstance(text, str):
+        if "," in text:
+            text = text.strip()
+            text = text.replace(",", "" if _THOUSANDS.fullmatch(text) else ".")
+    elif isinstance(text, bool) or not isinstance(text, (int, float)):
         return None
-    if isinstance(text, str) and "," in text:
-        text = text.strip()
-        text = text.replace(",", "" if _THOUSANDS.fullmatch(text) else ".")
     try:
         value = float(text)
     except (ValueError, OverflowError):

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 
 from muster.readers._frame import Frame, stamp
 from muster.readers._lines import STEPS_ONLY
-from muster.readers._mapping import Mapping
 from muster.readers.base import FIGURE, LogWindow, Reading, Series, number
 
 FORMAT = "DeepSpeed"
@@ -33,7 +31,7 @@ class Reader:
     timer's own: (k - 2) / r seconds per sample of a step have gone by, without loading between steps.
     """
 
-    def __init__(self, frame: Frame, mappings: Sequence[Mapping]) -> None:
+    def __init__(self, frame: Frame) -> None:
         self.frame = frame
         self.closed = False
         self.walled, self.timed = Series(), Series()  # both count steps; the second in seconds x batch

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 
 from muster.readers._frame import Frame
-from muster.readers._mapping import Mapping
 from muster.readers.base import FIGURE, LogWindow, Reading, Series, Unit, number
 
 FORMAT = "DeepSpeed-Chat"
@@ -33,7 +31,7 @@ OF_A_RANK = "the tool's latencies are of one rank's micro-batches, and the numbe
 class Reader:
     """What the tool says itself; windows of single steps or micro-steps, where it prints their latency."""
 
-    def __init__(self, frame: Frame, mappings: Sequence[Mapping]) -> None:
+    def __init__(self, frame: Frame) -> None:
         self.frame = frame
         self.closed = False
         self.reported: float | None = None

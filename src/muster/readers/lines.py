@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 
 from muster.readers._frame import Frame
 from muster.readers._lines import LineFormat, Steps
-from muster.readers._mapping import Mapping
 from muster.readers.base import Reading
 
 
@@ -216,7 +214,7 @@ HINTS = tuple(dict.fromkeys(word for each in FORMATS for word in each.words))
 class Reader:
     """What was made of each format that has a step in the file."""
 
-    def __init__(self, frame: Frame, mappings: Sequence[Mapping]) -> None:
+    def __init__(self, frame: Frame) -> None:
         self.closed = False
         self.all = [Steps(each, frame) for each in FORMATS]
 

@@ -5,10 +5,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
 
 from muster.readers._frame import Frame, stamp
-from muster.readers._mapping import Mapping
 from muster.readers.base import LogWindow, Reading, Series, number
 
 FORMAT = "metaseq"
@@ -28,7 +26,7 @@ class Reader:
     Their seconds are those of `wall`, which has no fractions; where lines have finer time stamps, of those.
     """
 
-    def __init__(self, frame: Frame, mappings: Sequence[Mapping]) -> None:
+    def __init__(self, frame: Frame) -> None:
         self.frame = frame
         self.closed = False
         self.series = Series()

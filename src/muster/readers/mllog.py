@@ -5,10 +5,8 @@ from __future__ import annotations
 import json
 import statistics
 from collections.abc import Mapping as Dict
-from collections.abc import Sequence
 
 from muster.readers._frame import Frame
-from muster.readers._mapping import Mapping
 from muster.readers.base import APART, LogWindow, Reading, Series, number
 
 FORMAT = "MLPerf"
@@ -29,7 +27,7 @@ class Reader:
     Its samples are those of `samples_count`, or of epochs of `train_samples`.
     """
 
-    def __init__(self, frame: Frame, mappings: Sequence[Mapping]) -> None:
+    def __init__(self, frame: Frame) -> None:
         self.frame = frame
         self.closed = False
         self.series = Series()

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 
 from muster.readers._frame import Frame
 from muster.readers._lines import STEPS_ONLY
-from muster.readers._mapping import Mapping
 from muster.readers.base import FIGURE, LogWindow, Reading, Series, number
 
 FORMAT = "Transformers"
@@ -71,7 +69,7 @@ class Reader:
     """The training's bar where it ran long enough for whole seconds to do, or else the Trainer's own account,
     which has start-up, evaluation and saving in it."""
 
-    def __init__(self, frame: Frame, mappings: Sequence[Mapping]) -> None:
+    def __init__(self, frame: Frame) -> None:
         self.frame = frame
         self.bars: dict[int, _Bar] = {}  # by their total
         self.batch: float | None = None

@@ -20,11 +20,9 @@ from muster.core.units import counted
 from muster.failures.signs import Sign, order, shortened
 from muster.failures.table import Blame, KnownFailure, Phase, Retry, find, known_failures
 from muster.fleet.cause import LAST_WORDS
-from muster.readers._harmless import without_harmless
-from muster.readers._mapping import load_mappings
+from muster.readers._feed import sign_of
 from muster.readers._paths import place_of
-from muster.readers._read import LATE, read_blocks
-from muster.readers._why import sign_of
+from muster.readers._read import LATE, read_blocks, without_harmless
 from muster.readers.base import JobLog
 from muster.runs.recorder import ATTEMPT
 from muster.store.logfiles import BrokenFile, blocks, blocks_of, find_logs, members_of
@@ -167,12 +165,11 @@ def explain_logs(where: Path) -> Explanation:
     """Of a log, an archive, or a folder of those. Raises UsageError where there is none."""
     jobs: list[JobLog] = []
     files = find_logs(where)
-    mappings = load_mappings()
     base = where if where.is_dir() else where.parent
     for file in files:
         members = members_of(file) if file.archive else [(file.shown, blocks_of(file))]
         for path, text in members:  # folders above what was given are named after no host of the job
-            read = read_blocks(path, text, mappings, brief=True)
+            read = read_blocks(path, text, brief=True)
             jobs += [replace(job, path=str(base / job.path)) for job in read]
     if all(job.outcome is State.UNREADABLE and job.reason == "is no text" for job in jobs):
         raise UsageError("is no text", where=str(where))
@@ -183,7 +180,7 @@ def explain_logs(where: Path) -> Explanation:
 
 def explain_stream(raw: IO[bytes]) -> Explanation:
     """Of what comes out of a pipe."""
-    jobs = read_blocks("-", blocks(raw), load_mappings(), brief=True)
+    jobs = read_blocks("-", blocks(raw), brief=True)
     if jobs[0].reason == "is no text":
         raise UsageError("is no text", where="standard input")
     return _of_jobs("-", jobs)

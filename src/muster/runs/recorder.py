@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any
@@ -14,7 +14,7 @@ from muster.core.job import Job
 from muster.core.printable import scrubbed, scrubbed_data
 from muster.core.result import Pace
 from muster.readers._live import Live
-from muster.readers._mapping import Mapping
+from muster.readers._user import UserFormat
 from muster.results.fold import EventFold, fold
 from muster.results.stragglers import Stragglers
 from muster.store import events
@@ -122,11 +122,11 @@ class Follower:
     one of these.
     """
 
-    def __init__(self, job: Job, mappings: Sequence[Mapping]) -> None:
+    def __init__(self, job: Job, user: UserFormat) -> None:
         places = job.placements
         ends: set[tuple[str, int | None]] = {(place.host, None) for place in (places[0], places[-1])}
         ends |= {(places[0].host, 0), (places[-1].host, job.world_size - 1)}
-        self.streams = {each: Live(mappings) for each in sorted(ends, key=str)}
+        self.streams = {each: Live(user) for each in sorted(ends, key=str)}
         self.said = 0.0
         self.step = 0
 
@@ -151,22 +151,11 @@ class Follower:
 
     def now(self) -> events.Progress | None:
         """All that is known; None: no line told a step."""
-        seen = next((current for stream in self.streams.values() if (current := stream.seen())), None)
-        if seen is None:
-            return None
-        self.said, self.step = time.monotonic(), seen.steps
-        figures = seen.measured
-        return events.Progress(
-            time=time.time(),
-            format=seen.format,
-            step=seen.steps,
-            loss=seen.loss,
-            rate=figures.rate if figures else None,
-            unit=figures.unit if figures else "samples",
-            step_seconds=seen.step_seconds,
-            steps=figures.steps if figures else 0,
-            variation=figures.variation if figures else None,
-        )
+        reports = (stream.seen(time.time()) for stream in self.streams.values())
+        progress = next((each for each in reports if each), None)
+        if progress is not None:
+            self.said, self.step = time.monotonic(), progress.step
+        return progress
 
 
 class Recorder:

@@ -254,7 +254,7 @@ def _run(
     deadline = time.monotonic() + launch.timeout if launch.timeout else None
     scrub = scrubber(inputs.env)
     command = inputs.recipe if isinstance(inputs.recipe, CommandRecipe) else None
-    follow = Follower(job, command.mappings()) if command else None
+    follow = Follower(job, command.user_format()) if command else None
     per_host = command is not None and command.run.start == "host"
     hang = Watch(
         inputs.recipe.hang,

@@ -9,15 +9,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any, ClassVar, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from muster.core.data import Data
 from muster.core.errors import RecipeError
 from muster.core.recipe import DATA, WORKLOAD, Recipe
 from muster.core.section import Section
 from muster.core.workload import Program, Spot
-from muster.readers._mapping import Mapping as LineMapping
-from muster.readers._mapping import load_mapping, made_mapping
+from muster.readers._user import UserFormat
 
 # Runs the words behind it with one more.
 _WITH_LOCAL_RANK = ("sh", "-c", 'exec "$@" --local_rank="$LOCAL_RANK"', "sh")
@@ -60,15 +59,11 @@ class Run(Section):
         description="A folder of code that is brought to every host before the start. What its .gitignore "
         "names stays here, and only what a host lacks is sent.",
     )
-    metrics: str | None = Field(
+    line: str | list[str] | None = Field(
         None,
-        description="A mapping (as `muster judge --mapping`) that says how the command's lines tell steps, "
-        "loss and speed. Null: the formats of docs/judge.md are recognised.",
-    )
-    line: str | None = Field(
-        None,
-        description="The same as one regular expression, with groups such as (?P<step>..), (?P<loss>..), "
-        "(?P<seconds>..), (?P<samples>..).",
+        description="One or several regular expressions (as `muster judge --line`) that say how lines "
+        "tell steps, loss and speed, with groups such as (?P<step>..), (?P<loss>..), (?P<seconds>..), "
+        "(?P<samples>..). Null: the formats of docs/judge.md are recognised.",
     )
     speed: Literal["auto", "output", "seconds"] = Field(
         "auto",
@@ -76,6 +71,14 @@ class Run(Section):
         "tells. seconds: from start to end, which is right where every run does the same work. auto: the "
         "output where it tells a speed, else seconds.",
     )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_metrics(cls, given: Any) -> Any:
+        """Recipes that earlier versions froze have a null where a mapping file could be named."""
+        if isinstance(given, Mapping) and given.get("metrics", "") is None:
+            return {key: value for key, value in given.items() if key != "metrics"}
+        return given
 
 
 # Options of torchrun that Muster sets.
@@ -141,17 +144,14 @@ class CommandRecipe(Recipe):
             raise RecipeError("needs the ranks that run.start=host does not know", where="run.local_rank")
         if run.names and run.start != "rank":
             raise RecipeError(f"needs run.start=rank, and it is {run.start}", where="run.names")
-        if run.metrics and run.line:
-            raise RecipeError("and run.metrics both say how lines are read", where="run.line")
         if run.sync and not Path(run.sync).is_dir():
             raise RecipeError(f"no such folder: {run.sync}", where="run.sync")
-        self.mappings()
+        self.user_format()
 
-    def mappings(self) -> list[LineMapping]:
+    def user_format(self) -> UserFormat:
         """How the command's lines are read, where the user says so. Raises UsageError."""
-        if self.run.metrics:
-            return [load_mapping(Path(self.run.metrics))]
-        return [made_mapping({"line": self.run.line}, "run.line")] if self.run.line else []
+        line = self.run.line or []
+        return UserFormat.of([line] if isinstance(line, str) else line, where="run.line")
 
     def started_in(self, folder: Path) -> CommandRecipe:
         """The same where it does not say in which folder it starts."""

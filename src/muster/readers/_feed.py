@@ -1,0 +1,316 @@
+"""What every reader of a file is given: its lines, sifted by the words that stand in them. Pure."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import chain, compress, islice
+from types import ModuleType
+from typing import Annotated, Any, NamedTuple
+
+from pydantic import OnErrorOmit, StringConstraints, TypeAdapter
+
+from muster.core.errors import BrokenPluginError
+from muster.core.promises import fits
+from muster.core.registry import broken, guarded, load_plugin, package_of, plugin_names, warn
+from muster.failures.signs import HINTS as SIGN_HINTS
+from muster.failures.signs import Sign
+from muster.readers._frame import FOR_FACTS, FOR_READERS, FOR_SIGNS, Frame, own_stamp, uncoloured
+from muster.readers._frame import HINTS as FRAME_HINTS
+from muster.readers.base import LineReader, Reading
+from muster.store.logfiles import Lines
+
+PACKAGE = "muster.readers"
+ENOUGH = 100  # lines before a sign, and before a block's end, that show whether a job goes on
+Made = Callable[[Frame], LineReader]
+_BACK = 200  # lines before it that are looked at
+# torch's own mark before what a rank raises; torchrun's redirects (a rank of its host); mpirun; srun --label.
+_RANK = re.compile(r"(?:\S+: )?(?:\[rank(\d{1,9})\]:|\[\d+,(\d{1,9})\]<std|\s*(\d{1,6}): )")
+_PREFIX = re.compile(r"(?:\S+: )?(?:\[rank\d+\]:|\[\d+,\d+\]<std\w+>:|\[default\d+\]:|\s*\d{1,6}: )")
+_FRAME = re.compile(r"  File \"([^\"]+)\", line (\d+)(?:, in (.+))?")
+_OTHERS = ("/site-packages/", "/dist-packages/", "/lib/python", "<frozen ")  # no line of the user's
+
+
+@functools.cache
+def _readers() -> tuple[tuple[tuple[str, ...], Made], ...]:
+    """(hints, reader) of every format, by name."""
+    readers = []
+    for name in sorted(plugin_names(PACKAGE)):
+        try:
+            module = load_plugin(PACKAGE, name)
+            readers.append(guarded_reader(name, module))
+        except BrokenPluginError as error:
+            warn(str(error))
+    return tuple(readers)
+
+
+@functools.cache
+def _sieve() -> Sieve:
+    """For the frame (FOR_FACTS, FOR_SIGNS), then for each reader that does not want every line."""
+    some = [hints for hints, _ in _readers() if "" not in hints]
+    return Sieve([FRAME_HINTS, SIGN_HINTS, *some])
+
+
+class LineFeed:
+    """Readers of one job, and what they are given."""
+
+    def __init__(self, frame: Frame | None = None, *, brief: bool = False) -> None:
+        self.brief = brief
+        self.frame = frame or Frame()
+        self.made = [(hints, make(self.frame)) for hints, make in _readers()]
+
+    def again(self) -> LineFeed:
+        """For another job of the same file."""
+        return LineFeed(Frame(self.frame.later, self.frame.user), brief=self.brief)
+
+    def readings(self) -> list[Reading]:
+        """What was found."""
+        return [reading for _, reader in self.made for reading in reader.readings()]
+
+    def faults(self) -> list[str]:
+        """Why readers of third parties were left out."""
+        made = (reader for _, reader in self.made if isinstance(reader, GuardedReader))
+        return [f"{reader.fault}: it is left out" for reader in made if reader.fault]
+
+    def take(self, blocks: Iterator[Sequence[str]]) -> Iterator[Sequence[str]] | None:
+        """Every line that says something to the frame, and to the readers that want it. -> what is left,
+        where another job begins."""
+        frame, sieve = self.frame, _sieve()
+        whole = [reader for hints, reader in self.made if "" in hints]
+        some = [(hints, reader) for hints, reader in self.made if "" not in hints]
+        bits = [(1 << number, hints, reader) for number, (hints, reader) in enumerate(some, FOR_READERS)]
+        before: Sequence[str] = ()
+        for block in blocks:
+            fed, first = 0, block.first if isinstance(block, Lines) else 0
+            sieved = sieve.telling(block)
+            # The first block has the settings; a short one may be the last, which has the end.
+            if self.brief and before and len(sieved) > ENOUGH:
+                sieved = _thinned(sieved)
+            for place, telling, shape in sieved:
+                line = block[place]
+                if telling == FOR_SIGNS and frame.signs.again(line, shape, first + place):
+                    continue
+                if telling & FOR_FACTS and frame.another(line):
+                    rest = block.since(place) if isinstance(block, Lines) else block[place:]
+                    return chain([rest], blocks)
+                frame.signs.spot = LinePlace(block, place, before)
+                whole = _feed_whole(whole, block[fed : place + 1]) if whole else whole
+                fed = place + 1
+                text = frame.line(line, telling, shape)
+                for bit, hints, reader in bits:
+                    # A prefix or a colour that was taken off can have hidden a word, or had one in it.
+                    wanted = telling & bit or "\x1b" in line
+                    if wanted and not reader.closed and any(hint in text for hint in hints):
+                        reader.line(text)
+            whole = _feed_whole(whole, block[fed:]) if whole else whole
+            before = block
+        return None
+
+
+def _thinned(sieved: Sequence[tuple[int, int, str]]) -> list[tuple[int, int, str]]:
+    """Without most of the lines that tell only of progress: how often it was marked counts for nothing."""
+    signs = [number for number, (_, telling, _) in enumerate(sieved) if telling & FOR_SIGNS]
+    if len(sieved) < len(signs) + ENOUGH:
+        return list(sieved)
+    kept: list[tuple[int, int, str]] = []
+    begin = 0
+    for end in [*signs, len(sieved)]:
+        kept += sieved[max(begin, end - ENOUGH) : end + 1]
+        begin = end + 1
+    return kept
+
+
+def _feed_whole(readers: Sequence[LineReader], lines: Sequence[str]) -> list[LineReader]:
+    """Give readers of every line these; -> those that want more."""
+    for reader in readers:
+        for line in lines:
+            if reader.closed:
+                break
+            reader.line(line)
+    return [reader for reader in readers if not reader.closed]
+
+
+def sign_of(blocks: Iterable[Sequence[str]]) -> Sign | None:
+    """The line that explains most how the last job of a log ended; None: no line says so. `blocks`: its
+    lines, some at a time, read once."""
+    feed = LineFeed()
+    rest = feed.take(iter(blocks))
+    while rest is not None:  # another job begins in the same log
+        feed = feed.again()
+        rest = feed.take(rest)
+    return feed.frame.signs.decisive()
+
+
+# ----------------------------------------------------------------------------------------------------
+# Readers of third parties: one that fails is left out, and the others go on.
+
+
+def guarded_reader(name: str, module: ModuleType) -> tuple[tuple[str, ...], Made]:
+    """(hints, what makes its reader of a file). Raises BrokenPluginError where a third party's HINTS are no
+    texts."""
+    if package_of(PACKAGE, name) is None:
+        return module.HINTS, module.Reader
+    if not fits(module.HINTS, tuple[str, ...]):
+        raise broken(PACKAGE, name, "its HINTS are no tuple of texts", module.__file__)
+    return tuple(module.HINTS), lambda frame: GuardedReader(name, module, frame)
+
+
+class GuardedReader:
+    """A third party's reader of one file, up to its first failure."""
+
+    def __init__(self, name: str, module: ModuleType, frame: Frame) -> None:
+        self.name = name
+        self.fault = ""  # why it was left out
+        self.reader = self._guarded(lambda: module.Reader(frame))
+
+    @property
+    def closed(self) -> bool:
+        """Whether it needs no more lines; a reader may leave that out."""
+        return self.reader is None or bool(getattr(self.reader, "closed", False))
+
+    def line(self, text: str) -> None:
+        """Give it a line."""
+        if self.reader is not None:
+            self._guarded(lambda: self.reader.line(text))
+
+    def readings(self) -> list[Reading]:
+        """What it found, if that is what a reader finds."""
+        answer = self._guarded(lambda: self.reader.readings()) if self.reader is not None else None
+        if answer is not None and not fits(answer, list[Reading]):
+            self._leave_out(
+                broken(PACKAGE, self.name, f"readings answers {answer!r:.60}, no list of Reading")
+            )
+            return []
+        return list(answer or ())
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> GuardedReader:
+        """A copy that is asked for readings while the reader goes on."""
+        other = copy.copy(self)
+        other.reader = self._guarded(lambda: copy.deepcopy(self.reader, memo))
+        return other
+
+    def _guarded(self, call: Callable[[], Any]) -> Any:
+        try:
+            with guarded(PACKAGE, self.name, "failed"):
+                return call()
+        except BrokenPluginError as error:
+            self._leave_out(error)
+            return None
+
+    def _leave_out(self, error: BrokenPluginError) -> None:
+        self.reader, self.fault = None, str(error)
+        warn(self.fault)
+
+
+# ----------------------------------------------------------------------------------------------------
+# Where a line stands, and what the lines around it tell: its number, rank, time, and the program's own line
+# behind an exception.
+
+
+class LinePlace(NamedTuple):
+    """A line, as a place in a block of lines. `before`: the block before that."""
+
+    block: Sequence[str]
+    place: int
+    before: Sequence[str] = ()
+
+    @property
+    def number(self) -> int | None:
+        """Of the line, from 1; None: what it was read from does not count them."""
+        return self.block.number(self.place) if isinstance(self.block, Lines) else None
+
+    @property
+    def rank(self) -> int | None:
+        """Whose line it is, where it says so."""
+        match = _RANK.match(uncoloured(self.block[self.place]))
+        return next((int(group) for group in match.groups() if group), None) if match else None
+
+    @property
+    def when(self) -> float | None:
+        """Its time stamp, or the last one before it."""
+        return next((stamp for line in self._back() if (stamp := own_stamp(line)) is not None), None)
+
+    @property
+    def code(self) -> str | None:
+        """The innermost line of the user's program in the traceback that ends here, or else of any."""
+        frames = []
+        prefix = _prefix(self.block[self.place])
+        for line in self._back():
+            if _prefix(line) != prefix:
+                continue
+            if match := _FRAME.search(line):
+                frames.append(match)
+            elif "Traceback (most recent call last)" in line:
+                break
+        own = next((each for each in frames if not any(part in each[1] for part in _OTHERS)), None)
+        best = own or next(iter(frames), None)
+        return f"{best[1]}:{best[2]}" + (f" in {best[3].strip()}" if best[3] else "") if best else None
+
+    def _back(self) -> Iterator[str]:
+        """This line and those before it, the last one first."""
+        here = (self.block[each] for each in range(self.place, -1, -1))
+        return islice(chain(here, reversed(self.before)), _BACK)
+
+
+def _prefix(line: str) -> str:
+    match = _PREFIX.match(line)
+    return match[0].strip() if match else ""
+
+
+# ----------------------------------------------------------------------------------------------------
+# Which lines say something to whom, by words that stand in them. Pure.
+#
+# Most lines of a log differ from one that was seen before in their digits alone: those are known by what is
+# left without them, their shape. So what the sieve says is that a line *may* have one of the words; whoever
+# gets it looks again.
+
+_DIGITS = b"0123456789"
+_MOST = 4 << 20  # bytes of shapes that are remembered; then it begins anew
+_EACH = 64  # bytes that remembering one takes besides
+
+
+def _with_any(words: Iterable[str]) -> Callable[[list[str]], list[str]]:
+    """Picks the lines that have one of the words. Pydantic's regular expressions, which are Rust's, look for
+    two hundred words as fast as for one; Python's, and a search for each, take twenty times as long."""
+    pattern = "|".join(map(re.escape, words))
+    return TypeAdapter(list[OnErrorOmit[Annotated[str, StringConstraints(pattern=pattern)]]]).validate_python
+
+
+class Sieve:
+    """For each of some groups of words (group n has bit n): which lines may have one of them. An empty word
+    is in every line. It remembers, so one is to be kept for all files."""
+
+    def __init__(self, groups: Sequence[Sequence[str]]) -> None:
+        bare = [{_shapes([word])[0] for word in words} for words in groups]
+        self._every = sum(1 << number for number, words in enumerate(bare) if "" in words)
+        self._any = _with_any({word for words in bare for word in words} - {""})
+        self._groups = [(1 << number, _with_any(words)) for number, words in enumerate(bare)]
+        self._known: dict[str, int] = {}
+        self._size = 0
+
+    def telling(self, lines: Sequence[str]) -> list[tuple[int, int, str]]:
+        """(place, bits, shape) of the lines that may have a word of any group. No line has a line's end in
+        it."""
+        shapes = _shapes(lines)
+        if new := list(set(shapes).difference(self._known)):
+            if self._size > _MOST:
+                self._known.clear()
+                self._size, new = 0, list(set(shapes))
+            self._learn(new)
+        bits = [self._known[shape] for shape in shapes]
+        return [(place, bits[place], shapes[place]) for place in compress(range(len(bits)), bits)]
+
+    def _learn(self, shapes: list[str]) -> None:
+        self._known.update(dict.fromkeys(shapes, self._every))
+        telling = self._any(shapes)
+        for bit, with_any in self._groups:
+            for shape in with_any(telling):
+                self._known[shape] |= bit
+        self._size += sum(map(len, shapes)) + _EACH * len(shapes)
+
+
+def _shapes(lines: Iterable[str]) -> list[str]:
+    """Lines without their digits."""
+    return "\n".join(lines).encode("utf-8", "replace").translate(None, _DIGITS).decode().split("\n")
