@@ -28,7 +28,7 @@ PLACE = ROOT / ".whl"
 MOST = 60e6  # bytes in all
 BUILT = "deepspeed"  # there is no wheel of it
 CARRIED = (
-    "annotated-types", "datasets", "dill", "hjson", "multiprocess", "py-cpuinfo", "py-spy",
+    "annotated-types", "datasets", "dill", "google-re2", "hjson", "multiprocess", "py-cpuinfo", "py-spy",
     "pydantic", "pydantic_core", "tensorboardX", "trl", "typing-inspection", "typing_extensions",
 )  # fmt: skip
 THERE = {
