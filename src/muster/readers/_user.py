@@ -45,7 +45,7 @@ class Expression:
             why = error.args[0].decode(errors="replace")
             if _UNCOMMON.match(why):
                 raise UsageError(
-                    f"has {why.partition(': ')[2]!r}: look-around and backreferences can take forever, and "
+                    f"has '{why.partition(': ')[2]}': look-around and backreferences can take forever, and "
                     "are not supported",
                     where=where,
                     hint="write out what stands before and after the groups; docs/judge.md has examples",

@@ -9,7 +9,6 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
-from torch.func import functional_call
 from torch.nn.utils.stateless import _reparametrize_module
 
 from muster.core.errors import WorkerError
@@ -59,27 +58,17 @@ def cast_weights(model: Any) -> None:
     A compiler sees the casts as part of the pass, also where layers are computed again. A copy of the model
     casts its own weights.
     """
-    passes = functools.partial(_cast, _Passes(model))
-    model.forward = functools.update_wrapper(passes, model.forward)
+    own = model.forward
+    model.forward = functools.update_wrapper(functools.partial(_cast, model, own), own)
     for module in model.modules():
         if setting := getattr(module, _CHECKPOINTING, None):
             setattr(module, _CHECKPOINTING, functools.partial(_checkpoint, module, setting))
 
 
-def _cast(passes: _Passes, *given: Any, **named: Any) -> Any:
-    weights = {name: each.to(torch.bfloat16) for name, each in passes.named_parameters()}
-    return functional_call(passes, weights, given, named)
-
-
-class _Passes(torch.nn.Module):  # type: ignore[misc]
-    """A model's own forward pass, apart from what is put in its place."""
-
-    def __init__(self, model: Any) -> None:
-        super().__init__()
-        self.model, self.own = model, model.forward
-
-    def forward(self, *given: Any, **named: Any) -> Any:
-        return self.own(*given, **named)
+def _cast(model: Any, own: Callable[..., Any], *given: Any, **named: Any) -> Any:
+    weights = {name: each.to(torch.bfloat16) for name, each in model.named_parameters()}
+    with _reparametrize_module(model, weights, tie_weights=True):
+        return own(*given, **named)
 
 
 def _checkpoint(model: Any, setting: Callable[..., None], *given: Any, **named: Any) -> None:

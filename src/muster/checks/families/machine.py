@@ -33,9 +33,8 @@ def probe(ask: Mapping[str, Any]) -> dict[str, Any]:
         spans = [part.partition("-") for part in nodes.split(",") if part]
         answer["numa"] = sum(int(last or first) - int(first) + 1 for first, _, last in spans)
     answer["smt"] = text("/sys/devices/system/cpu/smt/active")
-    governors: dict[
-        str, int
-    ] = {}  # of each a number of frequency policies: of a core, or of some that share one
+    # Of each a number of frequency policies: of a core, or of some that share one.
+    governors: dict[str, int] = {}
     root = "/sys/devices/system/cpu/cpufreq"
     for name in os.listdir(root) if os.path.isdir(root) else []:
         if name.startswith("policy"):
