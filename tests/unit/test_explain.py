@@ -132,6 +132,9 @@ def test_lines_are_counted_as_editors_do(lines: bytes, number: int, tmp_path: Pa
 
 def test_what_a_program_met_and_went_on() -> None:
     """An exception long before the end of a log without steps; the one at its end counts."""
+    retried = [f"OSError: [Errno 116] Stale file handle, attempt {n} of 5" for n in (1, 2)]
+    assert said(*retried, *["still here"] * 200).answer == "nothing"
+    assert said(*retried).answer == "known"
     early = [TRACEBACK, "KeyError: 'early'"]
     assert said(*early, *["still here"] * 200).answer == "nothing"
     found = said(*early, *["still here"] * 20_000, TRACEBACK, "KeyError: 'late'")
@@ -139,6 +142,92 @@ def test_what_a_program_met_and_went_on() -> None:
     log = chat_log(["n1"])
     place = next(n for n, line in enumerate(log) if "step=20," in line)
     assert said(*log[:place], *early, *log[place:]).answer == "nothing"
+
+
+@pytest.mark.parametrize(
+    ("lines", "failure", "what"),
+    [
+        (  # Ray's word on a process that ended, behind what ended it (hiyouga/EasyR1#185)
+            [
+                "(raylet) node_manager.cc:3069: 1 Workers (tasks / actors) killed due to memory "
+                "pressure (OOM), "
+                "0 Workers crashed due to other reasons at node (ID: 35, IP: 10.9.1.2).",
+                TRACEBACK,
+                "ray.exceptions.ActorDiedError: The actor died unexpectedly before finishing this task.",
+            ],
+            "ray_memory",
+            "killed due to memory pressure",
+        ),
+        (  # the ranks' own exceptions stand below torch.distributed.checkpoint's (pytorch/pytorch#86483)
+            [
+                TRACEBACK,
+                "torch.distributed.checkpoint.api.CheckpointException: CheckpointException ranks:d([0])",
+                f"{TRACEBACK} (RANK 0)",
+                "RuntimeError: Missing key in checkpoint state_dict: optim.step.",
+            ],
+            None,
+            "Missing key",
+        ),
+        (  # nothing but an account: no cause
+            [
+                TRACEBACK,
+                "ray.exceptions.ActorDiedError: The actor died unexpectedly before finishing this task.",
+                "(raylet) 0 Workers (tasks / actors) killed due to memory pressure (OOM), 1 Workers crashed "
+                "due to other reasons at node (ID: 35, IP: 10.9.1.2) over the last time period.",
+            ],
+            None,
+            None,
+        ),
+        (  # C++ alone speaks: it failed, and no traceback says so (sgl-project/sglang#1693)
+            [
+                "[rank1]:[E1016 03:31:38.92 ProcessGroupNCCL.cpp:607] [Rank 1] Watchdog caught "
+                "collective operation timeout: WorkNCCL(SeqNum=9141, OpType=ALLREDUCE)",
+                "[rank1]:[E1016 03:31:38.92 ProcessGroupNCCL.cpp:627] [Rank 1] To avoid data "
+                "inconsistency, we are taking the entire process down.",
+            ],
+            None,
+            None,
+        ),
+        (  # desihub/desispec#2744
+            [
+                "[2026-04-29T23:36:37.809] error: *** STEP 522.0 ON nid002888 CANCELLED AT "
+                "2026-04-29T23:36:37 DUE TO TASK FAILURE ***",
+                "srun: error: nid002888: tasks 0-57,59-63: Terminated",
+            ],
+            None,
+            None,
+        ),
+        (  # ai4d-iasc/trixie#58
+            [
+                "srun: error: Task launch for 36.0 failed on node cn131: Job credential expired",
+                "srun: error: Application launch failed: Job credential expired",
+            ],
+            None,
+            None,
+        ),
+        (  # a group's own word, and what it has (agronholm/anyio#848)
+            [
+                f"  + Exception Group {TRACEBACK}",
+                "  | ExceptionGroup: Exceptions from Trio nursery (1 sub-exception)",
+                "  +-+---------------- 1 ----------------",
+                "    | ValueError: bad",
+            ],
+            None,
+            None,
+        ),
+        (["loading", "AssertionError: 25 is not divisible by 8"], None, None),  # a log without tracebacks
+    ],
+    ids=["ray", "checkpoint", "ray-alone", "watchdog", "task-failure", "launch", "group", "bare"],
+)
+def test_an_account_of_a_failure_is_no_cause(lines: list[str], failure: str | None, what: str | None) -> None:
+    """As the tools printed it: the cause where a line says it; else that it failed, and that none does."""
+    explained = said(*lines)
+    if what is None:
+        assert (explained.answer, explained.failure, explained.exit_code) == ("unknown", None, 1)
+        assert lines[-1].strip()[:60] in "\n".join(explained.lines)
+    else:
+        assert explained.failure is not None and what in explained.failure.what
+        assert (explained.failure.id, explained.exit_code) == (failure, 0)
 
 
 HEALTHY = {
