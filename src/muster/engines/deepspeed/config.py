@@ -75,6 +75,16 @@ _EXAMPLES = {
     "fp16": '"fp16": {"enabled": true}',
     "bf16": '"bf16": {"enabled": true}',
 }
+# Fields of the recipe's `train` -> where DeepSpeed's file has them.
+_PLACES = {
+    "learning_rate": "optimizer.params.lr, or scheduler.params.warmup_max_lr,",
+    "beta1": "each of the two optimizer.params.betas",
+    "beta2": "each of the two optimizer.params.betas",
+    "epsilon": "optimizer.params.eps",
+    "weight_decay": "optimizer.params.weight_decay",
+    "clip": "gradient_clipping",
+    "warmup": "scheduler.params.warmup_num_steps",
+}
 REDUCE_BUCKET = 500_000_000  # elements, of stages 1 and 2
 GROUP = "zero_hpz_partition_size"
 _BUCKET = "reduce_bucket_size"
@@ -125,10 +135,20 @@ def check_keys(config: Mapping[str, Any], *, where: str) -> None:
     if isinstance(stage, bool) or not isinstance(stage, int) or stage not in (0, 1, 2, 3):
         what = f"zero_optimization.stage is {json.dumps(stage)}, and must be 0, 1, 2 or 3"
         raise RecipeError(what, where=where)
-    for key in ("fp16", "bf16", "bfloat16"):
+    for key in config:
         on = section(config, key).get("enabled", False)
-        if not isinstance(on, bool) and on != "auto":
-            what = f'{key}.enabled is {json.dumps(on)}, and must be true, false or "auto"'
+        auto = key in ("fp16", "bf16", "bfloat16")
+        if not isinstance(on, bool) and not (auto and on == "auto"):
+            what = f"{key}.enabled is {json.dumps(on)}, and must be true{', ' if auto else ' or '}false"
+            raise RecipeError(what + (' or "auto"' if auto else ""), where=where)
+    for key in ("offload_optimizer", "offload_param"):
+        offload = section(section(config, "zero_optimization"), key)
+        device = offload.get("device", "none")
+        if device not in ("none", "cpu", "nvme"):
+            what = f"zero_optimization.{key}.device is {json.dumps(device)}, and must be none, cpu or nvme"
+            raise RecipeError(what, where=where)
+        if device == "nvme" and not isinstance(offload.get("nvme_path"), str):
+            what = f"zero_optimization.{key} goes to a disk, and nvme_path does not say to which folder"
             raise RecipeError(what, where=where)
     for key in ("optimizer", "scheduler"):
         given = section(config, key)
@@ -227,7 +247,8 @@ def user_training(config: Mapping[str, Any]) -> dict[str, Any]:
         number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
         if value != "auto" and not number:
             raise RecipeError(
-                f'{name} must be a number or "auto", not {value!r}', where="the DeepSpeed configuration"
+                f'{_PLACES[name]} must be a number or "auto", not {value!r}',
+                where="the DeepSpeed configuration",
             )
     return {**_adam_defaults(config), **{name: value for name, value in given.items() if value != "auto"}}
 
