@@ -34,7 +34,7 @@ from muster.core.result import (
     unscored_words,
 )
 from muster.core.schedule import warmup_steps
-from muster.core.secrets import masked_words
+from muster.core.secrets import masked_program
 from muster.core.state import RunEnd
 from muster.core.units import counted, format_seconds
 from muster.engines.base import spec_of
@@ -695,7 +695,7 @@ def of_command(made: Result, folder: EventFold, job: Job) -> Result:
         changed |= {"steps": progress.step, "loss_first": None}
         if note := _timer_note(folder, progress):
             changed["notes"] = [*made.notes, note]
-    words = masked_words(recipe["command"], recipe["env_show"])
+    words = masked_program(recipe["command"])  # folders of earlier versions have it as it was
     changed["command"] = CommandRun(command=words, start=recipe["run"]["start"], **figures)
     return made.model_copy(update=changed)
 
