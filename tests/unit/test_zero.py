@@ -402,6 +402,12 @@ def test_numbers_are_finite() -> None:
             user_training({"gradient_clipping": value})
 
 
+@pytest.mark.parametrize("given", [{}, {"zero_optimization": {}}, {"zero_optimization": {"stage": 0}}])
+def test_a_file_without_zero_has_its_section(given: dict[str, Any], tmp_path: Path) -> None:
+    """Accelerate ends a rank whose file has none (DeepSpeedPlugin.__post_init__)."""
+    assert config(engine=own(tmp_path, given))["zero_optimization"] == {"stage": 0}
+
+
 def test_zero_3_gathers_the_model_when_it_is_saved(tmp_path: Path) -> None:
     """Else Transformers would end the run with a folder without weights."""
     key = "stage3_gather_16bit_weights_on_model_save"

@@ -370,7 +370,8 @@ def deepspeed_config(recipe: Recipe, batch: Batch, precision: str) -> dict[str, 
         fp16["initial_scale_power"] = max(0, round(recipe.loss_scale).bit_length() - 1)
     config["fp16"] = fp16
     config.setdefault("steps_per_print", 1_000_000_000)
-    zero = section(config, "zero_optimization")
+    # Accelerate refuses a file without the section, for which DeepSpeed has a default.
+    zero = config["zero_optimization"] = {"stage": 0, **section(config, "zero_optimization")}
     _check_adagrad(config)
     if zero.get("stage") == 3 and "stage3_gather_fp16_weights_on_model_save" not in zero:  # its old name
         if zero.setdefault(_GATHER, True) not in (True, "auto"):
@@ -379,7 +380,6 @@ def deepspeed_config(recipe: Recipe, batch: Batch, precision: str) -> dict[str, 
                 where=f"zero_optimization.{_GATHER}",
                 hint="leave it out, or set it to true",
             )
-        config["zero_optimization"] = zero
     return config
 
 
