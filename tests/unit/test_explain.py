@@ -19,7 +19,7 @@ from muster.benches.explain import explain
 from muster.benches.folder import BenchFolder
 from muster.cli import app as cli
 from muster.core.errors import UsageError
-from muster.core.result import Failure
+from muster.core.result import Failure, HostReport
 from muster.failures.signs import Signs
 from muster.failures.table import KnownFailure, Phrase, find, known_failures
 from muster.fleet.cause import LAST_WORDS
@@ -364,6 +364,25 @@ def test_a_failure_of_the_table(run: RunFolder) -> None:
     found = explain(str(run.path))
     assert (found.answer, found.retry, found.check) == ("known", known.retry, "disk.space")
     assert known.cause == found.says and found.remedy == known.remedy
+
+
+@pytest.mark.parametrize(
+    ("id", "hint", "leaves"),
+    [
+        ("gpu_hardware", None, True),  # no retry will do there
+        ("disk_full", None, False),  # there is room to be made
+        (None, "muster resume job --without node1", True),
+        (None, None, False),
+    ],
+)
+def test_a_host_is_left_out_where_that_helps(
+    run: RunFolder, id: str | None, hint: str | None, leaves: bool
+) -> None:
+    hosts = [HostReport(host=f"node{rank}", ranks=[rank]) for rank in range(2)]
+    failure = Failure(what="it failed", host="node1", hint=hint, id=id)
+    result = finish(run, "failed").model_copy(update={"failure": failure, "hosts": hosts})
+    run.result.write_text(result.model_dump_json())
+    assert ("--without node1" in (explain(str(run.path)).command or "")) == leaves
 
 
 def test_an_attempt_before_this_one_is_not_what_failed(run: RunFolder) -> None:
