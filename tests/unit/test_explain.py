@@ -130,6 +130,15 @@ def test_lines_are_counted_as_editors_do(lines: bytes, number: int, tmp_path: Pa
     assert text.split(b"\n")[number - 1].count(b"No CUDA")
 
 
+def test_the_users_own_line_and_not_a_librarys() -> None:
+    """Frames of compiled libraries have no folder of an installation (pandas 3, as printed)."""
+    frames = ["/w/dsx.py", "/x/site-packages/datasets/load.py", "pandas/_libs/parsers.pyx"]
+    lines = [f'  File "{path}", line {number}, in f' for number, path in enumerate(frames, 1)]
+    failure = said(TRACEBACK, *lines, "pandas.errors.ParserError: Error tokenizing data").failure
+    assert failure is not None and failure.evidence is not None
+    assert failure.evidence.code == "/w/dsx.py:1 in f"
+
+
 def test_what_a_program_met_and_went_on() -> None:
     """An exception long before the end of a log without steps; the one at its end counts."""
     retried = [f"OSError: [Errno 116] Stale file handle, attempt {n} of 5" for n in (1, 2)]
