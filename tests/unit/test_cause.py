@@ -231,6 +231,8 @@ def test_other_signals(code: int, name: str) -> None:
 def test_a_bus_error_points_to_shared_memory() -> None:
     failure = cause(exits={"node0": (-7, None)}, culprits={"node0": (0, 470)})
     assert (failure.what, failure.id) == ("rank 0 was ended by SIGBUS", "bus_error")
+    assert failure.hint is not None and "{host}" not in failure.hint and "on node0;" in failure.hint
+    assert cause(exits={"node0": (-1, "rank")}, culprits={"node0": (0, 7)}).id == "hangup"
     assert "/dev/shm" in (failure.hint or "")
 
 

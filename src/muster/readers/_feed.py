@@ -30,7 +30,14 @@ _BACK = 200  # lines before it that are looked at
 _RANK = re.compile(r"(?:\S+: )?(?:\[rank(\d{1,9})\]:|\[\d+,(\d{1,9})\]<std|\s*(\d{1,6}): )")
 _PREFIX = re.compile(r"(?:\S+: )?(?:\[rank\d+\]:|\[\d+,\d+\]<std\w+>:|\[default\d+\]:|\s*\d{1,6}: )")
 _FRAME = re.compile(r"  File \"([^\"]+)\", line (\d+)(?:, in (.+))?")
-_OTHERS = ("/site-packages/", "/dist-packages/", "/lib/python", "<frozen ", ".pyx", ".pxi")  # no line of the user's
+_OTHERS = (
+    "/site-packages/",
+    "/dist-packages/",
+    "/lib/python",
+    "<frozen ",
+    ".pyx",
+    ".pxi",
+)  # no line of the user's
 
 
 @functools.cache

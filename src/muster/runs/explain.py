@@ -223,7 +223,7 @@ def _of_jobs(of: str, jobs: Sequence[JobLog]) -> Explanation:
         what=sign.text,
         where=None if evidence.rank is None else f"rank {evidence.rank}",
         host=evidence.host,
-        hint=entry.remedy if entry else None,
+        hint=entry.remedy_on(evidence.host) if entry else None,
         id=entry.id if entry else None,
         evidence=evidence,
     )
@@ -330,7 +330,7 @@ def _raised(failure: Failure) -> str:
 def _with_entry(explanation: Explanation, failure: KnownFailure | None, host: str | None) -> Explanation:
     if failure is None:
         return explanation
-    remedy = explanation.remedy or failure.remedy.replace("{host}", host or "HOST")
+    remedy = explanation.remedy or failure.remedy_on(host)
     entry = {"phase": failure.phase, "blame": failure.blame, "retry": failure.retry, "check": failure.check}
     return explanation.model_copy(update={**entry, "remedy": remedy})
 

@@ -373,13 +373,13 @@ def deepspeed_config(recipe: Recipe, batch: Batch, precision: str) -> dict[str, 
     # Accelerate refuses a file without the section, for which DeepSpeed has a default.
     zero = config["zero_optimization"] = {"stage": 0, **section(config, "zero_optimization")}
     _check_adagrad(config)
-    if zero.get("stage") == 3 and "stage3_gather_fp16_weights_on_model_save" not in zero:  # its old name
-        if zero.setdefault(_GATHER, True) not in (True, "auto"):
-            raise RecipeError(
-                f"is {json.dumps(zero[_GATHER])}, and the trained model could not be saved whole",
-                where=f"zero_optimization.{_GATHER}",
-                hint="leave it out, or set it to true",
-            )
+    gathers = zero["stage"] == 3 and "stage3_gather_fp16_weights_on_model_save" not in zero  # its old name
+    if gathers and zero.setdefault(_GATHER, True) not in (True, "auto"):
+        raise RecipeError(
+            f"is {json.dumps(zero[_GATHER])}, and the trained model could not be saved whole",
+            where=f"zero_optimization.{_GATHER}",
+            hint="leave it out, or set it to true",
+        )
     return config
 
 
