@@ -91,7 +91,9 @@ def test_a_timer_that_leaves_something_out_is_noted(stride: float, noted: bool) 
         for step, time in zip(steps, times, strict=True)
     ]
     command = job(workload="command", command=["train.py"])
-    got = make_result(fold([begin(), *course]), command, status=State.SUCCEEDED, failure=None, ended=501.0)
+    folder = fold([begin(), *course])
+    assert folder.logs[100].time == 60 + 9 * stride
+    got = make_result(folder, command, status=State.SUCCEEDED, failure=None, ended=501.0)
     assert got.command is not None and got.command.step_seconds == 0.2
     assert any("timer leaves out" in note for note in got.notes) == noted
 

@@ -329,7 +329,9 @@ class EventFold:
         elif isinstance(event, events.Progress):
             self.progress = event
             if not self.windows:  # muster.step counts its own steps, and tells its own losses
-                self.logs[event.step] = events.Log(time=event.time, step=event.step, loss=event.loss)
+                earlier = self.logs.get(event.step)  # the last step is told once more at the program's end
+                time = earlier.time if earlier else event.time
+                self.logs[event.step] = events.Log(time=time, step=event.step, loss=event.loss)
         elif isinstance(event, events.Hanging):
             self.hang = event.found
         elif isinstance(event, events.Paced):
@@ -703,8 +705,7 @@ def of_command(made: Result, folder: EventFold, job: Job) -> Result:
 def _timer_note(folder: EventFold, progress: events.Progress) -> str | None:
     """A note where the program's own time of a step is much less than what passes from step to step."""
     timed = progress.step - (progress.steps or progress.step)
-    # The last step is told once more at the program's end.
-    logs = [folder.logs[step] for step in sorted(folder.logs) if timed <= step < progress.step]
+    logs = [folder.logs[step] for step in sorted(folder.logs) if step >= timed]
     if not progress.step_seconds or len(logs) < 2 or logs[-1].time - logs[0].time < TIMER_SECONDS:
         return None
     passed = (logs[-1].time - logs[0].time) / (logs[-1].step - logs[0].step)
