@@ -130,6 +130,22 @@ def test_lines_are_counted_as_editors_do(lines: bytes, number: int, tmp_path: Pa
     assert text.split(b"\n")[number - 1].count(b"No CUDA")
 
 
+@pytest.mark.parametrize("prefix", ["", "[rank1]: ", "node7: ", "[1,1]<stderr>:", "trainer-1  | "])
+@pytest.mark.parametrize(
+    "last",
+    ["StopIteration", "torch._dynamo.exc.Unsupported: Graph break", "_queue.Empty", "MyFailure: no: x"],
+)
+def test_an_exception_by_any_name(last: str, prefix: str) -> None:
+    """No word of it says that it is one; that it ends a traceback does."""
+    traceback = [TRACEBACK, '  File "/w/train.py", line 4, in f', "    raise it", last]
+    lines = ["epoch 1", *(prefix + line for line in traceback)]
+    explained = said(*lines, "torch.distributed.elastic.multiprocessing.errors.ChildFailedError:")
+    assert explained.failure is not None and explained.failure.evidence is not None
+    assert (explained.failure.what, explained.answer) == (last, "named")
+    assert (explained.failure.evidence.code, explained.failure.evidence.line) == ("/w/train.py:4 in f", 5)
+    assert said(*lines, *["still here"] * 200).answer == "nothing"
+
+
 def test_the_users_own_line_and_not_a_librarys() -> None:
     """Frames of compiled libraries have no folder of an installation (pandas 3, as printed)."""
     frames = ["/w/dsx.py", "/x/site-packages/datasets/load.py", "pandas/_libs/parsers.pyx"]
