@@ -1,4 +1,4 @@
-"""From the command line to the rank: few files pass a value on, and the line that trains stands in the third."""
+"""From the command line to the rank: few files pass a value on, and a third one has the line that trains."""
 
 from __future__ import annotations
 
