@@ -7,7 +7,7 @@ import signal
 import sys
 from typing import Any
 
-from muster.worker.fabric import __main__ as fabric
+from muster.workloads.fabric import __main__ as fabric
 
 
 def plant(kind: str, rank: int) -> None:

@@ -159,8 +159,8 @@ def test_the_page_and_the_console(three: Three) -> None:
     run, result = three
     assert result.fabric is not None
     html = report(run).read_text(encoding="utf-8")
-    heat = html.partition('<svg class="heat"')[2].partition("</svg>")[0]
-    assert heat.count("<rect") == 6 and "local2 to local0: " in heat
+    heat = html.partition('<table class="heat"')[2].partition("</table>")[0]
+    assert heat.count("title=") == 6 and "local2 to local0: " in heat
     assert "Bus bandwidth" in html and "Answers to held-out questions" not in html
     shown = CliRunner().invoke(app, ["show", str(run.path)])
     assert shown.exit_code == 0

@@ -7,13 +7,13 @@ from dataclasses import replace
 from typing import Any
 
 from muster.checks.base import Check, Context, Finding, Level
+from muster.checks.measure import measure
 from muster.checks.questions import HostAnswers
 from muster.checks.registry import Family
 from muster.checks.unreachable import Unreached
 from muster.core.errors import BrokenPluginError, JobError, MusterError
 from muster.core.inventory import Host
 from muster.core.registry import warn
-from muster.fabric.measure import measure
 from muster.fleet.interrupts import interrupts
 from muster.fleet.shell import Shell
 from muster.inputs.read import Inputs
@@ -51,14 +51,17 @@ def together(
         many = "s" if len(hosts) > 1 else ""
         announce(f"ranks on {len(hosts)} host{many} load torch and measure together (about a minute)")
         try:
-            data, stopped = _measure(job, hosts, shell)
+            inventory = replace(job.inventory, hosts=tuple(hosts))
+            with interrupts() as wish:
+                fabric = measure(replace(job, inventory=inventory), stop=lambda: wish.stop, shell=shell)
+            data = fabric.model_dump(mode="json")
         except MusterError as error:
             blamed = [host for host in hosts if host.label == error.host]
             findings += _refused(error, blamed, hosts)
             hosts = [host for host in hosts if host not in blamed] if blamed else []
             continue
-        if stopped:
-            raise JobError(stopped, hint="the check left nothing on the hosts")
+        if wish.stop:
+            raise JobError(wish.stop, hint="the check left nothing on the hosts")
         findings += [Finding(GROUPED.name, host.label, Level.PASS) for host in hosts]
         for family in kinds:
             if family.judge_group is not None:
@@ -71,16 +74,6 @@ def together(
     evidence = f"{_TRIES} hosts could not take part"
     left = [Finding(GROUPED.name, host.label, Level.UNKNOWN, problem, evidence) for host in hosts]
     return None, findings + left
-
-
-def _measure(job: Inputs, hosts: Sequence[Host], shell: Shell) -> tuple[dict[str, Any], str | None]:
-    """-> (what was measured, why the user ended it)."""
-    inventory = replace(job.inventory, hosts=tuple(hosts))
-    with interrupts() as wish:
-        fabric = measure(
-            inventory, job.recipe, job.launcher, env=job.env, stop=lambda: wish.stop, shell=shell
-        )
-    return fabric.model_dump(mode="json"), wish.stop
 
 
 def _refused(error: MusterError, blamed: Sequence[Host], hosts: Sequence[Host]) -> list[Finding]:

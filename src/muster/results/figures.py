@@ -11,7 +11,7 @@ from datetime import datetime, timezone
 from itertools import groupby
 from operator import attrgetter
 
-from muster.core.fabric.result import Beside, FabricRun, Slowest
+from muster.core.fabric import Beside, FabricRun, Slowest
 from muster.core.recipe import recipe_class
 from muster.core.result import AttentionExtremes, CommandRun, Flops, Quality, Result
 from muster.core.units import counted, format_bytes, format_count, format_flops, format_number, format_seconds
