@@ -14,9 +14,8 @@ from typing import Any
 from muster.core.fabric import FabricRun, Matmul, PairMatrix
 from muster.core.result import Result
 from muster.core.units import counted, format_bytes
-from muster.reports.charts import COLOURS, Chart, ChartSeries, style_of
-from muster.reports.tables import TimeSlice
-from muster.results.figures import gbit, micro, nominal, number, seconds, slowest_words, tflops
+from muster.reports.charts import Chart, ChartSeries, style_of
+from muster.results.figures import gbit, micro, nominal, number, slowest_words, tflops
 from muster.store.atomic import write_text
 from muster.store.runfolder import RunFolder
 
@@ -162,23 +161,6 @@ def _products(fabric: FabricRun) -> list[tuple[str, ...]]:
                 (host, precision, counted(len(devices), "device"), tflops(low.sustained), best, share)
             )
     return rows
-
-
-def time_parts(
-    figures: Result, fabric: FabricRun
-) -> tuple[list[tuple[str, float, str]], list[TimeSlice], str]:
-    """As tables.time_parts: what each question took on rank 0, and the rest."""
-    whole = figures.seconds.total
-    spent = [
-        (name, value, f"c{index % COLOURS}") for index, (name, value) in enumerate(fabric.seconds.items())
-    ]
-    rest = whole - sum(value for _, value, _ in spent)
-    spent += [("rest", rest, "rest")] if rest > 0 else []
-    parts = [
-        TimeSlice(name, seconds(value), f"{100 * value / whole:.1f} %" if whole > 0 else "", style)
-        for name, value, style in spent
-    ]
-    return spent, parts, "Rest: starting the processes, loading torch, ending."
 
 
 # ----------------------------------------------------------------------------------------------------

@@ -20,7 +20,8 @@ from muster.checks.base import Answers, Check, Context, Finding, Level
 from muster.checks.kinds import Case, Judge, words_of
 from muster.core.fabric import GroupFabric, Matmul, TimedPair
 from muster.core.hardware.peaks import stated_peak
-from muster.core.units import counted, format_number
+from muster.core.units import counted, format_flops
+from muster.results.figures import gbit
 from muster.workloads.fabric.figures import Rates, best_links, suspects
 from muster.workloads.fabric.request import COLLECTIVES
 
@@ -42,11 +43,6 @@ def measured(
     return lambda compare: GroupMeasurement(
         Check(name, *words_of(compare), expects), compare, question, together
     )
-
-
-def gbit(rate: float) -> str:
-    """Bytes per second as the field states a link."""
-    return f"{format_number(rate * 8 / 1e9, 3)} Gbit/s"
 
 
 # ----------------------------------------------------------------------------------------------------
@@ -358,11 +354,10 @@ def _capped(each: Matmul) -> bool:
 
 
 def _words(each: Matmul) -> str:
-    unit, name = (1e12, "TFLOP/s") if each.best >= 1e12 else (1e9, "GFLOP/s")
-    peak = f" of {each.peak / unit:.4g} stated" if each.peak else ""
+    peak = f" of {format_flops(each.peak)} stated" if each.peak else ""
     return (
-        f"rank {each.rank}, {each.device}, {each.precision}: {each.sustained / unit:.3g} {name} sustained, "
-        f"{each.best / unit:.3g} best{peak}"
+        f"rank {each.rank}, {each.device}, {each.precision}: {format_flops(each.sustained)} sustained, "
+        f"{format_flops(each.best)} best{peak}"
     )
 
 

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import reduce
-from typing import Any
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -36,6 +36,7 @@ _GROWS = 8  # times as many operations in the next try
 _SMALL_BYTES = 8
 _SMALL_COUNT = 100
 NATIVE = "native"
+T = TypeVar("T")
 
 
 def pattern(rank: int, first: int, count: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
@@ -425,21 +426,15 @@ _PRODUCTS = 5
 _OTHER = 3  # further repeats' worth of time: making the matrices, and comparing
 
 
-@dataclass(frozen=True)
-class Took:
+class ProductTimes(NamedTuple):
     """Seconds of one product: of the slowest rank in each part, and every rank's own multiplication."""
 
     compute: float
     communication: float
     by_rank: list[float]
 
-    @property
-    def total(self) -> float:
-        """The parts after each other: no rank begins one before all have ended the last."""
-        return self.compute + self.communication
 
-
-class Matrices:
+class SplitProduct:
     """A x B = C on one rank: all of A and B, this rank's rows, and all of C. n is a multiple of the ranks.
 
     A and B hold -1, 0 and 1, so that every product and sum is exact in fp32. Every rank can make them from
@@ -447,24 +442,49 @@ class Matrices:
     """
 
     def __init__(self, group: RankGroup, wanted: int) -> None:
+        self.group = group
         self.rows = -(-wanted // group.world_size)
         self.n = self.rows * group.world_size
         generator = torch.Generator().manual_seed(self.n)
-        self.known = [sparse(self.n, generator).to(group.device) for _ in range(2)]
+        self.own = [sparse(self.n, generator).to(group.device) for _ in range(2)]
         self.vector = torch.randint(1, 10, (self.n, 1), generator=generator).to(group.device, torch.float64)
-        mine = self.known if group.rank == 0 else [torch.zeros_like(each) for each in self.known]
+        mine = self.own if group.rank == 0 else [torch.zeros_like(each) for each in self.own]
         self.left, self.right = (each.clone() for each in mine)
         self.block = torch.zeros(self.rows, self.n, device=group.device)
         self.whole = torch.zeros(self.n, self.n, device=group.device)
+        self.method = NATIVE  # of gathering
 
-    def trial(self, method: str) -> ValueTrial:
+    def run(self) -> ProductTimes:
+        """Multiply once."""
+        group, first = self.group, self.group.rank * self.rows
+        mine = self.left[first : first + self.rows]
+        gather = Buffers(self.block.view(-1), self.whole.view(-1))
+        self.whole.zero_()
+        sent, _ = self._timed(lambda: [dist.broadcast(each, src=0) for each in (self.left, self.right)])
+        computed, _ = self._timed(lambda: torch.mm(mine, self.right, out=self.block))
+        gathered, self.method = self._timed(lambda: _all_gather(group, gather))
+        by_rank = torch.zeros(group.world_size, dtype=torch.float64, device=group.device)
+        by_rank[group.rank] = computed
+        dist.all_reduce(by_rank)
+        slowest, sent, gathered = group.agree(computed, sent, gathered)
+        return ProductTimes(slowest, sent + gathered, by_rank.tolist())
+
+    def _timed(self, work: Callable[[], T]) -> tuple[float, T]:
+        """-> (seconds until the device has done it, what it gave). A barrier before, so that waiting for a
+        slow rank's multiplication is not taken for communication."""
+        self.group.barrier()
+        began = time.perf_counter()
+        made = work()
+        self.group.sync()
+        return time.perf_counter() - began, made
+
+    def trial(self) -> ValueTrial:
         """C by its effect on a vector of whole numbers above 0 in float64 (Freivalds' check), row by row.
         A row's source is the rank that multiplied it."""
-        left, right = self.known
+        left, right = self.own
         expected = left.double() @ (right.double() @ self.vector)
-        return ValueTrial(
-            (self.whole.double() @ self.vector).flatten(), expected.flatten(), method, self.rows
-        )
+        result = self.whole.double() @ self.vector
+        return ValueTrial(result.flatten(), expected.flatten(), self.method, self.rows)
 
 
 def check_product(group: RankGroup, report: Report, budget: float) -> None:
@@ -474,79 +494,39 @@ def check_product(group: RankGroup, report: Report, budget: float) -> None:
     """
     smallest, largest = _GPU_SIZES if group.on_gpu else _CPU_SIZES
     with torch.inference_mode():
-        matrices = Matrices(group, smallest)
-        _multiply(group, matrices)  # the first one connects, chooses its kernels and allocates
-        size = _size(_multiply(group, matrices)[0], smallest, largest, budget)
+        product = SplitProduct(group, smallest)
+        product.run()  # the first one connects, chooses its kernels and allocates
+        size = _size(product.run(), smallest, largest, budget)
         if size != smallest:
-            matrices = Matrices(group, size)
-            _multiply(group, matrices)
-        took, method = [], NATIVE
-        for _ in range(_PRODUCTS):
-            one, method = _multiply(group, matrices)
-            took.append(one)
-        _compare(report, PRODUCT, [matrices.trial(method)])
+            product = SplitProduct(group, size)
+            product.run()
+        times = [product.run() for _ in range(_PRODUCTS)]
+        _compare(report, PRODUCT, [product.trial()])
     if group.rank == 0:
         report(
             PRODUCT,
-            n=matrices.n,
-            rows=matrices.rows,
-            repeats=len(took),
-            total=statistics.median(each.total for each in took),
-            compute=statistics.median(each.compute for each in took),
-            communication=statistics.median(each.communication for each in took),
+            n=product.n,
+            rows=product.rows,
+            repeats=len(times),
+            total=statistics.median(each.compute + each.communication for each in times),
+            compute=statistics.median(each.compute for each in times),
+            communication=statistics.median(each.communication for each in times),
             compute_by_rank=[
-                statistics.median(times) for times in zip(*(each.by_rank for each in took), strict=True)
+                statistics.median(own) for own in zip(*(each.by_rank for each in times), strict=True)
             ],
-            method=method,
+            method=product.method,
         )
     if group.on_gpu:
         torch.cuda.empty_cache()
 
 
-def _size(small: Took, smallest: int, largest: int, budget: float) -> int:
+def _size(small: ProductTimes, smallest: int, largest: int, budget: float) -> int:
     """Twice the size is at most 8 times the multiplication and 4 times the rest. All ranks agree, for they
     have the same times."""
     size, compute, rest = smallest, small.compute, small.communication
     while size * 2 <= largest and (8 * compute + 4 * rest) * (_PRODUCTS + _OTHER) <= budget:
         size, compute, rest = size * 2, 8 * compute, 4 * rest
     return size
-
-
-def _multiply(group: RankGroup, matrices: Matrices) -> tuple[Took, str]:
-    """-> (how long it took, what gathered). A barrier before each part, so that waiting for a slow rank's
-    multiplication is not taken for communication."""
-    first = group.rank * matrices.rows
-    mine = matrices.left[first : first + matrices.rows]
-    gather = Buffers(matrices.block.view(-1), matrices.whole.view(-1))
-    method = [NATIVE]
-
-    def spread() -> None:
-        dist.broadcast(matrices.left, src=0)
-        dist.broadcast(matrices.right, src=0)
-
-    def collect() -> None:
-        method[0] = _all_gather(group, gather)
-
-    matrices.whole.zero_()
-    group.barrier()
-    sent = _product_timed(group, spread)
-    group.barrier()
-    computed = _product_timed(group, lambda: torch.mm(mine, matrices.right, out=matrices.block))
-    group.barrier()
-    gathered = _product_timed(group, collect)
-    by_rank = torch.zeros(group.world_size, dtype=torch.float64, device=group.device)
-    by_rank[group.rank] = computed
-    dist.all_reduce(by_rank)
-    slowest, sent, gathered = group.agree(computed, sent, gathered)
-    return Took(slowest, sent + gathered, [float(each) for each in by_rank.cpu()]), method[0]
-
-
-def _product_timed(group: RankGroup, work: Callable[[], object]) -> float:
-    """Seconds until the device has done it."""
-    began = time.perf_counter()
-    work()
-    group.sync()
-    return time.perf_counter() - began
 
 
 # ----------------------------------------------------------------------------------------------------
@@ -606,7 +586,7 @@ def check_beside(group: RankGroup, report: Report, budget: float) -> None:
     if group.rank == 0:
         report(
             BESIDE,
-            bytes=message.target.numel() * 4,
+            bytes=message.bytes,
             computing=min(1.0, slowest * alone / longest),
             exchanging=min(1.0, exchange * times / longest),
             meeting=meeting,
