@@ -11,7 +11,4 @@ from tests.real.faulty_fabric import plant
 if __name__ == "__main__":
     kind, _, rank = os.environ["FAULT"].partition(":")
     plant(kind, int(rank))
-    from muster.workloads.fabric import train as fabric
-
-    fabric._PATIENCE = 4.0  # seconds: whoever hangs is given up sooner
     sys.exit(worker.main())

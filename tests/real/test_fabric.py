@@ -99,14 +99,6 @@ def test_four_ranks_on_one_host_meet_in_all_pairs(tmp_path: Path) -> None:
     assert all(each.ranks == 4 for each in result.values)
 
 
-def test_one_rank_alone(tmp_path: Path) -> None:
-    """What needs others is not applicable; the rest is measured."""
-    result = measured(tmp_path, "local:1", questions=("values", "points", "matmul"), seconds=2)
-    levels = {f.check: f.level for f in judge_group(result, context())}
-    assert levels["fabric.matmul"] is Level.PASS and levels["fabric.ranks"] is Level.PASS
-    assert levels["fabric.values"] is levels["fabric.rendezvous"] is Level.NOT_APPLICABLE
-
-
 def test_a_wrong_sum_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One element of one rank's all-reduce: rank, host, index and both values are told."""
     result = faulty(tmp_path, monkeypatch, "local:3x1", "sum:1", questions=("values",), seconds=2)

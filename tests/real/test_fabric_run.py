@@ -190,16 +190,6 @@ def test_a_wrong_sum_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     assert "wrong values" in report(run).read_text(encoding="utf-8")
 
 
-def test_a_rank_that_hangs_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The others give it up, and what was measured before stays."""
-    run, result = faulty(tmp_path / "run", monkeypatch, "stop:1")
-    assert result.status == "failed" and result.failure is not None
-    assert result.failure.host == "local1", result.failure
-    assert "did not answer the other ranks' check at values" in result.failure.what
-    assert result.fabric is not None and len({each.host for each in result.fabric.matmul}) == 3
-    assert (run.fabric / "matmul.csv").exists() and not (run.fabric / "sweep.csv").exists()
-
-
 @pytest.mark.real_start  # a fork would go on until it is forced to end, and measure more meanwhile
 def test_stopped_early(tmp_path: Path) -> None:
     """What was measured until then is in the result, in the files and on the page."""

@@ -113,6 +113,13 @@ def test_two_hosts_have_no_peer() -> None:
     assert level(judged(found, "fabric.bandwidth", at_least_gbit=0.5)) == {}
 
 
+def test_one_rank_has_no_peer() -> None:
+    """What needs others is not applicable; the rest is judged."""
+    for check in ("rendezvous", "values", "bandwidth", "latency", "all_reduce"):
+        assert level(judged(group(1), f"fabric.{check}")) == {"n0": "not applicable"}
+    assert level(judged(group(1), "fabric.ranks")) == {}
+
+
 def test_noise_is_no_finding() -> None:
     """Best rates and latencies of a loaded machine, scattered over a factor of 2.5: nobody is named."""
     dice = random.Random(7)

@@ -15,7 +15,7 @@ from muster.core.fabric import FabricRun, Matmul, PairMatrix
 from muster.core.result import Result
 from muster.core.units import counted, format_bytes
 from muster.reports.charts import Chart, ChartSeries, style_of
-from muster.results.figures import gbit, micro, nominal, number, slowest_words, tflops
+from muster.results.figures import gbit, micro, nominal, number, tflops
 from muster.store.atomic import write_text
 from muster.store.runfolder import RunFolder
 
@@ -109,7 +109,6 @@ class PageSection:
     columns: tuple[str, ...]
     rows: list[tuple[str, ...]]
     map: PairMap | None
-    slowest: list[tuple[str, str]]
     products: list[tuple[str, ...]]
 
 
@@ -120,7 +119,6 @@ def section(fabric: FabricRun) -> PageSection:
         columns=columns,
         rows=rows,
         map=heat_map(fabric.pairs) if fabric.pairs else None,
-        slowest=[slowest_words(each) for each in fabric.slowest],
         products=_products(fabric),
     )
 
