@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from muster.core.entries import recipes_of
+from muster.core.entries import models_taken, recipes_of, with_models
 from muster.core.errors import MusterError, RunFolderError, UsageError, refused
 from muster.core.inventory import Inventory, inventory_document, parse_inventory, read_inventory
 from muster.core.job import Job
@@ -22,11 +22,7 @@ from muster.core.pipeline import (
     PipelineResult,
     PipelineStep,
     StepResult,
-    check_models,
     load_pipeline,
-    model_before,
-    models_taken,
-    with_models,
 )
 from muster.core.recipe import Recipe
 from muster.core.recipes import dump_yaml, read_yaml, validate
@@ -115,10 +111,9 @@ class PipelineInputs:
 def read_steps(file: Path, overrides: Sequence[str] = (), *, frozen: bool = False) -> PipelineInputs:
     """The steps of a file. `frozen`: of a pipeline's own, in which all is decided. Raises RecipeError."""
     made = load_pipeline(file, frozen=frozen)
-    recipes = recipes_of(made.pipeline, overrides, "step", ".:", model_before)
+    recipes = recipes_of(made.pipeline, overrides, "step", ".:")
     if not frozen:
         recipes = {name: absolute(recipe) for name, recipe in recipes.items()}
-    check_models(made.pipeline, recipes)
     return PipelineInputs(made.about, tuple(made.pipeline), recipes)
 
 
