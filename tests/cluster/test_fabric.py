@@ -11,7 +11,7 @@ import pytest
 
 from muster.checks.base import Context, Finding, Level
 from muster.checks.families.fabric import CHECKS, judge_group
-from muster.checks.measure import measure, mpi_hello
+from muster.checks.group import measure, mpi_hello
 from muster.core.fabric import GroupFabric
 from muster.core.inventory import parse_hosts
 from muster.core.launch import Launch

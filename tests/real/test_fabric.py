@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from muster.checks import measure as fabric
+from muster.checks import group as fabric
 from muster.checks.base import Context, Finding, Level
 from muster.checks.families.fabric import CHECKS, judge_group
 from muster.core.errors import UsageError

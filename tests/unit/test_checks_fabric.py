@@ -10,7 +10,7 @@ import pytest
 
 from muster.checks.base import Context, Finding, Level
 from muster.checks.families.fabric import CHECKS, judge_group
-from muster.checks.measure import Collector, mpi_hello, mpi_hello_argv, read_hello
+from muster.checks.group import Collector, mpi_hello, mpi_hello_argv, read_hello
 from muster.core.fabric import GroupFabric
 from muster.core.inventory import Host, parse_hosts
 from muster.core.job import place

@@ -15,6 +15,7 @@ from muster.core.fabric import FabricRun
 from muster.core.recipe import recipe_class
 from muster.core.result import AttentionExtremes, CommandRun, Flops, Quality, Result
 from muster.core.units import counted, format_bytes, format_count, format_flops, format_number, format_seconds
+from muster.workloads.fabric.request import COLLECTIVES
 
 UNKNOWN = "not measured"
 TERA = 1e12
@@ -341,8 +342,7 @@ def _fabric_run(result: Result, fabric: FabricRun) -> Iterator[Figure]:
 
 def _collectives(fabric: FabricRun) -> Iterator[Figure]:
     group = "Collectives"
-    usual = ("all-reduce", "all-gather", "reduce-scatter", "broadcast")
-    for name in dict.fromkeys((*usual, *(each.operation for each in fabric.sweeps))):
+    for name in dict.fromkeys((*COLLECTIVES, *(each.operation for each in fabric.sweeps))):
         best = max(fabric.of(name), key=lambda each: each.busbw, default=None)
         if best is None:
             yield Figure(group, name)

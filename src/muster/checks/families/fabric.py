@@ -1,6 +1,6 @@
 """What ranks on all hosts find out together: meeting, values, links, products, copies, disks, MPI.
 
-The answers come from real ranks (checks/measure.py), not from a probe: `judge_group` has the judges. They
+The answers come from real ranks (checks/group.py), not from a probe: `judge_group` has the judges. They
 compare a host with its peers, because what a link or a device can do is seldom known, and with the profile
 where it says so. The peers' reference is the upper median (the better one of two): where more is better, half
 the group being bad does not lower it.
@@ -474,7 +474,7 @@ def judge(answers: Answers, peers: Answers, context: Context) -> list[Finding]:
 
 
 def judge_group(data: Mapping[str, Any], context: Context) -> list[Finding]:
-    """What checks.measure gave, as plain data -> one Finding per host and check.
+    """What the group measured, as plain data -> one Finding per host and check.
 
     A check that the group was not asked has none.
     """
