@@ -41,7 +41,7 @@ def faulty(
     folder: Path, monkeypatch: pytest.MonkeyPatch, fault: str, *overrides: str
 ) -> tuple[RunFolder, Result]:
     """The same on three hosts, with ranks of which one has a planted fault."""
-    with_ranks(monkeypatch, "tests.real.faulty_worker")
+    with_ranks(monkeypatch, "tests.real.faulty_fabric")
     environment = [f"env.PYTHONPATH={ROOT}", f"env.FAULT={fault}"]
     return measured(folder, "local:3x1", "fabric.seconds=2", *environment, *overrides)
 

@@ -280,8 +280,6 @@ class Collector:
         return GroupFabric(
             hosts=[self._host(each) for each in read.places],
             world_size=read.world_size,
-            device="cuda" if read.device == "cuda" else "cpu",
-            backend="nccl" if read.device == "cuda" else "gloo",
             asked=list(self.asked.questions),
             rendezvous=self._rendezvous(address, port),
             **read.figures(),

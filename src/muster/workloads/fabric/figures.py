@@ -83,8 +83,11 @@ class RankEvents:
         return made
 
     def figures(self) -> dict[str, Any]:
-        """The fields of muster.core.fabric.Figures."""
+        """The fields that a check's document and a run's result have alike."""
+        on_gpus = self.device == "cuda"
         return {
+            "device": "cuda" if on_gpus else "cpu",
+            "backend": "nccl" if on_gpus else "gloo",
             "values": self._values(),
             "wrong": self._wrong(),
             "sweeps": self.each("sweep", self._sweep),
@@ -239,8 +242,6 @@ def fabric_run(read: RankEvents) -> FabricRun:
     figures, pairs = read.figures(), read.pairs()
     matrix = pair_matrix(pairs, alone=len(read.places) == 1)
     return FabricRun(
-        device="cuda" if read.device == "cuda" else "cpu",
-        backend="nccl" if read.device == "cuda" else "gloo",
         devices={each.host: read.devices(each.host) for each in read.places},
         pairs=matrix,
         slowest=[*slowest_links(matrix), *slowest_devices(figures["matmul"])],
