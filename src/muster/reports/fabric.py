@@ -18,6 +18,7 @@ from muster.reports.charts import Chart, ChartSeries, style_of
 from muster.results.figures import gbit, micro, nominal, number, tflops
 from muster.store.atomic import write_text
 from muster.store.runfolder import RunFolder
+from muster.workloads.fabric.figures import best_links
 
 MOST_HOSTS = 96  # rows that are drawn: those of the slowest links, where there are more
 MOST_PRODUCTS = 32  # hosts of a precision: the slowest; all are in fabric/matmul.csv
@@ -190,13 +191,13 @@ def heat_map(pairs: PairMatrix) -> PairMap:
     names, note = pairs.names, ""
     kept = list(range(len(names)))
     if len(names) > MOST_HOSTS:
-        kept = sorted(_slowest(cells))
+        slowest = _slowest(cells)
+        kept = sorted(slowest)
         note = f"{len(kept)} of {len(names):,} are shown: those with the slowest links. "
         note += "All are in fabric/bandwidth.csv."
-        cells = {ends: rate for ends, rate in cells.items() if set(ends) <= set(kept)}
+        cells = {ends: rate for ends, rate in cells.items() if slowest.issuperset(ends)}
     high, middle = max(cells.values()), statistics.median(cells.values())
-    best = {row: max(rate for (at, _), rate in cells.items() if at == row) for row, _ in cells}
-    limit = SLOW * statistics.median(best.values())
+    limit = SLOW * statistics.median(best_links(cells, 0).values())
 
     def cell(row: int, column: int) -> tuple[str, str, str]:
         rate, latency = cells.get((row, column)), pairs.latency[row][column]

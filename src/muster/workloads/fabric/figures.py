@@ -33,6 +33,7 @@ from muster.workloads.fabric.request import algbw, busbw
 
 Event = Mapping[str, Any]
 Rates = Mapping[tuple[str, str], float]  # (from host, to host) -> bytes/s
+K = TypeVar("K")
 T = TypeVar("T")
 
 
@@ -304,9 +305,9 @@ def slowest_links(matrix: PairMatrix | None) -> list[Slowest]:
     return slowest
 
 
-def best_links(rates: Rates, end: int) -> dict[str, float]:
+def best_links(rates: Mapping[tuple[K, K], float], end: int) -> dict[K, float]:
     """Host -> the best rate of the links that begin (0) or end (1) there."""
-    best: dict[str, float] = {}
+    best: dict[K, float] = {}
     for pair, rate in rates.items():
         best[pair[end]] = max(best.get(pair[end], 0.0), rate)
     return best
