@@ -95,9 +95,9 @@ def test_a_trainer_without_bars(monkeypatch: pytest.MonkeyPatch) -> None:
         live.lines([line])
         steps.append(live.steps)
     assert steps == [0] * 7 + [10, 20, 30, 40]
-    told = live.seen(0.0)
-    assert told is not None and (told.step, told.loss, told.unit) == (40, 4.146, "samples")
-    assert told.rate == pytest.approx(10 * 4 / 6)
+    progress = live.seen(0.0)
+    assert progress is not None and (progress.step, progress.loss, progress.unit) == (40, 4.146, "samples")
+    assert progress.rate == pytest.approx(10 * 4 / 6)
     unnamed = Live()  # by default no settings are printed, and nobody knows how many steps an epoch has
     unnamed.lines(TRAINER.strip().split("\n")[7:])
     assert unnamed.seen(0.0) is None

@@ -266,12 +266,12 @@ class LinePlace(NamedTuple):
 
 def last_exception(frame: Frame, blocks: Sequence[Sequence[str]]) -> Sign | None:
     """Return the exception at which the last traceback of these lines ends, whatever its name is; None: there
-    is none, or one that the sieve of words lets through. It misses `StopIteration` and users' own classes."""
-    found, waits, prefix = None, False, ""
+    is none, or the sieve of words lets it through, which misses `StopIteration` and classes of users."""
+    sign, waits, prefix = None, False, ""
     for number, block in enumerate(blocks):
         for place, line in enumerate(block):
             if "Traceback (most recent call last)" in line:
-                found, waits, prefix = None, True, _prefix(line)
+                sign, waits, prefix = None, True, _prefix(line)
             elif waits and _prefix(line) == prefix:
                 text = _MARK.sub("", frame.bare(line))
                 if not text.strip() or text[0].isspace():
@@ -279,8 +279,8 @@ def last_exception(frame: Frame, blocks: Sequence[Sequence[str]]) -> Sign | None
                 waits = False
                 if _NAMED.fullmatch(text.strip()) and not is_exception(text) and not find(text):
                     spot = LinePlace(block, place, blocks[number - 1] if number else ())
-                    found = Sign("exception", None, text, None, spot.rank, spot.number, spot.when, spot.code)
-    return found
+                    sign = Sign("exception", None, text, None, spot.rank, spot.number, spot.when, spot.code)
+    return sign
 
 
 def _prefix(line: str) -> str:
