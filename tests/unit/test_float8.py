@@ -14,10 +14,10 @@ from muster.core.workload import Lengths
 from muster.inputs.model import check_model
 from muster.inputs.read import check, read_recipe
 from muster.planner.document import Plan
-from muster.planner.forecast import case_of
 from muster.planner.machines import UserFigures
 from muster.planner.memory.fit import Setting, need
 from muster.planner.plan import plan_first, plan_on
+from muster.planner.predict import case_of
 from muster.planner.time.steptime import ideal
 from muster.runs.requirements import check_hosts, needed
 from tests.support import parse_machines, setting_with

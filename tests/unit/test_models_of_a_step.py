@@ -13,11 +13,11 @@ from muster.core.hardware.machines import parse_parts
 from muster.core.trace import TraceRequest
 from muster.core.workload import Drawing, HeldModel, Lengths
 from muster.inputs.read import read_recipe
-from muster.planner.forecast import case_of
 from muster.planner.machines import UserFigures
 from muster.planner.memory.activations import Kept, drawing_bytes, tile_bytes
 from muster.planner.memory.fit import Setting, need
 from muster.planner.plan import plan_on
+from muster.planner.predict import case_of
 from muster.planner.setting import setting_of
 from muster.planner.tracing import request_of
 

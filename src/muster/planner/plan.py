@@ -28,7 +28,7 @@ from muster.inputs.read import Inputs, check
 from muster.planner.advice import advise, grouping
 from muster.planner.decide import Chosen, Decided, decide
 from muster.planner.document import NEARLY_FULL, UNCOUNTED, Plan
-from muster.planner.forecast import Trained, global_given, plan_of
+from muster.planner.forecast import global_given, predictions
 from muster.planner.hosts import AUTO, HostTrial, first_hosts, numbers, on_hosts, pick
 from muster.planner.machines import (
     MachineModel,
@@ -74,8 +74,8 @@ def plan_on(
         check_closed_form(recipe)
     model = MachineModel(facts, inventory.hosts, load_calibration(), machines).of(inputs.inventory.hosts)
     inputs = replace(inputs, noted=tuple(noted))
-    decided = _attempt(inputs, model, figures, partial(tracer, say=say) if traced else None, chosen, on)
-    return _noted(decided, *ambiguous(on))
+    trace = partial(tracer, say=say) if traced else None
+    return _attempt(inputs, model, figures, trace, chosen, on, notes=ambiguous(on))
 
 
 def plan_hosts(
@@ -152,14 +152,14 @@ def plan_first(inputs: Inputs, facts: Facts, chosen: Chosen | None = None) -> De
     notes: list[str] = []
     model, figures = machine_model(inputs, facts, UserFigures(), _calibration(notes)), UserFigures()
     survey = survey_of(inputs)
-    decided = _attempt(inputs, model, figures, None, chosen, survey=survey)
+    decided = _attempt(inputs, model, figures, None, chosen, survey=survey, notes=notes)
     assert decided.plan is not None
     hopeless = decided.refused is not None and _hopeless(decided)
     if not hopeless and (decided.refused or _tight(decided) or decided.plan.time is not None):
-        decided = _attempt(inputs, model, figures, tracer, chosen, survey=survey)
+        decided = _attempt(inputs, model, figures, tracer, chosen, survey=survey, notes=notes)
     if decided.refused:
         raise decided.refused
-    return _noted(decided, *notes)
+    return decided
 
 
 def survey_of(inputs: Inputs) -> Survey:
@@ -230,41 +230,49 @@ def _attempt(
     chosen: Chosen | None = None,
     words: str | None = None,
     survey: Survey | None = None,
+    notes: Sequence[str] = (),
 ) -> Decided:
     """Everything decided, with a plan, whether it fits or not. `chosen`: the hosts, where that was done
-    before; `words`: what to call the machines; `survey`: of the data, where they were looked at before."""
+    before; `words`: what to call the machines; `survey`: of the data, where they were looked at before;
+    `notes`: the last ones of the plan."""
     survey = survey or survey_of(inputs)
     failures: list[str] = []
     tracer = once(tracer, failures) if tracer else None
     decided = settle(inputs, model, tracer)
     decided = _with_hosts(decided, decided.chosen or chosen)
-    untraced = [Decision("the model", UNTRACED, why) for why in dict.fromkeys(failures)]
-    decided = decided.saying(*decided.job.decisions, *untraced)
-    job, chosen, machines = decided.job, decided.chosen, decided.machines
+    job = decided.job
     if decided.recipe.bits is not None and job.device != "cuda":
         raise no_gpu(decided.recipe)
     samples = figures.samples or survey.samples
     if figures.tokens is not None and decided.setting is not None:
         samples = -(-figures.tokens // decided.setting.lengths.all)
-    if chosen is None or not chosen.timed:  # else slower hosts were left out already
-        decided = decided.saying(*job.decisions, *_advice(decided, model, samples))
+    decisions = [Decision("the model", UNTRACED, why) for why in dict.fromkeys(failures)]
+    if decided.chosen is None or not decided.chosen.timed:  # else slower hosts were left out already
+        decisions += _advice(decided, model, samples)
     idle_gpus = job.device == "cpu" and any(about.get("gpus") for about in model.facts.values())
     if idle_gpus:  # said at the start as well
         why = "the recipe says so, and the hosts' GPUs are not used"
-        decided = decided.saying(*decided.job.decisions, Decision("launch.device", "cpu", why))
-    start = _begun(inputs, decided, words or inputs.inventory.source, survey, samples, tracer)
-    alike = machines is None or len(model.hosts) != len(decided.slots)
+        decisions.append(Decision("launch.device", "cpu", why))
+    decided = decided.saying(*job.decisions, *decisions)
+    alike = decided.machines is None or len(model.hosts) != len(decided.slots)
     fewer = None if alike else model.fewer(decided.slots, job.device, job.precision)
+    predicted, more = predictions(decided, figures, samples, model.calibration, fewer)
+    plan = _plan(inputs, decided, words or inputs.inventory.source, survey, samples, tracer, predicted)
     if fewer is not None:
-        start.notes.append("hosts differ: the slowest sets the pace, and fewer hosts are the fastest of them")
-    trained = Trained(model.calibration, samples, figures.tokens is not None, figures.price, fewer)
+        plan.notes.append("hosts differ: the slowest sets the pace, and fewer hosts are the fastest of them")
     if idle_gpus:
-        start.notes.append("the hosts' GPUs are not used: the recipe says launch.device=cpu")
-    if decided.setting is not None and machines is not None:
-        faster = grouping(decided.recipe, decided.setting, machines, decided.room, model.calibration)
-        start.notes.extend([faster] if faster else [])
-    made = plan_of(decided, start, trained)
-    return _with_cost_note(replace(decided, plan=made), figures)
+        plan.notes.append("the hosts' GPUs are not used: the recipe says launch.device=cpu")
+    if decided.setting is not None and decided.machines is not None:
+        faster = grouping(decided.recipe, decided.setting, decided.machines, decided.room, model.calibration)
+        plan.notes.extend([faster] if faster else [])
+    plan.notes.extend(more)
+    if figures.price is not None and (plan.time is None or plan.time.cost is None):
+        why = "that needs a time, which is unknown"
+        if plan.time is not None:
+            why = "how much is trained is unknown; give it with --samples N, of an epoch, or --tokens N"
+        plan.notes.append(f"no cost: {why}")
+    plan.notes.extend(notes)
+    return replace(decided, plan=plan)
 
 
 def _advice(decided: Decided, model: MachineModel, samples: int | None) -> list[Decision]:
@@ -281,24 +289,6 @@ def _advice(decided: Decided, model: MachineModel, samples: int | None) -> list[
         return advise(recipe, case, members, model.calibration, batch=batch, samples=samples)
     except UsageError:  # a figure is missing, as the plan says
         return []
-
-
-def _with_cost_note(decided: Decided, figures: UserFigures) -> Decided:
-    """Why there is no cost, where a price was given."""
-    time = decided.plan.time if decided.plan else None
-    if figures.price is None or (time is not None and time.cost is not None):
-        return decided
-    why = "that needs a time, which is unknown"
-    if time is not None:
-        why = "how much is trained is unknown; give it with --samples N, of an epoch, or --tokens N"
-    return _noted(decided, f"no cost: {why}")
-
-
-def _noted(decided: Decided, *notes: str) -> Decided:
-    """With more notes in its plan."""
-    assert decided.plan is not None
-    plan = decided.plan.model_copy(update={"notes": [*decided.plan.notes, *notes]})
-    return replace(decided, plan=plan)
 
 
 def _with_hosts(decided: Decided, chosen: Chosen | None) -> Decided:
@@ -344,10 +334,16 @@ def ask(inputs: Inputs, shell: Shell, *, into: Path | None = None) -> Facts:
             return supervisor.greet(specs)
 
 
-def _begun(
-    inputs: Inputs, decided: Decided, words: str, survey: Survey, samples: int | None, tracer: Tracer | None
+def _plan(
+    inputs: Inputs,
+    decided: Decided,
+    words: str,
+    survey: Survey,
+    samples: int | None,
+    tracer: Tracer | None,
+    predicted: Mapping[str, Any],
 ) -> Plan:
-    """The plan without memory and time. `samples`: of an epoch."""
+    """The plan of what was decided. `samples`: of an epoch; `predicted`: its other fields."""
     recipe, setting, chosen, job = decided.recipe, decided.setting, decided.chosen, decided.job
     name = recipe.model.name or "the model"
     choices = open_choices(recipe, whole_config(recipe), tracer)
@@ -378,6 +374,7 @@ def _begun(
         would_fit=list(decided.would_fit),
         roomier=roomier,
         notes=[*_notes(decided), *filter(None, [warming])],
+        **predicted,
     )
 
 

@@ -482,25 +482,6 @@ def between(case: StepCase, calibration: Calibration | None = None) -> tuple[flo
     return predict(case, figures, outcome=good).seconds, predict(case, figures, outcome=bad).seconds
 
 
-def evaluation(case: StepCase, samples: int, calibration: Calibration | None = None) -> float:
-    """Seconds of a forward pass over so many samples, dealt to all ranks, in batches of the micro-batch; with
-    what a pass gathers first."""
-    figures = calibration or Calibration()
-    machines = measured_links(case.machines, figures)
-    traffic, library = traffic_of(case.parameters, case.placed), library_of(machines.device.kind)
-    forward = computing(case, figures) * case.work.forward / case.work.flops
-    gathering = waited(
-        traffic.last.forward,
-        forward,
-        lambda call: seconds(call, machines, library),
-        gathers_hide=traffic.gathers_hide,
-        reduces_hide=traffic.reduces_hide,
-        pace=_pace(machines),
-    )
-    rounds = -(-samples // (case.work.samples * case.machines.ranks))
-    return rounds * (forward + gathering)
-
-
 def link_key(link: LinkSpec, device: str) -> str:
     """What a link is known by in a Calibration: gloo gets less of it than NCCL. `device`: cpu or cuda."""
     return f"{link.name} gloo" if device == "cpu" else link.name
