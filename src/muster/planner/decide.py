@@ -88,6 +88,21 @@ class Decided:
         """Ranks of each host."""
         return tuple(place.slots for place in self.job.placements)
 
+    @property
+    def best(self) -> Candidate:
+        """The way that was chosen."""
+        return next(each for each in self.candidates if each.chosen)
+
+    @property
+    def works(self) -> bool:
+        """Whether it fits, as far as that is known."""
+        return self.refused is None and self.best.fits is not False
+
+    @property
+    def speed(self) -> float:
+        """Samples/s; 0: not known."""
+        return self.best.samples_per_second or 0.0
+
     def saying(self, *decisions: Decision) -> Decided:
         """With these decisions and no others."""
         return replace(self, job=replace(self.job, decisions=decisions))

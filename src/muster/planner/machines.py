@@ -23,7 +23,6 @@ from muster.core.job import Facts
 from muster.inputs.read import Inputs
 from muster.planner.placing import gpus_of, ranks_of
 from muster.planner.time import reached
-from muster.planner.time.mixed import MixedHost
 from muster.planner.time.reached import speed
 from muster.planner.time.steptime import Calibration, key
 from muster.store.atomic import write_json
@@ -140,18 +139,6 @@ class MachineModel:
             return self.of(some).on([count[host.label] for host in some], device, precision)
 
         return on
-
-    def members(self, slots: Sequence[int], device: str, precision: str) -> list[MixedHost] | None:
-        """Each host by itself, with its link to others; None: one of them is not known."""
-        members = []
-        for host, count in zip(self.hosts, slots, strict=True):
-            alone = self.of((host,)).on([count], device, precision)
-            link = self.link or (alone.link if alone else None)
-            link = link or link_of(self.facts[host.label].get("network") or {}, self.env)
-            if alone is None or link is None:
-                return None
-            members.append(MixedHost(host.label, alone.over(link)))
-        return members
 
 
 def machine_model(

@@ -14,6 +14,7 @@ from muster.core import families
 from muster.core.errors import ReaderMissingError, RecipeError, UsageError
 from muster.core.hardware.devices import ambiguous
 from muster.core.hardware.machines import Machines, parse_parts
+from muster.core.inventory import Host
 from muster.core.job import UNTRACED, Decision, Facts, place
 from muster.core.near import near_names
 from muster.core.recipe import Recipe
@@ -25,11 +26,11 @@ from muster.fleet.shell import Shell
 from muster.fleet.supervisor import Supervisor
 from muster.inputs.model import check_closed_form, no_gpu, whole_config
 from muster.inputs.read import Inputs, check
-from muster.planner.advice import advise, grouping
+from muster.planner.advice import advise, grouping, members_of
 from muster.planner.decide import Chosen, Decided, decide
 from muster.planner.document import NEARLY_FULL, UNCOUNTED, Plan
 from muster.planner.forecast import global_given, predictions
-from muster.planner.hosts import AUTO, HostTrial, first_hosts, numbers, on_hosts, pick
+from muster.planner.hosts import AUTO, first_hosts, numbers, on_hosts, pick
 from muster.planner.machines import (
     MachineModel,
     UserFigures,
@@ -182,23 +183,22 @@ def settle(inputs: Inputs, model: MachineModel, tracer: Tracer | None) -> Decide
     device = inputs.recipe.launch.device
     ordered = by_speed(given, model.facts, device, model.env, inputs.recipe.precision)
     ranks = [ranks_of(host, model.facts[host.label], device) for host in ordered]
-    trials = []
+    trials: list[tuple[tuple[Host, ...], Decided | RecipeError]] = []
     for number in numbers(inputs.recipe, ranks):
         labels = {host.label for host in ordered[:number]}
         some = tuple(host for host in given if host.label in labels)
         there = model.of(some)
         try:
-            decided = decide(on_hosts(inputs, some), there.facts, tracer=tracer, model=there)
-            trials.append(HostTrial(some, decided))
+            trials.append((some, decide(on_hosts(inputs, some), there.facts, tracer=tracer, model=there)))
         except RecipeError as error:
             if not (error.where or "").startswith(("batch.", GROUP)):  # what no number of hosts would change
                 raise
-            trials.append(HostTrial(some, None, error))
-    decided, chosen = pick(trials, given)
+            trials.append((some, error))
+    decided = pick(trials, given)
     job = decided.job
     in_order = [ranks_of(host, model.facts[host.label], device) for host in given]
     machines, reach = _beside(decided.machines, model.on(in_order, job.device, job.precision))
-    return replace(decided, machines=machines, reach=reach, chosen=chosen)
+    return replace(decided, machines=machines, reach=reach)
 
 
 def _beside(machines: Machines | None, whole: Machines | None) -> tuple[Machines | None, int]:
@@ -280,7 +280,7 @@ def _advice(decided: Decided, model: MachineModel, samples: int | None) -> list[
     recipe, setting = decided.recipe, decided.setting
     if model.one_machine or setting is None or len(model.hosts) != len(decided.slots):
         return []
-    members = model.members(decided.slots, decided.job.device, decided.job.precision)
+    members = members_of(model, decided.slots, decided.job.device, decided.job.precision)
     case = case_of(setting, members[0].machines) if members else None
     if case is None or members is None:
         return []

@@ -8,6 +8,7 @@ traces by -18 to +37 %; else they are not counted (UNCOUNTED). The margin is for
 from __future__ import annotations
 
 import re
+from bisect import bisect_left
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -437,16 +438,11 @@ def lacking(setting: Setting | None, room: MemoryLimit, counted: Need | None = N
 
 def largest_micro(setting: Setting, room: MemoryLimit, top: int) -> int:
     """The largest micro-batch up to `top` that fits; 0: not even one sample does."""
-    if not fits(replace(setting, micro=1), room):
-        return 0
-    low, high = 1, max(1, top)
-    while low < high:  # what is needed grows with the micro-batch
-        middle = (low + high + 1) // 2
-        if fits(replace(setting, micro=middle), room):
-            low = middle
-        else:
-            high = middle - 1
-    return low
+
+    def too_large(micro: int) -> bool:
+        return not fits(replace(setting, micro=micro), room)
+
+    return bisect_left(range(1, max(1, top) + 1), True, key=too_large)  # what is needed grows with it
 
 
 # ----------------------------------------------------------------------------------------------------
