@@ -24,8 +24,9 @@ from muster.core.recipe import Recipe
 from muster.core.units import format_seconds
 from muster.engines.base import spec_of
 from muster.engines.spread import NO_DISK, ModelSpread
+from muster.planner.decide import Decided
+from muster.planner.forecast import global_given
 from muster.planner.machines import MachineModel, link_of
-from muster.planner.memory.fit import MemoryLimit, Setting
 from muster.planner.predict import case_of
 from muster.planner.remedies import ANY_CHANGE
 from muster.planner.time.reached import reached
@@ -171,47 +172,50 @@ def members_of(
     return members
 
 
-def advise(
-    recipe: Recipe,
-    case: StepCase,
-    members: Sequence[MixedHost],
-    calibration: Calibration,
-    *,
-    batch: int | None,
-    samples: int | None,
-) -> list[Decision]:
+def advise(decided: Decided, model: MachineModel, samples: int | None) -> list[Decision]:
     """Before the start: a decision for each host that makes an epoch slower, and one that names the fastest
-    hosts. `case`: the job on all of them; `batch`: of a step, where it is the same on any number of hosts."""
-    if len(members) < 2 or isinstance(recipe.batch.split, list):  # shares are given rank by rank
+    hosts; nothing where a step's time is not known. `samples`: of an epoch."""
+    recipe, job, calibration = decided.recipe, decided.job, model.calibration
+    split = recipe.batch.split
+    if model.one_machine or decided.setting is None or len(model.hosts) != len(decided.slots):
+        return []
+    members = members_of(model, decided.slots, job.device, job.precision) or []
+    case = case_of(decided.setting, members[0].machines) if members else None
+    if case is None or len(members) < 2 or isinstance(split, list):  # shares are given rank by rank
         return []
     calibrated = all(case_key(case.over(each.machines)) in calibration.efficiency for each in members)
     off = max(reached(each.machines.device, case.precision).off for each in members)
     times = (1.0,) if calibrated else (1 + off, 1.0, 1 / (1 + off))
-    measured = recipe.batch.split == "measured"
-    usual = Forecast(members, case, samples or ROUND, batch, calibration, measured=measured)
+    batch = job.batch.global_ if global_given(recipe) else None
+    usual = Forecast(members, case, samples or ROUND, batch, calibration, measured=split == "measured")
     basis = "by this plan's step times"
     if not calibrated:
         basis += (
             f"; the order is the same if computation takes {times[-1]:.1f} to {times[0]:.1f} times as long"
         )
-    return words([replace(usual, slower=each) for each in times], samples, basis, measured=measured)
+    try:
+        guesses = [replace(usual, slower=each) for each in times]
+        return words(guesses, samples, basis, measured=split == "measured")
+    except UsageError:  # a figure is missing, as the plan says
+        return []
 
 
-def grouping(
-    recipe: Recipe, setting: Setting, machines: Machines, room: MemoryLimit, calibration: Calibration
-) -> str | None:
+def grouping(decided: Decided, calibration: Calibration) -> str | None:
     """That gathering weights inside each host would be faster, where it is known to fit; None: it would not,
     or weights are not gathered between hosts."""
-    engine, inside = setting.engine, machines.per_host
-    spread = setting.spread
+    setting, machines = decided.setting, decided.machines
+    if setting is None or machines is None:
+        return None
+    engine, inside, spread = setting.engine, machines.per_host, setting.spread
     cut = engine.groups and engine.shards_weights(spread.stage, spread.ranks)
-    if not cut or spread.group or engine.given(recipe).spread or machines.slots or spread.disk != NO_DISK:
+    given = engine.given(decided.recipe).spread
+    if not cut or spread.group or given or machines.slots or spread.disk != NO_DISK:
         return None
     grouped = setting.spreading(group=inside)
     now, then = case_of(setting, machines), case_of(grouped, machines)
     if machines.hosts == 1 or inside == 1 or now is None or then is None:
         return None
-    if not ANY_CHANGE.fits(grouped, room):
+    if not ANY_CHANGE.fits(grouped, decided.room):
         return None
     try:
         times = predict(now, calibration).seconds / predict(then, calibration).seconds

@@ -400,14 +400,21 @@ def decide_precision(recipe: Recipe, device: str, gpus: Gpus, decisions: list[De
             hint=f'precision={fixed}, or "auto" in that file',
         )
     wanted = fixed or wanted  # type: ignore[assignment]
-    weakest, capability = _weakest(gpus) if device == "cuda" else (None, None)
+    able = [
+        (_capability(gpu), f"{gpu.get('name') or 'a GPU'} of {host}")
+        for host, used in gpus.items()
+        for gpu in used
+    ]
+    known = [(capability, name) for capability, name in able if capability and device == "cuda"]
+    capability, weakest = min(known, default=(None, None))
     if wanted == "auto" and recipe.half:
         wanted = "bf16"
         decisions.append(Decision("precision", wanted, "{}={} computes in it".format(*recipe.half)))
     if wanted == "auto":
         chosen, why = _auto_precision(recipe, device, weakest, capability)
-        if chosen != "fp32" and (silent := _silent(gpus)):
-            chosen, why = "fp32", f"{silent} does not report its compute capability"
+        silent = [name for each, name in able if not each]
+        if chosen != "fp32" and silent:
+            chosen, why = "fp32", f"{silent[0]} does not report its compute capability"
         decisions.append(Decision("precision", chosen, why))
         return chosen
     refusal = _refusal(recipe, wanted, device, weakest, capability)
@@ -432,19 +439,6 @@ def _of_float8(recipe: Recipe, device: str) -> str:
     return ""
 
 
-def _weakest(gpus: Gpus) -> tuple[str | None, tuple[int, int] | None]:
-    capabilities = [
-        (capability, f"{gpu.get('name') or 'a GPU'} of {host}")
-        for host, used in gpus.items()
-        for gpu in used
-        if (capability := _capability(gpu))
-    ]
-    if not capabilities:
-        return None, None
-    capability, name = min(capabilities)
-    return name, capability
-
-
 def _capability(gpu: Mapping[str, Any]) -> tuple[int, int] | None:
     """As the driver tells it, else the maker of a GPU of this name."""
     stated = gpu.get("capability")
@@ -452,15 +446,6 @@ def _capability(gpu: Mapping[str, Any]) -> tuple[int, int] | None:
         return int(stated[0]), int(stated[1])
     device = driver_device(str(gpu.get("name") or ""))
     return device.capability if device else None
-
-
-def _silent(gpus: Gpus) -> str | None:
-    """A GPU whose compute capability is not known, as under an old driver."""
-    for host, used in gpus.items():
-        for gpu in used:
-            if not _capability(gpu):
-                return f"{gpu.get('name') or 'a GPU'} of {host}"
-    return None
 
 
 def _auto_precision(

@@ -26,10 +26,10 @@ from muster.fleet.shell import Shell
 from muster.fleet.supervisor import Supervisor
 from muster.inputs.model import check_closed_form, no_gpu, whole_config
 from muster.inputs.read import Inputs, check
-from muster.planner.advice import advise, grouping, members_of
+from muster.planner.advice import advise, grouping
 from muster.planner.decide import Chosen, Decided, decide
 from muster.planner.document import NEARLY_FULL, UNCOUNTED, Plan
-from muster.planner.forecast import global_given, predictions
+from muster.planner.forecast import predictions
 from muster.planner.hosts import AUTO, first_hosts, numbers, on_hosts, pick
 from muster.planner.machines import (
     MachineModel,
@@ -43,13 +43,14 @@ from muster.planner.memory.activations import activations_missing
 from muster.planner.memory.fit import MARGIN, MemoryLimit, Setting, lacking, may_run, need
 from muster.planner.orders import greeting
 from muster.planner.placing import ranks_of
-from muster.planner.predict import case_of
 from muster.planner.remedies import GROUP, OpenChoices, remedies
 from muster.planner.setting import assumed_length, assumed_shapes, why_unknown
 from muster.planner.sizing import Tracer, open_choices
 from muster.planner.time.steptime import Calibration
 from muster.planner.tracing import once, tracer
 from muster.planner.training import training_plan
+from muster.store.atomic import write_json, write_text
+from muster.store.values import recipe_file
 
 Say = Callable[[str], None]
 HOPELESS = 2.0  # times a rank's room: what needs more by closed forms does not fit, whatever a trace finds
@@ -248,7 +249,7 @@ def _attempt(
         samples = -(-figures.tokens // decided.setting.lengths.all)
     decisions = [Decision("the model", UNTRACED, why) for why in dict.fromkeys(failures)]
     if decided.chosen is None or not decided.chosen.timed:  # else slower hosts were left out already
-        decisions += _advice(decided, model, samples)
+        decisions += advise(decided, model, samples)
     idle_gpus = job.device == "cpu" and any(about.get("gpus") for about in model.facts.values())
     if idle_gpus:  # said at the start as well
         why = "the recipe says so, and the hosts' GPUs are not used"
@@ -262,9 +263,8 @@ def _attempt(
         plan.notes.append("hosts differ: the slowest sets the pace, and fewer hosts are the fastest of them")
     if idle_gpus:
         plan.notes.append("the hosts' GPUs are not used: the recipe says launch.device=cpu")
-    if decided.setting is not None and decided.machines is not None:
-        faster = grouping(decided.recipe, decided.setting, decided.machines, decided.room, model.calibration)
-        plan.notes.extend([faster] if faster else [])
+    faster = grouping(decided, model.calibration)
+    plan.notes.extend([faster] if faster else [])
     plan.notes.extend(more)
     if figures.price is not None and (plan.time is None or plan.time.cost is None):
         why = "that needs a time, which is unknown"
@@ -273,22 +273,6 @@ def _attempt(
         plan.notes.append(f"no cost: {why}")
     plan.notes.extend(notes)
     return replace(decided, plan=plan)
-
-
-def _advice(decided: Decided, model: MachineModel, samples: int | None) -> list[Decision]:
-    """Which hosts make the job slower; nothing where a step's time is not known."""
-    recipe, setting = decided.recipe, decided.setting
-    if model.one_machine or setting is None or len(model.hosts) != len(decided.slots):
-        return []
-    members = members_of(model, decided.slots, decided.job.device, decided.job.precision)
-    case = case_of(setting, members[0].machines) if members else None
-    if case is None or members is None:
-        return []
-    batch = decided.job.batch.global_ if global_given(recipe) else None
-    try:
-        return advise(recipe, case, members, model.calibration, batch=batch, samples=samples)
-    except UsageError:  # a figure is missing, as the plan says
-        return []
 
 
 def _with_hosts(decided: Decided, chosen: Chosen | None) -> Decided:
@@ -440,3 +424,22 @@ def promised(document: Mapping[str, Any]) -> Promise | None:
         step_seconds=plan.time.step if plan.time else None,
         samples_per_second=plan.time.samples_per_second if plan.time else None,
     )
+
+
+def write_plan(decided: Decided, file: Path) -> list[Path]:
+    """The decided recipe, which `muster train` takes as it is. -> what was written. Raises UsageError."""
+    recipe, job = decided.recipe, decided.job
+    data = recipe.as_dict()
+    data["precision"] = job.precision
+    data["batch"] |= {**job.batch.as_dict(), "tokens": None}
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        write_text(file, recipe_file(data))
+        config = spec_of(recipe.engine.name).config(recipe, job.batch, job.precision)
+        if config is None or recipe.engine.config:  # whose own file it is
+            return [file]
+        own_config = file.with_suffix(f".{recipe.engine.name}.json")
+        write_json(own_config, config)
+    except OSError as error:
+        raise UsageError(f"cannot be written: {error.strerror}", where=str(file)) from None
+    return [file, own_config]

@@ -176,7 +176,9 @@ def _batch(
     wanted = _wanted(recipe, config, given["global"])
     top = DEFAULT_MICRO
     gpus = setting is not None and setting.spread.device == "cuda" and room.device is not None
-    if gpus and wanted and _counted(setting):
+    needed = need(setting) if setting is not None else None
+    # Where all that a rank needs is known, a larger micro-batch is known to fit.
+    if gpus and wanted and (needed is None or needed.whole):
         top = max(1, wanted // world_size)  # GPUs gain by large micro-batches, CPUs do not
     largest, batch = _fitting(recipe, given, wanted, world_size, setting, room, top)
     product = f"{batch.micro} x {batch.accumulation} x {counted(world_size, 'rank')} = {batch.global_}"
@@ -195,12 +197,6 @@ def _batch(
         if given[name] is None:
             decisions.append(Decision(f"batch.{name}", value, why[name]))
     return batch
-
-
-def _counted(setting: Setting | None) -> bool:
-    """Return whether all that a rank needs is known, so that a larger micro-batch is known to fit."""
-    counted = need(setting) if setting is not None else None
-    return counted is None or counted.whole
 
 
 def _fitting(

@@ -20,7 +20,7 @@ Optimizer: update.py.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import lru_cache, partial
 from statistics import NormalDist
@@ -85,23 +85,19 @@ def waited(
     whole = sum(segment.share for segment in segments) or 1.0
     ready = [0] * len(segments)  # how many calls must have ended before a segment begins
     if gathers_hide:
-        ready[0] = clock.ask(_costs(segments[0].gathers, cost))
+        ready[0] = clock.ask(map(cost, segments[0].gathers))
     for index, segment in enumerate(segments):
         if not gathers_hide:
-            ready[index] = clock.ask(_costs(segment.gathers, cost))
+            ready[index] = clock.ask(map(cost, segment.gathers))
         clock.wait(ready[index])
         if gathers_hide and index + 1 < len(segments):
-            ready[index + 1] = clock.ask(_costs(segments[index + 1].gathers, cost))
+            ready[index + 1] = clock.ask(map(cost, segments[index + 1].gathers))
         clock.compute(computing * segment.share / whole)
-        asked = clock.ask(_costs(segment.reduces, cost))
+        asked = clock.ask(map(cost, segment.reduces))
         if asked and not reduces_hide:
             clock.wait(asked)
     clock.wait(clock.asked)
     return max(0.0, clock.now - computing)
-
-
-def _costs(calls: Sequence[Call], cost: Cost) -> list[float]:
-    return [cost(call) for call in calls]
 
 
 class _Clock:
@@ -115,11 +111,12 @@ class _Clock:
         self._left: list[float] = []  # of the calls that have not ended, in order, at full speed
         self._apart = False
 
-    def ask(self, costs: Sequence[float]) -> int:
+    def ask(self, costs: Iterable[float]) -> int:
         """-> how many calls must have ended for all of these to have; 0: there are none."""
-        self._left += costs
-        self.asked += len(costs)
-        return self.asked if costs else 0
+        asked = list(costs)
+        self._left += asked
+        self.asked += len(asked)
+        return self.asked if asked else 0
 
     def wait(self, ended: int) -> None:
         """Until so many calls have ended; nothing is computed meanwhile."""
