@@ -19,8 +19,10 @@ from muster.planner.decide import Chosen, Decided
 from muster.planner.document import Candidate, Plan
 from muster.planner.hosts import first, numbers, pick
 from muster.planner.machines import MachineModel, UserFigures, by_speed, machine_model
+from muster.planner.memory.fit import Shortage
 from muster.planner.plan import plan_on, settle
-from muster.planner.time.steptime import Calibration
+from muster.planner.time.steptime import Calibration, Step
+from muster.planner.ways import TrainingWay
 
 HOSTS = parse_hosts("node[1-4]").hosts
 OPEN = ("engine.zero=auto", "train.gradient_checkpointing=auto")
@@ -49,7 +51,10 @@ def trial(count: int, speed: float | None, *, fits: bool = True) -> tuple[tuple[
     places = place([(host, 1) for host in HOSTS[:count]])
     job = Job("", "ssh", places, Batch(64 // count, 1, 64), "fp32", "cuda", {})
     refused = None if fits else UsageError("too little memory", where="memory")
-    decided = Decided(job, recipe, (1,) * count, (None,) * count, candidates=(best,), refused=refused)
+    step = Step(64 / speed, 0, 0, 0, 0, 0, samples=64) if speed else None
+    lacks = None if fits else Shortage("device", 2, 1)
+    way = TrainingWay(recipe, job.batch, memory=10**9, lacks=lacks, step=step)
+    decided = Decided(job, way, (1,) * count, (None,) * count, candidates=(best,), refused=refused)
     return HOSTS[:count], decided
 
 
@@ -62,7 +67,7 @@ def test_the_most_samples_per_second_win_and_the_others_say_by_how_much() -> Non
         "the fastest of those tried: 152.0 samples/s predicted; 1 host 34% slower; 2 hosts 3% slower; "
         "4 hosts 21% slower; node4 stays idle"
     )
-    rows = {row.changes["launch.hosts"]: row for row in chosen.candidates}
+    rows = {row.changes["launch.hosts"]: row for row in taken.candidates}
     assert [name for name, row in rows.items() if row.chosen] == ["3"]
     assert rows["2"].why == "3% slower"
     assert rows["3"].why == "the fastest of those tried: 152.0 samples/s predicted"
@@ -97,7 +102,7 @@ def test_without_speeds_all_that_work() -> None:
     taken, chosen = picked([trial(1, 10), trial(2, None), trial(3, None), cannot], HOSTS)
     assert (len(taken.slots), chosen.timed) == (3, False)
     assert chosen.why == "the largest number that works: their speed is unknown"
-    assert chosen.candidates[3].why == "cannot: a global batch of 6"
+    assert taken.candidates[3].why == "cannot: a global batch of 6"
     _, chosen = picked([trial(1, None), trial(2, None)], HOSTS[:2])
     assert chosen.why.startswith("all of them")
 

@@ -18,7 +18,7 @@ from muster.inputs.model import whole_config
 from muster.planner.decide import Decided
 from muster.planner.memory.fit import Setting, need
 from muster.planner.setting import setting_of
-from muster.planner.sizing import _nearest
+from muster.planner.ways import _nearest
 from tests.support import on_hosts
 
 TABLE = {  # size: (learning rate, tokens per update in units of 2^20)

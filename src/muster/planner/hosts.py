@@ -20,7 +20,6 @@ from muster.core.units import counted, format_number
 from muster.inputs.read import Inputs
 from muster.planner.decide import FIELD, Chosen, Decided
 from muster.planner.document import Candidate
-from muster.planner.memory.fit import lacking
 
 HARDLY = 0.02  # of speed: fewer hosts are taken where more would gain less
 AUTO = "auto"
@@ -109,25 +108,27 @@ def pick(trials: Trials, given: Sequence[Host]) -> Decided:
     working, timed = [pair for pair in decided if pair[1].works], False
     if not working:
         (hosts, taken), why = decided[-1], "it does not fit on any number of them"
-    elif any(not each.speed for _, each in working):
+    elif any(not each.way.speed for _, each in working):
         hosts, taken = working[-1]
         which = "all of them" if len(hosts) == len(given) else "the largest number that works"
         why = f"{which}: their speed is unknown"
     else:
-        top, timed = max(each.speed for _, each in working), True
-        hosts, taken = next(pair for pair in working if pair[1].speed >= (1 - HARDLY) * top)
-        why = f"{'the fastest' if taken.speed == top else 'as good as the fastest'} of those tried"
+        top, timed = max(each.way.speed for _, each in working), True
+        hosts, taken = next(pair for pair in working if pair[1].way.speed >= (1 - HARDLY) * top)
+        why = f"{'the fastest' if taken.way.speed == top else 'as good as the fastest'} of those tried"
         others = [
             f"{counted(len(some), 'host')} {_lost(each, taken)}" for some, each in trials if each is not taken
         ]
-        why = "; ".join([f"{why}: {format_number(taken.speed)} samples/s predicted", *others])
+        why = "; ".join([f"{why}: {format_number(taken.way.speed)} samples/s predicted", *others])
     skips = hosts != tuple(given[: len(hosts)])
     if skips:
         why += f"; the fastest hosts are {fold_hosts(host.label for host in hosts)}"
-    compared = [row for some, each in trials for row in _rows(len(some), each, taken, why)]
     idle = tuple(host for host in given if host not in hosts)
-    chosen = Chosen(hosts, idle, why, tuple(compared) if len(trials) > 1 else (), timed, skips)
-    return replace(taken, chosen=chosen)
+    chosen = Chosen(hosts, idle, why, timed, skips)
+    if len(trials) == 1:
+        return replace(taken, chosen=chosen)
+    rows = [row for some, each in trials for row in _rows(len(some), each, taken, why)]
+    return replace(taken, chosen=chosen, candidates=tuple(rows))
 
 
 def _rows(hosts: int, trial: Decided | RecipeError, taken: Decided, why: str) -> list[Candidate]:
@@ -137,7 +138,9 @@ def _rows(hosts: int, trial: Decided | RecipeError, taken: Decided, why: str) ->
         return [Candidate(changes=count, fits=False, memory=0, why=_lost(trial, taken))]
     micro = {} if trial.recipe.batch.micro else {"batch.micro": str(trial.job.batch.micro)}
     rows = []
-    for each in trial.candidates if trial is taken else (trial.best,):
+    for each in trial.candidates:
+        if trial is not taken and not each.chosen:
+            continue
         words = each.why
         if each.chosen:  # the others have rows of their own, which say why they lost
             words = why.partition(";")[0] if trial is taken else _lost(trial, taken)
@@ -152,11 +155,10 @@ def _lost(trial: Decided | RecipeError, taken: Decided) -> str:
     if isinstance(trial, RecipeError):
         return f"cannot: {trial.what}"
     if not trial.works:
-        short = lacking(trial.setting, trial.room)
-        return f"does not fit: {short}" if short else "does not fit"
-    if not (trial.speed and taken.speed):
+        return f"does not fit: {trial.way.lacks}" if trial.way.lacks else "does not fit"
+    if not (trial.way.speed and taken.way.speed):
         return "also works"
-    slower = 1 - trial.speed / taken.speed
+    slower = 1 - trial.way.speed / taken.way.speed
     if slower >= 0:
         return f"{slower:.0%} slower" if slower > 0.005 else "as fast"
     return f"{-slower:.1%} faster, which is not worth more hosts"

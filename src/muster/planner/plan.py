@@ -45,10 +45,10 @@ from muster.planner.orders import greeting
 from muster.planner.placing import ranks_of
 from muster.planner.remedies import GROUP, OpenChoices, remedies
 from muster.planner.setting import assumed_length, assumed_shapes, why_unknown
-from muster.planner.sizing import Tracer, open_choices
 from muster.planner.time.steptime import Calibration
 from muster.planner.tracing import once, tracer
 from muster.planner.training import training_plan
+from muster.planner.ways import Tracer, open_choices
 from muster.store.atomic import write_json, write_text
 from muster.store.values import recipe_file
 
@@ -330,9 +330,8 @@ def _plan(
     """The plan of what was decided. `samples`: of an epoch; `predicted`: its other fields."""
     recipe, setting, chosen, job = decided.recipe, decided.setting, decided.chosen, decided.job
     name = recipe.model.name or "the model"
-    choices = open_choices(recipe, whole_config(recipe), tracer)
+    choices = open_choices(recipe, tracer)
     roomier = [] if decided.would_fit or setting is None else _roomier(setting, decided.room, name, choices)
-    compared = chosen.candidates if chosen and chosen.candidates else decided.candidates
     engine = recipe.engine.name
     if setting:
         group = setting.spread.group if setting.spread.grouped else 0
@@ -351,7 +350,7 @@ def _plan(
         idle=[host.label for host in chosen.idle] if chosen else [],
         ranks=job.world_size,
         batch=job.batch.as_dict(),
-        candidates=list(compared) if len(compared) > 1 else [],
+        candidates=list(decided.candidates) if len(decided.candidates) > 1 else [],
         decisions=[
             {"field": d.field, "value": d.value, "why": d.why} for d in (*inputs.noted, *job.decisions)
         ],

@@ -1,8 +1,9 @@
-"""How much at once: learning rate and batch of a published size, a micro-batch that fits, how the model is
-made. Pure."""
+"""The ways that a recipe can go on some machines, and the best of them: the fastest that fits; where speeds
+are not known, the mildest that fits. Of each its learning rate, its batch, and how the model is made. Pure."""
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -15,11 +16,13 @@ from muster.core.job import Decision
 from muster.core.near import near_names
 from muster.core.recipe import Recipe
 from muster.core.trace import Trace
-from muster.core.units import counted, format_bytes
+from muster.core.units import counted, format_bytes, format_number
 from muster.engines.base import spec_of
+from muster.inputs.model import whole_config
+from muster.planner.document import Candidate
 from muster.planner.memory.fit import MemoryLimit, Need, Setting, Shortage, lacking, largest_micro, need
 from muster.planner.predict import predict
-from muster.planner.remedies import OpenChoices
+from muster.planner.remedies import SYNC, OpenChoices
 from muster.planner.setting import sequence_of, setting_of
 from muster.planner.time.steptime import Calibration, Step
 
@@ -70,6 +73,84 @@ class TrainingWay:
     def speed(self) -> float:
         """Samples/s; 0: not known."""
         return self.step.samples_per_second if self.step else 0.0
+
+
+def ways(recipe: Recipe, where: Where) -> list[TrainingWay]:
+    """Return every combination of what is open, mildest first, whether it fits or not: without recomputation,
+    at low stages; where it accumulates and the recipe leaves open when gradients are reduced, both, the one
+    with less communication first.
+
+    Raises RecipeError where there is none, such as for numbers that contradict each other.
+    """
+    config, engine = whole_config(recipe), spec_of(recipe.engine.name)
+    again, zero = recipe.train.gradient_checkpointing, recipe.engine.zero
+    stages = engine.open_stages(recipe)
+    defers = engine.defers_reduction and sum(where.slots) > 1 and recipe.engine.sync_each_batch == "auto"
+    tried, impossible = list[TrainingWay](), list[RecipeError]()
+    for checkpointing, stage in itertools.product([False, True] if again == "auto" else [again], stages):
+        changes = {"engine.zero": str(stage)} if zero == "auto" else {}
+        changes |= {"train.gradient_checkpointing": str(checkpointing).lower()} if again == "auto" else {}
+        made = recipe.choosing(zero=stage, checkpointing=checkpointing)
+        try:
+            one = size(made, config, where, changes)
+            if not defers or one.batch.accumulation == 1:
+                tried.append(one)
+                continue
+            for each in (False, True):
+                more = {**changes, SYNC: str(each).lower()}
+                tried.append(size(made.choosing(sync_each_batch=each), config, where, more))
+        except RecipeError as error:  # what the recipe wants does not go this way (model.create=sharded)
+            impossible.append(error)
+    if not tried:
+        raise impossible[-1]
+    return tried
+
+
+def best(tried: Sequence[TrainingWay]) -> tuple[TrainingWay, str]:
+    """Return which way, and why: of those that fit the fastest; the mildest where one's speed is not known.
+    None is known to fit: the mildest of which all but the activations is counted and fits; else the smallest.
+    A way of which nothing is counted is taken only where that is so of all."""
+    counted = [each for each in tried if each.fits is not None]
+    if not counted:
+        return tried[0], "the mildest: whether it fits is unknown"
+    fitting = [each for each in counted if each.fits]
+    among = f"of {len(fitting)} settings that fit (of {len(tried)})"
+    uncertain = [each for each in tried if each.fits is None and each.setting is not None]
+    if not fitting and uncertain:
+        return uncertain[0], "the mildest that may fit: whether it does is unknown"
+    if not fitting:
+        return min(counted, key=lambda each: each.memory), "needs the least memory, and does not fit"
+    if any(each.step is None for each in fitting):
+        return fitting[0], f"the mildest {among}; some speeds are unknown"
+    fastest = max(fitting, key=lambda each: each.speed)
+    return fastest, f"the fastest {among}: {format_number(fastest.speed)} samples/s predicted"
+
+
+def compared(tried: Sequence[TrainingWay], chosen: TrainingWay, reason: str) -> list[Candidate]:
+    """All ways, and why each was chosen or lost."""
+
+    def lost(way: TrainingWay) -> str:
+        if way.fits is None:
+            return "whether it fits is unknown"
+        if not way.fits:
+            return f"does not fit: {way.lacks}"
+        if way.step is None or chosen.step is None:
+            return "fits as well; costs more computation or communication"
+        slower = 1 - way.speed / chosen.speed
+        return f"{slower:.0%} slower" if slower > 0.005 else "as fast, but not milder"
+
+    return [
+        Candidate(
+            changes=dict(each.changes),
+            fits=each.fits,
+            memory=each.memory,
+            step=each.step.seconds if each.step else None,
+            samples_per_second=each.speed or None,
+            chosen=each is chosen,
+            why=reason if each is chosen else lost(each),
+        )
+        for each in tried
+    ]
 
 
 def size(
@@ -304,7 +385,7 @@ def _about_tokens(recipe: Recipe, config: Mapping[str, Any] | None, wanted: int,
     return f"; the multiple nearest to {wanted} samples ({asked:,} tokens, {source}): {off:+.1f} %"
 
 
-def open_choices(recipe: Recipe, config: Mapping[str, Any] | None, tracer: Tracer | None) -> OpenChoices:
+def open_choices(recipe: Recipe, tracer: Tracer | None) -> OpenChoices:
     """What the recipe, and a user's own DeepSpeed configuration, say of what a remedy would change."""
 
     def trace(setting: Setting) -> Trace | None:
@@ -321,7 +402,7 @@ def open_choices(recipe: Recipe, config: Mapping[str, Any] | None, tracer: Trace
     return OpenChoices(
         accumulation=given["accumulation"],
         global_=None if about else given["global"],
-        samples=_wanted(recipe, config, None) if about else None,
+        samples=_wanted(recipe, whole_config(recipe), None) if about else None,
         fixed=frozenset(fixed),
         trace=trace,
     )
