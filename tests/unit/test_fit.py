@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -33,7 +32,6 @@ from muster.planner.memory.fit import (
     need,
 )
 from muster.planner.memory.states import likely_tensors
-from muster.planner.plan import _hopeless
 from muster.planner.remedies import ANY_CHANGE, OpenChoices, apply, changes, refusal, remedies
 from tests.support import setting_with, with_fields
 
@@ -394,15 +392,6 @@ def test_the_largest_micro_batch_that_divides_the_share_is_offered() -> None:
     assert int(changed["batch.accumulation"]) * small == 36
     larger = min(size for size in (2, 3, 4, 6, 9, 12, 18, 36) if size > small)
     assert not fits(with_fields(setting, micro=larger, micro_steps=36 // larger), room)
-
-
-@pytest.mark.parametrize(("share", "hopeless"), [(0.4, True), (0.7, False)])
-def test_what_needs_twice_what_a_host_has_is_not_traced(share: float, hopeless: bool) -> None:
-    setting = big("opt-13b")
-    needs = needed(setting)
-    room = MemoryLimit(1 << 60, int(share * (sum(needs.host.values()) + needs.first_host // 8)))
-    decided: Any = SimpleNamespace(setting=setting, room=room)
-    assert _hopeless(decided) is hopeless
 
 
 def test_host_memory_is_too_little_for_eight_ranks_that_make_the_model_whole() -> None:

@@ -28,7 +28,7 @@ from muster.inputs.model import check_closed_form, no_gpu, whole_config
 from muster.inputs.read import Inputs, check
 from muster.planner.advice import advise, grouping
 from muster.planner.decide import Chosen, Decided, decide
-from muster.planner.document import NEARLY_FULL, UNCOUNTED, Plan
+from muster.planner.document import NEARLY_FULL, UNCOUNTED, MemoryPlan, Plan
 from muster.planner.forecast import predictions
 from muster.planner.hosts import AUTO, first_hosts, numbers, on_hosts, pick
 from muster.planner.machines import (
@@ -40,10 +40,10 @@ from muster.planner.machines import (
     machine_model,
 )
 from muster.planner.memory.activations import activations_missing
-from muster.planner.memory.fit import MARGIN, MemoryLimit, Setting, lacking, may_run, need
+from muster.planner.memory.fit import MARGIN, need
 from muster.planner.orders import greeting
 from muster.planner.placing import ranks_of
-from muster.planner.remedies import GROUP, OpenChoices, remedies
+from muster.planner.remedies import GROUP, remedies
 from muster.planner.setting import assumed_length, assumed_shapes, why_unknown
 from muster.planner.time.steptime import Calibration
 from muster.planner.tracing import once, tracer
@@ -156,7 +156,8 @@ def plan_first(inputs: Inputs, facts: Facts, chosen: Chosen | None = None) -> De
     survey = survey_of(inputs)
     decided = _attempt(inputs, model, figures, None, chosen, survey=survey, notes=notes)
     assert decided.plan is not None
-    hopeless = decided.refused is not None and _hopeless(decided)
+    short = decided.way.lacks
+    hopeless = decided.refused is not None and short is not None and short.needed > HOPELESS * short.has
     if not hopeless and (decided.refused or _tight(decided) or decided.plan.time is not None):
         decided = _attempt(inputs, model, figures, tracer, chosen, survey=survey, notes=notes)
     if decided.refused:
@@ -282,12 +283,6 @@ def _with_hosts(decided: Decided, chosen: Chosen | None) -> Decided:
     return replace(decided.saying(chosen.decision, *decided.job.decisions), chosen=chosen)
 
 
-def _hopeless(decided: Decided) -> bool:
-    """Whether a rank needs so much more than there is that no trace could find it to fit."""
-    short = lacking(decided.setting, decided.room)
-    return short is not None and short.needed > HOPELESS * short.has
-
-
 def _tight(decided: Decided) -> bool:
     """Whether a rank needs so much of its room that a closed form is not enough, or there is none, the model
     can be traced and it is not small."""
@@ -329,9 +324,10 @@ def _plan(
 ) -> Plan:
     """The plan of what was decided. `samples`: of an epoch; `predicted`: its other fields."""
     recipe, setting, chosen, job = decided.recipe, decided.setting, decided.chosen, decided.job
-    name = recipe.model.name or "the model"
-    choices = open_choices(recipe, tracer)
-    roomier = [] if decided.would_fit or setting is None else _roomier(setting, decided.room, name, choices)
+    memory, roomier = predicted.get("memory"), list[str]()
+    if setting and memory and memory.nearly_full and not memory.lacking and memory.basis != UNCOUNTED:
+        less = replace(decided.room, device=int(NEARLY_FULL / (1 - MARGIN) * memory.device_room))
+        roomier = remedies(setting, less, recipe.model.name or "the model", open_choices(recipe, tracer))
     engine = recipe.engine.name
     if setting:
         group = setting.spread.group if setting.spread.grouped else 0
@@ -356,33 +352,17 @@ def _plan(
         ],
         would_fit=list(decided.would_fit),
         roomier=roomier,
-        notes=[*_notes(decided), *filter(None, [warming])],
+        notes=[*_notes(decided, memory), *filter(None, [warming])],
         **predicted,
     )
 
 
-def _roomier(setting: Setting, room: MemoryLimit, name: str, choices: OpenChoices) -> list[str]:
-    """What would leave more free of a device that is nearly full."""
-    needed = need(setting)
-    if (
-        room.device is None
-        or needed is None
-        or not needed.whole
-        or not may_run(setting, room)
-        or sum(needed.device.values()) <= NEARLY_FULL * room.device
-    ):
-        return []
-    less = replace(room, device=int(NEARLY_FULL / (1 - MARGIN) * room.device))
-    return remedies(setting, less, name, choices)
-
-
-def _notes(decided: Decided) -> list[str]:
+def _notes(decided: Decided, memory: MemoryPlan | None) -> list[str]:
     setting, device, machines = decided.setting, decided.job.device, decided.machines
     notes = []
-    counted = need(setting) if setting is not None else None
-    if setting is None or counted is None:
+    if setting is None or memory is None:
         notes.append(f"{why_unknown(decided.recipe)}: neither memory nor time can be predicted")
-    elif not counted.whole:
+    elif memory.basis == UNCOUNTED:
         notes.append(activations_missing(setting.config))
     elif setting.trace is None:
         notes.append("the model was not traced: its activations are from a formula, off by -18 to +37 %")

@@ -1,5 +1,5 @@
 """The ways that a recipe can go on some machines, and the best of them: the fastest that fits; where speeds
-are not known, the mildest that fits. Of each its learning rate, its batch, and how the model is made. Pure."""
+are not known, the mildest that fits. Of each its learning rate, its batch, how the model is made. Pure."""
 
 from __future__ import annotations
 

@@ -254,18 +254,21 @@ def _in_bits(
         return replace(states, held=held), activations
     kept = sum(weight_bytes(setting.quantized, each.shape) for each in small)
     held["parameters"] -= 4 * elements(small)
-    copies, gone = sum(activations.copies.values()), setting.spread.element * elements(small)
+    layer = {"a layer as whole numbers": setting.spread.element * largest(small)}
     return (
         replace(states, held=added(held, {"quantised weights": kept})),
-        replace(
-            activations,
-            copies={
-                # With gradient checkpointing, those of blocks do not stay anyway.
-                "copies in half precision": copies - gone if copies >= gone else copies,
-                "a layer as whole numbers": setting.spread.element * largest(small),
-            },
-        ),
+        _without_copies(setting, activations, small, layer),
     )
+
+
+def _without_copies(
+    setting: Setting, activations: ActivationBytes, tensors: Tensors, layer: Parts
+) -> ActivationBytes:
+    """With no copies of these weights, and a layer's in their place. With gradient checkpointing, those of
+    blocks do not stay anyway."""
+    copies, gone = sum(activations.copies.values()), setting.spread.element * elements(tensors)
+    left = copies - gone if copies >= gone else copies
+    return replace(activations, copies={"copies in half precision": left, **layer})
 
 
 def _in_fp8(setting: Setting, activations: ActivationBytes) -> ActivationBytes:
@@ -282,15 +285,8 @@ def _in_fp8(setting: Setting, activations: ActivationBytes) -> ActivationBytes:
         largest_of = max(rows_of * columns, rows * rows_of, rows * columns)
         return whole + (0 if setting.compiled else 8 * largest_of)
 
-    copies, gone = sum(activations.copies.values()), setting.spread.element * elements(layers)
-    return replace(
-        activations,
-        copies={
-            # With gradient checkpointing, those of blocks do not stay anyway.
-            "copies in half precision": copies - gone if copies >= gone else copies,
-            "a layer in fp8": max(made(*each.shape) for each in layers),
-        },
-    )
+    layer = {"a layer in fp8": max(made(*each.shape) for each in layers)}
+    return _without_copies(setting, activations, layers, layer)
 
 
 def _drawing(setting: Setting, tensors: Tensors, states: States, activations: ActivationBytes) -> Parts:
