@@ -12,7 +12,6 @@ from muster.core.errors import UsageError
 from muster.core.hardware.links import SharedLink, find_link
 from muster.core.recipes import load_recipe
 from muster.core.trace import Parameter
-from muster.engines.ddp.spec import FIRST_BUCKET, DdpSpec
 from muster.engines.deepspeed.spec import buckets
 from muster.engines.spread import ModelSpread
 from muster.engines.traffic import Call, Segment, Traffic
@@ -63,35 +62,6 @@ def test_one_rank_exchanges_nothing() -> None:
         of(engine="horovod")
 
 
-@pytest.mark.parametrize("accumulation", [1, 3])
-def test_ddp_sends_fp32_gradients_once_per_step_in_buckets(accumulation: int) -> None:
-    found = of(engine="ddp", element=2, micro_steps=accumulation)
-    assert moved(found, "all-reduce") == 4 * PSI  # whatever autocast computes in
-    sizes = [call.size for call in found.calls()]
-    assert all(size >= DdpSpec.bucket for size in sizes[1:-1]) and sizes[0] >= FIRST_BUCKET
-    assert found.reduces_hide
-    assert sizes[-1] >= 4 * 30_000 * WIDTH  # the embeddings' gradient comes last, and alone is above a bucket
-    assert moved(of(model(adapters=True), engine="ddp"), "all-reduce") == 4 * LAYERS * 8 * WIDTH
-
-
-@pytest.mark.parametrize(("element", "accumulation"), [(4, 1), (2, 1), (2, 4)])
-def test_zero_0_1_and_2(element: int, accumulation: int) -> None:
-    """2 b Psi; 3 b Psi; 2 b Psi a + b Psi along a ring, and padding of the gathered groups."""
-    fields = {"engine": "deepspeed", "element": element, "micro_steps": accumulation}
-    padded = sum(-(-size // 8) * 8 for size in (PSI - SMALL, SMALL))
-    none = of(stage=0, **fields)
-    assert moved(none, "all-reduce") == element * PSI and moved(none, "all-gather") == 0
-    one = of(stage=1, **fields)
-    assert moved(one, "all-reduce") == element * PSI
-    assert moved(one, "all-gather") == element * padded
-    two = of(stage=2, **fields)
-    assert moved(two, "all-reduce") == element * PSI * accumulation
-    assert moved(two, "all-gather") == element * padded
-    assert not (none.reduces_hide or one.reduces_hide or two.reduces_hide)
-    assert of(stage=2, overlap=True, **fields).reduces_hide
-    assert not of(stage=2, overlap=True, device="cpu", **fields).reduces_hide  # its streams do nothing there
-
-
 def test_deepspeed_buckets() -> None:
     assert buckets([3, 3, 3, 9, 1], 6) == [6, 3, 9, 1]  # before what would overfill; a large one alone
     assert buckets([], 6) == []
@@ -105,69 +75,12 @@ def test_deepspeed_buckets() -> None:
     assert moved(trained, "all-reduce") == 4 * LAYERS * 8 * WIDTH
 
 
-def test_zero_3_keeps_a_small_model_until_its_backward_pass() -> None:
-    """2 b Psi a where the way back is shorter than max_reuse_distance, 3 b Psi a where it is not."""
-    fields = {"engine": "deepspeed", "stage": 3, "element": 2, "micro_steps": 2, "persistence": 0}
-    padded = sum(-(-p.numel // 4) * 4 for p in MODEL)
-    near = of(**fields)
-    assert moved(near, "all-gather") == 2 * 2 * padded
-    far = of(**fields, reuse=0)
-    assert moved(far, "all-gather") == 2 * 2 * 2 * padded
-    partly = of(**fields, reuse=PSI)
-    assert moved(near, "all-gather") < moved(partly, "all-gather") < moved(far, "all-gather")
-    assert moved(near, "reduce-scatter") == moved(far, "reduce-scatter") == 2 * 2 * PSI
-    frozen = of(model(adapters=True), **fields)
-    assert moved(frozen, "all-gather") > moved(near, "all-gather")  # what is frozen is gathered as well
-    assert moved(frozen, "reduce-scatter") == 2 * 2 * LAYERS * 8 * WIDTH
-
-
-def test_zero_3_gathers_what_stays_once_per_step() -> None:
-    fields = {"engine": "deepspeed", "stage": 3, "micro_steps": 3}
-    found = of(**fields, persistence=WIDTH)
-    assert sum(call.size for call in found.step) == 4 * SMALL
-    assert moved(found, "all-gather") == 3 * 4 * (PSI - SMALL) + 4 * SMALL
-    assert moved(of(**fields, persistence=0), "all-gather") == 3 * 4 * PSI
-
-
 @pytest.mark.parametrize("prefetch", [1, WIDTH * WIDTH, 50_000_000])
 def test_prefetching_changes_when_and_not_what(prefetch: int) -> None:
     fields = {"engine": "deepspeed", "stage": 3, "persistence": 0}
     assert moved(of(**fields, prefetch=prefetch), "all-gather") == 4 * PSI
     few, many = (len(list(of(**fields, prefetch=p).calls())) for p in (50_000_000, 1))
     assert few < many
-
-
-def test_fsdp_gathers_twice_but_its_root_and_scatters_at_the_last_micro_step() -> None:
-    found = of(engine="fsdp", element=2, micro_steps=3)
-    root = 30_000 * WIDTH
-    assert moved(found, "all-gather") == 3 * 2 * (PSI + PSI - root)
-    assert moved(found, "reduce-scatter") == 2 * PSI
-    assert found.gathers_hide and found.reduces_hide
-    assert not of(engine="fsdp", device="cpu").gathers_hide
-    odd = (Parameter("a.weight", (5, 3), True, "a"),)  # rows are padded: 5 become 8
-    assert moved(of(odd, engine="fsdp"), "reduce-scatter") == 4 * 8 * 3
-    assert moved(of(model(adapters=True), engine="fsdp"), "reduce-scatter") == 4 * LAYERS * 8 * WIDTH
-
-
-def test_small_calls_of_a_step() -> None:
-    """The number of tokens; a norm per group of DeepSpeed's optimizer, or one of all tensors' norms; half
-    precision's overflow."""
-
-    def small(**fields: object) -> list[Call]:
-        found = traffic_of(MODEL, ModelSpread(**{"ranks": 4, **fields}))  # type: ignore[arg-type]
-        return [call for call in found.calls() if call.size <= 400]
-
-    tokens = Call("all-gather", 32)
-    assert small(engine="ddp") == [tokens]
-    assert small(engine="ddp", counts=False) == []
-    assert small(engine="fsdp") == [tokens, Call("all-reduce", 4 * len(MODEL))]
-    assert small(engine="deepspeed") == [tokens, Call("all-reduce", 4)]
-    two = [Call("all-reduce", 4)] * 2  # matrices in one group, norms in another
-    assert small(engine="deepspeed", stage=1) == [tokens, *two]
-    assert small(engine="deepspeed", stage=2, element=2) == [tokens, *two, Call("all-reduce", 1)]
-    assert small(engine="deepspeed", stage=2, offload="optimizer") == [tokens, *two]
-    assert small(engine="deepspeed", stage=3, persistence=0) == [tokens, *[Call("all-reduce", 8)] * 2]
-    assert small(engine="deepspeed", stage=1, clips=False) == [tokens]
 
 
 # Collectives:

@@ -308,8 +308,8 @@ def decide_precision(recipe: Recipe, device: str, gpus: Gpus, decisions: list[De
         for host, used in gpus.items()
         for gpu in used
     ]
-    known = [(capability, name) for capability, name in able if capability and device == "cuda"]
-    capability, weakest = min(known, default=(None, None))
+    reported = [(capability, name) for capability, name in able if capability and device == "cuda"]
+    capability, weakest = min(reported, default=(None, None))
     if wanted == "auto" and recipe.half:
         wanted = "bf16"
         decisions.append(Decision("precision", wanted, "{}={} computes in it".format(*recipe.half)))
