@@ -175,8 +175,8 @@ def test_a_model_is_compiled_where_that_pays(
 def test_a_plan_says_whether_the_model_is_compiled() -> None:
     words = ["plan", "gpt2-small", "--on", "h100:1", "--quick"]
     told = CliRunner().invoke(app, [*words, "train.compile=auto"]).output
-    assert "compiled" in told and "all batches have one shape" in told
-    assert "compiled" not in CliRunner().invoke(app, words).output
+    assert "Compiled" in told and "all batches have one shape" in told
+    assert "Compiled" not in CliRunner().invoke(app, words).output
 
 
 IMAGES = {"workload": "image-classification", "data": {"name": "cifar10"}, "model": {"name": "vit-micro"}}
