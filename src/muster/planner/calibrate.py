@@ -131,22 +131,14 @@ def measured_of(run: RunFolder, link: str | None = None) -> MeasuredRun:
     case = case_of(setting, machines) if setting is not None else None
     if case is None:
         raise RunFolderError("trained a model that is not known here", where=run.id)
-    if recipe.padding_varies:
-        case = _as_counted(case, result, run.id)
+    counted = as_counted(case, result) if recipe.padding_varies else case
+    if counted is None:
+        why = "they are not those of its mean lengths" if result.flops else "they were not counted"
+        what = "padded each batch to its longest sample, and how many operations a step had is not known"
+        hint = "a run with data.padding=fixed" + ("" if result.flops else ", or with measure.flops=true")
+        raise RunFolderError(f"{what}: {why}", where=run.id, hint=hint)
     # The mean of the measured windows: what an epoch is made of. Skipped steps are not in their seconds.
-    return MeasuredRun(case, job.batch.global_ / result.throughput.samples_per_second)
-
-
-def _as_counted(case: StepCase, result: Result, run: str) -> StepCase:
-    counted = as_counted(case, result)
-    if counted is not None:
-        return counted
-    why = "they are not those of its mean lengths" if result.flops else "they were not counted"
-    raise RunFolderError(
-        f"padded each batch to its longest sample, and how many operations a step had is not known: {why}",
-        where=run,
-        hint="a run with data.padding=fixed" + ("" if result.flops else ", or with measure.flops=true"),
-    )
+    return MeasuredRun(counted, job.batch.global_ / result.throughput.samples_per_second)
 
 
 def link_of(run: RunFolder, link: str | None = None) -> dict[str, LinkFigures] | None:

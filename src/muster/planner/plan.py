@@ -136,7 +136,7 @@ def hosts_first(inputs: Inputs, asking: Callable[[Inputs], Facts]) -> tuple[Inpu
         return inputs, chosen
     model = machine_model(inputs, asking(inputs), UserFigures(), _calibration([]))
     decided = settle(inputs, model, None)
-    if decided.refused or _tight(decided) or decided.machines is not None:
+    if _worth_tracing(decided):
         decided = settle(inputs, model, tracer)
     assert decided.chosen is not None
     return on_hosts(inputs, decided.chosen.hosts), decided.chosen
@@ -145,21 +145,15 @@ def hosts_first(inputs: Inputs, asking: Callable[[Inputs], Facts]) -> tuple[Inpu
 def plan_first(inputs: Inputs, facts: Facts, chosen: Chosen | None = None) -> Decided:
     """What `train` does before it starts: everything decided, with the plan where something is trained.
 
-    Tracing takes seconds: it is done where memory is tight by the closed form, where there is none for a
-    model that is not small, and where a time can be told. `chosen`: the hosts, of more that were given.
+    `chosen`: the hosts, of more that were given.
     Raises UsageError where nothing can work, or the job cannot fit.
     """
     if not inputs.recipe.trains:
         return _with_hosts(decide(inputs, facts), chosen)
     notes: list[str] = []
-    model, figures = machine_model(inputs, facts, UserFigures(), _calibration(notes)), UserFigures()
-    survey = survey_of(inputs)
-    decided = _attempt(inputs, model, figures, None, chosen, survey=survey, notes=notes)
-    assert decided.plan is not None
-    short = decided.way.lacks
-    hopeless = decided.refused is not None and short is not None and short.needed > HOPELESS * short.has
-    if not hopeless and (decided.refused or _tight(decided) or decided.plan.time is not None):
-        decided = _attempt(inputs, model, figures, tracer, chosen, survey=survey, notes=notes)
+    model = machine_model(inputs, facts, UserFigures(), _calibration(notes))
+    traces = tracer if _worth_tracing(settle(inputs, model, None)) else None
+    decided = _attempt(inputs, model, UserFigures(), traces, chosen, notes=notes)
     if decided.refused:
         raise decided.refused
     return decided
@@ -231,13 +225,11 @@ def _attempt(
     tracer: Tracer | None,
     chosen: Chosen | None = None,
     words: str | None = None,
-    survey: Survey | None = None,
     notes: Sequence[str] = (),
 ) -> Decided:
     """Everything decided, with a plan, whether it fits or not. `chosen`: the hosts, where that was done
-    before; `words`: what to call the machines; `survey`: of the data, where they were looked at before;
-    `notes`: the last ones of the plan."""
-    survey = survey or survey_of(inputs)
+    before; `words`: what to call the machines; `notes`: the last ones of the plan."""
+    survey = survey_of(inputs)
     failures: list[str] = []
     tracer = once(tracer, failures) if tracer else None
     decided = settle(inputs, model, tracer)
@@ -283,18 +275,24 @@ def _with_hosts(decided: Decided, chosen: Chosen | None) -> Decided:
     return replace(decided.saying(chosen.decision, *decided.job.decisions), chosen=chosen)
 
 
-def _tight(decided: Decided) -> bool:
-    """Whether a rank needs so much of its room that a closed form is not enough, or there is none, the model
-    can be traced and it is not small."""
-    room = decided.room
+def _worth_tracing(decided: Decided) -> bool:
+    """Whether a trace is worth its seconds, by closed forms: where a time can be told, a rank needs so
+    much of its room that a closed form is not enough, or there is none for a model that is not small; not
+    where a rank needs so much that no trace could find it to fit."""
+    room, setting, short = decided.room, decided.setting, decided.way.lacks
+    if decided.refused and short is not None:
+        return short.needed <= HOPELESS * short.has
+    # Hosts are chosen by their speeds.
+    if decided.way.step is not None or (decided.chosen is not None and decided.machines is not None):
+        return True
     if room.device is None:
         return False
-    needed = need(decided.setting) if decided.setting is not None else None
-    if needed is None:
+    needed = need(setting) if setting is not None else None
+    if setting is None or needed is None:
         config = whole_config(decided.recipe)
         return config is not None and decided.recipe.lengths(config) is not None
-    if not needed.whole and decided.setting is not None:
-        return 16 * decided.setting.elements > SMALL * room.device  # in fp32, gradients and Adam among them
+    if not needed.whole:
+        return 16 * setting.elements > SMALL * room.device  # in fp32, gradients and Adam among them
     host = sum(needed.host.values()) > TIGHT * room.host if room.host else False
     return sum(needed.device.values()) > TIGHT * room.device or host
 

@@ -234,28 +234,24 @@ def _left(run: MeasuredRun, calibration: Calibration, efficiency: float) -> floa
 
 def _learn_link(name: str, runs: Sequence[MeasuredRun], calibration: Calibration) -> Calibration:
     """Bandwidth; what was measured beside it stays."""
-    before = calibration.links.get(name, LinkFigures())
+    before, machines = calibration.links.get(name, LinkFigures()), runs[0].case.machines
+    link = machines.link if _link(runs[0], "link") == name else machines.inner
+    assert link is not None
+    stated = link.stated
+
+    def with_share(share: float) -> Calibration:
+        figures = replace(before, bandwidth=share * stated)
+        return replace(calibration, links={**calibration.links, name: figures})
+
     values = []
     for run in runs:
-        machines = run.case.machines
-        link = machines.link if _link(run, "link") == name else machines.inner
-        assert link is not None
-        stated = link.stated
-
-        def with_share(share: float, stated: float = stated) -> Calibration:
-            figures = replace(before, bandwidth=share * stated)
-            return replace(calibration, links={**calibration.links, name: figures})
-
         step = predict(run.case, calibration)
         if step.communication < WORTH * step.seconds and run.seconds < (1 + WORTH) * step.seconds:
             continue
         share = _solve(run, with_share)
         if share is not None:
-            values.append(share * stated)
-    if not values:
-        return calibration
-    figures = replace(before, bandwidth=statistics.median(values))
-    return replace(calibration, links={**calibration.links, name: figures})
+            values.append(share)
+    return with_share(statistics.median(values)) if values else calibration
 
 
 def _solve(run: MeasuredRun, known_at: Callable[[float], Calibration]) -> float | None:
