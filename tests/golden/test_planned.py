@@ -136,6 +136,13 @@ PRINTED = {
     "the host's memory is used": (
         "text2sql-t5-large-zero3-offload", "--on", "a10:2x2,25Gbit", "--host-memory", "64GB",
     ),
+    "compiled, with loaders": (
+        "vit-b16-cifar10", "--on", "h100:1x1", "data.path=null", "data.name=cifar10", "train.compile=auto",
+    ),
+    "it is tight": (
+        "causal-lm", "model.name=gpt2-large", "data.sequence=1024", "engine.name=deepspeed",
+        "engine.zero=auto", "precision=bf16", "batch.micro=4", "--on", "a10:2x1",
+    ),
     "PPO of a model in shards": ("s1-opt-1.3b-ppo", "--on", "h100:8x2,400Gbit-ib", "engine.zero=3"),
     "a pipeline": ("rlhf-demo", "--on", "h100:1x1"),
     "nothing trains": ("fabric", "--on", "h100:1x1"),
