@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from muster.core.errors import UsageError
-from muster.core.hardware.links import find_link
+from muster.core.hardware.links import SharedLink, find_link
 from muster.core.recipes import load_recipe
 from muster.core.trace import Parameter
 from muster.engines.deepspeed.spec import buckets
@@ -18,7 +18,7 @@ from muster.engines.traffic import Call, Segment, Traffic
 from muster.inputs.model import whole_config
 from muster.planner.setting import setting_of
 from muster.planner.time.collective import ring, seconds
-from muster.planner.time.steptime import OverlapPace, lump, traffic_of, waited
+from muster.planner.time.steptime import lump, traffic_of, waited
 from tests.support import parse_machines
 
 MIB = 2**20
@@ -146,21 +146,21 @@ def test_waiting_beside_by_hand() -> None:
     early = [replace(plain[0], reduces=(REDUCE,)), *plain[1:]]
     late = [*plain[1:], replace(plain[0], reduces=(REDUCE,))]
 
-    def found(segments: list[Segment], pace: OverlapPace, *, hide: bool = True) -> float:
+    def found(segments: list[Segment], pace: SharedLink, *, hide: bool = True) -> float:
         return waited(segments, 4.0, cost, gathers_hide=hide, reduces_hide=hide, pace=pace)
 
     # Three seconds at half speed leave one and a half of the computation.
-    assert found(early, OverlapPace(computing=0.5)) == pytest.approx(1 + 3 + 1.5 - 4)
+    assert found(early, SharedLink(computing=0.5)) == pytest.approx(1 + 3 + 1.5 - 4)
     # Three seconds of computation do three quarters of the exchange at this pace.
-    assert found(early, OverlapPace(exchanging=0.5)) == pytest.approx(4 + 1.5 - 4)
+    assert found(early, SharedLink(exchanging=0.5)) == pytest.approx(4 + 1.5 - 4)
     # Both: the exchange ends after six seconds, in which three seconds of computation are done.
-    assert found(early, OverlapPace(0.5, 0.5)) == pytest.approx(1 + 6 - 4)
-    assert found(early, OverlapPace(0.0, 0.0)) == pytest.approx(3)  # one after the other
-    assert found(late, OverlapPace(0.5, 0.5, meeting=0.125)) == pytest.approx(3.125)
-    assert found(early, OverlapPace(meeting=0.125)) == 0  # nobody waits for it
+    assert found(early, SharedLink(computing=0.5, exchanging=0.5)) == pytest.approx(1 + 6 - 4)
+    assert found(early, SharedLink(computing=0.0, exchanging=0.0)) == pytest.approx(3)  # one after the other
+    assert found(late, SharedLink(computing=0.5, exchanging=0.5, meeting=0.125)) == pytest.approx(3.125)
+    assert found(early, SharedLink(meeting=0.125)) == 0  # nobody waits for it
     gathering = [replace(each, gathers=(GATHER,)) for each in plain]
-    assert found(gathering, OverlapPace(meeting=0.125), hide=False) == pytest.approx(8 + 3 * 0.125)
-    assert found(plain, OverlapPace(0.5, 0.5, 1.0)) == 0
+    assert found(gathering, SharedLink(meeting=0.125), hide=False) == pytest.approx(8 + 3 * 0.125)
+    assert found(plain, SharedLink(computing=0.5, exchanging=0.5, meeting=1.0)) == 0
 
 
 @given(st.lists(st.tuples(st.booleans(), st.booleans()), min_size=1, max_size=8), st.floats(0, 100))

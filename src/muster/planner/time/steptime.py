@@ -47,22 +47,10 @@ from muster.planner.time.update import HOST_BANDWIDTH, update
 #
 # One call at a time goes over the links, in the order in which they are asked for: NCCL and gloo share a link
 # no better, and engines put their calls on one stream per direction. What an engine does not put beside the
-# computation, the computation waits for. What is beside it slows it, and is slowed (OverlapPace).
+# computation, the computation waits for. What is beside it slows it, and is slowed (SharedLink).
 
 Cost = Callable[[Call], float]
-
-
-@dataclass(frozen=True)
-class OverlapPace:
-    """Of computation and exchange while both go on, as shares of their speed alone; and the seconds that it
-    takes ranks to meet where they have computed apart."""
-
-    computing: float = 1.0
-    exchanging: float = 1.0
-    meeting: float = 0.0
-
-
-UNDISTURBED = OverlapPace()
+UNDISTURBED = SharedLink()
 
 
 def waited(
@@ -72,7 +60,7 @@ def waited(
     *,
     gathers_hide: bool,
     reduces_hide: bool,
-    pace: OverlapPace = UNDISTURBED,
+    pace: SharedLink = UNDISTURBED,
 ) -> float:
     """Seconds that a pass takes beyond its own `computing` seconds.
 
@@ -104,7 +92,7 @@ class _Clock:
     """Computation and one queue of calls, each at its pace. Ranks meet where they wait for a call after they
     have computed."""
 
-    def __init__(self, pace: OverlapPace) -> None:
+    def __init__(self, pace: SharedLink) -> None:
         self.pace = pace
         self.now = 0.0
         self.asked = 0
@@ -509,18 +497,16 @@ def _hooks(case: StepCase) -> float:
     return case.spread.micro_steps * _per_tensor(case) + stepping
 
 
-def _pace(machines: Machines, outcome: Conditions = USUAL) -> OverlapPace:
+def _pace(machines: Machines, outcome: Conditions = USUAL) -> SharedLink:
     """What computation and exchange lose to each other on the link that sets the pace."""
     link = machines.link if machines.hosts > 1 else machines.inner
-    if link is None:
-        return OverlapPace()
-    shared = link.beside
-    if shared == SharedLink() and machines.device.kind == "cuda":  # not measured
-        return OverlapPace(computing=outcome.contended)
-    return OverlapPace(shared.computing, shared.exchanging, shared.meeting)
+    shared = link.beside if link is not None else UNDISTURBED
+    if link is not None and shared == UNDISTURBED and machines.device.kind == "cuda":  # not measured
+        return SharedLink(computing=outcome.contended)
+    return shared
 
 
-def _waited(case: StepCase, traffic: Traffic, micro: float, cost: Cost, pace: OverlapPace) -> float:
+def _waited(case: StepCase, traffic: Traffic, micro: float, cost: Cost, pace: SharedLink) -> float:
     """Seconds that ranks wait for each other in an optimizer step."""
     forward = micro * (case.work.forward / case.work.flops if case.work.flops else 0.0)
     play = partial(
