@@ -93,16 +93,12 @@ def point(case: StepCase, length: Length, calibration: Calibration | None = None
 
 def memory_plan(setting: Setting, room: MemoryLimit, needed: Need) -> MemoryPlan:
     """A rank's memory, and whether it fits."""
-    host = dict(needed.host)
-    device = dict(needed.device)
-    for name, size in needed.first.items():
-        (device if setting.spread.device == "cpu" else host)[name] = size // setting.ranks_per_host
     short = lacking(setting, room, needed)
     return MemoryPlan(
-        device=device,
-        host=host,
-        device_bytes=sum(device.values()),
-        host_bytes=sum(host.values()),
+        device=needed.device,
+        host=needed.host,
+        device_bytes=sum(needed.device.values()),
+        host_bytes=sum(needed.host.values()),
         device_room=room.device,
         host_room=room.host,
         margin=MARGIN,
