@@ -19,7 +19,7 @@ from muster.planner.decide import Chosen, Decided
 from muster.planner.document import Candidate, Plan
 from muster.planner.hosts import first, numbers, pick
 from muster.planner.machines import MachineModel, UserFigures, by_speed, machine_model
-from muster.planner.memory.fit import Shortage
+from muster.planner.memory.fit import Need, Shortage
 from muster.planner.plan import plan_on, settle
 from muster.planner.time.steptime import Calibration, Step
 from muster.planner.ways import TrainingWay
@@ -53,7 +53,7 @@ def trial(count: int, speed: float | None, *, fits: bool = True) -> tuple[tuple[
     refused = None if fits else UsageError("too little memory", where="memory")
     step = Step(64 / speed, 0, 0, 0, 0, 0, samples=64) if speed else None
     lacks = None if fits else Shortage("device", 2, 1)
-    way = TrainingWay(recipe, job.batch, memory=10**9, lacks=lacks, step=step)
+    way = TrainingWay(recipe, job.batch, needed=Need({"all": 10**9}, {}), lacks=lacks, step=step)
     decided = Decided(job, way, (1,) * count, (None,) * count, candidates=(best,), refused=refused)
     return HOSTS[:count], decided
 

@@ -29,7 +29,6 @@ from muster.planner.memory.fit import (
     lacking,
     largest_micro,
     may_run,
-    need,
 )
 from muster.planner.predict import case_of, shape_of_batch, with_others
 from muster.planner.time.steptime import (
@@ -117,8 +116,7 @@ def predictions(
 ) -> tuple[dict[str, Any], list[str]]:
     """Return the fields of a Plan that are predicted, as far as they can be, and notes on them. `samples`: of
     an epoch, None: not known here."""
-    setting = decided.setting
-    needed = need(setting) if setting is not None else None
+    setting, needed = decided.setting, decided.way.needed
     if setting is None or needed is None:
         return {}, []
     made = {

@@ -40,7 +40,7 @@ from muster.planner.machines import (
     machine_model,
 )
 from muster.planner.memory.activations import activations_missing
-from muster.planner.memory.fit import MARGIN, need
+from muster.planner.memory.fit import MARGIN
 from muster.planner.orders import greeting
 from muster.planner.placing import ranks_of
 from muster.planner.remedies import GROUP, remedies
@@ -287,7 +287,7 @@ def _worth_tracing(decided: Decided) -> bool:
         return True
     if room.device is None:
         return False
-    needed = need(setting) if setting is not None else None
+    needed = decided.way.needed
     if setting is None or needed is None:
         config = whole_config(decided.recipe)
         return config is not None and decided.recipe.lengths(config) is not None

@@ -51,7 +51,7 @@ class TrainingWay:
 
     `recipe`: with what was `auto` in its model and training; `setting`: None where model or lengths are not
     known here; `changes`: the overrides that distinguish it from others; `decisions`: what was decided on it;
-    `memory`: bytes of a rank's device, 0: not known; `lacks`: of these, what there is too little of; `step`:
+    `needed`: of a rank, None where that is not known; `lacks`: of it, what there is too little of; `step`:
     None where its time is not known.
     """
 
@@ -60,9 +60,16 @@ class TrainingWay:
     setting: Setting | None = None
     changes: Mapping[str, str] = field(default_factory=dict)
     decisions: Sequence[Decision] = ()
-    memory: int = 0
+    needed: Need | None = None
     lacks: Shortage | None = None
     step: Step | None = None
+
+    @property
+    def memory(self) -> int:
+        """Bytes of a rank's device; 0: not known, or less than it needs, and those would fit."""
+        if self.needed is None or not (self.needed.whole or self.lacks):
+            return 0
+        return sum(self.needed.device.values())
 
     @property
     def fits(self) -> bool | None:
@@ -178,14 +185,10 @@ def size(
     step = predict(setting, where.machines, where.calibration)
     needed = need(setting)
     lacks = lacking(setting, room, needed)
-    if needed is None or not (needed.whole or lacks):
-        return TrainingWay(recipe, batch, setting, changes, decisions, step=step)
-    if room.device is not None and lacks is None:
+    way = TrainingWay(recipe, batch, setting, changes, decisions, needed, lacks, step)
+    if needed is not None and way.fits and room.device is not None:
         decisions.append(_about_need(needed, room.device))
-    if changes:
-        changes = {**changes, "batch.micro": str(setting.micro)}
-    memory = sum(needed.device.values())
-    return TrainingWay(recipe, batch, setting, changes, decisions, memory, lacks, step)
+    return replace(way, changes={**changes, "batch.micro": str(most)}) if changes and way.memory else way
 
 
 def _learning_rate(recipe: Recipe, decisions: list[Decision]) -> Recipe:
