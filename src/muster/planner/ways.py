@@ -66,7 +66,7 @@ class TrainingWay:
 
     @property
     def memory(self) -> int:
-        """Bytes of a rank's device; 0: not known, or less than it needs, and those would fit."""
+        """Bytes of a rank's device; 0: not known, or only what it needs at least, which would fit."""
         if self.needed is None or not (self.needed.whole or self.lacks):
             return 0
         return sum(self.needed.device.values())
