@@ -206,6 +206,22 @@ def test_what_stands_beside_two_whole_texts_is_not_read() -> None:
     assert "system" in fields_read({"chosen": SAID, "rejected": SAID, "system": "S"}, PAIRS)
 
 
+def test_fields_that_nobody_reads_are_named_those_of_messages_too(tmp_path: Path) -> None:
+    """Such as OpenAI's weight of a message, which says that it is not to be learned. What is null says
+    nothing."""
+    answer = {"role": "assistant", "content": "Yes.", "weight": 0, "tool_calls": None}
+    row = {
+        "messages": [{"role": "user", "content": "Is it?"}, answer],
+        "tools": [{"name": "f"}],
+        "label": True,
+    }
+    path = _file(
+        tmp_path / "rows.jsonl", [row, {**row, "messages": [{"from": "user", "value": "Why?"}, answer]}]
+    )
+    (note,) = load_samples(_recipe(path=str(path), validation_fraction=0.0)).notes[:-1]
+    assert note.rpartition(": ")[2].split(", ") == ["tools", "label", "messages.weight"]
+
+
 def test_a_history_that_is_none_is_refused() -> None:
     with pytest.raises(DataError, match="history"):
         dialogue_of({"instruction": "A", "output": "B", "history": [["Q"]]}, Wanted(), "x:1")
