@@ -29,6 +29,7 @@ SIZES: dict[str, dict[str, Any]] = {
     },
 }  # fmt: skip
 NAMES = ["<pad>", "<eos>", *"abcdefgh"]
+SUPPRESSED = [3, 4, 5, 6]
 PROMPTS = ["a" * 9, "bc", "cab" * 2, "d"]  # of unlike lengths, so that rows are padded
 ANSWERS, LONGEST, STEPS, RATE, DECAY, CLIP = 4, 5, 4, 0.002, 0.1, 0.5
 TEMPERATURE, RANGE = 0.8, 0.2
@@ -59,6 +60,8 @@ def made(folder: Path, kind: str, task: str = "CausalLM") -> Path:
     for parameter in model.parameters():
         if parameter.dim() > 1:
             parameter.data.mul_(5)
+    if task == "CausalLM":  # of published chat models: how it answers where nothing else is asked for
+        model.generation_config.update(repetition_penalty=1.3, suppress_tokens=SUPPRESSED)
     model.save_pretrained(folder)
     return folder
 
@@ -145,6 +148,12 @@ class Loop:
 Drawn = list[tuple[list[int], list[int]]]
 
 
+def check_drawn(seen: list[Drawn]) -> None:
+    """Answers are from the distribution whose probabilities the loss computes, and from no other."""
+    drawn = [token for batch in seen for _, answer in batch for token in answer]
+    assert len(seen) == STEPS // 2 and set(drawn) >= set(SUPPRESSED)
+
+
 def group_drawn(monkeypatch: pytest.MonkeyPatch) -> list[Drawn]:
     """Prompts and answers of each time that the trainer draws some."""
     from muster.dialogues.groups import Grouped
@@ -170,6 +179,7 @@ def test_grpo(loss: str, kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPa
     seen = group_drawn(monkeypatch)
     own = {"answers": ANSWERS, "beta": beta, "clip": RANGE, "loss": loss, "epochs": 2}
     emitted = train_here(tmp_path, recipe_of("grpo", start, tmp_path, grpo=own), micro=8, accumulation=2)
+    check_drawn(seen)
     model, reference = load(start), load(start)
     loop = Loop(model)
     for batch in seen:
@@ -201,6 +211,7 @@ def test_rloo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     seen = group_drawn(monkeypatch)
     own = {"answers": ANSWERS, "beta": beta, "clip": RANGE, "epochs": 2}
     emitted = train_here(tmp_path, recipe_of("rloo", start, tmp_path, rloo=own), micro=8, accumulation=2)
+    check_drawn(seen)
     model, reference = load(start), load(start)
     loop = Loop(model)
     for batch in seen:
@@ -238,6 +249,7 @@ def test_ppo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         "value_clip": value_range, "reward_clip": 0.6, "whiten": True, "critic": str(valued),
     }  # fmt: skip
     emitted = train_here(tmp_path, recipe_of("ppo", start, tmp_path, ppo=own), micro=4, accumulation=2)
+    check_drawn(seen)
     model, reference, critic = load(start), load(start), load(valued, "SequenceClassification")
 
     def values_of(prompt: list[int], answer: list[int]) -> Any:

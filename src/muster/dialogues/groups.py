@@ -12,7 +12,7 @@ from muster.core.errors import RecipeError
 from muster.dialogues.answer import Answerer, executed, questions
 from muster.dialogues.load import Encoding
 from muster.dialogues.rl import GroupRecipe
-from muster.dialogues.rollouts import Prompts, Repeated, Rollouts
+from muster.dialogues.rollouts import Prompts, Repeated, Rollouts, as_asked
 from muster.dialogues.scoring import Scorer
 from muster.dialogues.trl import ByTrl
 from muster.worker.context import Context
@@ -48,7 +48,8 @@ class Grouped(Rollouts, ByTrl):
         return [self.prompts.tokens[int(number)] for number in numbers], None, {}
 
     def _generate(self, *args: Any, **named: Any) -> Any:
-        with self.phase("generating"):
+        trainer: Any = self
+        with self.phase("generating"), as_asked(trainer.accelerator.unwrap_model(trainer.model)):
             return super()._generate(*args, **named)  # type: ignore[misc]
 
     def _calculate_rewards(self, *args: Any, **named: Any) -> Any:
