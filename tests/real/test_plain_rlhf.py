@@ -39,7 +39,7 @@ def own(prompts, answers, expected):
 """
 
 
-def made(folder: Path, kind: str, task: str = "CausalLM") -> Path:
+def made(folder: Path, kind: str, task: str = "CausalLM", pad: str = "<pad>") -> Path:
     """A model with first weights that are not all alike, and a tokenizer of single characters."""
     import transformers
     from tokenizers import Regex, Tokenizer, models, pre_tokenizers
@@ -49,12 +49,12 @@ def made(folder: Path, kind: str, task: str = "CausalLM") -> Path:
     )
     words.pre_tokenizer = pre_tokenizers.Split(Regex("<eos>|."), "isolated")
     transformers.PreTrainedTokenizerFast(
-        tokenizer_object=words, pad_token="<pad>", eos_token="<eos>", unk_token="<pad>"
+        tokenizer_object=words, pad_token=pad, eos_token="<eos>", unk_token="<pad>"
     ).save_pretrained(folder)
     torch.manual_seed(7)
     config = transformers.AutoConfig.for_model(
-        kind, **SIZES[kind], vocab_size=len(NAMES), pad_token_id=0, eos_token_id=1, bos_token_id=None,
-        num_labels=1,
+        kind, **SIZES[kind], vocab_size=len(NAMES), pad_token_id=NAMES.index(pad), eos_token_id=1,
+        bos_token_id=None, num_labels=1,
     )  # fmt: skip
     model = getattr(transformers, f"AutoModelFor{task}").from_config(config)
     for parameter in model.parameters():
@@ -293,10 +293,11 @@ def test_ppo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     loop.check(emitted, *saved)
 
 
-@pytest.mark.parametrize("kind", ["gpt2", "opt"])
-def test_reward(kind: str, tmp_path: Path) -> None:
-    """Ouyang et al. 2022, equation 1; the number stands at the answer's end."""
-    start = made(tmp_path / "start", kind, "SequenceClassification")
+@pytest.mark.parametrize(("kind", "pad"), [("gpt2", "<eos>"), ("opt", "<pad>")])
+def test_reward(kind: str, pad: str, tmp_path: Path) -> None:
+    """Ouyang et al. 2022, equation 1; the number stands at the answer's end, also where padding is the
+    end."""
+    start = made(tmp_path / "start", kind, "SequenceClassification", pad)
     pairs = [("ab" * (1 + n % 4), "cd" * (1 + n % 3), "e" * (5 - n % 4)) for n in range(8)]
     data = recipe_of("reward", start, tmp_path)
     rows = [{"prompt": one, "chosen": good, "rejected": bad} for one, good, bad in pairs]
