@@ -110,9 +110,9 @@ def test_dpo(smoothing: float, start: Path, tmp_path: Path, monkeypatch: pytest.
     held.check()
 
 
-@pytest.mark.parametrize(("workload", "prompts"), [("grpo", PROMPTS), ("rloo", 3)])
+@pytest.mark.parametrize(("workload", "prompts", "accumulation"), [("grpo", PROMPTS, 1), ("rloo", 3, 2)])
 def test_an_epoch_has_every_prompt(
-    workload: str, prompts: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    workload: str, prompts: int, accumulation: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Two prompts a step: 13 take seven steps, of which the last begins anew; 3 take two."""
     from muster.dialogues.groups import Grouped
@@ -130,7 +130,7 @@ def test_an_epoch_has_every_prompt(
         generation={"prompt": 128, "answer": 4}, train={"max_steps": None}, data={"limit": prompts},
         **{workload: {"answers": 4}},
     )  # fmt: skip
-    said = train_here(tmp_path, data, micro=8)
+    said = train_here(tmp_path, data, micro=8 // accumulation, accumulation=accumulation)
     windows = [each for each in said if isinstance(each, events.Window)]
     steps = -(-prompts // 2)
     assert [each.step for each in windows] == list(range(1, steps + 1))
