@@ -7,6 +7,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import redirect_stderr, redirect_stdout
+from dataclasses import replace
 from typing import Any, get_args
 
 import pytest
@@ -39,7 +40,7 @@ def job(name: str, hosts: Sequence[str], slower: float | None = 0.0, **more: Any
     rate = 960.0 * len(hosts) / (1 + (slower or 0.0))
     fields = {"work": WORK, "samples_per_second": rate, "slower": slower, "judged": True, "hosts_from": "log"}
     entry = {"job": name, "outcome": "succeeded", "hosts": list(hosts), **fields, **more}
-    return JobEntry.model_validate(entry)
+    return JobEntry(**entry)
 
 
 def subjects(compute: float | None = 0.004, card: float | None = 0.006, links: int = 2) -> list[Subject]:
@@ -52,6 +53,8 @@ def subjects(compute: float | None = 0.004, card: float | None = 0.006, links: i
 
 def changed(part: Any, **fields: Any) -> Any:
     """A part of a document with other values in some fields."""
+    if isinstance(part, JobEntry):
+        return replace(part, **fields)
     return type(part).model_validate({**part.model_dump(), **fields})
 
 

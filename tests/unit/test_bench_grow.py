@@ -87,7 +87,7 @@ def test_what_was_refused_once_is_not_asked_again(tmp_path: Path) -> None:
         return (0.0, 2, REFUSED) if hosts == ["local0", "local1"] else ok(hosts)
 
     found, _ = play(tmp_path, inputs_of(tmp_path, "local:8x1", ADAPTIVE), plays)
-    assert [job.hosts for job in found.jobs].count(["local0", "local1"]) == 1
+    assert [job.hosts for job in found.jobs].count(("local0", "local1")) == 1
     assert max(job.wave or 0 for job in found.jobs) > 1 and found.complete
 
 

@@ -202,7 +202,7 @@ def test_a_figure_that_is_no_number_is_unknown(value: float) -> None:
 
     for suite, result in ((suite_of({"groups": [1]}), trained), (suite_of({"recipe": "fabric"}), multiplied)):
         found = fold_bench(ended(suite, "local:6x1", result))
-        assert all(job.slower is None for job in found.jobs if job.hosts == ["local0"])
+        assert all(job.slower is None for job in found.jobs if job.hosts == ("local0",))
         assert {each.verdict for each in found.hosts if each.host in ("local2", "local3")} == {"fit"}
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from muster.benches.fold import fold_bench
@@ -68,7 +70,7 @@ def test_a_bench_passes_where_all_hosts_were_judged() -> None:
     slow = fold_bench(ended(suite_of({"groups": [1, 2]}), "local:8x1", lambda t: fleet(t, {"local5": 1.5})))
     assert slow.gate is Gate.BAD
     assert whole.model_copy(update={"complete": False}).gate is Gate.OPEN
-    lead = whole.jobs[0].model_copy(update={"warm_up": True})
+    lead = replace(whole.jobs[0], warm_up=True)
     assert all(whole.model_copy(update={"jobs": jobs}).gate is Gate.OPEN for jobs in ([], [lead]))
 
 

@@ -31,9 +31,11 @@ def short(path: str, hosts: Sequence[str], seconds: float | None, reason: str = 
     """What a bench would tell of a job."""
     if seconds is None:
         outcome: LogEnd = State.TIMEOUT
-        return JobLog(path, outcome, reason=reason, hosts=tuple(hosts), **fields)  # type: ignore[arg-type]
+        return JobLog(job=path, outcome=outcome, reason=reason, hosts=tuple(hosts), **fields)  # type: ignore[arg-type]
     measured = MeasuredWindows(100.0, 100 * seconds, 100, 10, None, None)
-    return JobLog(path, State.SUCCEEDED, hosts=tuple(hosts), batch=1.0, measured=measured, **fields)  # type: ignore[arg-type]
+    return JobLog(
+        job=path, outcome=State.SUCCEEDED, hosts=tuple(hosts), batch=1.0, measured=measured, **fields
+    )  # type: ignore[arg-type]
 
 
 def conditions(found: Judged) -> dict[str, str]:
@@ -157,7 +159,7 @@ def test_who_says_it_is_not_what_is_said() -> None:
 
 
 def test_a_host_of_which_no_log_tells_anything() -> None:
-    silent = JobLog("x.log", State.SUCCEEDED, format="Transformers", hosts=("quiet",))
+    silent = JobLog(job="x.log", outcome=State.SUCCEEDED, format="Transformers", hosts=("quiet",))
     found = judged("x", [silent, *(ran(host) for host in FLEET)], Settings(), {})
     assert conditions(found)["quiet"] == "unknown"
     assert found.hosts[-1].reason == "the logs of its jobs have neither step times nor a failure"
@@ -202,7 +204,7 @@ def test_logs_that_just_stop_like_all_others_tell_their_pace() -> None:
         one(chat_log([host], 0.2 * (1.25 if host == FLEET[3] else 1 + n / 9000), ends=False), f"{n}.log")
         for n, host in enumerate(FLEET)
     ]
-    logs += [replace(log, path=f"again-{log.path}", digest=0, began=None) for log in logs]
+    logs += [replace(log, job=f"again-{log.job}", digest=0, began=None) for log in logs]
     found = judged("x", logs, Settings(), {})
     assert conditions(found)[FLEET[3]] == "slow"
     assert {each for host, each in conditions(found).items() if host != FLEET[3]} == {"fit"}

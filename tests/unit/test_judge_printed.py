@@ -50,7 +50,7 @@ def test_a_benchs_table_of_jobs_cuts_no_figure_in_a_narrow_terminal() -> None:
 def test_what_is_normal_is_told_in_tokens_where_steps_are_counted_so() -> None:
     logs = [
         JobLog(
-            name, State.SUCCEEDED, hosts=(name,), workload="gpt2", recipe="a", unit="tokens",
+            job=name, outcome=State.SUCCEEDED, hosts=(name,), workload="gpt2", recipe="a", unit="tokens",
             measured=MeasuredWindows(1e6 * (1 + 0.001 * number), 20.0, 10, 5, None, None, unit="tokens"),
         )
         for number, name in enumerate(HOSTS[:6])

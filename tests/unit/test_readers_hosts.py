@@ -234,7 +234,7 @@ def test_jobs_on_other_hosts_in_one_file_are_apart() -> None:
         chat_log(["n1"], 0.2), chat_log(["n2", "n3"], 0.3), chat_log(["n4"], 0.2, ends=False, windows=3)
     )
     assert [each.hosts for each in (first, second, third)] == [("n1",), ("n2", "n3"), ("n4",)]
-    assert [each.path for each in (first, second, third)] == ["all.log", "all.log#2", "all.log#3"]
+    assert [each.job for each in (first, second, third)] == ["all.log", "all.log#2", "all.log#3"]
     assert [each.outcome for each in (first, second, third)] == ["succeeded", "succeeded", "timeout"]
     assert (first.batch, second.batch) == (192, 384)
     assert first.rate == pytest.approx(960, rel=1e-3) and second.rate == pytest.approx(1280, rel=1e-3)
@@ -286,7 +286,7 @@ def test_a_name_like_no_other_is_no_host(tmp_path: Path) -> None:
     found = judge(tmp_path)
     assert [each.hosts for each in found.hosts] == [["alpha1"], ["alpha2"], ["node7"]]
     lone = next(job for job in found.jobs if job.job == "cifar10.log")
-    assert (lone.hosts, lone.hosts_from, lone.outcome) == ([], "", "succeeded")
+    assert (lone.hosts, lone.hosts_from, lone.outcome) == ((), "", "succeeded")
 
 
 PDSH = """

@@ -55,7 +55,7 @@ def test_megatron() -> None:
     """Milliseconds of an iteration; the first line is left out, and so is what came before it elsewhere."""
     job = read(MEGATRON + DONE)
     expect(job, "Megatron-LM", samples=256, seconds=5.4707 + 5.8299, steps=2)
-    assert (job.outcome, job.batch, job.steps, job.skipped) == ("succeeded", 128, 3, 0)
+    assert (job.outcome, job.batch, job.steps, job.skipped_steps) == ("succeeded", 128, 3, 0)
     assert job.loss == 1.798953 and job.step_seconds == pytest.approx(5.6503)
     assert job.began and job.ended and job.ended - job.began == 12
 
@@ -85,7 +85,7 @@ def test_megatrons_skipped_iterations_and_validation() -> None:
     warm-up ends with ten used ones: 0 + 4 + 5 + 10."""
     job = read(MEGATRON_EVALUATED + DONE)
     expect(job, "Megatron-LM", samples=320, seconds=9.045 + 8.403, steps=20)
-    assert (job.steps, job.skipped, job.memory) == (70, 21, int(1464.3408203125 * 2**20))
+    assert (job.steps, job.skipped_steps, job.memory) == (70, 21, int(1464.3408203125 * 2**20))
 
 
 def test_swift() -> None:

@@ -6,12 +6,14 @@ from collections.abc import Sequence
 from typing import Literal
 
 from pydantic import Field
+from pydantic import dataclasses as rows
 
 from muster.core.result import Result
 from muster.core.section import Part
 from muster.core.state import JobEnd
 from muster.judging.baseline import FEWEST
-from muster.judging.document import Drift, Evidence, Gate, JobEntry, Peers, Subject, Verdict, gate, not_judged
+from muster.judging.document import Drift, Evidence, Gate, Peers, Subject, Verdict, gate, not_judged
+from muster.readers.base import JobEntry
 
 SCHEMA_VERSION = 1
 HostCondition = Literal["fit", "differs", "probably fit", "unfit", "slow", "failing", "below", "unknown"]
@@ -48,6 +50,7 @@ class JobRecord(Part):
         return self.outcome.good or bool(self.cut and self.result and self.result.throughput)
 
 
+@rows.dataclass(frozen=True, kw_only=True)
 class BenchJob(JobEntry):
     """A job and its figures. Those that are named as `muster judge` names them mean the same."""
 
@@ -55,17 +58,17 @@ class BenchJob(JobEntry):
     recipe: str
     size: int = Field(description="hosts")
     repeat: int = 1
-    warm_up: bool = Field(False, description="not measured, not judged")
-    leftover: list[str] = Field(default_factory=list, description="hosts for whose sake the group is there")
-    wave: int | None = Field(None, description="of an adaptive entry")
+    warm_up: bool = Field(default=False, description="not measured, not judged")
+    leftover: tuple[str, ...] = Field(default=(), description="hosts for whose sake the group is there")
+    wave: int | None = Field(default=None, description="of an adaptive entry")
     hint: str | None = None
-    run: str | None = Field(None, description="run folder, relative to the bench's")
+    run: str | None = Field(default=None, description="run folder, relative to the bench's")
     started: float | None = None
     ended: float | None = None
     figures: dict[str, float] = Field(default_factory=dict, description="by the names of thresholds")
-    measure: str | None = Field(None, description="of a command: by what it is compared with others")
-    not_measured: list[str] = Field(
-        default_factory=list, description="why its figures are no measurement; they have no verdict then"
+    measure: str | None = Field(default=None, description="of a command: by what it is compared with others")
+    not_measured: tuple[str, ...] = Field(
+        default=(), description="why its figures are no measurement; they have no verdict then"
     )
 
 

@@ -6,7 +6,7 @@ import math
 import statistics
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, get_args
 
 from muster.benches.commands import CLOCK, Speed, notes_on, speeds
@@ -34,6 +34,7 @@ from muster.core.units import format_seconds
 from muster.judging import Baseline, Class, Settings, document
 from muster.judging.baseline import FEWEST
 from muster.judging.joblogs import judged
+from muster.readers.base import JobEntry
 
 # A threshold of one of these, met alone, makes a host fit where there is no fleet to compare it with.
 SPEEDS = (
@@ -125,40 +126,35 @@ def _peers(peers: Sequence[document.Peers], bench: Ended) -> list[document.Peers
     return made
 
 
-def _entry(task: Task, entries: Mapping[str, document.JobEntry]) -> document.JobEntry | None:
+def _entry(task: Task, entries: Mapping[str, JobEntry]) -> JobEntry | None:
     """What the judge said of a job. Of one that measured the fabric of a single host: of its products."""
     entry = entries.get(task.id)
     alone = entries.get(f"{task.id}#{task.hosts[0]}") if len(task.hosts) == 1 else None
     if entry is None or alone is None or entry.judged:
         return entry
-    return entry.model_copy(update={"slower": alone.slower, "judged": alone.judged, "work": alone.work})
+    return replace(entry, slower=alone.slower, judged=alone.judged, work=alone.work)
 
 
-def _job(
-    bench: Ended, task: Task, entry: document.JobEntry | None, doubts: Doubts, speed: Speed | None
-) -> BenchJob:
+def _job(bench: Ended, task: Task, entry: JobEntry | None, doubts: Doubts, speed: Speed | None) -> BenchJob:
     record, recipe = bench.records[task.id], bench.inputs.recipes[task.entry]
-    facts = entry or document.JobEntry(job=task.id, outcome=record.outcome, reason=record.reason, hosts=[])
-    fields = dict(facts)
+    known = entry or JobEntry(job=task.id, outcome=record.outcome)
     if speed.how == CLOCK if speed else not recipe.trains:  # its time is a whole run's, or an all-reduce's
-        unknown = ("samples_per_second", "step_seconds", "measured_samples", "measured_seconds")
-        fields |= dict.fromkeys(unknown)
-    result = record.result
-    return BenchJob(
-        **{
-            **fields,
-            "hosts": list(task.hosts),
-            "outcome": record.outcome,  # one that was cut is judged by its speed all the same
-            "reason": record.reason or fields.get("reason"),
-            "failed_host": record.failed_host,
-            "world_size": result.world_size if result else None,
-        },
+        known = replace(
+            known, samples_per_second=None, step_seconds=None, measured_samples=None, measured_seconds=None
+        )
+    return BenchJob.of(
+        known,
+        hosts=task.hosts,
+        outcome=record.outcome,  # one that was cut is judged by its speed all the same
+        reason=record.reason or known.reason,
+        failed_host=record.failed_host,
+        world_size=record.result.world_size if record.result else None,
         entry=task.entry,
         recipe=next(each.called for each in bench.inputs.suite.jobs if each.name == task.entry),
         size=len(task.hosts),
         repeat=task.repeat,
         warm_up=task.warm_up,
-        leftover=list(task.leftover),
+        leftover=task.leftover,
         wave=task.wave,
         hint=record.hint,
         run=record.run,
@@ -166,7 +162,7 @@ def _job(
         ended=record.ended,
         figures=figures_of(record, bench.inputs.recipes),
         measure=speed.how if speed else None,
-        not_measured=[] if task.warm_up else list(doubts.all),
+        not_measured=() if task.warm_up else doubts.all,
     )
 
 
@@ -175,14 +171,14 @@ def with_misses(jobs: Sequence[BenchJob], suite: Suite, peers: Sequence[document
     bounds = {each.name: suite.of(each).thresholds for each in suite.jobs}
     made = []
     for job in jobs:
-        misses = []
+        misses: tuple[str, ...] = ()
         if job.outcome.good and not (job.warm_up or job.not_measured):
-            misses = [
+            misses = tuple(
                 words
                 for bound in bounds[job.entry]
                 if (words := _missed(job, bound, _normal(job, bound, jobs, peers))) is not None
-            ]
-        made.append(job.model_copy(update={"misses": misses}))
+            )
+        made.append(replace(job, misses=misses))
     return made
 
 

@@ -140,9 +140,9 @@ def _logs(
     result = record.result
     outcome = State.SUCCEEDED if record.measured else record.outcome
     base = JobLog(
-        task.id, outcome, format="muster", hosts=task.hosts, hosts_from="muster", workload=task.entry,
-        recipe=_about(record, recipes[task.entry]), world_size=result.world_size if result else None,
-        family=task.entry, began=record.started, ended=record.ended,
+        job=task.id, outcome=outcome, format="muster", hosts=task.hosts, hosts_from="muster",
+        workload=task.entry, family=task.entry, recipe=_about(record, recipes[task.entry]),
+        world_size=result.world_size if result else None, began=record.started, ended=record.ended,
     )  # fmt: skip
     if not record.measured or result is None:
         host = record.failed_host if record.failed_host in task.hosts else None
@@ -180,7 +180,7 @@ def _logs(
             base,
             batch=float(result.global_batch) if result.global_batch else None,
             steps=result.steps,
-            skipped=result.skipped_steps,
+            skipped_steps=result.skipped_steps,
             measured=measured,
             spread=_error(speed.variation, speed.windows) if speed is not None else None,
             memory=memory_of(result),
@@ -267,7 +267,7 @@ def _product_logs(base: JobLog, products: Sequence[Matmul]) -> list[JobLog]:
         logs.append(
             replace(
                 base,
-                path=f"{base.path}#{host}",
+                job=f"{base.job}#{host}",
                 hosts=(host,),
                 workload=f"{base.workload}, matrix products in {slowest.precision}",
                 family=f"{base.family}, matrix products",  # an entry's jobs are counted once
@@ -278,7 +278,7 @@ def _product_logs(base: JobLog, products: Sequence[Matmul]) -> list[JobLog]:
                 if shaky
                 else MeasuredWindows(1.0, 2.0 * slowest.n**3 / slowest.sustained, 1, 1, None, varied),
                 spread=_error(varied, slowest.windows),
-                moment=base.path,
+                moment=base.job,
                 notes=(note,) if note else (),
             )
         )

@@ -10,6 +10,7 @@ from pydantic import Field
 
 from muster.core.section import Part
 from muster.core.state import LogEnd
+from muster.readers.base import JobEntry
 
 SCHEMA_VERSION = 1
 Condition = Literal["fit", "differs", "probably fit", "slow", "failing", "below", "unknown"]
@@ -28,47 +29,6 @@ def gate(bad: bool, left: Iterable[str]) -> Gate:
     """`left`: per host, what of it was not judged (`not_judged`). Where there is no host, nothing was."""
     listed = list(left)
     return Gate.BAD if bad else Gate.OPEN if any(listed) or not listed else Gate.FIT
-
-
-class JobEntry(Part):
-    """One job, as its log tells it."""
-
-    job: str = Field(description="the log's path in the folder; of a table with a column of hosts, #HOST")
-    outcome: LogEnd
-    reason: str | None = Field(None, description="why it did not succeed: the decisive line")
-    failure: str | None = Field(None, description="id in the table of failures")
-    failed_host: str | None = Field(None, description="that wrote the decisive line")
-    failed_hosts: list[str] = Field(
-        default_factory=list, description="all that failed by themselves, that one first"
-    )
-    format: str | None = None
-    hosts: list[str]
-    hosts_from: str = Field(
-        "", description="log; pattern (--host-pattern); guess: file name, or guess: folder name"
-    )
-    world_size: int | None = None
-    workload: str = Field("", description="what was trained, as far as the log tells")
-    work: str = Field("", description="jobs of the same work on as many hosts are compared")
-    steps: int | None = Field(None, description="attempted")
-    skipped_steps: int | None = Field(None, description="that a loss scaler threw away")
-    samples_per_second: float | None = Field(
-        None,
-        description="samples over seconds of the measured windows; of jobs without any, the tool's own; null "
-        "where the log does not tell how many samples a step has",
-    )
-    reported: float | None = Field(None, description="samples/s that the tool printed")
-    step_seconds: float | None = None
-    measured_samples: float | None = None
-    measured_seconds: float | None = None
-    windows: int | None = None
-    variation: float | None = Field(None, description="coefficient of variation of samples/s over windows")
-    tokens_per_second: float | None = None
-    memory: int | None = Field(None, description="peak of the allocator in bytes")
-    loss: float | None = Field(None, description="the last one in the log")
-    slower: float | None = Field(None, description="than its peers: share of a healthy step's time")
-    judged: bool = Field(False, description="it counts as evidence")
-    misses: list[str] = Field(default_factory=list, description="thresholds that it does not meet")
-    notes: list[str] = Field(default_factory=list)
 
 
 class Evidence(Part):

@@ -33,19 +33,19 @@ def files_of(logs: Sequence[JobLog]) -> list[File]:
     for index, log in enumerate(logs):
         if index in copies or log.outcome is State.UNREADABLE:
             continue
-        if log.job:
-            groups.setdefault(((), log.job), []).append(index)
+        if log.group:
+            groups.setdefault(((), log.group), []).append(index)
         elif log.hosts and log.hosts_from != "muster":
             groups.setdefault((log.hosts, _place(log)), []).append(index)
     speakers: dict[int, str] = {}
     for members in groups.values():
         speaker = min(members, key=lambda index: _says(logs[index]))
-        speakers |= {index: logs[speaker].path for index in members if index != speaker}
+        speakers |= {index: logs[speaker].job for index in members if index != speaker}
     first = {index: copies.get(index, index) for index in range(len(logs))}
     return [
         File(
             log,
-            speakers.get(first[index]) or (logs[first[index]].path if index in copies else None),
+            speakers.get(first[index]) or (logs[first[index]].job if index in copies else None),
             index in copies,
         )
         for index, log in enumerate(logs)
@@ -93,7 +93,7 @@ def _copies(logs: Sequence[JobLog]) -> dict[int, int]:
             continue  # of unknown hosts it counts for nothing anyway
         keys: list[tuple[object, ...]] = []
         if log.digest and (log.began is not None or log.measured):
-            keys.append((log.hosts, log.digest, log.path.partition("#")[2]))
+            keys.append((log.hosts, log.digest, log.job.partition("#")[2]))
         if log.began is not None and log.measured:
             keys.append((log.hosts, log.began, log.ended, log.outcome, log.measured))
         first = next((first_of[key] for key in keys if key in first_of), index)
@@ -135,13 +135,13 @@ def _joined(logs: Sequence[JobLog]) -> list[JobLog]:
     their hosts and have ranks that go on from host to host."""
     jobs: dict[str, dict[str, None]] = {}
     for log in logs:
-        jobs.setdefault(log.job, {}).update(dict.fromkeys(log.hosts))
-    joined = [replace(log, hosts=tuple(jobs[log.job])) if log.job else log for log in logs]
+        jobs.setdefault(log.group, {}).update(dict.fromkeys(log.hosts))
+    joined = [replace(log, hosts=tuple(jobs[log.group])) if log.group else log for log in logs]
     groups: dict[str, list[tuple[int, int]]] = {}
     for index, log in enumerate(logs):
-        if log.job or log.hosts_from in ("log", "muster") or len(log.hosts) != 1:
+        if log.group or log.hosts_from in ("log", "muster") or len(log.hosts) != 1:
             continue
-        place = place_of(log.path)
+        place = place_of(log.job)
         job = _without(place.job, log.hosts[0])
         if place.rank is not None and job != place.job:
             groups.setdefault(job, []).append((place.rank, index))
@@ -158,7 +158,7 @@ def _joined(logs: Sequence[JobLog]) -> list[JobLog]:
 
 def _place(log: JobLog) -> str:
     """Its path without rank, stream and, of a job of several hosts, these."""
-    place = place_of(log.path).job
+    place = place_of(log.job).job
     for host in log.hosts if len(log.hosts) > 1 else ():
         place = _without(place, host)
     return place

@@ -9,7 +9,7 @@ import statistics
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple, get_args
+from typing import NamedTuple, get_args
 
 from muster.core.hostlist import fold_hosts
 from muster.core.state import LogEnd, State
@@ -31,7 +31,7 @@ from muster.judging import (
 from muster.judging.grouping import File, files_of, notes_of
 from muster.judging.readings import smallest
 from muster.judging.stalls import usual_paces
-from muster.readers.base import APART, JobLog, MeasuredWindows
+from muster.readers.base import APART, JobLog
 
 # Why nothing is known of a host that no observation is of.
 AS_MOST = "its jobs ended like most jobs of the same work, so they do not show how the host is"
@@ -40,11 +40,6 @@ WENT_ON = 30.0, 300.0  # seconds without progress, within which a short and a lo
 DRIFTED = 3.0  # standard errors by which a whole fleet differs from its baseline, at least
 ALONE = "it is not known what its jobs trained (--workload NAME says it), so they are compared with no others"
 UNPLACED = "it is not known on which hosts its jobs ran, so they are no evidence"
-# What a job's entry has as its log tells it.
-_SAME = (
-    "outcome", "reason", "failure", "format", "hosts_from", "world_size", "workload", "steps", "step_seconds",
-    "memory", "loss",
-)  # fmt: skip
 SILENT = "the logs of its jobs have neither step times nor a failure"
 
 
@@ -141,7 +136,7 @@ def work_of(log: JobLog) -> str:
     if log.measured is None and log.reported:
         parts.append("as reported")
     if log.alone:
-        parts.append(f"only {log.path}")
+        parts.append(f"only {log.job}")
     return ", ".join(parts)
 
 
@@ -224,7 +219,7 @@ def observation_of(log: JobLog, work: str, shared: SharedEnds | None = None) -> 
         if seconds is None or not 0 < seconds < math.inf:
             return None
         return Observation(
-            log.path, hosts, seconds, work=work, computing=log.computing, moment=log.moment, began=log.began,
+            log.job, hosts, seconds, work=work, computing=log.computing, moment=log.moment, began=log.began,
             ended=log.ended, exchanges=log.exchanges, spread=log.spread,
             halves=log.measured.halves if log.measured else None,
         )  # fmt: skip
@@ -232,7 +227,7 @@ def observation_of(log: JobLog, work: str, shared: SharedEnds | None = None) -> 
         return None
     broken = is_hardware(log.failure, log.reason)
     return Observation(
-        log.path, hosts, None, log.outcome, work, culprits=culprits_of(log), hardware=broken,
+        log.job, hosts, None, log.outcome, work, culprits=culprits_of(log), hardware=broken,
         began=log.began, ended=log.ended,
     )  # fmt: skip
 
@@ -316,38 +311,18 @@ def _alike(verdict: Judgement, *, askable: bool) -> list[str]:
 
 
 def _entry(job: _Job, verdict: Judgement) -> document.JobEntry:
-    log, figures = job.log, job.log.measured
-    timed = figures is not None and figures.timed
-    base = verdict.baselines.get(Class(job.work, len(dict.fromkeys(log.hosts))))
-    observation = job.observation
-    slower = observation.seconds / base.seconds - 1 if observation and observation.seconds and base else None
-    measured: dict[str, Any] = {}
-    if figures:
-        measured = {
-            "measured_samples": figures.samples if timed and log.unit == "samples" else None,
-            "measured_seconds": figures.seconds if timed else None,
-            "windows": figures.windows,
-            "variation": figures.variation,
-            "tokens_per_second": tokens_of(figures),
-        }
-    return document.JobEntry(
-        **{name: getattr(log, name) for name in _SAME},
-        **measured,
-        job=log.path,
-        failed_host=next(iter(log.failed_hosts), None),
-        failed_hosts=list(log.failed_hosts),
-        hosts=list(log.hosts),
+    log, observation = job.log, job.observation
+    base = verdict.baselines.get(_class_of(job))
+    other = f"another log of the same job as {job.of}, which is used instead" if job.of else ""
+    return document.JobEntry.of(
+        log,
         work=job.work if log.outcome is not State.UNREADABLE else "",
-        skipped_steps=log.skipped,
-        samples_per_second=log.rate if log.unit == "samples" else None,
         reported=log.reported if log.unit == "samples" or log.measured else None,
-        slower=slower,
+        slower=observation.seconds / base.seconds - 1
+        if observation and observation.seconds and base
+        else None,
         judged=observation is not None,
-        notes=[
-            *log.notes,
-            *(note for note in (log.alone, log.unplaced) if note),
-            *([f"another log of the same job as {job.of}, which is used instead"] if job.of else []),
-        ],
+        notes=(*log.notes, *(note for note in (log.alone, log.unplaced, other) if note)),
     )
 
 
@@ -359,7 +334,7 @@ def _notes(jobs: Sequence[_Job]) -> list[str]:
     if doubted := [log for log in logs if log.contradicted]:
         notes.append(
             f"{counted(len(doubted), 'job')} with a rate that is more than {APART * 100:g} % from what the "
-            f"tool itself says of the same steps: --json has both figures, in the notes of {doubted[0].path}"
+            f"tool itself says of the same steps: --json has both figures, in the notes of {doubted[0].job}"
         )
     if alone := [log for log in logs if log.alone]:
         notes.append(
@@ -400,7 +375,7 @@ def _stalled(log: JobLog) -> tuple[float, str]:
     assert log.measured is not None and log.measured.stalls is not None
     stalls, whole = log.measured.stalls, log.measured.seconds
     words = f"{stalls.windows} of {log.measured.windows} windows took {stalls.seconds:.3g} of {whole:.3g} s"
-    return stalls.seconds / whole, f"{words} in {log.path}"
+    return stalls.seconds / whole, f"{words} in {log.job}"
 
 
 def _samples(log: JobLog | None, seconds: float) -> float | None:
@@ -408,13 +383,6 @@ def _samples(log: JobLog | None, seconds: float) -> float | None:
     if log is None or log.unit == "samples":
         return (log.batch if log and log.batch else 1.0) / seconds
     return None
-
-
-def tokens_of(figures: MeasuredWindows) -> float | None:
-    """Tokens per second, where they are known."""
-    if figures.unit == "tokens":
-        return figures.rate
-    return figures.tokens / figures.seconds if figures.timed and figures.tokens else None
 
 
 def _natural(name: str) -> str:

@@ -79,7 +79,7 @@ def judge(
             replace(log, workload=workload, recipe=workload, alone="") if log.alone else log for log in logs
         ]
     if all(log.outcome is State.UNREADABLE for log in logs):
-        first = f": {logs[0].path} {logs[0].reason}" if logs else ""
+        first = f": {logs[0].job} {logs[0].reason}" if logs else ""
         raise UsageError(
             f"none of the {len(logs)} files could be read as a training log{first}",
             where=str(where),
@@ -92,8 +92,8 @@ def judge(
             hint="hosts are named as the logs name them: muster judge DIR --all shows them",
         )
     document = judged(str(where), logs, Settings(slow=slow), stored, hardware=kinds)
-    if named and not any(named.search(log.path) for log in logs):
-        note = f"--host-pattern matches none of the paths, such as {logs[0].path}"
+    if named and not any(named.search(log.job) for log in logs):
+        note = f"--host-pattern matches none of the paths, such as {logs[0].job}"
         document = document.model_copy(update={"notes": [*document.notes, note]})
     return held(document, bound) if bound else document
 
@@ -240,7 +240,7 @@ def held(document: Judged, bound: Bound) -> Judged:
     silent = sum(speeds[job.job] is None for job in document.jobs if job.outcome.good)
     note = f"{counted(silent, 'job')} could not be held against {bound.words}: the logs tell no {bound.unit}"
     jobs = [
-        job.model_copy(update={"misses": [f"{format_number(speed)} {bound.unit} is below {bound.words}"]})
+        replace(job, misses=(f"{format_number(speed)} {bound.unit} is below {bound.words}",))
         if (speed := speeds[job.job]) is not None and speed < bound.value
         else job
         for job in document.jobs

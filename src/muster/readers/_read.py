@@ -78,8 +78,9 @@ def _unread(path: str, frame: Frame, whole: _Whole) -> JobLog:
     if (
         whole.broken is None and decisive and recent and not _NO_LOG.search(path)
     ):  # it failed before anything that could be recognised
-        return _ended(JobLog(path, State.FAILED), frame, decisive)
-    return JobLog(path, State.UNREADABLE, whole.broken or _unknown(path, whole.first, whole.last, frame.user))
+        return _ended(JobLog(job=path, outcome=State.FAILED), frame, decisive)
+    why = whole.broken or _unknown(path, whole.first, whole.last, frame.user)
+    return JobLog(job=path, outcome=State.UNREADABLE, reason=why)
 
 
 def _why(frame: Frame, whole: _Whole) -> Why:
@@ -190,7 +191,7 @@ def _job(
     spans = [each.span for each in ordered if each.span]
     recipes = list(dict.fromkeys(each.recipe for each in ordered if each.recipe))
     job = JobLog(
-        path=f"{path}#{ordered[0].part}" if ordered and ordered[0].part else path,
+        job=f"{path}#{ordered[0].part}" if ordered and ordered[0].part else path,
         outcome=State.SUCCEEDED,
         format=", ".join(dict.fromkeys(each.format for each in ordered)) or None,
         hosts=ordered[0].hosts if ordered else (),
@@ -201,7 +202,7 @@ def _job(
         batch=told("batch") or frame.batch,
         steps=int(steps) if steps is not None else None,
         total=int(total) if total is not None else None,
-        skipped=int(skipped) if skipped is not None else None,
+        skipped_steps=int(skipped) if skipped is not None else None,
         measured=best,
         reported=told("reported") if best or not contradicted else None,
         contradicted=contradicted,
@@ -291,7 +292,7 @@ def _outcome(job: JobLog, frame: Frame, ends: Sequence[bool]) -> JobLog:
         if late := frame.signs.late:
             note = f"{LATE}: {shortened(late)}"
             job = replace(job, notes=(*job.notes, note))
-        if job.steps and job.skipped == job.steps:
+        if job.steps and job.skipped_steps == job.steps:
             why = f"all {job.steps} steps were skipped by the loss scaler: nothing was trained"
             return replace(
                 job, outcome=State.FAILED, reason=why, failure="loss_scale_too_high", measured=None
@@ -322,8 +323,8 @@ def _ended(job: JobLog, frame: Frame, sign: Sign) -> JobLog:
 
 def _with_hosts(job: JobLog, frame: Frame, named: Expression | None) -> JobLog:
     """With the hosts that the log names or else its path; a pattern of the user's goes first."""
-    places = named.search(job.path) if named is not None else {}
-    job = replace(job, job=places.get("job", ""))
+    places = named.search(job.job) if named is not None else {}
+    job = replace(job, group=places.get("job", ""))
     if work := places.get("work"):
         job = replace(job, workload=job.workload or work, recipe=f"{job.recipe}; {work}", alone="")
     if host := places.get("host"):
@@ -333,7 +334,7 @@ def _with_hosts(job: JobLog, frame: Frame, named: Expression | None) -> JobLog:
     if frame.hosts:
         job = replace(job, hosts=frame.hosts, hosts_from="log")
     elif job.outcome is not State.UNREADABLE:
-        hosts, origin = hosts_of_path(job.path)
+        hosts, origin = hosts_of_path(job.job)
         job = replace(job, hosts=hosts, hosts_from=origin)
     return replace(job, unplaced=_unplaced(job, frame))
 
@@ -351,7 +352,7 @@ def _unplaced(job: JobLog, frame: Frame) -> str:
     if ranks:
         return f"the job had {ranks} ranks, on an unknown number of hosts"
     slurm = (
-        frame.slurm or is_slurm(job.path)
+        frame.slurm or is_slurm(job.job)
     ) and job.hosts_from == "log"  # who writes, and not who takes part
     return "it is not known on how many hosts the Slurm job ran" if slurm else ""
 

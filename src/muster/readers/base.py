@@ -6,12 +6,18 @@ import math
 import re
 import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
-from typing import Literal, Protocol
+from dataclasses import dataclass, field, fields, replace
+from typing import TYPE_CHECKING, Any, Literal, Protocol
+
+from pydantic import Field
+from pydantic import dataclasses as rows
 
 from muster.core.robust import halves_of
 from muster.core.state import LogEnd
 from muster.failures.signs import Sign
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 WARM_UP = 10  # optimizer steps that are left out, as `measure.warmup` of a recipe; at most a third of the run
 HEAD = 64  # windows that are kept one by one; later ones are merged where they become many
@@ -246,36 +252,74 @@ class Why:
     last: tuple[str, ...]
 
 
-@dataclass(frozen=True)
-class JobLog:
-    """A job as its log tells it."""
+@rows.dataclass(frozen=True, kw_only=True)
+class JobEntry:
+    """One job, as its log tells it: a row of the documents of `muster judge` and `muster bench`."""
 
-    path: str
+    job: str = Field(description="the log's path in the folder; of a table with a column of hosts, #HOST")
     outcome: LogEnd
-    reason: str | None = None  # of any outcome but succeeded
-    failure: str | None = None  # its id in the table of failures
-    failed: tuple[tuple[str, str | None], ...] = ()  # hosts that failed by themselves, and by which failure
+    reason: str | None = Field(default=None, description="why it did not succeed: the decisive line")
+    failure: str | None = Field(default=None, description="id in the table of failures")
+    failed_host: str | None = Field(default=None, description="that wrote the decisive line")
+    failed_hosts: tuple[str, ...] = Field(
+        default=(), description="all that failed by themselves, that one first"
+    )
     format: str | None = None
     hosts: tuple[str, ...] = ()
-    hosts_from: str = ""  # "log", "pattern" (of the user), "guess: file name", "guess: folder name"
-    unplaced: str = ""  # why it is not known on which hosts it ran; empty: on `hosts`
+    hosts_from: str = Field(
+        default="", description="log; pattern (--host-pattern); guess: file name, or guess: folder name"
+    )
     world_size: int | None = None
-    workload: str = ""  # what was trained, as far as the log tells
-    recipe: str = ""  # the same with all its settings: jobs of one recipe can be compared
+    workload: str = Field(default="", description="what was trained, as far as the log tells")
+    work: str = Field(default="", description="jobs of the same work on as many hosts are compared")
+    steps: int | None = Field(default=None, description="attempted")
+    skipped_steps: int | None = Field(default=None, description="that a loss scaler threw away")
+    samples_per_second: float | None = Field(
+        default=None,
+        description="samples over seconds of the measured windows; of jobs without any, the tool's own; null "
+        "where the log does not tell how many samples a step has",
+    )
+    reported: float | None = Field(default=None, description="samples/s that the tool printed")
+    step_seconds: float | None = Field(
+        default=None, description="null: nothing was timed, or only per sample"
+    )
+    measured_samples: float | None = None
+    measured_seconds: float | None = None
+    windows: int | None = None
+    variation: float | None = Field(
+        default=None, description="coefficient of variation of samples/s over windows"
+    )
+    tokens_per_second: float | None = None
+    memory: int | None = Field(default=None, description="peak of the allocator in bytes")
+    loss: float | None = Field(default=None, description="the last one in the log")
+    slower: float | None = Field(default=None, description="than its peers: share of a healthy step's time")
+    judged: bool = Field(default=False, description="it counts as evidence")
+    misses: tuple[str, ...] = Field(default=(), description="thresholds that it does not meet")
+    notes: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, job: JobEntry, **values: Any) -> Self:
+        """Make a row of this class of another's, with other `values`."""
+        return cls(**{each.name: getattr(job, each.name) for each in fields(JobEntry)} | values)
+
+
+@rows.dataclass(frozen=True, kw_only=True)
+class JobLog(JobEntry):
+    """A job as its log tells it, with what the judge needs besides. The figures of the row follow from
+    `measured`, and its failed hosts from `failed`."""
+
+    failed: tuple[tuple[str, str | None], ...] = ()  # hosts that failed by themselves, and by which failure
+    unplaced: str = ""  # why it is not known on which hosts it ran; empty: on `hosts`
+    recipe: str = ""  # the workload with all its settings: jobs of one recipe can be compared
     alone: str = ""  # why no other job is known for certain to be of the same work; empty: others can be
     family: str = ""  # among which jobs an ending may be shared; else by what was trained
     batch: float | None = None
-    steps: int | None = None
     total: int | None = None  # steps that it was to make
-    skipped: int | None = None
     measured: MeasuredWindows | None = None
-    reported: float | None = None
     contradicted: float | None = None  # what the tool says of the same steps, where that is APART of `rate`
     unit: Unit = "samples"  # of `rate`
-    memory: int | None = None
-    loss: float | None = None
     computing: tuple[float, ...] = ()  # seconds that each of `hosts` took for the same work of its own
-    job: str = ""  # files of the same one are of one job, as --host-pattern says
+    group: str = ""  # files of the same one are of one job, as --host-pattern says
     quiet: float | None = None  # seconds without progress before it was ended from outside
     digest: int = 0  # of its file, the same of a copy, within this process; 0: not known
     moment: str = ""  # what has the same one was measured side by side
@@ -283,14 +327,28 @@ class JobLog:
     ended: float | None = None
     exchanges: bool = False  # its step is nothing but an exchange between hosts
     spread: float | None = None  # relative standard error of its step's time, by its own windows
-    notes: tuple[str, ...] = ()
     why: Why | None = None  # of any outcome but succeeded
     shapes: frozenset[str] = frozenset()  # of one that succeeded: lines that are reasons elsewhere
 
-    @property
-    def failed_hosts(self) -> tuple[str, ...]:
-        """The hosts that failed by themselves; the first wrote the decisive line."""
-        return tuple(host for host, _ in self.failed)
+    def __post_init__(self) -> None:
+        figures, timed = self.measured, self.measured if self.measured and self.measured.timed else None
+        by_tokens = figures is not None and figures.unit == "tokens"
+        of_all = timed.tokens / timed.seconds if timed and timed.tokens else None
+        per_step = timed is not None and (self.batch or self.unit == "steps")
+        failed = tuple(host for host, _ in self.failed)
+        derived = {
+            "failed_host": next(iter(failed), None),
+            "failed_hosts": failed,
+            "samples_per_second": self.rate if self.unit == "samples" else None,
+            "step_seconds": timed.seconds / timed.steps if timed and per_step else None,
+            "measured_samples": timed.samples if timed and self.unit == "samples" else None,
+            "measured_seconds": timed.seconds if timed else None,
+            "windows": figures.windows if figures else None,
+            "variation": figures.variation if figures else None,
+            "tokens_per_second": figures.rate if figures and by_tokens else of_all,
+        }
+        for name, value in derived.items():
+            object.__setattr__(self, name, value)
 
     @property
     def rate(self) -> float | None:
@@ -302,12 +360,6 @@ class JobLog:
         """Seconds of a step; of a sample or token, where it is not known how many a step has."""
         each = self.batch or 1.0 if self.unit == "samples" else 1.0
         return each / self.rate if self.rate else None
-
-    @property
-    def step_seconds(self) -> float | None:
-        """Of a step in the measured windows; None: nothing was timed, or only per sample."""
-        timed = self.measured is not None and self.measured.timed and (self.batch or self.unit == "steps")
-        return self.measured.seconds / self.measured.steps if self.measured and timed else None
 
 
 class LineReader(Protocol):
