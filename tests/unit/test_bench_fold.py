@@ -217,7 +217,7 @@ def test_failures_of_a_host_and_of_bad_input() -> None:
         if failure:
             told = {"reason": failure.what, "failed_host": failure.host, "usage": failure.usage}
             told |= {"failure": failure.id}
-            records[task.id] = records[task.id].model_copy(update=told)
+            records[task.id] = replace(records[task.id], **told)
     found = fold_bench(ended(bench.inputs.suite, "local:12x1", result, records=records))
     named = verdicts(found)
     assert named["local2"] == "failing" and "errors that name this host" in found.hosts[2].reason

@@ -59,7 +59,7 @@ def failing(found: Judged) -> set[str]:
 def test_one_cause_of_all_hosts_is_held_against_none(line: str, failure: str) -> None:
     """Also where each host speaks of itself."""
     found = judged("x", [ran(host, n, ends=line) for host in FLEET for n in (0, 1)], Settings(), {})
-    assert set(conditions(found).values()) == {"unknown"} and found.sound
+    assert set(conditions(found).values()) == {"unknown"} and not found.accused
     assert {each.reason for each in found.hosts} == {AS_MOST}
     assert len(found.notes) == 1 and "32 jobs" in found.notes[0] and failure in found.notes[0]
 
@@ -87,7 +87,7 @@ def test_what_is_a_fact_about_a_host_is_never_shared() -> None:
 def test_one_log_that_names_an_error_of_hardware_is_enough() -> None:
     others = [ran(host) for host in FLEET if host != FLEET[4]]
     found = judged("x", [*others, ran(FLEET[4], ends=BROKEN)], Settings(), {})
-    assert failing(found) == {FLEET[4]} and not found.sound
+    assert failing(found) == {FLEET[4]} and found.accused
     for line in (
         "RuntimeError: CUDA error: unspecified launch failure",  # programs do that as well
         "[1.0] NVRM: Xid (PCI:0000:3b:00): 31, pid=7, Ch 0000000a, MMU Fault",
@@ -204,7 +204,7 @@ def test_logs_that_just_stop_like_all_others_tell_their_pace() -> None:
         one(chat_log([host], 0.2 * (1.25 if host == FLEET[3] else 1 + n / 9000), ends=False), f"{n}.log")
         for n, host in enumerate(FLEET)
     ]
-    logs += [replace(log, job=f"again-{log.job}", digest=0, began=None) for log in logs]
+    logs += [replace(log, job=f"again-{log.job}", digest=0, started=None) for log in logs]
     found = judged("x", logs, Settings(), {})
     assert conditions(found)[FLEET[3]] == "slow"
     assert {each for host, each in conditions(found).items() if host != FLEET[3]} == {"fit"}

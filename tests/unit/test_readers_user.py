@@ -301,9 +301,9 @@ def test_a_path_tells_hosts_and_work_of_logs_of_any_format() -> None:
     named = Expression.of(pattern, PLACES, "--host-pattern")
     (job,) = read_log("runs/opt-13b/gpu[01,05].log", metaseq_log(), named=named)
     assert (job.hosts, job.hosts_from, job.workload) == (("gpu01", "gpu05"), "pattern", "opt-13b")
-    assert not job.alone and not job.unplaced and "opt-13b" in job.recipe
+    assert not job.alone and not job.unplaced and "opt-13b" in job.settings
     (other,) = read_log("runs/opt-1b/gpu07.log", metaseq_log(), named=named)
-    assert other.hosts == ("gpu07",) and other.recipe != job.recipe
+    assert other.hosts == ("gpu07",) and other.settings != job.settings
     (job,) = read_log("runs/mine/gpu07.log", own(), UserFormat.of([STEP]), named)
     assert (job.hosts, job.workload) == (("gpu07",), "mine")
 

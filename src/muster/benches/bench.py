@@ -19,7 +19,7 @@ from typing import Any
 
 from muster.benches.child import Child, adopted, finished
 from muster.benches.clock import Kind, durations, expected, kind_of, late_after
-from muster.benches.document import Bench, BenchJob, JobRecord
+from muster.benches.document import Bench, JobRecord
 from muster.benches.fold import Ended, fold_bench
 from muster.benches.folder import BenchFolder
 from muster.benches.inputs import (
@@ -38,6 +38,7 @@ from muster.checks.inspection import Inspection, lately_left_out
 from muster.checks.survey import Progress
 from muster.core.errors import JobError, MusterError, UsageError
 from muster.core.inventory import Host
+from muster.core.jobentry import JobEntry
 from muster.core.pipeline import models_taken
 from muster.core.recipe import Recipe
 from muster.core.state import State
@@ -191,7 +192,7 @@ class Jobs:
         why = f"follows {', '.join(filter(self._failed, task.after))}, which did not succeed"
         now = time.time()
         record = JobRecord(
-            job=task.id,
+            **task.row,
             outcome=State.FAILED,
             reason=why,
             usage=True,
@@ -667,16 +668,15 @@ def table_of(document: Bench) -> str:
     return csv_text((*COLUMNS, *more), [_row(job, verdicts, extra) for job in document.jobs])
 
 
-def _row(job: BenchJob, verdicts: Mapping[str, str], extra: Sequence[str]) -> list[Any]:
+def _row(job: JobEntry, verdicts: Mapping[str, str], extra: Sequence[str]) -> list[Any]:
     figures = job.figures
     speed = figures.get("samples_per_second")
     status = "below threshold" if job.misses else "not a measurement" if job.not_measured else job.outcome
-    took = job.ended - job.started if job.ended and job.started else None
     memory = figures.get("memory")
     why = job.reason or "; ".join(job.not_measured)
     return [
         ",".join(job.hosts), None if speed is None else f"{speed:.4f}", status, job.job, job.recipe, job.size,
-        None if took is None else f"{took:.3f}", why, None if memory is None else int(memory),
+        None if job.took is None else f"{job.took:.3f}", why, None if memory is None else int(memory),
         job.variation, None if job.slower is None else f"{job.slower:.6f}", job.steps, job.skipped_steps,
         " ".join(dict.fromkeys(verdicts.get(host, "unknown") for host in job.hosts)), job.entry, job.repeat,
         job.warm_up, job.world_size, "; ".join(job.misses), job.run, *(figures.get(name) for name in extra),

@@ -27,7 +27,7 @@ def durations(tasks: Sequence[Task], records: Mapping[str, JobRecord]) -> dict[K
     for task in tasks:
         record = records.get(task.id)
         if record is not None and record.outcome.good and not task.warm_up:
-            seconds.setdefault(kind_of(task), []).append(record.ended - record.started)
+            seconds.setdefault(kind_of(task), []).append(record.took or 0.0)
     return seconds
 
 

@@ -12,13 +12,11 @@ from typing import Any, Literal, get_args
 from muster.benches.commands import CLOCK, Speed, notes_on, speeds
 from muster.benches.document import (
     Bench,
-    BenchJob,
     BesidePublished,
     Compared,
     Comparison,
     Curve,
     CurvePoint,
-    HostCondition,
     HostVerdict,
     JobRecord,
 )
@@ -28,13 +26,13 @@ from muster.benches.logs import figures_of, logs_of
 from muster.benches.schedule import Task
 from muster.benches.suite import Suite, Threshold
 from muster.benches.switches import switches_of
+from muster.core.jobentry import JobEntry
 from muster.core.recipe import Recipe
 from muster.core.state import JobEnd, State
 from muster.core.units import format_seconds
 from muster.judging import Baseline, Class, Settings, document
 from muster.judging.baseline import FEWEST
 from muster.judging.joblogs import judged
-from muster.readers.base import JobEntry
 
 # A threshold of one of these, met alone, makes a host fit where there is no fleet to compare it with.
 SPEEDS = (
@@ -78,7 +76,6 @@ def fold_bench(bench: Ended) -> Bench:
     ]
     jobs = with_misses(jobs, bench.inputs.suite, judgement.peers)
     hosts = _hosts(bench, jobs, judgement)
-    verdicts = Counter(each.verdict for each in hosts)
     outcomes = Counter(bench.records[job.job].outcome for job in jobs)
     versions = next((r.result.versions for r in bench.records.values() if r.result and r.result.versions), {})
     well = [job for job in jobs if not job.warm_up and job.outcome.good]
@@ -93,7 +90,7 @@ def fold_bench(bench: Ended) -> Bench:
         started=bench.started,
         ended=bench.ended,
         versions=versions,
-        summary={name: verdicts[name] for name in get_args(HostCondition)},
+        summary=document.summary_of(each.verdict for each in hosts),
         outcomes={name: outcomes[name] for name in get_args(JobEnd)},
         hosts=hosts,
         links=judgement.links,
@@ -135,27 +132,21 @@ def _entry(task: Task, entries: Mapping[str, JobEntry]) -> JobEntry | None:
     return replace(entry, slower=alone.slower, judged=alone.judged, work=alone.work)
 
 
-def _job(bench: Ended, task: Task, entry: JobEntry | None, doubts: Doubts, speed: Speed | None) -> BenchJob:
+def _job(bench: Ended, task: Task, entry: JobEntry | None, doubts: Doubts, speed: Speed | None) -> JobEntry:
     record, recipe = bench.records[task.id], bench.inputs.recipes[task.entry]
     known = entry or JobEntry(job=task.id, outcome=record.outcome)
     if speed.how == CLOCK if speed else not recipe.trains:  # its time is a whole run's, or an all-reduce's
         known = replace(
             known, samples_per_second=None, step_seconds=None, measured_samples=None, measured_seconds=None
         )
-    return BenchJob.of(
+    return JobEntry.of(
         known,
-        hosts=task.hosts,
+        **task.row,
         outcome=record.outcome,  # one that was cut is judged by its speed all the same
         reason=record.reason or known.reason,
         failed_host=record.failed_host,
         world_size=record.result.world_size if record.result else None,
-        entry=task.entry,
         recipe=next(each.called for each in bench.inputs.suite.jobs if each.name == task.entry),
-        size=len(task.hosts),
-        repeat=task.repeat,
-        warm_up=task.warm_up,
-        leftover=task.leftover,
-        wave=task.wave,
         hint=record.hint,
         run=record.run,
         started=record.started,
@@ -166,7 +157,7 @@ def _job(bench: Ended, task: Task, entry: JobEntry | None, doubts: Doubts, speed
     )
 
 
-def with_misses(jobs: Sequence[BenchJob], suite: Suite, peers: Sequence[document.Peers]) -> list[BenchJob]:
+def with_misses(jobs: Sequence[JobEntry], suite: Suite, peers: Sequence[document.Peers]) -> list[JobEntry]:
     """Each job with the thresholds that it does not meet. An unknown figure meets none."""
     bounds = {each.name: suite.of(each).thresholds for each in suite.jobs}
     made = []
@@ -183,7 +174,7 @@ def with_misses(jobs: Sequence[BenchJob], suite: Suite, peers: Sequence[document
 
 
 def _normal(
-    job: BenchJob, bound: Threshold, jobs: Sequence[BenchJob], peers: Sequence[document.Peers]
+    job: JobEntry, bound: Threshold, jobs: Sequence[JobEntry], peers: Sequence[document.Peers]
 ) -> float | None:
     """What the figure is in jobs of the same work on as many hosts: the judge's baseline for the throughput,
     else the median of at least four. None: there are too few."""
@@ -201,7 +192,7 @@ def _normal(
     return statistics.median(alike) if len(alike) >= FEWEST else None
 
 
-def _missed(job: BenchJob, bound: Threshold, normal: float | None) -> str | None:
+def _missed(job: JobEntry, bound: Threshold, normal: float | None) -> str | None:
     """Why the job does not meet the threshold; None: it does, or there is no fleet to compare it with."""
     value = job.figures.get(bound.figure)
     if value is None:
@@ -218,7 +209,7 @@ def _missed(job: BenchJob, bound: Threshold, normal: float | None) -> str | None
     return None if bound.met(value) else f"{bound.figure} is {value:.6g}; it must be {bound.words}"
 
 
-def _hosts(bench: Ended, jobs: Sequence[BenchJob], judgement: document.Judged) -> list[HostVerdict]:
+def _hosts(bench: Ended, jobs: Sequence[JobEntry], judgement: document.Judged) -> list[HostVerdict]:
     """One verdict per host, in the order of the inventory; those that took no part last."""
     verdicts = {each.hosts[0]: each for each in judgement.hosts}
     counted = [job for job in jobs if not job.warm_up]
@@ -234,7 +225,7 @@ def _hosts(bench: Ended, jobs: Sequence[BenchJob], judgement: document.Judged) -
         _host(host, verdicts.get(host), [job for job in counted if host in job.hosts], bounded)
         for host in bench.inputs.inventory.names
     ]
-    known_bad = {each.host for each in made if each.verdict in ("slow", "failing", "below")}
+    known_bad = {each.host for each in made if each.verdict in document.BAD}
     made = [_in_doubt(each, counted, known_bad) for each in made]
     return [
         *made,
@@ -243,12 +234,12 @@ def _hosts(bench: Ended, jobs: Sequence[BenchJob], judgement: document.Judged) -
 
 
 def _host(
-    host: str, verdict: document.Verdict | None, jobs: Sequence[BenchJob], bounded: set[str]
+    host: str, verdict: document.Verdict | None, jobs: Sequence[JobEntry], bounded: set[str]
 ) -> HostVerdict:
     """By what it did alone, and beside others. `bounded`: entries with a threshold of their speed that
     needs no fleet."""
     alone = [f"{job.job}: {miss}" for job in jobs if job.size == 1 for miss in job.misses]
-    condition: HostCondition = verdict.condition if verdict else "unknown"
+    condition: document.Condition = verdict.condition if verdict else "unknown"
     reason = verdict.reason if verdict else "no job of this host could be evaluated"
     evidence = verdict.evidence if verdict else []
     subjects = {each.name: each for each in verdict.subjects} if verdict else {}
@@ -284,7 +275,7 @@ def _host(
     )
 
 
-def _by_thresholds(jobs: Sequence[BenchJob]) -> dict[Literal["compute", "card", "links"], document.Subject]:
+def _by_thresholds(jobs: Sequence[JobEntry]) -> dict[Literal["compute", "card", "links"], document.Subject]:
     """What thresholds of speed that these jobs met tell: alone of what a host computes, in a group of its
     card as well."""
     counts: dict[Literal["compute", "card", "links"], int] = {
@@ -298,7 +289,7 @@ def _by_thresholds(jobs: Sequence[BenchJob]) -> dict[Literal["compute", "card", 
     }
 
 
-def _in_doubt(verdict: HostVerdict, jobs: Sequence[BenchJob], bad: set[str]) -> HostVerdict:
+def _in_doubt(verdict: HostVerdict, jobs: Sequence[JobEntry], bad: set[str]) -> HostVerdict:
     """A fit host whose groups missed a threshold is in doubt, unless another of them is known to be bad, or
     another job of the entry met everything."""
     if verdict.verdict not in document.GOOD:
@@ -326,14 +317,14 @@ ROUNDING = 0.005  # of an efficiency
 MOST = 1.1  # an efficiency above is none: one of the two was no measurement
 
 
-def curves_of(suite: Suite, jobs: Sequence[BenchJob]) -> list[Curve]:
+def curves_of(suite: Suite, jobs: Sequence[JobEntry]) -> list[Curve]:
     """The efficiency of each entry that asks for it, from jobs that ended well."""
     curves = []
     for entry in suite.jobs:
         own = [job for job in jobs if job.entry == entry.name and job.figures.get("samples_per_second")]
         if entry.curve is None or not own:
             continue
-        by_size: dict[int, list[BenchJob]] = {}
+        by_size: dict[int, list[JobEntry]] = {}
         for job in own:
             by_size.setdefault(job.size, []).append(job)
         groups = [by_size[size] for size in sorted(by_size)]
@@ -349,7 +340,7 @@ def curves_of(suite: Suite, jobs: Sequence[BenchJob]) -> list[Curve]:
     return curves
 
 
-def _points(groups: Sequence[Sequence[BenchJob]]) -> list[CurvePoint]:
+def _points(groups: Sequence[Sequence[JobEntry]]) -> list[CurvePoint]:
     """Speed-up S(n) = rate(n) / rate(smallest), efficiency S(n) / (ranks(n) / ranks(smallest)); for weak and
     strong scaling alike, since rates count samples and not steps. None where one of the two was too short to
     measure, or is no measurement."""
@@ -386,7 +377,7 @@ def _points(groups: Sequence[Sequence[BenchJob]]) -> list[CurvePoint]:
     return points
 
 
-def _short(job: BenchJob) -> bool:
+def _short(job: JobEntry) -> bool:
     """Whether it measured too little for its rate to mean anything."""
     seconds, step = job.measured_seconds, job.step_seconds
     if seconds is None or step is None:
@@ -394,7 +385,7 @@ def _short(job: BenchJob) -> bool:
     return seconds < FEWEST_SECONDS or seconds < (FEWEST_STEPS - 0.5) * step
 
 
-def _doubts(groups: Sequence[Sequence[BenchJob]], points: Sequence[CurvePoint]) -> list[str]:
+def _doubts(groups: Sequence[Sequence[JobEntry]], points: Sequence[CurvePoint]) -> list[str]:
     """What is odd about a curve: runs that were too short, and more speed than there are ranks for."""
     notes = []
     short = [group for group in groups if any(map(_short, group))]
@@ -421,7 +412,7 @@ def _doubts(groups: Sequence[Sequence[BenchJob]], points: Sequence[CurvePoint]) 
     return notes
 
 
-def _spread(group: Sequence[BenchJob], point: CurvePoint) -> float:
+def _spread(group: Sequence[JobEntry], point: CurvePoint) -> float:
     """Of the rate: over the jobs, and over a job's own windows."""
     own = [job.variation for job in group if job.variation is not None]
     return max([point.variation or 0.0, *own])
@@ -433,7 +424,7 @@ def variation(values: Sequence[float]) -> float | None:
     return statistics.stdev(values) / mean if len(values) > 1 and mean > 0 else None
 
 
-def comparison_of(suite: Suite, recipes: Mapping[str, Recipe], jobs: Sequence[BenchJob]) -> Comparison | None:
+def comparison_of(suite: Suite, recipes: Mapping[str, Recipe], jobs: Sequence[JobEntry]) -> Comparison | None:
     """Entries beside each other, by size; and everything else that differs. None: the suite does not ask."""
     if suite.compare is None:
         return None
@@ -468,7 +459,7 @@ def comparison_of(suite: Suite, recipes: Mapping[str, Recipe], jobs: Sequence[Be
 
 
 def beside_published(
-    suite: Suite, jobs: Sequence[BenchJob], devices: Mapping[str, Mapping[str, str]]
+    suite: Suite, jobs: Sequence[JobEntry], devices: Mapping[str, Mapping[str, str]]
 ) -> list[BesidePublished]:
     """What was published of entries beside what their jobs measured. `devices`: per job, its hosts'."""
     rows = []
@@ -503,7 +494,7 @@ def beside_published(
     return rows
 
 
-def _medians(jobs: Sequence[BenchJob]) -> dict[str, float]:
+def _medians(jobs: Sequence[JobEntry]) -> dict[str, float]:
     """Of every figure that all of these jobs have."""
     names = set.intersection(*(set(job.figures) for job in jobs))
     return {name: statistics.median([job.figures[name] for job in jobs]) for name in sorted(names)}

@@ -32,7 +32,7 @@ def figures_of(record: JobRecord, recipes: Mapping[str, Recipe] | None = None) -
     whose arithmetic matrix products are of."""
     result = record.result
     if result is None:
-        return {"seconds": record.ended - record.started}
+        return {"seconds": record.took or 0.0}
     speed, seconds, flops = result.throughput, result.seconds, result.flops
     figures: dict[str, float | None] = {
         "seconds": seconds.total,
@@ -141,8 +141,8 @@ def _logs(
     outcome = State.SUCCEEDED if record.measured else record.outcome
     base = JobLog(
         job=task.id, outcome=outcome, format="muster", hosts=task.hosts, hosts_from="muster",
-        workload=task.entry, family=task.entry, recipe=_about(record, recipes[task.entry]),
-        world_size=result.world_size if result else None, began=record.started, ended=record.ended,
+        workload=task.entry, family=task.entry, settings=_about(record, recipes[task.entry]),
+        world_size=result.world_size if result else None, started=record.started, ended=record.ended,
     )  # fmt: skip
     if not record.measured or result is None:
         host = record.failed_host if record.failed_host in task.hosts else None
@@ -271,7 +271,7 @@ def _product_logs(base: JobLog, products: Sequence[Matmul]) -> list[JobLog]:
                 hosts=(host,),
                 workload=f"{base.workload}, matrix products in {slowest.precision}",
                 family=f"{base.family}, matrix products",  # an entry's jobs are counted once
-                recipe=f"{slowest.n} {slowest.device} {slowest.threads} {len(mine)}",
+                settings=f"{slowest.n} {slowest.device} {slowest.threads} {len(mine)}",
                 world_size=None,
                 batch=1.0,
                 measured=None

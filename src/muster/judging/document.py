@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from enum import IntEnum
-from typing import Literal
+from typing import Literal, get_args
 
 from pydantic import Field
 
+from muster.core.jobentry import JobEntry
 from muster.core.section import Part
 from muster.core.state import LogEnd
-from muster.readers.base import JobEntry
 
 SCHEMA_VERSION = 1
-Condition = Literal["fit", "differs", "probably fit", "slow", "failing", "below", "unknown"]
-GOOD = ("fit", "differs")
+# unfit: by the inspection before a bench.
+Condition = Literal["fit", "differs", "probably fit", "unfit", "slow", "failing", "below", "unknown"]
+GOOD: tuple[Condition, ...] = ("fit", "differs")
+BAD: tuple[Condition, ...] = ("unfit", "failing", "slow", "below")
 
 
 class Gate(IntEnum):
@@ -83,6 +86,21 @@ class Verdict(Part):
     settle: str = Field("", description="of what is not known: which jobs would tell")
 
     @property
+    def host(self) -> str:
+        """The host, or the first of the link's or the switch's."""
+        return self.hosts[0]
+
+    @property
+    def verdict(self) -> Condition:
+        """The condition; a bench's verdict on a host can be another than the judge's."""
+        return self.condition
+
+    @property
+    def beside_others(self) -> Verdict:
+        """The verdict itself: here it is the judge's."""
+        return self
+
+    @property
     def subject(self) -> tuple[str, ...]:
         """Return the name of the switch, or those of the host or of the link's two."""
         return (self.switch,) if self.switch else tuple(self.hosts)
@@ -123,18 +141,17 @@ class Drift(Part):
     baseline: Peers
 
 
-class Judged(Part):
-    """The document that `muster judge --json` prints."""
+class Findings(Part):
+    """What the documents of `muster judge` and `muster bench` both have."""
 
     schema_version: int = SCHEMA_VERSION
-    source: str
-    slow: float = Field(description="the smallest slowdown that counts, share of a step's time")
-    at_least: str = Field("", description="the speed that each job must reach; empty: none")
+    source: str = Field(description="the logs, or the hosts, as they were given")
     summary: dict[Condition, int]
     outcomes: dict[LogEnd, int]
-    hosts: list[Verdict]
     links: list[Verdict] = Field(description="that are slow or failing; healthy ones are not listed")
-    switches: list[Verdict] = Field(default_factory=list, description="likewise; none where none are known")
+    switches: list[Verdict] = Field(
+        default_factory=list, description="that are slow or failing; none where none are known"
+    )
     one_of: list[list[str]] = Field(
         default_factory=list, description="hosts and switches of which one is bad, or a link between them"
     )
@@ -144,23 +161,37 @@ class Judged(Part):
     notes: list[str] = Field(default_factory=list)
 
     @property
-    def sound(self) -> bool:
-        """Nothing is known against a host, a link, a switch, a job, or the fleet as a whole."""
-        bad = sum(self.summary.get(name, 0) for name in ("slow", "failing", "below"))
+    def accused(self) -> bool:
+        """Whether anything is known against a host, a link, a switch, a job, or the fleet as a whole."""
+        bad = any(self.summary.get(name) for name in BAD)
         drifted = any(each.slower > 0 for each in self.drifted)
         missed = any(job.misses for job in self.jobs)
-        return not (bad or drifted or missed or self.links or self.switches or self.one_of)
+        return bool(bad or drifted or missed or self.links or self.switches or self.one_of)
+
+
+class Judged(Findings):
+    """The document that `muster judge --json` prints."""
+
+    slow: float = Field(description="the smallest slowdown that counts, share of a step's time")
+    at_least: str = Field("", description="the speed that each job must reach; empty: none")
+    hosts: list[Verdict]
 
     @property
     def gate(self) -> Gate:
         """Whether all hosts are fit, somebody is bad, or something was not judged."""
-        return gate(not self.sound, self.left.values())
+        return gate(self.accused, self.left.values())
 
     @property
     def left(self) -> dict[str, str]:
         """What of each host is open, in words; empty: nothing."""
         grouped = {host for job in self.jobs if len(job.hosts) > 1 for host in job.hosts}
         return {
-            each.hosts[0]: not_judged(each.condition, each.subjects, exchanged=each.hosts[0] in grouped)
+            each.host: not_judged(each.condition, each.subjects, exchanged=each.host in grouped)
             for each in self.hosts
         }
+
+
+def summary_of(conditions: Iterable[Condition], *but: Condition) -> dict[Condition, int]:
+    """Hosts by their condition, each of them listed `but` these."""
+    counts = Counter(conditions)
+    return {name: counts[name] for name in get_args(Condition) if name not in but}

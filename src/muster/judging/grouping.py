@@ -92,10 +92,10 @@ def _copies(logs: Sequence[JobLog]) -> dict[int, int]:
         if not log.hosts or log.unplaced or log.hosts_from == "muster" or log.outcome is State.UNREADABLE:
             continue  # of unknown hosts it counts for nothing anyway
         keys: list[tuple[object, ...]] = []
-        if log.digest and (log.began is not None or log.measured):
+        if log.digest and (log.started is not None or log.measured):
             keys.append((log.hosts, log.digest, log.job.partition("#")[2]))
-        if log.began is not None and log.measured:
-            keys.append((log.hosts, log.began, log.ended, log.outcome, log.measured))
+        if log.started is not None and log.measured:
+            keys.append((log.hosts, log.started, log.ended, log.outcome, log.measured))
         first = next((first_of[key] for key in keys if key in first_of), index)
         first_of.update(dict.fromkeys(keys, first))
         if first != index and _place(log) != _place(logs[first]):  # else a rank's

@@ -75,12 +75,11 @@ def judged(
     works = iter([each.work for each in state.observations])
     jobs = [replace(job, work=next(works)) if job.observation is not None else job for job in jobs]
     silent = _silent(jobs, verdict)
-    conditions = Counter(each.condition for each in verdict.hosts)
     outcomes = Counter(log.outcome for log in logs)
     return document.Judged(
         source=source,
         slow=settings.slow,
-        summary={name: conditions[name] for name in get_args(document.Condition)},
+        summary=document.summary_of([each.condition for each in verdict.hosts], "unfit"),
         outcomes={name: outcomes[name] for name in get_args(LogEnd)},
         hosts=[
             each.model_copy(update={"reason": silent.get(each.hosts[0]) or each.reason})
@@ -127,8 +126,8 @@ def work_of(log: JobLog) -> str:
     had to do, which has the warm-up in it.
     """
     parts = [log.workload or log.format or "unknown"]
-    if log.recipe:
-        parts.append(hashlib.sha256(log.recipe.encode()).hexdigest()[:8])
+    if log.settings:
+        parts.append(hashlib.sha256(log.settings.encode()).hexdigest()[:8])
     if log.world_size and log.hosts:
         parts.append(f"{log.world_size / len(log.hosts):g} ranks a host")
     if log.batch:
@@ -219,7 +218,7 @@ def observation_of(log: JobLog, work: str, shared: SharedEnds | None = None) -> 
         if seconds is None or not 0 < seconds < math.inf:
             return None
         return Observation(
-            log.job, hosts, seconds, work=work, computing=log.computing, moment=log.moment, began=log.began,
+            log.job, hosts, seconds, work=work, computing=log.computing, moment=log.moment, began=log.started,
             ended=log.ended, exchanges=log.exchanges, spread=log.spread,
             halves=log.measured.halves if log.measured else None,
         )  # fmt: skip
@@ -228,7 +227,7 @@ def observation_of(log: JobLog, work: str, shared: SharedEnds | None = None) -> 
     broken = is_hardware(log.failure, log.reason)
     return Observation(
         log.job, hosts, None, log.outcome, work, culprits=culprits_of(log), hardware=broken,
-        began=log.began, ended=log.ended,
+        began=log.started, ended=log.ended,
     )  # fmt: skip
 
 

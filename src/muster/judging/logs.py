@@ -7,14 +7,13 @@ import io
 import json
 import os
 import threading
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 from pydantic import ValidationError
 
@@ -24,7 +23,7 @@ from muster.core.inventory import parse_hosts
 from muster.core.state import State
 from muster.core.units import counted, format_number, parse_rate
 from muster.judging import Baseline, Class, Settings
-from muster.judging.document import Condition, JobEntry, Judged, Peers, Verdict
+from muster.judging.document import JobEntry, Judged, Peers, Verdict, summary_of
 from muster.judging.grouping import without_lone_guesses
 from muster.judging.joblogs import judged
 from muster.readers._read import read_blocks, without_harmless
@@ -76,7 +75,7 @@ def judge(
     logs = without_lone_guesses(without_harmless(list(read_logs(files, user, named, progress))))
     if workload:
         logs = [
-            replace(log, workload=workload, recipe=workload, alone="") if log.alone else log for log in logs
+            replace(log, workload=workload, settings=workload, alone="") if log.alone else log for log in logs
         ]
     if all(log.outcome is State.UNREADABLE for log in logs):
         first = f": {logs[0].job} {logs[0].reason}" if logs else ""
@@ -247,13 +246,12 @@ def held(document: Judged, bound: Bound) -> Judged:
     ]
     why = _to_blame(jobs, document.hosts)
     hosts = [_below(each, why.get(each.hosts[0])) for each in document.hosts]
-    counts = Counter(each.condition for each in hosts)
     return document.model_copy(
         update={
             "at_least": bound.words,
             "jobs": jobs,
             "hosts": hosts,
-            "summary": {name: counts[name] for name in get_args(Condition)},
+            "summary": summary_of([each.condition for each in hosts], "unfit"),
             "notes": [*document.notes, *([note] if silent else [])],
         }
     )

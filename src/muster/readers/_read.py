@@ -67,7 +67,7 @@ def read_blocks(
             jobs[started:] = [replace(each, notes=(*each.notes, *faults)) for each in jobs[started:]]
         feed = feed.again()
     span = whole.span() if len(jobs) == 1 else None
-    jobs = [replace(job, began=span[0], ended=span[1]) if span and not job.began else job for job in jobs]
+    jobs = [replace(job, started=span[0], ended=span[1]) if span and not job.started else job for job in jobs]
     return [replace(job, digest=whole.digest) for job in jobs]
 
 
@@ -197,7 +197,7 @@ def _job(
         hosts=ordered[0].hosts if ordered else (),
         world_size=frame.ranks,
         workload=frame.workload or next((each.workload for each in ordered if each.workload), ""),
-        recipe=frame.recipe or "; ".join(recipes),
+        settings=frame.recipe or "; ".join(recipes),
         alone="" if frame.recipe or recipes else UNKNOWN_WORK,
         batch=told("batch") or frame.batch,
         steps=int(steps) if steps is not None else None,
@@ -209,7 +209,7 @@ def _job(
         memory=int(memory) if memory is not None else None,
         unit=best.unit if best else next((each.unit for each in ordered if not each.batch), "samples"),
         loss=told("loss"),
-        began=spans[0][0] if spans else None,
+        started=spans[0][0] if spans else None,
         ended=spans[0][1] if spans else None,
         notes=tuple(dict.fromkeys(notes)),
     )
@@ -224,7 +224,7 @@ def _job(
     job = _with_hosts(_outcome(job, frame, ends), frame, named)
     if frame.recipe or not recipes or any(each.complete for each in ordered):
         return job
-    return replace(job, recipe=f"{job.recipe}; in {folder_of(path, job.hosts)}")
+    return replace(job, settings=f"{job.settings}; in {folder_of(path, job.hosts)}")
 
 
 def _doubts(
@@ -326,7 +326,7 @@ def _with_hosts(job: JobLog, frame: Frame, named: Expression | None) -> JobLog:
     places = named.search(job.job) if named is not None else {}
     job = replace(job, group=places.get("job", ""))
     if work := places.get("work"):
-        job = replace(job, workload=job.workload or work, recipe=f"{job.recipe}; {work}", alone="")
+        job = replace(job, workload=job.workload or work, settings=f"{job.settings}; {work}", alone="")
     if host := places.get("host"):
         return replace(job, hosts=split_hosts(host), hosts_from="pattern")
     if job.hosts:

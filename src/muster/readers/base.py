@@ -6,18 +6,14 @@ import math
 import re
 import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass, field, fields, replace
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from dataclasses import dataclass, field, replace
+from typing import Literal, Protocol
 
-from pydantic import Field
 from pydantic import dataclasses as rows
 
+from muster.core.jobentry import JobEntry
 from muster.core.robust import halves_of
-from muster.core.state import LogEnd
 from muster.failures.signs import Sign
-
-if TYPE_CHECKING:
-    from typing_extensions import Self
 
 WARM_UP = 10  # optimizer steps that are left out, as `measure.warmup` of a recipe; at most a third of the run
 HEAD = 64  # windows that are kept one by one; later ones are merged where they become many
@@ -253,64 +249,13 @@ class Why:
 
 
 @rows.dataclass(frozen=True, kw_only=True)
-class JobEntry:
-    """One job, as its log tells it: a row of the documents of `muster judge` and `muster bench`."""
-
-    job: str = Field(description="the log's path in the folder; of a table with a column of hosts, #HOST")
-    outcome: LogEnd
-    reason: str | None = Field(default=None, description="why it did not succeed: the decisive line")
-    failure: str | None = Field(default=None, description="id in the table of failures")
-    failed_host: str | None = Field(default=None, description="that wrote the decisive line")
-    failed_hosts: tuple[str, ...] = Field(
-        default=(), description="all that failed by themselves, that one first"
-    )
-    format: str | None = None
-    hosts: tuple[str, ...] = ()
-    hosts_from: str = Field(
-        default="", description="log; pattern (--host-pattern); guess: file name, or guess: folder name"
-    )
-    world_size: int | None = None
-    workload: str = Field(default="", description="what was trained, as far as the log tells")
-    work: str = Field(default="", description="jobs of the same work on as many hosts are compared")
-    steps: int | None = Field(default=None, description="attempted")
-    skipped_steps: int | None = Field(default=None, description="that a loss scaler threw away")
-    samples_per_second: float | None = Field(
-        default=None,
-        description="samples over seconds of the measured windows; of jobs without any, the tool's own; null "
-        "where the log does not tell how many samples a step has",
-    )
-    reported: float | None = Field(default=None, description="samples/s that the tool printed")
-    step_seconds: float | None = Field(
-        default=None, description="null: nothing was timed, or only per sample"
-    )
-    measured_samples: float | None = None
-    measured_seconds: float | None = None
-    windows: int | None = None
-    variation: float | None = Field(
-        default=None, description="coefficient of variation of samples/s over windows"
-    )
-    tokens_per_second: float | None = None
-    memory: int | None = Field(default=None, description="peak of the allocator in bytes")
-    loss: float | None = Field(default=None, description="the last one in the log")
-    slower: float | None = Field(default=None, description="than its peers: share of a healthy step's time")
-    judged: bool = Field(default=False, description="it counts as evidence")
-    misses: tuple[str, ...] = Field(default=(), description="thresholds that it does not meet")
-    notes: tuple[str, ...] = ()
-
-    @classmethod
-    def of(cls, job: JobEntry, **values: Any) -> Self:
-        """Make a row of this class of another's, with other `values`."""
-        return cls(**{each.name: getattr(job, each.name) for each in fields(JobEntry)} | values)
-
-
-@rows.dataclass(frozen=True, kw_only=True)
 class JobLog(JobEntry):
     """A job as its log tells it, with what the judge needs besides. The figures of the row follow from
     `measured`, and its failed hosts from `failed`."""
 
     failed: tuple[tuple[str, str | None], ...] = ()  # hosts that failed by themselves, and by which failure
     unplaced: str = ""  # why it is not known on which hosts it ran; empty: on `hosts`
-    recipe: str = ""  # the workload with all its settings: jobs of one recipe can be compared
+    settings: str = ""  # the workload with all of its settings: jobs with the same can be compared
     alone: str = ""  # why no other job is known for certain to be of the same work; empty: others can be
     family: str = ""  # among which jobs an ending may be shared; else by what was trained
     batch: float | None = None
@@ -323,8 +268,6 @@ class JobLog(JobEntry):
     quiet: float | None = None  # seconds without progress before it was ended from outside
     digest: int = 0  # of its file, the same of a copy, within this process; 0: not known
     moment: str = ""  # what has the same one was measured side by side
-    began: float | None = None  # and `ended`: seconds since 1970, on the clock of who wrote it
-    ended: float | None = None
     exchanges: bool = False  # its step is nothing but an exchange between hosts
     spread: float | None = None  # relative standard error of its step's time, by its own windows
     why: Why | None = None  # of any outcome but succeeded

@@ -69,7 +69,7 @@ class BenchView(Spectator):
         if record is None:
             self.console.print(f"[yellow]stopped  [/yellow]{escape(task.id)}: it will be run again")
         elif record.outcome.good:
-            took = format_seconds(record.ended - record.started)
+            took = format_seconds(record.took)
             self.console.print(f"[green]done     [/green]{escape(task.id)}  {took}{_speed(record)}")
         else:
             word = "timeout  " if record.outcome is State.TIMEOUT else "failed   "

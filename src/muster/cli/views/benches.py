@@ -12,12 +12,13 @@ from rich.markup import escape
 from rich.table import Table
 
 from muster.benches.commands import CLOCK
-from muster.benches.document import Bench, BenchJob, Comparison, Curve
+from muster.benches.document import Bench, Comparison, Curve
 from muster.benches.folder import BenchFolder
 from muster.cli.console import SafeConsole
 from muster.cli.output import err_console, out_console, print_table, table, tinted
 from muster.cli.views.verdicts import COLOURS, drift_notes, print_answer, print_hosts, signed
 from muster.core.hostlist import fold_hosts
+from muster.core.jobentry import JobEntry
 from muster.core.units import counted, format_bytes, format_flops, format_seconds
 
 SHOWN = 100  # jobs; of more, those that are not well
@@ -126,21 +127,20 @@ def _jobs(bench: Bench, *, every: bool) -> Table:
         shown = [job for job in shown if not job.outcome.good or job.misses][:SHOWN]
         made.caption = f"{len(bench.jobs) - len(shown)} jobs that succeeded are not shown; --all shows them"
     for job in shown:
-        took = job.ended - job.started if job.ended and job.started else None
         made.add_row(
             escape(job.job),
             escape(fold_hosts(job.hosts)),
             f"[{job.outcome.colour}]{job.outcome}[/]",
             _result(job),
             figure_words("memory", job.figures.get("memory")),
-            "" if took is None else format_seconds(took),
+            "" if job.took is None else format_seconds(job.took),
             "" if job.slower is None else signed(job.slower),
             escape(_why(job)),
         )
     return made
 
 
-def _result(job: BenchJob) -> str:
+def _result(job: JobEntry) -> str:
     if job.warm_up:
         return "warm-up"
     names = [("samples_per_second", "samples/s"), ("busbw", ""), ("matmul", "")]
@@ -153,7 +153,7 @@ def _result(job: BenchJob) -> str:
     return ""
 
 
-def _why(job: BenchJob) -> str:
+def _why(job: JobEntry) -> str:
     """Of a job that is not well."""
     if job.misses:
         return "; ".join(job.misses)
