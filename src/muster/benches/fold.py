@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, get_args
 
-from muster.benches.commands import CLOCK, Speed, notes_on, speeds
+from muster.benches.commands import CLOCK, notes_on, speeds
 from muster.benches.document import (
     Bench,
     BesidePublished,
@@ -20,9 +20,9 @@ from muster.benches.document import (
     HostVerdict,
     JobRecord,
 )
-from muster.benches.doubts import UNSTEADY, Doubts, doubts_of, steady_sweeps
+from muster.benches.doubts import UNSTEADY
 from muster.benches.inputs import BenchInputs
-from muster.benches.logs import figures_of, logs_of
+from muster.benches.logs import logs_of, row_of
 from muster.benches.schedule import Task
 from muster.benches.suite import Suite, Threshold
 from muster.benches.switches import switches_of
@@ -65,15 +65,7 @@ def fold_bench(bench: Ended) -> Bench:
     judgement = judged(bench.inputs.name, logs, settings, bench.stored, switches_of(bench.inputs.suite))
     entries = {each.job: each for each in judgement.jobs}
     ran = speeds(bench.tasks, bench.records, bench.inputs.recipes)
-    doubts = doubts_of(bench.records, ran)
-    for job, (first, *_) in logs_by_job.items():
-        if first.measured is None and steady_sweeps(bench.records[job]) and not doubts[job].all:
-            doubts[job] = Doubts(unsteady=first.notes[:1])  # it measured what no other job did
-    jobs = [
-        _job(bench, task, _entry(task, entries), doubts.get(task.id, Doubts()), ran.get(task.id))
-        for task in bench.tasks
-        if task.id in bench.records
-    ]
+    jobs = [_job(bench, task, entries) for task in bench.tasks if task.id in bench.records]
     jobs = with_misses(jobs, bench.inputs.suite, judgement.peers)
     hosts = _hosts(bench, jobs, judgement)
     outcomes = Counter(bench.records[job.job].outcome for job in jobs)
@@ -123,37 +115,23 @@ def _peers(peers: Sequence[document.Peers], bench: Ended) -> list[document.Peers
     return made
 
 
-def _entry(task: Task, entries: Mapping[str, JobEntry]) -> JobEntry | None:
-    """What the judge said of a job. Of one that measured the fabric of a single host: of its products."""
-    entry = entries.get(task.id)
-    alone = entries.get(f"{task.id}#{task.hosts[0]}") if len(task.hosts) == 1 else None
-    if entry is None or alone is None or entry.judged:
-        return entry
-    return replace(entry, slower=alone.slower, judged=alone.judged, work=alone.work)
-
-
-def _job(bench: Ended, task: Task, entry: JobEntry | None, doubts: Doubts, speed: Speed | None) -> JobEntry:
+def _job(bench: Ended, task: Task, entries: Mapping[str, JobEntry]) -> JobEntry:
+    """A job's row. Of one that measured the fabric of a single host its products are judged."""
     record, recipe = bench.records[task.id], bench.inputs.recipes[task.entry]
-    known = entry or JobEntry(job=task.id, outcome=record.outcome)
-    if speed.how == CLOCK if speed else not recipe.trains:  # its time is a whole run's, or an all-reduce's
-        known = replace(
-            known, samples_per_second=None, step_seconds=None, measured_samples=None, measured_seconds=None
+    row = entries.get(task.id) or row_of(task, record, bench.inputs.recipes)
+    alone = entries.get(f"{task.id}#{task.hosts[0]}") if len(task.hosts) == 1 else None
+    if alone and not row.judged:
+        row = replace(row, slower=alone.slower, judged=alone.judged, work=alone.work)
+    if row.measure == CLOCK or not (row.measure or recipe.trains):  # a whole run's time, or an all-reduce's
+        row = replace(
+            row, samples_per_second=None, step_seconds=None, measured_samples=None, measured_seconds=None
         )
-    return JobEntry.of(
-        known,
-        **task.row,
+    return replace(
+        row,
         outcome=record.outcome,  # one that was cut is judged by its speed all the same
-        reason=record.reason or known.reason,
+        hosts=task.hosts,
         failed_host=record.failed_host,
-        world_size=record.result.world_size if record.result else None,
         recipe=next(each.called for each in bench.inputs.suite.jobs if each.name == task.entry),
-        hint=record.hint,
-        run=record.run,
-        started=record.started,
-        ended=record.ended,
-        figures=figures_of(record, bench.inputs.recipes),
-        measure=speed.how if speed else None,
-        not_measured=() if task.warm_up else doubts.all,
     )
 
 

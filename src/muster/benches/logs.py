@@ -10,9 +10,10 @@ from dataclasses import dataclass, replace
 
 from muster.benches.commands import Speed, speeds
 from muster.benches.document import JobRecord
-from muster.benches.doubts import UNSTEADY, doubts_of, steady_sweeps, varied
+from muster.benches.doubts import UNSTEADY, Doubts, doubts_of, steady_sweeps, varied
 from muster.benches.schedule import Task
 from muster.core.fabric.result import FabricRun, Matmul, Sweep
+from muster.core.jobentry import JobEntry
 from muster.core.recipe import Recipe
 from muster.core.result import CommandRun, Result
 from muster.core.state import State
@@ -108,47 +109,49 @@ def logs_of(
     that is nobody's on the hosts it hears no hosts; of what is no measurement no times."""
     over = [task for task in tasks if task.id in records and not task.warm_up]
     by_command = speeds(tasks, records, recipes)
-    doubts = {job: each.disturbed for job, each in doubts_of(records, by_command).items()}
+    doubts = doubts_of(records, by_command)
+    disturbed = {job for job, each in doubts.items() if each.disturbed}
     alike: dict[tuple[str, int], list[dict[int, Sweep]]] = {}
     for task in over:
-        if not doubts.get(task.id) and (sweeps := steady_sweeps(records[task.id])):
+        if task.id not in disturbed and (sweeps := steady_sweeps(records[task.id])):
             alike.setdefault((task.entry, len(task.hosts)), []).append(sweeps)
     compared = {key: _Compared.of(each) for key, each in alike.items()}
-    logs_by_job = {
-        task.id: _logs(
-            task,
-            records[task.id],
-            recipes,
-            compared.get((task.entry, len(task.hosts))),
-            by_command.get(task.id),
+    logs_by_job = {}
+    for task in over:
+        speed, doubt = by_command.get(task.id), doubts.get(task.id, Doubts())
+        row = JobLog.of(
+            row_of(task, records[task.id], recipes),
+            measure=speed.how if speed else None,
+            not_measured=doubt.all,
         )
-        for task in over
-    }
-    return {
-        job: [replace(logs[0], measured=None)] if doubts.get(job) else logs
-        for job, logs in logs_by_job.items()
-    }
+        logs = _logs(row, records[task.id], recipes, compared.get((task.entry, len(task.hosts))), speed)
+        logs_by_job[task.id] = [replace(logs[0], measured=None)] if task.id in disturbed else logs
+    return logs_by_job
+
+
+def row_of(task: Task, record: JobRecord, recipes: Mapping[str, Recipe]) -> JobEntry:
+    """A job that is over, before it is judged."""
+    ranks = record.result.world_size if record.result else None
+    return JobEntry.of(record, **task.row, world_size=ranks, figures=figures_of(record, recipes))
 
 
 def _logs(
-    task: Task,
+    row: JobLog,
     record: JobRecord,
     recipes: Mapping[str, Recipe],
     compared: _Compared | None,
     speed_of_command: Speed | None,
 ) -> list[JobLog]:
-    result = record.result
-    outcome = State.SUCCEEDED if record.measured else record.outcome
-    base = JobLog(
-        job=task.id, outcome=outcome, format="muster", hosts=task.hosts, hosts_from="muster",
-        workload=task.entry, family=task.entry, settings=_about(record, recipes[task.entry]),
-        world_size=result.world_size if result else None, started=record.started, ended=record.ended,
+    result, entry = record.result, row.entry
+    base = replace(
+        row, outcome=State.SUCCEEDED if record.measured else record.outcome, format="muster",
+        hosts_from="muster", workload=entry, family=entry, settings=_about(record, recipes[entry]),
     )  # fmt: skip
     if not record.measured or result is None:
-        host = record.failed_host if record.failed_host in task.hosts else None
+        host = record.failed_host if record.failed_host in row.hosts else None
         guilty = ((host, record.failure),) if host else ()
-        hosts = () if record.usage else task.hosts
-        return [replace(base, reason=record.reason, failure=record.failure, failed=guilty, hosts=hosts)]
+        hosts = () if record.usage else row.hosts
+        return [replace(base, failed=guilty, hosts=hosts)]
     if result.fabric is not None:
         reduced = (compared or _Compared(0, {})).reduced(base, steady_sweeps(record))
         products = _product_logs(base, _products(result.fabric, recipes))
@@ -184,7 +187,7 @@ def _logs(
             measured=measured,
             spread=_error(speed.variation, speed.windows) if speed is not None else None,
             memory=memory_of(result),
-            computing=_computing(result, task.hosts),
+            computing=_computing(result, row.hosts),
         )
     ]
 
@@ -232,7 +235,9 @@ class _Compared:
         reached = max((size for size in sweeps if size in self.longer and size <= self.bytes), default=None)
         if reached is None:
             note = "none of its steady all-reduces has a size that others measured too: not compared"
-            return replace(base, notes=(note,)) if sweeps else base  # without any: see doubts.py
+            if not sweeps:  # see doubts.py
+                return base
+            return replace(base, notes=(note,), not_measured=base.not_measured or (note,))
         time, longer = sweeps[reached].time, self.longer[reached]
         short = (
             f"its largest steady all-reduce is of {reached:,} bytes: compared there with those of the jobs "

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from muster.core.state import State
 from muster.failures.signs import weight_of
@@ -13,17 +13,7 @@ from muster.readers._paths import is_node, place_of
 from muster.readers.base import NOWHERE, JobLog
 
 
-@dataclass(frozen=True)
-class File:
-    """A log. `of`: the path of the one that speaks for their job; None: it does so itself; `copied`: it is
-    the same log once more."""
-
-    log: JobLog
-    of: str | None = None
-    copied: bool = False
-
-
-def files_of(logs: Sequence[JobLog]) -> list[File]:
+def by_job(logs: Sequence[JobLog]) -> list[JobLog]:
     """Every log in its place, and who speaks for its job: the slowest file that was measured, or else the one
     whose failure says most. Files of the same hosts are of one job where their paths differ in rank or stream
     alone; and copies are of one."""
@@ -43,10 +33,10 @@ def files_of(logs: Sequence[JobLog]) -> list[File]:
         speakers |= {index: logs[speaker].job for index in members if index != speaker}
     first = {index: copies.get(index, index) for index in range(len(logs))}
     return [
-        File(
+        replace(
             log,
-            speakers.get(first[index]) or (logs[first[index]].job if index in copies else None),
-            index in copies,
+            speaker=speakers.get(first[index]) or (logs[first[index]].job if index in copies else ""),
+            copied=index in copies,
         )
         for index, log in enumerate(logs)
     ]
@@ -69,10 +59,10 @@ def without_lone_guesses(logs: Sequence[JobLog]) -> list[JobLog]:
     return [of(log) for log in logs]
 
 
-def notes_of(files: Sequence[File]) -> list[str]:
+def notes_of(logs: Sequence[JobLog]) -> list[str]:
     """For people: which files do not count by themselves."""
-    copied = sum(each.copied for each in files)
-    count = sum(each.of is not None for each in files) - copied
+    copied = sum(log.copied for log in logs)
+    count = sum(bool(log.speaker) for log in logs) - copied
     are = "1 log is a copy of another" if copied == 1 else f"{copied} logs are copies of others"
     belong = f"{count} logs belong to other ranks or streams"
     if count == 1:

@@ -28,7 +28,7 @@ from muster.judging import (
     judge_state,
     localise,
 )
-from muster.judging.grouping import File, files_of, notes_of
+from muster.judging.grouping import by_job, notes_of
 from muster.judging.readings import smallest
 from muster.judging.stalls import usual_paces
 from muster.readers.base import APART, JobLog
@@ -45,14 +45,10 @@ SILENT = "the logs of its jobs have neither step times nor a failure"
 
 @dataclass(frozen=True)
 class _Job:
-    """A log, and what it says to a judge: nothing, where `observation` is None. `of`: the path of another
-    that speaks for the same job; `shared`: it ended as most jobs of its work did."""
+    """A log, and what it says to a judge; None: nothing."""
 
     log: JobLog
-    work: str
     observation: Observation | None
-    of: str | None
-    shared: bool
 
 
 def judged(
@@ -65,16 +61,19 @@ def judged(
 ) -> document.Judged:
     """The document, from all logs. `switches`: the hosts behind each, where that is known; `hardware`: of
     each host, where the user says it. None: there is no way to say it."""
-    files = files_of(logs)
-    shared = shared_ends([each.log for each in files if each.of is None])
-    jobs = _at_usual_paces(_with_errors([_job(each, shared, hardware or {}) for each in files]))
+    files = by_job(logs)
+    shared = shared_ends([log for log in files if not log.speaker])
+    jobs = _at_usual_paces(_with_errors([_job(log, shared, hardware or {}) for log in files]))
     observations = [each.observation for each in jobs if each.observation is not None]
-    hosts = sorted({host for each in files for host in each.log.hosts}, key=_natural)
+    hosts = sorted({host for log in files for host in log.hosts}, key=_natural)
     state = localise(observations, Topology.of(hosts, switches or {}), settings, stored)
     verdict, least = judge_state(state), _least(state)
     works = iter([each.work for each in state.observations])
-    jobs = [replace(job, work=next(works)) if job.observation is not None else job for job in jobs]
-    silent = _silent(jobs, verdict)
+    jobs = [
+        replace(job, log=replace(job.log, work=next(works))) if job.observation is not None else job
+        for job in jobs
+    ]
+    silent = _silent(jobs, shared, verdict)
     outcomes = Counter(log.outcome for log in logs)
     return document.Judged(
         source=source,
@@ -139,11 +138,12 @@ def work_of(log: JobLog) -> str:
     return ", ".join(parts)
 
 
-def _job(file: File, shared: SharedEnds, hardware: Mapping[str, str]) -> _Job:
-    kinds = sorted({hardware[host] for host in file.log.hosts if host in hardware})
-    work = ", ".join([work_of(file.log), *([f"on {' and '.join(kinds)}"] if kinds else [])])
-    observation = observation_of(file.log, work, shared) if file.of is None else None
-    return _Job(file.log, work, observation, file.of, shared.of(file.log))
+def _job(log: JobLog, shared: SharedEnds, hardware: Mapping[str, str]) -> _Job:
+    if log.outcome is not State.UNREADABLE:
+        kinds = sorted({hardware[host] for host in log.hosts if host in hardware})
+        work = ", ".join([work_of(log), *([f"on {' and '.join(kinds)}"] if kinds else [])])
+        log = replace(log, work=work)
+    return _Job(log, None if log.speaker else observation_of(log, log.work, shared))
 
 
 def _with_errors(jobs: Sequence[_Job]) -> list[_Job]:
@@ -176,7 +176,7 @@ def _lost_in_stalls(jobs: Sequence[_Job]) -> dict[str, float]:
     for job in jobs:
         seconds, pace = job.observation.seconds if job.observation else None, job.log.pace
         if seconds and pace and seconds != pace:
-            most[job.work] = max(1.0 - seconds / pace, most.get(job.work, 0.0))
+            most[job.log.work] = max(1.0 - seconds / pace, most.get(job.log.work, 0.0))
     return most
 
 
@@ -187,10 +187,10 @@ def _error_of(job: _Job) -> float | None:
 
 
 def _class_of(job: _Job) -> Class:
-    return Class(job.work, len(set(job.log.hosts)))
+    return Class(job.log.work, len(set(job.log.hosts)))
 
 
-def _silent(jobs: Sequence[_Job], verdict: Judgement) -> dict[str, str]:
+def _silent(jobs: Sequence[_Job], shared: SharedEnds, verdict: Judgement) -> dict[str, str]:
     """Why nothing is known of each host of which there is no observation, or none that can be compared."""
     observed = {host for job in jobs if job.observation for host in job.observation.hosts}
     compared = {host for job in jobs if job.observation and not job.log.alone for host in job.log.hosts}
@@ -203,7 +203,7 @@ def _silent(jobs: Sequence[_Job], verdict: Judgement) -> dict[str, str]:
     for job in jobs:
         for host in job.log.hosts:
             if host not in observed:
-                why = AS_MOST if job.shared else UNPLACED if job.log.unplaced else SILENT
+                why = AS_MOST if shared.of(job.log) else UNPLACED if job.log.unplaced else SILENT
                 reasons[host] = max(why, reasons.get(host, why), key=(SILENT, ALONE, UNPLACED, AS_MOST).index)
     return reasons
 
@@ -244,7 +244,7 @@ def _cut(log: JobLog, shared: SharedEnds | None) -> bool:
 
 def _peers(jobs: Sequence[_Job], baselines: Mapping[Class, Baseline]) -> dict[Class, document.Peers]:
     """What is normal for whole steps."""
-    logs = {Class(each.work, len(each.log.hosts)): each.log for each in jobs}
+    logs = {Class(each.log.work, len(each.log.hosts)): each.log for each in jobs}
     return {
         key: document.Peers(
             work=key.work,
@@ -312,10 +312,9 @@ def _alike(verdict: Judgement, *, askable: bool) -> list[str]:
 def _entry(job: _Job, verdict: Judgement) -> document.JobEntry:
     log, observation = job.log, job.observation
     base = verdict.baselines.get(_class_of(job))
-    other = f"another log of the same job as {job.of}, which is used instead" if job.of else ""
+    other = f"another log of the same job as {log.speaker}, which is used instead" if log.speaker else ""
     return document.JobEntry.of(
         log,
-        work=job.work if log.outcome is not State.UNREADABLE else "",
         reported=log.reported if log.unit == "samples" or log.measured else None,
         slower=observation.seconds / base.seconds - 1
         if observation and observation.seconds and base
@@ -327,7 +326,7 @@ def _entry(job: _Job, verdict: Judgement) -> document.JobEntry:
 
 def _notes(jobs: Sequence[_Job]) -> list[str]:
     """For people: what makes these figures doubtful."""
-    notes, logs = [], [each.log for each in jobs if each.of is None]
+    notes, logs = [], [each.log for each in jobs if not each.log.speaker]
     read = [each.log for each in jobs if each.observation and each.log.hosts_from not in ("", "muster")]
     host_sets = [set(log.hosts) for log in read]
     if doubted := [log for log in logs if log.contradicted]:
@@ -346,7 +345,7 @@ def _notes(jobs: Sequence[_Job]) -> list[str]:
         "are compared by their usual steps"
         for work, share in lost.items()
     ]
-    if stalled := [each.log for each in jobs if each.of is None and each.work not in lost and _stalls(each)]:
+    if stalled := [log for log in logs if log.work not in lost and log.measured and log.measured.stalls]:
         worst = max(stalled, key=lambda log: _stalled(log)[0])
         notes.append(
             f"{counted(len(stalled), 'job')} whose pace is not sure, since a few steps took much longer than "
@@ -362,11 +361,6 @@ def _notes(jobs: Sequence[_Job]) -> list[str]:
     ):
         notes.append(f"no host is in two of the {len(host_sets)} jobs: were the hosts read rightly?")
     return notes
-
-
-def _stalls(job: _Job) -> bool:
-    """Whether a few of its windows took much longer than the others."""
-    return job.log.measured is not None and job.log.measured.stalls is not None
 
 
 def _stalled(log: JobLog) -> tuple[float, str]:

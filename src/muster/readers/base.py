@@ -265,6 +265,8 @@ class JobLog(JobEntry):
     unit: Unit = "samples"  # of `rate`
     computing: tuple[float, ...] = ()  # seconds that each of `hosts` took for the same work of its own
     group: str = ""  # files of the same one are of one job, as --host-pattern says
+    speaker: str = ""  # the log that speaks for the same job in its place
+    copied: bool = False  # it is that log once more
     quiet: float | None = None  # seconds without progress before it was ended from outside
     digest: int = 0  # of its file, the same of a copy, within this process; 0: not known
     moment: str = ""  # what has the same one was measured side by side
