@@ -38,15 +38,7 @@ def test_a_switch_that_is_slow_does_not_pass() -> None:
     """Also where every host behind it is fit."""
     fit = Verdict(hosts=["a"], condition="fit", confidence=1.0, reason="")
     slow = Verdict(hosts=["a"], switch="leaf0", condition="slow", confidence=1.0, reason="")
-    fields = {
-        "source": "x",
-        "slow": 0.01,
-        "summary": {"fit": 1},
-        "outcomes": {},
-        "links": [],
-        "peers": [],
-        "jobs": [],
-    }
+    fields = {"source": "x", "slow": 0.01, "links": [], "peers": [], "jobs": []}
     assert Judged.model_validate({**fields, "hosts": [fit]}).gate is Gate.FIT
     assert Judged.model_validate({**fields, "hosts": [fit], "switches": [slow]}).gate is Gate.BAD
 

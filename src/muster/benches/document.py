@@ -12,7 +12,7 @@ from muster.core.jobentry import JobEntry
 from muster.core.result import Result
 from muster.core.section import Part
 from muster.judging.baseline import FEWEST
-from muster.judging.document import Condition, Evidence, Findings, Gate, Subject, Verdict, gate, not_judged
+from muster.judging.document import Findings, Gate, HostVerdict, gate, not_judged
 
 
 @rows.dataclass(frozen=True, kw_only=True)
@@ -37,21 +37,6 @@ class JobRecord(JobEntry):
     def measured(self) -> bool:
         """Whether its speed is evidence: it succeeded, or it was cut for being late and had one by then."""
         return self.outcome.good or bool(self.cut and self.result and self.result.throughput)
-
-
-class HostVerdict(Part):
-    """A host: unfit by the inspection; slow or failing beside others; below a threshold of the suite."""
-
-    host: str
-    verdict: Condition
-    reason: str
-    jobs: int = Field(0, description="that it took part in, warm-ups apart")
-    misses: list[str] = Field(default_factory=list, description="thresholds, of jobs that it ran alone")
-    evidence: list[Evidence] = Field(default_factory=list)
-    subjects: list[Subject] = Field(
-        default_factory=list, description="what was looked at, beside others or by thresholds"
-    )
-    beside_others: Verdict | None = Field(None, description="None: it was in no job that counts")
 
 
 class CurvePoint(Part):
@@ -121,7 +106,7 @@ class BesidePublished(Part):
     ratio: float = Field(description="measured over published")
 
 
-class Bench(Findings):
+class Bench(Findings[HostVerdict]):
     """The document that `muster bench --json` prints."""
 
     id: str
@@ -132,7 +117,6 @@ class Bench(Findings):
     started: float = Field(description="Unix time")
     ended: float
     versions: dict[str, str] = Field(default_factory=dict)
-    hosts: list[HostVerdict]
     curves: list[Curve] = Field(default_factory=list)
     comparison: Comparison | None = None
     published: list[BesidePublished] = Field(default_factory=list)

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 from muster.benches.commands import CLOCK, notes_on, speeds
 from muster.benches.document import (
@@ -17,7 +16,6 @@ from muster.benches.document import (
     Comparison,
     Curve,
     CurvePoint,
-    HostVerdict,
     JobRecord,
 )
 from muster.benches.doubts import UNSTEADY
@@ -28,7 +26,7 @@ from muster.benches.suite import Suite, Threshold
 from muster.benches.switches import switches_of
 from muster.core.jobentry import JobEntry
 from muster.core.recipe import Recipe
-from muster.core.state import JobEnd, State
+from muster.core.state import State
 from muster.core.units import format_seconds
 from muster.judging import Baseline, Class, Settings, document
 from muster.judging.baseline import FEWEST
@@ -68,7 +66,6 @@ def fold_bench(bench: Ended) -> Bench:
     jobs = [_job(bench, task, entries) for task in bench.tasks if task.id in bench.records]
     jobs = with_misses(jobs, bench.inputs.suite, judgement.peers)
     hosts = _hosts(bench, jobs, judgement)
-    outcomes = Counter(bench.records[job.job].outcome for job in jobs)
     versions = next((r.result.versions for r in bench.records.values() if r.result and r.result.versions), {})
     well = [job for job in jobs if not job.warm_up and job.outcome.good]
     measured = [job for job in well if not job.not_measured]
@@ -82,8 +79,6 @@ def fold_bench(bench: Ended) -> Bench:
         started=bench.started,
         ended=bench.ended,
         versions=versions,
-        summary=document.summary_of(each.verdict for each in hosts),
-        outcomes={name: outcomes[name] for name in get_args(JobEnd)},
         hosts=hosts,
         links=judgement.links,
         switches=judgement.switches,
@@ -187,7 +182,7 @@ def _missed(job: JobEntry, bound: Threshold, normal: float | None) -> str | None
     return None if bound.met(value) else f"{bound.figure} is {value:.6g}; it must be {bound.words}"
 
 
-def _hosts(bench: Ended, jobs: Sequence[JobEntry], judgement: document.Judged) -> list[HostVerdict]:
+def _hosts(bench: Ended, jobs: Sequence[JobEntry], judgement: document.Judged) -> list[document.HostVerdict]:
     """One verdict per host, in the order of the inventory; those that took no part last."""
     verdicts = {each.hosts[0]: each for each in judgement.hosts}
     counted = [job for job in jobs if not job.warm_up]
@@ -205,26 +200,23 @@ def _hosts(bench: Ended, jobs: Sequence[JobEntry], judgement: document.Judged) -
     ]
     known_bad = {each.host for each in made if each.verdict in document.BAD}
     made = [_in_doubt(each, counted, known_bad) for each in made]
-    return [
-        *made,
-        *(HostVerdict(host=host, verdict="unfit", reason=why) for host, why in bench.dropped.items()),
-    ]
+    dropped = bench.dropped.items()
+    return [*made, *(document.HostVerdict(host=host, verdict="unfit", reason=why) for host, why in dropped)]
 
 
 def _host(
     host: str, verdict: document.Verdict | None, jobs: Sequence[JobEntry], bounded: set[str]
-) -> HostVerdict:
+) -> document.HostVerdict:
     """By what it did alone, and beside others. `bounded`: entries with a threshold of their speed that
     needs no fleet."""
     alone = [f"{job.job}: {miss}" for job in jobs if job.size == 1 for miss in job.misses]
     condition: document.Condition = verdict.condition if verdict else "unknown"
     reason = verdict.reason if verdict else "no job of this host could be evaluated"
-    evidence = verdict.evidence if verdict else []
     subjects = {each.name: each for each in verdict.subjects} if verdict else {}
     well = bool(jobs) and all(job.outcome.good and not job.misses for job in jobs)
     if condition not in ("slow", "failing") and alone:
         condition, reason = "below", alone[0]
-    elif condition == "unknown" and not evidence and well:
+    elif condition == "unknown" and not (verdict and verdict.evidence) and well:
         reason = "its jobs succeeded, but there are too few similar jobs to compare them with"
         sound = [job for job in jobs if not job.not_measured]
         if not sound:
@@ -241,13 +233,12 @@ def _host(
     )
     if condition in document.GOOD and left and left not in reason:
         reason += f"; {left}"
-    return HostVerdict(
+    return document.HostVerdict(
         host=host,
         verdict=condition,
         reason=reason,
         jobs=len(jobs),
         misses=alone,
-        evidence=evidence,
         subjects=list(subjects.values()),
         beside_others=verdict,
     )
@@ -267,7 +258,7 @@ def _by_thresholds(jobs: Sequence[JobEntry]) -> dict[Literal["compute", "card", 
     }
 
 
-def _in_doubt(verdict: HostVerdict, jobs: Sequence[JobEntry], bad: set[str]) -> HostVerdict:
+def _in_doubt(verdict: document.HostVerdict, jobs: Sequence[JobEntry], bad: set[str]) -> document.HostVerdict:
     """A fit host whose groups missed a threshold is in doubt, unless another of them is known to be bad, or
     another job of the entry met everything."""
     if verdict.verdict not in document.GOOD:

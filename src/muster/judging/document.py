@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from enum import IntEnum
-from typing import Literal, get_args
+from typing import Generic, Literal, TypeVar, get_args
 
-from pydantic import Field
+from pydantic import ConfigDict, Field, computed_field
 
 from muster.core.jobentry import JobEntry
 from muster.core.section import Part
@@ -111,6 +111,29 @@ class Verdict(Part):
         return self.condition in ("slow", "failing")
 
 
+class HostVerdict(Part):
+    """A host of a bench: unfit by the inspection; slow or failing beside others; below a threshold of the
+    suite."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    host: str
+    verdict: Condition
+    reason: str
+    jobs: int = Field(0, description="that it took part in, warm-ups apart")
+    misses: list[str] = Field(default_factory=list, description="thresholds, of jobs that it ran alone")
+    subjects: list[Subject] = Field(
+        default_factory=list, description="what was looked at, beside others or by thresholds"
+    )
+    beside_others: Verdict | None = Field(None, description="None: it was in no job that counts")
+
+    @computed_field  # type: ignore[prop-decorator]
+    @property
+    def evidence(self) -> list[Evidence]:
+        """The judge's."""
+        return self.beside_others.evidence if self.beside_others else []
+
+
 class Peers(Part):
     """What is normal for jobs of one work on so many hosts."""
 
@@ -141,13 +164,17 @@ class Drift(Part):
     baseline: Peers
 
 
-class Findings(Part):
+Host = TypeVar("Host", Verdict, HostVerdict)
+
+
+class Findings(Part, Generic[Host]):
     """What the documents of `muster judge` and `muster bench` both have."""
+
+    model_config = ConfigDict(extra="ignore")
 
     schema_version: int = SCHEMA_VERSION
     source: str = Field(description="the logs, or the hosts, as they were given")
-    summary: dict[Condition, int]
-    outcomes: dict[LogEnd, int]
+    hosts: list[Host]
     links: list[Verdict] = Field(description="that are slow or failing; healthy ones are not listed")
     switches: list[Verdict] = Field(
         default_factory=list, description="that are slow or failing; none where none are known"
@@ -160,6 +187,20 @@ class Findings(Part):
     jobs: list[JobEntry]
     notes: list[str] = Field(default_factory=list)
 
+    @computed_field  # type: ignore[prop-decorator]
+    @property
+    def summary(self) -> dict[Condition, int]:
+        """Hosts by their verdict."""
+        counts = Counter(each.verdict for each in self.hosts)
+        return {name: counts[name] for name in get_args(Condition)}
+
+    @computed_field  # type: ignore[prop-decorator]
+    @property
+    def outcomes(self) -> dict[LogEnd, int]:
+        """Jobs by how they ended."""
+        counts = Counter(job.outcome for job in self.jobs)
+        return {name: counts[name] for name in get_args(LogEnd)}
+
     @property
     def accused(self) -> bool:
         """Whether anything is known against a host, a link, a switch, a job, or the fleet as a whole."""
@@ -169,12 +210,11 @@ class Findings(Part):
         return bool(bad or drifted or missed or self.links or self.switches or self.one_of)
 
 
-class Judged(Findings):
+class Judged(Findings[Verdict]):
     """The document that `muster judge --json` prints."""
 
     slow: float = Field(description="the smallest slowdown that counts, share of a step's time")
     at_least: str = Field("", description="the speed that each job must reach; empty: none")
-    hosts: list[Verdict]
 
     @property
     def gate(self) -> Gate:
@@ -189,9 +229,3 @@ class Judged(Findings):
             each.host: not_judged(each.condition, each.subjects, exchanged=each.host in grouped)
             for each in self.hosts
         }
-
-
-def summary_of(conditions: Iterable[Condition], *but: Condition) -> dict[Condition, int]:
-    """Hosts by their condition, each of them listed `but` these."""
-    counts = Counter(conditions)
-    return {name: counts[name] for name in get_args(Condition) if name not in but}

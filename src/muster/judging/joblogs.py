@@ -9,10 +9,10 @@ import statistics
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple, get_args
+from typing import NamedTuple
 
 from muster.core.hostlist import fold_hosts
-from muster.core.state import LogEnd, State
+from muster.core.state import State
 from muster.core.units import counted
 from muster.failures.table import blame_of, is_hardware, known_failures
 from muster.judging import (
@@ -74,12 +74,9 @@ def judged(
         for job in jobs
     ]
     silent = _silent(jobs, shared, verdict)
-    outcomes = Counter(log.outcome for log in logs)
     return document.Judged(
         source=source,
         slow=settings.slow,
-        summary=document.summary_of([each.condition for each in verdict.hosts], "unfit"),
-        outcomes={name: outcomes[name] for name in get_args(LogEnd)},
         hosts=[
             each.model_copy(update={"reason": silent.get(each.hosts[0]) or each.reason})
             for each in verdict.hosts

@@ -23,7 +23,7 @@ from muster.core.inventory import parse_hosts
 from muster.core.state import State
 from muster.core.units import counted, format_number, parse_rate
 from muster.judging import Baseline, Class, Settings
-from muster.judging.document import JobEntry, Judged, Peers, Verdict, summary_of
+from muster.judging.document import JobEntry, Judged, Peers, Verdict
 from muster.judging.grouping import without_lone_guesses
 from muster.judging.joblogs import judged
 from muster.readers._read import read_blocks, without_harmless
@@ -251,7 +251,6 @@ def held(document: Judged, bound: Bound) -> Judged:
             "at_least": bound.words,
             "jobs": jobs,
             "hosts": hosts,
-            "summary": summary_of([each.condition for each in hosts], "unfit"),
             "notes": [*document.notes, *([note] if silent else [])],
         }
     )

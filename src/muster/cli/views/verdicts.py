@@ -10,12 +10,22 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from muster.benches.document import Bench, HostVerdict
+from muster.benches.document import Bench
 from muster.cli.output import print_table, table
 from muster.core.hostlist import fold_hosts
 from muster.core.state import State
 from muster.core.units import counted, format_number, format_seconds, format_slower
-from muster.judging.document import BAD, Drift, Evidence, JobEntry, Judged, Peers, Subject, Verdict
+from muster.judging.document import (
+    BAD,
+    Drift,
+    Evidence,
+    HostVerdict,
+    JobEntry,
+    Judged,
+    Peers,
+    Subject,
+    Verdict,
+)
 
 SHOWN = 100  # hosts that are not fit, one by one
 NAMED = 4  # in a sentence
