@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 import os
-import re
 import selectors
 import statistics
 import sys
@@ -47,6 +46,7 @@ from muster.fleet.interrupts import interrupts
 from muster.fleet.shell import Shell, more_files
 from muster.judging import Baseline, Class, Posterior, Settings, localise, next_wave
 from muster.judging.baseline import FEWEST
+from muster.judging.joblogs import how_ended
 from muster.judging.logs import COLUMNS, csv_text, load_baselines
 from muster.runs.listing import stop
 from muster.store.runfolder import RunFolder
@@ -473,19 +473,8 @@ def all_alike(tasks: Sequence[Task], wave: int, done: Mapping[str, JobRecord]) -
         return first
     if any(done[task.id].outcome.good for task in counted):
         return None
-    return first if len({_way(task, record) for task, record in last}) == 1 else None
-
-
-def _way(task: Task, record: JobRecord) -> str:
-    """How it ended: by its id in the table of failures, else by its words without numbers and hosts."""
-    if record.usage or record.outcome is State.TIMEOUT:
-        return "refused" if record.usage else "timeout"
-    if record.failure:
-        return record.failure
-    words = record.reason or ""
-    for host in task.hosts:
-        words = re.sub(rf"\b{re.escape(host)}\b", "HOST", words)
-    return re.sub(r"[0-9]+", "N", words)
+    ways = {"refused" if record.usage else how_ended(record) for _, record in last}
+    return first if len(ways) == 1 else None
 
 
 @dataclass

@@ -174,11 +174,10 @@ def _missed(job: JobEntry, bound: Threshold, normal: float | None) -> str | None
         if not normal:
             return None
         value /= normal
-    elif bound.per != "job":
-        count = job.size if bound.per == "host" else job.world_size
-        if not count:
-            return f"{bound.figure} per {bound.per} is not known; it must be {bound.words}"
+    elif (count := job.divisor(bound.per)) is not None:
         value /= count
+    else:
+        return f"{bound.figure} per {bound.per} is not known; it must be {bound.words}"
     return None if bound.met(value) else f"{bound.figure} is {value:.6g}; it must be {bound.words}"
 
 

@@ -90,6 +90,10 @@ class JobEntry:
         """Seconds from its start to its end, where both are known."""
         return None if self.started is None or self.ended is None else self.ended - self.started
 
+    def divisor(self, per: str) -> int | None:
+        """By what a figure of it is divided to be one of a host or a slot (a rank); None: not known."""
+        return {"job": 1, "host": self.size or None, "slot": self.world_size}[per]
+
     @classmethod
     def of(cls, other: JobEntry, /, **values: Any) -> Self:
         """Make a row of this class of another's, with other `values`."""

@@ -489,17 +489,21 @@ def _is_shared(mine: _Tally, total: _Tally, size: int | None, *, own: bool) -> b
     return not mine.hosts or 2 * len(mine.hosts) >= len(total.hosts)
 
 
-def _way(log: JobLog) -> Way:
-    """How it ended: by the failure's name, or else by what it said, up to the first colon."""
-    text = log.reason or ""
+def how_ended(job: document.JobEntry) -> str:
+    """Return the failure's name, or else what the job said, up to the first colon, without numbers."""
+    text = job.reason or ""
     while True:
         who, colon, what = text.partition(": ")
-        if not colon or not (who in log.hosts or who in log.failed_hosts or _RANK.fullmatch(who)):
+        if not colon or not (who in job.hosts or who in job.failed_hosts or _RANK.fullmatch(who)):
             break
         text = what
     kind = re.sub(r"[0-9]+", "N", _BRACKETS.sub("", text, count=1) or text).partition(":")[0][:80]
+    return job.failure or kind or job.outcome
+
+
+def _way(log: JobLog) -> Way:
     family = log.family or log.workload or (log.format or "").partition(", ")[0]
-    return Way(family, log.failure or kind or log.outcome)
+    return Way(family, how_ended(log))
 
 
 def _counted_as(log: JobLog) -> set[str]:

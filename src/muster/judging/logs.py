@@ -226,7 +226,7 @@ class Bound:
     def reached(self, job: JobEntry) -> float | None:
         """The job's figure. None: it succeeded not, or its log does not tell."""
         value: float | None = getattr(job, self.figure)
-        count = {"job": 1, "host": len(job.hosts), "slot": job.world_size}[self.per]
+        count = job.divisor(self.per)
         return value / count if job.outcome.good and value and count else None
 
 
