@@ -112,7 +112,7 @@ def alike(seconds: float, work: str = "a") -> list[JobLog]:
     """Eight hosts alone, at 1 sample in so many seconds, give or take 0.1 %."""
     return [
         JobLog(job=f"{work}{n}", outcome=State.SUCCEEDED, hosts=(f"n{n}",), workload=work, settings=work,
-               batch=1.0, measured=MeasuredWindows(1.0, seconds * (1 + n / 5000), 1, 1, None, None))
+               batch=1.0, measured=MeasuredWindows(1, 0, 1.0, seconds * (1 + n / 5000)))
         for n in range(8)
     ]  # fmt: skip
 

@@ -32,7 +32,7 @@ def short(path: str, hosts: Sequence[str], seconds: float | None, reason: str = 
     if seconds is None:
         outcome: LogEnd = State.TIMEOUT
         return JobLog(job=path, outcome=outcome, reason=reason, hosts=tuple(hosts), **fields)  # type: ignore[arg-type]
-    measured = MeasuredWindows(100.0, 100 * seconds, 100, 10, None, None)
+    measured = MeasuredWindows(100, 0, 100.0, 100 * seconds, windows=10)
     return JobLog(
         job=path, outcome=State.SUCCEEDED, hosts=tuple(hosts), batch=1.0, measured=measured, **fields
     )  # type: ignore[arg-type]

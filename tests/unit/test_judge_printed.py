@@ -51,7 +51,7 @@ def test_what_is_normal_is_told_in_tokens_where_steps_are_counted_so() -> None:
     logs = [
         JobLog(
             job=name, outcome=State.SUCCEEDED, hosts=(name,), workload="gpt2", settings="a", unit="tokens",
-            measured=MeasuredWindows(1e6 * (1 + 0.001 * number), 20.0, 10, 5, None, None, unit="tokens"),
+            measured=MeasuredWindows(10, 0, 1e6 * (1 + 0.001 * number), 20.0, windows=5, unit="tokens"),
         )
         for number, name in enumerate(HOSTS[:6])
     ]  # fmt: skip

@@ -70,7 +70,7 @@ def _by_output(run: CommandRun) -> Speed:
     timed = run.step_seconds is not None
     seconds = run.rests_on * run.step_seconds if run.step_seconds else 1.0
     figures = MeasuredWindows(
-        run.rate * seconds, seconds, run.rests_on, 1, None, run.variation, timed=timed, unit=run.unit
+        run.rests_on, 0, run.rate * seconds, seconds, variation=run.variation, timed=timed, unit=run.unit
     )
     return Speed(f"{run.unit}/s as {run.told_by} tells them", figures)
 
@@ -81,4 +81,4 @@ def _by_clock(run: CommandRun) -> Speed:
     if run.seconds < SHORTEST:
         why = f"it ran for {format_seconds(run.seconds)}, which is too short to be timed"
         return Speed(CLOCK, None, f"{why} ({SHORTEST:g} s at least)")
-    return Speed(CLOCK, MeasuredWindows(1.0, run.seconds, 1, 1, None, None, unit="steps"))
+    return Speed(CLOCK, MeasuredWindows(1, 0, 1.0, run.seconds, unit="steps"))

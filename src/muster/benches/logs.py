@@ -170,14 +170,9 @@ def _logs(
         seconds = samples / speed.samples_per_second
         tokens = speed.tokens_per_second * seconds or None
         measured = MeasuredWindows(
-            samples,
-            seconds,
-            speed.measured_steps,
-            speed.windows,
-            tokens,
-            speed.variation,
-            halves=speed.halves,
-        )
+            speed.measured_steps, 0, samples, seconds, tokens, windows=speed.windows,
+            variation=speed.variation, halves=speed.halves,
+        )  # fmt: skip
     return [
         replace(
             base,
@@ -248,7 +243,9 @@ class _Compared:
             base,
             workload=f"{base.workload}, all-reduce of {self.bytes:,} bytes",
             batch=1.0,
-            measured=MeasuredWindows(1.0, longer * time.median, 1, repeats, None, time.variation),
+            measured=MeasuredWindows(
+                1, 0, 1.0, longer * time.median, windows=repeats, variation=time.variation
+            ),
             exchanges=len(base.hosts) > 1,
             spread=_error(varied(time), repeats),
             notes=(short,) if reached < self.bytes else (),
@@ -281,7 +278,7 @@ def _product_logs(base: JobLog, products: Sequence[Matmul]) -> list[JobLog]:
                 batch=1.0,
                 measured=None
                 if shaky
-                else MeasuredWindows(1.0, 2.0 * slowest.n**3 / slowest.sustained, 1, 1, None, varied),
+                else MeasuredWindows(1, 0, 1.0, 2.0 * slowest.n**3 / slowest.sustained, variation=varied),
                 spread=_error(varied, slowest.windows),
                 moment=base.job,
                 notes=(note,) if note else (),

@@ -7,6 +7,7 @@ import re
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from functools import reduce
 from typing import Literal, Protocol
 
 from pydantic import dataclasses as rows
@@ -74,17 +75,12 @@ class Stalls:
 
 
 @dataclass(frozen=True)
-class MeasuredWindows:
-    """The windows that a job's figures rest on: a rate is their samples over their seconds."""
+class MeasuredWindows(LogWindow):
+    """The windows that a job's figures rest on, as one: a rate is their samples over their seconds. Steps
+    were skipped in it, or it is `interrupted`, where there were no cleaner windows."""
 
-    samples: float
-    seconds: float
-    steps: int
-    windows: int
-    tokens: float | None
-    variation: float | None  # coefficient of variation of samples/s over the windows; None: fewer than three
-    skipped: int = 0  # steps inside these windows that were not used: 0 unless there were no cleaner windows
-    interrupted: bool = False  # there were no windows without something else in them
+    windows: int = 1
+    variation: float | None = None  # coefficient of variation of samples/s over them; None: fewer than three
     timed: bool = True  # False: only rates are known, and its seconds are a weight
     unit: Unit = "samples"  # what `samples` counts
     error: float | None = None  # relative standard error of the seconds; None: fewer than three windows
@@ -169,17 +165,11 @@ def measure(windows: Sequence[LogWindow]) -> MeasuredWindows | None:
         return None
     rates = [each.samples / each.seconds for each in windows]
     spread = statistics.stdev(rates) / statistics.fmean(rates) if len(rates) > 2 else None
-    tokens = [each.tokens for each in windows]
     error, stalls = _unsteady(windows)
     return MeasuredWindows(
-        samples=math.fsum(each.samples for each in windows),
-        seconds=math.fsum(each.seconds for each in windows),
-        steps=sum(each.steps for each in windows),
+        **vars(reduce(LogWindow.plus, windows)),
         windows=len(windows),
-        tokens=None if None in tokens else math.fsum(each or 0 for each in tokens),
         variation=spread,
-        skipped=sum(each.skipped for each in windows),
-        interrupted=any(each.interrupted for each in windows),
         error=error,
         stalls=stalls,
         halves=halves_of([each.seconds / each.samples for each in windows]),
