@@ -123,19 +123,19 @@ def test_jobs_of_one_family_are_counted_together() -> None:
             group = FLEET[first : first + size]
             name = f"{size}-{first}"
             if {FLEET[3], FLEET[9]} & set(group):
-                logs.append(short(name, group, None, "timeout: not over", workload="fabric", family="fabric"))
+                logs.append(short(name, group, None, "timeout: not over", workload="fabric", entry="fabric"))
             else:
                 seconds = size * (1 + first / 5000)
-                logs.append(short(name, group, seconds, workload="fabric, 1 MB", family="fabric"))
+                logs.append(short(name, group, seconds, workload="fabric, 1 MB", entry="fabric"))
     found = judged("x", logs, Settings(slow=0.02), {})
     assert failing(found) == {FLEET[3], FLEET[9]} and not found.notes
 
 
 def test_what_all_jobs_on_as_many_hosts_share() -> None:
     """Every pair times out while every host alone is well: nothing that one of them is to blame for."""
-    alone = [short(f"a{host}", [host], 1 + number / 9000, family="f") for number, host in enumerate(FLEET)]
+    alone = [short(f"a{host}", [host], 1 + number / 9000, entry="f") for number, host in enumerate(FLEET)]
     pairs = [
-        short(f"{wave}{n}", (FLEET[n], FLEET[(n + 1) % 16]), None, "timeout: not over", family="f")
+        short(f"{wave}{n}", (FLEET[n], FLEET[(n + 1) % 16]), None, "timeout: not over", entry="f")
         for wave in (0, 1)
         for n in range(wave, 16, 2)
     ]
@@ -148,11 +148,11 @@ def test_who_says_it_is_not_what_is_said() -> None:
     """Different errors of rank 3 are different ways to end; one error of different ranks is one."""
     words = ["TypeError", "KeyError", "IndexError", "OSError"]
     apart = [
-        short(str(n), [host], None, f"rank 3: {words[n % 4]}: x", family="f") for n, host in enumerate(FLEET)
+        short(str(n), [host], None, f"rank 3: {words[n % 4]}: x", entry="f") for n, host in enumerate(FLEET)
     ]
     assert not judged("x", apart, Settings(), {}).notes
     alike = [
-        short(str(n), [host], None, f"{host}: rank {n}: KeyError: {n}", family="f")
+        short(str(n), [host], None, f"{host}: rank {n}: KeyError: {n}", entry="f")
         for n, host in enumerate(FLEET)
     ]
     assert "(KeyError)" in judged("x", alike, Settings(), {}).notes[0]

@@ -83,13 +83,8 @@ def fold_bench(bench: Ended) -> Bench:
         links=judgement.links,
         switches=judgement.switches,
         one_of=judgement.one_of,
-        drifted=[
-            each.model_copy(
-                update={"now": _peers([each.now], bench)[0], "baseline": _peers([each.baseline], bench)[0]}
-            )
-            for each in judgement.drifted
-        ],
-        peers=_peers(judgement.peers, bench),
+        drifted=judgement.drifted,
+        peers=sorted(judgement.peers, key=lambda each: (each.work.partition(",")[0], each.hosts, each.work)),
         jobs=jobs,
         curves=curves_of(bench.inputs.suite, well),
         comparison=comparison_of(bench.inputs.suite, bench.inputs.recipes, measured),
@@ -100,16 +95,6 @@ def fold_bench(bench: Ended) -> Bench:
     )
 
 
-def _peers(peers: Sequence[document.Peers], bench: Ended) -> list[document.Peers]:
-    """By entry and size. What measures the fabric has no samples."""
-    made = []
-    for each in sorted(peers, key=lambda one: (one.work.partition(",")[0], one.hosts, one.work)):
-        recipe = bench.inputs.recipes.get(each.work.partition(",")[0])
-        nothing = recipe is not None and not (recipe.trains or recipe.foreign)
-        made.append(each.model_copy(update={"samples_per_second": None}) if nothing else each)
-    return made
-
-
 def _job(bench: Ended, task: Task, entries: Mapping[str, JobEntry]) -> JobEntry:
     """A job's row. Of one that measured the fabric of a single host its products are judged."""
     record, recipe = bench.records[task.id], bench.inputs.recipes[task.entry]
@@ -118,9 +103,7 @@ def _job(bench: Ended, task: Task, entries: Mapping[str, JobEntry]) -> JobEntry:
     if alone and not row.judged:
         row = replace(row, slower=alone.slower, judged=alone.judged, work=alone.work)
     if row.measure == CLOCK or not (row.measure or recipe.trains):  # a whole run's time, or an all-reduce's
-        row = replace(
-            row, samples_per_second=None, step_seconds=None, measured_samples=None, measured_seconds=None
-        )
+        row = replace(row, step_seconds=None, measured_seconds=None)
     return replace(
         row,
         outcome=record.outcome,  # one that was cut is judged by its speed all the same

@@ -145,7 +145,7 @@ def _logs(
     result, entry = record.result, row.entry
     base = replace(
         row, outcome=State.SUCCEEDED if record.measured else record.outcome, format="muster",
-        hosts_from="muster", workload=entry, family=entry, settings=_about(record, recipes[entry]),
+        hosts_from="muster", workload=entry, settings=_about(record, recipes[entry]),
     )  # fmt: skip
     if not record.measured or result is None:
         host = record.failed_host if record.failed_host in row.hosts else None
@@ -226,7 +226,7 @@ class _Compared:
         return cls(most, {size: statistics.median(shares) for size, shares in ratios.items()})
 
     def reduced(self, base: JobLog, sweeps: Mapping[int, Sweep]) -> JobLog:
-        """The job's log: an all-reduce is a step of one sample."""
+        """The job's log: an all-reduce is a step."""
         reached = max((size for size in sweeps if size in self.longer and size <= self.bytes), default=None)
         if reached is None:
             note = "none of its steady all-reduces has a size that others measured too: not compared"
@@ -243,8 +243,9 @@ class _Compared:
             base,
             workload=f"{base.workload}, all-reduce of {self.bytes:,} bytes",
             batch=1.0,
+            unit="steps",
             measured=MeasuredWindows(
-                1, 0, 1.0, longer * time.median, windows=repeats, variation=time.variation
+                1, 0, 1.0, longer * time.median, windows=repeats, variation=time.variation, unit="steps"
             ),
             exchanges=len(base.hosts) > 1,
             spread=_error(varied(time), repeats),
@@ -272,13 +273,16 @@ def _product_logs(base: JobLog, products: Sequence[Matmul]) -> list[JobLog]:
                 job=f"{base.job}#{host}",
                 hosts=(host,),
                 workload=f"{base.workload}, matrix products in {slowest.precision}",
-                family=f"{base.family}, matrix products",  # an entry's jobs are counted once
+                entry=f"{base.entry}, matrix products",  # an entry's jobs are counted once
                 settings=f"{slowest.n} {slowest.device} {slowest.threads} {len(mine)}",
                 world_size=None,
                 batch=1.0,
+                unit="steps",
                 measured=None
                 if shaky
-                else MeasuredWindows(1, 0, 1.0, 2.0 * slowest.n**3 / slowest.sustained, variation=varied),
+                else MeasuredWindows(
+                    1, 0, 1.0, 2.0 * slowest.n**3 / slowest.sustained, variation=varied, unit="steps"
+                ),
                 spread=_error(varied, slowest.windows),
                 moment=base.job,
                 notes=(note,) if note else (),

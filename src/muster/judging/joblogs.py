@@ -502,7 +502,7 @@ def how_ended(job: document.JobEntry) -> str:
 
 
 def _way(log: JobLog) -> Way:
-    family = log.family or log.workload or (log.format or "").partition(", ")[0]
+    family = log.entry or log.workload or (log.format or "").partition(", ")[0]
     return Way(family, how_ended(log))
 
 
@@ -510,4 +510,4 @@ def _counted_as(log: JobLog) -> set[str]:
     """What a job counts for. Of a log that ended too early to say what was trained, or even in what format it
     is, all that it can have been counts."""
     formats = (log.format or "").split(", ")
-    return {name for name in (log.family, log.workload, *formats) if name} | {""}
+    return {name for name in (log.entry, log.workload, *formats) if name} | {""}

@@ -247,7 +247,6 @@ class JobLog(JobEntry):
     unplaced: str = ""  # why it is not known on which hosts it ran; empty: on `hosts`
     settings: str = ""  # the workload with all of its settings: jobs with the same can be compared
     alone: str = ""  # why no other job is known for certain to be of the same work; empty: others can be
-    family: str = ""  # among which jobs an ending may be shared; else by what was trained
     batch: float | None = None
     total: int | None = None  # steps that it was to make
     measured: MeasuredWindows | None = None
