@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from enum import IntEnum
 from typing import Generic, Literal, TypeVar, get_args
 
 from pydantic import ConfigDict, Field, computed_field
 
+from muster.core.hostlist import fold_hosts
 from muster.core.jobentry import JobEntry
 from muster.core.section import Part
 from muster.core.state import LogEnd
@@ -62,6 +63,23 @@ def not_judged(condition: str, subjects: Sequence[Subject], *, exchanged: bool) 
         return condition
     network = [each.condition for each in subjects if each.name == "card"]
     return "network not judged" if exchanged and any(each not in GOOD for each in network) else ""
+
+
+def looked_at(hosts: Mapping[str, Sequence[Subject]]) -> list[str]:
+    """What is known of each subject of these hosts, in words: card and links at most 0.4% slower."""
+    by_bound: dict[str, list[str]] = {}
+    for name in ("compute", "card", "links"):
+        of = {host: each for host, subjects in hosts.items() for each in subjects if each.name == name}
+        judged = {host: each for host, each in of.items() if each.condition != "unknown"}
+        bounds = [each.at_most for each in judged.values() if each.at_most is not None]
+        bound = f"at most {max(bounds):.1%} slower" if bounds else "fit"
+        left = fold_hosts([host for host in hosts if host not in judged])
+        more = f" ({len(judged)} of {len(hosts)}; not judged: {left})" if left else ""
+        if judged:
+            by_bound.setdefault(f"{bound}{more}", []).append(name)
+    return [
+        f"{', '.join([*names[:-2], ' and '.join(names[-2:])])} {what}" for what, names in by_bound.items()
+    ]
 
 
 class Verdict(Part):

@@ -11,7 +11,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from muster.benches.document import Bench
-from muster.cli.output import print_table, table
+from muster.cli.output import print_table, table, tinted
 from muster.core.hostlist import fold_hosts
 from muster.core.state import State
 from muster.core.units import counted, format_number, format_seconds, format_slower
@@ -25,6 +25,7 @@ from muster.judging.document import (
     Peers,
     Subject,
     Verdict,
+    looked_at,
 )
 
 SHOWN = 100  # hosts that are not fit, one by one
@@ -59,6 +60,25 @@ def print_answer(console: Console, document: _Found) -> None:
     lines += _accused(document) or _nobody(document, after_others=bool(lines))
     for style, text in lines:
         say(console, text[:1].upper() + text[1:], style=style)
+
+
+def count_words(document: _Found) -> str:
+    """Hosts by verdict, and jobs by how they ended, on one line."""
+    ends = [f"{count} {end_words(outcome)}" for outcome, count in document.outcomes.items() if count]
+    hosts = f"{counted(len(document.hosts), 'host')}: {tinted(document.summary, COLOURS) or 'none'}"
+    return f"{hosts}; {counted(len(document.jobs), 'job')}: {', '.join(ends) or 'none'}"
+
+
+def end_words(outcome: str) -> str:
+    """How a job ended."""
+    return "timed out" if outcome == State.TIMEOUT else outcome
+
+
+def print_notes(console: Console, document: _Found) -> None:
+    """What became faster, which is no fault, and the document's notes."""
+    faster = [_drift(each) for each in document.drifted if each.slower <= 0]
+    for note in [*faster, *document.notes]:
+        console.print(f"[yellow]note[/yellow] {escape(note)}")
 
 
 def _accused(document: _Found) -> list[tuple[str, str]]:
@@ -269,7 +289,7 @@ class _Told:
 
     def fit(self, rows: Sequence[Row]) -> list[str]:
         """What was looked at, and who differs most."""
-        parts = _looked(rows)
+        parts = looked_at({row.host: _subjects(row) for row in rows})
         bounds = {row.host: bound for row in rows if (bound := _beside(row, "at_most")) is not None}
         if not parts and bounds:
             parts = [
@@ -345,11 +365,6 @@ def _drift(each: Drift) -> str:
     )
 
 
-def drift_notes(document: _Found) -> list[str]:
-    """What is no fault: it became faster."""
-    return [_drift(each) for each in document.drifted if each.slower <= 0]
-
-
 def _short(row: Row) -> str:
     """In brackets behind a host's name."""
     verdict = row.beside_others
@@ -358,23 +373,6 @@ def _short(row: Row) -> str:
         by = format_slower(verdict.slower, digits=1)
         return f"{by}{f', {where}' if where else ''}"
     return "its jobs fail" if row.verdict == "failing" else row.reason
-
-
-def _looked(rows: Sequence[Row]) -> list[str]:
-    """What is known of each subject of these hosts: compute at most 0.4% slower."""
-    by_bound: dict[str, list[str]] = {}
-    for name in ("compute", "card", "links"):
-        of = {row.host: each for row in rows for each in _subjects(row) if each.name == name}
-        judged = {host: each for host, each in of.items() if each.condition != "unknown"}
-        bounds = [each.at_most for each in judged.values() if each.at_most is not None]
-        bound = f"at most {max(bounds):.1%} slower" if bounds else "fit"
-        left = fold_hosts([row.host for row in rows if row.host not in judged])
-        more = f" ({len(judged)} of {len(rows)}; not judged: {left})" if left else ""
-        if judged:
-            by_bound.setdefault(f"{bound}{more}", []).append(name)
-    return [
-        f"{', '.join([*names[:-2], ' and '.join(names[-2:])])} {what}" for what, names in by_bound.items()
-    ]
 
 
 def _subjects(row: Row) -> Sequence[Subject]:
@@ -396,13 +394,11 @@ def _table(document: _Found, rows: Sequence[Row]) -> Table:
     made = table("host", "verdict", *(f">{counted(size, 'host')}" for size in sizes), "why")
     for row in rows:
         own = [means.get((row.host, size)) for size in sizes]
-        looked = _looked([row])
-        why = ", ".join(looked) if row.verdict == "fit" and looked else row.reason
         made.add_row(
             escape(row.host),
             f"[{COLOURS[row.verdict]}]{row.verdict}[/{COLOURS[row.verdict]}]",
             *("" if mean is None else signed(mean) for mean in own),
-            escape(why),
+            escape(row.reason),
         )
     return made
 
