@@ -81,7 +81,7 @@ def test_a_hosts_products_are_those_of_its_slowest_device() -> None:
         product("fp32", host="a", rank=rank, sustained=speed) for rank, speed in enumerate((1e12, 5e11))
     ]
     result = found.model_copy(update={"fabric": found.fabric.model_copy(update={"matmul": products})})
-    (logs,) = logs_of([task], {"j": recorded(task, result)}, {"fabric": load_recipe("fabric")}).values()
+    (logs,) = logs_of({"j": recorded(task, result)}, {"fabric": load_recipe("fabric")}).values()
     assert [log.step_seconds for log in logs if log.measured] == [pytest.approx(0.004)]
 
 

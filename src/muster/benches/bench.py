@@ -102,7 +102,7 @@ class Jobs:
     seconds: dict[Kind, list[float]] = field(init=False)  # that jobs took
 
     def __post_init__(self) -> None:
-        self.seconds = durations(self.tasks, self.done)
+        self.seconds = durations(self.done.values())
 
     def run(self) -> str | None:
         """Until all are over. -> why they were stopped before that; None: they were not."""
@@ -277,7 +277,7 @@ class Jobs:
         if record is not None:
             self.folder.write_record(record)
             self.done[record.job] = record
-            self.seconds = durations(self.tasks, self.done)
+            self.seconds = durations(self.done.values())
         self.spectator.ended(child.task, record)
 
 
@@ -405,16 +405,17 @@ class Growth:
         if not hosts or any(task.id not in done for task in own):
             return []
         number = max((task.wave or 0 for task in own), default=0) + 1
-        why = all_alike(own, number - 1, done)
+        records = {task.id: done[task.id] for task in own}
+        why = all_alike(records.values(), number - 1)
         if why is not None:
             return self._end(entry, f"all jobs of wave {number - 1} ended the same way: {why}")
         recipe = self.inputs.recipes[entry.name]
-        logs = logs_of(own, done, self.inputs.recipes)
+        observations = observed(logs_of(records, self.inputs.recipes))
         # One host alone has no fabric to measure, and may not hold a job's batch.
         alone = (recipe.trains or recipe.foreign) and self.inputs.impossible(entry.name, hosts[:1]) is None
         settings = Settings(slow=suite.slow, alone=alone)
-        state = localise(observed(own, logs), self.inputs.topology, settings, self.stored)
-        refused = {frozenset(task.hosts) for task in own if done[task.id].usage and not task.warm_up}
+        state = localise(observations, self.inputs.topology, settings, self.stored)
+        refused = {frozenset(each.hosts) for each in records.values() if each.usage and not each.warm_up}
         groups = [group for group in next_wave(state) if frozenset(group) not in refused]
         if groups and number > suite.waves and not self.timed:
             return self._end(
@@ -458,22 +459,22 @@ def more_waves(state: Posterior, made: int) -> str:
     return f"{seen}, which no sensible number of waves would tell; {SURE * spread:.0%} could be told in one"
 
 
-def all_alike(tasks: Sequence[Task], wave: int, done: Mapping[str, JobRecord]) -> str | None:
+def all_alike(records: Iterable[JobRecord], wave: int) -> str | None:
     """How all jobs of an entry's last wave ended, where more of them would tell nothing: none was for its
     hosts to do, or all failed alike and none of the entry ever succeeded. None: another wave may tell more.
 
     A dead host alone is none of these: jobs without it succeed.
     """
-    counted = [task for task in tasks if not task.warm_up]
-    last = [(task, done[task.id]) for task in counted if task.wave == wave]
+    counted = [record for record in records if not record.warm_up]
+    last = [record for record in counted if record.wave == wave]
     if not last:
         return None
-    first = last[0][1].reason or "no reason is known"
-    if all(record.usage for _, record in last):
+    first = last[0].reason or "no reason is known"
+    if all(record.usage for record in last):
         return first
-    if any(done[task.id].outcome.good for task in counted):
+    if any(record.outcome.good for record in counted):
         return None
-    ways = {"refused" if record.usage else how_ended(record) for _, record in last}
+    ways = {"refused" if record.usage else how_ended(record) for record in last}
     return first if len(ways) == 1 else None
 
 
@@ -605,7 +606,8 @@ def _jobs(
 ) -> Bench:
     growth = Growth(inputs, folder, stored, timed=around.minutes < math.inf)
     tasks = list(inputs.schedule.tasks)
-    done = folder.records([task.id for task in tasks])
+    records = folder.records([task.id for task in tasks])
+    done = {task.id: replace(records[task.id], **task.row) for task in tasks if task.id in records}
     left_out = [] if inputs.suite.check else lately_left_out(inputs.inventory.names, time.time())
     notes = [*left_out, *settle_unfinished(folder, tasks, done)]
     for note in notes:

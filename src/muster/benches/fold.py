@@ -57,16 +57,17 @@ class Ended:
 
 def fold_bench(bench: Ended) -> Bench:
     """The document."""
-    logs_by_job = logs_of(bench.tasks, bench.records, bench.inputs.recipes)
+    records = {task.id: bench.records[task.id] for task in bench.tasks if task.id in bench.records}
+    logs_by_job = logs_of(records, bench.inputs.recipes)
     logs = [log for each in logs_by_job.values() for log in each]
     settings = Settings(slow=bench.inputs.suite.slow)
     judgement = judged(bench.inputs.name, logs, settings, bench.stored, switches_of(bench.inputs.suite))
     entries = {each.job: each for each in judgement.jobs}
-    ran = speeds(bench.tasks, bench.records, bench.inputs.recipes)
-    jobs = [_job(bench, task, entries) for task in bench.tasks if task.id in bench.records]
+    ran = speeds(records, bench.inputs.recipes)
+    jobs = [_job(bench, record, entries) for record in records.values()]
     jobs = with_misses(jobs, bench.inputs.suite, judgement.peers)
     hosts = _hosts(bench, jobs, judgement)
-    versions = next((r.result.versions for r in bench.records.values() if r.result and r.result.versions), {})
+    versions = next((r.result.versions for r in records.values() if r.result and r.result.versions), {})
     well = [job for job in jobs if not job.warm_up and job.outcome.good]
     measured = [job for job in well if not job.not_measured]
     return Bench(
@@ -75,7 +76,7 @@ def fold_bench(bench: Ended) -> Bench:
         about=bench.inputs.suite.about,
         source=bench.inputs.inventory.source,
         overrides=list(bench.inputs.overrides),
-        complete=not bench.unfinished and all(task.id in bench.records for task in bench.tasks),
+        complete=not bench.unfinished and len(records) == len(bench.tasks),
         started=bench.started,
         ended=bench.ended,
         versions=versions,
@@ -89,17 +90,17 @@ def fold_bench(bench: Ended) -> Bench:
         curves=curves_of(bench.inputs.suite, well),
         comparison=comparison_of(bench.inputs.suite, bench.inputs.recipes, measured),
         published=beside_published(
-            bench.inputs.suite, measured, {name: record.devices for name, record in bench.records.items()}
+            bench.inputs.suite, measured, {name: record.devices for name, record in records.items()}
         ),
-        notes=[*bench.notes, *notes_on(ran, {task.id: task.entry for task in bench.tasks}), *judgement.notes],
+        notes=[*bench.notes, *notes_on(ran, records), *judgement.notes],
     )
 
 
-def _job(bench: Ended, task: Task, entries: Mapping[str, JobEntry]) -> JobEntry:
+def _job(bench: Ended, record: JobRecord, entries: Mapping[str, JobEntry]) -> JobEntry:
     """A job's row. Of one that measured the fabric of a single host its products are judged."""
-    record, recipe = bench.records[task.id], bench.inputs.recipes[task.entry]
-    row = entries.get(task.id) or row_of(task, record, bench.inputs.recipes)
-    alone = entries.get(f"{task.id}#{task.hosts[0]}") if len(task.hosts) == 1 else None
+    recipe = bench.inputs.recipes[record.entry]
+    row = entries.get(record.job) or row_of(record, bench.inputs.recipes)
+    alone = entries.get(f"{record.job}#{record.hosts[0]}") if record.size == 1 else None
     if alone and not row.judged:
         row = replace(row, slower=alone.slower, judged=alone.judged, work=alone.work)
     if row.measure == CLOCK or not (row.measure or recipe.trains):  # a whole run's time, or an all-reduce's
@@ -107,9 +108,9 @@ def _job(bench: Ended, task: Task, entries: Mapping[str, JobEntry]) -> JobEntry:
     return replace(
         row,
         outcome=record.outcome,  # one that was cut is judged by its speed all the same
-        hosts=task.hosts,
+        hosts=record.hosts,
         failed_host=record.failed_host,
-        recipe=next(each.called for each in bench.inputs.suite.jobs if each.name == task.entry),
+        recipe=next(each.called for each in bench.inputs.suite.jobs if each.name == record.entry),
     )
 
 

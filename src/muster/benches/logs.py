@@ -11,7 +11,6 @@ from dataclasses import dataclass, replace
 from muster.benches.commands import Speed, speeds
 from muster.benches.document import JobRecord
 from muster.benches.doubts import UNSTEADY, Doubts, doubts_of, steady_sweeps, varied
-from muster.benches.schedule import Task
 from muster.core.fabric.result import FabricRun, Matmul, Sweep
 from muster.core.jobentry import JobEntry
 from muster.core.recipe import Recipe
@@ -94,45 +93,39 @@ def memory_of(result: Result) -> int | None:
     return result.memory.allocator_peak or result.memory.resident_peak
 
 
-def observed(tasks: Sequence[Task], logs: Mapping[str, Sequence[JobLog]]) -> list[Observation]:
+def observed(logs: Mapping[str, Sequence[JobLog]]) -> list[Observation]:
     """What the jobs of one entry say of their hosts, for the choice of the next ones."""
-    mine = (log for task in tasks for log in logs.get(task.id, ()))
-    observations = (observation_of(log, work_of(log)) for log in mine)
+    observations = (observation_of(log, work_of(log)) for own in logs.values() for log in own)
     return [each for each in observations if each is not None]
 
 
-def logs_of(
-    tasks: Sequence[Task], records: Mapping[str, JobRecord], recipes: Mapping[str, Recipe]
-) -> dict[str, list[JobLog]]:
+def logs_of(records: Mapping[str, JobRecord], recipes: Mapping[str, Recipe]) -> dict[str, list[JobLog]]:
     """What the judge hears of each job that is over, warm-ups apart: one log as a rule; of the fabric one for
     its collectives, and one per host for its own matrix products. The first has the job's id. Of a failure
     that is nobody's on the hosts it hears no hosts; of what is no measurement no times."""
-    over = [task for task in tasks if task.id in records and not task.warm_up]
-    by_command = speeds(tasks, records, recipes)
+    over = {job: record for job, record in records.items() if not record.warm_up}
+    by_command = speeds(records, recipes)
     doubts = doubts_of(records, by_command)
     disturbed = {job for job, each in doubts.items() if each.disturbed}
     alike: dict[tuple[str, int], list[dict[int, Sweep]]] = {}
-    for task in over:
-        if task.id not in disturbed and (sweeps := steady_sweeps(records[task.id])):
-            alike.setdefault((task.entry, len(task.hosts)), []).append(sweeps)
+    for job, record in over.items():
+        if job not in disturbed and (sweeps := steady_sweeps(record)):
+            alike.setdefault((record.entry, record.size), []).append(sweeps)
     compared = {key: _Compared.of(each) for key, each in alike.items()}
     logs_by_job = {}
-    for task in over:
-        speed, doubt = by_command.get(task.id), doubts.get(task.id, Doubts())
-        row = JobLog.of(
-            row_of(task, records[task.id], recipes),
-            measure=speed.how if speed else None,
-            not_measured=doubt.all,
-        )
-        logs = _logs(row, records[task.id], recipes, compared.get((task.entry, len(task.hosts))), speed)
-        logs_by_job[task.id] = [replace(logs[0], measured=None)] if task.id in disturbed else logs
+    for job, record in over.items():
+        speed, doubt = by_command.get(job), doubts.get(job, Doubts())
+        how = speed.how if speed else None
+        row = JobLog.of(row_of(record, recipes), measure=how, not_measured=doubt.all)
+        logs = _logs(row, record, recipes, compared.get((record.entry, record.size)), speed)
+        logs_by_job[job] = [replace(logs[0], measured=None)] if job in disturbed else logs
     return logs_by_job
 
 
-def row_of(task: Task, record: JobRecord, recipes: Mapping[str, Recipe]) -> JobEntry:
+def row_of(record: JobRecord, recipes: Mapping[str, Recipe]) -> JobEntry:
     """A job that is over, before it is judged."""
     ranks = record.result.world_size if record.result else None
-    return JobEntry.of(record, **task.row, world_size=ranks, figures=figures_of(record, recipes))
+    return JobEntry.of(record, world_size=ranks, figures=figures_of(record, recipes))
 
 
 def _logs(

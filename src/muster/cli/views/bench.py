@@ -91,7 +91,7 @@ class BenchView(Spectator):
     def _counted(self, tasks: Sequence[Task], done: Mapping[str, JobRecord]) -> str:
         """12/20 finished, 0 failed, about 3 min for the rest"""
         failed = sum(not record.outcome.good for record in done.values())
-        left, unknown = remaining(tasks, done, durations(tasks, done), self.at_once)
+        left, unknown = remaining(tasks, done, durations(done.values()), self.at_once)
         more = f", about {format_seconds(left)} for the rest" if left else ""
         more += f" without {counted(unknown, 'job')} of a new kind" if left and unknown else ""
         return f"{len(done)}/{len(tasks)} finished, {failed} failed{more}"
