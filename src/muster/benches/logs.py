@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from muster.benches.commands import Speed, speeds
 from muster.benches.document import JobRecord
 from muster.benches.doubts import UNSTEADY, Doubts, doubts_of, steady_sweeps, varied
-from muster.core.fabric.result import FabricRun, Matmul, Sweep
+from muster.core.fabric import FabricRun, Matmul, Sweep
 from muster.core.jobentry import JobEntry
 from muster.core.recipe import Recipe
 from muster.core.result import CommandRun, Result
