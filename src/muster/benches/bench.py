@@ -38,8 +38,8 @@ from muster.checks.survey import Progress
 from muster.core.entries import models_taken
 from muster.core.errors import JobError, MusterError, UsageError
 from muster.core.inventory import Host
-from muster.core.jobentry import JobEntry
 from muster.core.recipe import Recipe
+from muster.core.result import JobEntry
 from muster.core.state import State
 from muster.core.units import counted, format_seconds
 from muster.fleet.interrupts import interrupts

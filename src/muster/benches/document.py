@@ -8,8 +8,7 @@ from typing import Literal
 from pydantic import Field
 from pydantic import dataclasses as rows
 
-from muster.core.jobentry import JobEntry
-from muster.core.result import Result
+from muster.core.result import JobEntry, Result
 from muster.core.section import Part
 from muster.judging.baseline import FEWEST
 from muster.judging.document import Findings, Gate, HostVerdict, gate, not_judged

@@ -24,8 +24,8 @@ from muster.benches.logs import logs_of, row_of
 from muster.benches.schedule import Task
 from muster.benches.suite import Suite, Threshold
 from muster.benches.switches import switches_of
-from muster.core.jobentry import JobEntry
 from muster.core.recipe import Recipe
+from muster.core.result import JobEntry
 from muster.core.state import State
 from muster.core.units import format_seconds
 from muster.judging import Baseline, Class, Settings, document

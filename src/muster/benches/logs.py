@@ -12,9 +12,8 @@ from muster.benches.commands import Speed, speeds
 from muster.benches.document import JobRecord
 from muster.benches.doubts import UNSTEADY, Doubts, doubts_of, steady_sweeps, varied
 from muster.core.fabric import FabricRun, Matmul, Sweep
-from muster.core.jobentry import JobEntry
 from muster.core.recipe import Recipe
-from muster.core.result import CommandRun, Result
+from muster.core.result import CommandRun, JobEntry, Result
 from muster.core.state import State
 from muster.judging import Observation
 from muster.judging.joblogs import observation_of, work_of

@@ -10,7 +10,7 @@ from typing import Generic, Literal, TypeVar, get_args
 from pydantic import ConfigDict, Field, computed_field
 
 from muster.core.hostlist import fold_hosts
-from muster.core.jobentry import JobEntry
+from muster.core.result import JobEntry
 from muster.core.section import Part
 from muster.core.state import LogEnd
 

@@ -12,7 +12,7 @@ from typing import Literal, Protocol
 
 from pydantic import dataclasses as rows
 
-from muster.core.jobentry import JobEntry
+from muster.core.result import JobEntry
 from muster.core.robust import halves_of
 from muster.failures.signs import Sign
 

@@ -18,7 +18,7 @@ from muster.cli.console import SafeConsole
 from muster.cli.output import err_console, out_console, print_table, table
 from muster.cli.views.verdicts import count_words, print_answer, print_hosts, print_notes, signed
 from muster.core.hostlist import fold_hosts
-from muster.core.jobentry import JobEntry
+from muster.core.result import JobEntry
 from muster.core.units import counted, format_bytes, format_flops, format_seconds
 
 SHOWN = 100  # jobs; of more, those that are not well
