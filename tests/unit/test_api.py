@@ -82,6 +82,27 @@ def test_logs_are_judged(tmp_path: Path) -> None:
         muster.judge(tmp_path, columns="nosuch")
     assert [each.hosts[0] for each in found.hosts if each.condition == "slow"] == ["n3"]
     assert found.gate == 1
+    lenient = muster.judge(tmp_path, columns=["step=iteration", "elapsed=seconds", "host=hostname"], slow=0.5)
+    assert not [each for each in lenient.hosts if each.condition == "slow"]
+
+
+def test_what_a_verb_is_given_reaches_its_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    given: list[Any] = []
+    monkeypatch.setattr("muster.benches.bench.bench", lambda inputs, folder, around: given.append(around))
+    monkeypatch.setattr("muster.reports.pipeline.write_page", lambda run, output: given.append(output))
+    muster.bench(
+        "acceptance", "local:2", baseline=tmp_path / "old.json", output=tmp_path / "bench", minutes=7
+    )
+    assert (given[0].baseline, given[0].minutes) == (tmp_path / "old.json", 7)
+    (tmp_path / "one").mkdir()
+    (tmp_path / "one" / "job.json").write_text("{}")
+    muster.report(tmp_path / "one", output=tmp_path / "page.html")
+    assert given[1] == tmp_path / "page.html"
+    plans = [
+        muster.plan("s1-opt-350m", on="h100:8", tokens=tokens, traced=False) for tokens in (10**9, 10**10)
+    ]
+    first, second = [plan.time.steps or 0 for plan in plans if plan.time]
+    assert second / first == pytest.approx(10, rel=1e-3)
 
 
 def test_marks_are_looked_up_once() -> None:
