@@ -296,7 +296,8 @@ def test_a_host_without_its_package_is_refused(offer: Offer) -> None:
 
 
 def test_an_error_within_a_plug_in_is_never_musters_own(offer: Offer) -> None:
-    offer("muster.launchers", {"__init__.py": "def fail():\n    return inner()\ndef inner():\n    return {}['x']\n"})
+    text = "def fail():\n    return inner()\ndef inner():\n    return {}['x']\n"
+    offer("muster.launchers", {"__init__.py": text})
     module = __import__("their_pack_theirs")
     with pytest.raises(KeyError) as caught:
         module.fail()
