@@ -477,6 +477,31 @@ def test_time_stamps_win_over_a_tools_own_time() -> None:
     agree = one([line.replace("5000.0", "7500.0") for line in lines] + [DONE], "node-1.log")
     assert agree.step_seconds == pytest.approx(7.5) and agree.contradicted is None
     assert one([*lines[:10], DONE], "node-1.log").step_seconds == 5  # too short for whole seconds
+    enough = one([*lines[:12], DONE], "node-1.log")  # 60 s, give or take one
+    assert enough.step_seconds == pytest.approx(7.5, rel=0.02) and enough.contradicted
+
+
+@pytest.mark.parametrize("seconds", [0.3, 0.7, 1.3])
+def test_short_steps_under_stamps_of_whole_seconds(seconds: float) -> None:
+    """Single steps seem to take none, one or two seconds: so many together tell what they take."""
+    line = MEGATRON.split("\n")[1]
+
+    def log(own: float) -> list[str]:
+        return [
+            line.replace("03:02:12", f"03:{int(n * seconds) // 60:02d}:{int(n * seconds) % 60:02d}")
+            .replace("71/", f"{n + 1}/").replace("5361.6", f"{1000 * own:.1f}")
+            .replace("9088", f"{128 * (n + 1)}")
+            for n in range(1400)
+        ]  # fmt: skip
+
+    agree = one([*log(seconds), DONE], "node-1.log")
+    assert agree.step_seconds == pytest.approx(seconds, rel=1e-3) and agree.contradicted is None
+    less = one([*log(seconds / 1.5), DONE], "node-1.log")
+    assert less.step_seconds == pytest.approx(seconds, rel=0.01)
+    assert less.contradicted == pytest.approx(192 / seconds, rel=0.01)
+    assert less.measured is not None
+    for half in less.measured.halves or ():  # neither half seems to be slower
+        assert half == pytest.approx(seconds / 128, rel=0.01)
 
 
 def test_mlperf_by_epochs() -> None:
