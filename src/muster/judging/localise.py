@@ -24,8 +24,8 @@ class Posterior:
     """All that is known after some waves. `suspects`: host -> the probability that it is bad, by itself or
     with all that are behind its switch; absent: nothing points at it. `once`: the suspects of which a single
     job says so, and others do not: as suspicious as that makes them, none is convicted. `alike`: hosts
-    slower than others by the same, judged beside each other; `drifts`: by work, the deviation of a pace that
-    drifts, of which the moments are not known; `akin`: suspects that are as slow as hosts alike, and not
+    slower than others by the same, judged beside each other; `drifts`: by work, the deviation of jobs that
+    are slow at times, whoever runs them; `akin`: suspects that are as slow as hosts alike, and not
     convicted."""
 
     observations: tuple[Observation, ...]
@@ -70,7 +70,7 @@ def localise(
         slowed = _slowed_by_switches(observations, moments, topology, settings, stored)
         detrended = side_by_side(observations, moments, slowed)
         readings, baselines = read(detrended, topology, stored)
-        drift = unpaced(readings, moments)
+        drift = unpaced(readings, slowed)
         if drift.deviation:
             readings, baselines = read(with_doubt(detrended, drift), topology, stored)
             readings.spread |= drift.deviation
