@@ -110,6 +110,7 @@ def judged(
             *_apart(verdict, stored),
             *_alike(verdict, askable=hardware is not None),
             *_drifting(state, least),
+            *_spells(state),
         ],
     )
 
@@ -309,6 +310,19 @@ def _drifting(state: Posterior, least: Mapping[Class, float]) -> list[str]:
             f"accused of less than {slow:.0%}; time stamps in the logs would tell more"
         )
     return notes
+
+
+def _spells(state: Posterior) -> list[str]:
+    """Switches behind which all was slow for a while."""
+    slower: dict[int, float] = {}
+    for spell in state.spells:
+        most = max(state.case.readings.value[row] for row in spell.rows)
+        slower[spell.switch] = max(math.expm1(most), slower.get(spell.switch, 0.0))
+    return [
+        f"all jobs behind {state.topology.switches[switch][0]} were slow for a while, by up to {most:.0%}, "
+        "and good at other times: no evidence against its hosts"
+        for switch, most in slower.items()
+    ]
 
 
 def _alike(verdict: Judgement, *, askable: bool) -> list[str]:

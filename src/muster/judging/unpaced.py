@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 
 from muster.judging.baseline import Class
 from muster.judging.detrend import Detrended
-from muster.judging.readings import STANDS_OUT, Readings
+from muster.judging.readings import DOUBTFUL, Readings
 from muster.judging.stalls import of_the_fleet
 
 SHARE = 0.1  # of the jobs of a work are slow, more than hiccups, and no few hosts explain it
@@ -38,18 +38,22 @@ def unpaced(readings: Readings, slowed: Collection[int]) -> Unpaced:
     for row, source in enumerate(readings.source):
         if not (source in slowed or readings.failed(row) or readings.hint[row] or row in readings.half):
             rows.setdefault(readings.kind[row], []).append(row)
+
+    def slow(row: int) -> bool:
+        return readings.value[row] > 0 and readings.loss(row, 0.0) > DOUBTFUL
+
     deviation: dict[str, float] = {}
     usual: dict[Class, float] = {}
     for kind, own in rows.items():
         of_host: dict[int, list[bool]] = {}
         for row in own:
             for host in readings.hosts[row]:
-                of_host.setdefault(host, []).append(readings.deviations(row) > STANDS_OUT)
-        varying = {host for host, slow in of_host.items() if len(slow) > 1 and not all(slow)}
+                of_host.setdefault(host, []).append(slow(row))
+        varying = {host for host, its in of_host.items() if len(its) > 1 and not all(its)}
         whoever = [row for row in own if varying.issuperset(readings.hosts[row])]
-        slow = [readings.hosts[row] for row in whoever if readings.deviations(row) > STANDS_OUT]
-        enough = len(own) >= FEWEST and len(slow) >= SHARE * len(own)
-        if not (enough and of_the_fleet(slow, len(of_host))):
+        above = [readings.hosts[row] for row in whoever if slow(row)]
+        enough = len(own) >= FEWEST and len(above) >= SHARE * len(own)
+        if not (enough and of_the_fleet(above, len(of_host))):
             continue
         values = [readings.value[row] for row in whoever]
         usual[kind] = statistics.median(values)
