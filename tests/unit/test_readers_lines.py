@@ -11,7 +11,8 @@ import pytest
 
 from muster.judging import Settings
 from muster.judging.joblogs import judged
-from muster.readers.base import JobLog
+from muster.readers._lines import STEPS_ONLY
+from muster.readers.base import APART, JobLog
 from muster.readers.mllog import GUESSED
 from tests.golden.documents import sections
 from tests.unit.logs import one
@@ -460,8 +461,20 @@ def test_mlperfs_tokens() -> None:
         re.sub(r'"throughput": ([\d.]+)', lambda m: f'"throughput": {8192 * float(m[1])}', line)
         for line in LORA
     ]
-    assert one([*said, *lines], "node-1.log").rate == pytest.approx(384 / 196.067)
+    job = one([*said, *lines], "node-1.log")
+    assert job.rate == pytest.approx(384 / 196.067) and job.reported == pytest.approx(job.rate, rel=APART)
     assert one(lines, "node-1.log").rate is None
+
+
+def test_a_throughput_of_unknown_unit_is_no_rate() -> None:
+    """NVIDIA's of GPT-3 on 10,752 GPUs is of tokens, and nothing in the log says so."""
+    lines = [
+        mllog(1696565166948, "run_start"),
+        mllog(1696565401886, "tracked_stats", '{"throughput": 5154997.267404211}'),
+        mllog(1696565401896, "run_stop", about='"status": "success"'),
+    ]
+    job = one(lines, "node-1.log")
+    assert (job.outcome, job.rate, job.reported) == ("succeeded", None, None) and job.notes
 
 
 def test_time_stamps_win_over_a_tools_own_time() -> None:
@@ -612,3 +625,18 @@ def test_a_slow_host_among_logs_without_samples() -> None:
     assert {job.samples_per_second for job in found.jobs} == {None}
     assert all(job.tokens_per_second and job.step_seconds for job in found.jobs)
     assert found.peers[0].samples_per_second is None and found.peers[0].step_seconds == pytest.approx(1, 0.01)
+
+
+def test_a_format_that_counts_steps_beside_one_that_counts_samples() -> None:
+    """Megatron-DeepSpeed: DeepSpeed's timer lines know of no batch."""
+    lines = []
+    for n in range(1, 30):
+        at = f"2024-03-07 15:{27 + n // 4}:{n % 4 * 15:02d},500"
+        lines += [
+            f"[{at}] [INFO] [timer.py:260:stop] epoch=0/micro_step={n}/global_step={n}, "
+            "RunningAvgSamplesPerSec=51.2, CurrSamplesPerSec=51.2, MemAllocated=6.01GB",
+            f" iteration {n:8d}/      29 | consumed samples: {768 * n:12d} | "
+            "elapsed time per iteration (ms): 15000.0 | global batch size:   768 | lm loss: 5.9E+00 |",
+        ]
+    job = one([*lines, DONE], "node-1.log")
+    assert job.rate == pytest.approx(51.2) and STEPS_ONLY not in job.notes
