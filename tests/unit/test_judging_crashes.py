@@ -37,3 +37,18 @@ def test_two_failures_are_chance_where_many_jobs_die() -> None:
 def test_a_host_whose_jobs_all_fail_is_failing_all_the_same() -> None:
     often = judged({7: 6} | dict.fromkeys(range(10, 50, 4), 1))
     assert [(each.subject, each.condition) for each in often.accused] == [(("n07",), "failing")]
+
+
+def test_broken_hardware_in_a_job_alone_is_enough_beside_good_ones() -> None:
+    """Of hosts that ran alone and in pairs, all of which were good."""
+    draw = random.Random(1)
+    alone = [Observation(f"a{host}", (host,), draw.gauss(1, 0.002)) for host in HOSTS]
+    pairs = [
+        Observation(f"{first}{at}", (HOSTS[at], HOSTS[(at + 1) % 64]), draw.gauss(1.1, 0.002))
+        for first in (0, 1)
+        for at in range(first, 64, 2)
+    ]
+    for hardware in (True, False):
+        end = Observation("x", ("n07",), None, State.FAILED, culprits=("n07",), hardware=hardware)
+        found = judge([*alone, *pairs, end], Topology(HOSTS))
+        assert [each.subject for each in found.accused] == ([("n07",)] if hardware else [])

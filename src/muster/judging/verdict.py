@@ -229,7 +229,7 @@ class _Hosts:
         if not bounds or any(each.condition == "unknown" for each in subjects):
             # Good in some way, and its other jobs are another's fault: less suspected than one in doubt.
             shown = bool(bounds) and all(each.condition == "fit" or not each.jobs for each in subjects)
-            shown = shown or self._good(self._others(host, rows))
+            shown = shown or self._good_but_once(host, rows)
             return _changed(
                 base,
                 condition="probably fit" if shown else "unknown",
@@ -357,11 +357,13 @@ class _Hosts:
         """What healthy hosts differ by for good."""
         return self.readings.spread.get(work, 0.0) if self.readings.spread else 0.0
 
-    def _others(self, host: int, rows: Sequence[int]) -> list[int]:
-        """The host's readings but those of jobs that failed, and of the one that alone speaks against it."""
+    def _good_but_once(self, host: int, rows: Sequence[int]) -> bool:
+        """Whether all but one of its jobs were good: that one failed, or alone speaks against it."""
         fit = self.state.part_of[host].likeliest(host) if host in self.state.once else None
-        shown = shown_by(self.state.case, fit) if fit else []
-        return [row for row in rows if not self.readings.failed(row) and row not in shown]
+        bad = {row for row in rows if self.readings.failed(row)}
+        bad |= set(shown_by(self.state.case, fit) if fit else ())
+        once = len({self.readings.source[row] for row in bad}) == 1
+        return once and self._good([row for row in rows if row not in bad])
 
     def _good(self, rows: Sequence[int]) -> bool:
         """Whether a host that these readings are of is no slower than it may be, in each kind of them."""
