@@ -96,3 +96,11 @@ def test_words_are_in_the_order_of_probabilities(slower: float, others: int) -> 
         assert condition == ("unknown" if chance > 0.25 else "probably fit") or (
             condition == "fit" and chance <= 0.1
         )
+
+
+@pytest.mark.parametrize("slower", [0.02, 0.03, 0.05])
+def test_a_host_without_a_good_job_is_not_probably_fit(slower: float) -> None:
+    jobs = singles(1, 3)[:24]
+    jobs[7] = Observation("slow", ("n07",), 1.0 + slower)
+    (verdict,) = (each for each in judge(jobs, Topology(HOSTS[:24])).hosts if each.hosts == ["n07"])
+    assert verdict.condition in ("unknown", "slow")

@@ -224,18 +224,15 @@ class _Hosts:
             evidence=evidence,
             subjects=list(subjects),
         )
+        unclear = not bounds or any(each.condition == "unknown" for each in subjects)
+        # Good in some way, and its other jobs are another's fault: less suspected than one in doubt.
+        shown = bool(bounds) and all(each.condition == "fit" or not each.jobs for each in subjects)
+        good = shown or not unclear or self._good_but_once(host, rows)
+        base = _changed(base, condition="probably fit" if good and chance <= PROBABLY else "unknown")
         if chance > 1.0 - state.settings.named:
             return self._in_doubt(base, host, chance)
-        if not bounds or any(each.condition == "unknown" for each in subjects):
-            # Good in some way, and its other jobs are another's fault: less suspected than one in doubt.
-            shown = bool(bounds) and all(each.condition == "fit" or not each.jobs for each in subjects)
-            shown = shown or self._good_but_once(host, rows)
-            return _changed(
-                base,
-                condition="probably fit" if shown else "unknown",
-                reason=self._never_good(host, rows),
-                settle=self._settle(name),
-            )
+        if unclear:
+            return _changed(base, reason=self._never_good(host, rows), settle=self._settle(name))
         low = math.expm1(smallest(self.readings, rows, state.settings))
         confidence = 1.0 - max(chance, _unseen(state, rows, low))
         differs = self._differs(rows)
@@ -253,7 +250,6 @@ class _Hosts:
     def _in_doubt(self, base: Verdict, host: int, chance: float) -> Verdict:
         """Suspected, and not convicted."""
         settle = self._settle(base.subject[0])
-        base = _changed(base, condition="probably fit" if chance <= PROBABLY else "unknown")
         if host in self.state.akin:
             reason = (
                 f"suspected, with a probability of {below(chance)}: as slow as hosts alike; other hardware?"
