@@ -282,14 +282,15 @@ class Steps:
             amount = rate or tokens_rate
             kind: Unit = "samples" if rate else "tokens"
             return self._add(kind, False, LogWindow(steps, lost, amount, 1.0)) if amount else None
-        if rate and (samples is None or (since is None and not self.numbered)):  # it may be of several steps
+        several = samples is None or (since is None and not self.numbered)  # of steps, that it may be of
+        if rate and several:
             samples = rate * seconds
         tokens = _since(last, now, "tokens")
         if tokens is None and "step_tokens" in figures:
             tokens = used * figures["step_tokens"]
         if tokens is None and tokens_rate:
             tokens = tokens_rate * seconds * (self.frame.ranks or 1 if self.form.device else 1)
-        if seconds is not None and ("seconds" in figures or "elapsed" in figures):
+        if ("seconds" in figures or "elapsed" in figures) and not (rate and several):
             self._add_walled(last, now, lost, interrupted)
         if rate and samples and "seconds" in figures:
             self.own.add(LogWindow(steps, lost, samples, samples / rate, interrupted=interrupted))
