@@ -510,7 +510,7 @@ def test_evaluation_by_steps_or_epochs(given: object) -> None:
 )
 def test_what_the_trainer_is_told_of_evaluation(given: str, strategy: str, steps: int | None) -> None:
     pytest.importorskip("torch")
-    from muster.worker.main import training_arguments
+    from muster.worker.arguments import training_arguments
 
     recipe = load_recipe("digits", [f"evaluate.every={given}", "measure.report_to=[wandb]"])
     context: Any = SimpleNamespace(
