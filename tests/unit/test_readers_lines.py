@@ -4,6 +4,7 @@ stands above its name. What is expected is worked out by hand."""
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from datetime import datetime, timedelta
 from pathlib import Path
 
@@ -12,7 +13,8 @@ import pytest
 from muster.judging import Settings
 from muster.judging.joblogs import judged
 from muster.readers._lines import STEPS_ONLY
-from muster.readers.base import APART, JobLog
+from muster.readers._read import contradicting
+from muster.readers.base import APART, JobLog, MeasuredWindows, Reading
 from muster.readers.mllog import GUESSED
 from tests.golden.documents import sections
 from tests.unit.logs import one
@@ -640,3 +642,11 @@ def test_a_format_that_counts_steps_beside_one_that_counts_samples() -> None:
         ]
     job = one([*lines, DONE], "node-1.log")
     assert job.rate == pytest.approx(51.2) and STEPS_ONLY not in job.notes
+
+
+def test_formats_that_count_unlike_things_do_not_contradict_each_other() -> None:
+    steps = MeasuredWindows(10.0, 10.0, 10, 10, None, None, unit="steps")
+    samples = MeasuredWindows(640.0, 10.0, 10, 10, None, None)
+    first, other = Reading("a", unit="steps"), Reading("b", sure=False)
+    assert contradicting([(first, steps), (other, samples)]) is None
+    assert contradicting([(first, replace(samples, samples=700.0)), (other, samples)]) == 64.0
