@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -41,7 +42,7 @@ def test_a_healthy_fleet_is_fit() -> None:
     found = fold_bench(ended(suite_of({"groups": [1, 2]}), "local:8x1", fleet))
     assert set(verdicts(found).values()) == {"fit"}
     assert not found.gate and found.complete
-    lead = found.jobs[0].model_copy(update={"warm_up": True})
+    lead = replace(found.jobs[0], warm_up=True)
     assert all(found.model_copy(update={"jobs": jobs}).gate for jobs in ([], [lead]))  # nothing was run
     assert [(each.hosts, each.jobs) for each in found.peers] == [(1, 8), (2, 4)]
     assert found.peers[1].samples_per_second == pytest.approx(200, rel=0.01)
@@ -166,14 +167,14 @@ def test_a_threshold_that_a_group_misses_is_nobodys() -> None:
     assert {named.pop(host) for host in ("local0", "local1")} <= {"unknown", "slow"}
     assert "below" not in named.values()
     missed = [job for job in found.jobs if job.misses]
-    assert [job.hosts for job in missed] == [["local0", "local1"]]
+    assert [job.hosts for job in missed] == [("local0", "local1")]
 
 
 def test_what_is_not_known_meets_no_threshold() -> None:
     """And what has no fleet to be compared with misses none."""
     bounds = [{"figure": "mfu", "at_least": 0.3}, {"figure": "memory", "at_most": 1.1, "per": "fleet"}]
     found = fold_bench(ended(suite_of({"groups": [1]}, thresholds=bounds), "local:2x1", fleet))
-    assert [job.misses for job in found.jobs] == [["mfu is not known; it must be at least 0.3"]] * 2
+    assert [job.misses for job in found.jobs] == [("mfu is not known; it must be at least 0.3",)] * 2
     assert set(verdicts(found).values()) == {"below"}
 
 
@@ -191,7 +192,7 @@ def test_thresholds_relative_to_the_fleet() -> None:
     found = fold_bench(ended(suite_of({"groups": [1]}, thresholds=bounds, slow=0.02), "local:8x1", result))
     by_host = {job.hosts[0]: job for job in found.jobs}
     assert by_host["local3"].misses[0].startswith("samples_per_second is 0.95")
-    assert by_host["local1"].misses == ["memory is 1.4; it must be at most 1.2 of the fleet's"]
+    assert by_host["local1"].misses == ("memory is 1.4; it must be at most 1.2 of the fleet's",)
     assert all(not by_host[f"local{i}"].misses for i in (0, 2, 4, 5, 6, 7))
     named = verdicts(found)
     assert named["local1"] == "below" and named["local3"] in ("slow", "below")
@@ -216,7 +217,7 @@ def test_failures_of_a_host_and_of_bad_input() -> None:
         if failure:
             told = {"reason": failure.what, "failed_host": failure.host, "usage": failure.usage}
             told |= {"failure": failure.id}
-            records[task.id] = records[task.id].model_copy(update=told)
+            records[task.id] = replace(records[task.id], **told)
     found = fold_bench(ended(bench.inputs.suite, "local:12x1", result, records=records))
     named = verdicts(found)
     assert named["local2"] == "failing" and "errors that name this host" in found.hosts[2].reason
@@ -224,7 +225,7 @@ def test_failures_of_a_host_and_of_bad_input() -> None:
     assert {name for host, name in named.items() if host != "local2"} == {"fit"}
     jobs = {job.job: job for job in found.jobs}
     assert jobs["digits-1x-003"].failure == "gpu_hardware"
-    assert jobs["digits-1x-001"].hosts == ["local0"] and not jobs["digits-1x-001"].judged
+    assert jobs["digits-1x-001"].hosts == ("local0",) and not jobs["digits-1x-001"].judged
 
 
 def test_a_host_that_cannot_be_reached_is_to_blame_alone() -> None:
@@ -264,7 +265,7 @@ def test_only_like_is_compared_with_like() -> None:
     def work(overrides: list[str] | None = None, slots: int = 1, **record: Any) -> str:
         recipes = {"digits": load_recipe("digits", overrides or [])}
         records = {"j": recorded(task, made(["a"], slots=slots), **record)}
-        return work_of(logs_of([task], records, recipes)["j"][0])
+        return work_of(logs_of(records, recipes)["j"][0])
 
     same = work()
     assert same == work(["launch.connect_timeout=5", "env.A=b"])
@@ -272,7 +273,7 @@ def test_only_like_is_compared_with_like() -> None:
     assert same != work(["train.max_steps=5"])
     assert same != work(slots=2)
     lead = Task("w", "digits", ("a",), 60.0, warm_up=True)
-    assert logs_of([lead], {"w": recorded(lead, made(["a"]))}, {"digits": load_recipe("digits")}) == {}
+    assert logs_of({"w": recorded(lead, made(["a"]))}, {"digits": load_recipe("digits")}) == {}
 
 
 def test_figures_have_the_names_of_thresholds() -> None:

@@ -7,9 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import CliRunner
 
-from muster.cli.app import app
 from muster.core import families
 from muster.core.errors import InventoryError, RecipeError, UsageError
 from muster.core.inventory import Inventory, parse_hosts
@@ -172,13 +170,6 @@ def test_a_model_is_compiled_where_that_pays(
     assert (reason or shapes) in why(decided, "train.compile")
 
 
-def test_a_plan_says_whether_the_model_is_compiled() -> None:
-    words = ["plan", "gpt2-small", "--on", "h100:1", "--quick"]
-    told = CliRunner().invoke(app, [*words, "train.compile=auto"]).output
-    assert "compiled" in told and "all batches have one shape" in told
-    assert "compiled" not in CliRunner().invoke(app, words).output
-
-
 IMAGES = {"workload": "image-classification", "data": {"name": "cifar10"}, "model": {"name": "vit-micro"}}
 GIB = 1 << 30
 
@@ -209,13 +200,6 @@ def test_loader_processes_are_as_many_as_a_step_needs(
         assert all(decision.field != "train.workers" for decision in decided.job.decisions)
     else:
         assert reason in why(decided, "train.workers")
-
-
-def test_a_plan_says_how_many_loader_processes_there_are() -> None:
-    words = ["plan", "vit-b16-cifar10", "--on", "h100:1", "--quick", "data.path=null", "data.name=cifar10"]
-    assert "8 processes per rank" in CliRunner().invoke(app, words).output
-    given = CliRunner().invoke(app, [*words, "train.workers=3"]).output
-    assert "processes per rank" not in given and "Memory of a rank" in given
 
 
 @pytest.mark.parametrize("given", [True, False])

@@ -365,6 +365,7 @@ def test_a_training_that_was_cut_says_where() -> None:
     for warmup, caveats in ((159, 1), (0.4, 2), (160, 2)):  # step 161 is the first at the peak of 160 steps
         cut = result(folder, job(train={"warmup": warmup}))
         assert len(cut.caveats) == caveats and cut.notes[: len(cut.caveats)] == cut.caveats
+    assert result(fold([begin(), started, *both(399)])).notes[0] == "cut at 399 of 400 steps"
     whole = fold([begin(), started, *both(400)])
     assert not any("cut at" in note for note in result(whole, job(train={"max_minutes": 2})).notes)
     broken = make_result(folder, job(), status=State.FAILED, failure=None, ended=9.0)

@@ -12,7 +12,7 @@ from muster.core.state import State
 from muster.judging import Observation, Settings, Topology, judge_state
 from muster.judging.joblogs import judged
 from muster.judging.observation import Group
-from muster.readers.base import JobLog
+from muster.readers.base import JobLog, MeasuredWindows
 
 HOSTS = tuple(f"n{i:02d}" for i in range(64))
 PLACE = Topology(HOSTS, tuple((f"leaf{k}", HOSTS[8 * k : 8 * k + 8]) for k in range(8)))
@@ -58,15 +58,20 @@ def test_a_note_says_it() -> None:
     switches = {f"leaf{k}": hosts[8 * k : 8 * k + 8] for k in range(3)}
     logs = [
         JobLog(
-            f"{wave}-{at}",
-            State.SUCCEEDED,
+            job=f"{wave}-{at}",
+            outcome=State.SUCCEEDED,
             format="own",
             hosts=hosts[at : at + 2],
             hosts_from="log",
             workload="w",
-            recipe="w",
-            reported=100.0 / (1.2 if wave == 1 and hosts[at] in switches["leaf1"] else 1.0),
-            began=1000.0 * wave,
+            settings="w",
+            measured=MeasuredWindows(
+                steps=100,
+                skipped=0,
+                samples=100.0,
+                seconds=1.2 if wave == 1 and hosts[at] in switches["leaf1"] else 1.0,
+            ),
+            started=1000.0 * wave,
             ended=1000.0 * wave + 100.0,
         )
         for wave in range(3)

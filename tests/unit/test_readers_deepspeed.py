@@ -14,8 +14,8 @@ def test_deepspeed_chat() -> None:
     job = one(chat_log(["node-1"]))
     assert (job.outcome, job.hosts, job.hosts_from, job.world_size) == ("succeeded", ("node-1",), "log", 8)
     assert (job.format, job.workload) == ("DeepSpeed, DeepSpeed-Chat", "facebook/opt-350m (step1_sft)")
-    assert "local_rank" not in job.recipe and "--max_seq_len 512" in job.recipe
-    assert (job.batch, job.steps, job.skipped, job.memory) == (192, 110, 8, int(33.78 * 2**30))
+    assert "local_rank" not in job.settings and "--max_seq_len 512" in job.settings
+    assert (job.batch, job.steps, job.skipped_steps, job.memory) == (192, 110, 8, int(33.78 * 2**30))
     assert job.measured is not None
     assert (job.measured.windows, job.measured.steps, job.measured.skipped) == (9, 90, 0)
     assert job.rate == pytest.approx(192 / 0.2, rel=1e-4)
@@ -26,13 +26,13 @@ def test_two_hosts_are_joined_by_pdsh_prefixes() -> None:
     job = one(chat_log(["node-1", "node-2"]))
     assert (job.hosts, job.world_size, job.batch) == (("node-1", "node-2"), 16, 384)
     assert job.rate == pytest.approx(384 / 0.2, rel=1e-4)
-    assert job.recipe == one(chat_log(["node-3"])).recipe  # so that a judge can compare them
+    assert job.settings == one(chat_log(["node-3"])).settings  # so that a judge can compare them
 
 
 def test_windows_with_skipped_steps_do_not_count() -> None:
     """They are faster: with them, the rate would be 1 % higher."""
     job = one(chat_log(["node-1"], skipped=(8, 0, 0, 0, 9)))
-    assert (job.skipped, job.measured.windows if job.measured else 0) == (17, 8)
+    assert (job.skipped_steps, job.measured.windows if job.measured else 0) == (17, 8)
     assert job.rate == pytest.approx(192 / 0.2, rel=1e-4)
 
 

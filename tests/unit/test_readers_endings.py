@@ -107,7 +107,7 @@ def test_all_hosts_that_crashed_by_themselves_are_named() -> None:
     ecc = "RuntimeError: CUDA error: uncorrectable ECC error encountered"
     found = judged("x", [failed(f"n1: {ecc}", f"n3: {ecc}")], Settings(), {})
     assert [each.hosts[0] for each in found.hosts if each.condition == "failing"] == ["n1", "n3"]
-    assert (found.jobs[0].failed_host, found.jobs[0].failed_hosts) == ("n1", ["n1", "n3"])
+    assert (found.jobs[0].failed_host, found.jobs[0].failed_hosts) == ("n1", ("n1", "n3"))
 
 
 def test_what_follows_from_a_crash_is_not_one() -> None:

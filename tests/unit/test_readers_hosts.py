@@ -112,7 +112,7 @@ def test_a_job_on_unknown_hosts_is_no_evidence(case: str) -> None:
     logs = [one([*lines, *metaseq_log(step=40 if n == 3 else 20)], path.format(n)) for n in range(12)]
     found = judged("x", logs, Settings(), {})
     assert not any(each.judged for each in found.jobs)
-    assert {each.condition for each in found.hosts} <= {"unknown"} and found.sound
+    assert {each.condition for each in found.hosts} <= {"unknown"} and not found.accused
     assert all("hosts" in " ".join(job.notes) for job in found.jobs)
     assert any("12 jobs" in note and "hosts" in note for note in found.notes)
     assert all("hosts" in each.reason for each in found.hosts)
@@ -168,7 +168,7 @@ def test_a_failed_job_on_unknown_hosts_accuses_none() -> None:
         "RuntimeError: CUDA error: uncorrectable ECC error encountered",
     ]
     logs = [one(["world_size = 64", *crash], f"node{n}.log") for n in range(3)]
-    assert judged("x", logs, Settings(), {}).sound
+    assert not judged("x", logs, Settings(), {}).accused
     said = one(["node3 slots=8", "node4 slots=8", *crash[:1], f"node4: {crash[1]}"], "slurm-5.out")
     assert said.failed_hosts == ("node4",)
 
@@ -234,11 +234,11 @@ def test_jobs_on_other_hosts_in_one_file_are_apart() -> None:
         chat_log(["n1"], 0.2), chat_log(["n2", "n3"], 0.3), chat_log(["n4"], 0.2, ends=False, windows=3)
     )
     assert [each.hosts for each in (first, second, third)] == [("n1",), ("n2", "n3"), ("n4",)]
-    assert [each.path for each in (first, second, third)] == ["all.log", "all.log#2", "all.log#3"]
+    assert [each.job for each in (first, second, third)] == ["all.log", "all.log#2", "all.log#3"]
     assert [each.outcome for each in (first, second, third)] == ["succeeded", "succeeded", "timeout"]
     assert (first.batch, second.batch) == (192, 384)
     assert first.rate == pytest.approx(960, rel=1e-3) and second.rate == pytest.approx(1280, rel=1e-3)
-    spans = [(each.began, each.ended) for each in (first, second, third)]
+    spans = [(each.started, each.ended) for each in (first, second, third)]
     assert len({*spans}) == 3 or set(spans) == {(None, None)}  # the file's span is nobody's
 
 
@@ -286,7 +286,7 @@ def test_a_name_like_no_other_is_no_host(tmp_path: Path) -> None:
     found = judge(tmp_path)
     assert [each.hosts for each in found.hosts] == [["alpha1"], ["alpha2"], ["node7"]]
     lone = next(job for job in found.jobs if job.job == "cifar10.log")
-    assert (lone.hosts, lone.hosts_from, lone.outcome) == ([], "", "succeeded")
+    assert (lone.hosts, lone.hosts_from, lone.outcome) == ((), "", "succeeded")
 
 
 PDSH = """

@@ -58,9 +58,9 @@ def test_megatron() -> None:
     """Milliseconds of an iteration; the first line is left out, and so is what came before it elsewhere."""
     job = read(MEGATRON + DONE)
     expect(job, "Megatron-LM", samples=256, seconds=5.4707 + 5.8299, steps=2)
-    assert (job.outcome, job.batch, job.steps, job.skipped) == ("succeeded", 128, 3, 0)
+    assert (job.outcome, job.batch, job.steps, job.skipped_steps) == ("succeeded", 128, 3, 0)
     assert job.loss == 1.798953 and job.step_seconds == pytest.approx(5.6503)
-    assert job.began and job.ended and job.ended - job.began == 12
+    assert job.started and job.ended and job.ended - job.started == 12
 
 
 def test_megatron_that_is_cut_off() -> None:
@@ -88,7 +88,7 @@ def test_megatrons_skipped_iterations_and_validation() -> None:
     warm-up ends with ten used ones: 0 + 4 + 5 + 10."""
     job = read(MEGATRON_EVALUATED + DONE)
     expect(job, "Megatron-LM", samples=320, seconds=9.045 + 8.403, steps=20)
-    assert (job.steps, job.skipped, job.memory) == (70, 21, int(1464.3408203125 * 2**20))
+    assert (job.steps, job.skipped_steps, job.memory) == (70, 21, int(1464.3408203125 * 2**20))
 
 
 def test_swift() -> None:
@@ -415,7 +415,7 @@ def test_mlperf_by_samples() -> None:
     job = one(LORA, "node-1.log")
     expect(job, "MLPerf", samples=384, seconds=196.067, steps=48)
     assert (job.outcome, job.workload, job.batch, job.steps) == ("succeeded", "llama2_70b_lora", 8, 240)
-    assert (job.reported, job.began, job.ended) == (1.958973805780254, 1715848320.425, 1715850093.688)
+    assert (job.reported, job.started, job.ended) == (1.958973805780254, 1715848320.425, 1715850093.688)
 
 
 def test_mlperfs_figures_that_disagree_are_not_taken() -> None:
@@ -573,16 +573,16 @@ def test_megatrons_arguments_say_what_was_trained() -> None:
     alike = ARGUMENTS.replace("GPT2_pretrain_WS1", "another").replace(". 2\n", ". 4\n")
     texts = (ARGUMENTS, alike, ARGUMENTS.replace(" 768", " 1024"))
     job, same, other = (read(text + MEGATRON + DONE) for text in texts)
-    assert not job.alone and "hidden_size ..................................... 768" in job.recipe
-    assert job.recipe == same.recipe != other.recipe
+    assert not job.alone and "hidden_size ..................................... 768" in job.settings
+    assert job.settings == same.settings != other.settings
     assert read(MEGATRON + DONE).alone
 
 
 def test_torchtitan_says_what_was_trained() -> None:
     jobs = [read(f"{line}\n{TITAN}") for line in TITAN_SIZES.strip().split("\n")]
-    assert not any(job.alone for job in jobs) and jobs[0].recipe != jobs[1].recipe
-    assert all("sequence length 8192" in job.recipe for job in jobs)
-    assert "llama3 8B size: 8,030,261,248" in jobs[1].recipe
+    assert not any(job.alone for job in jobs) and jobs[0].settings != jobs[1].settings
+    assert all("sequence length 8192" in job.settings for job in jobs)
+    assert "llama3 8B size: 8,030,261,248" in jobs[1].settings
 
 
 def test_a_rate_that_the_tools_own_contradicts() -> None:
@@ -645,8 +645,8 @@ def test_a_format_that_counts_steps_beside_one_that_counts_samples() -> None:
 
 
 def test_formats_that_count_unlike_things_do_not_contradict_each_other() -> None:
-    steps = MeasuredWindows(10.0, 10.0, 10, 10, None, None, unit="steps")
-    samples = MeasuredWindows(640.0, 10.0, 10, 10, None, None)
+    steps = MeasuredWindows(steps=10, skipped=0, samples=10.0, seconds=10.0, unit="steps")
+    samples = replace(steps, samples=640.0, unit="samples")
     first, other = Reading("a", unit="steps"), Reading("b", sure=False)
     assert contradicting([(first, steps), (other, samples)]) is None
     assert contradicting([(first, replace(samples, samples=700.0)), (other, samples)]) == 64.0

@@ -9,7 +9,7 @@ from tests.unit.logs import metaseq_log, one
 
 def test_metaseq() -> None:
     job = one(metaseq_log(), "node-1.log")
-    assert (job.format, job.outcome, job.batch, job.steps, job.skipped) == (
+    assert (job.format, job.outcome, job.batch, job.steps, job.skipped_steps) == (
         "metaseq",
         "succeeded",
         64,

@@ -97,7 +97,7 @@ def test_a_real_log_of_eight_hosts() -> None:
     """Its first windows; the tool's own rate is of all of them. It was taken for one sample a step."""
     hosts = [f"ml-512-node-{n:03d} slots=8" for n in range(1, 9)]
     job = one([*hosts, *CONFIG, *(f"{HOST}: {line}" for line in STEPS)])
-    assert (job.batch, job.world_size, len(job.hosts), job.skipped) == (1536, 64, 8, 11)
+    assert (job.batch, job.world_size, len(job.hosts), job.skipped_steps) == (1536, 64, 8, 11)
     assert job.rate == pytest.approx(job.reported, rel=5e-3)
     assert not job.notes
 

@@ -28,7 +28,7 @@ def test_samples_of_updates_that_were_skipped_are_not_counted() -> None:
     lines, overflow = metaseq_log(2.2, overflow_at=None), metaseq_log()[6]
     assert "overflow" in overflow
     job = one([each for line in lines for each in ([overflow, line] if "train_inner" in line else [line])])
-    assert job.rate == pytest.approx(640 / 22) and job.skipped == 10
+    assert job.rate == pytest.approx(640 / 22) and job.skipped_steps == 10
 
 
 def test_a_clock_of_milliseconds() -> None:

@@ -110,7 +110,7 @@ def test_a_host_in_the_line_has_a_job_of_its_own() -> None:
     pairs = zip(own(dt=250, head="gpu01 "), own(dt=300, head="gpu02 "), strict=True)
     lines = [line for pair in pairs for line in pair]
     first, second = jobs(lines, rf"(?P<host>gpu\d+) {STEP}", BATCH, path="all.log")
-    assert (first.path, first.hosts, second.hosts) == ("all.log#gpu01", ("gpu01",), ("gpu02",))
+    assert (first.job, first.hosts, second.hosts) == ("all.log#gpu01", ("gpu01",), ("gpu02",))
     assert first.rate == pytest.approx(128) and second.step_seconds == pytest.approx(0.3)
 
 
@@ -119,7 +119,7 @@ def test_lines_of_one_job_are_on_all_its_hosts() -> None:
     heads = (("a", "gpu01", 250), ("a", "gpu02", 300), ("b", "gpu03", 200))
     lines = [line for job, host, dt in heads for line in own(dt=dt, head=f"{job}/{host} ")]
     first, second = jobs(lines, rf"(?P<job>\w)/(?P<host>gpu\d+) {STEP}", path="all.log")
-    assert (first.path, first.hosts, second.hosts) == ("all.log#a", ("gpu01", "gpu02"), ("gpu03",))
+    assert (first.job, first.hosts, second.hosts) == ("all.log#a", ("gpu01", "gpu02"), ("gpu03",))
     assert first.step_seconds == pytest.approx(0.3) and second.step_seconds == pytest.approx(0.2)
 
 
@@ -201,7 +201,7 @@ def test_a_table_with_a_row_per_host_and_step() -> None:
         f"{host};{step};{ms};32" for step in range(50) for host, ms in (("a", 100), ("b", 125))
     ]
     first, second = rows(lines, "host=host", "step=iter", "ms=time", "batch=bs")
-    assert (first.path, first.hosts, second.hosts) == ("results.csv#a", ("a",), ("b",))
+    assert (first.job, first.hosts, second.hosts) == ("results.csv#a", ("a",), ("b",))
     assert first.rate == pytest.approx(320) and second.rate == pytest.approx(256)
     assert first.step_seconds == pytest.approx(0.1)
 
@@ -211,7 +211,7 @@ def test_rows_of_one_job() -> None:
     lines += [f"{job},{host},{n},{ms}" for n in range(40)
               for job, host, ms in (("a", "n1", 100), ("a", "n2", 125), ("b", "n3", 100))]  # fmt: skip
     first, second = rows(lines, "job=run", "host=host", "step=step", "ms=ms")
-    assert (first.path, first.hosts, second.hosts) == ("results.csv#a", ("n1", "n2"), ("n3",))
+    assert (first.job, first.hosts, second.hosts) == ("results.csv#a", ("n1", "n2"), ("n3",))
     assert first.step_seconds == pytest.approx(0.125) and second.step_seconds == pytest.approx(0.1)
 
 
@@ -268,10 +268,10 @@ def test_a_rate_of_a_step_that_was_skipped_tells_no_time() -> None:
     """And does not keep others from telling theirs."""
     lines = ["n,speed,lost,size"] + [f"{n},160,{n < 4:d},32" for n in range(1, 40)]
     (job,) = rows(lines, "step=n", "samples_per_second=speed", "skipped=lost", "batch=size")
-    assert job.step_seconds == pytest.approx(0.2) and job.skipped == 3
+    assert job.step_seconds == pytest.approx(0.2) and job.skipped_steps == 3
     line = r"(?P<step>\d+),(?P<samples_per_second>\d+),(?P<skipped>\d),(?P<batch>\d+)"
     (job,) = jobs(lines[1:], line)
-    assert job.step_seconds == pytest.approx(0.2) and job.skipped == 3
+    assert job.step_seconds == pytest.approx(0.2) and job.skipped_steps == 3
 
 
 def test_a_table_that_cannot_be_read_says_why() -> None:
@@ -305,9 +305,9 @@ def test_a_path_tells_hosts_and_work_of_logs_of_any_format() -> None:
     named = Expression.of(pattern, PLACES, "--host-pattern")
     (job,) = read_log("runs/opt-13b/gpu[01,05].log", metaseq_log(), named=named)
     assert (job.hosts, job.hosts_from, job.workload) == (("gpu01", "gpu05"), "pattern", "opt-13b")
-    assert not job.alone and not job.unplaced and "opt-13b" in job.recipe
+    assert not job.alone and not job.unplaced and "opt-13b" in job.settings
     (other,) = read_log("runs/opt-1b/gpu07.log", metaseq_log(), named=named)
-    assert other.hosts == ("gpu07",) and other.recipe != job.recipe
+    assert other.hosts == ("gpu07",) and other.settings != job.settings
     (job,) = read_log("runs/mine/gpu07.log", own(), UserFormat.of([STEP]), named)
     assert (job.hosts, job.workload) == (("gpu07",), "mine")
 
@@ -339,5 +339,5 @@ def test_the_pages_example() -> None:
         UserFormat.of([each for name, each in re.findall(r"--(line) '(.*?)'", command)]),
         Expression.of(options["host-pattern"], PLACES, "--host-pattern"),
     )
-    assert (job.hosts, job.workload, job.job) == (("gpu01", "gpu05"), "opt-13b", "run3")
+    assert (job.hosts, job.workload, job.group) == (("gpu01", "gpu05"), "opt-13b", "run3")
     assert job.rate == pytest.approx(2 * 64 / 0.496) and job.measured and job.measured.tokens is None

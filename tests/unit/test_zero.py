@@ -241,7 +241,11 @@ def test_what_deepspeed_reads_is_read(tmp_path: Path, text: str) -> None:
         ('{"optimizer": "AdamW"}', 'optimizer is "AdamW"'),
         ('{"tensorboard": true}', "tensorboard is true"),
         ('{"tensor_parallel": {"autotp_size": 2}}', "tensor_parallel.autotp_size is 2"),
+        ('{"tensor_parallel": {"tp": {"tp_size": 2}}}', "tensor_parallel.tp.tp_size is 2"),
         ('{"pipeline": {"stages": 2}}', "pipeline.stages is 2"),
+        ('{"gradient_allreduce_op": "SUM"}', 'gradient_allreduce_op is "SUM"'),
+        ('{"managed_gradient_accumulation": false}', "managed_gradient_accumulation is false"),
+        ('{"graph_harvesting": true}', "graph_harvesting is true"),
         ('{"sequence_parallel_size": 4}', "sequence_parallel_size is 4"),
         ('{"amp": {"enabled": true, "opt_level": "O1"}}', "amp is Apex's"),
         ('{"curriculum_learning": {"enabled": true}}', "curriculum_learning needs"),
@@ -262,9 +266,9 @@ def test_what_would_be_trained_otherwise_is_refused(tmp_path: Path, text: str, w
 @pytest.mark.parametrize(
     "key",
     [
-        "amp", "compression_training", "curriculum_learning", "data_efficiency", "eigenvalue", "elasticity",
-        "expert_parallel", "hybrid_engine", "progressive_layer_drop", "sparse_attention",
-        "weight_quantization",
+        "amp", "autotuning", "compression_training", "curriculum_learning", "data_efficiency", "eigenvalue",
+        "elasticity", "expert_parallel", "hybrid_engine", "nebula", "progressive_layer_drop",
+        "sparse_attention", "weight_quantization",
     ],
 )  # fmt: skip
 def test_what_muster_does_not_train_with_is_refused(key: str, tmp_path: Path) -> None:
@@ -281,12 +285,15 @@ def test_compressed_optimizers_are_refused(kind: str, tmp_path: Path) -> None:
 
 
 def test_what_is_switched_off_is_no_matter(tmp_path: Path) -> None:
+    """Public files have switched-off sections of what DeepSpeed has no longer, and refuses even so."""
     text = (
-        '{"curriculum_learning": {"enabled": false}, "tensor_parallel": {"autotp_size": 1}, '
-        '"pipeline": {"stages": "auto"}}'
+        '{"curriculum_learning": {"enabled": false}, "elasticity": {"enabled": false}, "nebula": {}, '
+        '"graph_harvesting": false, "tensor_parallel": {"autotp_size": 1}, "pipeline": {"stages": "auto"}, '
+        '"zero_optimization": {"stage": 1}}'
     )
-    (tmp_path / "ds.json").write_text(text)
-    assert "pipeline" in read_user_config(str(tmp_path / "ds.json"))
+    made = config(engine=own(tmp_path, text))
+    assert made.keys() >= {"tensor_parallel", "pipeline", "zero_optimization"}
+    assert not made.keys() & {"curriculum_learning", "elasticity", "nebula", "graph_harvesting"}
 
 
 def test_no_file(tmp_path: Path) -> None:
