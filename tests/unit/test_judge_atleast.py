@@ -127,3 +127,9 @@ def test_the_csv_says_which_jobs_miss_it(tmp_path: Path) -> None:
     assert {host for host, row in rows.items() if row["Status"] == "below"} == {FLEET[2]}
     assert "800" in rows[FLEET[2]]["reason"] and not rows[FLEET[3]]["reason"]
     assert {row["Status"] for host, row in rows.items() if host != FLEET[2]} == {"succeeded"}
+
+
+def test_jobs_of_a_slow_host_are_not_nobodys(tmp_path: Path) -> None:
+    logs = fleet(tmp_path, {FLEET[2]: 1.5})
+    said = CliRunner().invoke(app, ["judge", str(logs), "--at-least", "800samples/s"]).output
+    assert f"slow: {FLEET[2]}" in said and "missed" not in said

@@ -10,7 +10,7 @@ import pytest
 from muster.core.state import LogEnd, State
 from muster.judging import Settings
 from muster.judging.document import Judged
-from muster.judging.joblogs import AS_MOST, judged
+from muster.judging.joblogs import AS_MOST, judged, observation_of
 from muster.readers.base import JobLog, MeasuredWindows
 from tests.unit.logs import at, chat_log, one
 
@@ -208,3 +208,16 @@ def test_logs_that_just_stop_like_all_others_tell_their_pace() -> None:
     found = judged("x", logs, Settings(), {})
     assert conditions(found)[FLEET[3]] == "slow"
     assert {each for host, each in conditions(found).items() if host != FLEET[3]} == {"fit"}
+
+
+@pytest.mark.parametrize(
+    ("seconds", "quiet", "paced"), [(100, 25, True), (100, 200, False), (3000, 400, False)]
+)
+def test_a_job_that_stood_still_before_it_was_ended_has_no_pace(
+    seconds: float, quiet: float, paced: bool
+) -> None:
+    """Of a short job a fifth of its time, or half a minute; of a long one five minutes."""
+    measured = MeasuredWindows(steps=100, skipped=0, samples=1000.0, seconds=seconds, windows=100)
+    log = JobLog(job="x", outcome=State.TIMEOUT, hosts=("n1",), measured=measured, quiet=quiet)
+    observation = observation_of(log, "w")
+    assert observation is not None and (observation.seconds is not None) == paced

@@ -163,3 +163,17 @@ def test_a_moment_that_was_slow_for_all_hides_a_fault() -> None:
     assert found.accused[0].slower == pytest.approx(0.24, abs=0.03)
     once = [replace(each, seconds=1.0) if each.job in ("0n3", "1n3") else each for each in jobs]
     assert not judge(once, Topology(HOSTS), Settings(slow=0.1)).accused  # slow in one moment is not enough
+
+
+def test_what_few_jobs_leave_of_a_moment_is_in_doubt() -> None:
+    """The more of them, the less."""
+    doubts = []
+    for count in (4, 32):
+        hosts = tuple(f"n{number:02d}" for number in range(count))
+        jobs = [
+            Observation(f"{pace}{host}", (host,), pace * (1 + 0.004 * (-1) ** number), moment=f"at{pace}")
+            for pace in (1.0, 1.05)
+            for number, host in enumerate(hosts)
+        ]
+        doubts.append(max(side_by_side(jobs, moments_of(jobs)).doubts))
+    assert doubts[0] > doubts[1] > 0

@@ -7,6 +7,7 @@ import random
 import pytest
 from simulate import Planted, SimulatedFleet, hunt
 
+from muster.core.state import State
 from muster.judging import Observation, Topology, judge, judge_state, localise, next_wave
 
 HOSTS = tuple(f"n{i:02d}" for i in range(64))
@@ -77,3 +78,29 @@ def test_nor_while_jobs_are_asked_for(share: float) -> None:
         right += bad.where in named
         wrong += len(named - {bad.where})
     assert right >= 9 and wrong <= 1
+
+
+@pytest.mark.parametrize("slower", [0.1, 0.3, 1.0, 50.0])
+@pytest.mark.parametrize("others", [1, 2, 4, 8])
+def test_words_are_in_the_order_of_probabilities(slower: float, others: int) -> None:
+    """A host of which one job was slow, or failed, and others were not."""
+    jobs = singles(others + 1, 1)
+    place = next(index for index, job in enumerate(jobs) if job.job == "n07-1")
+    for end in (
+        Observation("n07-1", ("n07",), 1.0 + slower),
+        Observation("n07-1", ("n07",), None, State.FAILED),
+    ):
+        jobs[place] = end
+        state = localise(jobs, PLACE)
+        chance, condition = state.suspicion(7), judge_state(state).hosts[7].condition
+        assert condition == ("unknown" if chance > 0.25 else "probably fit") or (
+            condition == "fit" and chance <= 0.1
+        )
+
+
+@pytest.mark.parametrize("slower", [0.02, 0.03, 0.05])
+def test_a_host_without_a_good_job_is_not_probably_fit(slower: float) -> None:
+    jobs = singles(1, 3)[:24]
+    jobs[7] = Observation("slow", ("n07",), 1.0 + slower)
+    (verdict,) = (each for each in judge(jobs, Topology(HOSTS[:24])).hosts if each.hosts == ["n07"])
+    assert verdict.condition in ("unknown", "slow")

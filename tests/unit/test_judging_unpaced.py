@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import random
 from pathlib import Path
 
 import pytest
-from simulate import Planted, SimulatedFleet, hunt
+from simulate import Noise, Planted, SimulatedFleet, hunt
 
 from muster.judging import Observation, Topology, judge_state, localise
 from muster.judging.logs import judge as judge_logs
@@ -77,3 +78,21 @@ def test_the_notes_say_it(tmp_path: Path) -> None:
             (tmp_path / f"{number}-{wave}.log").write_text("\n".join(lines))
     found = judge_logs(tmp_path, workload="gpt")
     assert found.summary["slow"] == 0 and any("drifts" in note and "gpt" in note for note in found.notes)
+
+
+def redrawn(share: float, slower: float) -> Noise:
+    """0.4 %, and this share of the jobs in groups is slower: paths through a network are drawn for each."""
+    return lambda draw, size: (
+        draw.gauss(0.0, 0.004) + (math.log1p(slower) if size > 1 and draw.random() < share else 0.0)
+    )
+
+
+@pytest.mark.parametrize(("share", "slower"), [(0.15, 0.05), (0.3, 0.05), (0.5, 0.03)])
+def test_nobody_is_accused_where_each_job_draws_its_pace(share: float, slower: float) -> None:
+    """The jobs of a moment are known, and slow beside others of it that are not."""
+    for seed in range(3):
+        fleet = SimulatedFleet(PLACE, noise=redrawn(share, slower), seed=seed, timed=True)
+        assert not judge_state(hunt(fleet, 6).state).accused
+        bad = Planted("card", (HOSTS[6 * seed],), 0.5)
+        fleet = SimulatedFleet(PLACE, (bad,), redrawn(share, slower), seed, timed=True)
+        assert [each.subject for each in judge_state(hunt(fleet, 6).state).accused] == [bad.where]

@@ -305,6 +305,9 @@ def test_plain_pdsh() -> None:
     assert job.reason == "RuntimeError: boo"
     devices = one([line.replace("gpu0", "GPU") for line in text.splitlines()], "x.log")
     assert devices.hosts == ()
+    megatron = " [2025-08-01 07:19:37] iteration        1/    5000 | consumed samples:          128 |"
+    line = f"gpu07: {megatron} elapsed time per iteration (ms): 1000.0 | global batch size:   128 |"
+    assert one([line], "x.log").hosts == ("gpu07",)  # whose lines begin with a space
     data = f"{'a1' * 100_000}: {'b2' * 10}"  # bytes as text, in one word: it is read in no time
     assert one([data, *text.splitlines()], "x.log").hosts == ("gpu01", "gpu02")
 

@@ -4,6 +4,7 @@ stands above its name. What is expected is worked out by hand."""
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from datetime import datetime, timedelta
 from pathlib import Path
 
@@ -11,7 +12,9 @@ import pytest
 
 from muster.judging import Settings
 from muster.judging.joblogs import judged
-from muster.readers.base import JobLog
+from muster.readers._lines import STEPS_ONLY
+from muster.readers._read import contradicting
+from muster.readers.base import APART, JobLog, MeasuredWindows, Reading
 from muster.readers.mllog import GUESSED
 from tests.golden.documents import sections
 from tests.unit.logs import one
@@ -460,8 +463,20 @@ def test_mlperfs_tokens() -> None:
         re.sub(r'"throughput": ([\d.]+)', lambda m: f'"throughput": {8192 * float(m[1])}', line)
         for line in LORA
     ]
-    assert one([*said, *lines], "node-1.log").rate == pytest.approx(384 / 196.067)
+    job = one([*said, *lines], "node-1.log")
+    assert job.rate == pytest.approx(384 / 196.067) and job.reported == pytest.approx(job.rate, rel=APART)
     assert one(lines, "node-1.log").rate is None
+
+
+def test_a_throughput_of_unknown_unit_is_no_rate() -> None:
+    """NVIDIA's of GPT-3 on 10,752 GPUs is of tokens, and nothing in the log says so."""
+    lines = [
+        mllog(1696565166948, "run_start"),
+        mllog(1696565401886, "tracked_stats", '{"throughput": 5154997.267404211}'),
+        mllog(1696565401896, "run_stop", about='"status": "success"'),
+    ]
+    job = one(lines, "node-1.log")
+    assert (job.outcome, job.rate, job.reported) == ("succeeded", None, None) and job.notes
 
 
 def test_time_stamps_win_over_a_tools_own_time() -> None:
@@ -477,6 +492,31 @@ def test_time_stamps_win_over_a_tools_own_time() -> None:
     agree = one([line.replace("5000.0", "7500.0") for line in lines] + [DONE], "node-1.log")
     assert agree.step_seconds == pytest.approx(7.5) and agree.contradicted is None
     assert one([*lines[:10], DONE], "node-1.log").step_seconds == 5  # too short for whole seconds
+    enough = one([*lines[:12], DONE], "node-1.log")  # 60 s, give or take one
+    assert enough.step_seconds == pytest.approx(7.5, rel=0.02) and enough.contradicted
+
+
+@pytest.mark.parametrize("seconds", [0.3, 0.7, 1.3])
+def test_short_steps_under_stamps_of_whole_seconds(seconds: float) -> None:
+    """Single steps seem to take none, one or two seconds: so many together tell what they take."""
+    line = MEGATRON.split("\n")[1]
+
+    def log(own: float) -> list[str]:
+        return [
+            line.replace("03:02:12", f"03:{int(n * seconds) // 60:02d}:{int(n * seconds) % 60:02d}")
+            .replace("71/", f"{n + 1}/").replace("5361.6", f"{1000 * own:.1f}")
+            .replace("9088", f"{128 * (n + 1)}")
+            for n in range(1400)
+        ]  # fmt: skip
+
+    agree = one([*log(seconds), DONE], "node-1.log")
+    assert agree.step_seconds == pytest.approx(seconds, rel=1e-3) and agree.contradicted is None
+    less = one([*log(seconds / 1.5), DONE], "node-1.log")
+    assert less.step_seconds == pytest.approx(seconds, rel=0.01)
+    assert less.contradicted == pytest.approx(192 / seconds, rel=0.01)
+    assert less.measured is not None
+    for half in less.measured.halves or ():  # neither half seems to be slower
+        assert half == pytest.approx(seconds / 128, rel=0.01)
 
 
 def test_mlperf_by_epochs() -> None:
@@ -587,3 +627,26 @@ def test_a_slow_host_among_logs_without_samples() -> None:
     assert {job.samples_per_second for job in found.jobs} == {None}
     assert all(job.tokens_per_second and job.step_seconds for job in found.jobs)
     assert found.peers[0].samples_per_second is None and found.peers[0].step_seconds == pytest.approx(1, 0.01)
+
+
+def test_a_format_that_counts_steps_beside_one_that_counts_samples() -> None:
+    """Megatron-DeepSpeed: DeepSpeed's timer lines know of no batch."""
+    lines = []
+    for n in range(1, 30):
+        at = f"2024-03-07 15:{27 + n // 4}:{n % 4 * 15:02d},500"
+        lines += [
+            f"[{at}] [INFO] [timer.py:260:stop] epoch=0/micro_step={n}/global_step={n}, "
+            "RunningAvgSamplesPerSec=51.2, CurrSamplesPerSec=51.2, MemAllocated=6.01GB",
+            f" iteration {n:8d}/      29 | consumed samples: {768 * n:12d} | "
+            "elapsed time per iteration (ms): 15000.0 | global batch size:   768 | lm loss: 5.9E+00 |",
+        ]
+    job = one([*lines, DONE], "node-1.log")
+    assert job.rate == pytest.approx(51.2) and STEPS_ONLY not in job.notes
+
+
+def test_formats_that_count_unlike_things_do_not_contradict_each_other() -> None:
+    steps = MeasuredWindows(steps=10, skipped=0, samples=10.0, seconds=10.0, unit="steps")
+    samples = replace(steps, samples=640.0, unit="samples")
+    first, other = Reading("a", unit="steps"), Reading("b", sure=False)
+    assert contradicting([(first, steps), (other, samples)]) is None
+    assert contradicting([(first, replace(samples, samples=700.0)), (other, samples)]) == 64.0

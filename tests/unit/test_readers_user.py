@@ -226,6 +226,10 @@ def test_a_table_of_rates() -> None:
     (job,) = rows(lines, "elapsed=t", "samples_per_second=speed")
     assert job.measured and job.rate == pytest.approx(job.measured.samples / job.measured.seconds)
     assert 200 < (job.rate or 0) < 225  # the warm-up is taken from the slow half
+    (longer,) = rows(
+        lines + [f"{96 + n},200" for n in range(1, 200)], "elapsed=t", "samples_per_second=speed"
+    )
+    assert longer.rate == pytest.approx(206, rel=0.02) and longer.contradicted is None
 
 
 def test_rates_beside_a_batch_tell_the_time_of_a_step() -> None:

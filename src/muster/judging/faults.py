@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
 from muster.judging.observation import Settings, Topology
-from muster.judging.readings import FAILED, STANDS_OUT, Readings, own_share, smallest
+from muster.judging.readings import FAILED, HARDWARE, STANDS_OUT, Readings, own_share, smallest
 
 Kind = Literal["host", "compute", "card", "intermittent", "rack", "link", "switch", "uplink"]
 OF_HOSTS = frozenset(("host", "compute", "card", "intermittent"))
@@ -222,9 +222,11 @@ class FaultCase:
 
     def _intermittent(self, fault: Fault, expected: dict[int, float]) -> Fit | None:
         """Slow in k of n jobs in groups, or, where there are none, alone; every share equally likely
-        beforehand: k! (n - k)! / (n + 1)!."""
+        beforehand: k! (n - k)! / (n + 1)!. A job alone that names broken hardware counts in any case."""
         readings = self.readings
-        rows = self.slowed(fault) or [row for row in self.alone(fault) if not readings.hint[row]]
+        alone = [row for row in self.alone(fault) if not readings.hint[row]]
+        broken = [row for row in alone if readings.failed(row) and readings.most[row] >= HARDWARE]
+        rows = [*self.slowed(fault), *broken] if self.slowed(fault) else alone
         low = smallest(readings, rows, self.settings)
         tried, shown = len(rows), []
         for row in rows:

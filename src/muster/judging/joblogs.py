@@ -100,6 +100,7 @@ def judged(
             *_apart(verdict, stored),
             *_alike(verdict, askable=hardware is not None),
             *_drifting(state, least),
+            *_spells(state),
         ],
     )
 
@@ -284,16 +285,35 @@ def _apart(verdict: Judgement, stored: Mapping[Class, Baseline]) -> list[str]:
 
 
 def _drifting(state: Posterior, least: Mapping[Class, float]) -> list[str]:
-    """Works whose pace drifts, where it is not known when their jobs ran."""
+    """Works whose jobs are slow at times, whoever runs them."""
+    dated = {each.work for each in state.observations if each.moment or each.began is not None}
     notes = []
     for work, deviation in state.drifts.items():
         slow = max([by for key, by in least.items() if key.work == work])
-        notes.append(
+        what = (
             f"jobs{f' of {work}' if work else ''} are slow at times, whoever runs them (standard deviation "
-            f"{deviation:.1%}), and it is not known when they ran: the fleet's pace drifts, so nobody is "
+            f"{deviation:.1%})"
+        )
+        notes.append(
+            f"{what}, also beside others that are not: nobody is accused of less than {slow:.0%}"
+            if work in dated
+            else f"{what}, and it is not known when they ran: the fleet's pace drifts, so nobody is "
             f"accused of less than {slow:.0%}; time stamps in the logs would tell more"
         )
     return notes
+
+
+def _spells(state: Posterior) -> list[str]:
+    """Switches behind which all was slow for a while."""
+    slower: dict[int, float] = {}
+    for spell in state.spells:
+        most = max(state.case.readings.value[row] for row in spell.rows)
+        slower[spell.switch] = max(math.expm1(most), slower.get(spell.switch, 0.0))
+    return [
+        f"all jobs behind {state.topology.switches[switch][0]} were slow for a while, by up to {most:.0%}, "
+        "and good at other times: no evidence against its hosts"
+        for switch, most in slower.items()
+    ]
 
 
 def _alike(verdict: Judgement, *, askable: bool) -> list[str]:

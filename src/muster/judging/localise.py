@@ -13,6 +13,7 @@ from muster.judging.explain import Component, explain, outstanding, rests_on_one
 from muster.judging.faults import OF_HOSTS, FaultCase, Fit
 from muster.judging.observation import Observation, Settings, Topology
 from muster.judging.readings import Readings, read
+from muster.judging.spells import Spell, spells
 from muster.judging.stalls import usual_paces
 from muster.judging.unpaced import unpaced, with_doubt
 
@@ -24,9 +25,9 @@ class Posterior:
     """All that is known after some waves. `suspects`: host -> the probability that it is bad, by itself or
     with all that are behind its switch; absent: nothing points at it. `once`: the suspects of which a single
     job says so, and others do not: as suspicious as that makes them, none is convicted. `alike`: hosts
-    slower than others by the same, judged beside each other; `drifts`: by work, the deviation of a pace that
-    drifts, of which the moments are not known; `akin`: suspects that are as slow as hosts alike, and not
-    convicted."""
+    slower than others by the same, judged beside each other; `drifts`: by work, the deviation of jobs that
+    are slow at times, whoever runs them; `akin`: suspects that are as slow as hosts alike, and not
+    convicted; `spells`: of switches, when all behind one was slow."""
 
     observations: tuple[Observation, ...]
     case: FaultCase
@@ -38,6 +39,7 @@ class Posterior:
     alike: tuple[Alike, ...] = ()
     drifts: Mapping[str, float] = field(default_factory=dict)
     akin: frozenset[int] = frozenset()
+    spells: tuple[Spell, ...] = ()
 
     @property
     def topology(self) -> Topology:
@@ -70,10 +72,13 @@ def localise(
         slowed = _slowed_by_switches(observations, moments, topology, settings, stored)
         detrended = side_by_side(observations, moments, slowed)
         readings, baselines = read(detrended, topology, stored)
-        drift = unpaced(readings, moments)
+        drift = unpaced(readings, slowed)
         if drift.deviation:
             readings, baselines = read(with_doubt(detrended, drift), topology, stored)
             readings.spread |= drift.deviation
+        for spell in (events := spells(readings, moments, topology)):
+            for row in spell.rows:
+                readings.sigma[row] = max(readings.sigma[row], readings.value[row])
         groups = hosts_alike(observations, readings, topology, settings) if left else []
         if not groups:
             break
@@ -108,6 +113,7 @@ def localise(
         tuple(alike),
         drift.deviation,
         akin,
+        tuple(events),
     )
 
 

@@ -18,7 +18,9 @@ from muster.judging.detrend import Detrended
 from muster.judging.noise import PRIOR, RARE, Hiccups, NoiseTail, learn, learn_hiccups
 from muster.judging.observation import Link, Observation, Settings, Topology, ring_links
 
-CRASH = 9.2  # a job dies by chance: 1 in 10,000
+CRASH = 9.2  # a job dies by chance: 1 in 10,000, until more are seen
+# The assumption, in jobs: it counts for the fewer the more are seen.
+CRASHES, ASSUMED = 0.1, 1000.0
 # A job that names a hardware error of its host did not die by chance: one is enough.
 HARDWARE = 30.0
 # What a host does by itself can mislead: a hint costs so much less than a hiccup, and weighs no more than
@@ -228,8 +230,27 @@ def read(
                     value = math.log(busy / base.seconds)
                     rows.add((host,), value, sigma, number, kind, HINT, MISLEADS, hint=True)
     _learn_noise(rows, topology)
+    _learn_crashes(rows)
     rows.spread = _spreads(rows)
     return rows, baselines
+
+
+def _learn_crashes(rows: Readings) -> None:
+    """How often jobs die by chance: from those whose hosts have others, none of which did. One says nothing,
+    since it would be learned from itself."""
+    chance = [row for row, most in enumerate(rows.most) if rows.failed(row) and most < HARDWARE]
+    died = Counter((host, rows.source[row]) for row in chance for host in rows.hosts[row])
+    times = Counter(host for host, _ in died)
+    seen = {
+        rows.source[row]
+        for row in chance
+        if all(times[host] == 1 and len(rows.of_host[host]) > 1 for host in rows.hosts[row])
+    }
+    more = len(seen) - 1
+    if more > 0:
+        rate = (CRASHES + more) / (ASSUMED / (1 + more) + len(set(rows.source)))
+        for row in chance:
+            rows.most[row] = min(CRASH, -math.log(rate))
 
 
 def _learn_noise(rows: Readings, topology: Topology) -> None:

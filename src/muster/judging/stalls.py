@@ -14,6 +14,7 @@ import statistics
 from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import replace
+from typing import Any
 
 from muster.judging.alike import SHARE
 from muster.judging.baseline import FEWEST, Class
@@ -64,16 +65,16 @@ def _of_the_fleet(groups: Sequence[Group], shares: Sequence[float]) -> bool:
     at fault at once."""
     least = _least(shares)
     above = [group for group, share in zip(groups, shares, strict=True) if share > least + LOST]
-    hosts = {host for group in groups for host in group}
-    return _explained_by(above) > max(FEWEST - 1, SHARE * len(hosts))
+    return of_the_fleet(above, len({host for group in groups for host in group}))
 
 
-def _explained_by(groups: Collection[Group]) -> int:
-    """How many hosts it takes so that one is in each group: the host of most first (a greedy cover)."""
+def of_the_fleet(groups: Collection[tuple[Any, ...]], hosts: int) -> bool:
+    """Whether it takes more of so many hosts than can be at fault at once for one to be in each group: the
+    host of most first (a greedy cover)."""
     left, count = list(groups), 0
     while left:
         tally = Counter(host for group in left for host in group)
         host = max(sorted(tally), key=lambda name: tally[name])
         left = [group for group in left if host not in group]
         count += 1
-    return count
+    return count > max(FEWEST - 1, SHARE * hosts)

@@ -1,50 +1,59 @@
-"""Drift where it is not known when jobs ran: jobs that are slow whoever runs them. Pure.
+"""Jobs that are slow at times, whoever runs them. Pure.
 
 Without moments no job can be held against those that ran beside it. What the fleet's pace makes of a job is
 then noise, and one that all jobs of a moment share: however many jobs a host has, it may have met the slow
-moments. So nobody is accused of what drift can have made (`Readings.spread`), and it is said.
+moments. Beside others of their moment, jobs are slow so where paths through the network or clocks are drawn
+anew for each. Where that is more frequent than hiccups are, nobody is accused of what it can have made
+(`Readings.spread`), and it is said.
 """
 
 from __future__ import annotations
 
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 
 from muster.judging.baseline import Class
 from muster.judging.detrend import Detrended
-from muster.judging.readings import STANDS_OUT, Readings
+from muster.judging.readings import DOUBTFUL, Readings
+from muster.judging.stalls import of_the_fleet
 
-SHARE = 0.15  # of the jobs of a work are slow and no host explains it: the pace drifts
+SHARE = 0.1  # of the jobs of a work are slow, more than hiccups, and no few hosts explain it
 FEWEST = 8  # jobs, from where on drift is looked for
 
 
 @dataclass(frozen=True)
 class Unpaced:
-    """`deviation`: by work, of the fleet's pace (share of the time); `usual`: of the works' classes, by how
+    """`deviation`: by work, of the jobs' pace (share of the time); `usual`: of the works' classes, by how
     much (log) a usual moment is slower than the baseline, which is a fast one's."""
 
     deviation: Mapping[str, float] = field(default_factory=dict)
     usual: Mapping[Class, float] = field(default_factory=dict)
 
 
-def unpaced(readings: Readings, moments: Sequence[str]) -> Unpaced:
-    """Works whose jobs have no moments, and are slow though their hosts are good in others."""
+def unpaced(readings: Readings, slowed: Collection[int]) -> Unpaced:
+    """Works of which many jobs are slow though their hosts are good in others. `slowed`: observations that a
+    switch explains, by their index."""
     rows: dict[Class, list[int]] = {}
     for row, source in enumerate(readings.source):
-        if not (moments[source] or readings.failed(row) or readings.hint[row] or row in readings.half):
+        if not (source in slowed or readings.failed(row) or readings.hint[row] or row in readings.half):
             rows.setdefault(readings.kind[row], []).append(row)
+
+    def slow(row: int) -> bool:
+        return readings.value[row] > 0 and readings.loss(row, 0.0) > DOUBTFUL
+
     deviation: dict[str, float] = {}
     usual: dict[Class, float] = {}
     for kind, own in rows.items():
         of_host: dict[int, list[bool]] = {}
         for row in own:
             for host in readings.hosts[row]:
-                of_host.setdefault(host, []).append(readings.deviations(row) > STANDS_OUT)
-        varying = {host for host, slow in of_host.items() if len(slow) > 1 and not all(slow)}
+                of_host.setdefault(host, []).append(slow(row))
+        varying = {host for host, its in of_host.items() if len(its) > 1 and not all(its)}
         whoever = [row for row in own if varying.issuperset(readings.hosts[row])]
-        slow = sum(readings.deviations(row) > STANDS_OUT for row in whoever)
-        if len(own) < FEWEST or slow < SHARE * len(own):
+        above = [readings.hosts[row] for row in whoever if slow(row)]
+        enough = len(own) >= FEWEST and len(above) >= SHARE * len(own)
+        if not (enough and of_the_fleet(above, len(of_host))):
             continue
         values = [readings.value[row] for row in whoever]
         usual[kind] = statistics.median(values)

@@ -224,17 +224,15 @@ class _Hosts:
             evidence=evidence,
             subjects=list(subjects),
         )
+        unclear = not bounds or any(each.condition == "unknown" for each in subjects)
+        # Good in some way, and its other jobs are another's fault: less suspected than one in doubt.
+        shown = bool(bounds) and all(each.condition == "fit" or not each.jobs for each in subjects)
+        good = shown or not unclear or self._good_but_once(host, rows)
+        base = _changed(base, condition="probably fit" if good and chance <= PROBABLY else "unknown")
         if chance > 1.0 - state.settings.named:
             return self._in_doubt(base, host, chance)
-        if not bounds or any(each.condition == "unknown" for each in subjects):
-            # Good in some way, and its other jobs are another's fault: less suspected than one in doubt.
-            shown = bool(bounds) and all(each.condition == "fit" or not each.jobs for each in subjects)
-            return _changed(
-                base,
-                condition="probably fit" if shown else "unknown",
-                reason=self._never_good(host, rows),
-                settle=self._settle(name),
-            )
+        if unclear:
+            return _changed(base, reason=self._never_good(host, rows), settle=self._settle(name))
         low = math.expm1(smallest(self.readings, rows, state.settings))
         confidence = 1.0 - max(chance, _unseen(state, rows, low))
         differs = self._differs(rows)
@@ -261,10 +259,8 @@ class _Hosts:
             return _changed(base, reason=reason, settle=WHICH_HARDWARE)
         if host in self.state.once:
             return _changed(base, reason=self._once(host, chance), settle=settle)
-        if chance <= PROBABLY:
-            reason = f"bad with a probability of {below(chance)}"
-            return _changed(base, condition="probably fit", reason=reason, settle=settle)
-        return _changed(base, reason=f"suspected: bad with a probability of {below(chance)}", settle=settle)
+        suspected = "" if chance <= PROBABLY else "suspected: "
+        return _changed(base, reason=f"{suspected}bad with a probability of {below(chance)}", settle=settle)
 
     def _once(self, host: int, chance: float) -> str:
         """What a single job says of it."""
@@ -359,17 +355,26 @@ class _Hosts:
         """What healthy hosts differ by for good."""
         return self.readings.spread.get(work, 0.0) if self.readings.spread else 0.0
 
+    def _good_but_once(self, host: int, rows: Sequence[int]) -> bool:
+        """Whether all but one of its jobs were good: that one failed, or alone speaks against it."""
+        fit = self.state.part_of[host].likeliest(host) if host in self.state.once else None
+        bad = {row for row in rows if self.readings.failed(row)}
+        bad |= set(shown_by(self.state.case, fit) if fit else ())
+        once = len({self.readings.source[row] for row in bad}) == 1
+        return once and self._good([row for row in rows if row not in bad])
+
+    def _good(self, rows: Sequence[int]) -> bool:
+        """Whether a host that these readings are of is no slower than it may be, in each kind of them."""
+        return bool(rows) and all(
+            self._at_most(own) <= self._limit(own) for own in _by_kind(self.readings, rows)
+        )
+
     def _never_good(self, host: int, rows: Sequence[int]) -> str:
         """What is not known of a host whose jobs were slow, or differ too much, alone or in groups or in some
         work."""
         readings, settings = self.readings, self.state.settings
         alone = [row for row in rows if readings.alone[row]]
         groups = [row for row in rows if not readings.alone[row]]
-
-        def good(own: Sequence[int]) -> bool:
-            return bool(own) and all(
-                self._at_most(each) <= self._limit(each) for each in _by_kind(readings, own)
-            )
 
         def slow(own: Sequence[int]) -> bool:
             return any(
@@ -379,15 +384,15 @@ class _Hosts:
             )
 
         ways = {"alone": alone, "in groups": groups}
-        unclear = [name for name, own in ways.items() if own and not good(own) and not slow(own)]
+        unclear = [name for name, own in ways.items() if own and not self._good(own) and not slow(own)]
         if unclear:
             bound = max(self._at_most(each) for name in unclear for each in _by_kind(readings, ways[name]))
             if bound == math.inf:
                 return "some of its jobs alone failed, and others did not"
             return f"its jobs {' and '.join(unclear)} differ too much: at most {bound:.0%} slower"
-        if good(alone) and groups:
+        if self._good(alone) and groups:
             return "fast alone, but slow in every group, and other hosts explain that"
-        if good(groups):
+        if self._good(groups):
             return "fast in groups, but slow alone"
         if not groups:
             count = "its only job was" if len(alone) == 1 else f"its {len(alone)} jobs were"

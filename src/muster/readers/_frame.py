@@ -40,7 +40,7 @@ _BATCH = re.compile(rf"train_batch_size(?<![\w-]train_batch_size)[^\w+-]+({FIGUR
 # name has a digit, is_host says: asked for here, it takes a minute of a word of 100,000 characters.
 _PDSH = re.compile(
     r"[A-Za-z][\w.-]*: "
-    r"(?=\[?\d{4}-\d\d-\d\d[ T]|\[(?:INFO|WARNING|rank\d|default\d)| iteration +\d|Traceback \()"
+    r"(?= ?\[?\d{4}-\d\d-\d\d[ T]|\[(?:INFO|WARNING|rank\d|default\d)| iteration +\d|Traceback \()"
 )
 # What stands there as well, and is of one host: its devices, and processes by their number (gpu07 is a host).
 _DEVICE = re.compile(

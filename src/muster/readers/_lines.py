@@ -26,7 +26,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from muster.readers._frame import Frame, stamp
-from muster.readers.base import APART, LogWindow, Reading, Series, Unit, number
+from muster.readers.base import APART, WARM_UP, LogWindow, Reading, Series, Unit, number
 
 STEPS_ONLY = "the batch size is unknown: rates are in steps, not in samples"
 _TEXTS = ("time", "clock", "per", "host", "rank")
@@ -34,6 +34,8 @@ _BYTES = {"memory_gib": 2.0**30, "memory_mib": 2.0**20, "memory_gb": 1e9, "memor
 _MOST_SETTINGS = 32
 _A_DATE = 1e8  # seconds since 1970; less is a time of day
 _LEAST = 20  # times as long as a clock's resolution is what is told from it
+_COARSE = 1.0  # seconds that the time between two stamps of whole ones can be off by
+_ENOUGH = 2 * _COARSE / APART  # seconds of a window by such stamps: then half of what is said to differ
 _LARGEST_STEP = 10**12
 _CLOCK = (1, 60, 3600, 86400)  # seconds of what a clock shows, from its end
 _MOST_PLACES = 20_000  # hosts and jobs of a file
@@ -84,6 +86,7 @@ class Steps:
         self.series = Series()
         self.own = Series()  # the same by the tool's own rates
         self.walled = Series()  # the same by time stamps, where the tool has another time
+        self.wall: LogWindow | None = None  # of these: one that is not long enough yet
         self.fine = False  # stamps have parts of seconds
         self.settings: dict[str, None] = {}
         self.size = ""
@@ -215,11 +218,13 @@ class Steps:
     def _walled(self) -> Series | None:
         """The windows by time stamps, where these have more or less in them than the tool's own times and
         they are exact enough to tell; None: they agree, or there are none."""
+        self._close_wall()
         walled, own = self.walled.measured(), self.series.measured()
         if walled is None or own is None or not self.timed or self.unit == "tokens":
             return None
-        enough = walled.seconds >= (0 if self.fine else 2 / APART) and 2 * walled.windows >= own.windows
-        return self.walled if enough and abs(own.rate / walled.rate - 1) > APART else None
+        unsure = 0.0 if self.fine else _COARSE / walled.seconds
+        enough = unsure <= APART and 2 * walled.steps >= own.steps
+        return self.walled if enough and abs(own.rate / walled.rate - 1) > APART + unsure else None
 
     def _cut(self) -> bool:
         """Whether a line of a later step is missing. Lines come every so many steps, the last one need not be
@@ -277,14 +282,15 @@ class Steps:
             amount = rate or tokens_rate
             kind: Unit = "samples" if rate else "tokens"
             return self._add(kind, False, LogWindow(steps, lost, amount, 1.0)) if amount else None
-        if rate and (samples is None or (since is None and not self.numbered)):  # it may be of several steps
+        several = samples is None or (since is None and not self.numbered)  # of steps, that it may be of
+        if rate and several:
             samples = rate * seconds
         tokens = _since(last, now, "tokens")
         if tokens is None and "step_tokens" in figures:
             tokens = used * figures["step_tokens"]
         if tokens is None and tokens_rate:
             tokens = tokens_rate * seconds * (self.frame.ranks or 1 if self.form.device else 1)
-        if seconds is not None and ("seconds" in figures or "elapsed" in figures):
+        if ("seconds" in figures or "elapsed" in figures) and not (rate and several):
             self._add_walled(last, now, lost, interrupted)
         if rate and samples and "seconds" in figures:
             self.own.add(LogWindow(steps, lost, samples, samples / rate, interrupted=interrupted))
@@ -293,13 +299,26 @@ class Steps:
         return self._add(unit, True, LogWindow(steps, lost, done, seconds, tokens, interrupted))
 
     def _add_walled(self, last: _Step, now: _Step, lost: int, interrupted: bool) -> None:
-        if last.stamp is None or now.stamp is None or now.stamp <= last.stamp:
+        """Steps by their stamps. Whole seconds are told from many steps together: single ones seem to take
+        none, or one more."""
+        if last.stamp is None or now.stamp is None or now.stamp < last.stamp:
             return
         gap = now.number - last.number
         used = gap - min(lost, gap)
         samples = used * now.told["batch"] if "batch" in now.told else used
         self.fine = self.fine or now.stamp % 1 > 0
-        self.walled.add(LogWindow(gap, gap - used, samples, now.stamp - last.stamp, None, interrupted))
+        window = LogWindow(gap, gap - used, samples, now.stamp - last.stamp, None, interrupted)
+        if self.wall is not None and self.wall.seconds > 0 and not window.clean:
+            self._close_wall()
+        self.wall = self.wall.plus(window) if self.wall else window
+        short = not self.fine and self.steps > WARM_UP and self.wall.seconds < _ENOUGH
+        if self.wall.seconds > 0 and not (short and self.wall.clean):
+            self._close_wall()
+
+    def _close_wall(self) -> None:
+        if self.wall is not None:
+            self.walled.add(self.wall)
+            self.wall = None
 
     def _add(self, unit: Unit, timed: bool, window: LogWindow) -> LogWindow | None:
         """A series is of one kind: that of its first window."""

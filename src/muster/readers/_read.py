@@ -13,6 +13,7 @@ from muster.core.units import counted
 from muster.failures.signs import Sign, shape_of, shortened
 from muster.readers._feed import LineFeed, last_exception
 from muster.readers._frame import Frame, own_stamp
+from muster.readers._lines import STEPS_ONLY
 from muster.readers._paths import folder_of, hosts_of_path, is_slurm, split_hosts
 from muster.readers._user import Expression, UserFormat
 from muster.readers.base import APART, NOWHERE, JobLog, MeasuredWindows, Reading, Unit, Why
@@ -189,6 +190,8 @@ def _job(
     steps, skipped, memory, total = (told(name) for name in ("steps", "skipped", "memory", "total"))
     contradicted = contradicting(figures)
     notes = [*(note for each in ordered for note in each.notes), *_doubts(best, ordered, contradicted)]
+    if best and best.unit == "samples":  # of another format than those that know of steps alone
+        notes = [note for note in notes if note != STEPS_ONLY]
     if contradicted and not ordered[0].sure:
         best = None
     spans = [each.span for each in ordered if each.span]

@@ -18,6 +18,7 @@ _WORK = ("submission_benchmark", "global_batch_size", "gradient_accumulation_ste
 _SAMPLES_AS_EPOCHS = ("bert",)  # benchmarks whose `epoch_num` counts samples
 _MOST = 10_000  # figures that are kept
 COVERED = 0.1  # of a training's time is in its windows at least, or these are something else
+UNITLESS = "its throughput may be of samples, tokens or anything: no times of its own tell"
 GUESSED = "its samples are `train_samples` an epoch, whatever that counts: no second figure confirms them"
 
 
@@ -89,13 +90,15 @@ class Reader:
             series, notes = None, (note,)
         elif series and self.guessed and not own:
             notes = (GUESSED,)
+        elif own and not series:
+            notes = (UNITLESS,)
         return [
             Reading(
                 format=FORMAT,
                 series=series,
                 sure=False,
                 batch=batch,
-                reported=self.throughputs[-1] if self.throughputs else None,
+                reported=self.throughputs[-1] / self._counted() if own and series else None,
                 own=own,
                 steps=round(self.done / batch) if batch and self.done else None,
                 span=(self.begun, self.last) if self.begun else None,
@@ -117,9 +120,14 @@ class Reader:
         run = self.last - self.begun if self.begun and self.ended else 0.0
         if figures and run > 0 and abs(own * run / self.done - 1) < APART:
             return figures.rate
+        return own / self._counted()
+
+    def _counted(self) -> float:
+        """What the tool's throughput has of a sample: its tokens, where that fits better, or 1."""
+        own, figures = statistics.median(self.throughputs), self.series.measured()
         length = number(self.told.get("max_sequence_length"))
         tokens = figures and length and abs(own / length / figures.rate - 1) < APART
-        return own / length if tokens and length else own
+        return length if tokens and length else 1.0
 
     def _batch(self) -> float | None:
         return number(self.told.get("global_batch_size")) or None

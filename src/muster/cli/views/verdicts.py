@@ -101,7 +101,8 @@ def _accused(document: _Found) -> list[tuple[str, str]]:
         some = f"at least one of {', '.join(names)} or the link between them" if len(names) > 1 else names[0]
         reason = _against([row for row in rows_of(document) if row.host in names], document)
         lines.append(f"{some} is bad: {reason}")
-    missed = [job.job for job in document.jobs if job.misses]
+    guilty = {row.host for row in bad}
+    missed = [job.job for job in document.jobs if job.misses and guilty.isdisjoint(job.hosts)]
     if missed and not any(row.verdict == "below" for row in bad):
         count = counted(len(missed), "job")
         lines.append(f"no host alone is to blame, but {count} missed what was asked: {_some(missed)}")

@@ -1,0 +1,49 @@
+"""All jobs behind one switch that are slow for a while, and good before or after. Pure.
+
+A switch that starts again, or a neighbour's traffic, slows all jobs behind it at the same time. Each of its
+hosts then has slow jobs and good ones, as if something came and went in it. It is one event, however many
+jobs it met: these say nothing of a host.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from muster.judging.baseline import FEWEST
+from muster.judging.observation import Topology
+from muster.judging.readings import STANDS_OUT, Readings
+
+
+class Spell(NamedTuple):
+    """The switch, by its index, and the readings of one moment."""
+
+    switch: int
+    rows: tuple[int, ...]
+
+
+def spells(readings: Readings, moments: Sequence[str], topology: Topology) -> list[Spell]:
+    """Moments in which all jobs behind a switch were slow, while such jobs were good in another. `moments`:
+    of each observation; nothing where none is known."""
+    rows: dict[tuple[int, str], dict[bool, list[int]]] = {}  # by whether they leave it
+    for row, source in enumerate(readings.source):
+        behind = {topology.behind[host] for host in readings.hosts[row]}
+        if moments[source] and not readings.hint[row] and not readings.failed(row):
+            for switch in behind - {-1}:
+                rows.setdefault((switch, moments[source]), {}).setdefault(len(behind) > 1, []).append(row)
+
+    def slow(own: Sequence[int]) -> int:
+        return sum(readings.deviations(row) > STANDS_OUT for row in own)
+
+    good = {
+        (switch, way)
+        for (switch, _), ways in rows.items()
+        for way, own in ways.items()
+        if 2 * slow(own) < len(own)
+    }
+    made = []
+    for (switch, _), ways in rows.items():
+        mine = [row for own in ways.values() for row in own]
+        if len(mine) >= FEWEST and slow(mine) == len(mine) and any((switch, way) in good for way in ways):
+            made.append(Spell(switch, tuple(mine)))
+    return made
