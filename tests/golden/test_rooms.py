@@ -13,26 +13,45 @@ import lzma
 import re
 import shutil
 import sys
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, astuple
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, astuple, is_dataclass
 from functools import lru_cache
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import pytest
+from pydantic import TypeAdapter
 
+from muster.benches.document import JobRecord
+from muster.benches.fold import Ended, fold_bench
+from muster.benches.inputs import BenchInputs
+from muster.benches.schedule import Task
+from muster.benches.suite import Suite
 from muster.checks.base import Finding, Level, Transport
 from muster.checks.families.fabric import judge_group
 from muster.checks.registry import family_of
 from muster.core.batch import Batch
 from muster.core.errors import MusterError
-from muster.core.inventory import parse_hosts
+from muster.core.inventory import parse_hostfile, parse_hosts, read_inventory
+from muster.core.job import Placement, read_job
+from muster.core.kineto import read as read_trace
+from muster.core.kineto import summarize
 from muster.core.recipe import Recipe, recipe_from
 from muster.core.recipes import load_recipe
+from muster.core.state import State
+from muster.dialogues.rows import Wanted, dialogue_of
 from muster.engines.deepspeed import config as deepspeed
+from muster.fleet.cause import judge_outcome
+from muster.fleet.messages import ProbeAnswer, RankProbe
+from muster.fleet.standing import RankState
+from muster.fleet.standing import judge as judge_hang
+from muster.fleet.supervisor import Outcome
+from muster.judging import Baseline, Class
 from muster.planner.decide import Decided
 from muster.readers._user import PLACES, Expression, UserFormat
+from muster.results.fold import fold, make_result
+from muster.store.events import Done, parse_event
 from muster.store.records import Splits, find_data
 from muster.workloads.seq2seq.spec import read_pairs
 from muster.workloads.text2sql.spec import TextToSqlData
@@ -42,6 +61,7 @@ from tests.unit.judging import context
 from tests.unit.logs import read_log
 
 FOLDER = Path(__file__).parent / "rooms"
+TIMES = ("started", "ended", "run")  # of a bench's job
 LEFT_OUT = ("digest", "shapes", "why", "began", "ended")  # of a job: for this process, or said apart
 RECIPE = {"workload", "precision", "engine", "model", "train", "batch", "data", "env", "launch"}
 
@@ -163,9 +183,110 @@ def splits(path: str, asked: Any = None) -> Iterator[str]:
         yield f"{name}: {[str(file.relative_to(path)) for file in getattr(found, name)]}"
 
 
+def dialogues(row: dict[str, Any], wanted: Any = None) -> Iterator[str]:
+    """The prompt and the answers of a row."""
+    made = dialogue_of(row, Wanted(**(wanted or {})), "rows.jsonl:7")
+    yield from (f"{turn.role}: {turn.text!r}" for turn in made.turns)
+    yield f"answer {made.answer!r}, rejected {made.rejected!r}, a chat: {made.chat}"
+
+
+def results(stream: list[dict[str, Any]], job: Any, status: str, ended: float) -> Iterator[str]:
+    """The result of a run's events."""
+    of = read_job(job)
+    assert of is not None
+    folded = fold(parse_event(json.dumps(each)) for each in stream)
+    made = make_result(folded, of, status=State(status), failure=None, ended=ended)
+    yield from lines(rounded(made.model_dump(mode="json", exclude_defaults=True), DIGITS))
+
+
+def hangs(ranks: list[Any], stepping: bool, looks: Any = None) -> Iterator[str]:
+    """Whom ranks wait for, by how each was seen."""
+    states = [
+        RankState(rank, host, RankProbe.model_validate(seen) if seen else None) for rank, host, seen in ranks
+    ]
+    answers = {host: ProbeAnswer.model_validate(each) for host, each in (looks or {}).items()}
+    found = judge_hang(states, stepping=stepping, looks=answers)
+    yield f"hangs {found.hangs}, certain {found.certain}; ranks {[each.rank for each in found.culprits]}"
+    yield f"hosts {found.hosts}; waiting {found.waiting}; {found.what}"
+    yield from (*found.witnesses, f"hint: {found.hint}")
+
+
+def causes(
+    outcome: Any, failures: list[Any], done: Sequence[int] = (), places: Any = (), logs: Any = None
+) -> Iterator[str]:
+    """Why a job of two ranks did not succeed."""
+    made = TypeAdapter(Outcome).validate_python(outcome)
+    reports = [parse_event(json.dumps(each)) for each in failures]
+    ended = {rank: Done(time=1, rank=rank, step=1) for rank in done}
+    hosts = [Placement(*each) for each in places]
+    status, failure = judge_outcome(
+        made,
+        reports,
+        ended,
+        2,
+        hosts,
+        lambda host, rank: (logs or {}).get(host, ""),  # type: ignore[arg-type]
+    )
+    yield f"{status}"
+    yield from lines(asdict(failure) if is_dataclass(failure) else failure and failure.model_dump())
+
+
+def hosts(text: str, source: str | None = None) -> Iterator[str]:
+    """A list of hosts, or a file of them."""
+    found = parse_hosts(text) if source is None else parse_hostfile(text, source=source)
+    yield f"{found.launcher}: {', '.join(f'{each.name} {each.slots}' for each in found.hosts)}"
+
+
+def profiles(*traces: list[Any]) -> Iterator[str]:
+    """Where a step goes by a trace, and by that of the step whose lines are marked."""
+    read = []
+    for number, events in enumerate(traces):
+        path = workplace() / f"trace{number}.json"
+        path.write_text(json.dumps({"schemaVersion": 1, "traceEvents": events}), encoding="utf-8")
+        read.append(read_trace(path))
+    found = summarize(*read)
+    yield from lines(rounded(found.model_dump(mode="json"), DIGITS))
+    yield found.verdict
+
+
+def benches(
+    suite: Any, source: str, tasks: list[Any], records: list[Any], recipes: Any = None, stored: Any = (),
+    dropped: Any = None, notes: Sequence[str] = (),
+) -> Iterator[str]:  # fmt: skip
+    """The document of a bench whose jobs are over."""
+    entries = Suite.model_validate(suite)
+    own = {name: recipe_from(each) for name, each in (recipes or {}).items()}
+    by_name = {each.name: own.get(each.name) or load_recipe(str(each.recipe)) for each in entries.jobs}
+    made = fold_bench(
+        Ended(
+            "bench",
+            BenchInputs("test", entries, read_inventory(source), by_name),
+            dropped or {},
+            TypeAdapter(list[Task]).validate_python(tasks),
+            {each["job"]: JobRecord.model_validate(each) for each in records},
+            notes,
+            0.0,
+            100.0,
+            {Class(work, size): Baseline(**baseline) for work, size, baseline in stored},
+        )
+    )
+    digests: dict[str, str] = {}  # of recipes: in their order, as each key of a recipe changes them all
+    text = re.sub(
+        r"(?<=, )[0-9a-f]{8}(?=[,\"])", lambda m: digests.setdefault(m[0], f"recipe {len(digests) + 1}"),
+        made.model_dump_json(exclude_defaults=True),
+    )  # fmt: skip
+    document: dict[str, Any] = rounded(json.loads(text), DIGITS)
+    for name in ("hosts", "links", "switches", "peers", "jobs", "curves", "published"):
+        for each in document.pop(name, ()):
+            yield f"{name}: {json.dumps({key: each[key] for key in each if key not in TIMES})}"
+    yield from lines({**document, "gate": made.gate, "left": dict(made.left)})
+
+
 ROOMS: dict[str, Callable[..., Iterator[str]]] = {
     "readings": readings, "findings": findings, "groups": groups, "decided": decided,
     "deepspeed": configured, "recipes": recipes, "samples": samples, "splits": splits,
+    "dialogues": dialogues, "results": results, "hangs": hangs, "causes": causes, "hosts": hosts,
+    "profiles": profiles, "benches": benches,
 }  # fmt: skip
 
 
