@@ -43,7 +43,7 @@ GAUSSIAN, REAL = "Gaussian", "residuals of real jobs"
 WRONG = 0.001  # of the healthy hosts may be accused, beside a fault and without one
 THRESHOLDS = (0.3, 0.4, 0.5, 0.6, 0.7, 0.8)  # of what is planted: others get the one that suits them best
 CHUNK = 50  # fleets that a process tries at a time
-FOLLOWED = 1000  # seeds of fleets whose verdicts are also looked at after every wave
+FOLLOWED = 1000  # the first fleets of a row, whose verdicts are also looked at after every wave
 
 
 def topology(count: int, behind: int = 8) -> Topology:
@@ -232,10 +232,10 @@ def accused(state: Posterior) -> dict[tuple[str, ...], str | None]:
     return {each.subject: each.kind for each in judge_state(state).accused}
 
 
-def try_ours(name: str, model: str, seeds: range) -> Counter[Any]:
-    """Muster on these fleets: in how many exactly what was planted is accused at the end, and of the first
-    FOLLOWED after each wave; of which kind it was said to be; healthy hosts accused; waves, jobs and CPU
-    seconds used."""
+def try_ours(name: str, model: str, seeds: range, first: int) -> Counter[Any]:
+    """Muster on these fleets: in how many exactly what was planted is accused at the end, and of the FOLLOWED
+    from `first` on after each wave; of which kind it was said to be; healthy hosts accused; waves, jobs and
+    CPU seconds used."""
     bar, tally, began = BY_NAME[name], Counter[Any](), time.process_time()
     for seed in seeds:
         fleet = fleet_of(bar, model, seed)
@@ -245,7 +245,7 @@ def try_ours(name: str, model: str, seeds: range) -> Counter[Any]:
         def watch(wave: int, state: Posterior, after: list[bool] = after, wanted: Any = wanted) -> None:
             after.append(accused(state).keys() == wanted.keys())
 
-        found = hunt(fleet, bar.waves, None, watch if seed < FOLLOWED else None)
+        found = hunt(fleet, bar.waves, None, watch if seed - first < FOLLOWED else None)
         named = accused(found.state)
         tally.update(
             {
@@ -445,7 +445,7 @@ def tried(
         pool.submit(try_others, bar.name, model, chunk)
         for chunk in (few if bar.everywhere and bar.name != "healthy" else ())
     ]
-    tallies = [pool.submit(try_ours, bar.name, model, chunk) for chunk in chunks]
+    tallies = [pool.submit(try_ours, bar.name, model, chunk, first) for chunk in chunks]
     found = [each.result() for each in tallies]
     missing = min([each.pop("first") for each in found if "first" in each], default=None)
     row = row_of(bar, model, sum(found, Counter()), missing)
@@ -481,7 +481,7 @@ def main() -> None:
     if chosen.only or chosen.model:
         return
     document = {
-        "command": f"benchmarks/localise.py --fleets {chosen.fleets}",
+        "command": f"benchmarks/localise.py --fleets {chosen.fleets} --first {chosen.first}",
         "models": models(),
         "wrong": WRONG,
         "bars": ours,

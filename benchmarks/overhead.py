@@ -95,7 +95,8 @@ def context_of(name: str, steps: int, folder: Path, device: str, precision: str)
 def built(name: str, steps: int, folder: Path, device: str, precision: str) -> tuple[Any, Any]:
     """The workload's trainer, fresh, and its context."""
     from muster.core.registry import load_plugin
-    from muster.worker.main import prepare_process, training_arguments
+    from muster.worker.arguments import training_arguments
+    from muster.worker.main import prepare_process
 
     context = context_of(name, steps, folder, device, precision)
     prepare_process(context)
@@ -133,9 +134,9 @@ def by_trainer(context: Any, made: Any, turns: Turns, *, instruments: bool) -> N
     from transformers import TrainerCallback
 
     if instruments:
-        from muster.worker.main import _instrument
+        from muster.worker.instruments.attach import attach_instruments
 
-        _instrument(context, made)
+        attach_instruments(context, made)
 
     class Marks(TrainerCallback):  # type: ignore[misc]
         def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:

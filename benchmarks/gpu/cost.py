@@ -148,6 +148,7 @@ def waits(device: str, precision: str, source: str, overrides: list[str], folder
 
     from muster.inputs.read import read_inputs
     from muster.worker import main
+    from muster.worker.instruments import attach
 
     words = [*PLAIN, "engine.name=ddp", "engine.zero=0", f"train.max_steps={STEPS}", *overrides]
     words += [f"measure={{window: {WINDOW}, warmup: {WINDOW}}}", f"precision={precision}"]
@@ -164,18 +165,18 @@ def waits(device: str, precision: str, source: str, overrides: list[str], folder
         "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port.getsockname()[1]),
         "MUSTER_RENDEZVOUS": str(port.detach()),  # open, as from an agent
     }  # fmt: skip
-    watch, instrument = Watch(device), main._instrument
+    watch, instrument = Watch(device), attach.attach_instruments
 
     class Steps(TrainerCallback):  # type: ignore[misc]
         def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
             watch.begin(state.global_step)
 
     def instrumented(context: Any, built: Any) -> Any:
-        trainer, meter = instrument(context, built)
-        trainer.add_callback(Steps())
-        return trainer, meter
+        made = instrument(context, built)
+        built.trainer.add_callback(Steps())
+        return made
 
-    with mock.patch.object(main, "_instrument", instrumented), watch.watching():
+    with mock.patch.object(attach, "attach_instruments", instrumented), watch.watching():
         code = main.run({"job": job, "place": str(folder), "base": str(folder), "shared": True})
     if code:
         raise Failed((folder / "rank0.events.jsonl").read_text()[-4000:])

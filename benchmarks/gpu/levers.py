@@ -21,7 +21,9 @@ import gc
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any
 
 from benchmarks.gpu.kit import Figures, Machine, Piece
@@ -59,7 +61,7 @@ class Lever:
     loss: str = "model"  # its own; "parts", "fused"
     parts: int = 1
     half: bool = False  # bf16 weights, without autocast
-    cast: bool = False  # weights are cast in each pass, without autocast
+    cast: str = ""  # weights are cast, without autocast: "inside" the pass, or "before" it, all at once
     optimizer: str = "fused"
 
 
@@ -91,8 +93,11 @@ LEVERS = (
     Lever("no mask"),
     Lever("no mask, CUDA graphs", mode="reduce-overhead"),
     Lever("no mask, loss in 4 parts", loss="parts", parts=4),
-    Lever("no mask, weights cast in the graph", cast=True),
-    Lever("no mask, weights cast in the graph, CUDA graphs", cast=True, mode="reduce-overhead"),
+    Lever("no mask, weights cast in the graph", cast="inside"),
+    Lever("no mask, weights cast in the graph, CUDA graphs", cast="inside", mode="reduce-overhead"),
+    Lever("no mask, weights cast before it, CUDA graphs", cast="before", mode="reduce-overhead"),
+    Lever("no mask, weights cast in the graph, combo kernels, CUDA graphs", cast="inside",
+          options={"triton.cudagraphs": True, "combo_kernels": True}),
     Lever("no mask, bf16 weights", half=True),
     Lever("no mask, linear_cross_entropy", loss="fused"),
     Lever("no mask, Inductor's auto-chunker", options=CHUNKER),
@@ -201,14 +206,24 @@ class Loop:
         import torch
 
         tokens = self.batch()
-        autocast = self.cuda and not (self.lever.half or self.lever.cast)
-        with torch.autocast(self.machine.device, torch.bfloat16, enabled=autocast):
+        autocast = self.cuda and not (self.lever.half or self.lever.cast != "")
+        with torch.autocast(self.machine.device, torch.bfloat16, enabled=autocast), self.weights():
             loss = self.loss_of(tokens)
         loss.backward()
         torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
         return loss
+
+    def weights(self) -> AbstractContextManager[None]:
+        """What the pass computes with."""
+        from torch.nn.utils.stateless import _reparametrize_module
+
+        if self.lever.cast != "before":
+            return nullcontext()
+        names, weights = zip(*self.model.named_parameters(), strict=True)
+        made = dict(zip(names, cast_at_once()(*weights), strict=True))
+        return _reparametrize_module(self.model, made, tie_weights=True)
 
     def wait(self) -> float:
         """The clock once the device has done everything."""
@@ -304,11 +319,33 @@ def model_of(shape: Shape, lever: Lever, device: str) -> Any:
             dtype=torch.bfloat16 if lever.half else torch.float32,
             attn_implementation="sdpa" if lever.mask else CAUSAL,
         )
-    if lever.cast:
+    if lever.cast == "inside":
         from muster.worker.arithmetic import cast_weights
 
         cast_weights(model)
     return model.train()
+
+
+@cache
+def cast_at_once() -> Callable[..., tuple[Any, ...]]:
+    """A function of fp32 weights: they in bf16, by few kernels, and their gradients back in fp32."""
+    import torch
+
+    def cast(tensors: Sequence[Any], dtype: Any) -> tuple[Any, ...]:
+        made = [torch.empty_like(each, dtype=dtype) for each in tensors]
+        torch._foreach_copy_(made, list(tensors))
+        return tuple(made)
+
+    class Cast(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, *weights: Any) -> tuple[Any, ...]:
+            return cast(weights, torch.bfloat16)
+
+        @staticmethod
+        def backward(ctx: Any, *gradients: Any) -> tuple[Any, ...]:
+            return cast(gradients, torch.float32)
+
+    return Cast.apply  # type: ignore[no-any-return]
 
 
 def loss_function(model: Any, lever: Lever) -> Callable[[Any], Any]:

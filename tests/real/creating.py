@@ -63,7 +63,7 @@ def train(context: Any, engine: Any, model: Any) -> float:
     import torch
     from transformers import Trainer, TrainingArguments
 
-    from muster.worker.main import training_arguments
+    from muster.worker.arguments import training_arguments
 
     rows = torch.randint(0, model.config.vocab_size, (64, 8), generator=torch.Generator().manual_seed(1))
     data = [{"input_ids": row, "labels": row} for row in rows]

@@ -28,8 +28,8 @@ from muster.core.recipe import recipe_from
 from muster.core.registry import load_plugin
 from muster.core.trace import TraceRequest, to_json
 from muster.engines.base import spec_of
+from muster.worker.arguments import training_arguments
 from muster.worker.context import Context, Emitter
-from muster.worker.main import training_arguments
 from muster.worker.tracing.tracing import parameters_of, trace
 from tests.ports import free_port
 from tests.real.accounts import Peak, every_tensor, kinds, storages

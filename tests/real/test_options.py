@@ -150,7 +150,7 @@ def test_gradient_checkpointing_computes_forward_again(
 
 def build(done: RunFolder, monkeypatch: pytest.MonkeyPatch, **train: Any) -> Any:
     """The workload of a run, built in this process with other training settings."""
-    from muster.worker.main import training_arguments
+    from muster.worker.arguments import training_arguments
     from muster.workloads.text2sql import train as text2sql
 
     recipe = done.read_json(done.job)["recipe"]

@@ -87,8 +87,8 @@ def test_the_trainer_of_a_run_holds_what_was_traced(tmp_path: Path) -> None:
 
     from muster.core.batch import Batch
     from muster.core.recipe import recipe_from
+    from muster.worker.arguments import training_arguments
     from muster.worker.context import Context, Emitter
-    from muster.worker.main import training_arguments
     from muster.workloads.causal_lm.train import build
 
     request = asked("gpt2")

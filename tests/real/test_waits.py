@@ -44,7 +44,7 @@ def waits_of_steps(folder: Path, data: dict[str, Any], monkeypatch: pytest.Monke
     """Of each step but the first, where buffers grow, and the last, which ends the window."""
     from transformers import TrainerCallback
 
-    from muster.worker import main
+    from muster.worker.instruments import attach
     from tests.waits import Waits
 
     found: list[list[str]] = []
@@ -55,7 +55,7 @@ def waits_of_steps(folder: Path, data: dict[str, Any], monkeypatch: pytest.Monke
             found.append(waits.places)
             waits.places = []
 
-    instrument = main._instrument
+    instrument = attach.attach_instruments
 
     def instrumented(context: Any, built: Any) -> Any:
         made = instrument(context, built)
@@ -64,7 +64,7 @@ def waits_of_steps(folder: Path, data: dict[str, Any], monkeypatch: pytest.Monke
             pickle.dumps(each)  # a loader process is sent both
         return made
 
-    monkeypatch.setattr(main, "_instrument", instrumented)
+    monkeypatch.setattr(attach, "attach_instruments", instrumented)
     with waits.watching():
         train_here(folder, data)
     return [Counter(each) for each in found[1:-1]]

@@ -107,7 +107,7 @@ def train(context: Any) -> dict[str, Any]:
     """A few steps as the worker does them. -> the calls of one of them, and the model's parameters."""
     from transformers import TrainerCallback
 
-    from muster.worker.main import training_arguments
+    from muster.worker.arguments import training_arguments
     from muster.worker.tracing.tracing import parameters_of
     from muster.workloads.causal_lm import train as causal_lm
 

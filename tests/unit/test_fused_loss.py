@@ -255,7 +255,7 @@ def test_a_models_double_has_an_output_layer_of_its_own() -> None:
 def test_a_fused_loss_that_cannot_be_is_noted(asked: Any, head: Any, told: int) -> None:
     from types import SimpleNamespace
 
-    from muster.worker.main import _unused
+    from muster.worker.report import _unused
 
     context: Any = SimpleNamespace(recipe=SimpleNamespace(train=SimpleNamespace(fused_loss=asked)))
     assert len(_unused(context, SimpleNamespace(compute_loss_func=TokenLoss(head=head)))) == told

@@ -241,7 +241,7 @@ def test_a_number_where_text_is_meant_is_read_as_it_was_written(workload: str, p
 )
 def test_what_the_trainer_is_told_of_evaluation(given: str, strategy: str, steps: int | None) -> None:
     pytest.importorskip("torch")
-    from muster.worker.main import training_arguments
+    from muster.worker.arguments import training_arguments
 
     recipe = load_recipe("digits", [f"evaluate.every={given}", "measure.report_to=[wandb]"])
     context: Any = SimpleNamespace(

@@ -1,7 +1,8 @@
-"""`batch.micro` from the command line to the start order: the recipe is read once, few files pass it on."""
+"""From the command line to the rank: few files pass a value on, and a third one has the line that trains."""
 
 from __future__ import annotations
 
+import ast
 import re
 import sys
 from pathlib import Path
@@ -70,3 +71,32 @@ def test_the_way_of_one_value(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     assert len(files) <= MOST, sorted(files)
     text = PAGE.read_text(encoding="utf-8").partition("How one value travels")[2].partition("\n## ")[0]
     assert files - {"agent/agent.py"} <= set(re.findall(r"`([a-z_/]+\.py)`", text))
+
+
+def test_the_line_that_trains_is_found_in_three_files() -> None:
+    """Each function that the page names is there, and names what the next file begins with."""
+    text = PAGE.read_text(encoding="utf-8").partition("From the command line to the line")[2]
+    listed = [
+        (re.findall(r"`([a-z_/]+\.py)`", item)[0], re.findall(r"`(_?[a-z]+)`", item))
+        for item in re.split(r"\n\d\. ", text.partition("\n## ")[0])[1:]
+    ]
+    assert [len(functions) for _, functions in listed] == [2, 3, 2]
+    named: list[set[str]] = []
+    for file, functions in listed:
+        there = {
+            each.name: each
+            for each in ast.parse((SOURCE / file).read_text(encoding="utf-8")).body
+            if isinstance(each, ast.FunctionDef)
+        }
+        named.append(
+            {
+                ast.unparse(each)
+                for name in functions
+                for each in ast.walk(there[name])
+                if isinstance(each, ast.Name | ast.Attribute)
+            }
+        )
+    assert "run_train" in named[0] and {"agree", "_run", "supervisor.run"} <= named[1]
+    assert "trainer.train" in named[2]
+    entry = (SOURCE / "worker" / "__main__.py").read_text(encoding="utf-8")
+    assert "from muster.worker.main import run" in entry and "code = run(spec)" in entry

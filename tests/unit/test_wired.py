@@ -39,7 +39,7 @@ def test_no_copy_waits_and_cuda_graphs_are_what_the_compiler_is_asked_for() -> N
 def test_what_an_engine_adds_stands_beside() -> None:
     given = {"bf16": False, "accelerator_config": {"non_blocking": True}}
     own = {"bf16": True, "accelerator_config": {"split_batches": True}}
-    assert main._with_engine(given, own) == {
+    assert main.with_engine(given, own) == {
         "bf16": True,
         "accelerator_config": {"non_blocking": True, "split_batches": True},
     }

@@ -1,7 +1,7 @@
 """The learning rate of every optimizer step, from the recipe alone. Pure.
 
 The formulas are those of Transformers' schedulers (transformers/optimization.py), which do the work; the rank
-holds what it really trains with against them (worker/main.py).
+holds what it really trains with against them (worker/report.py).
 """
 
 from __future__ import annotations

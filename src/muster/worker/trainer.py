@@ -245,6 +245,19 @@ class Trainer(Common, transformers.Trainer):  # type: ignore[misc]
     """Transformers' trainer with what Muster adds."""
 
 
+def adjust_model(context: Context, model: Any) -> None:
+    """Give a model, in place, the dropout and the arithmetic that the recipe asks for."""
+    recipe = context.recipe
+    if not recipe.dropout:
+        without_dropout(model)
+    if recipe.keeps_half:
+        model.to(torch.bfloat16)
+    elif recipe.computes_half:
+        cast_weights(model)
+    if recipe.precision == float8.NAME:
+        convert(context, model)
+
+
 def wired(
     kind: Callable[..., Any],
     context: Context,
@@ -262,7 +275,8 @@ def wired(
     own_loss: bool = False,
     **more: Any,
 ) -> Any:
-    """A workload's trainer, with Muster's order of samples, loss and held-out loss.
+    """A workload's trainer, with Muster's order of samples, loss and held-out loss, for its model, which is
+    adjusted to the recipe.
 
     `kind`: its class; `arguments`: Transformers'; `train`, `held_out`: data sets; `lengths`: of each training
     sample or of its two parts, by which it is `grouped` or not; `processing`: what is saved beside the model;
@@ -279,14 +293,7 @@ def wired(
     recipe, tally = context.recipe, Tally()
     if hasattr(context.engine, "before_trainer"):
         context.engine.before_trainer()
-    if not recipe.dropout:
-        without_dropout(model)
-    if recipe.keeps_half:
-        model.to(torch.bfloat16)
-    elif recipe.computes_half:
-        cast_weights(model)
-    if recipe.precision == float8.NAME:
-        convert(context, model)
+    adjust_model(context, model)
     unit = arguments.per_device_eval_batch_size * context.world_size
     spread = context.spec.shards_weights(recipe.engine.stage, context.world_size)
     if not own_loss:
