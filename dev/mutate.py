@@ -3,8 +3,8 @@
     python dev/mutate.py [--count N] [--seed N] [--jobs N] [ROOM ...]
 
 A mutant is one change of one expression: a comparison, an operator, a constant, a condition. It lies in a
-copy of src, and a fork of this process runs the room's tests with it, which has imported what they need but for
-muster. `make mutate` writes the survivors to dev/survivors.txt; some change nothing that anybody could see.
+copy of src, and a fork of this process runs the room's tests with it; only muster is imported anew. `make
+mutate` writes the survivors to dev/survivors.txt; some of them change nothing that anybody could see.
 """
 
 from __future__ import annotations
@@ -115,6 +115,16 @@ def changed(node: ast.AST) -> ast.AST | None:
         case _:
             return None
     return new
+
+
+def unchanged(tree: ast.AST) -> Iterator[ast.AST]:
+    """What is left as it is: annotations, and parts of formatted texts, which have no place of their own."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.JoinedStr):
+            yield node
+        for name in ("annotation", "returns"):
+            if getattr(node, name, None) is not None:
+                yield getattr(node, name)
 
 
 def mutants(file: Path) -> Iterator[Mutant]:
