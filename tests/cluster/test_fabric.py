@@ -11,18 +11,18 @@ import pytest
 
 from muster.checks.base import Context, Finding, Level
 from muster.checks.families.fabric import CHECKS, judge_group
-from muster.core.fabric.asked import FabricRequest
-from muster.core.fabric.result import GroupFabric
+from muster.checks.group import measure, mpi_hello
+from muster.core.fabric import GroupFabric
 from muster.core.inventory import parse_hosts
 from muster.core.launch import Launch
 from muster.core.recipe import Recipe
 from muster.core.registry import load_plugin
-from muster.fabric.measure import measure, mpi_hello
 from muster.fleet.shell import Shell
-from muster.inputs.read import read_inputs
+from muster.inputs.read import Inputs, read_inputs
 from muster.reports.page import report
 from muster.runs.train import train
 from muster.store.runfolder import RunFolder
+from muster.workloads.fabric.request import FabricRequest
 from tests.cluster.cluster import Cluster, Node
 from tests.cluster.fixtures import need
 from tests.cluster.namespaces import tool
@@ -44,12 +44,10 @@ def launch(cluster: Cluster) -> Launch:
 def measured(cluster: Cluster, watch: Watch | None = None, **asked: Any) -> GroupFabric:
     """The group checks; afterwards neither a process nor a file of them is on any host."""
     needs_torch()
-    recipe = Recipe(launch=launch(cluster))
+    inputs = Inputs(Recipe(launch=launch(cluster)), HOSTS, load_plugin("muster.launchers", "ssh"), "ssh", {})
     watching = {"watch": watch} if watch else {}
     before = {node.name: files(cluster, node) for node in cluster.hosts}  # other tests' jobs
-    found = measure(
-        HOSTS, recipe, load_plugin("muster.launchers", "ssh"), asked=FabricRequest(**asked), **watching
-    )
+    found = measure(inputs, asked=FabricRequest(**asked), **watching)
     assert wait_until(lambda: not left(cluster), 10), left(cluster)
     assert {node.name: files(cluster, node) for node in cluster.hosts} == before
     return found
@@ -146,11 +144,10 @@ def test_a_host_that_cannot_reach_the_first(whole: Cluster) -> None:
 def test_mpi_hello(cluster: Cluster) -> None:
     """One MPI program on three hosts, with a right sum."""
     need("mpirun")
-    facts = {"node1": {"python": "python3"}}
-    hello = mpi_hello(HOSTS.hosts, launch(cluster), facts, 60, Shell())
+    hello = mpi_hello(HOSTS.hosts, launch(cluster), "python3", 60, Shell())
     assert hello.problem is None
     assert (hello.hosts, hello.summed) == (["node1", "node2", "node3"], True)
-    broken = mpi_hello(parse_hosts("node1,nowhere").hosts, launch(cluster), facts, 30, Shell())
+    broken = mpi_hello(parse_hosts("node1,nowhere").hosts, launch(cluster), "python3", 30, Shell())
     assert broken.problem is not None and broken.hosts == []
 
 
@@ -181,6 +178,8 @@ def test_the_workload_shows_a_slow_link(whole: Cluster) -> None:
     assert all("node2" in pair for pair in slow)
     assert rates["node1", "node2"] * 8 / 1e6 < 40  # what was set, bursts included
     assert run.fabric.joinpath("bandwidth.csv").read_text().splitlines()[0].endswith(",node1,node2,node3")
-    heat = report(run).read_text(encoding="utf-8").partition('<svg class="heat"')[2].partition("</svg>")[0]
-    assert heat.count("<rect") == 6 and heat.count('class="slow"') == 4
+    heat = (
+        report(run).read_text(encoding="utf-8").partition('<table class="heat"')[2].partition("</table>")[0]
+    )
+    assert heat.count("title=") == 6 and heat.count('class="slow"') == 4
     assert wait_until(lambda: not left(whole, "slow-link"), 10), left(whole, "slow-link")

@@ -49,6 +49,7 @@ from muster.core.launch import Launch
 from muster.core.recipe import Recipe, recipe_from
 from muster.core.registry import load_plugin
 from muster.fleet.shell import Shell
+from muster.inputs.read import Inputs
 from muster.inputs.read import check as prepare_job
 from tests.support import wait_until
 from tests.unit.judging import probed
@@ -203,10 +204,10 @@ def test_hosts_that_refuse_group_checks_leave_no_host_without_an_answer(
 ) -> None:
     job = prepare_job(Recipe(), parse_hosts("n[1-7]"))
 
-    def refuse(job: Any, hosts: Sequence[Host], shell: Any) -> Any:
-        raise HostError("its agent does not start", host=hosts[0].label)
+    def refuse(inputs: Inputs, **options: Any) -> Any:
+        raise HostError("its agent does not start", host=inputs.inventory.hosts[0].label)
 
-    monkeypatch.setattr(group, "_measure", refuse)
+    monkeypatch.setattr(group, "measure", refuse)
     ready = {host.label: {"packages": {"torch": "2.8"}} for host in job.inventory.hosts}
     data, found = group.together(job, [], heard(ready, family="versions"), told(), lambda text: None, Shell())
     assert data is None

@@ -1,13 +1,16 @@
-"""The group checks' ranks with a fault in one of them: FAULT=KIND:RANK. For tests alone."""
+"""Ranks of the group checks, or of a job, with a fault in one of them: FAULT=KIND:RANK. For tests alone."""
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import sys
+from pathlib import Path
 from typing import Any
 
-from muster.worker.fabric import __main__ as fabric
+from muster.worker import __main__ as worker
+from muster.workloads.fabric import __main__ as fabric
 
 
 def plant(kind: str, rank: int) -> None:
@@ -53,4 +56,5 @@ def plant(kind: str, rank: int) -> None:
 if __name__ == "__main__":
     kind, _, rank = os.environ["FAULT"].partition(":")
     plant(kind, int(rank))
-    sys.exit(fabric.main())
+    checked = "asked" in json.loads(Path(os.environ["MUSTER_SPEC"]).read_text(encoding="utf-8"))
+    sys.exit(fabric.main() if checked else worker.main())

@@ -8,16 +8,17 @@ from typing import Any
 
 import pytest
 
+from muster.checks import group as fabric
 from muster.checks.base import Context, Finding, Level
 from muster.checks.families.fabric import CHECKS, judge_group
 from muster.core.errors import UsageError
-from muster.core.fabric.asked import FabricRequest
-from muster.core.fabric.result import GroupFabric
+from muster.core.fabric import GroupFabric
 from muster.core.inventory import parse_hosts
 from muster.core.launch import Launch
 from muster.core.recipe import Recipe
-from muster.fabric import measure as fabric
 from muster.fleet.launchers import local
+from muster.inputs.read import Inputs
+from muster.workloads.fabric.request import FabricRequest
 from tests.support import needs_torch
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(120)]
@@ -33,11 +34,15 @@ def context() -> Context:
     )  # fmt: skip
 
 
+def inputs(hosts: str, env: dict[str, str] | None = None, **launch: Any) -> Inputs:
+    return Inputs(Recipe(launch=Launch(**launch)), parse_hosts(hosts), local, "local", env or {})
+
+
 def measured(folder: Path, hosts: str, env: dict[str, str] | None = None, **asked: Any) -> GroupFabric:
     """The group checks on pretend hosts. Afterwards nothing is left in the folder that hosts work in."""
     needs_torch()
-    recipe = Recipe(launch=Launch(workdir=str(folder / "work"), threads=1, device="cpu"))
-    result = fabric.measure(parse_hosts(hosts), recipe, local, asked=FabricRequest(**asked), env=env)
+    given = inputs(hosts, env, workdir=str(folder / "work"), threads=1, device="cpu")
+    result = fabric.measure(given, asked=FabricRequest(**asked))
     assert list((folder / "work").iterdir()) == []
     return result
 
@@ -92,14 +97,6 @@ def test_four_ranks_on_one_host_meet_in_all_pairs(tmp_path: Path) -> None:
     directions = {(each.source, each.target) for each in result.pairs}
     assert directions == {(a, b) for a in range(4) for b in range(4) if a != b}
     assert all(each.ranks == 4 for each in result.values)
-
-
-def test_one_rank_alone(tmp_path: Path) -> None:
-    """What needs others is not applicable; the rest is measured."""
-    result = measured(tmp_path, "local:1", questions=("values", "points", "matmul"), seconds=2)
-    levels = {f.check: f.level for f in judge_group(result, context())}
-    assert levels["fabric.matmul"] is Level.PASS and levels["fabric.ranks"] is Level.PASS
-    assert levels["fabric.values"] is levels["fabric.rendezvous"] is Level.NOT_APPLICABLE
 
 
 def test_a_wrong_sum_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -172,9 +169,8 @@ def test_stopped_early(tmp_path: Path) -> None:
     """The caller's wish ends it; what was measured until then is there."""
     seen: list[str] = []
     needs_torch()
-    recipe = Recipe(launch=Launch(workdir=str(tmp_path), threads=1, device="cpu"))
     result = fabric.measure(
-        parse_hosts("local:2x1"), recipe, local,
+        inputs("local:2x1", workdir=str(tmp_path), threads=1, device="cpu"),
         asked=FabricRequest(questions=("values", "all-reduce"), seconds=60),
         watch=lambda host, event: seen.append(event["kind"]),
         stop=lambda: "stopped by a test" if "sweep" in seen else None,
@@ -188,9 +184,9 @@ def test_stopped_early(tmp_path: Path) -> None:
 
 def test_a_host_without_torch(tmp_path: Path) -> None:
     """Refused before anything starts, with what to do."""
-    recipe = Recipe(launch=Launch(workdir=str(tmp_path / "work"), python="/usr/bin/python3"))
+    given = inputs("local:2x1", workdir=str(tmp_path / "work"), python="/usr/bin/python3")
     with pytest.raises(UsageError, match="torch is not installed") as caught:
-        fabric.measure(parse_hosts("local:2x1"), recipe, local)
+        fabric.measure(given)
     assert caught.value.host == "local0"
     assert not (tmp_path / "work").exists()
 
@@ -201,7 +197,7 @@ def test_small_messages_leave_large_ones_their_time(monkeypatch: pytest.MonkeyPa
     needs_torch()
     import torch
 
-    from muster.worker.fabric import collectives
+    from muster.workloads.fabric import collectives
 
     passed, said = [0.0], []
 
@@ -213,13 +209,11 @@ def test_small_messages_leave_large_ones_their_time(monkeypatch: pytest.MonkeyPa
 
     team = SimpleNamespace(
         rank=0, on_gpu=False, device=torch.device("cpu"), world_size=2, agree=lambda *values: list(values),
-        place=SimpleNamespace(asked=FabricRequest(smallest=1024, largest=MIB)),
+        asked=FabricRequest(smallest=1024, largest=MIB),
     )  # fmt: skip
     monkeypatch.setattr(collectives, "_timed", timed)
     monkeypatch.setattr(collectives, "time", SimpleNamespace(perf_counter=lambda: passed[0]))
-    plain = collectives.Operation(
-        collectives._in_place, lambda team, buffers: "native", lambda buffers: buffers.target
-    )
+    plain = collectives.Operation(collectives._in_place, lambda team, buffers: "native")
     monkeypatch.setitem(collectives.OPERATIONS, "all-reduce", plain)
     collectives.sweep(team, lambda kind, **told: said.append((kind, told)), "all-reduce", 3.0)
     assert [told["bytes"] for _, told in said] == [1024 * 4**power for power in range(6)]

@@ -41,7 +41,7 @@ def faulty(
     folder: Path, monkeypatch: pytest.MonkeyPatch, fault: str, *overrides: str
 ) -> tuple[RunFolder, Result]:
     """The same on three hosts, with ranks of which one has a planted fault."""
-    with_ranks(monkeypatch, "tests.real.faulty_worker")
+    with_ranks(monkeypatch, "tests.real.faulty_fabric")
     environment = [f"env.PYTHONPATH={ROOT}", f"env.FAULT={fault}"]
     return measured(folder, "local:3x1", "fabric.seconds=2", *environment, *overrides)
 
@@ -159,8 +159,8 @@ def test_the_page_and_the_console(three: Three) -> None:
     run, result = three
     assert result.fabric is not None
     html = report(run).read_text(encoding="utf-8")
-    heat = html.partition('<svg class="heat"')[2].partition("</svg>")[0]
-    assert heat.count("<rect") == 6 and "local2 to local0: " in heat
+    heat = html.partition('<table class="heat"')[2].partition("</table>")[0]
+    assert heat.count("title=") == 6 and "local2 to local0: " in heat
     assert "Bus bandwidth" in html and "Answers to held-out questions" not in html
     shown = CliRunner().invoke(app, ["show", str(run.path)])
     assert shown.exit_code == 0
@@ -188,16 +188,6 @@ def test_a_wrong_sum_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     assert (result.fabric.matmul, result.fabric.products) == ([], [])  # as asked
     assert {(each.host, each.index) for each in result.fabric.wrong} == {("local1", 17)}
     assert "wrong values" in report(run).read_text(encoding="utf-8")
-
-
-def test_a_rank_that_hangs_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The others give it up, and what was measured before stays."""
-    run, result = faulty(tmp_path / "run", monkeypatch, "stop:1")
-    assert result.status == "failed" and result.failure is not None
-    assert result.failure.host == "local1", result.failure
-    assert "did not answer the other ranks' check at values" in result.failure.what
-    assert result.fabric is not None and len({each.host for each in result.fabric.matmul}) == 3
-    assert (run.fabric / "matmul.csv").exists() and not (run.fabric / "sweep.csv").exists()
 
 
 @pytest.mark.real_start  # a fork would go on until it is forced to end, and measure more meanwhile

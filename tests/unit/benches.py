@@ -16,7 +16,7 @@ from muster.benches.folder import BenchFolder
 from muster.benches.inputs import BenchInputs, read_bench
 from muster.benches.schedule import Task, make_schedule
 from muster.benches.suite import Suite, suite_from
-from muster.core.fabric.result import FabricRun, Latency, Matmul, Sweep, spread
+from muster.core.fabric import FabricRun, Latency, Matmul, Sweep, spread
 from muster.core.inventory import read_inventory
 from muster.core.recipes import dump_yaml, load_recipe
 from muster.core.result import Failure, HostReport, Memory, Result, Seconds, Throughput

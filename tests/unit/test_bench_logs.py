@@ -10,7 +10,7 @@ import pytest
 from muster.benches.fold import fold_bench
 from muster.benches.logs import logs_of
 from muster.benches.schedule import Task
-from muster.core.fabric.result import Matmul, Sweep, spread
+from muster.core.fabric import Matmul, Sweep, spread
 from muster.core.recipes import load_recipe
 from muster.core.result import Result
 from muster.judging.joblogs import observation_of, work_of

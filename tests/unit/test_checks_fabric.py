@@ -8,16 +8,17 @@ from typing import Any
 
 from muster.checks.base import Context, Finding, Level
 from muster.checks.families.fabric import CHECKS, judge_group
-from muster.core.fabric.asked import FabricRequest
-from muster.core.fabric.result import GroupFabric
+from muster.checks.group import Collector, mpi_hello, mpi_hello_argv, read_hello
+from muster.core.fabric import GroupFabric
 from muster.core.inventory import Host, parse_hosts
 from muster.core.job import place
 from muster.core.launch import Launch
-from muster.fabric.measure import Collector, mpi_hello, mpi_hello_argv, read_hello
 from muster.fleet.supervisor import Outcome
+from muster.workloads.fabric.request import FabricRequest
 from tests.shell import FakeShell
 
 GBIT = 1e9 / 8
+ABOUT: dict[str, Any] = {"address": "10.0.0.1", "port": 1, "launcher": "ssh", "seconds": 1.0, "mpi": None}
 
 
 def group(hosts: int, **parts: Any) -> GroupFabric:
@@ -69,6 +70,13 @@ def level(findings: dict[str, Finding]) -> dict[str, str]:
     return {host: f.level.value for host, f in findings.items() if f.level is not Level.PASS}
 
 
+def test_one_rank_has_no_peer() -> None:
+    """What needs others is not applicable; the rest is judged."""
+    for check in ("rendezvous", "values", "bandwidth", "latency", "all_reduce"):
+        assert level(judged(group(1), f"fabric.{check}")) == {"n0": "not applicable"}
+    assert level(judged(group(1), "fabric.ranks")) == {}
+
+
 def test_noise_is_no_finding() -> None:
     """Best rates and latencies of a loaded machine, scattered over a factor of 2.5: nobody is named."""
     dice = random.Random(7)
@@ -103,13 +111,13 @@ def test_what_was_not_asked_is_not_judged() -> None:
 def collected(events: list[tuple[int, dict[str, Any]]], outcome: Outcome | None = None) -> GroupFabric:
     """Three hosts of one rank each, of which each event's first number is the speaker."""
     places = place([(Host(f"n{number}"), 1) for number in range(3)])
-    collector = Collector(places, FabricRequest(), "cpu", "ssh", "10.0.0.1", 1, lambda host, event: None)
+    collector = Collector(places, FabricRequest(), "cpu", lambda host, event: None)
     for rank in range(3):
         collector.event(f"n{rank}", json.dumps({"kind": "ready", "rank": rank, "device": "cpu"}))
         collector.event(f"n{rank}", json.dumps({"kind": "met", "rank": rank, "connect": 0.1}))
     for rank, event in events:
         collector.event(f"n{rank}", json.dumps({"rank": rank, **event}))
-    return collector.result(outcome or Outcome(), 1.0, None)
+    return collector.result(outcome or Outcome(), **ABOUT)
 
 
 def begin(question: str) -> dict[str, Any]:
@@ -177,7 +185,7 @@ def test_what_all_report_is_told_of_all() -> None:
 
 def test_lines_that_are_no_events_are_noted() -> None:
     places = place([(Host("n0"), 1)])
-    collector = Collector(places, FabricRequest(), "cpu", "ssh", "10.0.0.1", 1, lambda host, event: None)
+    collector = Collector(places, FabricRequest(), "cpu", lambda host, event: None)
     lines = (
         '{"kind": "sweep", "rank',
         "[1]",
@@ -188,7 +196,7 @@ def test_lines_that_are_no_events_are_noted() -> None:
     for line in ("", *lines):
         collector.event("n0", line)
     assert collector.in_vain() is None
-    notes = collector.result(Outcome(), 1.0, None).notes
+    notes = collector.result(Outcome(), **ABOUT).notes
     assert len(notes) == 5 and all(note.startswith("n0: ") for note in notes)
 
 
@@ -210,7 +218,7 @@ def test_the_mpirun_command() -> None:
 
 def hello(out: str, code: int = 0, err: str = "") -> Any:
     shell = FakeShell(answer_run=lambda argv: (code, out.encode(), err.encode()))
-    return mpi_hello(parse_hosts("a,b").hosts, Launch(), {}, 5, shell)
+    return mpi_hello(parse_hosts("a,b").hosts, Launch(), "python3", 5, shell)
 
 
 def test_what_mpi_ranks_say() -> None:

@@ -5,15 +5,13 @@ from __future__ import annotations
 import csv
 import io
 import math
-import re
 from typing import Any
 
 import pytest
 
 from muster.core.batch import Batch
 from muster.core.errors import RecipeError, UsageError
-from muster.core.fabric.result import FabricRun
-from muster.core.fabric.run import make_run
+from muster.core.fabric import FabricRun
 from muster.core.hardware.links import LinkFigures, SharedLink
 from muster.core.inventory import Host, parse_hosts
 from muster.core.job import Job, place
@@ -21,17 +19,16 @@ from muster.core.recipe import recipe_from
 from muster.core.recipes import load_recipe
 from muster.core.result import Failure, Result
 from muster.core.state import RunEnd, State
-from muster.fabric.run import judged
 from muster.inputs.read import check_idle
 from muster.planner.time.collective import CALL
 from muster.planner.time.learning import link_figures
 from muster.reports import fabric as page
-from muster.reports.fabric import heat_map
-from muster.reports.fabric_tables import files
+from muster.reports.fabric import files, heat_map
 from muster.reports.rundata import RunData
 from muster.results.figures import figures as listed_figures
 from muster.results.fold import EventFold, fold, make_result
 from muster.store import events
+from muster.workloads.fabric.figures import RankEvents, fabric_run
 from tests.support import on_hosts
 from tests.unit.test_report import HOSTILE, check
 
@@ -75,7 +72,7 @@ def heard(made: Job, told: list[Told]) -> EventFold:
 
 def figures(names: list[str], told: list[Told], slots: int = 1) -> FabricRun:
     made = job(names, slots)
-    return make_run(made.placements, "cpu", heard(made, told).measured)[0]
+    return fabric_run(RankEvents(made.placements, "cpu", heard(made, told).measured))
 
 
 def sweep(operation: str, size: int, *seconds: float) -> Told:
@@ -223,8 +220,9 @@ def test_the_slowest_device() -> None:
 def test_events_of_another_shape_are_noted() -> None:
     made = job(["a", "b"])
     told: list[Told] = [(0, "sweep", {"operation": "all-reduce"}), (0, "product", {"n": 3, "total": 0.0})]
-    run, notes = make_run(made.placements, "cpu", heard(made, told).measured)
-    assert (run.sweeps, run.products) == ([], []) and len(notes) == 2
+    read = RankEvents(made.placements, "cpu", heard(made, told).measured)
+    run = fabric_run(read)
+    assert (run.sweeps, run.products) == ([], []) and len(read.notes) == 2
 
 
 def test_a_second_attempt_begins_anew() -> None:
@@ -251,25 +249,25 @@ def test_the_files() -> None:
 # The page.
 
 
-def a_run(
-    names: list[str], told: list[Told], status: RunEnd = State.SUCCEEDED
-) -> tuple[Result, EventFold, Job]:
+def a_run(names: list[str], told: list[Told], failure: Failure | None = None) -> tuple[Result, EventFold]:
     made = job(names)
     folder = heard(made, told)
-    return make_result(folder, made, status=status, failure=None, ended=60.0), folder, made
+    status: RunEnd = State.FAILED if failure else State.SUCCEEDED
+    return make_result(folder, made, status=status, failure=failure, ended=60.0), folder
 
 
 @pytest.mark.parametrize("told", [[], whole(["a", "b", "c"])], ids=["nothing yet", "whole"])
 @pytest.mark.parametrize("state", [State.SUCCEEDED, State.RUNNING, State.STOPPED, State.FAILED])
 def test_a_page(state: State, told: list[Told]) -> None:
-    result, folder, _ = a_run(["a", "b", "c"], told)
+    result, folder = a_run(["a", "b", "c"], told)
     assert result.fabric is not None and result.model is None
     result = result.model_copy(update={"failure": Failure(what="it broke")} if state == "failed" else {})
     assert result.fabric is not None
     shown = check(RunData("r1", state, result, folder))
     assert "Pairs, point to point" in shown.words and "Learning" not in shown.words
     if told:
-        assert "2 measurements" in shown.words and "a to b: 8.39 Gbit/s, 100 µs" in shown.words
+        assert "2 measurements" in shown.words
+        assert ("td", "title", "a to b: 8.39 Gbit/s, 100 µs") in shown.attributes
     else:
         assert "No pair was measured." in shown.words and "no finished" not in shown.words
     ranks = next(each for each in listed_figures(result) if each.name == "Ranks")
@@ -278,7 +276,7 @@ def test_a_page(state: State, told: list[Told]) -> None:
 
 def test_hostile_names_on_a_page() -> None:
     names = [HOSTILE, "b", "c"]
-    result, folder, _ = a_run(names, whole(names))
+    result, folder = a_run(names, whole(names))
     check(RunData("r1", State.SUCCEEDED, result, folder))
 
 
@@ -287,17 +285,16 @@ def test_a_heat_map_of_every_size() -> None:
     for count in (2, 13, 60):
         run = figures([f"n{i}" for i in range(count)], everyone(count, slow=1 if count > 2 else None))
         assert run.pairs is not None
-        drawn = str(heat_map(run.pairs))
-        assert drawn.count("<rect") == count * (count - 1)
-        assert drawn.count('class="slow"') == (2 * (count - 1) if count > 2 else 0)
+        styles = [style for _, cells in heat_map(run.pairs).rows for style, _, _ in cells]
+        assert len([each for each in styles if each]) == count * (count - 1)
+        assert styles.count("slow") == (2 * (count - 1) if count > 2 else 0)
     count = page.MOST_HOSTS + 30
     run = figures([f"n{i}" for i in range(count)], everyone(count, slow=count - 1))
-    section = page.section(run)
-    cells = re.findall(r'class="(slow|fast)"', str(section.map))
-    drawn_hosts = (1 + math.isqrt(1 + 4 * len(cells))) // 2
-    assert page.MOST_HOSTS // 2 <= drawn_hosts <= page.MOST_HOSTS
-    assert cells.count("slow") == 2 * (drawn_hosts - 1)
-    assert f"of {count} are shown" in section.map_note
+    drawn = page.section(run).map
+    assert drawn is not None and page.MOST_HOSTS // 2 <= len(drawn.rows) <= page.MOST_HOSTS
+    styles = [style for _, cells in drawn.rows for style, _, _ in cells]
+    assert styles.count("slow") == 2 * (len(drawn.rows) - 1)
+    assert f"of {count} are shown" in drawn.note
 
 
 # Whose fault it is.
@@ -308,12 +305,11 @@ def missing(rank: int, *gone: int) -> Told:
 
 
 def test_who_did_not_answer_is_blamed() -> None:
-    result, folder, made = a_run(["a", "b", "c"], [missing(0, 1), missing(2, 1)], State.FAILED)
-    echo = result.model_copy(update={"failure": Failure(what="broadcast: timed out", host="c")})
-    failure = judged(echo, folder, made).failure
+    gone = [missing(0, 1), missing(2, 1)]
+    failure = a_run(["a", "b", "c"], gone, Failure(what="broadcast: timed out", host="c"))[0].failure
     assert failure is not None and (failure.host, failure.where) == ("b", "rank 1")
-    own = result.model_copy(update={"failure": Failure(what="rank 1 was ended by SIGKILL", host="b")})
-    assert judged(own, folder, made) == own  # it is known better already
+    own = Failure(what="rank 1 was ended by SIGKILL", host="b")
+    assert a_run(["a", "b", "c"], gone, own)[0].failure == own  # it says more
 
 
 def test_wrong_values_are_a_failure() -> None:
@@ -324,16 +320,16 @@ def test_wrong_values_are_a_failure() -> None:
     seen: list[Told] = [
         (rank, "values", {**told, "shown": [{**shown, "source": 1}]}) for rank in (0, 2)
     ]  # both got it from b
-    verdict = judged(*a_run(["a", "b", "c"], seen))
+    verdict = a_run(["a", "b", "c"], seen)[0]
     assert verdict.status == "failed" and verdict.failure is not None
     assert verdict.failure.host == "b" and "got 5.0 instead of 4.0" in verdict.failure.what
 
 
 def test_a_wrong_product_is_a_failure() -> None:
-    verdict = judged(*a_run(["a", "b"], [matmul(0, 1e9), matmul(1, 1e9, right=False)]))
-    assert verdict.failure is not None and verdict.failure.host == "b"
-    fine = a_run(["a", "b"], whole(["a", "b"]))
-    assert judged(*fine) == fine[0]
+    verdict = a_run(["a", "b"], [matmul(0, 1e9), matmul(1, 1e9, right=False)])[0]
+    assert verdict.status == "failed" and verdict.failure is not None and verdict.failure.host == "b"
+    fine = a_run(["a", "b"], whole(["a", "b"]))[0]
+    assert (fine.status, fine.failure) == ("succeeded", None)
 
 
 # The recipe.

@@ -249,7 +249,7 @@ def test_operations_of_a_step(index: int, weights: int, attention: int) -> None:
 def test_a_lever_that_this_pytorch_lacks_is_a_row_that_says_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    machine = Machine("cpu", True, tmp_path, Results(tmp_path), seconds=60.0)
+    machine = Machine("cpu", True, tmp_path, Results(tmp_path), seconds=600.0)
     eager = levers.Lever("eager", compiled=False)
     monkeypatch.setattr(levers, "LEVERS", [eager, levers.Lever("fused", loss="fused"), eager])
     monkeypatch.setattr(levers, "lacking", lambda lever: "such layer" if lever.loss == "fused" else None)

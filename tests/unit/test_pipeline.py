@@ -26,7 +26,7 @@ from muster.core.result import Failure
 from muster.core.state import State
 from muster.inputs.model import is_t5
 from muster.inputs.read import Inputs, absolute, read_inputs
-from muster.reports.pipeline import StepData, render_pipeline
+from muster.reports.pipeline import Step, render_pipeline
 from muster.reports.rundata import RunData
 from muster.runs import pipeline as loop
 from muster.runs.listing import stop
@@ -550,10 +550,8 @@ def test_the_page(tmp_path: Path) -> None:
     """Verdict and figures of each step, with a link; text of others is escaped, and what is not known left
     out."""
     figures = made(["a"], failure=Failure(what="<b>full</b>"), status=State.FAILED)
-    steps = [
-        StepData("sft", RunData("x/sft", State.FAILED, figures), "sft/report.html"),
-        StepData("rl", None),
-    ]
+    failed = RunData("x/sft", State.FAILED, figures)
+    steps: list[Step] = [("sft", failed, "sft/report.html"), ("rl", None, None)]
     page = render_pipeline("x", State.FAILED, steps, ["a note"])
     assert "The pipeline failed: 0 of 2 steps" in page and "a note" in page
     assert '<a href="sft/report.html">' in page and "Not begun" in page

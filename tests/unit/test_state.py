@@ -12,7 +12,7 @@ from rich.color import Color
 
 from muster.core.result import Result
 from muster.core.state import JobEnd, LogEnd, RunEnd, State
-from muster.reports.pipeline import StepData, render_pipeline
+from muster.reports.pipeline import render_pipeline
 from muster.reports.rundata import RunData
 from muster.reports.words import headline
 from muster.store.runfolder import RunFolder
@@ -31,7 +31,7 @@ def test_every_reader_has_words_for_it(state: State) -> None:
     assert state.words and state.mark and Color.parse(state.colour)
     said = headline(RunData("r", state))
     assert (said.mark, said.tone) == (state.mark, state.tone) and state.words in said.title
-    page = render_pipeline("p", state, [StepData("sft", RunData("r", state), None)])
+    page = render_pipeline("p", state, [("sft", RunData("r", state), None)])
     assert f"The pipeline {state.words}" in page and state.mark in page
 
 

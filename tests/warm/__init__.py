@@ -22,7 +22,7 @@ import tempfile
 from pathlib import Path
 
 SERVED = (
-    "muster.worker", "muster.worker.fabric", "muster.worker.tracing", "muster.worker.ask", "tests.real.*",
+    "muster.worker", "muster.workloads.fabric", "muster.worker.tracing", "muster.worker.ask", "tests.real.*",
     "tests.warm.rank", "benchmarks.gpu", "benchmarks.gpu.*",
 )  # fmt: skip
 # Room in the server's own arguments and environment, into which its forks write theirs: /proc then shows

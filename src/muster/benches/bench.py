@@ -36,9 +36,9 @@ from muster.checks.check import WantedChecks
 from muster.checks.check import check as inspect
 from muster.checks.inspection import Inspection, lately_left_out
 from muster.checks.survey import Progress
+from muster.core.entries import models_taken
 from muster.core.errors import JobError, MusterError, UsageError
 from muster.core.inventory import Host
-from muster.core.pipeline import models_taken
 from muster.core.recipe import Recipe
 from muster.core.state import State
 from muster.core.units import counted, format_seconds

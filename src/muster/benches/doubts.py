@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from muster.benches.commands import Speed
 from muster.benches.document import JobRecord
-from muster.core.fabric.result import Spread, Sweep
+from muster.core.fabric import Spread, Sweep
 from muster.core.result import HostReport
 from muster.core.robust import deviation
 from muster.core.units import counted

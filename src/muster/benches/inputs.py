@@ -15,10 +15,9 @@ from muster.benches.schedule import Impossible, Schedule, make_schedule, read_ta
 from muster.benches.suite import Entry, Narrowing, Suite, load_suite, suite_from
 from muster.benches.switches import check_switches, switches_of
 from muster.core.batch import resolve_batch
-from muster.core.entries import command_name, in_order, recipes_of
+from muster.core.entries import command_name, recipes_of
 from muster.core.errors import MusterError, RecipeError, UsageError
 from muster.core.inventory import Host, Inventory, read_inventory
-from muster.core.pipeline import check_models, model_before
 from muster.core.recipe import Recipe, recipe_from
 from muster.core.recipes import dump_yaml, load_recipe, read_yaml, validate
 from muster.core.secrets import masked_override, masked_words, shared_section
@@ -91,9 +90,7 @@ def read_bench(
     if at_once is not None:
         suite = suite.model_copy(update={"at_once": at_once})
     inventory = read_inventory(hosts)
-    entries = in_order(suite.jobs)
-    recipes = recipes_of(entries, overrides, "entry", ":", model_before)
-    check_models(entries, recipes)
+    recipes = recipes_of(suite.jobs, overrides, "entry", ":")
     name = Path(source).name.removesuffix(".yaml")
     checked = {}
     for entry in suite.jobs:

@@ -12,7 +12,7 @@ from muster.benches.commands import Speed, speeds
 from muster.benches.document import JobRecord
 from muster.benches.doubts import UNSTEADY, doubts_of, steady_sweeps, varied
 from muster.benches.schedule import Task
-from muster.core.fabric.result import FabricRun, Matmul, Sweep
+from muster.core.fabric import FabricRun, Matmul, Sweep
 from muster.core.recipe import Recipe
 from muster.core.result import CommandRun, Result
 from muster.core.state import State

@@ -11,7 +11,7 @@ from typing import Any
 
 from muster.benches.suite import Sizes, Suite
 from muster.core.entries import in_order
-from muster.core.fabric.asked import rounds as pairings
+from muster.workloads.fabric.request import rounds as pairings
 
 # ----------------------------------------------------------------------------------------------------
 # Hosts in groups: so many of each size that every host has its job, the last overlapping. Pure.

@@ -10,7 +10,7 @@
     SECONDS: float                            for the first round's probe, where the usual time (15) is too
                                               short; optional
     judge_group(data, context)                pure, optional: the same for what real ranks on the hosts
-                                              measured (core.fabric_result.Fabric as plain data)
+                                              measured (core.fabric.GroupFabric as plain data)
 
 A probe is shipped as its own source: Python 3.8, the standard library alone, every import inside it, nothing
 of Muster. Its answer is plain JSON. Where a probe raises or is not done in time, the family's checks are

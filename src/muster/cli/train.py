@@ -55,7 +55,8 @@ def train(
 
     hosts, _, changes = split_words(words, hosts)
     if file := find_pipeline(recipe):
-        from muster.cli.views.pipelines import print_dry_run, train_pipeline
+        from muster.cli.views.pipelines import finish_pipeline, print_dry_run, seeing
+        from muster.runs.pipeline import read_pipeline, run_pipeline
         from muster.store.runfolder import PipelineFolder, stamped
 
         if detach:
@@ -63,7 +64,8 @@ def train(
         folder = PipelineFolder(_named(output, name, root) or stamped(root, "pipeline-", file.stem))
         if dry_run:
             return print_dry_run(file, hosts, changes, folder, json=json, verbose=verbose)
-        return train_pipeline(file, hosts, changes, folder, json=json)
+        steps = read_pipeline(file, hosts, changes)
+        return finish_pipeline(run_pipeline(steps, folder, seeing=seeing), folder, json)
     inputs = read_inputs(recipe, hosts, changes, waits=True)
     return start(inputs, output, name, root, dry_run=dry_run, verbose=verbose, detach=detach, json=json)
 

@@ -4,7 +4,7 @@ which of them it follows, and what a command line changes of one or of all."""
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
@@ -151,21 +151,17 @@ def located(entry: Entries, file: Path, place: str, shipped: Path) -> Entries:
 
 
 def recipes_of(
-    entries: Sequence[NamedRecipe],
-    overrides: Iterable[str],
-    one: str,
-    marks: str,
-    below: Callable[
-        [NamedRecipe, Mapping[str, Mapping[str, Any]]], Mapping[str, Any]
-    ] = lambda entry, made: {},
+    entries: Sequence[NamedRecipe], overrides: Iterable[str], one: str, marks: str
 ) -> dict[str, Recipe]:
-    """Each entry's recipe: the file, what `below` says of the entry and the recipes before it, the entry's
-    changes, the user's. Those that name an entry, with one of `marks` behind it, are for that one; the others
-    for all to which they mean something. `one`: what an entry is called. Raises RecipeError, UsageError."""
+    """Each entry's recipe, in the order in which they run: the file, the model of what it follows, the
+    entry's changes, the user's. Those that name an entry, with one of `marks` behind it, are for that one;
+    the others for all to which they mean something. `one`: what an entry is called. Raises RecipeError,
+    UsageError."""
+    ordered = in_order(entries)
     merged: dict[str, dict[str, Any]] = {}
-    for each in entries:
+    for each in ordered:
         own = read_layers(each.recipe) if isinstance(each.recipe, str) else each.recipe
-        before = below(each, {**merged, each.name: own})
+        before = _model_before(each, {**merged, each.name: own})
         merged[each.name] = lay_over(lay_over(own, [before]), [each.set])
     changes: dict[str, list[dict[str, Any]]] = {name: [] for name in merged}
     for override in overrides:
@@ -179,10 +175,12 @@ def recipes_of(
             raise RecipeError(f"means nothing to any {one}", where=override)
         for name in names:
             changes[name].append(change)
-    return {
+    recipes = {
         each.name: validate(lay_over(merged[each.name], changes[each.name]), where=each.label)
-        for each in entries
+        for each in ordered
     }
+    _check_models(ordered, recipes)
+    return recipes
 
 
 def _addressed(override: str, names: Sequence[str], marks: str, one: str) -> tuple[str | None, str]:
@@ -213,6 +211,82 @@ def means_something(change: Mapping[str, Any], recipe: Mapping[str, Any]) -> boo
     if section == "measure":
         return isinstance(change[section], Mapping) and set(change[section]) == {"hardware_seconds"}
     return section in (*EVERYWHERE, *kind.own_sections())
+
+
+# ----------------------------------------------------------------------------------------------------
+# The model that an entry takes of those that it follows.
+
+_STEP = re.compile(r"\{([A-Za-z0-9][\w-]*)\}")  # a whole value: the trained model of the step
+
+
+def _model_before(step: NamedRecipe, recipes: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    """What a step's recipe gets of the steps that it follows: the model of the first one that trains, with
+    that model's tokenizer; nothing where its `set` says which model. `recipes`: its own and those before it,
+    not validated yet. Pure."""
+    own = step.set.get("model")
+    trains = {name: recipe_class(each.get("workload")).trains for name, each in recipes.items()}
+    first = next((each for each in step.after if trains[each]), None)
+    if first is None or not trains[step.name] or (isinstance(own, Mapping) and {"name", "init"} & set(own)):
+        return {}
+    return {"model": {"name": f"{{{first}}}", "init": "pretrained", "tokenizer": "auto"}}
+
+
+def _check_models(steps: Sequence[NamedRecipe], recipes: Mapping[str, Recipe]) -> None:
+    """Raise RecipeError where a recipe takes the model of a step that it does not follow, that keeps none, or
+    whose name is misspelt."""
+    before: dict[str, set[str]] = {}
+    for step in steps:
+        before[step.name] = {*step.after, *(name for each in step.after for name in before[each])}
+        model = recipes[step.name].model
+        if _STEP.fullmatch(model.name or "") and model.init == "random":
+            raise RecipeError(
+                f"model.init=random would draw other weights than {model.name}'s",
+                where=step.name,
+                hint="in the step, `set: {model.init: random}` keeps the model of its recipe",
+            )
+        for where, name in models_taken(recipes[step.name]):
+            what, hint = None, None
+            if name not in recipes:
+                hint = did_you_mean(name, recipes)
+                what = f"no step is named {name!r}" if hint else None  # else braces of another kind
+            elif name not in before[step.name]:
+                what, hint = f"does not follow {name}", f"after: [{', '.join([*step.after, name])}]"
+            elif not recipes[name].trains:
+                what = f"{name} trains nothing, so that it has no model"
+            elif not recipes[name].checkpoint.model:
+                what, hint = f"{name} keeps no model", f"{name}.checkpoint.model=true"
+            if what:
+                raise RecipeError(what, where=f"{step.name}: {where}", hint=hint)
+
+
+def _taken(value: Any, where: str = "") -> Iterator[tuple[str, str]]:
+    if isinstance(value, Mapping):
+        for key, inner in value.items():
+            yield from _taken(inner, f"{where}.{key}" if where else str(key))
+    elif isinstance(value, list):
+        for inner in value:
+            yield from _taken(inner, where)
+    elif isinstance(value, str) and (match := _STEP.fullmatch(value)):
+        yield where, match[1]
+
+
+def models_taken(recipe: Recipe) -> list[tuple[str, str]]:
+    """(dotted path, name) of each value in braces: the model of a step, where there is one of this name."""
+    return list(_taken(recipe.as_dict()))
+
+
+def with_models(value: Any, models: Mapping[str, str]) -> Any:
+    """Data in which each value that is `{step}` is that step's model. Pure."""
+    if isinstance(value, Mapping):
+        return {key: with_models(inner, models) for key, inner in value.items()}
+    if isinstance(value, list):
+        return [with_models(inner, models) for inner in value]
+    match = _STEP.fullmatch(value) if isinstance(value, str) else None
+    return models.get(match[1], value) if match else value
+
+
+# ----------------------------------------------------------------------------------------------------
+# What is wrong with a file of entries.
 
 
 def parts_of(error: ValidationError) -> list[str]:

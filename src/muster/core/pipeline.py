@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -20,15 +18,13 @@ from muster.core.entries import (
     with_names,
 )
 from muster.core.errors import RecipeError
-from muster.core.near import did_you_mean
-from muster.core.recipe import Recipe, recipe_class
+from muster.core.recipe import Recipe
 from muster.core.recipes import PIPELINE, SHIPPED, find_file, read_yaml, shipped_pipelines, shipped_recipes
 from muster.core.result import Failure, Result, Seconds
 from muster.core.section import Part, Section
 from muster.core.state import RunEnd, State
 
 SCHEMA_VERSION = 1
-_STEP = re.compile(r"\{([A-Za-z0-9][\w-]*)\}")  # a whole value: the trained model of the step
 
 
 class PipelineStep(NamedRecipe):
@@ -122,69 +118,3 @@ def load_pipeline(file: Path, *, frozen: bool = False) -> Pipeline:
     if not frozen:
         steps = [located(each, file, f"{PIPELINE}.{n}", shipped) for n, each in enumerate(steps)]
     return made.model_copy(update={PIPELINE: in_order(steps)})
-
-
-def model_before(step: NamedRecipe, recipes: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    """What a step's recipe gets of the steps that it follows: the model of the first one that trains, with
-    that model's tokenizer; nothing where its `set` says which model. `recipes`: its own and those before it,
-    not validated yet. Pure."""
-    own = step.set.get("model")
-    trains = {name: recipe_class(each.get("workload")).trains for name, each in recipes.items()}
-    first = next((each for each in step.after if trains[each]), None)
-    if first is None or not trains[step.name] or (isinstance(own, Mapping) and {"name", "init"} & set(own)):
-        return {}
-    return {"model": {"name": f"{{{first}}}", "init": "pretrained", "tokenizer": "auto"}}
-
-
-def check_models(steps: Sequence[NamedRecipe], recipes: Mapping[str, Recipe]) -> None:
-    """Raise RecipeError where a recipe takes the model of a step that it does not follow, that keeps none, or
-    whose name is misspelt."""
-    before: dict[str, set[str]] = {}
-    for step in steps:
-        before[step.name] = {*step.after, *(name for each in step.after for name in before[each])}
-        model = recipes[step.name].model
-        if _STEP.fullmatch(model.name or "") and model.init == "random":
-            raise RecipeError(
-                f"model.init=random would draw other weights than {model.name}'s",
-                where=step.name,
-                hint="in the step, `set: {model.init: random}` keeps the model of its recipe",
-            )
-        for where, name in models_taken(recipes[step.name]):
-            what, hint = None, None
-            if name not in recipes:
-                hint = did_you_mean(name, recipes)
-                what = f"no step is named {name!r}" if hint else None  # else braces of another kind
-            elif name not in before[step.name]:
-                what, hint = f"does not follow {name}", f"after: [{', '.join([*step.after, name])}]"
-            elif not recipes[name].trains:
-                what = f"{name} trains nothing, so that it has no model"
-            elif not recipes[name].checkpoint.model:
-                what, hint = f"{name} keeps no model", f"{name}.checkpoint.model=true"
-            if what:
-                raise RecipeError(what, where=f"{step.name}: {where}", hint=hint)
-
-
-def _taken(value: Any, where: str = "") -> Iterator[tuple[str, str]]:
-    if isinstance(value, Mapping):
-        for key, inner in value.items():
-            yield from _taken(inner, f"{where}.{key}" if where else str(key))
-    elif isinstance(value, list):
-        for inner in value:
-            yield from _taken(inner, where)
-    elif isinstance(value, str) and (match := _STEP.fullmatch(value)):
-        yield where, match[1]
-
-
-def models_taken(recipe: Recipe) -> list[tuple[str, str]]:
-    """(dotted path, name) of each value in braces: the model of a step, where there is one of this name."""
-    return list(_taken(recipe.as_dict()))
-
-
-def with_models(value: Any, models: Mapping[str, str]) -> Any:
-    """Data in which each value that is `{step}` is that step's model. Pure."""
-    if isinstance(value, Mapping):
-        return {key: with_models(inner, models) for key, inner in value.items()}
-    if isinstance(value, list):
-        return [with_models(inner, models) for inner in value]
-    match = _STEP.fullmatch(value) if isinstance(value, str) else None
-    return models.get(match[1], value) if match else value

@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from muster.core.fabric.result import FabricRun
+from muster.core.fabric import FabricRun
 from muster.core.profile import StepProfile
 from muster.core.section import Part
 from muster.core.state import RunEnd

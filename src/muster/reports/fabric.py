@@ -1,25 +1,106 @@
-"""The fabric on the page: key figures, the sweep as pictures, the pairs as a heat map. Pure."""
+"""The fabric's figures as CSV files, as rows for people, and on the page."""
 
 from __future__ import annotations
 
+import csv
+import io
 import math
 import statistics
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
+from typing import Any
 
-from markupsafe import Markup
-
-from muster.core.fabric.result import FabricRun, Matmul, PairMatrix
+from muster.core.fabric import FabricRun, Matmul, PairMatrix
 from muster.core.result import Result
 from muster.core.units import counted, format_bytes
-from muster.reports.charts import COLOURS, Chart, ChartSeries, element, style_of, titled
-from muster.reports.fabric_tables import sweep_rows
-from muster.reports.tables import TimeSlice
-from muster.results.figures import gbit, micro, number, seconds, slowest_words, tflops
+from muster.reports.charts import Chart, ChartSeries, style_of
+from muster.results.figures import gbit, micro, nominal, number, tflops
+from muster.store.atomic import write_text
+from muster.store.runfolder import RunFolder
+from muster.workloads.fabric.figures import best_links
 
 MOST_HOSTS = 96  # rows that are drawn: those of the slowest links, where there are more
 MOST_PRODUCTS = 32  # hosts of a precision: the slowest; all are in fabric/matmul.csv
 TICKS = 8  # message sizes that are written below a picture
+FEW = 12  # names up to which each cell of the map has its number
+SLOW = 0.5  # of the median sender's best: below, a cell has the warning's colour
+SHADES = 5  # of cells, from pale to full
+
+
+def write_tables(run: RunFolder, result: Result) -> None:
+    """fabric/*.csv: the sweep, the pairs as matrices, the products."""
+    if result.fabric is None:
+        return
+    for old in run.fabric.glob("*.csv"):  # of an attempt before this one
+        old.unlink()
+    for name, text in files(result.fabric).items():
+        run.fabric.mkdir(exist_ok=True)
+        write_text(run.fabric / name, text)
+
+
+def files(fabric: FabricRun) -> dict[str, str]:
+    """File name -> text. Figures in bytes, seconds, bytes/s and FLOP/s; an unknown one is an empty cell."""
+    texts = {}
+    if fabric.sweeps:
+        names = ("operation", "bytes", "seconds", "seconds_best", "variation", "algbw", "busbw", "method")
+        of = attrgetter(
+            "operation", "bytes", "time.median", "time.best", "time.variation", "algbw", "busbw", "method"
+        )
+        texts["sweep.csv"] = _csv(names, map(of, fabric.sweeps))
+    if fabric.pairs:
+        texts |= {
+            "bandwidth.csv": _matrix(fabric.pairs, fabric.pairs.bandwidth, "bytes/s from row to column"),
+            "latency.csv": _matrix(fabric.pairs, fabric.pairs.latency, "seconds"),
+        }
+    if fabric.matmul:
+        names = ("host", "rank", "device", "precision", "n", "best", "sustained", "peak")
+        ordered = sorted(fabric.matmul, key=attrgetter("precision", "rank"))
+        texts["matmul.csv"] = _csv(names, map(attrgetter(*names), ordered))
+    if fabric.products:
+        texts["product.csv"] = _csv(
+            ("n", "rank", "compute", "total", "communication", "flops"),
+            (
+                (p.n, rank, seconds, p.total, p.communication, p.flops)
+                for p in fabric.products
+                for rank, seconds in enumerate(p.compute_by_rank)
+            ),
+        )
+    return texts
+
+
+def _matrix(pairs: PairMatrix, cells: Sequence[Sequence[float | None]], corner: str) -> str:
+    rows = ((name, *row) for name, row in zip(pairs.names, cells, strict=True))
+    return _csv((corner, *pairs.names), rows)
+
+
+def _csv(head: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
+    file = io.StringIO()
+    csv.writer(file, lineterminator="\n").writerows([head, *rows])
+    return file.getvalue()
+
+
+def sweep_rows(fabric: FabricRun) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
+    """A row per message size, with the bus bandwidth of each operation in Gbit/s. -> (columns, rows)."""
+    operations = list(dict.fromkeys(each.operation for each in fabric.sweeps))
+    rates = {(nominal(each.bytes), each.operation): each for each in fabric.sweeps}
+    sizes = sorted({size for size, _ in rates})
+    rows = []
+    for size in sizes:
+        cells = [rates.get((size, operation)) for operation in operations]
+        rows.append(
+            (format_bytes(size), *("" if each is None else number(each.busbw * 8 / 1e9, 3) for each in cells))
+        )
+    return ("message", *operations), rows
+
+
+def pair_rows(pairs: PairMatrix) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
+    """The median bandwidths in Gbit/s, from row to column. -> (columns, rows)."""
+    rows = [
+        (name, *("" if rate is None else number(rate * 8 / 1e9, 3) for rate in row))
+        for name, row in zip(pairs.names, pairs.bandwidth, strict=True)
+    ]
+    return ("", *pairs.names), rows
 
 
 @dataclass(frozen=True)
@@ -28,22 +109,17 @@ class PageSection:
 
     columns: tuple[str, ...]
     rows: list[tuple[str, ...]]
-    map: Markup
-    map_note: str
-    slowest: list[tuple[str, str]]
+    map: PairMap | None
     products: list[tuple[str, ...]]
 
 
 def section(fabric: FabricRun) -> PageSection:
     """Everything of the fabric but its pictures."""
     columns, rows = sweep_rows(fabric)
-    shown, note = _shown(fabric.pairs) if fabric.pairs else (None, "")
     return PageSection(
         columns=columns,
         rows=rows,
-        map=heat_map(shown) if shown else Markup(""),
-        map_note=note,
-        slowest=[slowest_words(each) for each in fabric.slowest],
+        map=heat_map(fabric.pairs) if fabric.pairs else None,
         products=_products(fabric),
     )
 
@@ -53,18 +129,12 @@ def charts(fabric: FabricRun) -> list[Chart]:
     rates, times, sizes = [], [], set()
     for index, operation in enumerate(dict.fromkeys(each.operation for each in fabric.sweeps)):
         sweeps = sorted(fabric.of(operation), key=lambda each: each.bytes)
-        at = [math.log2(each.bytes) for each in sweeps]
+        at, style = [math.log2(each.bytes) for each in sweeps], style_of(index)
         sizes |= {round(x) for x in at}
-        rates.append(
-            ChartSeries(
-                operation, tuple(zip(at, (s.busbw * 8 / 1e9 for s in sweeps), strict=True)), style_of(index)
-            )
-        )
-        times.append(
-            ChartSeries(
-                operation, tuple(zip(at, (1e3 * s.time.median for s in sweeps), strict=True)), style_of(index)
-            )
-        )
+        bandwidths = zip(at, (each.busbw * 8 / 1e9 for each in sweeps), strict=True)
+        rates.append(ChartSeries(operation, tuple(bandwidths), style))
+        medians = zip(at, (1e3 * each.time.median for each in sweeps), strict=True)
+        times.append(ChartSeries(operation, tuple(medians), style))
     names = tuple((float(power), format_bytes(2**power)) for power in sorted(sizes))
     names = names[:: max(1, -(-len(names) // TICKS))]
     return [
@@ -92,120 +162,70 @@ def _products(fabric: FabricRun) -> list[tuple[str, ...]]:
     return rows
 
 
-def _shown(pairs: PairMatrix) -> tuple[PairMatrix, str]:
-    """The whole matrix, or the rows of the hosts with the slowest links where it is too large to look at."""
-    if len(pairs.names) <= MOST_HOSTS:
-        return pairs, ""
-    kept = sorted(_slowest(pairs))
-
-    def cut(cells: Sequence[Sequence[float | None]]) -> list[list[float | None]]:
-        return [[cells[row][column] for column in kept] for row in kept]
-
-    smaller = pairs.model_copy(
-        update={
-            "names": [pairs.names[index] for index in kept],
-            "bandwidth": cut(pairs.bandwidth),
-            "latency": cut(pairs.latency),
-        }
-    )
-    note = f"{len(kept)} of {len(pairs.names):,} are shown: those with the slowest links. "
-    return smaller, note + "All are in fabric/bandwidth.csv."
-
-
-def _slowest(pairs: PairMatrix) -> set[int]:
-    """Half of what is drawn: the hosts with the lowest rates on average. Then the slowest links' ends."""
-    measured = [
-        (rate, row, column)
-        for row, rates in enumerate(pairs.bandwidth)
-        for column, rate in enumerate(rates)
-        if rate is not None
-    ]
-    sums: dict[int, list[float]] = {}
-    for rate, row, column in measured:
-        sums.setdefault(row, []).append(rate)
-        sums.setdefault(column, []).append(rate)
-    means = sorted(sums, key=lambda index: statistics.fmean(sums[index]))
-    kept = set(means[: MOST_HOSTS // 2])
-    for _, row, column in sorted(measured):
-        kept |= {row, column}
-        if len(kept) >= MOST_HOSTS - 1:
-            break
-    return kept
-
-
-def time_parts(
-    figures: Result, fabric: FabricRun
-) -> tuple[list[tuple[str, float, str]], list[TimeSlice], str]:
-    """As tables.time_parts: what each question took on rank 0, and the rest."""
-    whole = figures.seconds.total
-    spent = [
-        (name, value, f"c{index % COLOURS}") for index, (name, value) in enumerate(fabric.seconds.items())
-    ]
-    rest = whole - sum(value for _, value, _ in spent)
-    spent += [("rest", rest, "rest")] if rest > 0 else []
-    parts = [
-        TimeSlice(name, seconds(value), f"{100 * value / whole:.1f} %" if whole > 0 else "", style)
-        for name, value, style in spent
-    ]
-    return spent, parts, "Rest: starting the processes, loading torch, ending."
-
-
 # ----------------------------------------------------------------------------------------------------
-# A matrix of pairs as inline SVG. Pure. Colours come from the page's style, by class.
-
-LARGEST, SMALLEST = 46.0, 8.0  # a cell's side
-SIDE = 860.0  # of the whole, at most, as long as cells are not at their smallest
-LEFT, TOP = 110.0, 34.0
-LINE = 13.0  # a name's height
-FEW = 12  # names up to which each cell has its number
-SLOW = 0.5  # of the median sender's best: below, a cell has the warning's colour
+# The matrix of pairs as a table whose cells are coloured: the fuller the colour, the faster.
 
 
-def heat_map(pairs: PairMatrix) -> Markup:
-    """Bandwidth from row to column as SVG: the fuller the colour, the faster.
+@dataclass(frozen=True)
+class PairMap:
+    """What the page's template shows: names, and per row (name, cells). A cell: class, title, text."""
+
+    names: tuple[str, ...]
+    rows: list[tuple[str, list[tuple[str, str, str]]]]
+    label: str
+    note: str
+
+
+def heat_map(pairs: PairMatrix) -> PairMap:
+    """Bandwidth from row to column. Where there are too many hosts to look at, those with the slowest links.
 
     The warning's colour below half of the median of the senders' best: of three hosts, one that is slow makes
     most links slow, and with them their median.
     """
-    measured = [rate for row in pairs.bandwidth for rate in row if rate is not None]
-    if not measured:
-        return Markup("")
-    high, middle = max(measured), statistics.median(measured)
-    bests = [max(there) for row in pairs.bandwidth if (there := [rate for rate in row if rate is not None])]
-    limit = SLOW * statistics.median(bests)
-    cell = min(LARGEST, max(SMALLEST, SIDE / len(pairs.names)))
-    width, height = LEFT + cell * len(pairs.names) + 4, TOP + cell * len(pairs.names) + 4
-    words = (
-        f"Bandwidth of each pair of hosts: from {gbit(min(measured))} to {gbit(high)}, median {gbit(middle)}"
+    cells = {
+        (row, column): rate
+        for row, rates in enumerate(pairs.bandwidth)
+        for column, rate in enumerate(rates)
+        if rate is not None
+    }
+    names, note = pairs.names, ""
+    kept = list(range(len(names)))
+    if len(names) > MOST_HOSTS:
+        slowest = _slowest(cells)
+        kept = sorted(slowest)
+        note = f"{len(kept)} of {len(names):,} are shown: those with the slowest links. "
+        note += "All are in fabric/bandwidth.csv."
+        cells = {ends: rate for ends, rate in cells.items() if slowest.issuperset(ends)}
+    high, middle = max(cells.values()), statistics.median(cells.values())
+    limit = SLOW * statistics.median(best_links(cells, 0).values())
+
+    def cell(row: int, column: int) -> tuple[str, str, str]:
+        rate, latency = cells.get((row, column)), pairs.latency[row][column]
+        if rate is None:
+            return "", "", ""
+        style = "slow" if rate < limit else f"fast s{math.ceil(SHADES * rate / high)}"
+        title = f"{names[row]} to {names[column]}: {gbit(rate)}"
+        title += f", {micro(latency)}" if latency is not None else ""
+        return style, title, number(rate * 8 / 1e9, 3) if len(kept) <= FEW else ""
+
+    return PairMap(
+        names=tuple(names[each] for each in kept) if len(kept) <= FEW else (),
+        rows=[(names[row], [cell(row, column) for column in kept]) for row in kept],
+        label=f"Bandwidth of each pair of hosts: from {gbit(min(cells.values()))} to {gbit(high)}, "
+        f"median {gbit(middle)}",
+        note=note,
     )
-    parts = list(_names(pairs.names, cell))
-    for row, rates in enumerate(pairs.bandwidth):
-        for column, rate in enumerate(rates):
-            if rate is not None:
-                slow = rate < limit
-                shade = 1.0 if slow else 0.12 + 0.68 * rate / high
-                latency = pairs.latency[row][column]
-                more = f", {micro(latency)}" if latency is not None else ""
-                title = titled(f"{pairs.names[row]} to {pairs.names[column]}: {gbit(rate)}{more}")
-                kind, left, top = "slow" if slow else "fast", LEFT + cell * column, TOP + cell * row
-                side = cell - (2 if cell > SMALLEST else 1)
-                place = {"x": left, "y": top, "width": side, "height": side}
-                parts.append(element("rect", kind, title, **place, fill_opacity=f"{shade:.2f}"))
-                if len(pairs.names) <= FEW:
-                    text, middle = number(rate * 8 / 1e9, 3), cell / 2
-                    parts.append(
-                        element("text", f"in on-{kind}", text, x=left + middle - 1, y=top + middle + 4)
-                    )
-    box = {"viewBox": f"0 0 {width:.0f} {height:.0f}", "width": f"{width:.0f}"}
-    return element("svg", "heat", parts, **box, role="img", aria_label=words)
 
 
-def _names(names: Sequence[str], cell: float) -> Iterator[Markup]:
-    """Every row's, or of many rows only some; the columns' where they are few."""
-    for index in range(0, len(names), math.ceil(LINE / cell)):
-        middle = cell * (index + 0.5)
-        name = names[index] if len(names[index]) <= 16 else f"{names[index][:15]}…"
-        yield element("text", "y", name, x=LEFT - 8, y=TOP + middle + 3)
-        if len(names) <= FEW:
-            short = name if len(name) <= 8 else f"…{name[-7:]}"
-            yield element("text", "x", short, x=LEFT + middle - 1, y=TOP - 10)
+def _slowest(cells: Mapping[tuple[int, int], float]) -> set[int]:
+    """Half of what is drawn: the hosts with the lowest rates on average. Then the slowest links' ends."""
+    rates: dict[int, list[float]] = {}
+    for ends, rate in cells.items():
+        for each in ends:
+            rates.setdefault(each, []).append(rate)
+    kept = set(sorted(rates, key=lambda each: statistics.fmean(rates[each]))[: MOST_HOSTS // 2])
+    for ends in sorted(cells, key=lambda each: cells[each]):
+        kept |= set(ends)
+        if len(kept) >= MOST_HOSTS - 1:
+            break
+    return kept

@@ -35,12 +35,8 @@ def render(data: RunData) -> str:
     result, measured = data.figures, data.figures.fabric if data.figures else None
     kind = recipe_class(result.workload if result else None)
     shown, counts = answers.choose(data.predictions, kind.answer_names)
-    if result and measured:
-        bar, parts, time_note = fabric.time_parts(result, measured)
-        charts = curves.host_charts(data)
-    else:
-        bar, parts, time_note = tables.time_parts(data)
-        charts = curves.charts(data)
+    bar, parts, time_note = tables.time_parts(data)
+    charts = curves.host_charts(data) if measured else curves.charts(data)
     groups = key_figures(data)
     nothing = [chart for chart in charts if not has_points(chart)]
     unmeasured: list[str] = []

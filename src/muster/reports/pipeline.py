@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from muster.core.state import State
@@ -11,37 +10,28 @@ from muster.core.units import counted, format_seconds
 from muster.reports import words
 from muster.reports.page import key_figures, report, template
 from muster.reports.rundata import RunData, gather
-from muster.results.figures import Figure
 from muster.store.atomic import write_text
 from muster.store.runfolder import PipelineFolder, RunFolder
 
-
-@dataclass(frozen=True)
-class StepData:
-    """A step as the page shows it."""
-
-    name: str
-    data: RunData | None  # None: it has not begun
-    page: str | None = None  # its own, from this one
-
-    @property
-    def headline(self) -> words.Headline:
-        """How it ended."""
-        return words.headline(self.data) if self.data else words.Headline("…", "calm", "Not begun")
-
-    @property
-    def groups(self) -> list[tuple[str, list[Figure]]]:
-        """What was measured of it."""
-        return key_figures(self.data, measured=True) if self.data else []
+Step = tuple[str, RunData | None, str | None]  # name; data, None: it has not begun; its page, from this one
 
 
-def render_pipeline(name: str, state: State, steps: Sequence[StepData], notes: Sequence[str] = ()) -> str:
+def render_pipeline(name: str, state: State, steps: Sequence[Step], notes: Sequence[str] = ()) -> str:
     """The page of a pipeline as HTML: the same data gives the same text. Pure."""
-    done = [each.data for each in steps if each.data and each.data.state.good]
+    done = [data for _, data, _ in steps if data and data.state.good]
     took = sum(each.figures.seconds.total for each in done if each.figures)
+    shown = [
+        {
+            "name": step,
+            "page": page,
+            "headline": words.headline(data) if data else words.Headline("…", "calm", "Not begun"),
+            "groups": key_figures(data, measured=True) if data else [],
+        }
+        for step, data, page in steps
+    ]
     ended = f"{len(done)} of {counted(len(steps), 'step')} done in {format_seconds(took)}"
     page = template("pipeline.html.j2")
-    return page.render(name=name, state=state, ended=ended, steps=steps, notes=notes)
+    return page.render(name=name, state=state, ended=ended, steps=shown, notes=notes)
 
 
 def write_page(folder: RunFolder | PipelineFolder, output: Path | None = None) -> Path:
@@ -52,11 +42,11 @@ def write_page(folder: RunFolder | PipelineFolder, output: Path | None = None) -
 def pipeline_page(folder: PipelineFolder, output: Path | None = None) -> Path:
     """Write the page. -> its path. Raises RunFolderError where a step's files are damaged."""
     path = output or folder.report
-    steps = []
+    steps: list[Step] = []
     for run in folder.steps:
         page = run.report if output else run.report.relative_to(folder.path)
         data = gather(run) if run.job.exists() else None
-        steps.append(StepData(run.path.name, data, str(page) if run.report.exists() else None))
+        steps.append((run.path.name, data, str(page) if run.report.exists() else None))
     result = folder.read_result()
     write_text(path, render_pipeline(folder.id, folder.state(), steps, result.notes if result else ()))
     return path

@@ -24,7 +24,7 @@ from muster.results.figures import UNKNOWN, number, seconds
 FORWARD = "Forward pass alone"  # tells the host that others wait for
 OWN_TIME = "A step's time: by itself, and waiting"
 SPLIT = ("Share of a micro-step", "Speed, alone")  # where hosts' shares need not be equal
-COLOURS = ("c5", "c0", "c2", "c3", "c4", "rest")  # training has the page's main colour
+COLOURS = ("c5", "c0", "c2", "c3", "c4", "c1", "c6", "c7")  # training has the page's main colour
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ def time_parts(data: RunData) -> tuple[list[tuple[str, float, str]], list[TimeSl
     """Where the time went: for the bar, for its legend, and what a reader must know of it."""
     if data.figures is None:
         return [], [], ""
-    spent, quality = data.figures.seconds, data.figures.quality
+    spent, quality, fabric = data.figures.seconds, data.figures.quality, data.figures.fabric
     named = [
         ("setup", spent.setup),
         ("training", spent.training),
@@ -58,13 +58,15 @@ def time_parts(data: RunData) -> tuple[list[tuple[str, float, str]], list[TimeSl
         ("saving", spent.saving),
         ("answering held-out questions", quality.seconds if quality else None),
     ]
+    if fabric:  # what each question took on rank 0
+        named = list(fabric.seconds.items())
     measured = sum(value for _, value in named if value is not None and usable(value))
     rest = spent.total - measured
     named.append(("rest", rest if rest > 0 else None))
     whole = max(spent.total, measured)
     bar, parts = [], []
     for index, (name, value) in enumerate(named):
-        style = COLOURS[index]
+        style = "rest" if name == "rest" else COLOURS[index % len(COLOURS)]
         there = value is not None and usable(value)
         if name == "rest" and not there:
             continue
@@ -74,7 +76,9 @@ def time_parts(data: RunData) -> tuple[list[tuple[str, float, str]], list[TimeSl
         parts.append(TimeSlice(name, seconds(value), share, style))
     note = "Rest: starting the processes, ranks waiting for each other, ending"
     note += ", and parts that were not measured." if any(not part.share for part in parts) else "."
-    if data.figures.attempt > 1:
+    if fabric:
+        note = "Rest: starting the processes, loading torch, ending."
+    elif data.figures.attempt > 1:
         note = (
             "This run was resumed. Setup is that of the last attempt; the rest includes the setup of earlier "
             "attempts, and repeated steps."

@@ -11,10 +11,11 @@ from datetime import datetime, timezone
 from itertools import groupby
 from operator import attrgetter
 
-from muster.core.fabric.result import Beside, FabricRun, Slowest
+from muster.core.fabric import FabricRun
 from muster.core.recipe import recipe_class
 from muster.core.result import AttentionExtremes, CommandRun, Flops, Quality, Result
 from muster.core.units import counted, format_bytes, format_count, format_flops, format_number, format_seconds
+from muster.workloads.fabric.request import COLLECTIVES
 
 UNKNOWN = "not measured"
 TERA = 1e12
@@ -341,8 +342,7 @@ def _fabric_run(result: Result, fabric: FabricRun) -> Iterator[Figure]:
 
 def _collectives(fabric: FabricRun) -> Iterator[Figure]:
     group = "Collectives"
-    usual = ("all-reduce", "all-gather", "reduce-scatter", "broadcast")
-    for name in dict.fromkeys((*usual, *(each.operation for each in fabric.sweeps))):
+    for name in dict.fromkeys((*COLLECTIVES, *(each.operation for each in fabric.sweeps))):
         best = max(fabric.of(name), key=lambda each: each.busbw, default=None)
         if best is None:
             yield Figure(group, name)
@@ -371,8 +371,14 @@ def _links(fabric: FabricRun) -> Iterator[Figure]:
     if not any(each.what == "pair" for each in fabric.slowest):
         yield Figure(group, "Slowest pair")
     for slow in fabric.slowest:
-        name, words = slowest_words(slow)
-        yield Figure(group, _capital(name), words)
+        rate = tflops if slow.what == "matmul" else gbit
+        name = {
+            "pair": "Slowest pair",
+            "links": "Slowest host's links",
+            "matmul": f"Slowest device, {slow.precision}",
+        }[slow.what]
+        of_median = f"{number(slow.ratio, 3)} of the median {rate(slow.median)}"
+        yield Figure(group, name, f"{slow.name}: {rate(slow.value)}, {of_median}")
     for precision in dict.fromkeys(each.precision for each in fabric.matmul):
         rates = [each.sustained for each in fabric.matmul if each.precision == precision]
         peaks = {each.peak for each in fabric.matmul if each.precision == precision and each.peak}
@@ -385,21 +391,6 @@ def _links(fabric: FabricRun) -> Iterator[Figure]:
     if not fabric.products:
         yield Figure(group, "Product over all ranks")
     for each in fabric.beside:
-        yield Figure(group, "Computing beside an exchange", beside_words(each))
-
-
-def slowest_words(each: Slowest) -> tuple[str, str]:
-    """(what it is, who it is and how slow)."""
-    rate = tflops if each.what == "matmul" else gbit
-    name = {
-        "pair": "slowest pair",
-        "links": "slowest host's links",
-        "matmul": f"slowest device, {each.precision}",
-    }[each.what]
-    return name, f"{each.name}: {rate(each.value)}, {number(each.ratio, 3)} of the median {rate(each.median)}"
-
-
-def beside_words(each: Beside) -> str:
-    """What computation and exchange lose to each other."""
-    own, others = (f"{number(100 * share, 3)} %" for share in (each.computing, each.exchanging))
-    return f"{own} of its speed alone, the exchange {others}; synchronising costs {micro(each.meeting)}"
+        own, others = (f"{number(100 * share, 3)} %" for share in (each.computing, each.exchanging))
+        words = f"{own} of its speed alone, the exchange {others}; synchronising costs {micro(each.meeting)}"
+        yield Figure(group, "Computing beside an exchange", words)

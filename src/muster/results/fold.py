@@ -9,8 +9,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from muster.core.fabric.figures import Event
-from muster.core.fabric.run import make_run
 from muster.core.job import FASTEST, PASSED_OVER, WARNINGS, Decision, Job
 from muster.core.profile import StepProfile
 from muster.core.recipe import Recipe, recipe_from
@@ -43,6 +41,7 @@ from muster.results.speed import flops, throughput, usual_seconds
 from muster.results.stragglers import parts_of
 from muster.store import events
 from muster.store.windows import measured
+from muster.workloads.fabric.figures import fabric_result
 
 # ----------------------------------------------------------------------------------------------------
 # What each host of a run did, from its events. Pure.
@@ -548,7 +547,7 @@ def make_result(
     )
     if recipe.foreign:
         return of_command(made, folder, job)
-    return made if recipe.trains else measured_alone(made, folder.measured, job)
+    return made if recipe.trains else fabric_result(made, folder.measured, job)
 
 
 def learned(logs: Sequence[events.Log], evaluated: Sequence[events.Evaluated]) -> list[LearnedFigure]:
@@ -725,27 +724,6 @@ def _marked(windows: Sequence[events.Window]) -> dict[str, Any]:
         "variation": statistics.stdev(paces) / mean if len(paces) > 2 and mean else None,
         "rests_on": sum(each.steps for each in ranks[min(ranks)]),
     }
-
-
-# ----------------------------------------------------------------------------------------------------
-# The result of a run that measured and trained nothing. Pure.
-
-
-def measured_alone(made: Result, measured: Sequence[tuple[str, Event]], job: Job) -> Result:
-    """The same with what was measured, and without a model, an engine, a batch."""
-    fabric, notes = make_run(job.placements, job.device, measured)
-    torch = next((event.get("torch") for _, event in measured if event["kind"] == "ready"), None)
-    return made.model_copy(
-        update={
-            "model": None,
-            "engine": None,
-            "precision": None,
-            "global_batch": None,
-            "fabric": fabric,
-            "versions": {"torch": str(torch)} if torch else {},
-            "notes": [*made.notes, *notes],
-        }
-    )
 
 
 # ----------------------------------------------------------------------------------------------------

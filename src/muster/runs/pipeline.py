@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from muster.core.entries import recipes_of
+from muster.core.entries import models_taken, recipes_of, with_models
 from muster.core.errors import MusterError, RunFolderError, UsageError, refused
 from muster.core.inventory import Inventory, inventory_document, parse_inventory, read_inventory
 from muster.core.job import Job
@@ -22,11 +22,7 @@ from muster.core.pipeline import (
     PipelineResult,
     PipelineStep,
     StepResult,
-    check_models,
     load_pipeline,
-    model_before,
-    models_taken,
-    with_models,
 )
 from muster.core.recipe import Recipe
 from muster.core.recipes import dump_yaml, read_yaml, validate
@@ -68,13 +64,20 @@ def unseen(title: str) -> AbstractContextManager[Seen]:
 
 
 @dataclass(frozen=True)
-class PipelineSteps:
+class PipelineInputs:
     """The steps in the order in which they run, and each one's recipe, in which `{step}` is the model of that
-    step, wherever it will be."""
+    step, wherever it will be. `hosts`: None where the steps alone are read."""
 
     about: str
     steps: tuple[PipelineStep, ...]
     recipes: Mapping[str, Recipe]
+    hosts: Inventory | None = None
+
+    @property
+    def inventory(self) -> Inventory:
+        """The hosts of a pipeline that is to run."""
+        assert self.hosts is not None
+        return self.hosts
 
     def before(self, step: PipelineStep) -> list[str]:
         """The steps whose models a step takes."""
@@ -86,25 +89,17 @@ class PipelineSteps:
         its configuration, without weights; or the one that it starts from, where nobody here knows that."""
         models: dict[str, str] = {}
         for step in self.steps:
-            with _told(step, folder):
+            with _in_step(step, folder):
                 recipe = resolved(self.recipes[step.name], models, step.name)
                 yield step, recipe
                 if recipe.trains:
                     models[step.name] = _stand_in(recipe, folder / step.name / "model")
 
-
-@dataclass(frozen=True)
-class PipelineInputs:
-    """A pipeline and its hosts."""
-
-    steps: PipelineSteps
-    inventory: Inventory
-
     def checked(self, folder: Path, *, hub: bool = False) -> Iterator[tuple[PipelineStep, Inputs]]:
         """Every step's inputs, as far as this machine can check them with models that stand in, below
         `folder`. `hub`: ask it for names as well. Raises UsageError and its kinds, naming the step."""
-        for step, recipe in self.steps.standing_in(folder):
-            with _told(step, folder):
+        for step, recipe in self.standing_in(folder):
+            with _in_step(step, folder):
                 if recipe.measure.peaks:
                     read_peaks(recipe.measure.peaks)
                 made = check(recipe, self.inventory)
@@ -113,14 +108,13 @@ class PipelineInputs:
             yield step, made
 
 
-def read_steps(file: Path, overrides: Sequence[str] = (), *, frozen: bool = False) -> PipelineSteps:
+def read_steps(file: Path, overrides: Sequence[str] = (), *, frozen: bool = False) -> PipelineInputs:
     """The steps of a file. `frozen`: of a pipeline's own, in which all is decided. Raises RecipeError."""
     made = load_pipeline(file, frozen=frozen)
-    recipes = recipes_of(made.pipeline, overrides, "step", ".:", model_before)
+    recipes = recipes_of(made.pipeline, overrides, "step", ".:")
     if not frozen:
         recipes = {name: absolute(recipe) for name, recipe in recipes.items()}
-    check_models(made.pipeline, recipes)
-    return PipelineSteps(made.about, tuple(made.pipeline), recipes)
+    return PipelineInputs(made.about, tuple(made.pipeline), recipes)
 
 
 def read_pipeline(file: Path, hosts: str, overrides: Sequence[str] = ()) -> PipelineInputs:
@@ -132,7 +126,7 @@ def read_pipeline(file: Path, hosts: str, overrides: Sequence[str] = ()) -> Pipe
             where=hosts,
             hint="salloc first, or a batch script of your own with `muster train` and --hosts slurm:",
         )
-    return PipelineInputs(steps, inventory)
+    return replace(steps, hosts=inventory)
 
 
 def resolved(recipe: Recipe, models: Mapping[str, str], name: str) -> Recipe:
@@ -155,7 +149,7 @@ def _stand_in(recipe: Recipe, folder: Path) -> str:
 
 
 @contextmanager
-def _told(step: PipelineStep, folder: Path) -> Iterator[None]:
+def _in_step(step: PipelineStep, folder: Path) -> Iterator[None]:
     """An error inside is one of this step; models that stand in have their names in braces."""
     try:
         yield
@@ -182,9 +176,9 @@ def dry_run_of(inputs: PipelineInputs, folder: PipelineFolder) -> list[dict[str,
     steps, later = [], str(folder.path).replace("{", "{{").replace("}", "}}") + "/{}/model"
     with tempfile.TemporaryDirectory(prefix="muster-") as stand:
         for step, made in inputs.checked(Path(stand)):
-            with _told(step, Path(stand)):
+            with _in_step(step, Path(stand)):
                 one = dry_run(made, folder.step(step.name))
-            taken = inputs.steps.before(step)
+            taken = inputs.before(step)
             why = [f"the model of {name}, which is not trained yet: its shape alone" for name in taken]
             one = {**one, "assumed": [*why, *one["assumed"]]}
             steps.append({"step": step.name, "after": step.after, **_renamed(one, Path(stand), later)})
@@ -206,12 +200,12 @@ def plan_steps(
     with tempfile.TemporaryDirectory(prefix="muster-") as stand:
         if on:
             for step, recipe in read_steps(file, overrides).standing_in(Path(stand)):
-                with _told(step, Path(stand)):
+                with _in_step(step, Path(stand)):
                     if recipe.trains:
                         plans[step.name] = plan_on(recipe, on, figures, traced=traced, say=say).plan
         else:
             for step, inputs in read_pipeline(file, hosts, overrides).checked(Path(stand)):
-                with _told(step, Path(stand)):
+                with _in_step(step, Path(stand)):
                     if inputs.recipe.trains:
                         plans[step.name] = plan_hosts(inputs, figures, traced=traced, say=say).plan
     documents = {name: plan.model_dump(mode="json") for name, plan in plans.items() if plan is not None}
@@ -246,7 +240,7 @@ def run_pipeline(
     try:
         _freeze(inputs, folder)
         with folder.claim() as claim:
-            return _run(inputs, folder, claim, seeing, shell, None)
+            return _Steps(inputs, folder, seeing, shell).run(claim)
     finally:
         if not _begun(folder):
             shutil.rmtree(folder.path, ignore_errors=True)
@@ -271,102 +265,87 @@ def resume_pipeline(
         _freeze(inputs, folder)
         if before is not None:
             folder.result.replace(folder.path / f"result.attempt{before.attempt}.json")
-        return _run(inputs, folder, claim, seeing, shell, again)
+        return _Steps(inputs, folder, seeing, shell, again).run(claim)
 
 
-def _run(
-    inputs: PipelineInputs,
-    folder: PipelineFolder,
-    claim: Claim,
-    seeing: Seeing,
-    shell: Shell | None,
-    again: GoingOn | None,
-) -> PipelineResult:
-    folder.stop_request.unlink(missing_ok=True)
-    steps, failure = inputs.steps.steps, None
-    status: RunEnd = State.SUCCEEDED
-    for number, step in enumerate(steps, 1):
-        run = folder.step(step.name)
-        if run.state().good:
-            continue
-        claim.touch()
-        title = f"step {number} of {len(steps)}: {step.name}"
-        status, failure = _ended(inputs, folder, step, seeing(title), shell, again)
-        if not status.good:
-            failure = _of_step(failure, folder, run)
-            break
-    result = _fold(inputs.steps, folder, status, failure)
-    with refused(RunFolderError, "written", folder.result):
-        write_json(folder.result, result.model_dump(mode="json"))
-    with suppress(OSError, MusterError):
-        pipeline_page(folder)
-    folder.stop_request.unlink(missing_ok=True)
-    if status.good:  # nothing is left to resume
-        for each in read_yaml(folder.pipeline)["pipeline"]:
-            forget(each["recipe"].get("env_kept"))
-    return result
+@dataclass(frozen=True)
+class _Steps:
+    """The steps of a pipeline that runs; `again`: None where it does so for the first time."""
 
+    inputs: PipelineInputs
+    folder: PipelineFolder
+    seeing: Seeing
+    shell: Shell | None
+    again: GoingOn | None = None
 
-def _ended(
-    inputs: PipelineInputs,
-    folder: PipelineFolder,
-    step: PipelineStep,
-    seen: AbstractContextManager[Seen],
-    shell: Shell | None,
-    again: GoingOn | None,
-) -> tuple[RunEnd, Failure | None]:
-    """How a step ended, whatever happened. Raises where nothing of the pipeline has begun."""
-    if folder.stop_request.exists():
-        return State.STOPPED, Failure(what="stopped by `muster stop` before this step")
-    try:
-        with seen as (watch, announce):
-            result = _step(inputs, folder, step, watch, announce, shell, again)
+    def run(self, claim: Claim) -> PipelineResult:
+        """Run those that have not ended well, one after the other, and write what all came to."""
+        folder, steps, failure = self.folder, self.inputs.steps, None
+        folder.stop_request.unlink(missing_ok=True)
+        status: RunEnd = State.SUCCEEDED
+        for number, step in enumerate(steps, 1):
+            run = folder.step(step.name)
+            if run.state().good:
+                continue
+            claim.touch()
+            status, failure = self._ended(step, f"step {number} of {len(steps)}: {step.name}")
+            if not status.good:
+                failure = _of_step(failure, folder, run)
+                break
+        result = _fold(self.inputs, folder, status, failure)
+        with refused(RunFolderError, "written", folder.result):
+            write_json(folder.result, result.model_dump(mode="json"))
         with suppress(OSError, MusterError):
-            report(folder.step(step.name))
-        return result.status, result.failure
-    except (MusterError, KeyboardInterrupt) as error:
-        if not _begun(folder):
-            raise
-        if isinstance(error, KeyboardInterrupt):
-            return State.STOPPED, Failure(what="stopped by Ctrl-C")
-        usage = isinstance(error, UsageError)
-        return State.FAILED, Failure.model_validate({**error.as_dict(), "usage": usage})
+            pipeline_page(folder)
+        folder.stop_request.unlink(missing_ok=True)
+        if status.good:  # nothing is left to resume
+            for each in read_yaml(folder.pipeline)["pipeline"]:
+                forget(each["recipe"].get("env_kept"))
+        return result
 
+    def _ended(self, step: PipelineStep, title: str) -> tuple[RunEnd, Failure | None]:
+        """How a step ended, whatever happened. Raises where nothing of the pipeline has begun."""
+        if self.folder.stop_request.exists():
+            return State.STOPPED, Failure(what="stopped by `muster stop` before this step")
+        try:
+            with self.seeing(title) as (watch, announce):
+                result = self._train(step, watch, announce)
+            with suppress(OSError, MusterError):
+                report(self.folder.step(step.name))
+            return result.status, result.failure
+        except (MusterError, KeyboardInterrupt) as error:
+            if not _begun(self.folder):
+                raise
+            if isinstance(error, KeyboardInterrupt):
+                return State.STOPPED, Failure(what="stopped by Ctrl-C")
+            usage = isinstance(error, UsageError)
+            return State.FAILED, Failure.model_validate({**error.as_dict(), "usage": usage})
 
-def _step(
-    inputs: PipelineInputs,
-    folder: PipelineFolder,
-    step: PipelineStep,
-    watch: Watcher,
-    announce: Callable[[Job], None],
-    shell: Shell | None,
-    again: GoingOn | None,
-) -> Result:
-    """Run a step, or go on with it."""
-    run, recipe = folder.step(step.name), inputs.steps.recipes[step.name]
-    models = {}
-    for name in inputs.steps.before(step):
-        source = folder.step(name)
-        check_trained(source)
-        if again is not None:  # it may have lain there for long
-            check_model(source)
-        models[name] = str(source.model)
-    if run.job.exists():
-        again = again or GoingOn()
-        wanted = WantedCheckpoint(copy=again.copy)
-        return resume(
-            run,
-            wanted=wanted,
-            hosts=again.hosts,
-            leave=again.leave,
-            watch=watch,
-            announce=announce,
-            shell=shell,
-        )
-    if run.path.exists():  # broken off before anything was launched
-        shutil.rmtree(run.path)
-    made = check(resolved(recipe, models, step.name), inputs.inventory)
-    return train(made, run, watch=watch, announce=announce, shell=shell)
+    def _train(self, step: PipelineStep, watch: Watcher, announce: Callable[[Job], None]) -> Result:
+        """Run a step, or go on with it."""
+        run, recipe = self.folder.step(step.name), self.inputs.recipes[step.name]
+        models = {}
+        for name in self.inputs.before(step):
+            source = self.folder.step(name)
+            check_trained(source)
+            if self.again is not None:  # it may have lain there for long
+                check_model(source)
+            models[name] = str(source.model)
+        if run.job.exists():
+            again = self.again or GoingOn()
+            return resume(
+                run,
+                wanted=WantedCheckpoint(copy=again.copy),
+                hosts=again.hosts,
+                leave=again.leave,
+                watch=watch,
+                announce=announce,
+                shell=self.shell,
+            )
+        if run.path.exists():  # broken off before anything was launched
+            shutil.rmtree(run.path)
+        made = check(resolved(recipe, models, step.name), self.inputs.inventory)
+        return train(made, run, watch=watch, announce=announce, shell=self.shell)
 
 
 def _begun(folder: PipelineFolder) -> bool:
@@ -392,20 +371,20 @@ def so_far(folder: PipelineFolder) -> PipelineResult:
 
 
 def _fold(
-    steps: PipelineSteps, folder: PipelineFolder, status: RunEnd, failure: Failure | None
+    inputs: PipelineInputs, folder: PipelineFolder, status: RunEnd, failure: Failure | None
 ) -> PipelineResult:
     """What all steps came to."""
     results_of_steps: list[StepResult] = []
     notes: list[str] = []
-    results = {step.name: folder.step(step.name).read_result() for step in steps.steps}
-    for step in steps.steps:
+    results = {step.name: folder.step(step.name).read_result() for step in inputs.steps}
+    for step in inputs.steps:
         run, result = folder.step(step.name), results[step.name]
         state = run.state() if run.job.exists() else State.NOT_BEGUN
         results_of_steps.append(
             StepResult(name=step.name, after=step.after, run=str(run.path), status=state, result=result)
         )
         anew = result and result.attempt > 1 and run.read_json(run.job).get("resume_step") is None
-        for name in steps.before(step):
+        for name in inputs.before(step):
             source = results[name]
             if result and source and source.ended > (result.ended if anew else result.started):
                 notes.append(f"{step.name} started from an earlier model of {name}, which was trained again")
@@ -428,21 +407,17 @@ def _fold(
 
 
 def _freeze(inputs: PipelineInputs, folder: PipelineFolder) -> None:
-    steps = [
-        {
-            "name": step.name,
-            "after": step.after,
-            "recipe": without_values(inputs.steps.recipes[step.name].as_dict()),
-            # Also where it is not that of the step before.
-            "set": {"model": inputs.steps.recipes[step.name].as_dict()["model"]},
-        }
-        for step in inputs.steps.steps
-    ]
+    steps = []
+    for step in inputs.steps:
+        recipe = inputs.recipes[step.name].as_dict()
+        # `set` has the model also where it is not that of the step before.
+        frozen = {"recipe": without_values(recipe), "set": {"model": recipe["model"]}}
+        steps.append({"name": step.name, "after": step.after, **frozen})
     inventory = inputs.inventory
     hosts = inventory_document(inventory.hosts, inventory.launcher)
     with refused(RunFolderError, "written", folder.path):
         write_json(folder.hosts, {**hosts, "source": inventory.source})
-        write_text(folder.pipeline, dump_yaml({"about": inputs.steps.about, "pipeline": steps}))
+        write_text(folder.pipeline, dump_yaml({"about": inputs.about, "pipeline": steps}))
 
 
 def _reread(folder: PipelineFolder, again: GoingOn) -> PipelineInputs:
@@ -454,7 +429,7 @@ def _reread(folder: PipelineFolder, again: GoingOn) -> PipelineInputs:
         text = folder.hosts.read_text(encoding="utf-8")
         before = replace(parse_inventory(text, source=str(folder.hosts)), source=source)
     if not again.hosts and not again.leave:
-        return PipelineInputs(steps, before)
+        return replace(steps, hosts=before)
     inventory = without(read_inventory(again.hosts) if again.hosts else before, again.leave)
     recipes = {name: on_other_hosts(recipe, before, inventory) for name, recipe in steps.recipes.items()}
-    return PipelineInputs(replace(steps, recipes=recipes), inventory)
+    return replace(steps, recipes=recipes, hosts=inventory)

@@ -28,7 +28,6 @@ from muster.core.slurm import allocation
 from muster.core.state import State
 from muster.core.versions import versions_of
 from muster.engines.base import packages
-from muster.fabric.run import judged, write_tables
 from muster.failures.table import disk_full
 from muster.fleet.cause import judge_command, judge_outcome, unresolved, with_way_on
 from muster.fleet.fetch import copy_between, fetch_model, fetch_profiles
@@ -43,6 +42,7 @@ from muster.inputs.read import Inputs
 from muster.planner.decide import Chosen, Decided
 from muster.planner.orders import greeting, orders, with_code
 from muster.planner.plan import ask, hosts_first, plan_first, promised
+from muster.reports.fabric import write_tables
 from muster.results.fold import learned_nothing, make_result
 from muster.results.stragglers import Stragglers
 from muster.runs.checkpoints import BEGINNING, Start, WantedCheckpoint, choose
@@ -390,8 +390,7 @@ def _conclude(
     if not status.good and outcome.stopped and not hang.steps:
         failure = unresolved(recorder.lines_of, job.placements) or failure
     first = job.placements[0]
-    trains = inputs.recipe.trains
-    saved = trains and inputs.recipe.checkpoint.model
+    saved = inputs.recipe.trains and inputs.recipe.checkpoint.model
     if saved and status.good and not facts[first.host]["shared"]:
         try:
             files = next((each.files for each in reversed(folder.saved) if each.step is None), None)
@@ -412,7 +411,7 @@ def _conclude(
         )
     if status.good and (failure := learned_nothing(folder, job)):
         status = State.FAILED
-    result = make_result(
+    return make_result(
         folder,
         job,
         status=status,
@@ -420,7 +419,6 @@ def _conclude(
         ended=time.time(),
         planned=promised(run.read_json(run.plan)),
     )
-    return result if trains or inputs.recipe.foreign else judged(result, folder, job)
 
 
 def _write_predictions(run: RunFolder, result: Result) -> None:

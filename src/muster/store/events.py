@@ -289,7 +289,7 @@ class Noted(_Event):
 
 
 class Measured(_Event):
-    """What the fabric workload's ranks say of what they measure: core.fabric_figures reads it."""
+    """What the fabric workload's ranks say of what they measure: workloads/fabric/figures.py reads it."""
 
     kind: Literal["measured"] = "measured"
     what: str

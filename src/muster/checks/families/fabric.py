@@ -1,9 +1,9 @@
 """What ranks on all hosts find out together: meeting, values, links, products, copies, disks, MPI.
 
-The answers come from real ranks (muster/fabric), not from a probe: `judge_group` has the judges. They compare
-a host with its peers, because what a link or a device can do is seldom known, and with the profile where it
-says so. The peers' reference is the upper median (the better one of two): where more is better, half the
-group being bad does not lower it.
+The answers come from real ranks (checks/group.py), not from a probe: `judge_group` has the judges. They
+compare a host with its peers, because what a link or a device can do is seldom known, and with the profile
+where it says so. The peers' reference is the upper median (the better one of two): where more is better, half
+the group being bad does not lower it.
 """
 
 from __future__ import annotations
@@ -18,9 +18,12 @@ from typing import Any
 
 from muster.checks.base import Answers, Check, Context, Finding, Level
 from muster.checks.kinds import Case, Judge, words_of
-from muster.core.fabric.result import GroupFabric, Matmul, TimedPair, suspects, wrong_words
+from muster.core.fabric import GroupFabric, Matmul, TimedPair
 from muster.core.hardware.peaks import stated_peak
-from muster.core.units import counted, format_number
+from muster.core.units import counted, format_flops
+from muster.results.figures import gbit
+from muster.workloads.fabric.figures import Rates, best_links, suspects
+from muster.workloads.fabric.request import COLLECTIVES
 
 
 @dataclass(frozen=True)
@@ -40,11 +43,6 @@ def measured(
     return lambda compare: GroupMeasurement(
         Check(name, *words_of(compare), expects), compare, question, together
     )
-
-
-def gbit(rate: float) -> str:
-    """Bytes per second as the field states a link."""
-    return f"{format_number(rate * 8 / 1e9, 3)} Gbit/s"
 
 
 # ----------------------------------------------------------------------------------------------------
@@ -121,12 +119,12 @@ def values(fabric: GroupFabric, context: Context) -> Judge:
     def judge(case: Case) -> Finding:
         if case.host in accused:
             seen = [each for each in fabric.wrong if case.host in (each.host, each.source_host)]
-            evidence = "; ".join(wrong_words(each) for each in seen[:3])
+            evidence = "; ".join(each.words for each in seen[:3])
             remedy = "leave the host out; test its memory, device and network card"
             return case.fail("wrong values", evidence, remedy)
         if not fabric.values:
             return case.unknown("no values were compared")
-        if {"all-reduce", "all-gather", "reduce-scatter", "broadcast"} - complete:
+        if set(COLLECTIVES) - complete:
             return case.unknown("not all values were compared", evidence=f"{elements} elements were")
         return case.passed(f"{elements} elements compared in total, none wrong here")
 
@@ -135,8 +133,6 @@ def values(fabric: GroupFabric, context: Context) -> Judge:
 
 # ----------------------------------------------------------------------------------------------------
 # Links: which host, or which single link, is slower than its peers.
-
-Rates = Mapping[tuple[str, str], float]  # (from host, to host) -> bytes/s
 
 _LINK = "ethtool INTERFACE (speed, duplex), its error counters (ip -s link), cable, switch port"
 
@@ -160,7 +156,7 @@ def bandwidth(fabric: GroupFabric, context: Context) -> Judge:
     if len(fabric.hosts) == 1:
         return lambda case: _within_a_host(case, fabric.pairs)
     rates = {(each.source_host, each.target_host): each.bandwidth_best for each in fabric.pairs}
-    best_out, best_in = _best(rates, 0), _best(rates, 1)
+    best_out, best_in = best_links(rates, 0), best_links(rates, 1)
     warn = context.expect("fabric.bandwidth", "link_warn_below")
     slow_links = _slow_links(rates, best_out, best_in, warn)
 
@@ -185,14 +181,6 @@ def bandwidth(fabric: GroupFabric, context: Context) -> Judge:
         return case.passed(words)
 
     return judge
-
-
-def _best(rates: Rates, end: int) -> dict[str, float]:
-    """Host -> the best rate of the links that begin (0) or end (1) there."""
-    best: dict[str, float] = {}
-    for pair, rate in rates.items():
-        best[pair[end]] = max(best.get(pair[end], 0.0), rate)
-    return best
 
 
 def _ratio(host: str, best: Mapping[str, float], way: str) -> tuple[float, str]:
@@ -366,11 +354,10 @@ def _capped(each: Matmul) -> bool:
 
 
 def _words(each: Matmul) -> str:
-    unit, name = (1e12, "TFLOP/s") if each.best >= 1e12 else (1e9, "GFLOP/s")
-    peak = f" of {each.peak / unit:.4g} stated" if each.peak else ""
+    peak = f" of {format_flops(each.peak)} stated" if each.peak else ""
     return (
-        f"rank {each.rank}, {each.device}, {each.precision}: {each.sustained / unit:.3g} {name} sustained, "
-        f"{each.best / unit:.3g} best{peak}"
+        f"rank {each.rank}, {each.device}, {each.precision}: {format_flops(each.sustained)} sustained, "
+        f"{format_flops(each.best)} best{peak}"
     )
 
 
@@ -487,7 +474,7 @@ def judge(answers: Answers, peers: Answers, context: Context) -> list[Finding]:
 
 
 def judge_group(data: Mapping[str, Any], context: Context) -> list[Finding]:
-    """What fabric.measure.measure gave, as plain data -> one Finding per host and check.
+    """What the group measured, as plain data -> one Finding per host and check.
 
     A check that the group was not asked has none.
     """

@@ -17,7 +17,7 @@ from muster.core.state import State
 from muster.core.units import format_number, format_seconds
 from muster.runs.dry_run import format_dry_run
 from muster.runs.listing import show
-from muster.runs.pipeline import Seen, dry_run_of, read_pipeline, run_pipeline, so_far
+from muster.runs.pipeline import Seen, dry_run_of, read_pipeline, so_far
 from muster.store.runfolder import PipelineFolder
 
 
@@ -29,13 +29,6 @@ def seeing(title: str) -> Iterator[Seen]:
         console.print(f"[bold]{escape(title)}[/bold]")
         view.now("asking the hosts, and planning")
         yield view, view.announce
-
-
-def train_pipeline(file: Path, hosts: str, changes: list[str], folder: PipelineFolder, *, json: bool) -> int:
-    """Run all steps, and print what they came to. -> exit code."""
-    return finish_pipeline(
-        run_pipeline(read_pipeline(file, hosts, changes), folder, seeing=seeing), folder, json
-    )
 
 
 def finish_pipeline(result: PipelineResult, folder: PipelineFolder, json: bool) -> int:

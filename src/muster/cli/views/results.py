@@ -9,9 +9,9 @@ from rich.markup import escape
 from rich.table import Table
 
 from muster.cli.output import err_console, out_console, print_row, table
-from muster.core.fabric.result import FabricRun
+from muster.core.fabric import FabricRun
 from muster.core.result import Failure, Result
-from muster.reports.fabric_tables import pair_rows, sweep_rows
+from muster.reports.fabric import pair_rows, sweep_rows
 from muster.results.figures import figures, grouped, subject
 from muster.runs.afterwards import loading_lines, next_command
 from muster.store.runfolder import RunFolder, from_here

@@ -13,7 +13,7 @@ from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
-from muster.core.fabric.result import Matmul
+from muster.core.fabric import Matmul
 from muster.core.hardware.devices import driver_device
 
 _MATMULS = TypeAdapter(list[Matmul])

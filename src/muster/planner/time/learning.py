@@ -20,7 +20,7 @@ from functools import partial
 from operator import mul
 
 from muster.core.errors import UsageError
-from muster.core.fabric.result import FabricRun
+from muster.core.fabric import FabricRun
 from muster.core.hardware.devices import CPU
 from muster.core.hardware.links import LinkFigures, SharedLink
 from muster.core.recipe import Recipe

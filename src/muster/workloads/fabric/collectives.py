@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
+import itertools
 import statistics
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
+from functools import reduce
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 import torch.distributed as dist
 
-from muster.core.fabric.asked import BESIDE, MIB, PRODUCT, rounds, sweep_sizes
-from muster.core.fabric.busbw import COLLECTIVES, POINT_TO_POINT
-from muster.worker.fabric.device_bench import sparse
-from muster.worker.fabric.place import Voice
-from muster.worker.fabric.rendezvous import Team
+from muster.workloads.fabric.devices import sparse
+from muster.workloads.fabric.group import RankGroup, Report
+from muster.workloads.fabric.request import (
+    BESIDE,
+    COLLECTIVES,
+    MIB,
+    POINT_TO_POINT,
+    PRODUCT,
+    rounds,
+    sweep_sizes,
+)
 
 # ----------------------------------------------------------------------------------------------------
 # The collectives: what each is called with, what must come out, how long it takes over message sizes.
@@ -28,6 +36,7 @@ _GROWS = 8  # times as many operations in the next try
 _SMALL_BYTES = 8
 _SMALL_COUNT = 100
 NATIVE = "native"
+T = TypeVar("T")
 
 
 def pattern(rank: int, first: int, count: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
@@ -39,57 +48,62 @@ def pattern(rank: int, first: int, count: int, dtype: torch.dtype, device: torch
 
 @dataclass(frozen=True)
 class Buffers:
-    """What one operation reads and writes: the same tensor where it works in place."""
+    """What one operation reads and writes: the same tensor where it works in place. `root`: a sender."""
 
     source: torch.Tensor
     target: torch.Tensor
+    root: int = 0
+
+    @property
+    def bytes(self) -> int:
+        """The message size: of the whole array, where each rank has its own part."""
+        return int(max(self.source.nbytes, self.target.nbytes))
 
 
-def _in_place(team: Team, count: int, dtype: torch.dtype) -> Buffers:
-    tensor = torch.zeros(count, dtype=dtype, device=team.device)
+def _in_place(group: RankGroup, count: int, dtype: torch.dtype) -> Buffers:
+    tensor = torch.zeros(count, dtype=dtype, device=group.device)
     return Buffers(tensor, tensor)
 
 
-def _gathering(team: Team, count: int, dtype: torch.dtype) -> Buffers:
-    share = max(1, count // team.world_size)
-    source = torch.zeros(share, dtype=dtype, device=team.device)
-    return Buffers(source, torch.zeros(share * team.world_size, dtype=dtype, device=team.device))
+def _gathering(group: RankGroup, count: int, dtype: torch.dtype) -> Buffers:
+    share = max(1, count // group.world_size)
+    source = torch.zeros(share, dtype=dtype, device=group.device)
+    return Buffers(source, torch.zeros(share * group.world_size, dtype=dtype, device=group.device))
 
 
-def _scattering(team: Team, count: int, dtype: torch.dtype) -> Buffers:
-    turned = _gathering(team, count, dtype)
+def _scattering(group: RankGroup, count: int, dtype: torch.dtype) -> Buffers:
+    turned = _gathering(group, count, dtype)
     return Buffers(turned.target, turned.source)
 
 
-def _all_reduce(team: Team, buffers: Buffers) -> str:
+def _all_reduce(group: RankGroup, buffers: Buffers) -> str:
     dist.all_reduce(buffers.target)
     return NATIVE
 
 
-def _broadcast(team: Team, buffers: Buffers, root: int = 0) -> str:
-    dist.broadcast(buffers.target, src=root)
+def _broadcast(group: RankGroup, buffers: Buffers) -> str:
+    dist.broadcast(buffers.target, src=buffers.root)
     return NATIVE
 
 
-def _all_gather(team: Team, buffers: Buffers) -> str:
+def _all_gather(group: RankGroup, buffers: Buffers) -> str:
     try:
         dist.all_gather_into_tensor(buffers.target, buffers.source)
     except (RuntimeError, NotImplementedError) as error:
         _only_unsupported(error)
-        dist.all_gather(list(buffers.target.chunk(team.world_size)), buffers.source)
+        dist.all_gather(list(buffers.target.chunk(group.world_size)), buffers.source)
         return "all_gather (list)"
     return NATIVE
 
 
-def _reduce_scatter(team: Team, buffers: Buffers) -> str:
+def _reduce_scatter(group: RankGroup, buffers: Buffers) -> str:
     try:
         dist.reduce_scatter_tensor(buffers.target, buffers.source)
     except (RuntimeError, NotImplementedError) as error:
         _only_unsupported(error)
         whole = buffers.source.clone()
         dist.all_reduce(whole)
-        share = buffers.target.numel()
-        buffers.target.copy_(whole[team.rank * share : (team.rank + 1) * share])
+        buffers.target.copy_(whole.chunk(group.world_size)[group.rank])
         return "all_reduce + slice"
     return NATIVE
 
@@ -105,90 +119,89 @@ def _only_unsupported(error: Exception) -> None:
 class Operation:
     """A collective: its buffers for a count of elements in all, and the call (-> what computed it)."""
 
-    buffers: Callable[[Team, int, torch.dtype], Buffers]
-    run: Callable[[Team, Buffers], str]
-    whole: Callable[[Buffers], torch.Tensor]  # the tensor whose size is the message size
+    buffers: Callable[[RankGroup, int, torch.dtype], Buffers]
+    run: Callable[[RankGroup, Buffers], str]
 
 
 OPERATIONS = {
-    "all-reduce": Operation(_in_place, _all_reduce, lambda buffers: buffers.target),
-    "all-gather": Operation(_gathering, _all_gather, lambda buffers: buffers.target),
-    "reduce-scatter": Operation(_scattering, _reduce_scatter, lambda buffers: buffers.source),
-    "broadcast": Operation(_in_place, _broadcast, lambda buffers: buffers.target),
+    "all-reduce": Operation(_in_place, _all_reduce),
+    "all-gather": Operation(_gathering, _all_gather),
+    "reduce-scatter": Operation(_scattering, _reduce_scatter),
+    "broadcast": Operation(_in_place, _broadcast),
 }
 
 
-def sweep(team: Team, say: Voice, name: str, budget: float) -> None:
+def sweep(group: RankGroup, report: Report, name: str, budget: float) -> None:
     """One collective over message sizes, as long as the budget lasts. Rank 0 speaks for all.
 
     A repeat is timed from a barrier to the end of its last operation, device synchronised, and the slowest
     rank's time counts. What comes next is decided by times that all ranks have agreed on.
     """
-    asked = team.place.asked
-    largest = asked.largest or (1024 * MIB if team.on_gpu else 64 * MIB)
+    asked = group.asked
+    largest = asked.largest or (1024 * MIB if group.on_gpu else 64 * MIB)
     operation = OPERATIONS[name]
     began = time.perf_counter()
     before: tuple[int, float] | None = None
     sizes = sweep_sizes(asked.smallest, max(asked.smallest, largest))
     for number, size in enumerate(sizes):
-        (left,) = (budget - spent for spent in team.agree(time.perf_counter() - began))
+        (left,) = (budget - spent for spent in group.agree(time.perf_counter() - began))
         expected = before[1] * size / before[0] if before and before[0] >= 64 * 1024 else 0.0
         if before and expected * (_FEWEST + 2) > left:
-            if team.rank == 0:
-                say("curtailed", operation=name, bytes=size, seconds=budget)
+            if group.rank == 0:
+                report("curtailed", operation=name, bytes=size, seconds=budget)
             return
-        buffers = operation.buffers(team, max(1, size // 4), torch.float32)
-        method = operation.run(team, buffers)  # the first one connects and allocates
-        iterations = _operations(team, operation, buffers)
+        buffers = operation.buffers(group, max(1, size // 4), torch.float32)
+        method = operation.run(group, buffers)  # the first one connects and allocates
+        iterations = _operations(group, operation, buffers)
         times: list[float] = []
         share = left / (len(sizes) - number)  # small messages leave the large ones their time
         while len(times) < _FEWEST or (len(times) < _REPEATS and sum(times) * iterations < share):
-            times += team.agree(_timed(team, operation, buffers, iterations))
-        exact = operation.whole(buffers).numel() * 4
-        if team.rank == 0:
-            say("sweep", operation=name, method=method, bytes=exact, seconds=times, iterations=iterations)
+            times += group.agree(_timed(group, operation, buffers, iterations))
+        if group.rank == 0:
+            figures = {"bytes": buffers.bytes, "seconds": times, "iterations": iterations}
+            report("sweep", operation=name, method=method, **figures)
         before = (size, statistics.median(times))
 
 
-def _operations(team: Team, operation: Operation, buffers: Buffers) -> int:
+def _operations(group: RankGroup, operation: Operation, buffers: Buffers) -> int:
     """How many fill a repeat. Found by trying more and more: where hosts have a quota of their cores, one
     alone takes a fiftieth of what each of many does."""
     count = 1
     while True:
-        (one,) = team.agree(_timed(team, operation, buffers, count))
+        (one,) = group.agree(_timed(group, operation, buffers, count))
         wanted = max(1, min(_MOST_OPERATIONS, int(_REPEAT_SECONDS / max(one, 1e-7))))
         if wanted <= _GROWS * count:
             return wanted
         count *= _GROWS
 
 
-def _timed(team: Team, operation: Operation, buffers: Buffers, iterations: int) -> float:
+def _timed(group: RankGroup, operation: Operation, buffers: Buffers, iterations: int) -> float:
     """Seconds of one operation on this rank, over so many, from a barrier on."""
-    team.barrier()
+    group.barrier()
     began = time.perf_counter()
     for _ in range(iterations):
-        operation.run(team, buffers)
-    team.sync()
+        operation.run(group, buffers)
+    group.sync()
     return (time.perf_counter() - began) / iterations
 
 
-def latency(team: Team, say: Voice, budget: float) -> None:
+def latency(group: RankGroup, report: Report, budget: float) -> None:
     """A small all-reduce, many times: the slowest rank's median, mean and best."""
-    tensor = torch.zeros(_SMALL_BYTES // 4, device=team.device)
+    tensor = torch.zeros(_SMALL_BYTES // 4, device=group.device)
     times: list[float] = []
     for _ in range(5):
         dist.all_reduce(tensor)
-    (estimate,) = team.agree(_timed(team, OPERATIONS["all-reduce"], Buffers(tensor, tensor), 3))
+    (estimate,) = group.agree(_timed(group, OPERATIONS["all-reduce"], Buffers(tensor, tensor), 3))
     for _ in range(max(5, min(_SMALL_COUNT, int(budget / max(estimate, 1e-7))))):
-        team.sync()
+        group.sync()
         began = time.perf_counter()
         dist.all_reduce(tensor)
-        team.sync()
+        group.sync()
         times.append(time.perf_counter() - began)
-    median, mean, best = team.agree(statistics.median(times), statistics.fmean(times), min(times))
-    if team.rank == 0:
+    median, mean, best = group.agree(statistics.median(times), statistics.fmean(times), min(times))
+    if group.rank == 0:
         figures = {"median": median, "mean": mean, "best": best, "count": len(times)}
-        say("latency", operation="all-reduce", bytes=_SMALL_BYTES, **figures)
+        report("latency", operation="all-reduce", bytes=_SMALL_BYTES, **figures)
 
 
 # ----------------------------------------------------------------------------------------------------
@@ -201,91 +214,63 @@ _SHOWN = 5  # wrong elements that are told one by one
 
 @dataclass(frozen=True)
 class ValueTrial:
-    """One call: what to do, and what must be in the result. `part`: elements that came from one rank."""
+    """What an operation gave, and what it must give. `part`: elements that came from one rank, such as a
+    gathered rank's share: its number is the source."""
 
     result: torch.Tensor
     expected: torch.Tensor
-    method: str
-    part: int | None = None  # such as a gathered rank's share: its number is the source
+    method: str = NATIVE
+    part: int | None = None
     source: int | None = None
 
 
-def check_values(team: Team, say: Voice) -> None:
-    """Every collective. Each rank says what it compared, and what was wrong."""
+def check_values(group: RankGroup, report: Report, budget: float) -> None:
+    """Every collective, as long as it takes. Each rank reports what it compared, and what was wrong."""
     for name in COLLECTIVES:
-        elements, wrong, method = 0, 0, NATIVE
-        shown: list[dict[str, Any]] = []
-        for dtype in _DTYPES:
-            for trial in _trials(team, name, dtype):
-                method = trial.method
-                elements += trial.result.numel()
-                differing = wrong_elements(trial, dtype)
-                wrong += differing[0]
-                shown += differing[1]
-        _tell_values(say, name, method, elements, wrong, shown[:_SHOWN])
+        _compare(report, name, _trials(group, name))
 
 
-def _tell_values(
-    say: Voice, operation: str, method: str, elements: int, wrong: int, shown: list[dict[str, Any]]
-) -> None:
-    say("values", operation=operation, method=method, elements=elements, wrong=wrong, shown=shown)
+def _compare(report: Report, operation: str, trials: Iterable[ValueTrial]) -> None:
+    elements, wrong, method = 0, 0, NATIVE
+    shown: list[dict[str, Any]] = []
+    for trial in trials:
+        method = trial.method
+        elements += trial.result.numel()
+        differing = _wrong_elements(trial)
+        wrong += differing[0]
+        shown += differing[1]
+    figures = {"elements": elements, "wrong": wrong, "shown": shown[:_SHOWN]}
+    report("values", operation=operation, method=method, **figures)
 
 
-def _trials(team: Team, name: str, dtype: torch.dtype) -> Iterator[ValueTrial]:
-    for count in _COUNTS:
-        if name == "all-reduce":
-            yield _all_reduced(team, count, dtype)
-        elif name == "all-gather":
-            yield _all_gathered(team, count, dtype)
-        elif name == "reduce-scatter":
-            yield _reduce_scattered(team, count, dtype)
-        else:
-            for root in roots(team.world_size):
-                yield _broadcasts(team, count, dtype, root)
+def _trials(group: RankGroup, name: str) -> Iterator[ValueTrial]:
+    """Every type, size and, of a broadcast, some roots: everyone in a small group, else the first, a middle
+    and the last rank."""
+    world, roots = group.world_size, [0]
+    if name == "broadcast":
+        roots = list(range(world)) if world <= 4 else [0, world // 2, world - 1]
+    for dtype, count, root in itertools.product(_DTYPES, _COUNTS, roots):
+        yield _trial(group, name, count, dtype, root)
 
 
-def roots(world_size: int) -> list[int]:
-    """Who broadcasts: everyone in a small group, else the first, a middle and the last rank."""
-    if world_size <= 4:
-        return list(range(world_size))
-    return [0, world_size // 2, world_size - 1]
+def _trial(group: RankGroup, name: str, count: int, dtype: torch.dtype, root: int) -> ValueTrial:
+    """`count`: elements, of each rank's own part where there are parts."""
+    operation = OPERATIONS[name]
+    whole = count * (group.world_size if name in ("all-gather", "reduce-scatter") else 1)
+    buffers = replace(operation.buffers(group, whole, dtype), root=root)
+    buffers.source.copy_(pattern(group.rank, 0, buffers.source.numel(), dtype, group.device))
+    method = operation.run(group, buffers)
+    if name == "broadcast":
+        expected = pattern(root, 0, count, dtype, group.device)
+        return ValueTrial(buffers.target, expected, method, source=root)
+    first = group.rank * count if name == "reduce-scatter" else 0
+    parts = (pattern(rank, first, count, dtype, group.device) for rank in range(group.world_size))
+    if name == "all-gather":
+        return ValueTrial(buffers.target, torch.cat(list(parts)), method, part=count)
+    return ValueTrial(buffers.target, reduce(torch.add, parts), method)
 
 
-def _sum(team: Team, first: int, count: int, dtype: torch.dtype) -> torch.Tensor:
-    total = torch.zeros(count, dtype=dtype, device=team.device)
-    for rank in range(team.world_size):
-        total += pattern(rank, first, count, dtype, team.device)
-    return total
-
-
-def _all_reduced(team: Team, count: int, dtype: torch.dtype) -> ValueTrial:
-    tensor = pattern(team.rank, 0, count, dtype, team.device)
-    method = _all_reduce(team, Buffers(tensor, tensor))
-    return ValueTrial(tensor, _sum(team, 0, count, dtype), method)
-
-
-def _all_gathered(team: Team, count: int, dtype: torch.dtype) -> ValueTrial:
-    gathered = torch.zeros(count * team.world_size, dtype=dtype, device=team.device)
-    mine = pattern(team.rank, 0, count, dtype, team.device)
-    method = _all_gather(team, Buffers(mine, gathered))
-    parts = [pattern(rank, 0, count, dtype, team.device) for rank in range(team.world_size)]
-    return ValueTrial(gathered, torch.cat(parts), method, part=count)
-
-
-def _reduce_scattered(team: Team, count: int, dtype: torch.dtype) -> ValueTrial:
-    whole = pattern(team.rank, 0, count * team.world_size, dtype, team.device)
-    share = torch.zeros(count, dtype=dtype, device=team.device)
-    method = _reduce_scatter(team, Buffers(whole, share))
-    return ValueTrial(share, _sum(team, team.rank * count, count, dtype), method)
-
-
-def _broadcasts(team: Team, count: int, dtype: torch.dtype, root: int) -> ValueTrial:
-    tensor = pattern(team.rank, 0, count, dtype, team.device)
-    method = _broadcast(team, Buffers(tensor, tensor), root)
-    return ValueTrial(tensor, pattern(root, 0, count, dtype, team.device), method, source=root)
-
-
-def wrong_elements(trial: ValueTrial, dtype: torch.dtype) -> tuple[int, list[dict[str, Any]]]:
+def _wrong_elements(trial: ValueTrial) -> tuple[int, list[dict[str, Any]]]:
     """-> (how many differ, the first of them). nan differs from everything, itself included."""
     differs = (trial.result != trial.expected).nonzero().flatten()
     count = int(differs.numel())
@@ -294,11 +279,11 @@ def wrong_elements(trial: ValueTrial, dtype: torch.dtype) -> tuple[int, list[dic
         source = index // trial.part if trial.part else trial.source
         shown.append(
             {
-                "dtype": str(dtype).removeprefix("torch."),
+                "dtype": str(trial.result.dtype).removeprefix("torch."),
                 "elements": trial.result.numel(),
                 "index": index,
-                "got": finite(trial.result[index]),
-                "expected": finite(trial.expected[index]),
+                "got": _finite(trial.result[index]),
+                "expected": _finite(trial.expected[index]),
                 "wrong_elements": count,
                 "source": source,
             }
@@ -306,7 +291,7 @@ def wrong_elements(trial: ValueTrial, dtype: torch.dtype) -> tuple[int, list[dic
     return count, shown
 
 
-def finite(value: torch.Tensor) -> float | None:
+def _finite(value: torch.Tensor) -> float | None:
     """A number that JSON knows; None for nan and infinities."""
     return float(value) if bool(torch.isfinite(value)) else None
 
@@ -324,31 +309,31 @@ _WARM_PINGS = 3
 _LATENCY_SHARE = 0.15  # of a pair's time
 
 
-def check_points(team: Team, say: Voice, budget: float) -> None:
+def check_points(group: RankGroup, report: Report, budget: float) -> None:
     """Measure the pairs that this rank is part of. Every rank keeps the rounds together."""
-    asked = team.place.asked
-    plan = rounds(team.place.speakers, asked.pairs)
+    asked = group.asked
+    plan = rounds(group.speakers, asked.pairs)
     seconds = min(3.0, budget / max(1, len(plan))) / _PASSES
-    size = asked.point_bytes or (64 * MIB if team.on_gpu else 4 * MIB)
+    size = asked.point_bytes or (64 * MIB if group.on_gpu else 4 * MIB)
     sizes: dict[int, int] = {}
     for pairs in plan * _PASSES:
-        team.barrier()
+        group.barrier()
         for first, second in pairs:
-            if team.rank in (first, second):
-                other = second if team.rank == first else first
-                half = _Pair(team, say, first, second)
+            if group.rank in (first, second):
+                other = second if group.rank == first else first
+                half = _Pair(group, report, first, second)
                 sizes[other] = half.measure(sizes.get(other, size), seconds, fixed=other in sizes)
 
 
 class _Pair:
     """One rank's half of a conversation. Both halves run the same steps in the same order."""
 
-    def __init__(self, team: Team, say: Voice, first: int, second: int) -> None:
-        self.team = team
-        self.say = say
+    def __init__(self, group: RankGroup, report: Report, first: int, second: int) -> None:
+        self.group = group
+        self.report = report
         self.first, self.second = first, second
-        self.other = second if team.rank == first else first
-        self.word = torch.zeros(1, dtype=torch.int64, device=team.device)
+        self.other = second if group.rank == first else first
+        self.word = torch.zeros(1, dtype=torch.int64, device=group.device)
 
     def measure(self, size: int, seconds: float, *, fixed: bool) -> int:
         """Latency, then each direction. -> the bytes that this rank's messages had.
@@ -357,10 +342,10 @@ class _Pair:
         """
         latencies = self._latency(seconds * _LATENCY_SHARE)
         for source, target in ((self.first, self.second), (self.second, self.first)):
-            if self.team.rank == source:
+            if self.group.rank == source:
                 size, times = self._send(size, seconds * (1 - _LATENCY_SHARE) / 2, fixed=fixed)
                 facts = {"source": source, "target": target, "bytes": size, "seconds": times}
-                self.say("pair", **facts, latencies=latencies)
+                self.report("pair", **facts, latencies=latencies)
             else:
                 self._receive()
         return size
@@ -375,7 +360,7 @@ class _Pair:
 
     def _latency(self, seconds: float) -> list[float]:
         """Half round trips, as many as there is time for, on the side that began them; none on the other."""
-        if self.team.rank != self.first:
+        if self.group.rank != self.first:
             for _ in range(_WARM_PINGS):
                 self._tell(self._hear())
             for _ in range(self._hear()):
@@ -406,10 +391,10 @@ class _Pair:
         return size, times
 
     def _send_one(self, size: int) -> float:
-        payload = pattern(self.team.rank, 0, size // 4, torch.float32, self.team.device)
+        payload = pattern(self.group.rank, 0, size // 4, torch.float32, self.group.device)
         self._tell(payload.numel())
         self._hear()  # the receiver is ready
-        self.team.sync()
+        self.group.sync()
         began = time.perf_counter()
         dist.send(payload, self.other)
         self._hear()  # it has arrived
@@ -421,20 +406,15 @@ class _Pair:
             elements = self._hear()
             if elements == 0:
                 return
-            payload = torch.empty(elements, dtype=torch.float32, device=self.team.device)
+            payload = torch.empty(elements, dtype=torch.float32, device=self.group.device)
             self._tell(1)
             dist.recv(payload, self.other)
-            self.team.sync()
+            self.group.sync()
             self._tell(1)
             if not compared:
                 compared = True
-                self._compare(payload)
-
-    def _compare(self, payload: torch.Tensor) -> None:
-        count = payload.numel()
-        right = pattern(self.other, 0, count, torch.float32, self.team.device)
-        trial = ValueTrial(payload, right, NATIVE, source=self.other)
-        _tell_values(self.say, POINT_TO_POINT, NATIVE, count, *wrong_elements(trial, torch.float32))
+                right = pattern(self.other, 0, elements, torch.float32, self.group.device)
+                _compare(self.report, POINT_TO_POINT, [ValueTrial(payload, right, source=self.other)])
 
 
 # ----------------------------------------------------------------------------------------------------
@@ -446,130 +426,107 @@ _PRODUCTS = 5
 _OTHER = 3  # further repeats' worth of time: making the matrices, and comparing
 
 
-@dataclass(frozen=True)
-class Took:
+class ProductTimes(NamedTuple):
     """Seconds of one product: of the slowest rank in each part, and every rank's own multiplication."""
 
     compute: float
     communication: float
     by_rank: list[float]
 
-    @property
-    def total(self) -> float:
-        """The parts after each other: no rank begins one before all have ended the last."""
-        return self.compute + self.communication
 
-
-class Matrices:
+class SplitProduct:
     """A x B = C on one rank: all of A and B, this rank's rows, and all of C. n is a multiple of the ranks.
 
     A and B hold -1, 0 and 1, so that every product and sum is exact in fp32. Every rank can make them from
     the same seed; only rank 0 uses its own, the others use what is broadcast.
     """
 
-    def __init__(self, team: Team, wanted: int) -> None:
-        self.rows = -(-wanted // team.world_size)
-        self.n = self.rows * team.world_size
+    def __init__(self, group: RankGroup, wanted: int) -> None:
+        self.group = group
+        self.rows = -(-wanted // group.world_size)
+        self.n = self.rows * group.world_size
         generator = torch.Generator().manual_seed(self.n)
-        self.known = [sparse(self.n, generator).to(team.device) for _ in range(2)]
-        self.vector = torch.randint(1, 10, (self.n, 1), generator=generator).to(team.device, torch.float64)
-        mine = self.known if team.rank == 0 else [torch.zeros_like(each) for each in self.known]
+        self.own = [sparse(self.n, generator).to(group.device) for _ in range(2)]
+        self.vector = torch.randint(1, 10, (self.n, 1), generator=generator).to(group.device, torch.float64)
+        mine = self.own if group.rank == 0 else [torch.zeros_like(each) for each in self.own]
         self.left, self.right = (each.clone() for each in mine)
-        self.block = torch.zeros(self.rows, self.n, device=team.device)
-        self.whole = torch.zeros(self.n, self.n, device=team.device)
+        self.block = torch.zeros(self.rows, self.n, device=group.device)
+        self.whole = torch.zeros(self.n, self.n, device=group.device)
+        self.method = NATIVE  # of gathering
 
-    def compare(self, method: str) -> ValueTrial:
+    def run(self) -> ProductTimes:
+        """Multiply once."""
+        group, first = self.group, self.group.rank * self.rows
+        mine = self.left[first : first + self.rows]
+        gather = Buffers(self.block.view(-1), self.whole.view(-1))
+        self.whole.zero_()
+        sent, _ = self._timed(lambda: [dist.broadcast(each, src=0) for each in (self.left, self.right)])
+        computed, _ = self._timed(lambda: torch.mm(mine, self.right, out=self.block))
+        gathered, self.method = self._timed(lambda: _all_gather(group, gather))
+        by_rank = torch.zeros(group.world_size, dtype=torch.float64, device=group.device)
+        by_rank[group.rank] = computed
+        dist.all_reduce(by_rank)
+        slowest, sent, gathered = group.agree(computed, sent, gathered)
+        return ProductTimes(slowest, sent + gathered, by_rank.tolist())
+
+    def _timed(self, work: Callable[[], T]) -> tuple[float, T]:
+        """-> (seconds until the device has done it, what it gave). A barrier before, so that waiting for a
+        slow rank's multiplication is not taken for communication."""
+        self.group.barrier()
+        began = time.perf_counter()
+        made = work()
+        self.group.sync()
+        return time.perf_counter() - began, made
+
+    def trial(self) -> ValueTrial:
         """C by its effect on a vector of whole numbers above 0 in float64 (Freivalds' check), row by row.
         A row's source is the rank that multiplied it."""
-        left, right = self.known
+        left, right = self.own
         expected = left.double() @ (right.double() @ self.vector)
-        return ValueTrial(
-            (self.whole.double() @ self.vector).flatten(), expected.flatten(), method, self.rows
-        )
+        result = self.whole.double() @ self.vector
+        return ValueTrial(result.flatten(), expected.flatten(), self.method, self.rows)
 
 
-def check_product(team: Team, say: Voice, budget: float) -> None:
+def check_product(group: RankGroup, report: Report, budget: float) -> None:
     """The largest size for which the budget gives `_PRODUCTS` repeats, by how long the smallest one took.
 
     Every rank compares the whole result of the last repeat; rank 0 speaks for all about the times.
     """
-    smallest, largest = _GPU_SIZES if team.on_gpu else _CPU_SIZES
+    smallest, largest = _GPU_SIZES if group.on_gpu else _CPU_SIZES
     with torch.inference_mode():
-        matrices = Matrices(team, smallest)
-        _multiply(team, matrices)  # the first one connects, chooses its kernels and allocates
-        size = _size(_multiply(team, matrices)[0], smallest, largest, budget)
+        product = SplitProduct(group, smallest)
+        product.run()  # the first one connects, chooses its kernels and allocates
+        size = _size(product.run(), smallest, largest, budget)
         if size != smallest:
-            matrices = Matrices(team, size)
-            _multiply(team, matrices)
-        took, method = [], NATIVE
-        for _ in range(_PRODUCTS):
-            one, method = _multiply(team, matrices)
-            took.append(one)
-        trial = matrices.compare(method)
-        differing = wrong_elements(trial, torch.float64)
-        _tell_values(say, PRODUCT, trial.method, trial.result.numel(), *differing)
-    if team.rank == 0:
-        say(
+            product = SplitProduct(group, size)
+            product.run()
+        times = [product.run() for _ in range(_PRODUCTS)]
+        _compare(report, PRODUCT, [product.trial()])
+    if group.rank == 0:
+        report(
             PRODUCT,
-            n=matrices.n,
-            rows=matrices.rows,
-            repeats=len(took),
-            total=statistics.median(each.total for each in took),
-            compute=statistics.median(each.compute for each in took),
-            communication=statistics.median(each.communication for each in took),
+            n=product.n,
+            rows=product.rows,
+            repeats=len(times),
+            total=statistics.median(each.compute + each.communication for each in times),
+            compute=statistics.median(each.compute for each in times),
+            communication=statistics.median(each.communication for each in times),
             compute_by_rank=[
-                statistics.median(times) for times in zip(*(each.by_rank for each in took), strict=True)
+                statistics.median(own) for own in zip(*(each.by_rank for each in times), strict=True)
             ],
-            method=method,
+            method=product.method,
         )
-    if team.on_gpu:
+    if group.on_gpu:
         torch.cuda.empty_cache()
 
 
-def _size(small: Took, smallest: int, largest: int, budget: float) -> int:
+def _size(small: ProductTimes, smallest: int, largest: int, budget: float) -> int:
     """Twice the size is at most 8 times the multiplication and 4 times the rest. All ranks agree, for they
     have the same times."""
     size, compute, rest = smallest, small.compute, small.communication
     while size * 2 <= largest and (8 * compute + 4 * rest) * (_PRODUCTS + _OTHER) <= budget:
         size, compute, rest = size * 2, 8 * compute, 4 * rest
     return size
-
-
-def _multiply(team: Team, matrices: Matrices) -> tuple[Took, str]:
-    """-> (how long it took, what gathered). A barrier before each part, so that waiting for a slow rank's
-    multiplication is not taken for communication."""
-    first = team.rank * matrices.rows
-    mine = matrices.left[first : first + matrices.rows]
-    gather = Buffers(matrices.block.view(-1), matrices.whole.view(-1))
-    method = [NATIVE]
-
-    def spread() -> None:
-        dist.broadcast(matrices.left, src=0)
-        dist.broadcast(matrices.right, src=0)
-
-    def collect() -> None:
-        method[0] = _all_gather(team, gather)
-
-    matrices.whole.zero_()
-    team.barrier()
-    sent = _product_timed(team, spread)
-    team.barrier()
-    computed = _product_timed(team, lambda: torch.mm(mine, matrices.right, out=matrices.block))
-    team.barrier()
-    gathered = _product_timed(team, collect)
-    by_rank = torch.zeros(team.world_size, dtype=torch.float64, device=team.device)
-    by_rank[team.rank] = computed
-    dist.all_reduce(by_rank)
-    slowest, sent, gathered = team.agree(computed, sent, gathered)
-    return Took(slowest, sent + gathered, [float(each) for each in by_rank.cpu()]), method[0]
-
-
-def _product_timed(team: Team, work: Callable[[], object]) -> float:
-    """Seconds until the device has done it."""
-    began = time.perf_counter()
-    work()
-    team.sync()
-    return time.perf_counter() - began
 
 
 # ----------------------------------------------------------------------------------------------------
@@ -583,25 +540,24 @@ def _product_timed(team: Team, work: Callable[[], object]) -> float:
 _APART = 0.02  # seconds that ranks compute between two meetings: about a layer of a small model on a CPU
 _FEWEST_MEETINGS, _MOST = 3, 50  # exchanges
 _MEETINGS = (10, 200)
-_MIB = 1 << 20
 
 
 class Unit:
     """A little of what training does: a product of matrices, and a pass over memory. About 2 ms on a core."""
 
-    def __init__(self, team: Team) -> None:
-        n, count = (2048, 64 * _MIB) if team.on_gpu else (256, _MIB)
-        self.team = team
-        self.left = torch.ones(n, n, device=team.device)
-        self.product = torch.empty(n, n, device=team.device)
-        self.memory = torch.zeros(count, device=team.device)
+    def __init__(self, group: RankGroup) -> None:
+        n, count = (2048, 64 * MIB) if group.on_gpu else (256, MIB)
+        self.group = group
+        self.left = torch.ones(n, n, device=group.device)
+        self.product = torch.empty(n, n, device=group.device)
+        self.memory = torch.zeros(count, device=group.device)
 
     def run(self, times: int = 1) -> None:
         """Compute it, to its end on the device."""
         for _ in range(times):
             torch.mm(self.left, self.left, out=self.product)
             self.memory.add_(1.0)
-        self.team.sync()
+        self.group.sync()
 
     def seconds(self, span: float) -> float:
         """Of one, the mean over about `span` seconds."""
@@ -612,52 +568,52 @@ class Unit:
         return (time.perf_counter() - began) / done
 
 
-def check_beside(team: Team, say: Voice, budget: float) -> None:
+def check_beside(group: RankGroup, report: Report, budget: float) -> None:
     """Rank 0 speaks for all. The largest message that the sweep may use, or as large as the budget allows."""
     part = budget / 5
     with torch.inference_mode():
-        unit = Unit(team)
+        unit = Unit(group)
         unit.run()
-        team.barrier()
-        (alone,) = team.agree(unit.seconds(part))
-        message, exchange = _message(team, part)
+        group.barrier()
+        (alone,) = group.agree(unit.seconds(part))
+        message, exchange = _message(group, part)
         times = max(_FEWEST_MEETINGS, min(_MOST, int(part / exchange)))
-        (exchange,) = team.agree(_timed(team, OPERATIONS["all-reduce"], message, times))
-        computed, together = _together(team, unit, message, times)
-        meeting = _meeting(team, unit, alone, part)
-    (longest,) = team.agree(together)
-    slowest = -team.agree(-computed)[0]  # the fewest units that a rank had done
-    if team.rank == 0:
-        say(
+        (exchange,) = group.agree(_timed(group, OPERATIONS["all-reduce"], message, times))
+        computed, together = _together(group, unit, message, times)
+        meeting = _meeting(group, unit, alone, part)
+    (longest,) = group.agree(together)
+    slowest = -group.agree(-computed)[0]  # the fewest units that a rank had done
+    if group.rank == 0:
+        report(
             BESIDE,
-            bytes=message.target.numel() * 4,
+            bytes=message.bytes,
             computing=min(1.0, slowest * alone / longest),
             exchanging=min(1.0, exchange * times / longest),
             meeting=meeting,
             apart=_APART,
         )
-    if team.on_gpu:
+    if group.on_gpu:
         torch.cuda.empty_cache()
 
 
-def _message(team: Team, span: float) -> tuple[Buffers, float]:
+def _message(group: RankGroup, span: float) -> tuple[Buffers, float]:
     """-> (the largest message of which some fit into the span, seconds of its all-reduce)."""
-    largest = team.place.asked.largest or (256 if team.on_gpu else 16) * _MIB
+    largest = group.asked.largest or (256 if group.on_gpu else 16) * MIB
     operation, size = OPERATIONS["all-reduce"], min(largest, 64 * 1024)
     while True:
-        buffers = operation.buffers(team, max(1, size // 4), torch.float32)
-        operation.run(team, buffers)
-        (took,) = team.agree(_timed(team, operation, buffers, 1))
+        buffers = operation.buffers(group, max(1, size // 4), torch.float32)
+        operation.run(group, buffers)
+        (took,) = group.agree(_timed(group, operation, buffers, 1))
         if size * 4 > largest or 4 * took * _FEWEST_MEETINGS > span:
             return buffers, max(took, 1e-7)
         size *= 4
 
 
-def _together(team: Team, unit: Unit, buffers: Buffers, times: int) -> tuple[float, float]:
+def _together(group: RankGroup, unit: Unit, buffers: Buffers, times: int) -> tuple[float, float]:
     """-> (units computed while so many all-reduces went on, their seconds)."""
     computed, spent = 0, 0.0
     for _ in range(times):
-        team.barrier()
+        group.barrier()
         began = time.perf_counter()
         work = dist.all_reduce(buffers.target, async_op=True)
         while not work.is_completed():
@@ -668,17 +624,17 @@ def _together(team: Team, unit: Unit, buffers: Buffers, times: int) -> tuple[flo
     return computed, spent
 
 
-def _meeting(team: Team, unit: Unit, alone: float, span: float) -> float:
+def _meeting(group: RankGroup, unit: Unit, alone: float, span: float) -> float:
     """Seconds that a small all-reduce takes beyond itself where every rank has computed before it."""
-    tensor = torch.zeros(2, device=team.device)
+    tensor = torch.zeros(2, device=group.device)
     units = max(1, round(_APART / alone))
     count = max(_MEETINGS[0], min(_MEETINGS[1], int(span / (units * alone))))
-    (bare,) = team.agree(_timed(team, OPERATIONS["all-reduce"], Buffers(tensor, tensor), 2 * count))
-    team.barrier()
+    (bare,) = group.agree(_timed(group, OPERATIONS["all-reduce"], Buffers(tensor, tensor), 2 * count))
+    group.barrier()
     began = time.perf_counter()
     for _ in range(count):
         unit.run(units)
         dist.all_reduce(tensor)
-        team.sync()
-    (took,) = team.agree((time.perf_counter() - began) / count)
+        group.sync()
+    (took,) = group.agree((time.perf_counter() - began) / count)
     return max(0.0, took - units * alone - bare)

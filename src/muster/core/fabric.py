@@ -73,6 +73,16 @@ class WrongValue(Part):
     source: int | None = None
     source_host: str | None = None
 
+    @property
+    def words(self) -> str:
+        """Who saw what, and where it came from."""
+        source = "" if self.source is None else f", from rank {self.source} on {self.source_host}"
+        return (
+            f"{self.operation} of {self.elements} {self.dtype}: rank {self.rank} on {self.host} got "
+            f"{self.got if self.got is not None else 'no number'} instead of {self.expected} at element "
+            f"{self.index}{source} ({self.wrong_elements} wrong)"
+        )
+
 
 class ValueCheck(Part):
     """An operation's results, compared element by element on every rank."""
@@ -297,29 +307,3 @@ class FabricRun(Figures):
     pairs: PairMatrix | None = Field(None, description="None: nobody to talk with, or not measured yet")
     slowest: list[Slowest] = Field(default_factory=list)
     seconds: dict[str, float] = Field(description="per question, from its begin to its end on rank 0")
-
-
-def suspects(wrong: Sequence[WrongValue]) -> set[str]:
-    """The hosts that wrong values point at.
-
-    An element with a known source accuses it and who saw it: a host that is part of all such elements is the
-    one. An element of a sum accuses who saw it, as far as the others do not say otherwise.
-    """
-    sourced = [{each.host, each.source_host} for each in wrong if each.source_host is not None]
-    observers = {each.host for each in wrong if each.source_host is None}
-    if not sourced:
-        return observers
-    common = {str(host) for host in set.intersection(*sourced)}
-    if not common:
-        return observers | {str(host) for pair in sourced for host in pair}
-    return common & observers or common
-
-
-def wrong_words(wrong: WrongValue) -> str:
-    """One wrong element: who saw what, and where it came from."""
-    source = "" if wrong.source is None else f", from rank {wrong.source} on {wrong.source_host}"
-    return (
-        f"{wrong.operation} of {wrong.elements} {wrong.dtype}: rank {wrong.rank} on {wrong.host} got "
-        f"{wrong.got if wrong.got is not None else 'no number'} instead of {wrong.expected} at element "
-        f"{wrong.index}{source} ({wrong.wrong_elements} wrong)"
-    )

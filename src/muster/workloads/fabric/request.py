@@ -1,18 +1,23 @@
-"""What is asked of a group of hosts with real ranks, and who talks with whom. Pure.
+"""What is asked of a group of hosts with real ranks, who talks with whom, and what a bandwidth is. Pure.
 
 Without pydantic: ranks read it on hosts that have torch alone.
+
+Bandwidths are as NVIDIA nccl-tests states them (doc/PERFORMANCE.md): algbw = S / t, and busbw = algbw x a
+factor of the operation, which can be compared with the hardware's bandwidth whatever the number of ranks is.
+S is in bytes: the array that is reduced or broadcast; for all-gather and reduce-scatter the total over all
+ranks (count per rank x element size x n).
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
-from typing import Any
+from dataclasses import dataclass, replace
 
 from muster.core.errors import UsageError
-from muster.core.fabric.busbw import COLLECTIVES
 from muster.core.near import did_you_mean
 
+COLLECTIVES = ("all-reduce", "all-gather", "reduce-scatter", "broadcast")
+POINT_TO_POINT = "point-to-point"
 # In the order in which they are asked. What a rank can answer alone comes early, but for the disk: whoever
 # hangs on it holds nobody up.
 QUESTIONS = ("matmul", "copy", "values", "latency", *COLLECTIVES, "points", "disk", "mpi")
@@ -41,7 +46,7 @@ MIB = 1 << 20
 class FabricRequest:
     """Which questions, how large, and how long. Sizes in bytes, times in seconds."""
 
-    questions: tuple[str, ...] = QUESTIONS
+    questions: Sequence[str] = QUESTIONS
     pairs: str = "ring"  # or "all": the whole point-to-point matrix
     smallest: int = 1024
     largest: int | None = None  # of the sweeps; None: 64 MiB on CPUs, 1 GiB on GPUs
@@ -80,14 +85,30 @@ class FabricRequest:
         """The seconds that a question may take."""
         return self.seconds * _SHARES.get(question, 0.0)
 
-    def as_dict(self) -> dict[str, Any]:
-        """Plain data for the ranks."""
-        return asdict(self)
+
+def algbw(size: float, seconds: float) -> float:
+    """Algorithm bandwidth in bytes per second. Raises ValueError where no time has passed."""
+    if seconds <= 0:
+        raise ValueError(f"a bandwidth needs a time above zero, not {seconds}")
+    return size / seconds
 
 
-def read_asked(data: dict[str, Any]) -> FabricRequest:
-    """The other way of `Asked.as_dict`."""
-    return FabricRequest(**{**data, "questions": tuple(data["questions"])})
+def bus_factor(operation: str, ranks: int) -> float:
+    """What algbw is multiplied with. Raises ValueError for an operation without one."""
+    if ranks < 1:
+        raise ValueError(f"a collective has at least one rank, not {ranks}")
+    if operation == "all-reduce":
+        return 2 * (ranks - 1) / ranks
+    if operation in ("all-gather", "reduce-scatter"):
+        return (ranks - 1) / ranks
+    if operation in ("broadcast", POINT_TO_POINT):
+        return 1.0
+    raise ValueError(f"no bus bandwidth is defined for {operation!r}")
+
+
+def busbw(operation: str, size: float, seconds: float, ranks: int) -> float:
+    """Bus bandwidth in bytes per second."""
+    return algbw(size, seconds) * bus_factor(operation, ranks)
 
 
 def sweep_sizes(smallest: int, largest: int) -> list[int]:

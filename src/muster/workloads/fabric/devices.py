@@ -13,10 +13,9 @@ from pathlib import Path
 import torch
 
 from muster.core.errors import WorkerError
-from muster.core.fabric.asked import MIB
-from muster.worker.fabric.place import Place, Voice
-from muster.worker.fabric.rendezvous import Team
 from muster.worker.mounts import file_system
+from muster.workloads.fabric.group import RankGroup, Report
+from muster.workloads.fabric.request import MIB
 
 # ----------------------------------------------------------------------------------------------------
 # Matrix products on one device: FLOP/s, best and sustained, and whether exact products are exact.
@@ -30,22 +29,22 @@ _WINDOWS, _WIDTH = 8, 4  # of the second half, and their fewest batches: how ste
 _DTYPES = {"fp32": torch.float32, "tf32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
-def check_matmul(team: Team, say: Voice, budget: float) -> None:
+def check_matmul(group: RankGroup, report: Report, budget: float) -> None:
     """Every precision that the device can do, each for its part of the time."""
-    precisions = able(team)
+    precisions = able(group)
     for precision in precisions:
         with torch.inference_mode():
-            _measure(team, say, precision, budget / len(precisions))
+            _measure(group, report, precision, budget / len(precisions))
     torch.set_float32_matmul_precision("highest")
-    if team.on_gpu:
+    if group.on_gpu:
         torch.cuda.empty_cache()
 
 
-def able(team: Team) -> list[str]:
+def able(group: RankGroup) -> list[str]:
     """Compute capability 8 has tf32 and bf16, 7 has fp16's tensor cores (NVIDIA's CUDA programming guide).
     A CPU is asked for bf16 only where it has instructions for it."""
-    if team.on_gpu:
-        major = torch.cuda.get_device_capability(team.device)[0]
+    if group.on_gpu:
+        major = torch.cuda.get_device_capability(group.device)[0]
         return ["fp32", *(["tf32", "bf16"] if major >= 8 else []), *(["fp16"] if major >= 7 else [])]
     try:
         flags = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
@@ -54,62 +53,64 @@ def able(team: Team) -> list[str]:
     return ["fp32", *(["bf16"] if "amx_bf16" in flags or "avx512_bf16" in flags else [])]
 
 
-def _measure(team: Team, say: Voice, precision: str, seconds: float) -> None:
+def _measure(group: RankGroup, report: Report, precision: str, seconds: float) -> None:
     torch.set_float32_matmul_precision("high" if precision == "tf32" else "highest")
-    dtype, n = _DTYPES[precision], _size(team)
-    left = torch.randn(n, n, device=team.device).to(dtype)
-    right = torch.randn(n, n, device=team.device).to(dtype)
-    product = torch.empty(n, n, dtype=dtype, device=team.device)
+    dtype, n = _DTYPES[precision], _size(group)
+    left = torch.randn(n, n, device=group.device).to(dtype)
+    right = torch.randn(n, n, device=group.device).to(dtype)
+    product = torch.empty(n, n, dtype=dtype, device=group.device)
     for _ in range(2):  # the first call chooses its kernel and allocates
-        one = _timed(team, left, right, product, 1)
+        one = _timed(group, left, right, product, 1)
     batch = max(1, int(_BATCH_SECONDS / max(one, 1e-7)))
     began = time.perf_counter()
     times: list[float] = []
     while len(times) < 4 or time.perf_counter() - began < (seconds if len(times) >= _FEWEST else 3 * seconds):
-        times.append(_timed(team, left, right, product, batch))
+        times.append(_timed(group, left, right, product, batch))
     flops = 2 * n**3
     half = times[len(times) // 2 :]
     size = max(_WIDTH, len(half) // _WINDOWS)
     windows = [statistics.fmean(half[at : at + size]) for at in range(0, len(half) - size + 1, size)]
-    say(
+    report(
         "matmul",
         precision=precision,
         n=n,
-        threads=None if team.on_gpu else torch.get_num_threads(),
+        threads=None if group.on_gpu else torch.get_num_threads(),
         best=flops / min(times),
         sustained=flops / statistics.median(half),
         variation=statistics.stdev(windows) / statistics.fmean(windows) if len(windows) > 2 else None,
         windows=len(windows),
         products=len(times) * batch,
         seconds=time.perf_counter() - began,
-        right=_is_right(team, n, dtype),
+        right=_is_right(group, n, dtype),
     )
 
 
-def _size(team: Team) -> int:
-    if not team.on_gpu:
+def _size(group: RankGroup) -> int:
+    if not group.on_gpu:
         return _CPU_SIZE
-    free, _ = torch.cuda.mem_get_info(team.device)
+    free, _ = torch.cuda.mem_get_info(group.device)
     return _GPU_SIZE if free > 4 << 30 else _SMALL_GPU_SIZE
 
 
-def _timed(team: Team, left: torch.Tensor, right: torch.Tensor, product: torch.Tensor, batch: int) -> float:
+def _timed(
+    group: RankGroup, left: torch.Tensor, right: torch.Tensor, product: torch.Tensor, batch: int
+) -> float:
     """Seconds of one product, over so many of them."""
-    team.sync()
+    group.sync()
     began = time.perf_counter()
     for _ in range(batch):
         torch.mm(left, right, out=product)
-    team.sync()
+    group.sync()
     return (time.perf_counter() - began) / batch
 
 
-def _is_right(team: Team, n: int, dtype: torch.dtype) -> bool:
+def _is_right(group: RankGroup, n: int, dtype: torch.dtype) -> bool:
     """A product of matrices of -1, 0 and 1 (1 in 8 is not 0), which is exact in every precision: sums stay
     far below 256, up to which bfloat16 has every whole number. Compared by its effect on a vector of whole
     numbers in float64 (Freivalds' check), row by row."""
     generator = torch.Generator().manual_seed(n)
-    left, right = (sparse(n, generator).to(team.device) for _ in range(2))
-    vector = torch.randint(-9, 10, (n, 1), generator=generator).to(team.device, torch.float64)
+    left, right = (sparse(n, generator).to(group.device) for _ in range(2))
+    vector = torch.randint(-9, 10, (n, 1), generator=generator).to(group.device, torch.float64)
     product = torch.mm(left.to(dtype), right.to(dtype))
     return bool(torch.equal(product.double() @ vector, left.double() @ (right.double() @ vector)))
 
@@ -127,26 +128,26 @@ _BYTES = 256 * MIB
 _COPIES = 10
 
 
-def check_copy(team: Team, say: Voice, budget: float) -> None:
+def check_copy(group: RankGroup, report: Report, budget: float) -> None:
     """Each direction for half the time, or ten times. A CPU has nothing to copy to, and says nothing."""
-    if not team.on_gpu:
+    if not group.on_gpu:
         return
     host = torch.empty(_BYTES, dtype=torch.uint8, pin_memory=True)
-    device = torch.empty(_BYTES, dtype=torch.uint8, device=team.device)
-    to_device = _repeat(team, device, host, budget / 2)
-    to_host = _repeat(team, host, device, budget / 2)
-    say("copy", bytes=_BYTES, to_device=to_device, to_host=to_host)
+    device = torch.empty(_BYTES, dtype=torch.uint8, device=group.device)
+    to_device = _repeat(group, device, host, budget / 2)
+    to_host = _repeat(group, host, device, budget / 2)
+    report("copy", bytes=_BYTES, to_device=to_device, to_host=to_host)
 
 
-def _repeat(team: Team, target: torch.Tensor, source: torch.Tensor, seconds: float) -> list[float]:
+def _repeat(group: RankGroup, target: torch.Tensor, source: torch.Tensor, seconds: float) -> list[float]:
     target.copy_(source, non_blocking=True)
     limit = time.perf_counter() + seconds
     times: list[float] = []
     while len(times) < 3 or (len(times) < _COPIES and time.perf_counter() < limit):
-        team.sync()
+        group.sync()
         began = time.perf_counter()
         target.copy_(source, non_blocking=True)
-        team.sync()
+        group.sync()
         times.append(time.perf_counter() - began)
     return times
 
@@ -158,18 +159,18 @@ _BLOCK = 4 * MIB
 _OF_FREE = 0.05  # of the free space, at most
 
 
-def check_disk(place: Place, say: Voice, budget: float) -> None:
+def check_disk(group: RankGroup, report: Report, budget: float) -> None:
     """The host's first rank alone. Raises WorkerError where the folder cannot be written or read."""
-    if place.local_rank != 0:
+    if group.local_rank != 0:
         return
-    folder = Path(place.asked.disk_folder).expanduser() if place.asked.disk_folder else place.base
-    path = folder / f".muster-disk-{place.folder.name}-{os.getpid()}"
+    folder = Path(group.asked.disk_folder).expanduser() if group.asked.disk_folder else group.base
+    path = folder / f".muster-disk-{group.folder.name}-{os.getpid()}"
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        blocks = int(min(place.asked.disk_bytes, _OF_FREE * shutil.disk_usage(folder).free)) // _BLOCK
+        blocks = int(min(group.asked.disk_bytes, _OF_FREE * shutil.disk_usage(folder).free)) // _BLOCK
         if blocks < 1:
             raise WorkerError("too little free space to measure", where=str(folder))
-        _measure_disk(path, folder, blocks, say, budget)
+        _measure_disk(path, folder, blocks, report, budget)
     except OSError as error:
         raise WorkerError(f"{error.strerror or error}", where=str(folder)) from None
     finally:
@@ -177,7 +178,7 @@ def check_disk(place: Place, say: Voice, budget: float) -> None:
             path.unlink()
 
 
-def _measure_disk(path: Path, folder: Path, blocks: int, say: Voice, budget: float) -> None:
+def _measure_disk(path: Path, folder: Path, blocks: int, report: Report, budget: float) -> None:
     pattern = os.urandom(_BLOCK - 8)  # random: some disks compress; each block has its number before it
     descriptor, direct = _open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL)
     try:
@@ -188,7 +189,7 @@ def _measure_disk(path: Path, folder: Path, blocks: int, say: Voice, budget: flo
             right, reading = _read(descriptor, block, written, pattern)
     finally:
         os.close(descriptor)
-    say(
+    report(
         "disk",
         folder=str(folder),
         bytes=written * _BLOCK,

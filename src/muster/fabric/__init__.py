@@ -1,1 +1,0 @@
-"""The network and the devices of a group of hosts, measured by real ranks."""
