@@ -37,12 +37,12 @@ from tests.cluster.cluster import Cluster  # noqa: E402
 from tests.cluster.slow import slowed  # noqa: E402
 
 from muster.benches.bench import bench  # noqa: E402
-from muster.benches.document import BAD, Bench  # noqa: E402
+from muster.benches.document import Bench  # noqa: E402
 from muster.benches.folder import BenchFolder  # noqa: E402
 from muster.benches.inputs import read_bench  # noqa: E402
 from muster.benches.suite import load_suite  # noqa: E402
 from muster.core.recipes import dump_yaml  # noqa: E402
-from muster.judging.document import Gate  # noqa: E402
+from muster.judging.document import BAD, Gate  # noqa: E402
 
 RESULTS = ROOT / "benchmarks" / "results" / "bench_cluster.json"
 PAGE = ROOT / "docs" / "bench.md"

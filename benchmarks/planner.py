@@ -39,7 +39,7 @@ from tests.unit import test_states as unit_states  # noqa: E402
 
 from muster.planner.forecast import point  # noqa: E402
 from muster.planner.time.learning import MeasuredRun, learn  # noqa: E402
-from muster.planner.time.steptime import evaluation, predict  # noqa: E402
+from muster.planner.time.steptime import predict  # noqa: E402
 
 Row = dict[str, Any]
 RESULTS = Path(__file__).parent / "results"
@@ -66,7 +66,7 @@ def published() -> list[Row]:
         planned = predict(others.ROWS[name], known).seconds
         if "offload" in name:  # whose held-out passes are long, and in the published time
             passes = others.WIKISQL.epochs / others.PUBLISHED[name][1]
-            planned += passes * evaluation(others.ROWS[name], others.HELD_OUT, known)
+            planned += passes * others.evaluation(others.ROWS[name], known)
         learned = name in names[:2]
         rows.append(row(name, planned, others.measured(name), unit="s per step", learned=learned))
     for name, (micro, rates) in others.OPT.items():

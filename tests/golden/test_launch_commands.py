@@ -29,6 +29,7 @@ from muster.fleet.launchers.base import Home, Request, agent_source
 from muster.inputs.read import Inputs
 from muster.planner.decide import Decided
 from muster.planner.orders import greeting, orders
+from muster.planner.ways import TrainingWay
 
 FOLDER = Path(__file__).parent
 
@@ -172,7 +173,7 @@ def job(hosts: str) -> Job:
 def test_the_orders_of_a_job() -> None:
     made = job("node1:2,node2:3")
     recipe = recipe_from({"engine": {"name": "deepspeed", "zero": 3, "offload": "optimizer+param"}})
-    decided = Decided(made, recipe, (8, 4), ((0, 1), None))
+    decided = Decided(made, TrainingWay(recipe, made.batch), (8, 4), ((0, 1), None))
     here = {**HERE, "address": "10.0.0.1", "port": 29500}
     env = {"NCCL_DEBUG": "INFO"}
     inputs = Inputs(

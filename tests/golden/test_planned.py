@@ -48,6 +48,73 @@ TRACED = {
     "ViT, as many as fit": ("vit-b16-cifar10", "--on", "h100:1x1", "batch.micro=auto"),
     "DPO of adapters": ("dpo", "--on", "h100:2x1", "lora.rank=8", "launch.device=auto"),
 }  # fmt: skip
+_LLAMA_8B = (
+    "causal-lm", "model.name=meta-llama/Llama-3.1-8B", "model.init=random", "data.sequence=8192",
+    "batch.micro=1", "--on", "h100:8x1",
+)  # fmt: skip
+_LLAMA_7B = (
+    "causal-lm", "model.name=meta-llama/Llama-2-7b-hf", "data.sequence=2048", "precision=bf16",
+    "batch.micro=1", "engine.name=ddp", "--on", "a100-80gb:2x1", "lora.rank=8", "lora.targets=all-linear",
+)  # fmt: skip
+_OPT = (
+    "opt-benchmark",
+    "model.name=opt-1.3b",
+    "--on",
+    "a100-80gb:8x2,100Gbit",
+    "batch.micro=4",
+    "batch.tokens=null",
+)
+# Planned by formulas: what no shipped recipe asks for.
+SETTINGS = {
+    "fp8, compiled": (*_LLAMA_8B, "engine.name=fsdp", "precision=fp8", "train.compile=true"),
+    "fp8, checkpointed": (
+        *_LLAMA_8B, "engine.name=fsdp", "precision=fp8", "train.gradient_checkpointing=true",
+    ),
+    "adapters": _LLAMA_7B,
+    "adapters of weights in 4 bits": (*_LLAMA_7B, "model.quantized=nf4-double", "model.init=pretrained"),
+    "moments in 8 bits": (*_OPT, "engine.name=ddp", "engine.zero=0", "train.optimizer=adamw-8bit"),
+    "bf16 alone": (*_OPT, "engine.name=ddp", "engine.zero=0", "train.optimizer=adamw-bf16"),
+    "cast as a whole": (*_OPT, "engine.name=ddp", "engine.zero=0", "train.autocast=false"),
+    "DDP that accumulates": (*_OPT, "engine.name=ddp", "engine.zero=0", "batch.accumulation=4"),
+    **{
+        f"ZeRO-{stage} that accumulates": (*_OPT, f"engine.zero={stage}", "batch.accumulation=4")
+        for stage in range(4)
+    },
+    "ZeRO-3 without its thresholds": (
+        *_OPT, "engine.zero=3",
+        "engine.options={zero_optimization: {stage3_max_reuse_distance: 0, stage3_prefetch_bucket_size: 1}}",
+    ),
+    "ZeRO-3 in groups": (*_OPT, "engine.zero=3", "engine.group=8"),
+    "FSDP that accumulates": (*_OPT, "engine.name=fsdp", "engine.zero=0", "batch.accumulation=4"),
+    "FSDP that reduces in each micro-step": (
+        *_OPT, "engine.name=fsdp", "engine.zero=0", "batch.accumulation=4", "engine.sync_each_batch=true",
+    ),
+    "no clipping": (*_OPT, "engine.zero=1", "train.clip=0"),
+    "an optimizer of its own": (
+        *_OPT, "engine.zero=2",
+        "engine.options={optimizer: {type: Lion, params: {lr: 0.001}}}",
+    ),
+    "parameters alone offloaded": (
+        *_OPT, "engine.zero=3", "engine.options={zero_optimization: {offload_param: {device: cpu}}}",
+    ),
+    "states on a disk": (
+        *_OPT, "engine.zero=3",
+        "engine.options={zero_optimization: {offload_optimizer: {device: nvme, nvme_path: /local}}}",
+    ),
+    "shares differ": (
+        "digits", "--on", "a10:2x1,rtx-3070:1x1,10Gbit", "batch.split=[40,40,16]", "batch.micro=32",
+        "batch.global=null",
+    ),
+    "a reference in parts": ("dpo", "--on", "h100:4x1", "engine.name=deepspeed", "engine.zero=3"),
+    "answers and a reward": (
+        "grpo", "--on", "h100:8x1", "model.name=facebook/opt-350m", "model.config=null",
+        "reward.model=facebook/opt-1.3b", "reward.execution=false", "batch.accumulation=4",
+        "engine.name=deepspeed", "engine.zero=3",
+    ),
+    "actor and critic": (
+        "ppo", "--on", "h100:8x1", "reward.model=facebook/opt-125m", "engine.name=deepspeed", "engine.zero=2",
+    ),
+}  # fmt: skip
 # Printed for people.
 PRINTED = {
     "it fits": ("s1-opt-1.3b", "--on", "h100:8x4,400Gbit-ib", "--samples", "56355", "--price", "2.5"),
@@ -68,6 +135,13 @@ PRINTED = {
     ),
     "the host's memory is used": (
         "text2sql-t5-large-zero3-offload", "--on", "a10:2x2,25Gbit", "--host-memory", "64GB",
+    ),
+    "compiled, with loaders": (
+        "vit-b16-cifar10", "--on", "h100:1x1", "data.path=null", "data.name=cifar10", "train.compile=auto",
+    ),
+    "it is tight": (
+        "causal-lm", "model.name=gpt2-large", "data.sequence=1024", "engine.name=deepspeed",
+        "engine.zero=auto", "precision=bf16", "batch.micro=4", "--on", "a10:2x1",
     ),
     "PPO of a model in shards": ("s1-opt-1.3b-ppo", "--on", "h100:8x2,400Gbit-ib", "engine.zero=3"),
     "a pipeline": ("rlhf-demo", "--on", "h100:1x1"),
@@ -132,6 +206,7 @@ RECIPES = [name for name in sorted(shipped_recipes()) if name != "fabric"]  # it
 CASES = tuple(f"{name} on {each}" for name in [*RECIPES, *sorted(shipped_pipelines())] for each in MACHINES)
 DOCUMENTS = [
     Documents("plans", CASES, by_formulas),
+    Documents("plans-of-settings", tuple(SETTINGS), lambda case: planned(*SETTINGS[case], "--quick")),
     Documents("traced-plans", tuple(TRACED), by_traces),
     Documents("printed-plans", tuple(PRINTED), lambda case: str(muster("plan", *PRINTED[case], "--quick"))),
 ]

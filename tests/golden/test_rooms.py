@@ -62,7 +62,7 @@ from tests.unit.logs import read_log
 
 FOLDER = Path(__file__).parent / "rooms"
 TIMES = ("started", "ended", "run")  # of a bench's job
-LEFT_OUT = ("digest", "shapes", "why", "began", "ended")  # of a job: for this process, or said apart
+LEFT_OUT = {"digest", "shapes", "why", "started", "ended"}  # of a job: for this process, or said apart
 RECIPE = {"workload", "precision", "engine", "model", "train", "batch", "data", "env", "launch"}
 
 
@@ -100,8 +100,8 @@ def readings(path: str, text: list[str], user: Any = None, named: str | None = N
     for job in read_log(path, text, own, pattern):
         fields = {name: value for name, value in asdict(job).items() if name not in LEFT_OUT}
         derived = {"pace": job.pace, "step_seconds": job.step_seconds, "rate": job.rate}
-        yield from lines(rounded(json.loads(json.dumps(fields | derived)), DIGITS))
-        yield f"from {job.began} to {job.ended}"
+        yield from sorted(lines(rounded(json.loads(json.dumps(fields | derived)), DIGITS)))
+        yield f"from {job.started} to {job.ended}"
 
 
 def judged(findings: list[Finding]) -> Iterator[str]:
@@ -254,7 +254,9 @@ def benches(
     dropped: Any = None, notes: Sequence[str] = (),
 ) -> Iterator[str]:  # fmt: skip
     """The document of a bench whose jobs are over."""
-    entries = Suite.model_validate(suite)
+    entries, adapter = Suite.model_validate(suite), TypeAdapter(JobRecord)
+    jobs = TypeAdapter(list[Task]).validate_python(tasks)
+    rows = {each.id: each.row for each in jobs}
     own = {name: recipe_from(each) for name, each in (recipes or {}).items()}
     by_name = {each.name: own.get(each.name) or load_recipe(str(each.recipe)) for each in entries.jobs}
     made = fold_bench(
@@ -262,8 +264,8 @@ def benches(
             "bench",
             BenchInputs("test", entries, read_inventory(source), by_name),
             dropped or {},
-            TypeAdapter(list[Task]).validate_python(tasks),
-            {each["job"]: JobRecord.model_validate(each) for each in records},
+            jobs,
+            {each["job"]: adapter.validate_python({**rows[each["job"]], **each}) for each in records},
             notes,
             0.0,
             100.0,
@@ -278,7 +280,7 @@ def benches(
     document: dict[str, Any] = rounded(json.loads(text), DIGITS)
     for name in ("hosts", "links", "switches", "peers", "jobs", "curves", "published"):
         for each in document.pop(name, ()):
-            yield f"{name}: {json.dumps({key: each[key] for key in each if key not in TIMES})}"
+            yield f"{name}: {json.dumps({key: each[key] for key in sorted(each) if key not in TIMES})}"
     yield from lines({**document, "gate": made.gate, "left": dict(made.left)})
 
 

@@ -1,5 +1,5 @@
-"""Three whole steps of sft and dpo against a loop of plain PyTorch on the same rows, one at a time, with
-tokens and losses of its own: losses, gradients and saved weights."""
+"""Three whole steps of sft, dpo and seq2seq against a loop of plain PyTorch on the same rows, one at a time,
+with tokens and losses of its own: losses, gradients and saved weights."""
 
 from __future__ import annotations
 
@@ -145,3 +145,66 @@ def test_three_steps_are_those_of_plain_pytorch(
     for key, expected in plain.model.named_parameters():
         torch.testing.assert_close(saved[key], expected, rtol=0, atol=2e-5)
         assert float((expected - first[key]).abs().max()) > RATE
+
+
+def test_three_steps_of_a_t5_whose_labels_are_smoothed(tmp_path: Path) -> None:
+    """Szegedy et al. 2016, section 7: a share of the probability is spread over all entries. Weights decay,
+    but for norms and position biases."""
+    from tokenizers import Regex, Tokenizer, models, pre_tokenizers, processors
+    from transformers import PreTrainedTokenizerFast, T5Config, T5ForConditionalGeneration
+
+    share, decay, names = 0.2, 0.5, ["<pad>", "</s>", *"abcde0123456789"]
+    words = Tokenizer(
+        models.WordLevel({name: number for number, name in enumerate(names)}, unk_token="<pad>")
+    )
+    words.pre_tokenizer = pre_tokenizers.Split(Regex("."), "isolated")
+    words.post_processor = processors.TemplateProcessing(single="$A </s>", special_tokens=[("</s>", 1)])
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=words, pad_token="<pad>", eos_token="</s>")
+    tokenizer.save_pretrained(tmp_path / "start")
+    sizes = {"d_model": 32, "d_ff": 48, "d_kv": 8, "num_heads": 4, "num_layers": 2, "dropout_rate": 0.0}
+    torch.manual_seed(1)
+    T5ForConditionalGeneration(
+        T5Config(vocab_size=len(names), **sizes, pad_token_id=0, eos_token_id=1, decoder_start_token_id=0)
+    ).save_pretrained(tmp_path / "start")
+    (tmp_path / "rows.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in ROWS))
+    data = load_recipe("seq2seq").as_dict()
+    data["model"] |= {"name": str(tmp_path / "start"), "init": "pretrained", "config": None}
+    data["model"] |= {"tokenizer": "auto", "position_std": None}
+    data["data"] |= {
+        "path": str(tmp_path / "rows.jsonl"), "generated": None, "validation_fraction": 0.0,
+        "input": "prompt", "target": "chosen",
+    }  # fmt: skip
+    data["train"] |= {
+        "warmup": 0, "schedule": "constant", "learning_rate": RATE, "beta1": BETAS[0], "beta2": BETAS[1],
+        "weight_decay": decay, "clip": CLIP, "max_steps": 3, "label_smoothing": share,
+    }  # fmt: skip
+    data["evaluate"] |= {"after": False, "every": None}
+    data["measure"] |= {"window": 1}
+    emitted = train_here(tmp_path, data, micro=4, accumulation=3)
+    model = T5ForConditionalGeneration.from_pretrained(tmp_path / "start", dtype=torch.float32)
+    decays: dict[bool, list[Any]] = {True: [], False: []}
+    for name, parameter in model.named_parameters():
+        decays[parameter.dim() > 1 and "bias" not in name].append(parameter)
+    groups = [{"params": each, "weight_decay": decay if on else 0.0} for on, each in decays.items()]
+    optimizer = torch.optim.AdamW(groups, lr=RATE, betas=BETAS)
+    losses = []
+    for _ in range(3):
+        parts = []
+        for row in ROWS:
+            source, target = (torch.tensor(tokenizer(row[key])["input_ids"]) for key in ("prompt", "chosen"))
+            before = torch.cat([torch.zeros(1, dtype=torch.long), target[:-1]])
+            logits = model(input_ids=source[None], decoder_input_ids=before[None]).logits[0]
+            logs = logits.log_softmax(-1)
+            right = logs.gather(-1, target[:, None])[:, 0]
+            parts.append(-(1 - share) * right - share * logs.mean(-1))
+        loss = torch.cat(parts).mean()
+        optimizer.zero_grad()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), CLIP)
+        losses.append(loss.item())
+        optimizer.step()
+    logs = [each for each in emitted if isinstance(each, events.Log)]
+    assert [each.loss for each in logs] == pytest.approx(losses, rel=1e-4)
+    saved = dict(T5ForConditionalGeneration.from_pretrained(tmp_path / "model").named_parameters())
+    for name, parameter in model.named_parameters():
+        torch.testing.assert_close(saved[name], parameter, rtol=0, atol=1e-3)

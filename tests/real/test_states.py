@@ -236,7 +236,8 @@ def peaks(asked: dict[str, Any], said: dict[str, Any]) -> tuple[int, int]:
     planned = planned.spreading(micro_steps=recipe["batch"]["accumulation"])
     found = need(planned)
     assert found is not None and found.basis == "traced"
-    total = sum(value for name, value in found.device.items() if name not in ("allocator slack", "process"))
+    held = {name: value for name, value in found.device.items() if "first rank" not in name}
+    total = sum(value for name, value in held.items() if name not in ("allocator slack", "process"))
     return total, max(said["passes"], said["peak"]) - DATA
 
 

@@ -15,7 +15,7 @@ import pytest
 from muster.core.recipe import recipe_from
 from muster.core.trace import Parameter
 from muster.engines.traffic import Call
-from muster.planner.forecast import case_of
+from muster.planner.predict import case_of
 from muster.planner.setting import setting_of
 from muster.planner.time.collective import ring
 from muster.planner.time.steptime import traffic_of

@@ -118,7 +118,7 @@ def fabric_result(hosts: list[str], slow: dict[str, float]) -> Result:
 def recorded(task: Task, result: Result | None, **more: Any) -> JobRecord:
     """The record of a job that ended with this result."""
     fields: dict[str, Any] = {
-        "job": task.id,
+        **task.row,
         "outcome": result.status if result else "failed",
         "run": f"runs/{task.id}",
         "started": 100.0,

@@ -29,7 +29,7 @@ def task(name: str, entry: str = "gpt", hosts: int = 1, **more: Any) -> Task:
 
 
 def took(job: Task, seconds: float, outcome: Any = "succeeded") -> JobRecord:
-    return JobRecord(job=job.id, outcome=outcome, run="", started=100.0, ended=100.0 + seconds)
+    return JobRecord(**job.row, outcome=outcome, started=100.0, ended=100.0 + seconds)
 
 
 def test_a_job_is_late_beside_three_that_are_alike() -> None:
@@ -38,8 +38,7 @@ def test_a_job_is_late_beside_three_that_are_alike() -> None:
     records = {each.id: took(each, seconds) for each, seconds in zip(tasks, (90, 100, 500), strict=False)}
     records |= {each.id: took(each, 5000.0) for each in (pair, warm)}
     records["j3"] = took(tasks[3], 1.0, "failed")
-    everything = [*tasks, pair, other, warm]
-    seconds = clock.durations(everything, records)
+    seconds = clock.durations(records.values())
     assert seconds == {("gpt", 1): [90, 100, 500], ("gpt", 2): [5000]}
     assert clock.late_after(task("new"), seconds) == 400
     assert clock.late_after(task("new"), {("gpt", 1): [5.0, 6.0, 7.0]}) == 6 + clock.LEAST

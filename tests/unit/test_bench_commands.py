@@ -90,7 +90,7 @@ def test_no_speed_is_no_measurement() -> None:
         return ran(task, **TOLD, rate=10 / slower(task, "none"), seconds=20.0)
 
     found = benched(result)
-    job = next(each for each in found.jobs if each.hosts == ["local2"])
+    job = next(each for each in found.jobs if each.hosts == ("local2",))
     assert "tells no speed" in job.not_measured[0] and "run.line" in job.not_measured[0]
     assert found.gate is Gate.OPEN
     assert not [each for each in found.jobs if each.not_measured and each is not job]
@@ -114,7 +114,7 @@ def test_a_speed_that_varies() -> None:
         return ran(task, **TOLD, rate=10.0, variation=0.3 if task.hosts == ("local0",) else 0.01)
 
     job = benched(result).jobs[0]
-    assert job.not_measured == ["steps/s varied by 30% over its windows"]
+    assert job.not_measured == ("steps/s varied by 30% over its windows",)
 
 
 def test_in_a_suite(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -54,7 +54,7 @@ def test_only_like_is_compared_with_like() -> None:
     def work(overrides: list[str] | None = None, slots: int = 1, **record: Any) -> str:
         recipes = {"digits": load_recipe("digits", overrides or [])}
         records = {"j": recorded(task, made(["a"], slots=slots), **record)}
-        return work_of(logs_of([task], records, recipes)["j"][0])
+        return work_of(logs_of(records, recipes)["j"][0])
 
     same = work()
     assert same == work(["launch.connect_timeout=5", "env.A=b"])
@@ -62,7 +62,7 @@ def test_only_like_is_compared_with_like() -> None:
     assert same != work(["train.max_steps=5"])
     assert same != work(slots=2)
     lead = Task("w", "digits", ("a",), 60.0, warm_up=True)
-    assert logs_of([lead], {"w": recorded(lead, made(["a"]))}, {"digits": load_recipe("digits")}) == {}
+    assert logs_of({"w": recorded(lead, made(["a"]))}, {"digits": load_recipe("digits")}) == {}
 
 
 def test_figures_have_the_names_of_thresholds() -> None:

@@ -67,7 +67,7 @@ def test_products_that_vary_are_no_measurement() -> None:
     steady = product("fp32", variation=0.04, windows=16)
     task = Task("j", "fabric", ("a", "b"), 60.0)
     record = recorded(task, measured([steady])(task))
-    (told,) = logs_of([task], {"j": record}, {"fabric": load_recipe("fabric")}).values()
+    (told,) = logs_of({"j": record}, {"fabric": load_recipe("fabric")}).values()
     seen = [observation_of(log, work_of(log)) for log in told]
     assert [each.spread for each in seen if each and len(each.hosts) == 1] == [pytest.approx(0.01)] * 2
 
@@ -76,7 +76,7 @@ def test_the_judge_hears_when_a_job_ran_and_what_was_an_exchange() -> None:
     tasks = [Task("f", "fabric", ("a", "b"), 60.0), Task("d", "digits", ("a", "b"), 60.0)]
     results = {"f": fabric_result(["a", "b"], {}), "d": made(["a", "b"])}
     records = {task.id: recorded(task, results[task.id]) for task in tasks}
-    told = logs_of(tasks, records, {each: load_recipe(each) for each in ("fabric", "digits")})
+    told = logs_of(records, {each: load_recipe(each) for each in ("fabric", "digits")})
     seen = {job: [observation_of(log, work_of(log)) for log in logs] for job, logs in told.items()}
     assert all(each and (each.began, each.ended) == (100.0, 112.0) for all_ in seen.values() for each in all_)
     assert [each.exchanges for each in seen["f"] if each] == [True, False, False]

@@ -186,6 +186,6 @@ def test_hosts_of_a_killed_controller_get_no_other_job_at_once(
         spectator=killer,
     )
     begun = {job: at for job, _, at, _ in diary_of(tmp_path / "diary")}
-    assert found.complete and found.outcomes == {"succeeded": 3, "failed": 1, "timeout": 0}
+    assert found.complete and (found.outcomes["succeeded"], found.outcomes["failed"]) == (3, 1)
     assert begun["digits-1x-001-r2"] >= killer.killed + 1.5
     assert begun["digits-1x-002-r2"] < killer.killed + 1.5

@@ -38,15 +38,7 @@ def test_a_switch_that_is_slow_does_not_pass() -> None:
     """Also where every host behind it is fit."""
     fit = Verdict(hosts=["a"], condition="fit", confidence=1.0, reason="")
     slow = Verdict(hosts=["a"], switch="leaf0", condition="slow", confidence=1.0, reason="")
-    fields = {
-        "source": "x",
-        "slow": 0.01,
-        "summary": {"fit": 1},
-        "outcomes": {},
-        "links": [],
-        "peers": [],
-        "jobs": [],
-    }
+    fields = {"source": "x", "slow": 0.01, "links": [], "peers": [], "jobs": []}
     assert Judged.model_validate({**fields, "hosts": [fit]}).gate is Gate.FIT
     assert Judged.model_validate({**fields, "hosts": [fit], "switches": [slow]}).gate is Gate.BAD
 
@@ -89,7 +81,7 @@ def test_a_hosts_products_are_those_of_its_slowest_device() -> None:
         product("fp32", host="a", rank=rank, sustained=speed) for rank, speed in enumerate((1e12, 5e11))
     ]
     result = found.model_copy(update={"fabric": found.fabric.model_copy(update={"matmul": products})})
-    (logs,) = logs_of([task], {"j": recorded(task, result)}, {"fabric": load_recipe("fabric")}).values()
+    (logs,) = logs_of({"j": recorded(task, result)}, {"fabric": load_recipe("fabric")}).values()
     assert [log.step_seconds for log in logs if log.measured] == [pytest.approx(0.004)]
 
 
@@ -119,8 +111,8 @@ def test_fleets_that_drifted_most_come_first() -> None:
 def alike(seconds: float, work: str = "a") -> list[JobLog]:
     """Eight hosts alone, at 1 sample in so many seconds, give or take 0.1 %."""
     return [
-        JobLog(f"{work}{n}", State.SUCCEEDED, hosts=(f"n{n}",), workload=work, recipe=work, batch=1.0,
-               measured=MeasuredWindows(1.0, seconds * (1 + n / 5000), 1, 1, None, None))
+        JobLog(job=f"{work}{n}", outcome=State.SUCCEEDED, hosts=(f"n{n}",), workload=work, settings=work,
+               batch=1.0, measured=MeasuredWindows(1, 0, 1.0, seconds * (1 + n / 5000)))
         for n in range(8)
     ]  # fmt: skip
 

@@ -61,7 +61,7 @@ def test_every_job_runs_and_no_host_is_in_two(tmp_path: Path) -> None:
     )
     assert len(lines) == 14
     assert any("local6 left over" in note for note in found.notes)
-    assert [job.leftover for job in found.jobs if job.leftover] == [["local6"]]
+    assert [job.leftover for job in found.jobs if job.leftover] == [("local6",)]
 
 
 def test_a_failure_is_that_jobs_alone(tmp_path: Path) -> None:

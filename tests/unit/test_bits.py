@@ -88,36 +88,6 @@ def test_other_quantisations_are_refused_with_those_that_work(given: Any) -> Non
         recipe_from({"workload": "causal-lm", "model": {"config": {"quantization_config": given}}})
 
 
-def test_a_plan_holds_frozen_linear_layers_in_few_bits() -> None:
-    plain, small = plan(*LORA), plan(*LORA, "model.quantized=nf4")
-    assert plain.memory and small.memory
-    linear = 32 * (4 * 4096 * 4096 + 3 * 4096 * 11008)
-    assert small.memory.device["quantised weights"] == linear // 2 + linear // 16
-    assert small.memory.device["parameters"] == plain.memory.device["parameters"] - 4 * linear
-    assert small.memory.device["optimizer"] == plain.memory.device["optimizer"]
-    assert (
-        small.memory.device["copies in half precision"]
-        < 0.1 * plain.memory.device["copies in half precision"]
-    )
-    assert any("the time leaves out" in note for note in small.notes)
-    double, whole = plan(*LORA, "model.quantized=nf4-double"), plan(*LORA, "model.quantized=int8")
-    assert double.memory and whole.memory
-    assert double.memory.device_bytes < small.memory.device_bytes < whole.memory.device_bytes
-
-
-def test_a_plan_holds_moments_in_eight_bits() -> None:
-    """A byte each and a scale; embeddings stay in fp32."""
-    plain, small = plan("engine.name=ddp"), plan("engine.name=ddp", "train.optimizer=adamw-8bit")
-    assert plain.memory and small.memory
-    embeddings = 32000 * 4096
-    rest = 6_738_415_616 - embeddings
-    assert plain.memory.device["optimizer"] == 8 * (rest + embeddings)
-    assert small.memory.device["optimizer"] == pytest.approx(
-        2 * (1 + 4 / 256) * rest + 8 * embeddings, rel=1e-3
-    )
-    assert small.memory.device["parameters"] == plain.memory.device["parameters"]
-
-
 @pytest.mark.parametrize(
     ("words", "says", "hint"),
     [

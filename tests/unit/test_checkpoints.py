@@ -357,6 +357,18 @@ def test_nothing_is_begun_anew_where_no_host_shows_what_was_sealed(
     assert chosen(run, about, hosts, WantedCheckpoint(0)).step is None
 
 
+def test_a_newer_one_that_no_host_shows_is_passed_over_and_named(tmp_path: Path) -> None:
+    """One disk of two is mounted, or somebody removed it. Older ones go by themselves."""
+    run = recorded(tmp_path, 10, 20, 30, 40)
+    start = chosen(run, facts([20], damaged={"30": "it is short"}), Hosts())
+    assert start.step == 20
+    assert [each.field for each in start.said] == ["checkpoint-30", "checkpoint-40"]
+    assert chosen(run, facts([20]), Hosts(), WantedCheckpoint(step=20)).said == ()
+    (tmp_path / "new").mkdir()
+    again = recorded(tmp_path / "new", 10, 20, 30, resumed=20)  # which gave up what came later
+    assert chosen(again, facts([20]), Hosts()).said == ()
+
+
 def test_a_step_that_is_asked_for(tmp_path: Path) -> None:
     run = recorded(tmp_path, 10, 20, 30)
     assert chosen(run, facts([10, 20, 30]), Hosts(), WantedCheckpoint(step=10)).step == 10

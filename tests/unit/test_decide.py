@@ -6,29 +6,13 @@ import json
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
 
-from muster.cli.app import app
 from muster.core import families
 from muster.core.errors import RecipeError, UsageError
 from muster.core.loss_parts import part_rows
 from muster.core.recipe import recipe_from
 from muster.inputs.model import parameters
 from muster.runs.requirements import check_disk, disk_needed
-
-
-def test_a_plan_says_whether_the_model_is_compiled() -> None:
-    words = ["plan", "gpt2-small", "--on", "h100:1", "--quick"]
-    told = CliRunner().invoke(app, [*words, "train.compile=auto"]).output
-    assert "compiled" in told and "all batches have one shape" in told
-    assert "compiled" not in CliRunner().invoke(app, words).output
-
-
-def test_a_plan_says_how_many_loader_processes_there_are() -> None:
-    words = ["plan", "vit-b16-cifar10", "--on", "h100:1", "--quick", "data.path=null", "data.name=cifar10"]
-    assert "8 processes per rank" in CliRunner().invoke(app, words).output
-    given = CliRunner().invoke(app, [*words, "train.workers=3"]).output
-    assert "processes per rank" not in given and "Memory of a rank" in given
 
 
 @pytest.mark.parametrize(

@@ -27,6 +27,22 @@ def test_what_stands_beside_two_whole_texts_is_not_read() -> None:
     assert "system" in fields_read({"chosen": SAID, "rejected": SAID, "system": "S"}, PAIRS)
 
 
+def test_fields_that_nobody_reads_are_named_those_of_messages_too(tmp_path: Path) -> None:
+    """Such as OpenAI's weight of a message, which says that it is not to be learned. What is null says
+    nothing."""
+    answer = {"role": "assistant", "content": "Yes.", "weight": 0, "tool_calls": None}
+    row = {
+        "messages": [{"role": "user", "content": "Is it?"}, answer],
+        "tools": [{"name": "f"}],
+        "label": True,
+    }
+    path = _file(
+        tmp_path / "rows.jsonl", [row, {**row, "messages": [{"from": "user", "value": "Why?"}, answer]}]
+    )
+    (note,) = load_samples(_recipe(path=str(path), validation_fraction=0.0)).notes[:-1]
+    assert note.rpartition(": ")[2].split(", ") == ["tools", "label", "messages.weight"]
+
+
 def test_rows_of_one_set_take_one_form(tmp_path: Path) -> None:
     rows = [{"instruction": f"A{n}", "output": "B", "system": "S" if n % 2 else ""} for n in range(20)]
     file = str(_file(tmp_path / "a.jsonl", rows))
@@ -73,6 +89,10 @@ def test_equal_prompts_stay_together(tmp_path: Path) -> None:
     samples = load_samples(_recipe(path=str(_file(tmp_path / "a.jsonl", rows)), validation_fraction=0.3))
     train, held = ({each.question for each in part} for part in (samples.train, samples.held_out))
     assert len(held) == 3 and len(train) == 7 and not train & held
+    chats = [{"messages": [*SAID[:1], *SAID[1:], {"role": "user", "content": "And?"}], "answer": "x"}] * 2
+    chats[1] = {**chats[1], "messages": chats[1]["messages"][-1:]}  # the same last words, another prompt
+    samples = load_samples(_recipe(path=str(_file(tmp_path / "b.jsonl", chats)), validation_fraction=0.5))
+    assert (len(samples.train), len(samples.held_out)) == (1, 1)
 
 
 def test_a_mix_has_its_shares_and_repeats_nothing(tmp_path: Path) -> None:
@@ -85,6 +105,15 @@ def test_a_mix_has_its_shares_and_repeats_nothing(tmp_path: Path) -> None:
     assert sum(each.startswith("1-") for each in found) == 90
     assert found != sorted(found)  # shuffled: not one set after the other
     assert load_samples(_recipe(mix=mix, validation_fraction=0.1)).train == samples.train
+
+
+def test_the_set_that_is_shortest_for_its_share_gives_all_it_has(tmp_path: Path) -> None:
+    """3 / 0.7 * 0.7 is less than 3 in floating point."""
+    paths = [_file(tmp_path / f"{name}.jsonl", [{"prompt": f"{name}{n}", "answer": "x"} for n in range(size)])
+             for name, size in (("a", 3), ("b", 9))]  # fmt: skip
+    mix = [{"path": str(path), "share": share} for path, share in zip(paths, (0.7, 0.3), strict=True)]
+    samples = load_samples(_recipe(mix=mix, validation_fraction=0.0))
+    assert sorted(each.question[0] for each in samples.train) == [*"aaab"]
 
 
 def test_a_mix_without_shares_is_all_of_it_and_what_shares_leave_out_is_said(tmp_path: Path) -> None:
@@ -224,6 +253,8 @@ def test_an_answer_ends_once_as_its_template_ends_it(tmp_path: Path) -> None:
     whole = made.apply_chat_template(said, tokenize=False).rstrip("\n")
     assert made.decode([token for part in parts for token in part.tokens]) == whole
     assert templates.prompt(sample.turns) == [token for part in parts[:-1] for token in part.tokens]
+    quoted = templates.answer((Turn("user", "Hi"),), "say <|im_end|> then")  # of which the end is the last
+    assert made.decode(quoted) == "say <|im_end|> then<|im_end|>"
     assert (templates.end, made.eos_token_id, made.pad_token_id) == (end, end, end)
     made.save_pretrained(str(tmp_path))
     again = AutoTokenizer.from_pretrained(str(tmp_path))
@@ -370,10 +401,11 @@ def test_what_a_template_refuses_is_left_out_with_its_place(tokenizer: Any) -> N
         dialogue_of(said, PAIRS, "x:2"),
         dialogue_of({**said, "system": "T"}, PAIRS, "x:3"),
     ]
+    longest = len(templates.prompt(samples[1].turns))
     for make in (
         lambda errors: learned(samples, templates, Fitting(64), "answers", errors),
         lambda errors: pairs(samples, templates, Fitting(64), errors),
-        lambda errors: Prompts(samples, SimpleNamespace(templates=templates, errors=errors), 64),  # type: ignore[arg-type]
+        lambda errors: Prompts(samples, SimpleNamespace(templates=templates, errors=errors), longest),  # type: ignore[arg-type]
     ):
         left: list[DataError] = []
         assert len(make(left)) == 1

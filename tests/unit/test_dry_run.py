@@ -70,7 +70,7 @@ def test_hosts_are_said_with_their_own_numbers_of_ranks(
 ) -> None:
     _, out, _ = run(capsys, tmp_path, "demo", "--hosts", "node1:4,node2:2,node3:2", *TINY, *BATCH)
     assert "node1 (4), node[2-3] (2 each)" in out
-    assert "48 samples a step = 2 x 3 x 8 ranks" in out
+    assert "48 samples a step (2 x 3 x 8 ranks)" in out
 
 
 def test_it_is_short_and_the_whole_order_is_a_word_away(

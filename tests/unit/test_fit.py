@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -33,7 +32,6 @@ from muster.planner.memory.fit import (
     need,
 )
 from muster.planner.memory.states import likely_tensors
-from muster.planner.plan import _hopeless
 from muster.planner.remedies import ANY_CHANGE, OpenChoices, apply, changes, refusal, remedies
 from tests.support import setting_with, with_fields
 
@@ -63,8 +61,11 @@ def test_a_model_that_is_made_in_shards_needs_no_room_for_the_whole() -> None:
     whole, shards = (needed(tiny(stage=3, create=create)) for create in ("whole", "sharded"))
     assert whole.host["the model while it is made"] == 4000
     assert shards.host["the model while it is made"] == 4 * 128
-    assert needed(tiny(engine="fsdp", create="sharded")).first_host == 4000  # its first rank makes it
-    assert needed(tiny(stage=3, saves=True)).first_host == 2000  # gathered to be saved
+    made, saved = needed(tiny(engine="fsdp", create="sharded")), needed(tiny(stage=3, saves=True))
+    assert made.host["the whole model, made by the first rank"] == 4000 // 4  # a part of each rank's host
+    assert saved.host["the whole model, saved by the first rank"] == 2000 // 4
+    other = needed(tiny(engine="fsdp", create="sharded", ranks=16))  # of other hosts, ranks take nothing off
+    assert other.host["the whole model, made by the first rank"] == 1000
 
 
 @pytest.mark.parametrize("engine", ["fsdp", "deepspeed"])
@@ -83,23 +84,23 @@ def test_what_the_first_host_needs_besides_is_named_by_its_cause(engine: str, de
 @pytest.mark.parametrize(
     ("device", "room", "short"),
     [
-        ("cuda", MemoryLimit(64, 1000), None),  # what the first host needs besides is in no device
+        ("cuda", MemoryLimit(64, 1000), None),
         ("cuda", MemoryLimit(50, 1000), Shortage("device", 50, 50)),
-        ("cuda", MemoryLimit(64, 36), Shortage("host", 35, 36)),  # shared by its ranks
+        ("cuda", MemoryLimit(64, 36), Shortage("host", 35, 36)),
         ("cuda", MemoryLimit(64, None), None),
-        ("cpu", MemoryLimit(75, None), Shortage("device", 75, 75, cpu=True)),
+        ("cpu", MemoryLimit(50, None), Shortage("device", 50, 50, cpu=True)),
         ("cpu", MemoryLimit(90, 1), None),  # whose memory is the device's
     ],
 )
 def test_which_memory_is_too_small_and_by_how_much(
     device: str, room: MemoryLimit, short: Shortage | None
 ) -> None:
-    needs = Need(device={"weights": 50}, host={"process": 10}, first={"the whole model": 100})
+    needs = Need(device={"weights": 50}, host={} if device == "cpu" else {"process": 35})
     setting = tiny(device=device)
     assert lacking(setting, room, needs) == short
     told = memory_plan(setting, room, needs)
     assert told.lacking == (short.place if short and short.refused else None)
-    assert (told.device_bytes, told.host_bytes) == ((75, 10) if device == "cpu" else (50, 35))
+    assert (told.device_bytes, told.host_bytes) == (50, sum(needs.host.values()))
 
 
 def test_what_is_asked_for_may_be_tight() -> None:
@@ -117,12 +118,6 @@ def test_what_is_asked_for_may_be_tight() -> None:
             run,
             chosen,
         )
-
-
-def test_what_the_first_host_needs_besides_is_shared_by_its_own_ranks_alone() -> None:
-    """Ranks of other hosts take nothing off it."""
-    needs = Need(device={"weights": 50}, host={"process": 10}, first={"the whole model": 100})
-    assert lacking(tiny(ranks=16), MemoryLimit(64, 36), needs) == Shortage("host", 35, 36)
 
 
 def test_opt_350m_as_it_was_measured_on_h100s() -> None:
@@ -394,15 +389,6 @@ def test_the_largest_micro_batch_that_divides_the_share_is_offered() -> None:
     assert int(changed["batch.accumulation"]) * small == 36
     larger = min(size for size in (2, 3, 4, 6, 9, 12, 18, 36) if size > small)
     assert not fits(with_fields(setting, micro=larger, micro_steps=36 // larger), room)
-
-
-@pytest.mark.parametrize(("share", "hopeless"), [(0.4, True), (0.7, False)])
-def test_what_needs_twice_what_a_host_has_is_not_traced(share: float, hopeless: bool) -> None:
-    setting = big("opt-13b")
-    needs = needed(setting)
-    room = MemoryLimit(1 << 60, int(share * (sum(needs.host.values()) + needs.first_host // 8)))
-    decided: Any = SimpleNamespace(setting=setting, room=room)
-    assert _hopeless(decided) is hopeless
 
 
 def test_host_memory_is_too_little_for_eight_ranks_that_make_the_model_whole() -> None:

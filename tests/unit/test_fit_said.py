@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from muster.cli.views.plans import print_plan
 from muster.core.errors import RecipeError
 from muster.core.hardware.devices import ambiguous
 from muster.core.recipes import load_recipe
@@ -24,23 +23,6 @@ def planned(recipe: str, on: str, *settings: str) -> Plan:
     made = plan_on(read_recipe(recipe, list(settings)), on, UserFigures(), traced=False)
     assert made.plan is not None
     return made.plan
-
-
-def test_a_plan_says_whose_memory_it_is(capsys: pytest.CaptureFixture[str]) -> None:
-    plan = planned("causal-lm", "a100-80gb:1", *GPT2)
-    assert plan.memory and plan.memory.speaks_for and not plan.memory.nearly_full and not plan.roomier
-    print_plan(plan)
-    assert plan.memory.speaks_for.split(";")[0] in " ".join(capsys.readouterr().out.split())
-
-
-def test_choices_stand_beside_the_verdict(capsys: pytest.CaptureFixture[str]) -> None:
-    """What was decided by itself, and what was asked for is not."""
-    plan = planned("causal-lm", "a100-80gb:2", *GPT2, "engine.name=deepspeed", "engine.zero=auto")
-    stage = next(each["value"] for each in plan.decisions if each["field"] == "engine.zero")
-    assert f"engine.zero={stage}" in plan.choices
-    assert not [each for each in plan.choices if each.startswith("batch.micro")]
-    print_plan(plan)
-    assert f"fits with {', '.join(plan.choices)}" in " ".join(capsys.readouterr().out.split())
 
 
 def device_of(share: float, *settings: str) -> str:

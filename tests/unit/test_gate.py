@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from muster.benches.fold import fold_bench
@@ -24,11 +26,7 @@ def judged(*conditions: Condition, size: int = 1, network: Condition = "fit") ->
     jobs = [
         JobEntry(job="j", outcome=State.SUCCEEDED, hosts=names[at : at + size]) for at in range(len(hosts))
     ]
-    return Judged(
-        source="", slow=0.01, hosts=hosts, links=[], peers=[], jobs=jobs,
-        summary={name: conditions.count(name) for name in ("fit", "differs", "slow", "failing", "unknown")},
-        outcomes={"succeeded": len(jobs)},
-    )  # fmt: skip
+    return Judged(source="", slow=0.01, hosts=hosts, links=[], peers=[], jobs=jobs)
 
 
 @pytest.mark.parametrize(
@@ -68,7 +66,7 @@ def test_a_bench_passes_where_all_hosts_were_judged() -> None:
     slow = fold_bench(ended(suite_of({"groups": [1, 2]}), "local:8x1", lambda t: fleet(t, {"local5": 1.5})))
     assert slow.gate is Gate.BAD
     assert whole.model_copy(update={"complete": False}).gate is Gate.OPEN
-    lead = whole.jobs[0].model_copy(update={"warm_up": True})
+    lead = replace(whole.jobs[0], warm_up=True)
     assert all(whole.model_copy(update={"jobs": jobs}).gate is Gate.OPEN for jobs in ([], [lead]))
 
 

@@ -15,12 +15,14 @@ from muster.core.inventory import Host, parse_hosts
 from muster.core.job import Job, place
 from muster.core.recipes import load_recipe
 from muster.inputs.read import Inputs, check, read_recipe
-from muster.planner.decide import Decided
+from muster.planner.decide import Chosen, Decided
 from muster.planner.document import Candidate, Plan
-from muster.planner.hosts import HostTrial, first, numbers, pick
+from muster.planner.hosts import first, numbers, pick
 from muster.planner.machines import MachineModel, UserFigures, by_speed, machine_model
+from muster.planner.memory.fit import Need, Shortage
 from muster.planner.plan import plan_on, settle
-from muster.planner.time.steptime import Calibration
+from muster.planner.time.steptime import Calibration, Step
+from muster.planner.ways import TrainingWay
 
 HOSTS = parse_hosts("node[1-4]").hosts
 OPEN = ("engine.zero=auto", "train.gradient_checkpointing=auto")
@@ -31,7 +33,16 @@ def _nothing_learned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
 
 
-def trial(count: int, speed: float | None, *, fits: bool = True) -> HostTrial:
+Trial = tuple[tuple[Host, ...], Decided | RecipeError]
+
+
+def picked(trials: list[Trial], given: tuple[Host, ...]) -> tuple[Decided, Chosen]:
+    taken = pick(trials, given)
+    assert taken.chosen is not None
+    return taken, taken.chosen
+
+
+def trial(count: int, speed: float | None, *, fits: bool = True) -> tuple[tuple[Host, ...], Decided]:
     """A job whose best way on so many hosts is so fast."""
     recipe = load_recipe("digits")
     best = Candidate(
@@ -40,12 +51,15 @@ def trial(count: int, speed: float | None, *, fits: bool = True) -> HostTrial:
     places = place([(host, 1) for host in HOSTS[:count]])
     job = Job("", "ssh", places, Batch(64 // count, 1, 64), "fp32", "cuda", {})
     refused = None if fits else UsageError("too little memory", where="memory")
-    decided = Decided(job, recipe, (1,) * count, (None,) * count, candidates=(best,), refused=refused)
-    return HostTrial(HOSTS[:count], decided)
+    step = Step(64 / speed, 0, 0, 0, 0, 0, samples=64) if speed else None
+    lacks = None if fits else Shortage("device", 2, 1)
+    way = TrainingWay(recipe, job.batch, needed=Need({"all": 10**9}, {}), lacks=lacks, step=step)
+    decided = Decided(job, way, (1,) * count, (None,) * count, candidates=(best,), refused=refused)
+    return HOSTS[:count], decided
 
 
 def test_the_most_samples_per_second_win_and_the_others_say_by_how_much() -> None:
-    taken, chosen = pick([trial(1, 100), trial(2, 147), trial(3, 152), trial(4, 120)], HOSTS)
+    taken, chosen = picked([trial(1, 100), trial(2, 147), trial(3, 152), trial(4, 120)], HOSTS)
     assert len(taken.slots) == len(chosen.hosts) == 3  # 147 is less than 98 % of 152
     assert [host.name for host in chosen.idle] == ["node4"]
     assert chosen.decision.value == 3
@@ -53,14 +67,14 @@ def test_the_most_samples_per_second_win_and_the_others_say_by_how_much() -> Non
         "the fastest of those tried: 152.0 samples/s predicted; 1 host 34% slower; 2 hosts 3% slower; "
         "4 hosts 21% slower; node4 stays idle"
     )
-    rows = {row.changes["launch.hosts"]: row for row in chosen.candidates}
+    rows = {row.changes["launch.hosts"]: row for row in taken.candidates}
     assert [name for name, row in rows.items() if row.chosen] == ["3"]
     assert rows["2"].why == "3% slower"
     assert rows["3"].why == "the fastest of those tried: 152.0 samples/s predicted"
 
 
 def test_more_hosts_that_gain_little_stay_idle() -> None:
-    _, chosen = pick([trial(1, 100), trial(2, 150), trial(3, 152), trial(4, 153)], HOSTS)
+    _, chosen = picked([trial(1, 100), trial(2, 150), trial(3, 152), trial(4, 153)], HOSTS)
     assert len(chosen.hosts) == 2  # 150 is 98.04 % of 153
     assert "as good as the fastest of those tried: 150.0" in chosen.why
     assert "4 hosts 2.0% faster, which is not worth more hosts" in chosen.why
@@ -68,37 +82,36 @@ def test_more_hosts_that_gain_little_stay_idle() -> None:
 
 
 def test_equals_take_the_fewest() -> None:
-    _, chosen = pick([trial(1, 100), trial(2, 100)], HOSTS[:2])
+    _, chosen = picked([trial(1, 100), trial(2, 100)], HOSTS[:2])
     assert len(chosen.hosts) == 1
     assert "2 hosts as fast" in chosen.why
 
 
 def test_where_it_does_not_fit_speed_counts_for_nothing() -> None:
-    _, chosen = pick([trial(1, 500, fits=False), trial(2, 80), trial(3, 100)], HOSTS[:3])
+    _, chosen = picked([trial(1, 500, fits=False), trial(2, 80), trial(3, 100)], HOSTS[:3])
     assert len(chosen.hosts) == 3
     assert "1 host does not fit" in chosen.why
-    forced = trial(1, 500, fits=False)
-    assert forced.decided is not None
-    forced = replace(forced, decided=replace(forced.decided, refused=None))  # force=true refuses nothing
-    _, chosen = pick([forced, trial(2, 80)], HOSTS[:2])
+    hosts, tight = trial(1, 500, fits=False)
+    forced = (hosts, replace(tight, refused=None))  # force=true refuses nothing
+    _, chosen = picked([forced, trial(2, 80)], HOSTS[:2])
     assert len(chosen.hosts) == 2
 
 
 def test_without_speeds_all_that_work() -> None:
-    cannot = HostTrial(HOSTS, None, RecipeError("a global batch of 6", where="batch.global"))
-    taken, chosen = pick([trial(1, 10), trial(2, None), trial(3, None), cannot], HOSTS)
+    cannot = (HOSTS, RecipeError("a global batch of 6", where="batch.global"))
+    taken, chosen = picked([trial(1, 10), trial(2, None), trial(3, None), cannot], HOSTS)
     assert (len(taken.slots), chosen.timed) == (3, False)
     assert chosen.why == "the largest number that works: their speed is unknown"
-    assert chosen.candidates[3].why == "cannot: a global batch of 6"
-    _, chosen = pick([trial(1, None), trial(2, None)], HOSTS[:2])
+    assert taken.candidates[3].why == "cannot: a global batch of 6"
+    _, chosen = picked([trial(1, None), trial(2, None)], HOSTS[:2])
     assert chosen.why.startswith("all of them")
 
 
 def test_nothing_works() -> None:
     errors = [RecipeError(f"{n} ranks", where="batch.global") for n in (1, 2)]
     with pytest.raises(RecipeError, match="2 ranks"):
-        pick([HostTrial(HOSTS[: i + 1], None, error) for i, error in enumerate(errors)], HOSTS[:2])
-    taken, chosen = pick([trial(1, 5, fits=False), trial(2, 4, fits=False)], HOSTS[:2])
+        pick([(HOSTS[: i + 1], error) for i, error in enumerate(errors)], HOSTS[:2])
+    taken, chosen = picked([trial(1, 5, fits=False), trial(2, 4, fits=False)], HOSTS[:2])
     assert len(taken.slots) == 2
     assert taken.refused is not None
     assert chosen.why == "it does not fit on any number of them"

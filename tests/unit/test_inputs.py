@@ -16,7 +16,7 @@ import pytest
 from muster.core.errors import DataError, InventoryError, RecipeError
 from muster.core.inventory import Host, inventory_document
 from muster.core.recipe import Recipe, recipe_from
-from muster.inputs.read import absolute, environment, read_deepspeed_env, read_inputs
+from muster.inputs.read import absolute, environment, read_deepspeed_env, read_inputs, read_recipe
 from muster.planner.orders import code
 
 GOOD = '{"question": "q", "sql": "s"}\n'
@@ -152,6 +152,29 @@ def test_a_runs_name_alone_means_its_weights_shape_and_tokenizer(here: Path) -> 
     assert (found.init, found.config, found.tokenizer) == ("pretrained", None, "auto")  # as any saved model
     other = read_inputs("sft", "local:1", ["model.name=llama-3-8b"]).recipe.model
     assert (other.init, other.tokenizer) == ("random", "train")  # a size, whose weights are not here
+
+
+def test_a_saved_model_of_a_recipes_file_is_trained_on_as_one_of_the_command_line(here: Path) -> None:
+    """With its weights and tokenizer, of which the recipe below has neither; also where a file between says
+    more, and where the weights alone are asked for."""
+    (here / "saved").mkdir()
+    (here / "saved" / "config.json").write_text('{"model_type": "gpt2"}')
+    (here / "saved" / "model.safetensors").write_text("")
+    (here / "base.yaml").write_text("inherit: sft\nmodel: {name: saved}\n")
+    (here / "mine.yaml").write_text("inherit: base\ntrain: {epochs: 2}\n")
+    (here / "own.yaml").write_text("inherit: sft\nmodel: {name: saved, tokenizer: train}\n")
+    for source, given, expected in (
+        ("base.yaml", [], ("pretrained", "auto")),
+        ("mine.yaml", [], ("pretrained", "auto")),
+        ("own.yaml", [], ("pretrained", "train")),
+        ("mine.yaml", ["model.init=random"], ("random", "auto")),
+        ("sft", ["model.name=saved", "model.init=pretrained"], ("pretrained", "auto")),
+        ("sft", ["model.init=pretrained", "model.name=gpt2"], ("pretrained", "auto")),
+        ("sft", ["model.name=somebody/unknown"], ("pretrained", "auto")),
+        ("sft", ["model.name=gpt2"], ("random", "train")),
+    ):
+        made = read_recipe(source, given).model
+        assert (made.init, made.tokenizer) == expected, (source, given)
 
 
 def test_a_run_without_a_model_and_weights_that_would_not_be_used_are_refused(here: Path) -> None:

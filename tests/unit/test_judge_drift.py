@@ -35,7 +35,7 @@ def baseline(tmp_path: Path) -> Path:
 def test_the_first_line_says_it_and_the_exit_code(tmp_path: Path, baseline: Path) -> None:
     logs = fleet(tmp_path / "now", 1.2)
     found = judge(logs, baseline=baseline)
-    assert found.summary["fit"] == 16 and not found.sound
+    assert found.summary["fit"] == 16 and found.accused
     (drifted,) = found.drifted
     assert drifted.slower == pytest.approx(0.2, abs=0.005) and 0 < drifted.within < 0.005
     assert drifted.now.samples_per_second == pytest.approx(800, rel=0.01)
@@ -55,7 +55,7 @@ def test_what_does_not_count(
     """Less than the smallest slowdown; and a fleet that is faster is a note."""
     logs = fleet(tmp_path / "now", factor)
     found = judge(logs, baseline=baseline, slow=slow)
-    assert found.sound and [each.slower < 0 for each in found.drifted] == [True] * differs
+    assert not found.accused and [each.slower < 0 for each in found.drifted] == [True] * differs
     words = ["judge", str(logs), "--baseline", str(baseline), "--slow", str(slow)]
     told = CliRunner().invoke(app, words, standalone_mode=False)
     assert told.return_value == 0 and ("faster than the baseline" in told.output) is differs

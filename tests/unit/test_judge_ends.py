@@ -31,9 +31,11 @@ def short(path: str, hosts: Sequence[str], seconds: float | None, reason: str = 
     """What a bench would tell of a job."""
     if seconds is None:
         outcome: LogEnd = State.TIMEOUT
-        return JobLog(path, outcome, reason=reason, hosts=tuple(hosts), **fields)  # type: ignore[arg-type]
-    measured = MeasuredWindows(100.0, 100 * seconds, 100, 10, None, None)
-    return JobLog(path, State.SUCCEEDED, hosts=tuple(hosts), batch=1.0, measured=measured, **fields)  # type: ignore[arg-type]
+        return JobLog(job=path, outcome=outcome, reason=reason, hosts=tuple(hosts), **fields)  # type: ignore[arg-type]
+    measured = MeasuredWindows(100, 0, 100.0, 100 * seconds, windows=10)
+    return JobLog(
+        job=path, outcome=State.SUCCEEDED, hosts=tuple(hosts), batch=1.0, measured=measured, **fields
+    )  # type: ignore[arg-type]
 
 
 def conditions(found: Judged) -> dict[str, str]:
@@ -57,7 +59,7 @@ def failing(found: Judged) -> set[str]:
 def test_one_cause_of_all_hosts_is_held_against_none(line: str, failure: str) -> None:
     """Also where each host speaks of itself."""
     found = judged("x", [ran(host, n, ends=line) for host in FLEET for n in (0, 1)], Settings(), {})
-    assert set(conditions(found).values()) == {"unknown"} and found.sound
+    assert set(conditions(found).values()) == {"unknown"} and not found.accused
     assert {each.reason for each in found.hosts} == {AS_MOST}
     assert len(found.notes) == 1 and "32 jobs" in found.notes[0] and failure in found.notes[0]
 
@@ -85,7 +87,7 @@ def test_what_is_a_fact_about_a_host_is_never_shared() -> None:
 def test_one_log_that_names_an_error_of_hardware_is_enough() -> None:
     others = [ran(host) for host in FLEET if host != FLEET[4]]
     found = judged("x", [*others, ran(FLEET[4], ends=BROKEN)], Settings(), {})
-    assert failing(found) == {FLEET[4]} and not found.sound
+    assert failing(found) == {FLEET[4]} and found.accused
     for line in (
         "RuntimeError: CUDA error: unspecified launch failure",  # programs do that as well
         "[1.0] NVRM: Xid (PCI:0000:3b:00): 31, pid=7, Ch 0000000a, MMU Fault",
@@ -121,19 +123,19 @@ def test_jobs_of_one_family_are_counted_together() -> None:
             group = FLEET[first : first + size]
             name = f"{size}-{first}"
             if {FLEET[3], FLEET[9]} & set(group):
-                logs.append(short(name, group, None, "timeout: not over", workload="fabric", family="fabric"))
+                logs.append(short(name, group, None, "timeout: not over", workload="fabric", entry="fabric"))
             else:
                 seconds = size * (1 + first / 5000)
-                logs.append(short(name, group, seconds, workload="fabric, 1 MB", family="fabric"))
+                logs.append(short(name, group, seconds, workload="fabric, 1 MB", entry="fabric"))
     found = judged("x", logs, Settings(slow=0.02), {})
     assert failing(found) == {FLEET[3], FLEET[9]} and not found.notes
 
 
 def test_what_all_jobs_on_as_many_hosts_share() -> None:
     """Every pair times out while every host alone is well: nothing that one of them is to blame for."""
-    alone = [short(f"a{host}", [host], 1 + number / 9000, family="f") for number, host in enumerate(FLEET)]
+    alone = [short(f"a{host}", [host], 1 + number / 9000, entry="f") for number, host in enumerate(FLEET)]
     pairs = [
-        short(f"{wave}{n}", (FLEET[n], FLEET[(n + 1) % 16]), None, "timeout: not over", family="f")
+        short(f"{wave}{n}", (FLEET[n], FLEET[(n + 1) % 16]), None, "timeout: not over", entry="f")
         for wave in (0, 1)
         for n in range(wave, 16, 2)
     ]
@@ -146,18 +148,18 @@ def test_who_says_it_is_not_what_is_said() -> None:
     """Different errors of rank 3 are different ways to end; one error of different ranks is one."""
     words = ["TypeError", "KeyError", "IndexError", "OSError"]
     apart = [
-        short(str(n), [host], None, f"rank 3: {words[n % 4]}: x", family="f") for n, host in enumerate(FLEET)
+        short(str(n), [host], None, f"rank 3: {words[n % 4]}: x", entry="f") for n, host in enumerate(FLEET)
     ]
     assert not judged("x", apart, Settings(), {}).notes
     alike = [
-        short(str(n), [host], None, f"{host}: rank {n}: KeyError: {n}", family="f")
+        short(str(n), [host], None, f"{host}: rank {n}: KeyError: {n}", entry="f")
         for n, host in enumerate(FLEET)
     ]
     assert "(KeyError)" in judged("x", alike, Settings(), {}).notes[0]
 
 
 def test_a_host_of_which_no_log_tells_anything() -> None:
-    silent = JobLog("x.log", State.SUCCEEDED, format="Transformers", hosts=("quiet",))
+    silent = JobLog(job="x.log", outcome=State.SUCCEEDED, format="Transformers", hosts=("quiet",))
     found = judged("x", [silent, *(ran(host) for host in FLEET)], Settings(), {})
     assert conditions(found)["quiet"] == "unknown"
     assert found.hosts[-1].reason == "the logs of its jobs have neither step times nor a failure"
@@ -202,7 +204,7 @@ def test_logs_that_just_stop_like_all_others_tell_their_pace() -> None:
         one(chat_log([host], 0.2 * (1.25 if host == FLEET[3] else 1 + n / 9000), ends=False), f"{n}.log")
         for n, host in enumerate(FLEET)
     ]
-    logs += [replace(log, path=f"again-{log.path}", digest=0, began=None) for log in logs]
+    logs += [replace(log, job=f"again-{log.job}", digest=0, started=None) for log in logs]
     found = judged("x", logs, Settings(), {})
     assert conditions(found)[FLEET[3]] == "slow"
     assert {each for host, each in conditions(found).items() if host != FLEET[3]} == {"fit"}

@@ -38,11 +38,11 @@ def test_ranks_of_a_slow_job_are_one_job() -> None:
     found = judged("x", logs, Settings(), {})
     assert not accused(found)
     assert [each.judged for each in found.jobs] == [True, False] * 32
-    assert found.jobs[1].notes == ["another log of the same job as node00.rank0.csv, which is used instead"]
+    assert found.jobs[1].notes == ("another log of the same job as node00.rank0.csv, which is used instead",)
     assert found.notes[0].startswith(
         "32 logs belong to other ranks or streams of a job that is already counted"
     )
-    again = [*logs, *(table(f"again/{log.path}", log.step_seconds or 0) for log in logs)]
+    again = [*logs, *(table(f"again/{log.job}", log.step_seconds or 0) for log in logs)]
     assert accused(judged("x", again, Settings(), {})) == {"node08", "node09"}  # two jobs, of other folders
 
 
@@ -121,5 +121,5 @@ def test_a_folder_that_names_the_hosts_of_its_job() -> None:
         for job in read_log(f"node[01-02]/{host}.log", metaseq_log(), named=pattern)
     ]
     found = judged("x", logs, Settings(), {})
-    assert [each.hosts for each in found.jobs] == [["node01", "node02"]] * 2
+    assert [each.hosts for each in found.jobs] == [("node01", "node02")] * 2
     assert [each.judged for each in found.jobs] == [True, False]

@@ -7,7 +7,6 @@ import io
 import pytest
 from rich.console import Console
 
-from muster.benches.document import BAD
 from muster.benches.fold import fold_bench
 from muster.benches.schedule import Task
 from muster.cli.views.benches import print_bench
@@ -16,6 +15,7 @@ from muster.core.result import Failure, Result
 from muster.core.state import State
 from muster.judging import Settings
 from muster.judging.document import (
+    BAD,
     Gate,
 )
 from muster.judging.joblogs import judged
@@ -50,8 +50,8 @@ def test_a_benchs_table_of_jobs_cuts_no_figure_in_a_narrow_terminal() -> None:
 def test_what_is_normal_is_told_in_tokens_where_steps_are_counted_so() -> None:
     logs = [
         JobLog(
-            name, State.SUCCEEDED, hosts=(name,), workload="gpt2", recipe="a", unit="tokens",
-            measured=MeasuredWindows(1e6 * (1 + 0.001 * number), 20.0, 10, 5, None, None, unit="tokens"),
+            job=name, outcome=State.SUCCEEDED, hosts=(name,), workload="gpt2", settings="a", unit="tokens",
+            measured=MeasuredWindows(10, 0, 1e6 * (1 + 0.001 * number), 20.0, windows=5, unit="tokens"),
         )
         for number, name in enumerate(HOSTS[:6])
     ]  # fmt: skip

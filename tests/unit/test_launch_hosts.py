@@ -41,7 +41,7 @@ def test_what_is_said_and_what_is_written(tmp_path: Path, capsys: pytest.Capture
     argv = ["plan", "text2sql-t5-small-zero1", "--on", "a100-40gb:1x4,1Gbit", "--quick", "launch.hosts=auto"]
     code, out, _ = run(capsys, *argv)
     assert code == 0
-    for words in ("1 of 4, the fastest of those tried", "idle: a100-sxm4-40gb-[2-4]", "hosts=3", "slower"):
+    for words in ("1 of 4 (the fastest of those tried", "idle: a100-sxm4-40gb-[2-4]", "hosts=3", "slower"):
         assert words in out
     code, out, _ = run(capsys, *argv, "--json", "--write", str(file))
     made = Plan.model_validate(json.loads(out))

@@ -21,13 +21,12 @@ from muster.core.recipe import recipe_from
 from muster.core.units import format_seconds
 from muster.engines.spread import ModelSpread
 from muster.inputs.read import check, read_recipe
+from muster.planner import advice as mixed
 from muster.planner import plan as planning
-from muster.planner.advice import review
+from muster.planner.advice import Forecast, MixedHost, Predicted, review
 from muster.planner.document import Plan
 from muster.planner.machines import UserFigures
 from muster.planner.plan import plan_hosts
-from muster.planner.time import mixed
-from muster.planner.time.mixed import Forecast, Load, MixedHost, Predicted
 from muster.planner.time.reached import speed
 from muster.planner.time.steptime import StepCase, StepWork, computing, lump
 from muster.planner.time.steptime import predict as predict_step
@@ -58,7 +57,7 @@ def alone(bandwidth: float, ranks: int = 1) -> Machines:
     return machines_of(GPU, ranks, 1, LinkSpec(f"{bandwidth:g}", bandwidth, bandwidth, 0.0, "fitted"), inner)
 
 
-LOAD = Load(StepCase(alone(LINK), "fp32", WORK, lump(PARAMETERS), SPREAD), IMAGES)
+LOAD = Forecast((), StepCase(alone(LINK), "fp32", WORK, lump(PARAMETERS), SPREAD), IMAGES)
 
 
 def machines(fourth: float, fifth: float, last_link: float = LINK) -> list[MixedHost]:
@@ -69,8 +68,8 @@ def machines(fourth: float, fifth: float, last_link: float = LINK) -> list[Mixed
     ]
 
 
-def predict(members: list[MixedHost], load: Load, *, measured: bool = False) -> Predicted:
-    return Forecast(members, load, measured=measured).predict()
+def predict(members: list[MixedHost], load: Forecast, *, measured: bool = False) -> Predicted:
+    return replace(load, members=members, measured=measured).predict()
 
 
 def test_the_fitted_link_is_a_ten_gigabit_one() -> None:
@@ -95,17 +94,16 @@ def test_the_fifth_needs_another_cause_than_its_card() -> None:
     assert same < PUBLISHED[4] / 3
     slow = machines(GTX1070, P4, 0.944 * GBIT)
     assert predict(slow, LOAD).epoch == pytest.approx(PUBLISHED[4], rel=0.02)
-    found = {worth.host: worth for worth in Forecast(slow, LOAD).worths()}
-    assert found["m4"].without_it < found["m4"].with_it / 3
-    assert Forecast(slow, LOAD).best().hosts == ("m0",)
-    uneven = Forecast(slow[:4], LOAD, measured=True)
+    load = replace(LOAD, members=slow)
+    assert load.without("m4") < load.predict().epoch / 3
+    assert load.best().hosts == ("m0",)
+    uneven = replace(LOAD, members=slow[:4], measured=True)
     assert uneven.best().hosts == ("m0", "m1", "m2", "m3")  # uneven shares pay off
 
 
 def test_a_measured_speed_is_of_all_the_hosts_ranks() -> None:
-    host = machines_of(Device("gpu", {"fp32": 1e12}), per_host=4)
-    nothing: Any = None
-    assert Load(nothing, samples=1).of_sample(MixedHost("a", host, speed=100.0)) == 4 / 100.0
+    host = MixedHost("a", machines_of(Device("gpu", {"fp32": 1e12}), per_host=4), speed=100.0)
+    assert replace(LOAD, members=[host]).seconds == {"a": 4 / 100.0}
 
 
 def test_shares_by_speed_never_compute_longer() -> None:
@@ -138,18 +136,18 @@ def test_of_many_hosts_the_same_choice_as_of_few(monkeypatch: pytest.MonkeyPatch
         for count in (10**6, 10**8)
         for batch in (None, 256)
     ]
-    whole = [Forecast(c, load).best().epoch for c in clusters for load in loads]
+    whole = [replace(load, members=c).best().epoch for c in clusters for load in loads]
     monkeypatch.setattr(mixed, "SEARCHED", 0)
-    assert [Forecast(c, load).best().epoch for c in clusters for load in loads] == pytest.approx(whole)
+    assert [replace(load, members=c).best().epoch for c in clusters for load in loads] == pytest.approx(whole)
 
 
 def test_a_cluster_of_many_hosts_is_searched() -> None:
     many = [
         MixedHost(f"n{i}", alone(100 * LINK, 8), SPEED * 8 * (0.5 if i == 77 else 1.0)) for i in range(300)
     ]
-    forecast = Forecast(many, LOAD)
+    forecast = replace(LOAD, members=many)
     assert len(forecast.best().hosts) == 299
-    assert sum(worth.without_it < worth.with_it for worth in forecast.worths()) == 1
+    assert [n for n in range(300) if forecast.without(f"n{n}") < forecast.predict().epoch] == [77]
 
 
 # From what hosts say of themselves:
@@ -240,7 +238,7 @@ def test_the_slowest_of_two_devices_is_the_same_for_plan_and_advice(precision: s
     devices = [found for entry in entries() if (found := driver_device(" ".join(entry["words"])))]
     able = [each for each in devices if each.peak(precision)]
     case = StepCase(machines_of(able[0]), precision, work, lump(10**8), ModelSpread("ddp", ranks=2))
-    took = {each.name: computing(case.over(machines_of(each)), Load(case, 1).calibration) for each in able}
+    took = {each.name: computing(case.over(machines_of(each)), LOAD.calibration) for each in able}
     wrong = [
         (one.name, other.name)
         for one in able

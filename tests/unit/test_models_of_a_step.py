@@ -13,11 +13,10 @@ from muster.core.hardware.machines import parse_parts
 from muster.core.trace import TraceRequest
 from muster.core.workload import Drawing, HeldModel, Lengths
 from muster.inputs.read import read_recipe
-from muster.planner.forecast import case_of
 from muster.planner.machines import UserFigures
-from muster.planner.memory.activations import Kept, drawing_bytes, tile_bytes
 from muster.planner.memory.fit import Setting, need
 from muster.planner.plan import plan_on
+from muster.planner.predict import case_of
 from muster.planner.setting import setting_of
 from muster.planner.tracing import request_of
 
@@ -97,36 +96,12 @@ def test_a_critic_is_trained_with_the_actor() -> None:
     assert parts(both)["reference model"] == 2 * COUNT  # the actor's
 
 
-def test_keys_and_values_of_what_is_drawn_at_once() -> None:
-    """2 x bytes x answers x tokens x key heads x head, of each layer and of one twice."""
-    kept = Kept(2)
-    found = drawing_bytes(SMALL, Drawing(6, 10), 3, kept)
-    assert found["keys and values"] == 2 * 2 * 3 * 16 * (2 * 2) * (2 + 1)
-    assert setting("grpo", "batch.accumulation=4").drawn == 4  # all micro-batches of a step
-    assert setting("ppo", "batch.accumulation=4").drawn == 1  # one after the other
-
-
 def test_stage_3_gathers_all_that_is_trained_to_draw_answers() -> None:
     made = replace(setting("ppo", "engine.zero=3"), drawing=Drawing(2, 10**6))
     found = need(made)
     assert found is not None
     assert found.moment == "drawing answers"
     assert found.device["gathered parameters"] == 2 * 2 * COUNT
-
-
-def test_log_probabilities_are_made_in_tiles() -> None:
-    """Of a GPU one tile of 4096 x 32768 logits, however many there are; and gradients in fp32."""
-    config = {**SMALL, "vocab_size": 100_000}
-    few, many = (tile_bytes(config, rows, Kept(2), "cuda") for rows in (4096, 40_960))
-    assert few == 2 * 4096 * 32_768 + 4 * 8 * (4096 + 100_000)
-    assert many - few == 4 * 8 * 9 * 4096
-
-
-def test_logits_that_are_kept_whole_count_in_closed_form() -> None:
-    """ppo's: 2 + 12 bytes of each of an answer's; a critic's numbers are nothing to speak of."""
-    made = setting("ppo", "engine.zero=0", "generation.prompt=24", "generation.answer=40")
-    assert parts(made)["logits and loss"] == 64 * 32 * (2 + 12)
-    assert "logits and loss" not in parts(setting("reward", "engine.zero=0", "data.sequence=64"))
 
 
 def test_a_pair_is_two_sequences_and_has_one_request() -> None:

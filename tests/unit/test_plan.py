@@ -493,26 +493,16 @@ def test_where_weights_are_not_cast_as_a_whole(recipe: str, overrides: list[str]
     assert caught.value.where == "train.autocast" and caught.value.hint
 
 
-def test_a_model_that_computes_in_bf16_has_a_copy_of_its_weights() -> None:
+@pytest.mark.parametrize(
+    ("given", "usual"),
+    [
+        ("train.autocast=false", "train.autocast=true"),
+        ("train.optimizer=adamw-bf16", "train.optimizer=adamw"),
+    ],
+)
+def test_bf16_alone_needs_devices_that_can(given: str, usual: str) -> None:
     asked = ["engine.name=ddp", "engine.zero=0", "model.name=opt-1.3b", "precision=auto"]
-    made, usual = plan("a100-80gb:8", *asked, "train.autocast=false"), plan("a100-80gb:8", *asked)
-    assert made.precision == "bf16" and made.memory and usual.memory
-    for name in ("parameters", "optimizer"):
-        assert made.memory.device[name] == usual.memory.device[name]
-    assert 2 * made.memory.device["copies in half precision"] == made.memory.device["parameters"]
-    assert made.memory.device["activations"] < usual.memory.device["activations"]
+    assert plan("a100-80gb:8", *asked, given).precision == "bf16"
     with pytest.raises(RecipeError, match="compute capability 8") as caught:
-        plan("v100-32gb:8", *asked, "train.autocast=false")
-    assert caught.value.where == "train.autocast" and caught.value.hint == "train.autocast=true"
-
-
-def test_bf16_alone_takes_half_of_the_states_and_needs_devices_that_can() -> None:
-    asked = ["engine.name=ddp", "engine.zero=0", "model.name=opt-1.3b", "precision=auto"]
-    made = plan("a100-80gb:8", *asked, "train.optimizer=adamw-bf16")
-    usual = plan("a100-80gb:8", *asked)
-    assert made.precision == usual.precision == "bf16" and made.memory and usual.memory
-    assert 2 * made.memory.device["optimizer"] == usual.memory.device["optimizer"]
-    assert made.time and usual.time and 1.7 < usual.time.optimizer / made.time.optimizer < 2.3
-    with pytest.raises(RecipeError, match="compute capability 8") as caught:
-        plan("v100-32gb:8", *asked, "train.optimizer=adamw-bf16")
-    assert caught.value.where == "train.optimizer" and caught.value.hint == "train.optimizer=adamw"
+        plan("v100-32gb:8", *asked, given)
+    assert caught.value.where == given.partition("=")[0] and caught.value.hint == usual

@@ -95,7 +95,7 @@ def test_a_job_on_unknown_hosts_is_no_evidence(case: str) -> None:
     logs = [one([*lines, *metaseq_log(step=40 if n == 3 else 20)], path.format(n)) for n in range(12)]
     found = judged("x", logs, Settings(), {})
     assert not any(each.judged for each in found.jobs)
-    assert {each.condition for each in found.hosts} <= {"unknown"} and found.sound
+    assert {each.condition for each in found.hosts} <= {"unknown"} and not found.accused
     assert all("hosts" in " ".join(job.notes) for job in found.jobs)
     assert any("12 jobs" in note and "hosts" in note for note in found.notes)
     assert all("hosts" in each.reason for each in found.hosts)
@@ -129,7 +129,7 @@ def test_a_failed_job_on_unknown_hosts_accuses_none() -> None:
         "RuntimeError: CUDA error: uncorrectable ECC error encountered",
     ]
     logs = [one(["world_size = 64", *crash], f"node{n}.log") for n in range(3)]
-    assert judged("x", logs, Settings(), {}).sound
+    assert not judged("x", logs, Settings(), {}).accused
     said = one(["node3 slots=8", "node4 slots=8", *crash[:1], f"node4: {crash[1]}"], "slurm-5.out")
     assert said.failed_hosts == ("node4",)
 
@@ -173,4 +173,4 @@ def test_a_name_like_no_other_is_no_host(tmp_path: Path) -> None:
     found = judge(tmp_path)
     assert [each.hosts for each in found.hosts] == [["alpha1"], ["alpha2"], ["node7"]]
     lone = next(job for job in found.jobs if job.job == "cifar10.log")
-    assert (lone.hosts, lone.hosts_from, lone.outcome) == ([], "", "succeeded")
+    assert (lone.hosts, lone.hosts_from, lone.outcome) == ((), "", "succeeded")

@@ -30,7 +30,7 @@ PREFIXES = {
 
 
 def told(job: JobLog) -> tuple[object, ...]:
-    return job.outcome, job.hosts, job.workload, job.batch, job.steps, job.skipped, job.rate
+    return job.outcome, job.hosts, job.workload, job.batch, job.steps, job.skipped_steps, job.rate
 
 
 @pytest.mark.parametrize("name", PREFIXES)

@@ -23,7 +23,7 @@ def test_what_is_kept_of_a_log_to_know_its_end_is_bounded() -> None:
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
-    assert job.began == job.ended == BEGAN and peak < 16 << 20
+    assert job.started == job.ended == BEGAN and peak < 16 << 20
 
 
 def test_steps_that_arrive_together_are_counted_with_those_that_arrive_next(

@@ -127,5 +127,5 @@ def test_the_pages_example() -> None:
         UserFormat.of([each for name, each in re.findall(r"--(line) '(.*?)'", command)]),
         Expression.of(options["host-pattern"], PLACES, "--host-pattern"),
     )
-    assert (job.hosts, job.workload, job.job) == (("gpu01", "gpu05"), "opt-13b", "run3")
+    assert (job.hosts, job.workload, job.group) == (("gpu01", "gpu05"), "opt-13b", "run3")
     assert job.rate == pytest.approx(2 * 64 / 0.496) and job.measured and job.measured.tokens is None

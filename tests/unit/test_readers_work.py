@@ -93,13 +93,13 @@ def test_jobs_of_another_model_are_not_slow() -> None:
     small = fleet([RUNNER.format(world=WORLD, model="opt-1.3b")], 8)
     large = fleet([RUNNER.format(world=WORLD, model="opt-66b")], 6, first=8, step=0.6)
     found = judged("x", [*small, *large], Settings(), {})
-    assert found.sound and not found.summary["slow"]
+    assert not found.accused and not found.summary["slow"]
     assert len(found.peers) == 2
 
 
 def test_jobs_of_which_no_log_says_what_they_trained_are_compared_with_none() -> None:
     found = judged("x", [*fleet([], 8), *fleet([], 6, first=8, step=0.6)], Settings(), {})
-    assert found.sound and found.summary["unknown"] == 14 and not found.peers
+    assert not found.accused and found.summary["unknown"] == 14 and not found.peers
     assert len({job.work for job in found.jobs}) == 14
     assert all("what it trained" in " ".join(job.notes) for job in found.jobs)
     assert {each.reason for each in found.hosts} == {found.hosts[0].reason}

@@ -34,7 +34,7 @@ def test_all_are_read_and_every_host_is_fit() -> None:
     found = judge(LOGS)
     assert found.outcomes == {"succeeded": 96, "failed": 0, "timeout": 0, "unreadable": 0}
     assert [each.hosts[0] for each in found.hosts] == HOSTS
-    assert {each.condition for each in found.hosts} == {"fit"} and not found.links and found.sound
+    assert {each.condition for each in found.hosts} == {"fit"} and not found.links and not found.accused
     assert sorted(len(job.hosts) for job in found.jobs) == [1] * 64 + [2] * 32
     assert {host for job in found.jobs if len(job.hosts) == 2 for host in job.hosts} == set(HOSTS)
     alone, pairs = found.peers

@@ -13,12 +13,11 @@ from muster.core.errors import RecipeError
 from muster.core.inventory import parse_hosts
 from muster.core.recipe import recipe_from
 from muster.core.recipes import load_recipe
-from muster.engines.deepspeed.spec import TO_DISK
 from muster.inputs.model import whole_config
 from muster.planner.decide import Decided
-from muster.planner.memory.fit import Setting, need
+from muster.planner.memory.fit import Setting
 from muster.planner.setting import setting_of
-from muster.planner.sizing import _nearest
+from muster.planner.ways import _nearest
 from tests.support import on_hosts
 
 TABLE = {  # size: (learning rate, tokens per update in units of 2^20)
@@ -181,30 +180,6 @@ def test_what_deepspeed_offloads_is_each_part_by_itself(
 ) -> None:
     found = offloading(zero, stage)
     assert (found.spread.offload, found.spread.disk.holds) == (offload, gone)
-
-
-def test_parameters_alone_on_the_host_leave_gigabytes_on_the_device() -> None:
-    alone, both = (need(offloading(zero)) for zero in (
-        {"offload_param": CPU}, {"offload_optimizer": CPU, "offload_param": CPU},
-    ))  # fmt: skip
-    assert alone is not None and both is not None
-    part = offloading({}).parameters / 4
-    more = sum(alone.device.values()) - sum(both.device.values())
-    assert more > 15.5 * part  # master, moments and gradients, 16 bytes each
-    assert "optimizer" in both.host and "optimizer" not in alone.host
-
-
-def test_what_lies_on_a_disk_is_charged_to_no_memory() -> None:
-    here, gone = (need(offloading({"offload_optimizer": where})) for where in (CPU, DISK))
-    assert here is not None and gone is not None
-    assert {"fp32 master", "optimizer"} <= set(here.host)
-    # But for the group of norms and biases, which is too small for a disk.
-    assert gone.host["fp32 master"] < TO_DISK and gone.host["optimizer"] == 2 * gone.host["fp32 master"]
-    assert here.host["fp32 master"] > 1000 * TO_DISK
-    assert "disk buffers" in gone.host
-    few = need(offloading({"offload_optimizer": {**DISK, "buffer_count": 8}}))
-    assert few is not None
-    assert few.host["disk buffers"] > gone.host["disk buffers"]
 
 
 @pytest.mark.parametrize(

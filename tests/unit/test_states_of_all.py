@@ -129,7 +129,7 @@ def test_parts_are_positive_whole_numbers_of_bytes_that_add_up(setting: Setting)
     cpu = setting.spread.device == "cpu"
     tensors = sum(
         value for name, value in found.device.items()
-        if name not in ("allocator slack", "CUDA context", "NCCL", "process")
+        if name not in ("allocator slack", "CUDA context", "NCCL", "process") and "first rank" not in name
     )  # fmt: skip
     if found.moment == "making the model":
         assert found.device == {"the model while it is made": tensors, "process": PROCESS}

@@ -12,14 +12,13 @@ from muster.core.errors import UsageError
 from muster.core.hardware.links import SharedLink, find_link
 from muster.core.recipes import load_recipe
 from muster.core.trace import Parameter
-from muster.engines.ddp.spec import FIRST_BUCKET, DdpSpec
 from muster.engines.deepspeed.spec import buckets
 from muster.engines.spread import ModelSpread
 from muster.engines.traffic import Call, Segment, Traffic
 from muster.inputs.model import whole_config
 from muster.planner.setting import setting_of
-from muster.planner.time.collective import CALL, ring, seconds, tree
-from muster.planner.time.steptime import OverlapPace, lump, traffic_of, waited
+from muster.planner.time.collective import ring, seconds
+from muster.planner.time.steptime import lump, traffic_of, waited
 from tests.support import parse_machines
 
 MIB = 2**20
@@ -63,35 +62,6 @@ def test_one_rank_exchanges_nothing() -> None:
         of(engine="horovod")
 
 
-@pytest.mark.parametrize("accumulation", [1, 3])
-def test_ddp_sends_fp32_gradients_once_per_step_in_buckets(accumulation: int) -> None:
-    found = of(engine="ddp", element=2, micro_steps=accumulation)
-    assert moved(found, "all-reduce") == 4 * PSI  # whatever autocast computes in
-    sizes = [call.size for call in found.calls()]
-    assert all(size >= DdpSpec.bucket for size in sizes[1:-1]) and sizes[0] >= FIRST_BUCKET
-    assert found.reduces_hide
-    assert sizes[-1] >= 4 * 30_000 * WIDTH  # the embeddings' gradient comes last, and alone is above a bucket
-    assert moved(of(model(adapters=True), engine="ddp"), "all-reduce") == 4 * LAYERS * 8 * WIDTH
-
-
-@pytest.mark.parametrize(("element", "accumulation"), [(4, 1), (2, 1), (2, 4)])
-def test_zero_0_1_and_2(element: int, accumulation: int) -> None:
-    """2 b Psi; 3 b Psi; 2 b Psi a + b Psi along a ring, and padding of the gathered groups."""
-    fields = {"engine": "deepspeed", "element": element, "micro_steps": accumulation}
-    padded = sum(-(-size // 8) * 8 for size in (PSI - SMALL, SMALL))
-    none = of(stage=0, **fields)
-    assert moved(none, "all-reduce") == element * PSI and moved(none, "all-gather") == 0
-    one = of(stage=1, **fields)
-    assert moved(one, "all-reduce") == element * PSI
-    assert moved(one, "all-gather") == element * padded
-    two = of(stage=2, **fields)
-    assert moved(two, "all-reduce") == element * PSI * accumulation
-    assert moved(two, "all-gather") == element * padded
-    assert not (none.reduces_hide or one.reduces_hide or two.reduces_hide)
-    assert of(stage=2, overlap=True, **fields).reduces_hide
-    assert not of(stage=2, overlap=True, device="cpu", **fields).reduces_hide  # its streams do nothing there
-
-
 def test_deepspeed_buckets() -> None:
     assert buckets([3, 3, 3, 9, 1], 6) == [6, 3, 9, 1]  # before what would overfill; a large one alone
     assert buckets([], 6) == []
@@ -105,30 +75,6 @@ def test_deepspeed_buckets() -> None:
     assert moved(trained, "all-reduce") == 4 * LAYERS * 8 * WIDTH
 
 
-def test_zero_3_keeps_a_small_model_until_its_backward_pass() -> None:
-    """2 b Psi a where the way back is shorter than max_reuse_distance, 3 b Psi a where it is not."""
-    fields = {"engine": "deepspeed", "stage": 3, "element": 2, "micro_steps": 2, "persistence": 0}
-    padded = sum(-(-p.numel // 4) * 4 for p in MODEL)
-    near = of(**fields)
-    assert moved(near, "all-gather") == 2 * 2 * padded
-    far = of(**fields, reuse=0)
-    assert moved(far, "all-gather") == 2 * 2 * 2 * padded
-    partly = of(**fields, reuse=PSI)
-    assert moved(near, "all-gather") < moved(partly, "all-gather") < moved(far, "all-gather")
-    assert moved(near, "reduce-scatter") == moved(far, "reduce-scatter") == 2 * 2 * PSI
-    frozen = of(model(adapters=True), **fields)
-    assert moved(frozen, "all-gather") > moved(near, "all-gather")  # what is frozen is gathered as well
-    assert moved(frozen, "reduce-scatter") == 2 * 2 * LAYERS * 8 * WIDTH
-
-
-def test_zero_3_gathers_what_stays_once_per_step() -> None:
-    fields = {"engine": "deepspeed", "stage": 3, "micro_steps": 3}
-    found = of(**fields, persistence=WIDTH)
-    assert sum(call.size for call in found.step) == 4 * SMALL
-    assert moved(found, "all-gather") == 3 * 4 * (PSI - SMALL) + 4 * SMALL
-    assert moved(of(**fields, persistence=0), "all-gather") == 3 * 4 * PSI
-
-
 @pytest.mark.parametrize("prefetch", [1, WIDTH * WIDTH, 50_000_000])
 def test_prefetching_changes_when_and_not_what(prefetch: int) -> None:
     fields = {"engine": "deepspeed", "stage": 3, "persistence": 0}
@@ -137,85 +83,17 @@ def test_prefetching_changes_when_and_not_what(prefetch: int) -> None:
     assert few < many
 
 
-def test_fsdp_gathers_twice_but_its_root_and_scatters_at_the_last_micro_step() -> None:
-    found = of(engine="fsdp", element=2, micro_steps=3)
-    root = 30_000 * WIDTH
-    assert moved(found, "all-gather") == 3 * 2 * (PSI + PSI - root)
-    assert moved(found, "reduce-scatter") == 2 * PSI
-    assert found.gathers_hide and found.reduces_hide
-    assert not of(engine="fsdp", device="cpu").gathers_hide
-    odd = (Parameter("a.weight", (5, 3), True, "a"),)  # rows are padded: 5 become 8
-    assert moved(of(odd, engine="fsdp"), "reduce-scatter") == 4 * 8 * 3
-    assert moved(of(model(adapters=True), engine="fsdp"), "reduce-scatter") == 4 * LAYERS * 8 * WIDTH
-
-
-def test_small_calls_of_a_step() -> None:
-    """The number of tokens; a norm per group of DeepSpeed's optimizer, or one of all tensors' norms; half
-    precision's overflow."""
-
-    def small(**fields: object) -> list[Call]:
-        found = traffic_of(MODEL, ModelSpread(**{"ranks": 4, **fields}))  # type: ignore[arg-type]
-        return [call for call in found.calls() if call.size <= 400]
-
-    tokens = Call("all-gather", 32)
-    assert small(engine="ddp") == [tokens]
-    assert small(engine="ddp", counts=False) == []
-    assert small(engine="fsdp") == [tokens, Call("all-reduce", 4 * len(MODEL))]
-    assert small(engine="deepspeed") == [tokens, Call("all-reduce", 4)]
-    two = [Call("all-reduce", 4)] * 2  # matrices in one group, norms in another
-    assert small(engine="deepspeed", stage=1) == [tokens, *two]
-    assert small(engine="deepspeed", stage=2, element=2) == [tokens, *two, Call("all-reduce", 1)]
-    assert small(engine="deepspeed", stage=2, offload="optimizer") == [tokens, *two]
-    assert small(engine="deepspeed", stage=3, persistence=0) == [tokens, *[Call("all-reduce", 8)] * 2]
-    assert small(engine="deepspeed", stage=1, clips=False) == [tokens]
-
-
 # Collectives:
 
 
-def test_a_ring_by_hand() -> None:
-    found = ring(Call("all-reduce", 1200), ranks=6, hosts=3, library="nccl")
-    assert (found.size, found.inner, found.outer) == (pytest.approx(2 * 5 / 6 * 1200), 6, 4)
-    assert found.inner + found.outer == 10
-    half = ring(Call("reduce-scatter", 1200), 6, 3, "nccl")
-    assert half.size == pytest.approx(1000) and half.inner + half.outer == 5
-    assert ring(Call("reduce-scatter", 1200), 6, 3, "gloo").size == pytest.approx(2000)  # an all-reduce there
-    with pytest.raises(ValueError, match="no cost"):
-        ring(Call("all-to-all", 1), 2, 2, "nccl")
-
-
-def test_seconds_of_a_call() -> None:
-    machines = parse_machines("h100:8x4,{bandwidth=1e9,latency=1e-3}")
-    small, large = Call("all-reduce", 8), Call("all-reduce", 10**9)
-    assert seconds(large, parse_machines("h100"), "nccl") == 0
-    # A ring of 32 ranks has 6 hops between hosts, a tree 2 x log2(4): small messages go by the tree.
-    assert [tree(small, 8, hosts).outer for hosts in (1, 2, 4, 5, 512)] == [0, 2, 4, 6, 18]
-    assert seconds(small, machines, "nccl") == pytest.approx(4e-3, rel=0.02)
-    assert seconds(small, machines, "gloo") == pytest.approx(6e-3 + CALL["gloo"], rel=0.05)
-    assert seconds(large, machines, "nccl") == pytest.approx(2 * 31 / 32 + 6e-3, rel=0.01)
-    narrow = parse_machines("h100:8x4,{bandwidth=1e12},pcie3{usable=0.1}")  # what is slowest within a host
-    assert narrow.inner is not None
-    took = seconds(large, narrow, "nccl")
-    assert took == pytest.approx(2 * 31 / 32 * 1e9 / narrow.inner.bandwidth, rel=0.01)
-    one = parse_machines("h100:8")
-    assert seconds(large, one, "nccl") == pytest.approx(2 * 7 / 8 * 1e9 / 342e9, rel=0.03)
-    gathered = seconds(Call("all-gather", 10**9), machines, "gloo")
-    scattered = seconds(Call("reduce-scatter", 10**9), machines, "gloo")
-    assert gathered == pytest.approx(31 / 32 + 3e-3, rel=0.01)
-    assert scattered == pytest.approx(2 * 31 / 32 + 6e-3, rel=0.01)  # and this an all-reduce
-    assert machines.link is not None
-    two = parse_machines("h100:1x2,{bandwidth=1e9,latency=1e-3}")
-    paired = seconds(Call("all-gather", 10**9), two, "gloo")
-    assert paired == pytest.approx(1 / 2 / 0.75 + 1e-3, rel=0.01)  # both ways on one connection
-    slow = replace(machines.link, beside=SharedLink(gather=0.25, pair_gather=0.5))
-    gathered = seconds(Call("all-gather", 10**9), machines.over(slow), "gloo")
-    assert gathered == pytest.approx(31 / 32 / 0.25 + 3e-3, rel=0.01)  # as measured
-    paired = seconds(Call("all-gather", 10**9), two.over(slow), "gloo")
-    assert paired == pytest.approx(1 / 2 / 0.5 + 1e-3, rel=0.01)
+def test_a_call_whose_links_are_not_known_is_refused() -> None:
+    large = Call("all-reduce", 10**9)
     with pytest.raises(UsageError, match="how 4 hosts are connected"):
         seconds(large, parse_machines("h100:8x4"), "nccl")
     with pytest.raises(UsageError, match="link between the devices of a host"):
         seconds(large, parse_machines("own{tflops=1}:8"), "nccl")
+    with pytest.raises(ValueError, match="no cost"):
+        ring(Call("all-to-all", 1), 2, 2, "nccl")
 
 
 @given(
@@ -268,21 +146,21 @@ def test_waiting_beside_by_hand() -> None:
     early = [replace(plain[0], reduces=(REDUCE,)), *plain[1:]]
     late = [*plain[1:], replace(plain[0], reduces=(REDUCE,))]
 
-    def found(segments: list[Segment], pace: OverlapPace, *, hide: bool = True) -> float:
+    def found(segments: list[Segment], pace: SharedLink, *, hide: bool = True) -> float:
         return waited(segments, 4.0, cost, gathers_hide=hide, reduces_hide=hide, pace=pace)
 
     # Three seconds at half speed leave one and a half of the computation.
-    assert found(early, OverlapPace(computing=0.5)) == pytest.approx(1 + 3 + 1.5 - 4)
+    assert found(early, SharedLink(computing=0.5)) == pytest.approx(1 + 3 + 1.5 - 4)
     # Three seconds of computation do three quarters of the exchange at this pace.
-    assert found(early, OverlapPace(exchanging=0.5)) == pytest.approx(4 + 1.5 - 4)
+    assert found(early, SharedLink(exchanging=0.5)) == pytest.approx(4 + 1.5 - 4)
     # Both: the exchange ends after six seconds, in which three seconds of computation are done.
-    assert found(early, OverlapPace(0.5, 0.5)) == pytest.approx(1 + 6 - 4)
-    assert found(early, OverlapPace(0.0, 0.0)) == pytest.approx(3)  # one after the other
-    assert found(late, OverlapPace(0.5, 0.5, meeting=0.125)) == pytest.approx(3.125)
-    assert found(early, OverlapPace(meeting=0.125)) == 0  # nobody waits for it
+    assert found(early, SharedLink(computing=0.5, exchanging=0.5)) == pytest.approx(1 + 6 - 4)
+    assert found(early, SharedLink(computing=0.0, exchanging=0.0)) == pytest.approx(3)  # one after the other
+    assert found(late, SharedLink(computing=0.5, exchanging=0.5, meeting=0.125)) == pytest.approx(3.125)
+    assert found(early, SharedLink(meeting=0.125)) == 0  # nobody waits for it
     gathering = [replace(each, gathers=(GATHER,)) for each in plain]
-    assert found(gathering, OverlapPace(meeting=0.125), hide=False) == pytest.approx(8 + 3 * 0.125)
-    assert found(plain, OverlapPace(0.5, 0.5, 1.0)) == 0
+    assert found(gathering, SharedLink(meeting=0.125), hide=False) == pytest.approx(8 + 3 * 0.125)
+    assert found(plain, SharedLink(computing=0.5, exchanging=0.5, meeting=1.0)) == 0
 
 
 @given(st.lists(st.tuples(st.booleans(), st.booleans()), min_size=1, max_size=8), st.floats(0, 100))

@@ -14,7 +14,7 @@ import pytest
 import muster
 from muster.core.recipe import Recipe
 from muster.inputs.read import read_inputs
-from muster.planner import orders, sizing
+from muster.planner import orders, ways
 from muster.runs.requirements import needed
 from muster.runs.train import Attempt, agree
 from muster.store.runfolder import RunFolder
@@ -37,7 +37,7 @@ def passing() -> set[str]:
 
 def test_the_way_of_one_value(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     files, validated = set[str](), []
-    resolve, start, validate = sizing.resolve_batch, orders.start_orders, Recipe.model_validate.__func__  # type: ignore[attr-defined]
+    resolve, start, validate = ways.resolve_batch, orders.start_orders, Recipe.model_validate.__func__  # type: ignore[attr-defined]
 
     def resolved(*given: Any, **more: Any) -> Any:
         files.update(passing())
@@ -52,7 +52,7 @@ def test_the_way_of_one_value(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         validated.append(kind)
         return validate(kind, data)
 
-    monkeypatch.setattr(sizing, "resolve_batch", resolved)
+    monkeypatch.setattr(ways, "resolve_batch", resolved)
     monkeypatch.setattr(orders, "start_orders", told)
     monkeypatch.setattr(Recipe, "model_validate", classmethod(read))
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))  # nothing learned

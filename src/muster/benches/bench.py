@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 import os
-import re
 import selectors
 import statistics
 import sys
@@ -19,7 +18,7 @@ from typing import Any
 
 from muster.benches.child import Child, adopted, finished
 from muster.benches.clock import Kind, durations, expected, kind_of, late_after
-from muster.benches.document import Bench, BenchJob, JobRecord
+from muster.benches.document import Bench, JobRecord
 from muster.benches.fold import Ended, fold_bench
 from muster.benches.folder import BenchFolder
 from muster.benches.inputs import (
@@ -40,12 +39,14 @@ from muster.core.entries import models_taken
 from muster.core.errors import JobError, MusterError, UsageError
 from muster.core.inventory import Host
 from muster.core.recipe import Recipe
+from muster.core.result import JobEntry
 from muster.core.state import State
 from muster.core.units import counted, format_seconds
 from muster.fleet.interrupts import interrupts
 from muster.fleet.shell import Shell, more_files
 from muster.judging import Baseline, Class, Posterior, Settings, localise, next_wave
 from muster.judging.baseline import FEWEST
+from muster.judging.joblogs import how_ended
 from muster.judging.logs import COLUMNS, csv_text, load_baselines
 from muster.runs.listing import stop
 from muster.store.runfolder import RunFolder
@@ -101,7 +102,7 @@ class Jobs:
     seconds: dict[Kind, list[float]] = field(init=False)  # that jobs took
 
     def __post_init__(self) -> None:
-        self.seconds = durations(self.tasks, self.done)
+        self.seconds = durations(self.done.values())
 
     def run(self) -> str | None:
         """Until all are over. -> why they were stopped before that; None: they were not."""
@@ -191,7 +192,7 @@ class Jobs:
         why = f"follows {', '.join(filter(self._failed, task.after))}, which did not succeed"
         now = time.time()
         record = JobRecord(
-            job=task.id,
+            **task.row,
             outcome=State.FAILED,
             reason=why,
             usage=True,
@@ -276,7 +277,7 @@ class Jobs:
         if record is not None:
             self.folder.write_record(record)
             self.done[record.job] = record
-            self.seconds = durations(self.tasks, self.done)
+            self.seconds = durations(self.done.values())
         self.spectator.ended(child.task, record)
 
 
@@ -404,16 +405,17 @@ class Growth:
         if not hosts or any(task.id not in done for task in own):
             return []
         number = max((task.wave or 0 for task in own), default=0) + 1
-        why = all_alike(own, number - 1, done)
+        records = {task.id: done[task.id] for task in own}
+        why = all_alike(records.values(), number - 1)
         if why is not None:
             return self._end(entry, f"all jobs of wave {number - 1} ended the same way: {why}")
         recipe = self.inputs.recipes[entry.name]
-        logs = logs_of(own, done, self.inputs.recipes)
+        observations = observed(logs_of(records, self.inputs.recipes))
         # One host alone has no fabric to measure, and may not hold a job's batch.
         alone = (recipe.trains or recipe.foreign) and self.inputs.impossible(entry.name, hosts[:1]) is None
         settings = Settings(slow=suite.slow, alone=alone)
-        state = localise(observed(own, logs), self.inputs.topology, settings, self.stored)
-        refused = {frozenset(task.hosts) for task in own if done[task.id].usage and not task.warm_up}
+        state = localise(observations, self.inputs.topology, settings, self.stored)
+        refused = {frozenset(each.hosts) for each in records.values() if each.usage and not each.warm_up}
         groups = [group for group in next_wave(state) if frozenset(group) not in refused]
         if groups and number > suite.waves and not self.timed:
             return self._end(
@@ -457,34 +459,23 @@ def more_waves(state: Posterior, made: int) -> str:
     return f"{seen}, which no sensible number of waves would tell; {SURE * spread:.0%} could be told in one"
 
 
-def all_alike(tasks: Sequence[Task], wave: int, done: Mapping[str, JobRecord]) -> str | None:
+def all_alike(records: Iterable[JobRecord], wave: int) -> str | None:
     """How all jobs of an entry's last wave ended, where more of them would tell nothing: none was for its
     hosts to do, or all failed alike and none of the entry ever succeeded. None: another wave may tell more.
 
     A dead host alone is none of these: jobs without it succeed.
     """
-    counted = [task for task in tasks if not task.warm_up]
-    last = [(task, done[task.id]) for task in counted if task.wave == wave]
+    counted = [record for record in records if not record.warm_up]
+    last = [record for record in counted if record.wave == wave]
     if not last:
         return None
-    first = last[0][1].reason or "no reason is known"
-    if all(record.usage for _, record in last):
+    first = last[0].reason or "no reason is known"
+    if all(record.usage for record in last):
         return first
-    if any(done[task.id].outcome.good for task in counted):
+    if any(record.outcome.good for record in counted):
         return None
-    return first if len({_way(task, record) for task, record in last}) == 1 else None
-
-
-def _way(task: Task, record: JobRecord) -> str:
-    """How it ended: by its id in the table of failures, else by its words without numbers and hosts."""
-    if record.usage or record.outcome is State.TIMEOUT:
-        return "refused" if record.usage else "timeout"
-    if record.failure:
-        return record.failure
-    words = record.reason or ""
-    for host in task.hosts:
-        words = re.sub(rf"\b{re.escape(host)}\b", "HOST", words)
-    return re.sub(r"[0-9]+", "N", words)
+    ways = {"refused" if record.usage else how_ended(record) for record in last}
+    return first if len(ways) == 1 else None
 
 
 @dataclass
@@ -615,7 +606,8 @@ def _jobs(
 ) -> Bench:
     growth = Growth(inputs, folder, stored, timed=around.minutes < math.inf)
     tasks = list(inputs.schedule.tasks)
-    done = folder.records([task.id for task in tasks])
+    records = folder.records([task.id for task in tasks])
+    done = {task.id: replace(records[task.id], **task.row) for task in tasks if task.id in records}
     left_out = [] if inputs.suite.check else lately_left_out(inputs.inventory.names, time.time())
     notes = [*left_out, *settle_unfinished(folder, tasks, done)]
     for note in notes:
@@ -667,16 +659,15 @@ def table_of(document: Bench) -> str:
     return csv_text((*COLUMNS, *more), [_row(job, verdicts, extra) for job in document.jobs])
 
 
-def _row(job: BenchJob, verdicts: Mapping[str, str], extra: Sequence[str]) -> list[Any]:
+def _row(job: JobEntry, verdicts: Mapping[str, str], extra: Sequence[str]) -> list[Any]:
     figures = job.figures
     speed = figures.get("samples_per_second")
     status = "below threshold" if job.misses else "not a measurement" if job.not_measured else job.outcome
-    took = job.ended - job.started if job.ended and job.started else None
     memory = figures.get("memory")
     why = job.reason or "; ".join(job.not_measured)
     return [
         ",".join(job.hosts), None if speed is None else f"{speed:.4f}", status, job.job, job.recipe, job.size,
-        None if took is None else f"{took:.3f}", why, None if memory is None else int(memory),
+        None if job.took is None else f"{job.took:.3f}", why, None if memory is None else int(memory),
         job.variation, None if job.slower is None else f"{job.slower:.6f}", job.steps, job.skipped_steps,
         " ".join(dict.fromkeys(verdicts.get(host, "unknown") for host in job.hosts)), job.entry, job.repeat,
         job.warm_up, job.world_size, "; ".join(job.misses), job.run, *(figures.get(name) for name in extra),

@@ -158,7 +158,7 @@ def finished(child: Child, run: str) -> JobRecord | None:
     else:
         facts = _of_words(child, code, damaged)
     return JobRecord(
-        job=child.task.id,
+        **child.task.row,
         outcome=outcome,
         run=run,
         started=child.started,
@@ -179,7 +179,7 @@ def adopted(task: Task, folder: RunFolder, run: str) -> JobRecord | None:
     if result is None or not result.status.good:
         return None
     return JobRecord(
-        job=task.id,
+        **task.row,
         outcome=State.SUCCEEDED,
         run=run,
         started=result.started,

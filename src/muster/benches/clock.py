@@ -16,18 +16,17 @@ LEAST = 60.0  # seconds beyond their median: starts of short jobs differ by less
 Kind = tuple[str, int]  # an entry's name, hosts of a job
 
 
-def kind_of(task: Task) -> Kind:
+def kind_of(task: Task | JobRecord) -> Kind:
     """Jobs of one kind do the same work on as many hosts."""
     return task.entry, len(task.hosts)
 
 
-def durations(tasks: Sequence[Task], records: Mapping[str, JobRecord]) -> dict[Kind, list[float]]:
+def durations(records: Iterable[JobRecord]) -> dict[Kind, list[float]]:
     """Return the seconds of the jobs that succeeded, by kind; warm-ups do less work and are left out."""
     seconds: dict[Kind, list[float]] = {}
-    for task in tasks:
-        record = records.get(task.id)
-        if record is not None and record.outcome.good and not task.warm_up:
-            seconds.setdefault(kind_of(task), []).append(record.ended - record.started)
+    for record in records:
+        if record.outcome.good and not record.warm_up:
+            seconds.setdefault(kind_of(record), []).append(record.took or 0.0)
     return seconds
 
 

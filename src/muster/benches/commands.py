@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from muster.benches.document import JobRecord
-from muster.benches.schedule import Task
 from muster.core.recipe import Recipe
 from muster.core.result import CommandRun
 from muster.core.units import format_seconds
@@ -28,17 +27,14 @@ class Speed:
     why: str = ""
 
 
-def speeds(
-    tasks: Sequence[Task], records: Mapping[str, JobRecord], recipes: Mapping[str, Recipe]
-) -> dict[str, Speed]:
+def speeds(records: Mapping[str, JobRecord], recipes: Mapping[str, Recipe]) -> dict[str, Speed]:
     """Of every job of a command that succeeded. All of an entry are measured alike: by their output as soon
     as one of them tells a speed there."""
     ran: dict[str, dict[str, CommandRun]] = defaultdict(dict)
-    for task in tasks:
-        record = records.get(task.id)
-        command = record.result.command if record and record.result and record.outcome.good else None
-        if command is not None and not task.warm_up:
-            ran[task.entry][task.id] = command
+    for record in records.values():
+        command = record.result.command if record.result and record.outcome.good else None
+        if command is not None and not record.warm_up:
+            ran[record.entry][record.job] = command
     by_job = {}
     for entry, jobs in ran.items():
         recipe = recipes[entry]
@@ -49,12 +45,12 @@ def speeds(
     return by_job
 
 
-def notes_on(jobs: Mapping[str, Speed], entries: Mapping[str, str]) -> Iterable[str]:
-    """How each entry's jobs were compared. `entries`: of each job."""
+def notes_on(jobs: Mapping[str, Speed], records: Mapping[str, JobRecord]) -> Iterable[str]:
+    """How each entry's jobs were compared."""
     ways_of: dict[str, dict[str, None]] = defaultdict(dict)
     for job, speed in jobs.items():
         if speed.measured is not None:
-            ways_of[entries[job]][speed.how] = None
+            ways_of[records[job].entry][speed.how] = None
     for entry, ways in ways_of.items():
         more = ""
         if CLOCK in ways:
@@ -70,7 +66,7 @@ def _by_output(run: CommandRun) -> Speed:
     timed = run.step_seconds is not None
     seconds = run.rests_on * run.step_seconds if run.step_seconds else 1.0
     figures = MeasuredWindows(
-        run.rate * seconds, seconds, run.rests_on, 1, None, run.variation, timed=timed, unit=run.unit
+        run.rests_on, 0, run.rate * seconds, seconds, variation=run.variation, timed=timed, unit=run.unit
     )
     return Speed(f"{run.unit}/s as {run.told_by} tells them", figures)
 
@@ -81,4 +77,4 @@ def _by_clock(run: CommandRun) -> Speed:
     if run.seconds < SHORTEST:
         why = f"it ran for {format_seconds(run.seconds)}, which is too short to be timed"
         return Speed(CLOCK, None, f"{why} ({SHORTEST:g} s at least)")
-    return Speed(CLOCK, MeasuredWindows(1.0, run.seconds, 1, 1, None, None, unit="steps"))
+    return Speed(CLOCK, MeasuredWindows(1, 0, 1.0, run.seconds, unit="steps"))

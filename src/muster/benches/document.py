@@ -6,38 +6,28 @@ from collections.abc import Sequence
 from typing import Literal
 
 from pydantic import Field
+from pydantic import dataclasses as rows
 
-from muster.core.result import Result
+from muster.core.result import JobEntry, Result
 from muster.core.section import Part
-from muster.core.state import JobEnd
 from muster.judging.baseline import FEWEST
-from muster.judging.document import Drift, Evidence, Gate, JobEntry, Peers, Subject, Verdict, gate, not_judged
-
-SCHEMA_VERSION = 1
-HostCondition = Literal["fit", "differs", "probably fit", "unfit", "slow", "failing", "below", "unknown"]
-BAD: tuple[HostCondition, ...] = ("unfit", "slow", "failing", "below")
+from muster.judging.document import Findings, Gate, HostVerdict, gate, not_judged
 
 
-class JobRecord(Part):
+@rows.dataclass(frozen=True, kw_only=True)
+class JobRecord(JobEntry):
     """A finished job, in a file of its own: it is not run again."""
 
-    job: str
-    outcome: JobEnd
-    reason: str | None = None
-    hint: str | None = None
-    failure: str | None = Field(None, description="id in the table of failures")
-    failed_host: str | None = Field(None, description="that is to blame, as far as the job itself knows")
     cut: bool = Field(
-        False, description="several times as long as those alike, so it was ended: its speed by then counts"
+        default=False, description="several times as long as those alike, so it was ended: its speed counts"
     )
-    usage: bool = Field(False, description="bad input, or stopped by somebody: nothing that hosts did")
-    run: str = Field(description="the job's run folder, relative to the bench's; its last attempt")
-    started: float = Field(description="Unix time")
-    ended: float
-    exit_code: int | None = Field(None, description="of muster train; negative: ended by that signal")
+    usage: bool = Field(
+        default=False, description="bad input, or stopped by somebody: nothing that hosts did"
+    )
+    exit_code: int | None = Field(default=None, description="of muster train; negative: ended by that signal")
     devices: dict[str, str] = Field(default_factory=dict, description="host -> what its ranks ran on")
-    result: Result | None = Field(None, description="None: it had none")
-    machine: str = Field("", description="on which the job's controller ran, as hosts' facts name it")
+    result: Result | None = Field(default=None, description="None: it had none")
+    machine: str = Field(default="", description="on which the job's controller ran, as hosts' facts name it")
     controller_use: list[tuple[float, float]] = Field(
         default_factory=list, description="Unix time, core-seconds that the controller had used by then"
     )
@@ -46,42 +36,6 @@ class JobRecord(Part):
     def measured(self) -> bool:
         """Whether its speed is evidence: it succeeded, or it was cut for being late and had one by then."""
         return self.outcome.good or bool(self.cut and self.result and self.result.throughput)
-
-
-class BenchJob(JobEntry):
-    """A job and its figures. Those that are named as `muster judge` names them mean the same."""
-
-    entry: str
-    recipe: str
-    size: int = Field(description="hosts")
-    repeat: int = 1
-    warm_up: bool = Field(False, description="not measured, not judged")
-    leftover: list[str] = Field(default_factory=list, description="hosts for whose sake the group is there")
-    wave: int | None = Field(None, description="of an adaptive entry")
-    hint: str | None = None
-    run: str | None = Field(None, description="run folder, relative to the bench's")
-    started: float | None = None
-    ended: float | None = None
-    figures: dict[str, float] = Field(default_factory=dict, description="by the names of thresholds")
-    measure: str | None = Field(None, description="of a command: by what it is compared with others")
-    not_measured: list[str] = Field(
-        default_factory=list, description="why its figures are no measurement; they have no verdict then"
-    )
-
-
-class HostVerdict(Part):
-    """A host: unfit by the inspection; slow or failing beside others; below a threshold of the suite."""
-
-    host: str
-    verdict: HostCondition
-    reason: str
-    jobs: int = Field(0, description="that it took part in, warm-ups apart")
-    misses: list[str] = Field(default_factory=list, description="thresholds, of jobs that it ran alone")
-    evidence: list[Evidence] = Field(default_factory=list)
-    subjects: list[Subject] = Field(
-        default_factory=list, description="what was looked at, beside others or by thresholds"
-    )
-    beside_others: Verdict | None = Field(None, description="None: it was in no job that counts")
 
 
 class CurvePoint(Part):
@@ -151,50 +105,28 @@ class BesidePublished(Part):
     ratio: float = Field(description="measured over published")
 
 
-class Bench(Part):
+class Bench(Findings[HostVerdict]):
     """The document that `muster bench --json` prints."""
 
-    schema_version: int = SCHEMA_VERSION
     id: str
     suite: str
     about: str = ""
-    source: str = Field(description="the hosts as they were given")
     overrides: list[str] = Field(default_factory=list)
     complete: bool = Field(description="every job has ended; else `muster bench --continue` goes on")
     started: float = Field(description="Unix time")
     ended: float
     versions: dict[str, str] = Field(default_factory=dict)
-    summary: dict[HostCondition, int]
-    outcomes: dict[JobEnd, int]
-    hosts: list[HostVerdict]
-    links: list[Verdict] = Field(description="that are slow or failing; healthy ones are not listed")
-    switches: list[Verdict] = Field(
-        default_factory=list, description="that are slow or failing, of those that the suite names"
-    )
-    one_of: list[list[str]] = Field(
-        default_factory=list, description="hosts and switches of which one is bad, or a link between them"
-    )
-    drifted: list[Drift] = Field(default_factory=list, description="beside --baseline, the slowest first")
-    peers: list[Peers]
-    jobs: list[BenchJob]
     curves: list[Curve] = Field(default_factory=list)
     comparison: Comparison | None = None
     published: list[BesidePublished] = Field(default_factory=list)
-    notes: list[str] = Field(default_factory=list)
 
     @property
     def gate(self) -> Gate:
         """Whether the hosts may be handed over: bad where anything is known against a host, a link, a switch,
         a job or the whole fleet; open where something was neither judged nor measured, or not all jobs
         have ended."""
-        bad = sum(count for name, count in self.summary.items() if name in BAD)
-        missed = any(job.misses for job in self.jobs)
         failed = any(count for name, count in self.outcomes.items() if not name.good)
-        drifted = any(each.slower > 0 for each in self.drifted)
-        verdict = gate(
-            bool(bad or missed or failed or drifted or self.links or self.switches or self.one_of),
-            self.left.values(),
-        )
+        verdict = gate(self.accused or failed, self.left.values())
         some = any(not job.warm_up for job in self.jobs)
         return Gate.OPEN if verdict is Gate.FIT and not (self.complete and some) else verdict
 
@@ -224,10 +156,10 @@ class Bench(Part):
         }
 
 
-def _short(jobs: Sequence[BenchJob]) -> set[tuple[str, int]]:
+def _short(jobs: Sequence[JobEntry]) -> set[tuple[str, int]]:
     """Entries and sizes of which enough jobs ran to compare them with each other, and some measured nothing:
     what is left may be too few."""
-    alike: dict[tuple[str, int], list[BenchJob]] = {}
+    alike: dict[tuple[str, int], list[JobEntry]] = {}
     for job in jobs:
         if job.outcome.good:
             alike.setdefault((job.entry, job.size), []).append(job)

@@ -4,32 +4,29 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from dataclasses import dataclass, replace
+from typing import Any, Literal
 
-from muster.benches.commands import CLOCK, Speed, notes_on, speeds
+from muster.benches.commands import CLOCK, notes_on, speeds
 from muster.benches.document import (
     Bench,
-    BenchJob,
     BesidePublished,
     Compared,
     Comparison,
     Curve,
     CurvePoint,
-    HostCondition,
-    HostVerdict,
     JobRecord,
 )
-from muster.benches.doubts import UNSTEADY, Doubts, doubts_of, steady_sweeps
+from muster.benches.doubts import UNSTEADY
 from muster.benches.inputs import BenchInputs
-from muster.benches.logs import figures_of, logs_of
+from muster.benches.logs import logs_of, row_of
 from muster.benches.schedule import Task
 from muster.benches.suite import Suite, Threshold
 from muster.benches.switches import switches_of
 from muster.core.recipe import Recipe
-from muster.core.state import JobEnd, State
+from muster.core.result import JobEntry
+from muster.core.state import State
 from muster.core.units import format_seconds
 from muster.judging import Baseline, Class, Settings, document
 from muster.judging.baseline import FEWEST
@@ -60,26 +57,17 @@ class Ended:
 
 def fold_bench(bench: Ended) -> Bench:
     """The document."""
-    logs_by_job = logs_of(bench.tasks, bench.records, bench.inputs.recipes)
+    records = {task.id: bench.records[task.id] for task in bench.tasks if task.id in bench.records}
+    logs_by_job = logs_of(records, bench.inputs.recipes)
     logs = [log for each in logs_by_job.values() for log in each]
     settings = Settings(slow=bench.inputs.suite.slow)
     judgement = judged(bench.inputs.name, logs, settings, bench.stored, switches_of(bench.inputs.suite))
     entries = {each.job: each for each in judgement.jobs}
-    ran = speeds(bench.tasks, bench.records, bench.inputs.recipes)
-    doubts = doubts_of(bench.records, ran)
-    for job, (first, *_) in logs_by_job.items():
-        if first.measured is None and steady_sweeps(bench.records[job]) and not doubts[job].all:
-            doubts[job] = Doubts(unsteady=first.notes[:1])  # it measured what no other job did
-    jobs = [
-        _job(bench, task, _entry(task, entries), doubts.get(task.id, Doubts()), ran.get(task.id))
-        for task in bench.tasks
-        if task.id in bench.records
-    ]
+    ran = speeds(records, bench.inputs.recipes)
+    jobs = [_job(bench, record, entries) for record in records.values()]
     jobs = with_misses(jobs, bench.inputs.suite, judgement.peers)
     hosts = _hosts(bench, jobs, judgement)
-    verdicts = Counter(each.verdict for each in hosts)
-    outcomes = Counter(bench.records[job.job].outcome for job in jobs)
-    versions = next((r.result.versions for r in bench.records.values() if r.result and r.result.versions), {})
+    versions = next((r.result.versions for r in records.values() if r.result and r.result.versions), {})
     well = [job for job in jobs if not job.warm_up and job.outcome.good]
     measured = [job for job in well if not job.not_measured]
     return Bench(
@@ -88,106 +76,62 @@ def fold_bench(bench: Ended) -> Bench:
         about=bench.inputs.suite.about,
         source=bench.inputs.inventory.source,
         overrides=list(bench.inputs.overrides),
-        complete=not bench.unfinished and all(task.id in bench.records for task in bench.tasks),
+        complete=not bench.unfinished and len(records) == len(bench.tasks),
         started=bench.started,
         ended=bench.ended,
         versions=versions,
-        summary={name: verdicts[name] for name in get_args(HostCondition)},
-        outcomes={name: outcomes[name] for name in get_args(JobEnd)},
         hosts=hosts,
         links=judgement.links,
         switches=judgement.switches,
         one_of=judgement.one_of,
-        drifted=[
-            each.model_copy(
-                update={"now": _peers([each.now], bench)[0], "baseline": _peers([each.baseline], bench)[0]}
-            )
-            for each in judgement.drifted
-        ],
-        peers=_peers(judgement.peers, bench),
+        drifted=judgement.drifted,
+        peers=sorted(judgement.peers, key=lambda each: (each.work.partition(",")[0], each.hosts, each.work)),
         jobs=jobs,
         curves=curves_of(bench.inputs.suite, well),
         comparison=comparison_of(bench.inputs.suite, bench.inputs.recipes, measured),
         published=beside_published(
-            bench.inputs.suite, measured, {name: record.devices for name, record in bench.records.items()}
+            bench.inputs.suite, measured, {name: record.devices for name, record in records.items()}
         ),
-        notes=[*bench.notes, *notes_on(ran, {task.id: task.entry for task in bench.tasks}), *judgement.notes],
+        notes=[*bench.notes, *notes_on(ran, records), *judgement.notes],
     )
 
 
-def _peers(peers: Sequence[document.Peers], bench: Ended) -> list[document.Peers]:
-    """By entry and size. What measures the fabric has no samples."""
-    made = []
-    for each in sorted(peers, key=lambda one: (one.work.partition(",")[0], one.hosts, one.work)):
-        recipe = bench.inputs.recipes.get(each.work.partition(",")[0])
-        nothing = recipe is not None and not (recipe.trains or recipe.foreign)
-        made.append(each.model_copy(update={"samples_per_second": None}) if nothing else each)
-    return made
-
-
-def _entry(task: Task, entries: Mapping[str, document.JobEntry]) -> document.JobEntry | None:
-    """What the judge said of a job. Of one that measured the fabric of a single host: of its products."""
-    entry = entries.get(task.id)
-    alone = entries.get(f"{task.id}#{task.hosts[0]}") if len(task.hosts) == 1 else None
-    if entry is None or alone is None or entry.judged:
-        return entry
-    return entry.model_copy(update={"slower": alone.slower, "judged": alone.judged, "work": alone.work})
-
-
-def _job(
-    bench: Ended, task: Task, entry: document.JobEntry | None, doubts: Doubts, speed: Speed | None
-) -> BenchJob:
-    record, recipe = bench.records[task.id], bench.inputs.recipes[task.entry]
-    facts = entry or document.JobEntry(job=task.id, outcome=record.outcome, reason=record.reason, hosts=[])
-    fields = dict(facts)
-    if speed.how == CLOCK if speed else not recipe.trains:  # its time is a whole run's, or an all-reduce's
-        unknown = ("samples_per_second", "step_seconds", "measured_samples", "measured_seconds")
-        fields |= dict.fromkeys(unknown)
-    result = record.result
-    return BenchJob(
-        **{
-            **fields,
-            "hosts": list(task.hosts),
-            "outcome": record.outcome,  # one that was cut is judged by its speed all the same
-            "reason": record.reason or fields.get("reason"),
-            "failed_host": record.failed_host,
-            "world_size": result.world_size if result else None,
-        },
-        entry=task.entry,
-        recipe=next(each.called for each in bench.inputs.suite.jobs if each.name == task.entry),
-        size=len(task.hosts),
-        repeat=task.repeat,
-        warm_up=task.warm_up,
-        leftover=list(task.leftover),
-        wave=task.wave,
-        hint=record.hint,
-        run=record.run,
-        started=record.started,
-        ended=record.ended,
-        figures=figures_of(record, bench.inputs.recipes),
-        measure=speed.how if speed else None,
-        not_measured=[] if task.warm_up else list(doubts.all),
+def _job(bench: Ended, record: JobRecord, entries: Mapping[str, JobEntry]) -> JobEntry:
+    """A job's row. Of one that measured the fabric of a single host its products are judged."""
+    recipe = bench.inputs.recipes[record.entry]
+    row = entries.get(record.job) or row_of(record, bench.inputs.recipes)
+    alone = entries.get(f"{record.job}#{record.hosts[0]}") if record.size == 1 else None
+    if alone and not row.judged:
+        row = replace(row, slower=alone.slower, judged=alone.judged, work=alone.work)
+    if row.measure == CLOCK or not (row.measure or recipe.trains):  # a whole run's time, or an all-reduce's
+        row = replace(row, step_seconds=None, measured_seconds=None)
+    return replace(
+        row,
+        outcome=record.outcome,  # one that was cut is judged by its speed all the same
+        hosts=record.hosts,
+        failed_host=record.failed_host,
+        recipe=next(each.called for each in bench.inputs.suite.jobs if each.name == record.entry),
     )
 
 
-def with_misses(jobs: Sequence[BenchJob], suite: Suite, peers: Sequence[document.Peers]) -> list[BenchJob]:
+def with_misses(jobs: Sequence[JobEntry], suite: Suite, peers: Sequence[document.Peers]) -> list[JobEntry]:
     """Each job with the thresholds that it does not meet. An unknown figure meets none."""
     bounds = {each.name: suite.of(each).thresholds for each in suite.jobs}
     made = []
     for job in jobs:
-        misses = []
+        misses: tuple[str, ...] = ()
         if job.outcome.good and not (job.warm_up or job.not_measured):
-            misses = [
+            misses = tuple(
                 words
                 for bound in bounds[job.entry]
                 if (words := _missed(job, bound, _normal(job, bound, jobs, peers))) is not None
-            ]
-        made.append(job.model_copy(update={"misses": misses}))
+            )
+        made.append(replace(job, misses=misses))
     return made
 
 
 def _normal(
-    job: BenchJob, bound: Threshold, jobs: Sequence[BenchJob], peers: Sequence[document.Peers]
+    job: JobEntry, bound: Threshold, jobs: Sequence[JobEntry], peers: Sequence[document.Peers]
 ) -> float | None:
     """What the figure is in jobs of the same work on as many hosts: the judge's baseline for the throughput,
     else the median of at least four. None: there are too few."""
@@ -205,7 +149,7 @@ def _normal(
     return statistics.median(alike) if len(alike) >= FEWEST else None
 
 
-def _missed(job: BenchJob, bound: Threshold, normal: float | None) -> str | None:
+def _missed(job: JobEntry, bound: Threshold, normal: float | None) -> str | None:
     """Why the job does not meet the threshold; None: it does, or there is no fleet to compare it with."""
     value = job.figures.get(bound.figure)
     if value is None:
@@ -214,15 +158,14 @@ def _missed(job: BenchJob, bound: Threshold, normal: float | None) -> str | None
         if not normal:
             return None
         value /= normal
-    elif bound.per != "job":
-        count = job.size if bound.per == "host" else job.world_size
-        if not count:
-            return f"{bound.figure} per {bound.per} is not known; it must be {bound.words}"
+    elif (count := job.divisor(bound.per)) is not None:
         value /= count
+    else:
+        return f"{bound.figure} per {bound.per} is not known; it must be {bound.words}"
     return None if bound.met(value) else f"{bound.figure} is {value:.6g}; it must be {bound.words}"
 
 
-def _hosts(bench: Ended, jobs: Sequence[BenchJob], judgement: document.Judged) -> list[HostVerdict]:
+def _hosts(bench: Ended, jobs: Sequence[JobEntry], judgement: document.Judged) -> list[document.HostVerdict]:
     """One verdict per host, in the order of the inventory; those that took no part last."""
     verdicts = {each.hosts[0]: each for each in judgement.hosts}
     counted = [job for job in jobs if not job.warm_up]
@@ -238,28 +181,25 @@ def _hosts(bench: Ended, jobs: Sequence[BenchJob], judgement: document.Judged) -
         _host(host, verdicts.get(host), [job for job in counted if host in job.hosts], bounded)
         for host in bench.inputs.inventory.names
     ]
-    known_bad = {each.host for each in made if each.verdict in ("slow", "failing", "below")}
+    known_bad = {each.host for each in made if each.verdict in document.BAD}
     made = [_in_doubt(each, counted, known_bad) for each in made]
-    return [
-        *made,
-        *(HostVerdict(host=host, verdict="unfit", reason=why) for host, why in bench.dropped.items()),
-    ]
+    dropped = bench.dropped.items()
+    return [*made, *(document.HostVerdict(host=host, verdict="unfit", reason=why) for host, why in dropped)]
 
 
 def _host(
-    host: str, verdict: document.Verdict | None, jobs: Sequence[BenchJob], bounded: set[str]
-) -> HostVerdict:
+    host: str, verdict: document.Verdict | None, jobs: Sequence[JobEntry], bounded: set[str]
+) -> document.HostVerdict:
     """By what it did alone, and beside others. `bounded`: entries with a threshold of their speed that
     needs no fleet."""
     alone = [f"{job.job}: {miss}" for job in jobs if job.size == 1 for miss in job.misses]
-    condition: HostCondition = verdict.condition if verdict else "unknown"
+    condition: document.Condition = verdict.condition if verdict else "unknown"
     reason = verdict.reason if verdict else "no job of this host could be evaluated"
-    evidence = verdict.evidence if verdict else []
     subjects = {each.name: each for each in verdict.subjects} if verdict else {}
     well = bool(jobs) and all(job.outcome.good and not job.misses for job in jobs)
     if condition not in ("slow", "failing") and alone:
         condition, reason = "below", alone[0]
-    elif condition == "unknown" and not evidence and well:
+    elif condition == "unknown" and not (verdict and verdict.evidence) and well:
         reason = "its jobs succeeded, but there are too few similar jobs to compare them with"
         sound = [job for job in jobs if not job.not_measured]
         if not sound:
@@ -276,19 +216,18 @@ def _host(
     )
     if condition in document.GOOD and left and left not in reason:
         reason += f"; {left}"
-    return HostVerdict(
+    return document.HostVerdict(
         host=host,
         verdict=condition,
         reason=reason,
         jobs=len(jobs),
         misses=alone,
-        evidence=evidence,
         subjects=list(subjects.values()),
         beside_others=verdict,
     )
 
 
-def _by_thresholds(jobs: Sequence[BenchJob]) -> dict[Literal["compute", "card", "links"], document.Subject]:
+def _by_thresholds(jobs: Sequence[JobEntry]) -> dict[Literal["compute", "card", "links"], document.Subject]:
     """What thresholds of speed that these jobs met tell: alone of what a host computes, in a group of its
     card as well."""
     counts: dict[Literal["compute", "card", "links"], int] = {
@@ -302,7 +241,7 @@ def _by_thresholds(jobs: Sequence[BenchJob]) -> dict[Literal["compute", "card", 
     }
 
 
-def _in_doubt(verdict: HostVerdict, jobs: Sequence[BenchJob], bad: set[str]) -> HostVerdict:
+def _in_doubt(verdict: document.HostVerdict, jobs: Sequence[JobEntry], bad: set[str]) -> document.HostVerdict:
     """A fit host whose groups missed a threshold is in doubt, unless another of them is known to be bad, or
     another job of the entry met everything."""
     if verdict.verdict not in document.GOOD:
@@ -330,14 +269,14 @@ ROUNDING = 0.005  # of an efficiency
 MOST = 1.1  # an efficiency above is none: one of the two was no measurement
 
 
-def curves_of(suite: Suite, jobs: Sequence[BenchJob]) -> list[Curve]:
+def curves_of(suite: Suite, jobs: Sequence[JobEntry]) -> list[Curve]:
     """The efficiency of each entry that asks for it, from jobs that ended well."""
     curves = []
     for entry in suite.jobs:
         own = [job for job in jobs if job.entry == entry.name and job.figures.get("samples_per_second")]
         if entry.curve is None or not own:
             continue
-        by_size: dict[int, list[BenchJob]] = {}
+        by_size: dict[int, list[JobEntry]] = {}
         for job in own:
             by_size.setdefault(job.size, []).append(job)
         groups = [by_size[size] for size in sorted(by_size)]
@@ -353,7 +292,7 @@ def curves_of(suite: Suite, jobs: Sequence[BenchJob]) -> list[Curve]:
     return curves
 
 
-def _points(groups: Sequence[Sequence[BenchJob]]) -> list[CurvePoint]:
+def _points(groups: Sequence[Sequence[JobEntry]]) -> list[CurvePoint]:
     """Speed-up S(n) = rate(n) / rate(smallest), efficiency S(n) / (ranks(n) / ranks(smallest)); for weak and
     strong scaling alike, since rates count samples and not steps. None where one of the two was too short to
     measure, or is no measurement."""
@@ -390,7 +329,7 @@ def _points(groups: Sequence[Sequence[BenchJob]]) -> list[CurvePoint]:
     return points
 
 
-def _short(job: BenchJob) -> bool:
+def _short(job: JobEntry) -> bool:
     """Whether it measured too little for its rate to mean anything."""
     seconds, step = job.measured_seconds, job.step_seconds
     if seconds is None or step is None:
@@ -398,7 +337,7 @@ def _short(job: BenchJob) -> bool:
     return seconds < FEWEST_SECONDS or seconds < (FEWEST_STEPS - 0.5) * step
 
 
-def _doubts(groups: Sequence[Sequence[BenchJob]], points: Sequence[CurvePoint]) -> list[str]:
+def _doubts(groups: Sequence[Sequence[JobEntry]], points: Sequence[CurvePoint]) -> list[str]:
     """What is odd about a curve: runs that were too short, and more speed than there are ranks for."""
     notes = []
     short = [group for group in groups if any(map(_short, group))]
@@ -425,7 +364,7 @@ def _doubts(groups: Sequence[Sequence[BenchJob]], points: Sequence[CurvePoint]) 
     return notes
 
 
-def _spread(group: Sequence[BenchJob], point: CurvePoint) -> float:
+def _spread(group: Sequence[JobEntry], point: CurvePoint) -> float:
     """Of the rate: over the jobs, and over a job's own windows."""
     own = [job.variation for job in group if job.variation is not None]
     return max([point.variation or 0.0, *own])
@@ -437,7 +376,7 @@ def variation(values: Sequence[float]) -> float | None:
     return statistics.stdev(values) / mean if len(values) > 1 and mean > 0 else None
 
 
-def comparison_of(suite: Suite, recipes: Mapping[str, Recipe], jobs: Sequence[BenchJob]) -> Comparison | None:
+def comparison_of(suite: Suite, recipes: Mapping[str, Recipe], jobs: Sequence[JobEntry]) -> Comparison | None:
     """Entries beside each other, by size; and everything else that differs. None: the suite does not ask."""
     if suite.compare is None:
         return None
@@ -472,7 +411,7 @@ def comparison_of(suite: Suite, recipes: Mapping[str, Recipe], jobs: Sequence[Be
 
 
 def beside_published(
-    suite: Suite, jobs: Sequence[BenchJob], devices: Mapping[str, Mapping[str, str]]
+    suite: Suite, jobs: Sequence[JobEntry], devices: Mapping[str, Mapping[str, str]]
 ) -> list[BesidePublished]:
     """What was published of entries beside what their jobs measured. `devices`: per job, its hosts'."""
     rows = []
@@ -507,7 +446,7 @@ def beside_published(
     return rows
 
 
-def _medians(jobs: Sequence[BenchJob]) -> dict[str, float]:
+def _medians(jobs: Sequence[JobEntry]) -> dict[str, float]:
     """Of every figure that all of these jobs have."""
     names = set.intersection(*(set(job.figures) for job in jobs))
     return {name: statistics.median([job.figures[name] for job in jobs]) for name in sorted(names)}

@@ -168,19 +168,23 @@ class BenchFolder:
 
     def write_record(self, record: JobRecord) -> None:
         """From now on the job is not run again."""
-        self.write_data(self.record(record.job), record.model_dump(mode="json"))
+        from pydantic import RootModel
+
+        self.write_data(self.record(record.job), RootModel(record).model_dump(mode="json"))
 
     def records(self, jobs: Sequence[str]) -> dict[str, JobRecord]:
         """The finished ones of these jobs. Raises RunFolderError for a damaged file."""
+        from pydantic import TypeAdapter
+
         from muster.benches.document import JobRecord
 
-        read = {}
+        adapter, read = TypeAdapter(JobRecord), {}
         for job in jobs:
             path = self.record(job)
             if not path.exists():
                 continue
             try:
-                read[job] = JobRecord.model_validate_json(path.read_text(encoding="utf-8"))
+                read[job] = adapter.validate_json(path.read_text(encoding="utf-8"))
             except (OSError, ValueError) as error:
                 raise RunFolderError(
                     f"cannot be read: {str(error).splitlines()[0]}",

@@ -10,11 +10,10 @@ from dataclasses import dataclass, replace
 
 from muster.benches.commands import Speed, speeds
 from muster.benches.document import JobRecord
-from muster.benches.doubts import UNSTEADY, doubts_of, steady_sweeps, varied
-from muster.benches.schedule import Task
+from muster.benches.doubts import UNSTEADY, Doubts, doubts_of, steady_sweeps, varied
 from muster.core.fabric import FabricRun, Matmul, Sweep
 from muster.core.recipe import Recipe
-from muster.core.result import CommandRun, Result
+from muster.core.result import CommandRun, JobEntry, Result
 from muster.core.state import State
 from muster.judging import Observation
 from muster.judging.joblogs import observation_of, work_of
@@ -32,7 +31,7 @@ def figures_of(record: JobRecord, recipes: Mapping[str, Recipe] | None = None) -
     whose arithmetic matrix products are of."""
     result = record.result
     if result is None:
-        return {"seconds": record.ended - record.started}
+        return {"seconds": record.took or 0.0}
     speed, seconds, flops = result.throughput, result.seconds, result.flops
     figures: dict[str, float | None] = {
         "seconds": seconds.total,
@@ -93,62 +92,58 @@ def memory_of(result: Result) -> int | None:
     return result.memory.allocator_peak or result.memory.resident_peak
 
 
-def observed(tasks: Sequence[Task], logs: Mapping[str, Sequence[JobLog]]) -> list[Observation]:
+def observed(logs: Mapping[str, Sequence[JobLog]]) -> list[Observation]:
     """What the jobs of one entry say of their hosts, for the choice of the next ones."""
-    mine = (log for task in tasks for log in logs.get(task.id, ()))
-    observations = (observation_of(log, work_of(log)) for log in mine)
+    observations = (observation_of(log, work_of(log)) for own in logs.values() for log in own)
     return [each for each in observations if each is not None]
 
 
-def logs_of(
-    tasks: Sequence[Task], records: Mapping[str, JobRecord], recipes: Mapping[str, Recipe]
-) -> dict[str, list[JobLog]]:
+def logs_of(records: Mapping[str, JobRecord], recipes: Mapping[str, Recipe]) -> dict[str, list[JobLog]]:
     """What the judge hears of each job that is over, warm-ups apart: one log as a rule; of the fabric one for
     its collectives, and one per host for its own matrix products. The first has the job's id. Of a failure
     that is nobody's on the hosts it hears no hosts; of what is no measurement no times."""
-    over = [task for task in tasks if task.id in records and not task.warm_up]
-    by_command = speeds(tasks, records, recipes)
-    doubts = {job: each.disturbed for job, each in doubts_of(records, by_command).items()}
+    over = {job: record for job, record in records.items() if not record.warm_up}
+    by_command = speeds(records, recipes)
+    doubts = doubts_of(records, by_command)
+    disturbed = {job for job, each in doubts.items() if each.disturbed}
     alike: dict[tuple[str, int], list[dict[int, Sweep]]] = {}
-    for task in over:
-        if not doubts.get(task.id) and (sweeps := steady_sweeps(records[task.id])):
-            alike.setdefault((task.entry, len(task.hosts)), []).append(sweeps)
+    for job, record in over.items():
+        if job not in disturbed and (sweeps := steady_sweeps(record)):
+            alike.setdefault((record.entry, record.size), []).append(sweeps)
     compared = {key: _Compared.of(each) for key, each in alike.items()}
-    logs_by_job = {
-        task.id: _logs(
-            task,
-            records[task.id],
-            recipes,
-            compared.get((task.entry, len(task.hosts))),
-            by_command.get(task.id),
-        )
-        for task in over
-    }
-    return {
-        job: [replace(logs[0], measured=None)] if doubts.get(job) else logs
-        for job, logs in logs_by_job.items()
-    }
+    logs_by_job = {}
+    for job, record in over.items():
+        speed, doubt = by_command.get(job), doubts.get(job, Doubts())
+        how = speed.how if speed else None
+        row = JobLog.of(row_of(record, recipes), measure=how, not_measured=doubt.all)
+        logs = _logs(row, record, recipes, compared.get((record.entry, record.size)), speed)
+        logs_by_job[job] = [replace(logs[0], measured=None)] if job in disturbed else logs
+    return logs_by_job
+
+
+def row_of(record: JobRecord, recipes: Mapping[str, Recipe]) -> JobEntry:
+    """A job that is over, before it is judged."""
+    ranks = record.result.world_size if record.result else None
+    return JobEntry.of(record, world_size=ranks, figures=figures_of(record, recipes))
 
 
 def _logs(
-    task: Task,
+    row: JobLog,
     record: JobRecord,
     recipes: Mapping[str, Recipe],
     compared: _Compared | None,
     speed_of_command: Speed | None,
 ) -> list[JobLog]:
-    result = record.result
-    outcome = State.SUCCEEDED if record.measured else record.outcome
-    base = JobLog(
-        task.id, outcome, format="muster", hosts=task.hosts, hosts_from="muster", workload=task.entry,
-        recipe=_about(record, recipes[task.entry]), world_size=result.world_size if result else None,
-        family=task.entry, began=record.started, ended=record.ended,
+    result, entry = record.result, row.entry
+    base = replace(
+        row, outcome=State.SUCCEEDED if record.measured else record.outcome, format="muster",
+        hosts_from="muster", workload=entry, settings=_about(record, recipes[entry]),
     )  # fmt: skip
     if not record.measured or result is None:
-        host = record.failed_host if record.failed_host in task.hosts else None
+        host = record.failed_host if record.failed_host in row.hosts else None
         guilty = ((host, record.failure),) if host else ()
-        hosts = () if record.usage else task.hosts
-        return [replace(base, reason=record.reason, failure=record.failure, failed=guilty, hosts=hosts)]
+        hosts = () if record.usage else row.hosts
+        return [replace(base, failed=guilty, hosts=hosts)]
     if result.fabric is not None:
         reduced = (compared or _Compared(0, {})).reduced(base, steady_sweeps(record))
         products = _product_logs(base, _products(result.fabric, recipes))
@@ -167,24 +162,19 @@ def _logs(
         seconds = samples / speed.samples_per_second
         tokens = speed.tokens_per_second * seconds or None
         measured = MeasuredWindows(
-            samples,
-            seconds,
-            speed.measured_steps,
-            speed.windows,
-            tokens,
-            speed.variation,
-            halves=speed.halves,
-        )
+            speed.measured_steps, 0, samples, seconds, tokens, windows=speed.windows,
+            variation=speed.variation, halves=speed.halves,
+        )  # fmt: skip
     return [
         replace(
             base,
             batch=float(result.global_batch) if result.global_batch else None,
             steps=result.steps,
-            skipped=result.skipped_steps,
+            skipped_steps=result.skipped_steps,
             measured=measured,
             spread=_error(speed.variation, speed.windows) if speed is not None else None,
             memory=memory_of(result),
-            computing=_computing(result, task.hosts),
+            computing=_computing(result, row.hosts),
         )
     ]
 
@@ -228,11 +218,13 @@ class _Compared:
         return cls(most, {size: statistics.median(shares) for size, shares in ratios.items()})
 
     def reduced(self, base: JobLog, sweeps: Mapping[int, Sweep]) -> JobLog:
-        """The job's log: an all-reduce is a step of one sample."""
+        """The job's log: an all-reduce is a step."""
         reached = max((size for size in sweeps if size in self.longer and size <= self.bytes), default=None)
         if reached is None:
             note = "none of its steady all-reduces has a size that others measured too: not compared"
-            return replace(base, notes=(note,)) if sweeps else base  # without any: see doubts.py
+            if not sweeps:  # see doubts.py
+                return base
+            return replace(base, notes=(note,), not_measured=base.not_measured or (note,))
         time, longer = sweeps[reached].time, self.longer[reached]
         short = (
             f"its largest steady all-reduce is of {reached:,} bytes: compared there with those of the jobs "
@@ -243,7 +235,10 @@ class _Compared:
             base,
             workload=f"{base.workload}, all-reduce of {self.bytes:,} bytes",
             batch=1.0,
-            measured=MeasuredWindows(1.0, longer * time.median, 1, repeats, None, time.variation),
+            unit="steps",
+            measured=MeasuredWindows(
+                1, 0, 1.0, longer * time.median, windows=repeats, variation=time.variation, unit="steps"
+            ),
             exchanges=len(base.hosts) > 1,
             spread=_error(varied(time), repeats),
             notes=(short,) if reached < self.bytes else (),
@@ -267,18 +262,21 @@ def _product_logs(base: JobLog, products: Sequence[Matmul]) -> list[JobLog]:
         logs.append(
             replace(
                 base,
-                path=f"{base.path}#{host}",
+                job=f"{base.job}#{host}",
                 hosts=(host,),
                 workload=f"{base.workload}, matrix products in {slowest.precision}",
-                family=f"{base.family}, matrix products",  # an entry's jobs are counted once
-                recipe=f"{slowest.n} {slowest.device} {slowest.threads} {len(mine)}",
+                entry=f"{base.entry}, matrix products",  # an entry's jobs are counted once
+                settings=f"{slowest.n} {slowest.device} {slowest.threads} {len(mine)}",
                 world_size=None,
                 batch=1.0,
+                unit="steps",
                 measured=None
                 if shaky
-                else MeasuredWindows(1.0, 2.0 * slowest.n**3 / slowest.sustained, 1, 1, None, varied),
+                else MeasuredWindows(
+                    1, 0, 1.0, 2.0 * slowest.n**3 / slowest.sustained, variation=varied, unit="steps"
+                ),
                 spread=_error(varied, slowest.windows),
-                moment=base.path,
+                moment=base.job,
                 notes=(note,) if note else (),
             )
         )

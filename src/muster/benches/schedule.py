@@ -87,6 +87,12 @@ class Task:
     after: tuple[str, ...] = ()  # ids of jobs that must have ended before
     wave: int | None = None  # of an adaptive entry
 
+    @property
+    def row(self) -> dict[str, Any]:
+        """What a row of the document has of it."""
+        names = ("entry", "hosts", "repeat", "warm_up", "leftover", "wave")
+        return {"job": self.id, **{name: getattr(self, name) for name in names}}
+
     def as_dict(self) -> dict[str, Any]:
         """Plain data for schedule.json."""
         return asdict(self)

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from muster.cli.options import EXIT_CODES, Json, check_output
-from muster.cli.output import err_console, out_console, print_json, tinted
+from muster.cli.output import err_console, out_console, print_json
 from muster.cli.parameters import Argument, Option
 from muster.core.hostlist import fold_hosts
 from muster.core.units import counted
@@ -146,31 +146,22 @@ class _Progress:
 
 def _print(document: Judged, *, every: bool) -> None:
     """The answer, the count, why, the jobs that did not end well, what is normal."""
-    from rich.markup import escape
-
-    from muster.cli.views.verdicts import COLOURS, drift_notes, print_answer, print_hosts, print_normal
+    from muster.cli.views.verdicts import count_words, print_answer, print_hosts, print_normal, print_notes
 
     console = out_console()
     print_answer(console, document)
-    jobs = [f"{count} {_named(name)}" for name, count in document.outcomes.items() if count]
-    hosts = f"{counted(len(document.hosts), 'host')}: {tinted(document.summary, COLOURS) or 'none'}"
-    console.print(f"{hosts}; {counted(len(document.jobs), 'job')}: {', '.join(jobs)}\n")
+    console.print(f"{count_words(document)}\n")
     print_hosts(console, document, every=every)
     if document.hosts:
         console.print()
     _print_jobs(console, document, every=every)
     print_normal(console, document.peers, document.slow)
-    for note in [*drift_notes(document), *document.notes]:
-        err_console().print(f"[yellow]note[/yellow] {escape(note)}")
-
-
-def _named(outcome: str) -> str:
-    return "timed out" if outcome == "timeout" else outcome
+    print_notes(err_console(), document)
 
 
 def _print_jobs(console: Console, document: Judged, *, every: bool) -> None:
     """Those that did not end well, and why; those that were compared with nothing."""
-    from muster.cli.views.verdicts import block, say, speed_words
+    from muster.cli.views.verdicts import block, end_words, say, speed_words
 
     bad = [job for job in document.jobs if not job.outcome.good]
     for job in bad if every else bad[:JOBS]:
@@ -178,7 +169,7 @@ def _print_jobs(console: Console, document: Judged, *, every: bool) -> None:
         block(
             console,
             "yellow",
-            _named(job.outcome),
+            end_words(job.outcome),
             job.job,
             [why, *([f"known as {job.failure}"] if job.failure else [])],
         )

@@ -72,8 +72,7 @@ def plan(
     from muster.cli.views.waiting import Waiting
     from muster.core.pipeline import find_pipeline
     from muster.inputs.read import inherited_decisions, read_inputs, read_recipe
-    from muster.planner.plan import plan_hosts, plan_on
-    from muster.planner.write import write_plan
+    from muster.planner.plan import plan_hosts, plan_on, write_plan
 
     if not recipe:
         raise UsageError("no recipe was given", hint="muster plan RECIPE --on h200:8x4,10Gbit")

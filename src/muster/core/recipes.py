@@ -411,9 +411,10 @@ def begin_anew(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, 
     a length. Pure.
 
     Options are an engine's own. A model's name replaces the shape: of the configuration below, SETTINGS alone
-    stay. Another type replaces all of it, since one type's fields mean nothing to another, and the name of a
-    known size. Epochs are another measure of what max_steps says; and max_minutes would end a length that is
-    given.
+    stay. The name of a saved model, which is no known size, means its weights and tokenizer as well; and
+    weights that are there already have a tokenizer, so none is trained. Another type replaces all of the
+    configuration, since one type's fields mean nothing to another, and the name of a known size. Epochs are
+    another measure of what max_steps says; and max_minutes would end a length that is given.
     """
     old, new = (layer.get("train") for layer in (below, above))
     if isinstance(old, Mapping) and isinstance(new, Mapping):
@@ -430,13 +431,17 @@ def begin_anew(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, 
     old, new = (layer.get("model") for layer in (below, above))
     if not isinstance(old, Mapping) or not isinstance(new, Mapping):
         return dict(below)
+    named = isinstance(new.get("name"), str) and new["name"] != old.get("name")
+    if named and _known_size(new) is None:
+        old = {key: value for key, value in old.items() if key not in ("init", "tokenizer")}
+    elif new.get("init") == "pretrained" and old.get("tokenizer") == "train":
+        old = {key: value for key, value in old.items() if key != "tokenizer"}
     workload = above.get("workload") or below.get("workload")
     usual = recipe_class(workload).usual_type() if workload and not old.get("name") else None
     had, wanted = _model_type(old) or usual, _model_type(new)
-    named = isinstance(new.get("name"), str) and new["name"] != old.get("name")
     other = had is not None and wanted is not None and had != wanted
     if not named and not other:
-        return dict(below)
+        return {**below, "model": dict(old)}
     kept, config = {key: value for key, value in old.items() if key != "config"}, old.get("config")
     if not other and wanted is not None and isinstance(config, Mapping):
         kept["config"] = {key: value for key, value in config.items() if SETTINGS.search(str(key))} or None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -11,7 +12,7 @@ from muster.core.errors import RecipeError
 from muster.dialogues.answer import Answerer, executed, questions
 from muster.dialogues.load import Encoding
 from muster.dialogues.rl import GroupRecipe
-from muster.dialogues.rollouts import Prompts, Repeated, Rollouts
+from muster.dialogues.rollouts import Prompts, Repeated, Rollouts, as_asked
 from muster.dialogues.scoring import Scorer
 from muster.dialogues.trl import ByTrl
 from muster.worker.context import Context
@@ -23,9 +24,13 @@ __all__ = ["Answerer", "Grouped", "build", "questions"]
 
 
 class Grouped(Rollouts, ByTrl):
-    """Goes before TRL's GRPOTrainer and RLOOTrainer among the base classes. Set `prompts` as well."""
+    """Goes before TRL's GRPOTrainer and RLOOTrainer among the base classes. Set `prompts` as well.
+
+    `placed`: the model takes position_ids.
+    """
 
     prompts: Prompts
+    placed = False
 
     def get_train_dataloader(self) -> Any:
         """TRL's own, whose batches are the answers of several steps."""
@@ -43,12 +48,23 @@ class Grouped(Rollouts, ByTrl):
         return [self.prompts.tokens[int(number)] for number in numbers], None, {}
 
     def _generate(self, *args: Any, **named: Any) -> Any:
-        with self.phase("generating"):
+        trainer: Any = self
+        with self.phase("generating"), as_asked(trainer.accelerator.unwrap_model(trainer.model)):
             return super()._generate(*args, **named)  # type: ignore[misc]
 
     def _calculate_rewards(self, *args: Any, **named: Any) -> Any:
         with self.phase("scoring"):
             return super()._calculate_rewards(*args, **named)  # type: ignore[misc]
+
+    def _get_per_token_logps_and_entropies(self, model: Any, *args: Any, **named: Any) -> Any:
+        """TRL's own, with each token at the position at which it was drawn. TRL pads prompts at their begin
+        and gives no positions: learned ones (GPT-2's) would count the padding."""
+
+        def forward(attention_mask: Any, **given: Any) -> Any:
+            places = (attention_mask.cumsum(1) - 1).clamp(min=0)
+            return model(attention_mask=attention_mask, position_ids=places, **given)
+
+        return super()._get_per_token_logps_and_entropies(forward if self.placed else model, *args, **named)  # type: ignore[misc]
 
     def rewarded(self, prompts: list[str], completion_ids: list[list[int]], **_: Any) -> list[float]:
         """TRL's call for rewards."""
@@ -105,6 +121,8 @@ def build(context: Context, arguments: dict[str, Any]) -> Built:
     )
     trainer.sampler.global_batch = context.batch.global_ // group.answers  # in prompts
     trainer.encoding, trainer.generation, trainer.prompts = encoding, generation, train
+    whole = model.get_base_model() if recipe.lora else model
+    trainer.placed = "position_ids" in inspect.signature(type(whole).forward).parameters
     trainer.scorer = Scorer(context, recipe, tokenizer)
     functions[0].function = trainer.rewarded
 

@@ -16,6 +16,7 @@ from muster.dialogues.rows import (
     Turn,
     Wanted,
     dialogue_of,
+    field_names,
     fields_read,
     read_dialogues,
 )
@@ -92,7 +93,7 @@ def _from_hub(
         placed = ((f"{source.name}, {name}[{number}]", row) for number, row in enumerate(loaded[name]))
         parts[name] = list(each_made(placed, lambda row, place: dialogue_of(row, wanted, place), skip))
     first: dict[str, Any] = next(iter(loaded["train"]), {})
-    notes = left_note(source.name, first, fields_read(first, wanted))
+    notes = left_note(source.name, field_names(first), fields_read(first, wanted))
     unused = unused_parts(loaded, held_name)
     notes += [f"{source.name}: not used: {', '.join(unused)}"] if unused else []
     return parts["train"], parts[held_name] if held_name else [], notes

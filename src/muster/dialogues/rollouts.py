@@ -83,6 +83,19 @@ def generation_config(generation: Generation, tokenizer: Any, *, sampled: bool) 
     )
 
 
+@contextmanager
+def as_asked(model: Any) -> Iterator[None]:
+    """Inside, a model answers by the settings that it is given alone. Transformers fills those that are left
+    open from the model's own generation_config, such as a published chat model's penalty for repetition: what
+    is drawn then has other probabilities than the loss computes."""
+    whole = getattr(model, "get_base_model", lambda: model)()  # of one with adapters
+    before, whole.generation_config = whole.generation_config, GenerationConfig()
+    try:
+        yield
+    finally:
+        whole.generation_config = before
+
+
 def generate(
     trainer: Any,
     prompts: Sequence[Sequence[int]],
@@ -111,7 +124,10 @@ def generate(
         for start in range(0, len(prompts), batch):
             chosen = prompts[start : start + batch]
             inputs, mask = padded(chosen, int(config.pad_token_id), left=True)
-            made = model.generate(inputs.to(device), attention_mask=mask.to(device), generation_config=config)
+            with as_asked(model):
+                made = model.generate(
+                    inputs.to(device), attention_mask=mask.to(device), generation_config=config
+                )
             answers += [ended(row, int(config.eos_token_id)) for row in made[:, inputs.shape[1] :].tolist()]
         model.train(training)
     return answers

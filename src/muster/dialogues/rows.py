@@ -29,6 +29,7 @@ ROLES = {
     "assistant": ASSISTANT, "gpt": ASSISTANT, "bot": ASSISTANT, "model": ASSISTANT,
     "system": SYSTEM,
 }  # fmt: skip
+MESSAGE = ("role", "content", "from", "value")  # fields of a message
 PROMPTS_NOTE = "muster_prompts"  # in a saved tokenizer's configuration, where prompts were plain text
 LAST_TURN = "\n\nAssistant:"  # where the answer begins in dialogues that are one text
 
@@ -145,6 +146,20 @@ def fields_read(record: Mapping[str, Any], wanted: Wanted) -> list[str]:
     names = [prompt, answer, "database", *(() if alone else BEFORE)]
     names += [wanted.rejected or REJECTED[0]] if wanted.pairs else []
     return [name for name in (*names, *([INPUT] if prompt == "instruction" else [])) if name]
+
+
+def field_names(record: Mapping[str, Any]) -> list[str]:
+    """A row's fields, and those of its messages that say something beside who says what."""
+    inside = {
+        f"{name}.{key}": None  # in the order of their first message
+        for name, value in record.items()
+        if isinstance(_listed(value), list)
+        for message in _listed(value)
+        if isinstance(message, Mapping)
+        for key, each in message.items()
+        if key not in MESSAGE and each is not None
+    }
+    return [*record, *inside]
 
 
 def _check_pair(answer: str, rejected: str, where: str) -> None:

@@ -28,6 +28,7 @@ from muster.dialogues.rows import (
     Dialogue,
     Turn,
     Wanted,
+    field_names,
     fields_read,
     prompt_too_long,
     read_dialogues,
@@ -322,7 +323,9 @@ def load_samples(recipe: DialogueRecipe, hub: Any = None) -> LoadedSamples[Dialo
             held = list(read_dialogues(files.validation, wanted, skip=skip)) if files.validation else []
             abouts.append(source.path)
             notes += unused_note(files)
-            notes += unread_note(files.train[0], partial(fields_read, wanted=wanted), wanted.fields)
+            notes += unread_note(
+                files.train[0], partial(fields_read, wanted=wanted), wanted.fields, field_names
+            )
         else:
             train, held, more = hub(source, wanted, skip, recipe.splits)
             notes += more

@@ -87,12 +87,6 @@ def _check_folder(key: str, folder: Path, patterns: tuple[str, ...]) -> None:
         )
 
 
-def has_weights(name: str) -> bool:
-    """Whether it is the folder of a saved model."""
-    folder = os.path.expanduser(name)  # noqa: PTH111 - these never raise
-    return os.path.isfile(f"{folder}/config.json") and _has(Path(folder), WEIGHTS)  # noqa: PTH113
-
-
 def _has(folder: Path, patterns: tuple[str, ...]) -> bool:
     return any(True for pattern in patterns for _ in folder.glob(pattern))
 

@@ -26,7 +26,6 @@ from muster.core.secrets import completed
 from muster.core.workload import Survey
 from muster.engines.base import spec_of
 from muster.fleet.launchers.base import Request
-from muster.inputs.hub import has_weights
 from muster.inputs.model import check_model, model_config
 from muster.inputs.peaks import read_peaks
 from muster.store.runfolder import DEFAULT_ROOT, LAST, PipelineFolder, RunFolder, find_any, folder_at
@@ -67,7 +66,7 @@ def read_inputs(
 
 def inherited_decisions(source: str | Mapping[str, Any], overrides: Sequence[str]) -> list[Decision]:
     """Which settings of the recipes below stay under the user's own."""
-    name, settings = inherited(source, [*_implied(overrides), *overrides])
+    name, settings = inherited(source, overrides)
     words = " ".join(f"{key}={_short(value)}" for key, value in settings.items())
     return [Decision(INHERITED, name, words)] if words else []
 
@@ -84,21 +83,8 @@ def inputs_of(data: Mapping[str, Any], hosts: str) -> Inputs:
 
 
 def read_recipe(source: str | Mapping[str, Any], overrides: Sequence[str]) -> Recipe:
-    """A recipe with its changes, its paths whole. `model.name=RUN`, or the folder of a saved model, means its
-    weights, shape and tokenizer, also over a recipe that describes a model from scratch; what is said beside
-    it wins. Raises RecipeError."""
-    return absolute(load_recipe(source, [*_implied(overrides), *overrides]))
-
-
-def _implied(overrides: Sequence[str]) -> list[str]:
-    """What the name of a run or of a saved model's folder means."""
-    given = {word.partition("=")[0].strip(): word.partition("=")[2].strip() for word in overrides}
-    name = given.get("model.name", "")
-    own = bool(name) and not families.size(name)
-    if "model.init" in given or not own or not (_run_of(name) or has_weights(name)):
-        return []
-    implied = ["model.init=pretrained", "model.config=null", "model.tokenizer=auto"]
-    return [word for word in implied if word.partition("=")[0] not in given]
+    """A recipe with its changes, its paths whole. Raises RecipeError."""
+    return absolute(load_recipe(source, overrides))
 
 
 def check(recipe: Recipe, inventory: Inventory) -> Inputs:

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from enum import IntEnum
-from typing import Literal
+from typing import Generic, Literal, TypeVar, get_args
 
-from pydantic import Field
+from pydantic import ConfigDict, Field, computed_field
 
+from muster.core.hostlist import fold_hosts
+from muster.core.result import JobEntry
 from muster.core.section import Part
 from muster.core.state import LogEnd
 
 SCHEMA_VERSION = 1
-Condition = Literal["fit", "differs", "probably fit", "slow", "failing", "below", "unknown"]
-GOOD = ("fit", "differs")
+# unfit: by the inspection before a bench.
+Condition = Literal["fit", "differs", "probably fit", "unfit", "slow", "failing", "below", "unknown"]
+GOOD: tuple[Condition, ...] = ("fit", "differs")
+BAD: tuple[Condition, ...] = ("unfit", "failing", "slow", "below")
 
 
 class Gate(IntEnum):
@@ -28,47 +33,6 @@ def gate(bad: bool, left: Iterable[str]) -> Gate:
     """`left`: per host, what of it was not judged (`not_judged`). Where there is no host, nothing was."""
     listed = list(left)
     return Gate.BAD if bad else Gate.OPEN if any(listed) or not listed else Gate.FIT
-
-
-class JobEntry(Part):
-    """One job, as its log tells it."""
-
-    job: str = Field(description="the log's path in the folder; of a table with a column of hosts, #HOST")
-    outcome: LogEnd
-    reason: str | None = Field(None, description="why it did not succeed: the decisive line")
-    failure: str | None = Field(None, description="id in the table of failures")
-    failed_host: str | None = Field(None, description="that wrote the decisive line")
-    failed_hosts: list[str] = Field(
-        default_factory=list, description="all that failed by themselves, that one first"
-    )
-    format: str | None = None
-    hosts: list[str]
-    hosts_from: str = Field(
-        "", description="log; pattern (--host-pattern); guess: file name, or guess: folder name"
-    )
-    world_size: int | None = None
-    workload: str = Field("", description="what was trained, as far as the log tells")
-    work: str = Field("", description="jobs of the same work on as many hosts are compared")
-    steps: int | None = Field(None, description="attempted")
-    skipped_steps: int | None = Field(None, description="that a loss scaler threw away")
-    samples_per_second: float | None = Field(
-        None,
-        description="samples over seconds of the measured windows; of jobs without any, the tool's own; null "
-        "where the log does not tell how many samples a step has",
-    )
-    reported: float | None = Field(None, description="samples/s that the tool printed")
-    step_seconds: float | None = None
-    measured_samples: float | None = None
-    measured_seconds: float | None = None
-    windows: int | None = None
-    variation: float | None = Field(None, description="coefficient of variation of samples/s over windows")
-    tokens_per_second: float | None = None
-    memory: int | None = Field(None, description="peak of the allocator in bytes")
-    loss: float | None = Field(None, description="the last one in the log")
-    slower: float | None = Field(None, description="than its peers: share of a healthy step's time")
-    judged: bool = Field(False, description="it counts as evidence")
-    misses: list[str] = Field(default_factory=list, description="thresholds that it does not meet")
-    notes: list[str] = Field(default_factory=list)
 
 
 class Evidence(Part):
@@ -101,6 +65,23 @@ def not_judged(condition: str, subjects: Sequence[Subject], *, exchanged: bool) 
     return "network not judged" if exchanged and any(each not in GOOD for each in network) else ""
 
 
+def looked_at(hosts: Mapping[str, Sequence[Subject]]) -> list[str]:
+    """What is known of each subject of these hosts, in words: card and links at most 0.4% slower."""
+    by_bound: dict[str, list[str]] = {}
+    for name in ("compute", "card", "links"):
+        of = {host: each for host, subjects in hosts.items() for each in subjects if each.name == name}
+        judged = {host: each for host, each in of.items() if each.condition != "unknown"}
+        bounds = [each.at_most for each in judged.values() if each.at_most is not None]
+        bound = f"at most {max(bounds):.1%} slower" if bounds else "fit"
+        left = fold_hosts([host for host in hosts if host not in judged])
+        more = f" ({len(judged)} of {len(hosts)}; not judged: {left})" if left else ""
+        if judged:
+            by_bound.setdefault(f"{bound}{more}", []).append(name)
+    return [
+        f"{', '.join([*names[:-2], ' and '.join(names[-2:])])} {what}" for what, names in by_bound.items()
+    ]
+
+
 class Verdict(Part):
     """A host; or a link (its two hosts) between hosts that are good with others; or a switch (those behind
     it).
@@ -123,6 +104,21 @@ class Verdict(Part):
     settle: str = Field("", description="of what is not known: which jobs would tell")
 
     @property
+    def host(self) -> str:
+        """The host, or the first of the link's or the switch's."""
+        return self.hosts[0]
+
+    @property
+    def verdict(self) -> Condition:
+        """The condition; a bench's verdict on a host can be another than the judge's."""
+        return self.condition
+
+    @property
+    def beside_others(self) -> Verdict:
+        """The verdict itself: here it is the judge's."""
+        return self
+
+    @property
     def subject(self) -> tuple[str, ...]:
         """Return the name of the switch, or those of the host or of the link's two."""
         return (self.switch,) if self.switch else tuple(self.hosts)
@@ -131,6 +127,29 @@ class Verdict(Part):
     def bad(self) -> bool:
         """Whether it is accused of something."""
         return self.condition in ("slow", "failing")
+
+
+class HostVerdict(Part):
+    """A host of a bench: unfit by the inspection; slow or failing beside others; below a threshold of the
+    suite."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    host: str
+    verdict: Condition
+    reason: str
+    jobs: int = Field(0, description="that it took part in, warm-ups apart")
+    misses: list[str] = Field(default_factory=list, description="thresholds, of jobs that it ran alone")
+    subjects: list[Subject] = Field(
+        default_factory=list, description="what was looked at, beside others or by thresholds"
+    )
+    beside_others: Verdict | None = Field(None, description="None: it was in no job that counts")
+
+    @computed_field  # type: ignore[prop-decorator]
+    @property
+    def evidence(self) -> list[Evidence]:
+        """The judge's."""
+        return self.beside_others.evidence if self.beside_others else []
 
 
 class Peers(Part):
@@ -163,18 +182,21 @@ class Drift(Part):
     baseline: Peers
 
 
-class Judged(Part):
-    """The document that `muster judge --json` prints."""
+Host = TypeVar("Host", Verdict, HostVerdict)
+
+
+class Findings(Part, Generic[Host]):
+    """What the documents of `muster judge` and `muster bench` both have."""
+
+    model_config = ConfigDict(extra="ignore")
 
     schema_version: int = SCHEMA_VERSION
-    source: str
-    slow: float = Field(description="the smallest slowdown that counts, share of a step's time")
-    at_least: str = Field("", description="the speed that each job must reach; empty: none")
-    summary: dict[Condition, int]
-    outcomes: dict[LogEnd, int]
-    hosts: list[Verdict]
+    source: str = Field(description="the logs, or the hosts, as they were given")
+    hosts: list[Host]
     links: list[Verdict] = Field(description="that are slow or failing; healthy ones are not listed")
-    switches: list[Verdict] = Field(default_factory=list, description="likewise; none where none are known")
+    switches: list[Verdict] = Field(
+        default_factory=list, description="that are slow or failing; none where none are known"
+    )
     one_of: list[list[str]] = Field(
         default_factory=list, description="hosts and switches of which one is bad, or a link between them"
     )
@@ -183,24 +205,45 @@ class Judged(Part):
     jobs: list[JobEntry]
     notes: list[str] = Field(default_factory=list)
 
+    @computed_field  # type: ignore[prop-decorator]
     @property
-    def sound(self) -> bool:
-        """Nothing is known against a host, a link, a switch, a job, or the fleet as a whole."""
-        bad = sum(self.summary.get(name, 0) for name in ("slow", "failing", "below"))
+    def summary(self) -> dict[Condition, int]:
+        """Hosts by their verdict."""
+        counts = Counter(each.verdict for each in self.hosts)
+        return {name: counts[name] for name in get_args(Condition)}
+
+    @computed_field  # type: ignore[prop-decorator]
+    @property
+    def outcomes(self) -> dict[LogEnd, int]:
+        """Jobs by how they ended."""
+        counts = Counter(job.outcome for job in self.jobs)
+        return {name: counts[name] for name in get_args(LogEnd)}
+
+    @property
+    def accused(self) -> bool:
+        """Whether anything is known against a host, a link, a switch, a job, or the fleet as a whole."""
+        bad = any(self.summary.get(name) for name in BAD)
         drifted = any(each.slower > 0 for each in self.drifted)
         missed = any(job.misses for job in self.jobs)
-        return not (bad or drifted or missed or self.links or self.switches or self.one_of)
+        return bool(bad or drifted or missed or self.links or self.switches or self.one_of)
+
+
+class Judged(Findings[Verdict]):
+    """The document that `muster judge --json` prints."""
+
+    slow: float = Field(description="the smallest slowdown that counts, share of a step's time")
+    at_least: str = Field("", description="the speed that each job must reach; empty: none")
 
     @property
     def gate(self) -> Gate:
         """Whether all hosts are fit, somebody is bad, or something was not judged."""
-        return gate(not self.sound, self.left.values())
+        return gate(self.accused, self.left.values())
 
     @property
     def left(self) -> dict[str, str]:
         """What of each host is open, in words; empty: nothing."""
         grouped = {host for job in self.jobs if len(job.hosts) > 1 for host in job.hosts}
         return {
-            each.hosts[0]: not_judged(each.condition, each.subjects, exchanged=each.hosts[0] in grouped)
+            each.host: not_judged(each.condition, each.subjects, exchanged=each.host in grouped)
             for each in self.hosts
         }

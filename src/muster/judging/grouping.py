@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from muster.core.state import State
 from muster.failures.signs import weight_of
@@ -13,17 +13,7 @@ from muster.readers._paths import is_node, place_of
 from muster.readers.base import NOWHERE, JobLog
 
 
-@dataclass(frozen=True)
-class File:
-    """A log. `of`: the path of the one that speaks for their job; None: it does so itself; `copied`: it is
-    the same log once more."""
-
-    log: JobLog
-    of: str | None = None
-    copied: bool = False
-
-
-def files_of(logs: Sequence[JobLog]) -> list[File]:
+def by_job(logs: Sequence[JobLog]) -> list[JobLog]:
     """Every log in its place, and who speaks for its job: the slowest file that was measured, or else the one
     whose failure says most. Files of the same hosts are of one job where their paths differ in rank or stream
     alone; and copies are of one."""
@@ -33,20 +23,20 @@ def files_of(logs: Sequence[JobLog]) -> list[File]:
     for index, log in enumerate(logs):
         if index in copies or log.outcome is State.UNREADABLE:
             continue
-        if log.job:
-            groups.setdefault(((), log.job), []).append(index)
+        if log.group:
+            groups.setdefault(((), log.group), []).append(index)
         elif log.hosts and log.hosts_from != "muster":
             groups.setdefault((log.hosts, _place(log)), []).append(index)
     speakers: dict[int, str] = {}
     for members in groups.values():
         speaker = min(members, key=lambda index: _says(logs[index]))
-        speakers |= {index: logs[speaker].path for index in members if index != speaker}
+        speakers |= {index: logs[speaker].job for index in members if index != speaker}
     first = {index: copies.get(index, index) for index in range(len(logs))}
     return [
-        File(
+        replace(
             log,
-            speakers.get(first[index]) or (logs[first[index]].path if index in copies else None),
-            index in copies,
+            speaker=speakers.get(first[index]) or (logs[first[index]].job if index in copies else ""),
+            copied=index in copies,
         )
         for index, log in enumerate(logs)
     ]
@@ -69,10 +59,10 @@ def without_lone_guesses(logs: Sequence[JobLog]) -> list[JobLog]:
     return [of(log) for log in logs]
 
 
-def notes_of(files: Sequence[File]) -> list[str]:
+def notes_of(logs: Sequence[JobLog]) -> list[str]:
     """For people: which files do not count by themselves."""
-    copied = sum(each.copied for each in files)
-    count = sum(each.of is not None for each in files) - copied
+    copied = sum(log.copied for log in logs)
+    count = sum(bool(log.speaker) for log in logs) - copied
     are = "1 log is a copy of another" if copied == 1 else f"{copied} logs are copies of others"
     belong = f"{count} logs belong to other ranks or streams"
     if count == 1:
@@ -92,10 +82,10 @@ def _copies(logs: Sequence[JobLog]) -> dict[int, int]:
         if not log.hosts or log.unplaced or log.hosts_from == "muster" or log.outcome is State.UNREADABLE:
             continue  # of unknown hosts it counts for nothing anyway
         keys: list[tuple[object, ...]] = []
-        if log.digest and (log.began is not None or log.measured):
-            keys.append((log.hosts, log.digest, log.path.partition("#")[2]))
-        if log.began is not None and log.measured:
-            keys.append((log.hosts, log.began, log.ended, log.outcome, log.measured))
+        if log.digest and (log.started is not None or log.measured):
+            keys.append((log.hosts, log.digest, log.job.partition("#")[2]))
+        if log.started is not None and log.measured:
+            keys.append((log.hosts, log.started, log.ended, log.outcome, log.measured))
         first = next((first_of[key] for key in keys if key in first_of), index)
         first_of.update(dict.fromkeys(keys, first))
         if first != index and _place(log) != _place(logs[first]):  # else a rank's
@@ -135,13 +125,13 @@ def _joined(logs: Sequence[JobLog]) -> list[JobLog]:
     their hosts and have ranks that go on from host to host."""
     jobs: dict[str, dict[str, None]] = {}
     for log in logs:
-        jobs.setdefault(log.job, {}).update(dict.fromkeys(log.hosts))
-    joined = [replace(log, hosts=tuple(jobs[log.job])) if log.job else log for log in logs]
+        jobs.setdefault(log.group, {}).update(dict.fromkeys(log.hosts))
+    joined = [replace(log, hosts=tuple(jobs[log.group])) if log.group else log for log in logs]
     groups: dict[str, list[tuple[int, int]]] = {}
     for index, log in enumerate(logs):
-        if log.job or log.hosts_from in ("log", "muster") or len(log.hosts) != 1:
+        if log.group or log.hosts_from in ("log", "muster") or len(log.hosts) != 1:
             continue
-        place = place_of(log.path)
+        place = place_of(log.job)
         job = _without(place.job, log.hosts[0])
         if place.rank is not None and job != place.job:
             groups.setdefault(job, []).append((place.rank, index))
@@ -158,7 +148,7 @@ def _joined(logs: Sequence[JobLog]) -> list[JobLog]:
 
 def _place(log: JobLog) -> str:
     """Its path without rank, stream and, of a job of several hosts, these."""
-    place = place_of(log.path).job
+    place = place_of(log.job).job
     for host in log.hosts if len(log.hosts) > 1 else ():
         place = _without(place, host)
     return place

@@ -9,10 +9,10 @@ import statistics
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple, get_args
+from typing import NamedTuple
 
 from muster.core.hostlist import fold_hosts
-from muster.core.state import LogEnd, State
+from muster.core.state import State
 from muster.core.units import counted
 from muster.failures.table import blame_of, is_hardware, known_failures
 from muster.judging import (
@@ -28,10 +28,10 @@ from muster.judging import (
     judge_state,
     localise,
 )
-from muster.judging.grouping import File, files_of, notes_of
+from muster.judging.grouping import by_job, notes_of
 from muster.judging.readings import smallest
 from muster.judging.stalls import usual_paces
-from muster.readers.base import APART, JobLog, MeasuredWindows
+from muster.readers.base import APART, JobLog
 
 # Why nothing is known of a host that no observation is of.
 AS_MOST = "its jobs ended like most jobs of the same work, so they do not show how the host is"
@@ -40,24 +40,15 @@ WENT_ON = 30.0, 300.0  # seconds without progress, within which a short and a lo
 DRIFTED = 3.0  # standard errors by which a whole fleet differs from its baseline, at least
 ALONE = "it is not known what its jobs trained (--workload NAME says it), so they are compared with no others"
 UNPLACED = "it is not known on which hosts its jobs ran, so they are no evidence"
-# What a job's entry has as its log tells it.
-_SAME = (
-    "outcome", "reason", "failure", "format", "hosts_from", "world_size", "workload", "steps", "step_seconds",
-    "memory", "loss",
-)  # fmt: skip
 SILENT = "the logs of its jobs have neither step times nor a failure"
 
 
 @dataclass(frozen=True)
 class _Job:
-    """A log, and what it says to a judge: nothing, where `observation` is None. `of`: the path of another
-    that speaks for the same job; `shared`: it ended as most jobs of its work did."""
+    """A log, and what it says to a judge; None: nothing."""
 
     log: JobLog
-    work: str
     observation: Observation | None
-    of: str | None
-    shared: bool
 
 
 def judged(
@@ -70,23 +61,22 @@ def judged(
 ) -> document.Judged:
     """The document, from all logs. `switches`: the hosts behind each, where that is known; `hardware`: of
     each host, where the user says it. None: there is no way to say it."""
-    files = files_of(logs)
-    shared = shared_ends([each.log for each in files if each.of is None])
-    jobs = _at_usual_paces(_with_errors([_job(each, shared, hardware or {}) for each in files]))
+    files = by_job(logs)
+    shared = shared_ends([log for log in files if not log.speaker])
+    jobs = _at_usual_paces(_with_errors([_job(log, shared, hardware or {}) for log in files]))
     observations = [each.observation for each in jobs if each.observation is not None]
-    hosts = sorted({host for each in files for host in each.log.hosts}, key=_natural)
+    hosts = sorted({host for log in files for host in log.hosts}, key=_natural)
     state = localise(observations, Topology.of(hosts, switches or {}), settings, stored)
     verdict, least = judge_state(state), _least(state)
     works = iter([each.work for each in state.observations])
-    jobs = [replace(job, work=next(works)) if job.observation is not None else job for job in jobs]
-    silent = _silent(jobs, verdict)
-    conditions = Counter(each.condition for each in verdict.hosts)
-    outcomes = Counter(log.outcome for log in logs)
+    jobs = [
+        replace(job, log=replace(job.log, work=next(works))) if job.observation is not None else job
+        for job in jobs
+    ]
+    silent = _silent(jobs, shared, verdict)
     return document.Judged(
         source=source,
         slow=settings.slow,
-        summary={name: conditions[name] for name in get_args(document.Condition)},
-        outcomes={name: outcomes[name] for name in get_args(LogEnd)},
         hosts=[
             each.model_copy(update={"reason": silent.get(each.hosts[0]) or each.reason})
             for each in verdict.hosts
@@ -132,8 +122,8 @@ def work_of(log: JobLog) -> str:
     had to do, which has the warm-up in it.
     """
     parts = [log.workload or log.format or "unknown"]
-    if log.recipe:
-        parts.append(hashlib.sha256(log.recipe.encode()).hexdigest()[:8])
+    if log.settings:
+        parts.append(hashlib.sha256(log.settings.encode()).hexdigest()[:8])
     if log.world_size and log.hosts:
         parts.append(f"{log.world_size / len(log.hosts):g} ranks a host")
     if log.batch:
@@ -141,15 +131,16 @@ def work_of(log: JobLog) -> str:
     if log.measured is None and log.reported:
         parts.append("as reported")
     if log.alone:
-        parts.append(f"only {log.path}")
+        parts.append(f"only {log.job}")
     return ", ".join(parts)
 
 
-def _job(file: File, shared: SharedEnds, hardware: Mapping[str, str]) -> _Job:
-    kinds = sorted({hardware[host] for host in file.log.hosts if host in hardware})
-    work = ", ".join([work_of(file.log), *([f"on {' and '.join(kinds)}"] if kinds else [])])
-    observation = observation_of(file.log, work, shared) if file.of is None else None
-    return _Job(file.log, work, observation, file.of, shared.of(file.log))
+def _job(log: JobLog, shared: SharedEnds, hardware: Mapping[str, str]) -> _Job:
+    if log.outcome is not State.UNREADABLE:
+        kinds = sorted({hardware[host] for host in log.hosts if host in hardware})
+        work = ", ".join([work_of(log), *([f"on {' and '.join(kinds)}"] if kinds else [])])
+        log = replace(log, work=work)
+    return _Job(log, None if log.speaker else observation_of(log, log.work, shared))
 
 
 def _with_errors(jobs: Sequence[_Job]) -> list[_Job]:
@@ -182,7 +173,7 @@ def _lost_in_stalls(jobs: Sequence[_Job]) -> dict[str, float]:
     for job in jobs:
         seconds, pace = job.observation.seconds if job.observation else None, job.log.pace
         if seconds and pace and seconds != pace:
-            most[job.work] = max(1.0 - seconds / pace, most.get(job.work, 0.0))
+            most[job.log.work] = max(1.0 - seconds / pace, most.get(job.log.work, 0.0))
     return most
 
 
@@ -193,10 +184,10 @@ def _error_of(job: _Job) -> float | None:
 
 
 def _class_of(job: _Job) -> Class:
-    return Class(job.work, len(set(job.log.hosts)))
+    return Class(job.log.work, len(set(job.log.hosts)))
 
 
-def _silent(jobs: Sequence[_Job], verdict: Judgement) -> dict[str, str]:
+def _silent(jobs: Sequence[_Job], shared: SharedEnds, verdict: Judgement) -> dict[str, str]:
     """Why nothing is known of each host of which there is no observation, or none that can be compared."""
     observed = {host for job in jobs if job.observation for host in job.observation.hosts}
     compared = {host for job in jobs if job.observation and not job.log.alone for host in job.log.hosts}
@@ -209,7 +200,7 @@ def _silent(jobs: Sequence[_Job], verdict: Judgement) -> dict[str, str]:
     for job in jobs:
         for host in job.log.hosts:
             if host not in observed:
-                why = AS_MOST if job.shared else UNPLACED if job.log.unplaced else SILENT
+                why = AS_MOST if shared.of(job.log) else UNPLACED if job.log.unplaced else SILENT
                 reasons[host] = max(why, reasons.get(host, why), key=(SILENT, ALONE, UNPLACED, AS_MOST).index)
     return reasons
 
@@ -224,7 +215,7 @@ def observation_of(log: JobLog, work: str, shared: SharedEnds | None = None) -> 
         if seconds is None or not 0 < seconds < math.inf:
             return None
         return Observation(
-            log.path, hosts, seconds, work=work, computing=log.computing, moment=log.moment, began=log.began,
+            log.job, hosts, seconds, work=work, computing=log.computing, moment=log.moment, began=log.started,
             ended=log.ended, exchanges=log.exchanges, spread=log.spread,
             halves=log.measured.halves if log.measured else None,
         )  # fmt: skip
@@ -232,8 +223,8 @@ def observation_of(log: JobLog, work: str, shared: SharedEnds | None = None) -> 
         return None
     broken = is_hardware(log.failure, log.reason)
     return Observation(
-        log.path, hosts, None, log.outcome, work, culprits=culprits_of(log), hardware=broken,
-        began=log.began, ended=log.ended,
+        log.job, hosts, None, log.outcome, work, culprits=culprits_of(log), hardware=broken,
+        began=log.started, ended=log.ended,
     )  # fmt: skip
 
 
@@ -250,7 +241,7 @@ def _cut(log: JobLog, shared: SharedEnds | None) -> bool:
 
 def _peers(jobs: Sequence[_Job], baselines: Mapping[Class, Baseline]) -> dict[Class, document.Peers]:
     """What is normal for whole steps."""
-    logs = {Class(each.work, len(each.log.hosts)): each.log for each in jobs}
+    logs = {Class(each.log.work, len(each.log.hosts)): each.log for each in jobs}
     return {
         key: document.Peers(
             work=key.work,
@@ -316,50 +307,29 @@ def _alike(verdict: Judgement, *, askable: bool) -> list[str]:
 
 
 def _entry(job: _Job, verdict: Judgement) -> document.JobEntry:
-    log, figures = job.log, job.log.measured
-    timed = figures is not None and figures.timed
-    base = verdict.baselines.get(Class(job.work, len(dict.fromkeys(log.hosts))))
-    observation = job.observation
-    slower = observation.seconds / base.seconds - 1 if observation and observation.seconds and base else None
-    measured: dict[str, Any] = {}
-    if figures:
-        measured = {
-            "measured_samples": figures.samples if timed and log.unit == "samples" else None,
-            "measured_seconds": figures.seconds if timed else None,
-            "windows": figures.windows,
-            "variation": figures.variation,
-            "tokens_per_second": tokens_of(figures),
-        }
-    return document.JobEntry(
-        **{name: getattr(log, name) for name in _SAME},
-        **measured,
-        job=log.path,
-        failed_host=next(iter(log.failed_hosts), None),
-        failed_hosts=list(log.failed_hosts),
-        hosts=list(log.hosts),
-        work=job.work if log.outcome is not State.UNREADABLE else "",
-        skipped_steps=log.skipped,
-        samples_per_second=log.rate if log.unit == "samples" else None,
+    log, observation = job.log, job.observation
+    base = verdict.baselines.get(_class_of(job))
+    other = f"another log of the same job as {log.speaker}, which is used instead" if log.speaker else ""
+    return document.JobEntry.of(
+        log,
         reported=log.reported if log.unit == "samples" or log.measured else None,
-        slower=slower,
+        slower=observation.seconds / base.seconds - 1
+        if observation and observation.seconds and base
+        else None,
         judged=observation is not None,
-        notes=[
-            *log.notes,
-            *(note for note in (log.alone, log.unplaced) if note),
-            *([f"another log of the same job as {job.of}, which is used instead"] if job.of else []),
-        ],
+        notes=(*log.notes, *(note for note in (log.alone, log.unplaced, other) if note)),
     )
 
 
 def _notes(jobs: Sequence[_Job]) -> list[str]:
     """For people: what makes these figures doubtful."""
-    notes, logs = [], [each.log for each in jobs if each.of is None]
+    notes, logs = [], [each.log for each in jobs if not each.log.speaker]
     read = [each.log for each in jobs if each.observation and each.log.hosts_from not in ("", "muster")]
     host_sets = [set(log.hosts) for log in read]
     if doubted := [log for log in logs if log.contradicted]:
         notes.append(
             f"{counted(len(doubted), 'job')} with a rate that is more than {APART * 100:g} % from what the "
-            f"tool itself says of the same steps: --json has both figures, in the notes of {doubted[0].path}"
+            f"tool itself says of the same steps: --json has both figures, in the notes of {doubted[0].job}"
         )
     if alone := [log for log in logs if log.alone]:
         notes.append(
@@ -372,7 +342,7 @@ def _notes(jobs: Sequence[_Job]) -> list[str]:
         "are compared by their usual steps"
         for work, share in lost.items()
     ]
-    if stalled := [each.log for each in jobs if each.of is None and each.work not in lost and _stalls(each)]:
+    if stalled := [log for log in logs if log.work not in lost and log.measured and log.measured.stalls]:
         worst = max(stalled, key=lambda log: _stalled(log)[0])
         notes.append(
             f"{counted(len(stalled), 'job')} whose pace is not sure, since a few steps took much longer than "
@@ -390,17 +360,12 @@ def _notes(jobs: Sequence[_Job]) -> list[str]:
     return notes
 
 
-def _stalls(job: _Job) -> bool:
-    """Whether a few of its windows took much longer than the others."""
-    return job.log.measured is not None and job.log.measured.stalls is not None
-
-
 def _stalled(log: JobLog) -> tuple[float, str]:
     """The share of the time that its stalls took, and in words."""
     assert log.measured is not None and log.measured.stalls is not None
     stalls, whole = log.measured.stalls, log.measured.seconds
     words = f"{stalls.windows} of {log.measured.windows} windows took {stalls.seconds:.3g} of {whole:.3g} s"
-    return stalls.seconds / whole, f"{words} in {log.path}"
+    return stalls.seconds / whole, f"{words} in {log.job}"
 
 
 def _samples(log: JobLog | None, seconds: float) -> float | None:
@@ -408,13 +373,6 @@ def _samples(log: JobLog | None, seconds: float) -> float | None:
     if log is None or log.unit == "samples":
         return (log.batch if log and log.batch else 1.0) / seconds
     return None
-
-
-def tokens_of(figures: MeasuredWindows) -> float | None:
-    """Tokens per second, where they are known."""
-    if figures.unit == "tokens":
-        return figures.rate
-    return figures.tokens / figures.seconds if figures.timed and figures.tokens else None
 
 
 def _natural(name: str) -> str:
@@ -531,21 +489,25 @@ def _is_shared(mine: _Tally, total: _Tally, size: int | None, *, own: bool) -> b
     return not mine.hosts or 2 * len(mine.hosts) >= len(total.hosts)
 
 
-def _way(log: JobLog) -> Way:
-    """How it ended: by the failure's name, or else by what it said, up to the first colon."""
-    text = log.reason or ""
+def how_ended(job: document.JobEntry) -> str:
+    """Return the failure's name, or else what the job said, up to the first colon, without numbers."""
+    text = job.reason or ""
     while True:
         who, colon, what = text.partition(": ")
-        if not colon or not (who in log.hosts or who in log.failed_hosts or _RANK.fullmatch(who)):
+        if not colon or not (who in job.hosts or who in job.failed_hosts or _RANK.fullmatch(who)):
             break
         text = what
     kind = re.sub(r"[0-9]+", "N", _BRACKETS.sub("", text, count=1) or text).partition(":")[0][:80]
-    family = log.family or log.workload or (log.format or "").partition(", ")[0]
-    return Way(family, log.failure or kind or log.outcome)
+    return job.failure or kind or job.outcome
+
+
+def _way(log: JobLog) -> Way:
+    family = log.entry or log.workload or (log.format or "").partition(", ")[0]
+    return Way(family, how_ended(log))
 
 
 def _counted_as(log: JobLog) -> set[str]:
     """What a job counts for. Of a log that ended too early to say what was trained, or even in what format it
     is, all that it can have been counts."""
     formats = (log.format or "").split(", ")
-    return {name for name in (log.family, log.workload, *formats) if name} | {""}
+    return {name for name in (log.entry, log.workload, *formats) if name} | {""}

@@ -7,14 +7,13 @@ import io
 import json
 import os
 import threading
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 from pydantic import ValidationError
 
@@ -24,7 +23,7 @@ from muster.core.inventory import parse_hosts
 from muster.core.state import State
 from muster.core.units import counted, format_number, parse_rate
 from muster.judging import Baseline, Class, Settings
-from muster.judging.document import Condition, JobEntry, Judged, Peers, Verdict
+from muster.judging.document import JobEntry, Judged, Peers, Verdict
 from muster.judging.grouping import without_lone_guesses
 from muster.judging.joblogs import judged
 from muster.readers._read import read_blocks, without_harmless
@@ -76,10 +75,10 @@ def judge(
     logs = without_lone_guesses(without_harmless(list(read_logs(files, user, named, progress))))
     if workload:
         logs = [
-            replace(log, workload=workload, recipe=workload, alone="") if log.alone else log for log in logs
+            replace(log, workload=workload, settings=workload, alone="") if log.alone else log for log in logs
         ]
     if all(log.outcome is State.UNREADABLE for log in logs):
-        first = f": {logs[0].path} {logs[0].reason}" if logs else ""
+        first = f": {logs[0].job} {logs[0].reason}" if logs else ""
         raise UsageError(
             f"none of the {len(logs)} files could be read as a training log{first}",
             where=str(where),
@@ -92,8 +91,8 @@ def judge(
             hint="hosts are named as the logs name them: muster judge DIR --all shows them",
         )
     document = judged(str(where), logs, Settings(slow=slow), stored, hardware=kinds)
-    if named and not any(named.search(log.path) for log in logs):
-        note = f"--host-pattern matches none of the paths, such as {logs[0].path}"
+    if named and not any(named.search(log.job) for log in logs):
+        note = f"--host-pattern matches none of the paths, such as {logs[0].job}"
         document = document.model_copy(update={"notes": [*document.notes, note]})
     return held(document, bound) if bound else document
 
@@ -227,7 +226,7 @@ class Bound:
     def reached(self, job: JobEntry) -> float | None:
         """The job's figure. None: it succeeded not, or its log does not tell."""
         value: float | None = getattr(job, self.figure)
-        count = {"job": 1, "host": len(job.hosts), "slot": job.world_size}[self.per]
+        count = job.divisor(self.per)
         return value / count if job.outcome.good and value and count else None
 
 
@@ -240,20 +239,18 @@ def held(document: Judged, bound: Bound) -> Judged:
     silent = sum(speeds[job.job] is None for job in document.jobs if job.outcome.good)
     note = f"{counted(silent, 'job')} could not be held against {bound.words}: the logs tell no {bound.unit}"
     jobs = [
-        job.model_copy(update={"misses": [f"{format_number(speed)} {bound.unit} is below {bound.words}"]})
+        replace(job, misses=(f"{format_number(speed)} {bound.unit} is below {bound.words}",))
         if (speed := speeds[job.job]) is not None and speed < bound.value
         else job
         for job in document.jobs
     ]
     why = _to_blame(jobs, document.hosts)
     hosts = [_below(each, why.get(each.hosts[0])) for each in document.hosts]
-    counts = Counter(each.condition for each in hosts)
     return document.model_copy(
         update={
             "at_least": bound.words,
             "jobs": jobs,
             "hosts": hosts,
-            "summary": {name: counts[name] for name in get_args(Condition)},
             "notes": [*document.notes, *([note] if silent else [])],
         }
     )

@@ -12,7 +12,7 @@ from muster.core.units import counted, format_slower
 from muster.judging.alike import Alike
 from muster.judging.ask import next_wave
 from muster.judging.baseline import FLOOR, Baseline, Class
-from muster.judging.document import Condition, Evidence, Subject, Verdict
+from muster.judging.document import Condition, Evidence, Subject, Verdict, looked_at
 from muster.judging.explain import Component, FaultExplanation, blamed, shown_by
 from muster.judging.faults import COST, OF_HOSTS, OF_SWITCHES, Fault, Fit, Kind
 from muster.judging.localise import Posterior, localise
@@ -247,7 +247,9 @@ class _Hosts:
             return _changed(
                 base, condition="differs", confidence=confidence, slower=slower, within=within, reason=reason
             )
-        return _changed(base, condition="fit", confidence=confidence, reason=_looked_at(subjects))
+        return _changed(
+            base, condition="fit", confidence=confidence, reason="; ".join(looked_at({base.host: subjects}))
+        )
 
     def _in_doubt(self, base: Verdict, host: int, chance: float) -> Verdict:
         """Suspected, and not convicted."""
@@ -436,16 +438,6 @@ def _by_kind(readings: Readings, rows: Sequence[int]) -> list[list[int]]:
     for row in rows:
         kinds.setdefault(readings.kind[row], []).append(row)
     return list(kinds.values())
-
-
-def _looked_at(subjects: Sequence[Subject]) -> str:
-    """What was found of a host that is fit."""
-    parts = [
-        f"{each.name} at most {each.at_most:.1%} slower"
-        for each in subjects
-        if each.at_most is not None and each.name != "links"
-    ]
-    return "; ".join(parts)
 
 
 def _unseen(state: Posterior, rows: Sequence[int], by: float) -> float:

@@ -12,7 +12,7 @@ from muster.core.hardware.links import LinkFigures, find_link
 from muster.core.hardware.machines import Machines
 from muster.core.inventory import Host
 from muster.core.job import Job, read_job
-from muster.core.recipe import Recipe, recipe_from
+from muster.core.recipe import recipe_from
 from muster.core.result import Result
 from muster.inputs.model import whole_config
 from muster.planner.machines import MachineModel, load_calibration, save_calibration
@@ -123,24 +123,22 @@ def measured_of(run: RunFolder, link: str | None = None) -> MeasuredRun:
     if recipe.drawing():
         raise RunFolderError("drew answers, and how long that takes is not planned", where=run.id)
     slots = [place.slots for place in job.placements]
-    case = _case(at_mean_lengths(recipe, result), job, slots, _machines(run, result, job, link))
+    machines, there = _machines(run, result, job, link), at_mean_lengths(recipe, result)
+    trace = once(tracer)(there, job.precision, job.device, sum(slots))
+    setting = setting_of(there, whole_config(there), job.precision, job.device, slots, trace)
+    if setting is not None:
+        setting = replace(setting, micro=job.batch.micro).spreading(micro_steps=job.batch.accumulation)
+    case = case_of(setting, machines) if setting is not None else None
     if case is None:
         raise RunFolderError("trained a model that is not known here", where=run.id)
-    if recipe.padding_varies:
-        case = _as_counted(case, result, run.id)
-    return MeasuredRun(case, _step_seconds(result, job))
-
-
-def _as_counted(case: StepCase, result: Result, run: str) -> StepCase:
-    counted = as_counted(case, result)
-    if counted is not None:
-        return counted
-    why = "they are not those of its mean lengths" if result.flops else "they were not counted"
-    raise RunFolderError(
-        f"padded each batch to its longest sample, and how many operations a step had is not known: {why}",
-        where=run,
-        hint="a run with data.padding=fixed" + ("" if result.flops else ", or with measure.flops=true"),
-    )
+    counted = as_counted(case, result) if recipe.padding_varies else case
+    if counted is None:
+        why = "they are not those of its mean lengths" if result.flops else "they were not counted"
+        what = "padded each batch to its longest sample, and how many operations a step had is not known"
+        hint = "a run with data.padding=fixed" + ("" if result.flops else ", or with measure.flops=true")
+        raise RunFolderError(f"{what}: {why}", where=run.id, hint=hint)
+    # The mean of the measured windows: what an epoch is made of. Skipped steps are not in their seconds.
+    return MeasuredRun(counted, job.batch.global_ / result.throughput.samples_per_second)
 
 
 def link_of(run: RunFolder, link: str | None = None) -> dict[str, LinkFigures] | None:
@@ -176,19 +174,3 @@ def _machines(run: RunFolder, result: Result, job: Job, link: str | None) -> Mac
     if machines is None:
         raise RunFolderError("ran on a device or over a link that is not known", where=run.id)
     return machines
-
-
-def _case(recipe: Recipe, job: Job, slots: Sequence[int], machines: Machines) -> StepCase | None:
-    config = whole_config(recipe)
-    trace = once(tracer)(recipe, job.precision, job.device, sum(slots))
-    setting = setting_of(recipe, config, job.precision, job.device, slots, trace)
-    if setting is None:
-        return None
-    setting = replace(setting, micro=job.batch.micro).spreading(micro_steps=job.batch.accumulation)
-    return case_of(setting, machines)
-
-
-def _step_seconds(result: Result, job: Job) -> float:
-    """The mean of the measured windows: what an epoch is made of. Skipped steps are not in their seconds."""
-    assert result.throughput is not None
-    return job.batch.global_ / result.throughput.samples_per_second

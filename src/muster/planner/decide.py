@@ -6,7 +6,6 @@ Pure; every choice has its reason.
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -22,7 +21,7 @@ from muster.core.loss_parts import PLAIN_OUTPUT, fits_whole
 from muster.core.recipe import Recipe
 from muster.core.secrets import shareable
 from muster.core.shares import check_given_shares, check_groups
-from muster.core.units import format_bytes, format_number
+from muster.core.units import format_bytes
 from muster.engines.base import spec_of
 from muster.inputs.model import is_t5, whole_config
 from muster.inputs.read import Inputs
@@ -30,27 +29,27 @@ from muster.planner.document import Candidate, Plan
 from muster.planner.machines import MachineModel
 from muster.planner.memory.fit import MemoryLimit, Setting
 from muster.planner.placing import device_and_slots, gpu_numbers, gpus_of
-from muster.planner.remedies import SYNC, refusal, remedies
+from muster.planner.remedies import refusal, remedies
 from muster.planner.setting import room_of
-from muster.planner.sizing import Tracer, TrainingWay, Where, open_choices, size
 from muster.planner.time.steptime import Calibration
+from muster.planner.ways import Tracer, TrainingWay, Where, best, compared, open_choices, ways
 
 FIELD = "launch.hosts"
 NOWHERE = MemoryLimit(None, None)
 LONG = 500  # steps in which compiling is won back: about a minute, at a tenth of a step of some 0.1 to 1 s
 LOADER_SHM = 256 << 20  # bytes of /dev/shm in which a loader process hands over its batches
 Gpus = Mapping[str, Sequence[Mapping[str, Any]]]  # by host
+Choice = tuple[TrainingWay, list[Candidate], UsageError | None, list[str]]
 
 
 @dataclass(frozen=True)
 class Chosen:
-    """The hosts that a job runs on, those given that it leaves idle, and why. `candidates`: what was
-    compared, where the plan chose; `timed`: by predicted speeds; `skips`: they are not the first ones."""
+    """The hosts that a job runs on, those given that it leaves idle, and why. `timed`: by predicted speeds;
+    `skips`: they are not the first ones."""
 
     hosts: tuple[Host, ...]
     idle: tuple[Host, ...]
     why: str
-    candidates: tuple[Candidate, ...] = ()
     timed: bool = False
     skips: bool = False
 
@@ -69,10 +68,9 @@ class Decided:
     travels whole: the plan and the run add what they know, to the job as well (its id, its attempt)."""
 
     job: Job
-    recipe: Recipe  # with what was auto in its model and training
+    way: TrainingWay
     threads: tuple[int, ...]
     visible_gpus: tuple[tuple[int, ...] | None, ...]  # numbers within CUDA_VISIBLE_DEVICES; None: as it is
-    setting: Setting | None = None  # None: the model is not known here
     room: MemoryLimit = NOWHERE
     candidates: tuple[Candidate, ...] = ()  # ways that were compared
     refused: UsageError | None = None  # it does not fit
@@ -87,6 +85,21 @@ class Decided:
     def slots(self) -> tuple[int, ...]:
         """Ranks of each host."""
         return tuple(place.slots for place in self.job.placements)
+
+    @property
+    def recipe(self) -> Recipe:
+        """With what was auto in it."""
+        return self.way.recipe
+
+    @property
+    def setting(self) -> Setting | None:
+        """None: the model is not known here."""
+        return self.way.setting
+
+    @property
+    def works(self) -> bool:
+        """Whether it fits, as far as that is known."""
+        return self.refused is None and self.way.fits is not False
 
     def saying(self, *decisions: Decision) -> Decided:
         """With these decisions and no others."""
@@ -153,10 +166,9 @@ def decide(
     )
     return Decided(
         job,
-        recipe,
+        way,
         tuple(threads),
         tuple(visible),
-        way.setting,
         room,
         tuple(candidates),
         refused,
@@ -165,26 +177,13 @@ def decide(
     )
 
 
-def _choose(
-    recipe: Recipe, where: Where, decisions: list[Decision]
-) -> tuple[TrainingWay, list[Candidate], UsageError | None, list[str]]:
+def _choose(recipe: Recipe, where: Where, decisions: list[Decision]) -> Choice:
     """Return the best way, all that were compared, why it does not fit, and what would.
 
     Raises RecipeError for numbers that contradict each other.
     """
-    config = whole_config(recipe)
-    tried = list[TrainingWay]()
-    impossible: RecipeError | None = None
-    for changes, made in _open(recipe):
-        try:
-            tried += ways(changes, made, config, where)
-        except RecipeError as error:  # what the recipe wants does not go this way (model.create=sharded)
-            impossible = error
-    if not tried:
-        assert impossible is not None
-        raise impossible
-    index, reason = best(tried)
-    chosen = tried[index]
+    tried = ways(recipe, where)
+    chosen, reason = best(tried)
     decisions.extend(chosen.decisions)
     refused, would_fit = None, list[str]()
     if chosen.lacks is not None and not chosen.lacks.refused:
@@ -192,95 +191,14 @@ def _choose(
     elif chosen.setting is not None and chosen.lacks is not None and where.room.device is not None:
         name = recipe.model.name or "the model"
         if not recipe.force:
-            choices = open_choices(chosen.recipe, config, where.tracer)
-            would_fit = remedies(chosen.setting, where.room, name, choices)
+            would_fit = remedies(chosen.setting, where.room, name, open_choices(chosen.recipe, where.tracer))
         refused = refusal(chosen.setting, where.room, name, would_fit)
         decisions.append(Decision("force", True, f"although {refused.what}"))
-    decisions.extend(_decisions(chosen, reason))
-    candidates = [_as_candidate(each, chosen, reason) for each in tried]
-    return chosen, candidates, None if recipe.force else refused, would_fit
-
-
-def _open(recipe: Recipe) -> list[tuple[dict[str, str], Recipe]]:
-    """Every combination of what is open, mildest first: without recomputation, at low stages."""
-    stages = spec_of(recipe.engine.name).open_stages(recipe)
-    again = recipe.train.gradient_checkpointing
-    combinations = []
-    for checkpointing, stage in itertools.product([False, True] if again == "auto" else [again], stages):
-        way = {"engine.zero": str(stage)} if recipe.engine.zero == "auto" else {}
-        way |= {"train.gradient_checkpointing": str(checkpointing).lower()} if again == "auto" else {}
-        combinations.append((way, recipe.choosing(zero=stage, checkpointing=checkpointing)))
-    return combinations
-
-
-def ways(
-    changes: dict[str, str], recipe: Recipe, config: Mapping[str, Any] | None, where: Where
-) -> list[TrainingWay]:
-    """Return a combination as it would be, whether it fits or not; where it accumulates and the recipe leaves
-    open when gradients are reduced, both ways, the one with less communication first.
-
-    Raises RecipeError where it cannot be.
-    """
-    one = size(recipe, config, where, changes)
-    defers = spec_of(recipe.engine.name).defers_reduction and sum(where.slots) > 1
-    if recipe.engine.sync_each_batch != "auto" or not defers or one.batch.accumulation == 1:
-        return [one]
-    both = [(str(each).lower(), recipe.choosing(sync_each_batch=each)) for each in (False, True)]
-    return [size(made, config, where, {**changes, SYNC: word}) for word, made in both]
-
-
-def best(tried: Sequence[TrainingWay]) -> tuple[int, str]:
-    """Return which way, and why: of those that fit the fastest; the mildest where one's speed is not known.
-    None is known to fit: the mildest of which all but the activations is counted and fits; else the smallest.
-    A way of which nothing is counted is taken only where that is so of all."""
-    counted = [index for index, each in enumerate(tried) if each.fits is not None]
-    if not counted:
-        return 0, "the mildest: whether it fits is unknown"
-    fitting = [index for index in counted if tried[index].fits]
-    among = f"of {len(fitting)} settings that fit (of {len(tried)})"
-    uncertain = [index for index, each in enumerate(tried) if each.fits is None and each.setting is not None]
-    if not fitting and uncertain:
-        return uncertain[0], "the mildest that may fit: whether it does is unknown"
-    if not fitting:
-        return min(counted, key=lambda index: tried[index].memory), "needs the least memory, and does not fit"
-    if any(tried[index].step is None for index in fitting):
-        return fitting[0], f"the mildest {among}; some speeds are unknown"
-    fastest = max(fitting, key=lambda index: (tried[index].speed, -index))
-    return fastest, f"the fastest {among}: {format_number(tried[fastest].speed)} samples/s predicted"
-
-
-def _decisions(chosen: TrainingWay, reason: str) -> list[Decision]:
-    """Why what was open came to what it is."""
-    return [
-        Decision(name, int(value) if value.isdigit() else value == "true", reason)
-        for name, value in chosen.changes.items()
-        if name != "batch.micro"
-    ]
-
-
-def _as_candidate(way: TrainingWay, chosen: TrainingWay, reason: str) -> Candidate:
-    step = way.step
-    return Candidate(
-        changes=dict(way.changes),
-        fits=way.fits,
-        memory=way.memory,
-        step=step.seconds if step else None,
-        samples_per_second=step.samples_per_second if step else None,
-        chosen=way is chosen,
-        why=reason if way is chosen else _lost(way, chosen),
-    )
-
-
-def _lost(way: TrainingWay, chosen: TrainingWay) -> str:
-    """Why a way was not chosen."""
-    if way.fits is None:
-        return "whether it fits is unknown"
-    if not way.fits:
-        return f"does not fit: {way.lacks}"
-    if way.step is None or chosen.step is None:
-        return "fits as well; costs more computation or communication"
-    slower = 1 - way.speed / chosen.speed
-    return f"{slower:.0%} slower" if slower > 0.005 else "as fast, but not milder"
+    for field_, value in chosen.changes.items():
+        if field_ != "batch.micro":
+            word = int(value) if value.isdigit() else value == "true"
+            decisions.append(Decision(field_, word, reason))
+    return chosen, compared(tried, chosen, reason), None if recipe.force else refused, would_fit
 
 
 def decide_compiling(recipe: Recipe, device: str, decisions: list[Decision]) -> Recipe:
@@ -385,14 +303,21 @@ def decide_precision(recipe: Recipe, device: str, gpus: Gpus, decisions: list[De
             hint=f'precision={fixed}, or "auto" in that file',
         )
     wanted = fixed or wanted  # type: ignore[assignment]
-    weakest, capability = _weakest(gpus) if device == "cuda" else (None, None)
+    able = [
+        (_capability(gpu), f"{gpu.get('name') or 'a GPU'} of {host}")
+        for host, used in gpus.items()
+        for gpu in used
+    ]
+    reported = [(capability, name) for capability, name in able if capability and device == "cuda"]
+    capability, weakest = min(reported, default=(None, None))
     if wanted == "auto" and recipe.half:
         wanted = "bf16"
         decisions.append(Decision("precision", wanted, "{}={} computes in it".format(*recipe.half)))
     if wanted == "auto":
         chosen, why = _auto_precision(recipe, device, weakest, capability)
-        if chosen != "fp32" and (silent := _silent(gpus)):
-            chosen, why = "fp32", f"{silent} does not report its compute capability"
+        silent = [name for each, name in able if not each]
+        if chosen != "fp32" and silent:
+            chosen, why = "fp32", f"{silent[0]} does not report its compute capability"
         decisions.append(Decision("precision", chosen, why))
         return chosen
     refusal = _refusal(recipe, wanted, device, weakest, capability)
@@ -417,19 +342,6 @@ def _of_float8(recipe: Recipe, device: str) -> str:
     return ""
 
 
-def _weakest(gpus: Gpus) -> tuple[str | None, tuple[int, int] | None]:
-    capabilities = [
-        (capability, f"{gpu.get('name') or 'a GPU'} of {host}")
-        for host, used in gpus.items()
-        for gpu in used
-        if (capability := _capability(gpu))
-    ]
-    if not capabilities:
-        return None, None
-    capability, name = min(capabilities)
-    return name, capability
-
-
 def _capability(gpu: Mapping[str, Any]) -> tuple[int, int] | None:
     """As the driver tells it, else the maker of a GPU of this name."""
     stated = gpu.get("capability")
@@ -437,15 +349,6 @@ def _capability(gpu: Mapping[str, Any]) -> tuple[int, int] | None:
         return int(stated[0]), int(stated[1])
     device = driver_device(str(gpu.get("name") or ""))
     return device.capability if device else None
-
-
-def _silent(gpus: Gpus) -> str | None:
-    """A GPU whose compute capability is not known, as under an old driver."""
-    for host, used in gpus.items():
-        for gpu in used:
-            if not _capability(gpu):
-                return f"{gpu.get('name') or 'a GPU'} of {host}"
-    return None
 
 
 def _auto_precision(

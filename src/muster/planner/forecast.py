@@ -1,10 +1,12 @@
-"""From a decided job to its plan: memory, time, scaling, and the sentence that a person wants. Pure."""
+"""What a decided job is predicted to need and take: memory, time, other numbers of hosts, and the sentence
+that a person wants. Pure."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 
 from muster.core import families, float8
 from muster.core.batch import resolve_batch
@@ -17,7 +19,8 @@ from muster.core.recipe import Recipe
 from muster.core.units import format_seconds
 from muster.engines.base import spec_of
 from muster.planner.decide import Decided
-from muster.planner.document import MemoryPlan, Plan, ScalingPoint, TimePlan
+from muster.planner.document import MemoryPlan, ScalingPoint, TimePlan
+from muster.planner.machines import UserFigures
 from muster.planner.memory.fit import (
     MARGIN,
     MemoryLimit,
@@ -26,7 +29,6 @@ from muster.planner.memory.fit import (
     lacking,
     largest_micro,
     may_run,
-    need,
 )
 from muster.planner.predict import case_of, shape_of_batch, with_others
 from muster.planner.time.steptime import (
@@ -36,44 +38,66 @@ from muster.planner.time.steptime import (
     StepWork,
     between,
     case_key,
-    evaluation,
     link_key,
     predict,
 )
 
+PARTS = ("compute", "communication", "optimizer", "transfer", "overhead")  # of a step
 MOST_POINTS = 12  # of a scaling curve
+TRIED = (2, 4, 8, 16, 32)  # times as many micro-steps per optimizer step
 UNTRACED = (
     "samples/s is too high: memory traffic is not counted where the model is not traced. Published runs take "
     "0.9 to 1.4 times as long from about 1 G parameters on, and several times as long with 0.1 G and less"
 )
 UNCOUNTED = "no time: the model was not traced, and no formula has its operations"
+Fewer = Callable[[int], Machines | None]  # the machines of so many hosts, where they differ
 
 
 @dataclass(frozen=True)
-class Trained:
-    """How much is trained, and what its time rests on. `samples`: of an epoch, None: not known here; `once`:
-    they are all that is to be trained; `price`: of a host for an hour; `fewer`: the machines of so many
-    hosts, where they differ."""
+class Length:
+    """How much is trained. `samples`: of an epoch, whose last step counts as a whole one; `price`: of a host
+    for an hour, in any currency; `most`: seconds after which training ends; None: not given."""
 
-    calibration: Calibration
-    samples: int | None = None
-    once: bool = False
+    samples: int
+    epochs: float = 1.0
     price: float | None = None
-    fewer: Callable[[int], Machines | None] | None = None
+    most: float | None = None
+
+
+@dataclass(frozen=True)
+class Point:
+    """A job on its machines. `whole`, `total`: seconds of all that is to be trained, and until training ends;
+    `cost`: None without a price."""
+
+    case: StepCase
+    step: Step
+    whole: float
+    total: float
+    cost: float | None
+
+    @property
+    def hosts(self) -> int:
+        """How many it runs on."""
+        return self.case.machines.hosts
+
+
+def point(case: StepCase, length: Length, calibration: Calibration | None = None) -> Point:
+    """What a job takes on its machines."""
+    step = predict(case, calibration)
+    whole = length.epochs * (-(-length.samples // case.batch) * step.seconds)
+    total = whole if length.most is None else min(whole, length.most)
+    cost = None if length.price is None else length.price * case.machines.hosts * total / 3600
+    return Point(case, step, whole, total, cost)
 
 
 def memory_plan(setting: Setting, room: MemoryLimit, needed: Need) -> MemoryPlan:
     """A rank's memory, and whether it fits."""
-    host = dict(needed.host)
-    device = dict(needed.device)
-    for name, size in needed.first.items():
-        (device if setting.spread.device == "cpu" else host)[name] = size // setting.ranks_per_host
     short = lacking(setting, room, needed)
     return MemoryPlan(
-        device=device,
-        host=host,
-        device_bytes=sum(device.values()),
-        host_bytes=sum(host.values()),
+        device=needed.device,
+        host=needed.host,
+        device_bytes=sum(needed.device.values()),
+        host_bytes=sum(needed.host.values()),
         device_room=room.device,
         host_room=room.host,
         margin=MARGIN,
@@ -83,76 +107,86 @@ def memory_plan(setting: Setting, room: MemoryLimit, needed: Need) -> MemoryPlan
     )
 
 
-def plan_of(decided: Decided, start: Plan, trained: Trained) -> Plan:
-    """Return the plan `start` with memory, time and scaling, as far as they can be told."""
-    setting, room = decided.setting, decided.room
-    needed = need(setting) if setting is not None else None
+def predictions(
+    decided: Decided,
+    figures: UserFigures,
+    samples: int | None,
+    calibration: Calibration,
+    fewer: Fewer | None = None,
+) -> tuple[dict[str, Any], list[str]]:
+    """Return the fields of a Plan that are predicted, as far as they can be, and notes on them. `samples`: of
+    an epoch, None: not known here."""
+    setting, needed = decided.setting, decided.way.needed
     if setting is None or needed is None:
-        return start
-    made = start.model_copy(
-        update={
-            "parameters": setting.parameters,
-            "trainable": setting.trainable,
-            "memory": memory_plan(setting, room, needed),
-        }
-    )
+        return {}, []
+    made = {
+        "parameters": setting.parameters,
+        "trainable": setting.trainable,
+        "memory": memory_plan(setting, decided.room, needed),
+    }
+    machines = decided.machines
     try:
-        return _with_time(decided, setting, trained, made)
+        case = case_of(setting, machines) if machines is not None else None
+        if case is None:
+            why = UNCOUNTED if machines is not None else ""  # else a note says which machine is not known
+            why = why if setting.drawing is None else _undrawn(setting, machines)
+            return made, [why] if why else []
+        timed, notes = _timed(decided, case, figures, samples, calibration, fewer)
+        return made | timed, notes
     except UsageError as error:  # a figure is missing: that costs the time alone
-        note = f"no time: {error.what}" + (f" ({error.hint})" if error.hint else "")
-        return made.model_copy(update={"notes": [*made.notes, note]})
+        return made, [f"no time: {error.what}" + (f" ({error.hint})" if error.hint else "")]
 
 
-def _with_time(decided: Decided, setting: Setting, trained: Trained, made: Plan) -> Plan:
+def _timed(
+    decided: Decided,
+    case: StepCase,
+    figures: UserFigures,
+    samples: int | None,
+    calibration: Calibration,
+    fewer: Fewer | None,
+) -> tuple[dict[str, Any], list[str]]:
     """Raises UsageError where a figure that the time rests on is neither stated nor measured."""
-    recipe, machines, calibration = decided.recipe, decided.machines, trained.calibration
-    case = case_of(setting, machines) if machines is not None else None
-    if case is None:
-        why = UNCOUNTED if machines is not None else ""  # else a note says which machine is not known
-        why = why if setting.drawing is None else _undrawn(setting, machines)
-        return made.model_copy(update={"notes": [*made.notes, *([why] if why else [])]})
-    samples, epochs = trained.samples, recipe.train.epochs
-    if trained.once:
-        epochs = 1.0
-    elif recipe.train.max_steps is not None:  # the same samples on any number of hosts
+    recipe, setting, once = decided.recipe, decided.setting, figures.tokens is not None
+    assert setting is not None
+    per_epoch = None if samples is None or once else math.ceil(samples / case.batch)
+    epochs = 1.0 if once else recipe.train.epochs
+    if recipe.train.max_steps is not None and not once:  # the same samples on any number of hosts
         samples, epochs = recipe.train.max_steps * case.batch, 1.0
-    minutes = None if trained.once else recipe.train.max_minutes
-    most = None if minutes is None else 60 * minutes
-    length = Length(samples or case.batch, epochs, price=trained.price, most=most)
+    minutes = None if once else recipe.train.max_minutes
+    length = Length(samples or case.batch, epochs, figures.price, None if minutes is None else 60 * minutes)
     now = point(case, length, calibration)
     hosts = case.machines.hosts
     counts = sorted({*host_counts(decided.reach or hosts), hosts})
-    cases = (on_hosts(recipe, setting, case.machines, decided.room, n, trained.fewer) for n in counts)
-    points = curve(cases, length, calibration)
+    cases = [on_hosts(recipe, setting, case.machines, decided.room, n, fewer) for n in counts]
+    points = [point(each, length, calibration) for each in cases if each is not None]
     # A sentence about the hosts that are used; of one alone, why the others are not.
     compared = [each for each in points if each.hosts <= hosts] if hosts > 1 else points
-    alone = points[0] if points else now
     counted = samples is not None
-    notes = list(made.notes)
+    fastest = max(points, key=lambda each: (each.step.samples_per_second, -each.hosts), default=None)
+    made = {
+        "time": _time_plan(decided, now, calibration, per_epoch, counted=counted, alike=fewer is None),
+        "scaling": [_scaling(each, points[0], counted=counted) for each in points],
+        "fastest_hosts": fastest.hosts if fastest else None,
+        "sentence": sentence(compared, length, calibration) if counted and compared else None,
+    }
+    return made, _notes(recipe, now, minutes, counted=counted, once=once)
+
+
+def _notes(recipe: Recipe, now: Point, minutes: float | None, *, counted: bool, once: bool) -> list[str]:
+    """What a reader of the time should know. `minutes`: after which training ends; `once`: the user said how
+    many tokens."""
+    notes = []
     if counted and now.whole > now.total:
         limit = f"train.max_minutes={minutes:g}"
         notes.append(f"{limit} ends the training after {now.total / now.whole:.0%} of its steps")
-    assumed = [] if case.work.moved else ["operations only: memory traffic is not counted"]
-    if not case.work.moved and case.machines.device.bandwidth:
+    if not now.case.work.moved and now.case.machines.device.bandwidth:
         notes.append(UNTRACED)
-    if trained.once:
+    if once:
         steps, unlimited = round(now.whole / now.step.seconds), recipe.train.max_minutes is None
         if not unlimited or recipe.train.max_steps != steps:
             ways = f"train.max_steps={steps}{'' if unlimited else ' train.max_minutes=null'}"
             notes.append(f"--tokens in place of what the recipe trains: {ways} makes it so")
-    if recipe.padding_varies:
-        assumed.append("steps are for the longest samples; with dynamic padding they are shorter")
-    return made.model_copy(
-        update={
-            "time": _time_plan(now, trained, counted=counted, assumed=assumed).model_copy(
-                update=_as_tokens(recipe, setting, now)
-            ),
-            "scaling": [_scaling(each, alone, counted=counted) for each in points],
-            "fastest_hosts": fastest(points).hosts if points else None,
-            "sentence": _sentence(compared, length, calibration) if counted else None,
-            "notes": notes,
-        }
-    )
+    return notes
 
 
 def _undrawn(setting: Setting, machines: Machines | None) -> str:
@@ -178,10 +212,10 @@ def on_hosts(
     machines: Machines,
     room: MemoryLimit,
     hosts: int,
-    fewer: Callable[[int], Machines | None] | None = None,
+    fewer: Fewer | None = None,
 ) -> StepCase | None:
     """Return the job on another number of hosts; None: it does not fit or work out there. The global batch
-    stays where the recipe says which, else micro-batch and accumulation do. `fewer`: as in Trained."""
+    stays where the recipe says which, else micro-batch and accumulation do."""
     those = fewer(hosts) if fewer is not None and hosts < machines.hosts else machines.on(hosts)
     if those is None:
         return None
@@ -204,20 +238,6 @@ def on_hosts(
     return case_of(there, those) if may_run(there, room) else None
 
 
-def _sentence(points: Sequence[Point], length: Length, calibration: Calibration) -> str | None:
-    """All hosts against one; where one does not hold the job, against the fewest that do."""
-    if not points:
-        return None
-    fewest, most = points[0], points[-1]
-    if fewest.hosts == 1:
-        return say(fewest, most, length, calibration).text
-    head = f"At least {fewest.hosts} of these hosts are needed, which take {format_seconds(fewest.whole)}"
-    if most is fewest:
-        return f"{head}."
-    times = fewest.whole / most.whole
-    return f"{head}; {most.hosts} take {format_seconds(most.whole)}: {times:.1f} times as fast."
-
-
 def host_counts(hosts: int) -> list[int]:
     """1 to so many hosts; of many, powers of two and the last."""
     if hosts <= MOST_POINTS:
@@ -226,17 +246,43 @@ def host_counts(hosts: int) -> list[int]:
     return [*powers, *([hosts] if powers[-1] != hosts else [])]
 
 
-def _as_tokens(recipe: Recipe, setting: Setting, now: Point) -> dict[str, float | None]:
-    """Tokens a second and MFU. No maker states a CPU's peak."""
-    device, step = now.case.machines.device, now.step
-    tokens = step.samples_per_second * setting.lengths.all if recipe.tokenized else None
+def _time_plan(
+    decided: Decided,
+    now: Point,
+    calibration: Calibration,
+    per_epoch: int | None,
+    *,
+    counted: bool,
+    alike: bool,
+) -> TimePlan:
+    """`per_epoch`: steps; `alike`: the devices are."""
+    step, machines, setting = now.step, now.case.machines, decided.setting
+    assert setting is not None
+    device = machines.device
+    assumed = [] if now.case.work.moved else ["operations only: memory traffic is not counted"]
+    if decided.recipe.padding_varies:
+        assumed.append("steps are for the longest samples; with dynamic padding they are shorter")
+    watts = device.watts if counted and alike else None
+    tokens = step.samples_per_second * setting.lengths.all if decided.recipe.tokenized else None
     flops, peak = _needed(setting), device.peak(float8.peak_of(setting.precision))
     rate = now.case.share * now.case.spread.micro_steps * flops / step.seconds if flops else None
-    return {
-        "tokens_per_second": tokens,
-        "tokens_per_device": None if tokens is None else tokens / now.case.machines.ranks,
-        "mfu": rate / peak if rate and peak and device.kind != CPU else None,
-    }
+    return TimePlan(
+        **{name: getattr(step, name) for name in PARTS},
+        step=step.seconds,
+        step_range=between(now.case, calibration),
+        samples_per_second=step.samples_per_second,
+        steps=round(now.total / step.seconds) if counted else None,
+        epoch=None if per_epoch is None else per_epoch * step.seconds,
+        total=now.total if counted else None,
+        cost=now.cost if counted else None,
+        tokens_per_second=tokens,
+        tokens_per_device=None if tokens is None else tokens / machines.ranks,
+        # No maker states a CPU's peak.
+        mfu=rate / peak if rate and peak and device.kind != CPU else None,
+        kwh=machines.ranks * watts * now.total / 3.6e6 if watts else None,
+        assumed=[*step.assumed, *assumed],
+        calibrated=case_key(now.case) in calibration.efficiency,
+    )
 
 
 def _needed(setting: Setting) -> float | None:
@@ -254,170 +300,69 @@ def _needed(setting: Setting) -> float | None:
     return with_others(setting, StepWork(setting.micro, own / 3, own)).flops
 
 
-def _time_plan(now: Point, trained: Trained, *, counted: bool, assumed: list[str]) -> TimePlan:
-    step, machines = now.step, now.case.machines
-    watts = machines.device.watts if counted and trained.fewer is None else None  # unlike ones have others
-    parts = {name: value for name, value in asdict(step).items() if name in _PARTS}
-    per_epoch = (
-        None if trained.samples is None or trained.once else math.ceil(trained.samples / now.case.batch)
-    )
-    return TimePlan(
-        **parts,
-        step=step.seconds,
-        step_range=between(now.case, trained.calibration),
-        samples_per_second=step.samples_per_second,
-        steps=round(now.total / step.seconds) if counted else None,
-        epoch=None if per_epoch is None else per_epoch * step.seconds,
-        total=now.total if counted else None,
-        cost=now.cost if counted else None,
-        kwh=machines.ranks * watts * now.total / 3.6e6 if watts else None,
-        assumed=[*step.assumed, *assumed],
-        calibrated=case_key(now.case) in trained.calibration.efficiency,
-    )
-
-
-_PARTS = ("compute", "communication", "optimizer", "transfer", "overhead")
-
-
-def _scaling(each: Point, alone: Point, *, counted: bool) -> ScalingPoint:
+def _scaling(each: Point, fewest: Point, *, counted: bool) -> ScalingPoint:
     speed = each.step.samples_per_second
     return ScalingPoint(
         hosts=each.hosts,
         ranks=each.case.machines.ranks,
         step=each.step.seconds,
         samples_per_second=speed,
-        efficiency=speed / each.hosts / (alone.step.samples_per_second / alone.hosts),
+        efficiency=speed / each.hosts / (fewest.step.samples_per_second / fewest.hosts),
         total=each.total if counted else None,
         cost=each.cost if counted else None,
     )
 
 
 # ----------------------------------------------------------------------------------------------------
-# From a step to what a person asks: how long, for how much, on how many hosts, and what would be faster.
-# Pure.
-
-TRIED = (2, 4, 8, 16, 32)  # times as many micro-steps per optimizer step
+# The sentence: several hosts against the fewest, why, and what would make them faster.
 
 
-@dataclass(frozen=True)
-class Length:
-    """How much is trained. `samples`: of an epoch; `held_out`: evaluated after each one; `price`: of a host
-    for an hour, in any currency; `most`: seconds after which training ends; None: not given. An epoch's last
-    step counts as a whole one."""
-
-    samples: int
-    epochs: float = 1.0
-    held_out: int = 0
-    price: float | None = None
-    most: float | None = None
-
-
-@dataclass(frozen=True)
-class Point:
-    """A job on so many hosts. `epoch`, `whole`, `total`: seconds, evaluation included, of an epoch, of all
-    that is to be trained, and until training ends; `cost`: None without a price."""
-
-    hosts: int
-    case: StepCase
-    step: Step
-    epoch: float
-    whole: float
-    total: float
-    cost: float | None
-
-
-@dataclass(frozen=True)
-class ScalingWords:
-    """The sentence, and what would make more hosts faster than one: a link's name, a number of
-    micro-steps."""
-
-    text: str
-    link: str | None = None
-    micro_steps: int | None = None
-
-
-def point(case: StepCase, length: Length, calibration: Calibration | None = None) -> Point:
-    """What a job takes on its machines."""
-    step = predict(case, calibration)
-    steps = -(-length.samples // case.batch)
-    held_out = evaluation(case, length.held_out, calibration) if length.held_out else 0.0
-    epoch = steps * step.seconds + held_out
-    whole = length.epochs * epoch
-    total = whole if length.most is None else min(whole, length.most)
-    hosts = case.machines.hosts
-    cost = None if length.price is None else length.price * hosts * total / 3600
-    return Point(hosts, case, step, epoch, whole, total, cost)
-
-
-def curve(
-    cases: Iterable[StepCase | None], length: Length, calibration: Calibration | None = None
-) -> list[Point]:
-    """A job on each number of hosts on which it works out."""
-    return [point(case, length, calibration) for case in cases if case is not None]
-
-
-def fastest(points: Sequence[Point]) -> Point:
-    """Where most samples/s are; of equals the one with fewer hosts."""
-    return max(points, key=lambda each: (each.step.samples_per_second, -each.hosts))
-
-
-def say(
-    alone: Point, together: Point, length: Length, calibration: Calibration | None = None
-) -> ScalingWords:
-    """Several hosts against one, why, and what would change it."""
-    hosts, many = together.hosts, together.case
+def sentence(points: Sequence[Point], length: Length, calibration: Calibration | None = None) -> str:
+    """All hosts against one; where one does not hold the job, against the fewest that do. `points`: of ever
+    more hosts."""
+    alone, together = points[0], points[-1]
+    hosts, step, link = together.hosts, together.step, together.case.machines.link
+    times = alone.whole / together.whole
+    if alone.hosts > 1:
+        head = f"At least {alone.hosts} of these hosts are needed, which take {format_seconds(alone.whole)}"
+        if together is alone:
+            return f"{head}."
+        return f"{head}; {hosts} take {format_seconds(together.whole)}: {times:.1f} times as fast."
     if hosts == 1:
-        return ScalingWords(f"1 host takes {_time(alone.whole)}: {_where(alone.step)}.")
+        return f"1 host takes {_time(alone.whole)}: {_where(alone.step)}."
     head = f"{hosts} hosts take {_time(together.whole)}, 1 host {_time(alone.whole)}"
-    step, link = together.step, many.machines.link
     name = _spaced(link.name) if link else "?"
     network = f"the {name} network costs {_time(step.communication)} of every {_time(step.seconds)} step"
     if together.whole < alone.whole:
-        times = alone.whole / together.whole
-        return ScalingWords(f"{head}: {times:.1f} times as fast, {times / hosts:.0%} of {hosts}; {network}.")
-    faster = _faster_link(many, alone, length, calibration)
-    more = _more_steps(many, alone, length, calibration)
-    ways = [_spaced(faster)] if faster else []
-    ways += [f"accumulation {more}"] if more else []
+        return f"{head}: {times:.1f} times as fast, {times / hosts:.0%} of {hosts}; {network}."
+    ways = _faster(together.case, alone, length, calibration or Calibration())
     tail = (
-        f"; {' or '.join(ways)} would make {hosts} hosts faster"
-        if ways
-        else "; nothing tried makes them faster"
+        f"{' or '.join(ways)} would make {hosts} hosts faster" if ways else "nothing tried makes them faster"
     )
-    return ScalingWords(f"{head}: {network}{tail}.", faster, more)
+    return f"{head}: {network}; {tail}."
 
 
-def _faster_link(case: StepCase, alone: Point, length: Length, calibration: Calibration | None) -> str | None:
-    """The slowest usual link with which several hosts beat one."""
-    now = case.machines.link
-    share = _reached(case, calibration)
-    for link in between_hosts():
-        if now is not None and link.stated <= now.stated:
-            continue
-        better = replace(link, bandwidth=min(link.bandwidth, share * link.stated))
-        if point(case.over(case.machines.over(better)), length, calibration).whole < alone.whole:
-            return link.name
-    return None
+def _faster(case: StepCase, alone: Point, length: Length, calibration: Calibration) -> list[str]:
+    """The slowest usual link, and the fewest times as many micro-steps, with which several hosts beat one as
+    it is."""
 
+    def beats(other: StepCase) -> bool:
+        return point(other, length, calibration).whole < alone.whole
 
-def _reached(case: StepCase, calibration: Calibration | None) -> float:
-    """What share of its stated speed the present link was measured to reach; 1: not measured."""
-    link = case.machines.link
-    links = (calibration or Calibration()).links
-    name = link_key(link, case.machines.device.kind) if link is not None else ""
-    if link is None or name not in links:
-        return 1.0
-    measured = links[name].bandwidth
-    return 1.0 if measured is None else measured / link.stated
-
-
-def _more_steps(case: StepCase, alone: Point, length: Length, calibration: Calibration | None) -> int | None:
-    """The fewest times as many micro-steps with which several hosts beat one host as it is."""
-    for times in TRIED:
-        micro_steps = times * case.spread.micro_steps
-        if point(case.accumulating(micro_steps), length, calibration).whole < alone.whole:
-            return micro_steps
-    return None
+    now, share = case.machines.link, 1.0
+    if now is not None:  # of its stated speed, as it was measured
+        measured = calibration.links.get(link_key(now, case.machines.device.kind))
+        if measured is not None and measured.bandwidth is not None:
+            share = measured.bandwidth / now.stated
+    faster = (
+        replace(link, bandwidth=min(link.bandwidth, share * link.stated))
+        for link in between_hosts()
+        if now is None or link.stated > now.stated
+    )
+    links = [next((link.name for link in faster if beats(case.over(case.machines.over(link)))), None)]
+    numbers = (times * case.spread.micro_steps for times in TRIED)
+    steps = next((number for number in numbers if beats(case.accumulating(number))), None)
+    return [*(_spaced(name) for name in links if name), *([f"accumulation {steps}"] if steps else [])]
 
 
 def _where(step: Step) -> str:

@@ -7,7 +7,7 @@ of hosts is taken at its best, with all else that a recipe leaves to the plan.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import accumulate, pairwise
 
 from muster.core.batch import resolve_batch
@@ -20,37 +20,11 @@ from muster.core.units import counted, format_number
 from muster.inputs.read import Inputs
 from muster.planner.decide import FIELD, Chosen, Decided
 from muster.planner.document import Candidate
-from muster.planner.memory.fit import lacking
 
 HARDLY = 0.02  # of speed: fewer hosts are taken where more would gain less
 AUTO = "auto"
 MOST = 12  # numbers of hosts that are tried, beside powers of two
-
-
-@dataclass(frozen=True)
-class HostTrial:
-    """A job on some of its hosts. `error`: why it does not work there, where nothing is decided."""
-
-    hosts: tuple[Host, ...]
-    decided: Decided | None
-    error: RecipeError | None = None
-
-    @property
-    def best(self) -> Candidate | None:
-        """The way that would be chosen there."""
-        candidates = self.decided.candidates if self.decided else ()
-        return next((each for each in candidates if each.chosen), None)
-
-    @property
-    def works(self) -> bool:
-        """Whether it fits there, as far as that is known."""
-        refused = self.decided is None or self.decided.refused is not None
-        return not refused and self.best is not None and self.best.fits is not False
-
-    @property
-    def speed(self) -> float | None:
-        """Samples/s; None: not known."""
-        return self.best.samples_per_second if self.best else None
+Trials = Sequence[tuple[tuple[Host, ...], Decided | RecipeError]]  # hosts; the job there, or why it cannot be
 
 
 def first(hosts: Sequence[Host], wanted: int) -> Chosen:
@@ -121,83 +95,70 @@ def _works_out(recipe: Recipe, ranks: int) -> bool:
     return True
 
 
-def pick(trials: Sequence[HostTrial], given: Sequence[Host]) -> tuple[Decided, Chosen]:
-    """The number of hosts with most samples/s; of those that are nearly as fast, the fewest hosts. Where not
-    all speeds are known, the most hosts that work. `trials`: with ever more hosts.
+def pick(trials: Trials, given: Sequence[Host]) -> Decided:
+    """Return the job on the number of hosts with most samples/s; of those that are nearly as fast, on the
+    fewest. Where not all speeds are known, on the most hosts that work. `trials`: with ever more hosts.
 
     Raises the trials' RecipeError where the job works with no number of hosts.
     """
-    working = [each for each in trials if each.works]
+    decided = [(hosts, each) for hosts, each in trials if isinstance(each, Decided)]
+    if not decided:
+        assert isinstance(trials[-1][1], RecipeError)
+        raise trials[-1][1]
+    working, timed = [pair for pair in decided if pair[1].works], False
     if not working:
-        decided = [each for each in trials if each.decided is not None]
-        if not decided:
-            assert trials[-1].error is not None
-            raise trials[-1].error
-        return _taken(decided[-1], trials, given, "it does not fit on any number of them")
-    if any(each.speed is None for each in working):
-        why = "their speed is unknown"
-        which = "all of them" if len(working[-1].hosts) == len(given) else "the largest number that works"
-        return _taken(working[-1], trials, given, f"{which}: {why}")
-    top = max(_speed(each) for each in working)
-    chosen = next(each for each in working if _speed(each) >= (1 - HARDLY) * top)
-    words = f"{'the fastest' if _speed(chosen) == top else 'as good as the fastest'} of those tried"
-    words += f": {format_number(_speed(chosen))} samples/s predicted"
-    others = [
-        f"{counted(len(each.hosts), 'host')} {_lost(each, chosen)}" for each in trials if each is not chosen
-    ]
-    return _taken(chosen, trials, given, "; ".join([words, *others]), timed=True)
-
-
-def _taken(
-    trial: HostTrial, trials: Sequence[HostTrial], given: Sequence[Host], why: str, *, timed: bool = False
-) -> tuple[Decided, Chosen]:
-    assert trial.decided is not None
-    used = set(trial.hosts)
-    skips = trial.hosts != tuple(given[: len(used)])
+        (hosts, taken), why = decided[-1], "it does not fit on any number of them"
+    elif any(not each.way.speed for _, each in working):
+        hosts, taken = working[-1]
+        which = "all of them" if len(hosts) == len(given) else "the largest number that works"
+        why = f"{which}: their speed is unknown"
+    else:
+        top, timed = max(each.way.speed for _, each in working), True
+        hosts, taken = next(pair for pair in working if pair[1].way.speed >= (1 - HARDLY) * top)
+        why = f"{'the fastest' if taken.way.speed == top else 'as good as the fastest'} of those tried"
+        others = [
+            f"{counted(len(some), 'host')} {_lost(each, taken)}" for some, each in trials if each is not taken
+        ]
+        why = "; ".join([f"{why}: {format_number(taken.way.speed)} samples/s predicted", *others])
+    skips = hosts != tuple(given[: len(hosts)])
     if skips:
-        why += f"; the fastest hosts are {fold_hosts(host.label for host in trial.hosts)}"
-    compared = [row for each in trials for row in _rows(each, trial, why)] if len(trials) > 1 else []
-    idle = tuple(host for host in given if host not in used)
-    return trial.decided, Chosen(trial.hosts, idle, why, tuple(compared), timed, skips)
+        why += f"; the fastest hosts are {fold_hosts(host.label for host in hosts)}"
+    idle = tuple(host for host in given if host not in hosts)
+    chosen = Chosen(hosts, idle, why, timed, skips)
+    if len(trials) == 1:
+        return replace(taken, chosen=chosen)
+    rows = [row for some, each in trials for row in _rows(len(some), each, taken, why)]
+    return replace(taken, chosen=chosen, candidates=tuple(rows))
 
 
-def _rows(trial: HostTrial, chosen: HostTrial, why: str) -> list[Candidate]:
+def _rows(hosts: int, trial: Decided | RecipeError, taken: Decided, why: str) -> list[Candidate]:
     """Every way on the chosen number of hosts; the best way on another."""
-    count = {FIELD: str(len(trial.hosts))}
-    decided, best = trial.decided, trial.best
-    if decided is None or best is None:
-        return [Candidate(changes=count, fits=False, memory=0, why=_lost(trial, chosen))]
-    micro = {} if decided.recipe.batch.micro else {"batch.micro": str(decided.job.batch.micro)}
-    taken = trial is chosen
+    count = {FIELD: str(hosts)}
+    if isinstance(trial, RecipeError):
+        return [Candidate(changes=count, fits=False, memory=0, why=_lost(trial, taken))]
+    micro = {} if trial.recipe.batch.micro else {"batch.micro": str(trial.job.batch.micro)}
     rows = []
-    for each in decided.candidates if taken else (best,):
+    for each in trial.candidates:
+        if trial is not taken and not each.chosen:
+            continue
         words = each.why
         if each.chosen:  # the others have rows of their own, which say why they lost
-            words = why.partition(";")[0] if taken else _lost(trial, chosen)
-        update = {
-            "changes": {**count, **(each.changes or micro)},
-            "chosen": taken and each.chosen,
-            "why": words,
-        }
-        rows.append(each.model_copy(update=update))
+            words = why.partition(";")[0] if trial is taken else _lost(trial, taken)
+        chosen = trial is taken and each.chosen
+        changes = {**count, **(each.changes or micro)}
+        rows.append(each.model_copy(update={"changes": changes, "chosen": chosen, "why": words}))
     return rows
 
 
-def _lost(trial: HostTrial, chosen: HostTrial) -> str:
+def _lost(trial: Decided | RecipeError, taken: Decided) -> str:
     """Why another number of hosts was not chosen."""
-    decided = trial.decided
-    if decided is None:
-        return f"cannot: {trial.error.what}" if trial.error else "cannot"
+    if isinstance(trial, RecipeError):
+        return f"cannot: {trial.what}"
     if not trial.works:
-        short = lacking(decided.setting, decided.room)
-        return f"does not fit: {short}" if short else "does not fit"
-    if trial.speed is None or chosen.speed is None:
+        return f"does not fit: {trial.way.lacks}" if trial.way.lacks else "does not fit"
+    if not (trial.way.speed and taken.way.speed):
         return "also works"
-    slower = 1 - trial.speed / chosen.speed
+    slower = 1 - trial.way.speed / taken.way.speed
     if slower >= 0:
         return f"{slower:.0%} slower" if slower > 0.005 else "as fast"
     return f"{-slower:.1%} faster, which is not worth more hosts"
-
-
-def _speed(trial: HostTrial) -> float:
-    return trial.speed or 0.0

@@ -23,7 +23,6 @@ from muster.core.job import Facts
 from muster.inputs.read import Inputs
 from muster.planner.placing import gpus_of, ranks_of
 from muster.planner.time import reached
-from muster.planner.time.mixed import MixedHost
 from muster.planner.time.reached import speed
 from muster.planner.time.steptime import Calibration, key
 from muster.store.atomic import write_json
@@ -71,59 +70,41 @@ class MachineModel:
             parts = [self.machines[host.label] for host in self.hosts]
             slowest = min(parts, key=lambda each: speed(each.device, precision))
             return slowest.on(len(parts)).with_slots(slots) if slowest.device.kind == device else None
-        if device == CPU:
-            cpus = self._cpus(slots)
-            learned = cpus is not None and key(cpus.device.name, precision) in self.calibration.efficiency
-            return cpus if learned or self.learning else None
-        facts = self.facts
-        if self.link is not None:
-            network = {"megabits": self.link.stated * 8 / 1e6}
-            facts = {host: {**about, "network": network} for host, about in facts.items()}
-        machines = self._gpus(facts, slots, precision)
-        return (
-            machines
-            if machines is None or machines.link is None
-            else machines.over(self.link or machines.link)
-        )
+        several = len(self.hosts) > 1
+        link = self.link or slowest_link([self.facts[host.label] for host in self.hosts], self.env)
+        if self.one_machine and several and device == CPU:
+            link = named("loopback")
+        used = self._cpu(slots, precision) if device == CPU else self._slowest_gpu(slots, precision)
+        if used is None or (several and link is None):
+            return None
+        made = machines_of(used, hosts=len(self.hosts), link=link if several else None)
+        return made.with_slots(slots)
 
-    def _gpus(self, facts: Facts, slots: Sequence[int], precision: str) -> Machines | None:
-        """Real hosts as alike ones: their slowest GPU in this precision and slowest link, since those set the
-        pace; None where one is not known."""
+    def _slowest_gpu(self, slots: Sequence[int], precision: str) -> Device | None:
+        """The GPU that sets the pace in this precision; None: there is none, or one is not known."""
+        used = gpus_of(self.facts, self.hosts, slots, shared=self.one_machine)
         devices = []
-        used = gpus_of(facts, self.hosts, slots, shared=self.one_machine)
         for gpu in chain.from_iterable(used.values()):
             device = driver_device(str(gpu.get("name") or ""))
             if device is None:
                 return None
             devices.append(device)
-        if not devices:
-            return None
-        slowest = min(devices, key=lambda each: speed(each, precision))
-        link = slowest_link([facts[host.label] for host in self.hosts], self.env)
-        if link is None and len(self.hosts) > 1:
-            return None
-        return machines_of(slowest, hosts=len(self.hosts), link=link).with_slots(slots)
+        return min(devices, key=lambda each: speed(each, precision), default=None)
 
-    def _cpus(self, slots: Sequence[int]) -> Machines | None:
+    def _cpu(self, slots: Sequence[int], precision: str) -> Device | None:
         """CPUs at a nominal peak for each thread, by their model: which share they reach is known of one
-        model at a time, and of none where hosts differ. None where hosts do not say how they are linked."""
+        model at a time, and of none where hosts differ. None where nobody has learned that."""
         models = {self.facts[host.label].get("processor") for host in self.hosts}
         name = CPU if models == {None} else f"{CPU} {' + '.join(sorted(each or '?' for each in models))}"
+        if not self.learning and key(name, precision) not in self.calibration.efficiency:
+            return None
         sharing = sum(slots) if self.one_machine else None
         threads = self.threads or min(
             max(1, int(self.facts[host.label].get("cores") or 1) // (sharing or count))
             for host, count in zip(self.hosts, slots, strict=True)
         )
-        several = len(self.hosts) > 1
-        link = self.link or slowest_link([self.facts[host.label] for host in self.hosts], self.env)
-        if self.one_machine and several:
-            link = named("loopback")
-        if several and link is None:
-            return None
         peak = CPU_PEAK * threads
-        device = Device(name, {"fp32": peak, "bf16": peak, "fp16": peak}, source="nominal")
-        made = machines_of(device, hosts=len(self.hosts), link=link if several else None)
-        return made.with_slots(slots)
+        return Device(name, {"fp32": peak, "bf16": peak, "fp16": peak}, source="nominal")
 
     def fewer(
         self, slots: Sequence[int], device: str, precision: str
@@ -140,18 +121,6 @@ class MachineModel:
             return self.of(some).on([count[host.label] for host in some], device, precision)
 
         return on
-
-    def members(self, slots: Sequence[int], device: str, precision: str) -> list[MixedHost] | None:
-        """Each host by itself, with its link to others; None: one of them is not known."""
-        members = []
-        for host, count in zip(self.hosts, slots, strict=True):
-            alone = self.of((host,)).on([count], device, precision)
-            link = self.link or (alone.link if alone else None)
-            link = link or link_of(self.facts[host.label].get("network") or {}, self.env)
-            if alone is None or link is None:
-                return None
-            members.append(MixedHost(host.label, alone.over(link)))
-        return members
 
 
 def machine_model(

@@ -68,26 +68,10 @@ def device_and_slots(
         if host.slots is None:
             why = "one rank per GPU" if device == "cuda" else "one rank per host without a GPU"
             decisions.append(Decision(f"slots of {host.label}", slots[-1], why))
-    _check_gpus(device, inventory.hosts, slots, counts, one_machine)
+    for host, count in zip(inventory.hosts, slots, strict=True):
+        there, need = counts[host.label], sum(slots) if one_machine else count
+        if device == "cuda" and need > there:
+            what = f"{need} ranks need as many GPUs, and it has {there}" if there else "has no visible GPU"
+            way = "lower the slots" if there else "mend its driver"
+            raise InventoryError(what, host=host.label, hint=f"{way}, or set launch.device=cpu")
     return device, slots
-
-
-def _check_gpus(
-    device: str, hosts: tuple[Host, ...], slots: list[int], counts: Mapping[str, int], one_machine: bool
-) -> None:
-    if device != "cuda":
-        return
-    need = sum(slots) if one_machine else 0
-    for host, count in zip(hosts, slots, strict=True):
-        if not counts[host.label]:
-            raise InventoryError(
-                "has no visible GPU",
-                host=host.label,
-                hint="mend its driver, or set launch.device=cpu",
-            )
-        if max(need, count) > counts[host.label]:
-            raise InventoryError(
-                f"{max(need, count)} ranks need as many GPUs, and it has {counts[host.label]}",
-                host=host.label,
-                hint="lower the slots, or set launch.device=cpu",
-            )

@@ -14,6 +14,7 @@ from muster.core import families
 from muster.core.errors import ReaderMissingError, RecipeError, UsageError
 from muster.core.hardware.devices import ambiguous
 from muster.core.hardware.machines import Machines, parse_parts
+from muster.core.inventory import Host
 from muster.core.job import UNTRACED, Decision, Facts, place
 from muster.core.near import near_names
 from muster.core.recipe import Recipe
@@ -27,9 +28,9 @@ from muster.inputs.model import check_closed_form, no_gpu, whole_config
 from muster.inputs.read import Inputs, check
 from muster.planner.advice import advise, grouping
 from muster.planner.decide import Chosen, Decided, decide
-from muster.planner.document import NEARLY_FULL, UNCOUNTED, Plan
-from muster.planner.forecast import Trained, global_given, plan_of
-from muster.planner.hosts import AUTO, HostTrial, first_hosts, numbers, on_hosts, pick
+from muster.planner.document import NEARLY_FULL, UNCOUNTED, MemoryPlan, Plan
+from muster.planner.forecast import predictions
+from muster.planner.hosts import AUTO, first_hosts, numbers, on_hosts, pick
 from muster.planner.machines import (
     MachineModel,
     UserFigures,
@@ -39,16 +40,17 @@ from muster.planner.machines import (
     machine_model,
 )
 from muster.planner.memory.activations import activations_missing
-from muster.planner.memory.fit import MARGIN, MemoryLimit, Setting, lacking, may_run, need
+from muster.planner.memory.fit import MARGIN
 from muster.planner.orders import greeting
 from muster.planner.placing import ranks_of
-from muster.planner.predict import case_of
-from muster.planner.remedies import GROUP, OpenChoices, remedies
+from muster.planner.remedies import GROUP, remedies
 from muster.planner.setting import assumed_length, assumed_shapes, why_unknown
-from muster.planner.sizing import Tracer, open_choices
 from muster.planner.time.steptime import Calibration
 from muster.planner.tracing import once, tracer
 from muster.planner.training import training_plan
+from muster.planner.ways import Tracer, open_choices
+from muster.store.atomic import write_json, write_text
+from muster.store.values import recipe_file
 
 Say = Callable[[str], None]
 HOPELESS = 2.0  # times a rank's room: what needs more by closed forms does not fit, whatever a trace finds
@@ -74,8 +76,8 @@ def plan_on(
         check_closed_form(recipe)
     model = MachineModel(facts, inventory.hosts, load_calibration(), machines).of(inputs.inventory.hosts)
     inputs = replace(inputs, noted=tuple(noted))
-    decided = _attempt(inputs, model, figures, partial(tracer, say=say) if traced else None, chosen, on)
-    return _noted(decided, *ambiguous(on))
+    trace = partial(tracer, say=say) if traced else None
+    return _attempt(inputs, model, figures, trace, chosen, on, notes=ambiguous(on))
 
 
 def plan_hosts(
@@ -134,7 +136,7 @@ def hosts_first(inputs: Inputs, asking: Callable[[Inputs], Facts]) -> tuple[Inpu
         return inputs, chosen
     model = machine_model(inputs, asking(inputs), UserFigures(), _calibration([]))
     decided = settle(inputs, model, None)
-    if decided.refused or _tight(decided) or decided.machines is not None:
+    if _worth_tracing(decided):
         decided = settle(inputs, model, tracer)
     assert decided.chosen is not None
     return on_hosts(inputs, decided.chosen.hosts), decided.chosen
@@ -143,23 +145,18 @@ def hosts_first(inputs: Inputs, asking: Callable[[Inputs], Facts]) -> tuple[Inpu
 def plan_first(inputs: Inputs, facts: Facts, chosen: Chosen | None = None) -> Decided:
     """What `train` does before it starts: everything decided, with the plan where something is trained.
 
-    Tracing takes seconds: it is done where memory is tight by the closed form, where there is none for a
-    model that is not small, and where a time can be told. `chosen`: the hosts, of more that were given.
+    `chosen`: the hosts, of more that were given.
     Raises UsageError where nothing can work, or the job cannot fit.
     """
     if not inputs.recipe.trains:
         return _with_hosts(decide(inputs, facts), chosen)
     notes: list[str] = []
-    model, figures = machine_model(inputs, facts, UserFigures(), _calibration(notes)), UserFigures()
-    survey = survey_of(inputs)
-    decided = _attempt(inputs, model, figures, None, chosen, survey=survey)
-    assert decided.plan is not None
-    hopeless = decided.refused is not None and _hopeless(decided)
-    if not hopeless and (decided.refused or _tight(decided) or decided.plan.time is not None):
-        decided = _attempt(inputs, model, figures, tracer, chosen, survey=survey)
+    model = machine_model(inputs, facts, UserFigures(), _calibration(notes))
+    traces = tracer if _worth_tracing(settle(inputs, model, None)) else None
+    decided = _attempt(inputs, model, UserFigures(), traces, chosen, notes=notes)
     if decided.refused:
         raise decided.refused
-    return _noted(decided, *notes)
+    return decided
 
 
 def survey_of(inputs: Inputs) -> Survey:
@@ -182,23 +179,22 @@ def settle(inputs: Inputs, model: MachineModel, tracer: Tracer | None) -> Decide
     device = inputs.recipe.launch.device
     ordered = by_speed(given, model.facts, device, model.env, inputs.recipe.precision)
     ranks = [ranks_of(host, model.facts[host.label], device) for host in ordered]
-    trials = []
+    trials: list[tuple[tuple[Host, ...], Decided | RecipeError]] = []
     for number in numbers(inputs.recipe, ranks):
         labels = {host.label for host in ordered[:number]}
         some = tuple(host for host in given if host.label in labels)
         there = model.of(some)
         try:
-            decided = decide(on_hosts(inputs, some), there.facts, tracer=tracer, model=there)
-            trials.append(HostTrial(some, decided))
+            trials.append((some, decide(on_hosts(inputs, some), there.facts, tracer=tracer, model=there)))
         except RecipeError as error:
             if not (error.where or "").startswith(("batch.", GROUP)):  # what no number of hosts would change
                 raise
-            trials.append(HostTrial(some, None, error))
-    decided, chosen = pick(trials, given)
+            trials.append((some, error))
+    decided = pick(trials, given)
     job = decided.job
     in_order = [ranks_of(host, model.facts[host.label], device) for host in given]
     machines, reach = _beside(decided.machines, model.on(in_order, job.device, job.precision))
-    return replace(decided, machines=machines, reach=reach, chosen=chosen)
+    return replace(decided, machines=machines, reach=reach)
 
 
 def _beside(machines: Machines | None, whole: Machines | None) -> tuple[Machines | None, int]:
@@ -229,75 +225,46 @@ def _attempt(
     tracer: Tracer | None,
     chosen: Chosen | None = None,
     words: str | None = None,
-    survey: Survey | None = None,
+    notes: Sequence[str] = (),
 ) -> Decided:
     """Everything decided, with a plan, whether it fits or not. `chosen`: the hosts, where that was done
-    before; `words`: what to call the machines; `survey`: of the data, where they were looked at before."""
-    survey = survey or survey_of(inputs)
+    before; `words`: what to call the machines; `notes`: the last ones of the plan."""
+    survey = survey_of(inputs)
     failures: list[str] = []
     tracer = once(tracer, failures) if tracer else None
     decided = settle(inputs, model, tracer)
     decided = _with_hosts(decided, decided.chosen or chosen)
-    untraced = [Decision("the model", UNTRACED, why) for why in dict.fromkeys(failures)]
-    decided = decided.saying(*decided.job.decisions, *untraced)
-    job, chosen, machines = decided.job, decided.chosen, decided.machines
+    job = decided.job
     if decided.recipe.bits is not None and job.device != "cuda":
         raise no_gpu(decided.recipe)
     samples = figures.samples or survey.samples
     if figures.tokens is not None and decided.setting is not None:
         samples = -(-figures.tokens // decided.setting.lengths.all)
-    if chosen is None or not chosen.timed:  # else slower hosts were left out already
-        decided = decided.saying(*job.decisions, *_advice(decided, model, samples))
+    decisions = [Decision("the model", UNTRACED, why) for why in dict.fromkeys(failures)]
+    if decided.chosen is None or not decided.chosen.timed:  # else slower hosts were left out already
+        decisions += advise(decided, model, samples)
     idle_gpus = job.device == "cpu" and any(about.get("gpus") for about in model.facts.values())
     if idle_gpus:  # said at the start as well
         why = "the recipe says so, and the hosts' GPUs are not used"
-        decided = decided.saying(*decided.job.decisions, Decision("launch.device", "cpu", why))
-    start = _begun(inputs, decided, words or inputs.inventory.source, survey, samples, tracer)
-    alike = machines is None or len(model.hosts) != len(decided.slots)
+        decisions.append(Decision("launch.device", "cpu", why))
+    decided = decided.saying(*job.decisions, *decisions)
+    alike = decided.machines is None or len(model.hosts) != len(decided.slots)
     fewer = None if alike else model.fewer(decided.slots, job.device, job.precision)
+    predicted, more = predictions(decided, figures, samples, model.calibration, fewer)
+    plan = _plan(inputs, decided, words or inputs.inventory.source, survey, samples, tracer, predicted)
     if fewer is not None:
-        start.notes.append("hosts differ: the slowest sets the pace, and fewer hosts are the fastest of them")
-    trained = Trained(model.calibration, samples, figures.tokens is not None, figures.price, fewer)
+        plan.notes.append("hosts differ: the slowest sets the pace, and fewer hosts are the fastest of them")
     if idle_gpus:
-        start.notes.append("the hosts' GPUs are not used: the recipe says launch.device=cpu")
-    if decided.setting is not None and machines is not None:
-        faster = grouping(decided.recipe, decided.setting, machines, decided.room, model.calibration)
-        start.notes.extend([faster] if faster else [])
-    made = plan_of(decided, start, trained)
-    return _with_cost_note(replace(decided, plan=made), figures)
-
-
-def _advice(decided: Decided, model: MachineModel, samples: int | None) -> list[Decision]:
-    """Which hosts make the job slower; nothing where a step's time is not known."""
-    recipe, setting = decided.recipe, decided.setting
-    if model.one_machine or setting is None or len(model.hosts) != len(decided.slots):
-        return []
-    members = model.members(decided.slots, decided.job.device, decided.job.precision)
-    case = case_of(setting, members[0].machines) if members else None
-    if case is None or members is None:
-        return []
-    batch = decided.job.batch.global_ if global_given(recipe) else None
-    try:
-        return advise(recipe, case, members, model.calibration, batch=batch, samples=samples)
-    except UsageError:  # a figure is missing, as the plan says
-        return []
-
-
-def _with_cost_note(decided: Decided, figures: UserFigures) -> Decided:
-    """Why there is no cost, where a price was given."""
-    time = decided.plan.time if decided.plan else None
-    if figures.price is None or (time is not None and time.cost is not None):
-        return decided
-    why = "that needs a time, which is unknown"
-    if time is not None:
-        why = "how much is trained is unknown; give it with --samples N, of an epoch, or --tokens N"
-    return _noted(decided, f"no cost: {why}")
-
-
-def _noted(decided: Decided, *notes: str) -> Decided:
-    """With more notes in its plan."""
-    assert decided.plan is not None
-    plan = decided.plan.model_copy(update={"notes": [*decided.plan.notes, *notes]})
+        plan.notes.append("the hosts' GPUs are not used: the recipe says launch.device=cpu")
+    faster = grouping(decided, model.calibration)
+    plan.notes.extend([faster] if faster else [])
+    plan.notes.extend(more)
+    if figures.price is not None and (plan.time is None or plan.time.cost is None):
+        why = "that needs a time, which is unknown"
+        if plan.time is not None:
+            why = "how much is trained is unknown; give it with --samples N, of an epoch, or --tokens N"
+        plan.notes.append(f"no cost: {why}")
+    plan.notes.extend(notes)
     return replace(decided, plan=plan)
 
 
@@ -308,24 +275,24 @@ def _with_hosts(decided: Decided, chosen: Chosen | None) -> Decided:
     return replace(decided.saying(chosen.decision, *decided.job.decisions), chosen=chosen)
 
 
-def _hopeless(decided: Decided) -> bool:
-    """Whether a rank needs so much more than there is that no trace could find it to fit."""
-    short = lacking(decided.setting, decided.room)
-    return short is not None and short.needed > HOPELESS * short.has
-
-
-def _tight(decided: Decided) -> bool:
-    """Whether a rank needs so much of its room that a closed form is not enough, or there is none, the model
-    can be traced and it is not small."""
-    room = decided.room
+def _worth_tracing(decided: Decided) -> bool:
+    """Whether a trace is worth its seconds, by closed forms: where a time can be told, a rank needs so
+    much of its room that a closed form is not enough, or there is none for a model that is not small; not
+    where a rank needs so much that no trace could find it to fit."""
+    room, setting, short = decided.room, decided.setting, decided.way.lacks
+    if decided.refused and short is not None:
+        return short.needed <= HOPELESS * short.has
+    # Hosts are chosen by their speeds.
+    if decided.way.step is not None or (decided.chosen is not None and decided.machines is not None):
+        return True
     if room.device is None:
         return False
-    needed = need(decided.setting) if decided.setting is not None else None
-    if needed is None:
+    needed = decided.way.needed
+    if setting is None or needed is None:
         config = whole_config(decided.recipe)
         return config is not None and decided.recipe.lengths(config) is not None
-    if not needed.whole and decided.setting is not None:
-        return 16 * decided.setting.elements > SMALL * room.device  # in fp32, gradients and Adam among them
+    if not needed.whole:
+        return 16 * setting.elements > SMALL * room.device  # in fp32, gradients and Adam among them
     host = sum(needed.host.values()) > TIGHT * room.host if room.host else False
     return sum(needed.device.values()) > TIGHT * room.device or host
 
@@ -344,15 +311,21 @@ def ask(inputs: Inputs, shell: Shell, *, into: Path | None = None) -> Facts:
             return supervisor.greet(specs)
 
 
-def _begun(
-    inputs: Inputs, decided: Decided, words: str, survey: Survey, samples: int | None, tracer: Tracer | None
+def _plan(
+    inputs: Inputs,
+    decided: Decided,
+    words: str,
+    survey: Survey,
+    samples: int | None,
+    tracer: Tracer | None,
+    predicted: Mapping[str, Any],
 ) -> Plan:
-    """The plan without memory and time. `samples`: of an epoch."""
+    """The plan of what was decided. `samples`: of an epoch; `predicted`: its other fields."""
     recipe, setting, chosen, job = decided.recipe, decided.setting, decided.chosen, decided.job
-    name = recipe.model.name or "the model"
-    choices = open_choices(recipe, whole_config(recipe), tracer)
-    roomier = [] if decided.would_fit or setting is None else _roomier(setting, decided.room, name, choices)
-    compared = chosen.candidates if chosen and chosen.candidates else decided.candidates
+    memory, roomier = predicted.get("memory"), list[str]()
+    if setting and memory and memory.nearly_full and not memory.lacking and memory.basis != UNCOUNTED:
+        less = replace(decided.room, device=int(NEARLY_FULL / (1 - MARGIN) * memory.device_room))
+        roomier = remedies(setting, less, recipe.model.name or "the model", open_choices(recipe, tracer))
     engine = recipe.engine.name
     if setting:
         group = setting.spread.group if setting.spread.grouped else 0
@@ -371,38 +344,23 @@ def _begun(
         idle=[host.label for host in chosen.idle] if chosen else [],
         ranks=job.world_size,
         batch=job.batch.as_dict(),
-        candidates=list(compared) if len(compared) > 1 else [],
+        candidates=list(decided.candidates) if len(decided.candidates) > 1 else [],
         decisions=[
             {"field": d.field, "value": d.value, "why": d.why} for d in (*inputs.noted, *job.decisions)
         ],
         would_fit=list(decided.would_fit),
         roomier=roomier,
-        notes=[*_notes(decided), *filter(None, [warming])],
+        notes=[*_notes(decided, memory), *filter(None, [warming])],
+        **predicted,
     )
 
 
-def _roomier(setting: Setting, room: MemoryLimit, name: str, choices: OpenChoices) -> list[str]:
-    """What would leave more free of a device that is nearly full."""
-    needed = need(setting)
-    if (
-        room.device is None
-        or needed is None
-        or not needed.whole
-        or not may_run(setting, room)
-        or sum(needed.device.values()) <= NEARLY_FULL * room.device
-    ):
-        return []
-    less = replace(room, device=int(NEARLY_FULL / (1 - MARGIN) * room.device))
-    return remedies(setting, less, name, choices)
-
-
-def _notes(decided: Decided) -> list[str]:
+def _notes(decided: Decided, memory: MemoryPlan | None) -> list[str]:
     setting, device, machines = decided.setting, decided.job.device, decided.machines
     notes = []
-    counted = need(setting) if setting is not None else None
-    if setting is None or counted is None:
+    if setting is None or memory is None:
         notes.append(f"{why_unknown(decided.recipe)}: neither memory nor time can be predicted")
-    elif not counted.whole:
+    elif memory.basis == UNCOUNTED:
         notes.append(activations_missing(setting.config))
     elif setting.trace is None:
         notes.append("the model was not traced: its activations are from a formula, off by -18 to +37 %")
@@ -443,3 +401,22 @@ def promised(document: Mapping[str, Any]) -> Promise | None:
         step_seconds=plan.time.step if plan.time else None,
         samples_per_second=plan.time.samples_per_second if plan.time else None,
     )
+
+
+def write_plan(decided: Decided, file: Path) -> list[Path]:
+    """The decided recipe, which `muster train` takes as it is. -> what was written. Raises UsageError."""
+    recipe, job = decided.recipe, decided.job
+    data = recipe.as_dict()
+    data["precision"] = job.precision
+    data["batch"] |= {**job.batch.as_dict(), "tokens": None}
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        write_text(file, recipe_file(data))
+        config = spec_of(recipe.engine.name).config(recipe, job.batch, job.precision)
+        if config is None or recipe.engine.config:  # whose own file it is
+            return [file]
+        own_config = file.with_suffix(f".{recipe.engine.name}.json")
+        write_json(own_config, config)
+    except OSError as error:
+        raise UsageError(f"cannot be written: {error.strerror}", where=str(file)) from None
+    return [file, own_config]

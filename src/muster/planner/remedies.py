@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -21,6 +22,7 @@ MOST_RANKS = 65536
 SYNC = "engine.sync_each_batch"
 GROUP = "engine.group"
 Change = tuple[dict[str, str], Setting]  # overrides of the recipe, and what they come to
+Neighbour = tuple[str, Setting]
 
 
 @dataclass(frozen=True)
@@ -94,15 +96,12 @@ def remedies(setting: Setting, room: MemoryLimit, model: str, choices: OpenChoic
         shards = "engine" not in choices.fixed and (here is None or "engine.offload" in here[0])
         more = _more_ranks(setting, room, choices, shards=shards)
         ways += [more] if more else []
-    larger = None if ways else _larger(setting, room, choices)
+    larger = [] if ways else _larger(setting, room, choices)
     untraced = replace(choices, trace=None)  # of what follows the model or its arithmetic is another one
-    half = _half_kept(setting, room, untraced)
-    ways += [half] if half else []
-    smaller = _smaller(setting, room, untraced, model)
-    if smaller:
-        ways.append(f"model.name={smaller}")
-    shorter = None if ways else _shorter(setting, room, untraced)
-    return [*ways, *(each for each in (shorter, larger) if each)]
+    for neighbours in (_half_kept(setting), _smaller(setting, model)):
+        fits = (words for words, each in neighbours if untraced.fits(each, room))
+        ways += itertools.islice(fits, 1)
+    return [*(ways or _shorter(setting, room, untraced)), *larger]
 
 
 def _enlarged(
@@ -124,7 +123,8 @@ def changes(setting: Setting, choices: OpenChoices = ANY_CHANGE) -> Iterator[Cha
     steps of fewer micro-batches last."""
     smallest = itertools.islice(_batches(setting, list(reversed(_below(setting, choices))), choices), 1)
     batches = [(0, False, {}, setting), *((1, False, *each) for each in smallest)]
-    if setting.spread.micro_steps > 1 and _open_steps(choices):
+    smaller = choices.global_ is None and choices.samples is None and "accumulation" not in choices.fixed
+    if setting.spread.micro_steps > 1 and smaller:  # a step may have fewer samples
         one = {"batch.accumulation": "1"}
         batches += [(n + 1, True, {**way, **one}, at.spreading(micro_steps=1)) for n, _, way, at in batches]
     checkpointing = [{}] if setting.checkpointing else [{}, {"train.gradient_checkpointing": "true"}]
@@ -135,11 +135,6 @@ def changes(setting: Setting, choices: OpenChoices = ANY_CHANGE) -> Iterator[Cha
         ways.append((cost, {**way, **again, **engine}, base))
     for _, way, base in sorted(ways, key=lambda each: each[0])[1:]:  # without that of no change
         yield way, apply(base, way)
-
-
-def _open_steps(choices: OpenChoices) -> bool:
-    """Whether a step may have fewer samples, by fewer micro-batches."""
-    return choices.global_ is None and choices.samples is None and "accumulation" not in choices.fixed
 
 
 def _below(setting: Setting, choices: OpenChoices) -> list[int]:
@@ -262,86 +257,72 @@ def _more_ranks(setting: Setting, room: MemoryLimit, choices: OpenChoices, *, sh
     if shards and not setting.engine.shards_weights(setting.spread.stage):
         others = (way for way in _spreads(setting) if "engine.offload" not in way)
         ways += [way for way in others if apply(setting, way).create == "sharded"]
-    best: tuple[int, str] | None = None
-    for smaller, way in itertools.product((False, True), ways):
-        base, ranks = apply(setting, way), setting.spread.ranks * 2
-        while ranks <= MOST_RANKS and (best is None or ranks < best[0]):
-            there = base.spreading(ranks=ranks)
-            same = next(iter(_batches(there, [there.micro], choices)), None)
-            fitting = _largest(there, room, choices) if smaller else same
-            if fitting and choices.fits(fitting[1], room):
-                changed = {**way, **fitting[0]}
-                words = f"{ranks} such ranks"
-                best = (ranks, f"{_words(changed)} on {words}" if changed else words)
-            ranks *= 2
-    return best[1] if best else None
-
-
-def _half_kept(setting: Setting, room: MemoryLimit, choices: OpenChoices) -> str | None:
-    """Frozen weights in bf16 alone, beside adapters."""
-    adapted = setting.trainable < setting.parameters and setting.quantized is None
-    able = setting.engine.keeps_half and setting.precision == "bf16" and not setting.spread.keeps_half
-    if not (adapted and able) or setting.others or setting.drawing:
-        return None
-    halved = replace(setting, trace=None).spreading(keeps_half=True)
-    return "train.optimizer=adamw-bf16" if choices.fits(halved, room) else None
-
-
-def _larger(setting: Setting, room: MemoryLimit, choices: OpenChoices) -> str | None:
-    """The smallest GPUs that are known on which it fits as it is, where the device is what it lacks."""
-    if setting.spread.device != "cuda" or room.device is None:
-        return None
-    devices = sorted((each.memory or 0, each.name) for each in map(find_device, names()))
-    for memory, name in devices:
-        if memory > room.device and choices.fits(setting, replace(room, device=memory)):
-            return f"GPUs of {format_bytes(memory)}, such as {name}"
+    doubled = (setting.spread.ranks << bits for bits in itertools.count(1))
+    numbers = itertools.takewhile(lambda ranks: ranks <= MOST_RANKS, doubled)
+    for ranks, smaller, way in itertools.product(numbers, (False, True), ways):
+        there = apply(setting, way).spreading(ranks=ranks)
+        same = next(_batches(there, [there.micro], choices), None)
+        fitting = _largest(there, room, choices) if smaller else same
+        if fitting and choices.fits(fitting[1], room):
+            return f"{_words({**way, **fitting[0]})} on {ranks} such ranks".removeprefix(" on ")
     return None
 
 
-def _smaller(setting: Setting, room: MemoryLimit, choices: OpenChoices, model: str) -> str | None:
-    """The largest smaller size of the same family that fits as everything else is."""
+def _half_kept(setting: Setting) -> Iterator[Neighbour]:
+    """Frozen weights in bf16 alone, beside adapters."""
+    adapted = setting.trainable < setting.parameters and setting.quantized is None
+    able = setting.engine.keeps_half and setting.precision == "bf16" and not setting.spread.keeps_half
+    if adapted and able and not setting.others and not setting.drawing:
+        yield "train.optimizer=adamw-bf16", replace(setting, trace=None).spreading(keeps_half=True)
+
+
+def _smaller(setting: Setting, model: str) -> Iterator[Neighbour]:
+    """Smaller sizes of the same family, the largest first."""
     owner, _, _ = model.rpartition("/")
     family = families.family_of(setting.config)
     if family is None or model not in family.SIZES:
-        return None
+        return
     sizes = {
         name: families.parameters(config) or 0
         for name, config in family.SIZES.items()
         if name.rpartition("/")[0] == owner
     }
+    share = setting.trainable / setting.parameters
     for name, count in sorted(sizes.items(), key=lambda size: -size[1]):
-        if count >= sizes[model]:  # not of the setting's parameters, which have adapters as well
-            continue
-        share = setting.trainable / setting.parameters
-        config = {**setting.config, **family.SIZES[name]}
-        smaller = replace(
-            setting, config=config, parameters=count, trainable=round(count * share), trace=None
-        )
-        if choices.fits(smaller, room):
-            return str(name)
-    return None
+        if count < sizes[model]:  # not of the setting's parameters, which have adapters as well
+            shape = {**setting.config, **family.SIZES[name]}
+            trained = round(count * share)
+            yield (
+                f"model.name={name}",
+                replace(setting, config=shape, parameters=count, trainable=trained, trace=None),
+            )
 
 
-def _shorter(setting: Setting, room: MemoryLimit, choices: OpenChoices) -> str | None:
+def _larger(setting: Setting, room: MemoryLimit, choices: OpenChoices) -> list[str]:
+    """The smallest GPUs that are known on which it fits as it is, where the device is what it lacks."""
+    if setting.spread.device != "cuda" or room.device is None:
+        return []
+    for memory, name in sorted((each.memory or 0, each.name) for each in map(find_device, names())):
+        if memory > room.device and choices.fits(setting, replace(room, device=memory)):
+            return [f"GPUs of {format_bytes(memory)}, such as {name}"]
+    return []
+
+
+def _shorter(setting: Setting, room: MemoryLimit, choices: OpenChoices) -> list[str]:
     """The longest sequences of which one fits as everything else is: a language model's, in closed form."""
     if setting.lengths.target or "vocab_size" not in setting.config:
-        return None
-    way, smallest = next(
-        _batches(setting, [*reversed(_below(setting, choices)), setting.micro], choices), ({}, setting)
-    )
+        return []
+    micros = [*reversed(_below(setting, choices)), setting.micro]
+    way, smallest = next(_batches(setting, micros, choices), ({}, setting))
     one = replace(smallest, trace=None)
 
-    def fit(tokens: int) -> bool:
-        return choices.fits(replace(one, lengths=replace(one.lengths, tokens=tokens)), room)
+    def too_long(tokens: int) -> bool:
+        return not choices.fits(replace(one, lengths=replace(one.lengths, tokens=tokens)), room)
 
-    low, high = 0, setting.lengths.tokens
-    while low < high:  # what is needed grows with the tokens
-        middle = (low + high + 1) // 2
-        low, high = (middle, high) if fit(middle) else (low, middle - 1)
-    whole = low // 64 * 64 or low
-    if whole < 2:
-        return None
-    return _words({"data.sequence": str(whole), **way})
+    # What is needed grows with the tokens.
+    longest = bisect_left(range(1, setting.lengths.tokens + 1), True, key=too_long)
+    whole = longest // 64 * 64 or longest
+    return [_words({"data.sequence": str(whole), **way})] if whole > 1 else []
 
 
 def _words(way: dict[str, str]) -> str:

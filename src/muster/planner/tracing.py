@@ -24,7 +24,7 @@ from muster.core.versions import versions_of
 from muster.engines.base import spec_of
 from muster.fleet.shell import Shell
 from muster.inputs.model import decided_config, whole_config
-from muster.planner.sizing import Tracer
+from muster.planner.ways import Tracer
 from muster.store.atomic import write_json
 
 NEEDED = ("torch", "transformers")

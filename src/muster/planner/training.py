@@ -19,23 +19,22 @@ def training_plan(recipe: Recipe, setting: Setting | None, batch: Batch, samples
     steps = None
     if train.max_steps or samples is not None:
         steps = steps_of(train, samples or 0, batch.global_, batch.accumulation)
+    length = "train.max_steps"
+    if not train.max_steps:
+        length = f"{train.epochs:g} epoch{'s' if train.epochs != 1 else ''}"
+        length += f" of {counted(samples, 'sample') if samples is not None else 'all samples'}"
+    if train.max_minutes:
+        length += f", and at most {train.max_minutes:g} minutes (train.max_minutes)"
+    alike = ", those of similar length in a batch" if recipe.padding_varies else ""
     return TrainingPlan(
         samples=samples,
         steps=steps,
-        length=_length(train, samples),
+        length=length,
         optimizer=_optimizer(train, fixed),
         decay=_decay(train, setting),
         schedule="of the engine's own configuration" if fixed.schedule else _schedule(train, steps),
-        order=_order(recipe),
+        order=f"drawn anew in each epoch by train.seed={train.seed}{alike}; the same on any number of ranks",
     )
-
-
-def _length(train: Train, samples: int | None) -> str:
-    most = f", and at most {train.max_minutes:g} minutes (train.max_minutes)" if train.max_minutes else ""
-    if train.max_steps:
-        return f"train.max_steps{most}"
-    epochs = f"{train.epochs:g} epoch{'s' if train.epochs != 1 else ''}"
-    return f"{epochs} of {counted(samples, 'sample') if samples is not None else 'all samples'}{most}"
 
 
 def _optimizer(train: Train, fixed: Fixed) -> str:
@@ -67,10 +66,3 @@ def _schedule(train: Train, steps: int | None) -> str:
     if steps is not None or train.warmup >= 1:
         return f"{train.schedule}, {counted(warmup_steps(train, steps or 0), 'step')} of warm-up"
     return f"{train.schedule}, {100 * train.warmup:g} % of the steps as warm-up"
-
-
-def _order(recipe: Recipe) -> str:
-    alike = ", those of similar length in a batch" if recipe.padding_varies else ""
-    return (
-        f"drawn anew in each epoch by train.seed={recipe.train.seed}{alike}; the same on any number of ranks"
-    )

@@ -68,4 +68,4 @@ class Live:
 
 def _reported(reading: Reading) -> MeasuredWindows:
     rate = reading.reported or 0.0
-    return MeasuredWindows(rate, 1.0, reading.steps or 1, 1, None, None, timed=False, unit=reading.unit)
+    return MeasuredWindows(reading.steps or 1, 0, rate, 1.0, timed=False, unit=reading.unit)

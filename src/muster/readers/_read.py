@@ -67,7 +67,7 @@ def read_blocks(
             jobs[started:] = [replace(each, notes=(*each.notes, *faults)) for each in jobs[started:]]
         feed = feed.again()
     span = whole.span() if len(jobs) == 1 else None
-    jobs = [replace(job, began=span[0], ended=span[1]) if span and not job.began else job for job in jobs]
+    jobs = [replace(job, started=span[0], ended=span[1]) if span and not job.started else job for job in jobs]
     return [replace(job, digest=whole.digest) for job in jobs]
 
 
@@ -78,8 +78,9 @@ def _unread(path: str, frame: Frame, whole: _Whole) -> JobLog:
     if (
         whole.broken is None and decisive and recent and not _NO_LOG.search(path)
     ):  # it failed before anything that could be recognised
-        return _ended(JobLog(path, State.FAILED), frame, decisive)
-    return JobLog(path, State.UNREADABLE, whole.broken or _unknown(path, whole.first, whole.last, frame.user))
+        return _ended(JobLog(job=path, outcome=State.FAILED), frame, decisive)
+    why = whole.broken or _unknown(path, whole.first, whole.last, frame.user)
+    return JobLog(job=path, outcome=State.UNREADABLE, reason=why)
 
 
 def _why(frame: Frame, whole: _Whole) -> Why:
@@ -190,25 +191,25 @@ def _job(
     spans = [each.span for each in ordered if each.span]
     recipes = list(dict.fromkeys(each.recipe for each in ordered if each.recipe))
     job = JobLog(
-        path=f"{path}#{ordered[0].part}" if ordered and ordered[0].part else path,
+        job=f"{path}#{ordered[0].part}" if ordered and ordered[0].part else path,
         outcome=State.SUCCEEDED,
         format=", ".join(dict.fromkeys(each.format for each in ordered)) or None,
         hosts=ordered[0].hosts if ordered else (),
         world_size=frame.ranks,
         workload=frame.workload or next((each.workload for each in ordered if each.workload), ""),
-        recipe=frame.recipe or "; ".join(recipes),
+        settings=frame.recipe or "; ".join(recipes),
         alone="" if frame.recipe or recipes else UNKNOWN_WORK,
         batch=told("batch") or frame.batch,
         steps=int(steps) if steps is not None else None,
         total=int(total) if total is not None else None,
-        skipped=int(skipped) if skipped is not None else None,
+        skipped_steps=int(skipped) if skipped is not None else None,
         measured=best,
         reported=told("reported") if best or not contradicted else None,
         contradicted=contradicted,
         memory=int(memory) if memory is not None else None,
         unit=best.unit if best else next((each.unit for each in ordered if not each.batch), "samples"),
         loss=told("loss"),
-        began=spans[0][0] if spans else None,
+        started=spans[0][0] if spans else None,
         ended=spans[0][1] if spans else None,
         notes=tuple(dict.fromkeys(notes)),
     )
@@ -223,7 +224,7 @@ def _job(
     job = _with_hosts(_outcome(job, frame, ends), frame, named)
     if frame.recipe or not recipes or any(each.complete for each in ordered):
         return job
-    return replace(job, recipe=f"{job.recipe}; in {folder_of(path, job.hosts)}")
+    return replace(job, settings=f"{job.settings}; in {folder_of(path, job.hosts)}")
 
 
 def _doubts(
@@ -291,7 +292,7 @@ def _outcome(job: JobLog, frame: Frame, ends: Sequence[bool]) -> JobLog:
         if late := frame.signs.late:
             note = f"{LATE}: {shortened(late)}"
             job = replace(job, notes=(*job.notes, note))
-        if job.steps and job.skipped == job.steps:
+        if job.steps and job.skipped_steps == job.steps:
             why = f"all {job.steps} steps were skipped by the loss scaler: nothing was trained"
             return replace(
                 job, outcome=State.FAILED, reason=why, failure="loss_scale_too_high", measured=None
@@ -322,10 +323,10 @@ def _ended(job: JobLog, frame: Frame, sign: Sign) -> JobLog:
 
 def _with_hosts(job: JobLog, frame: Frame, named: Expression | None) -> JobLog:
     """With the hosts that the log names or else its path; a pattern of the user's goes first."""
-    places = named.search(job.path) if named is not None else {}
-    job = replace(job, job=places.get("job", ""))
+    places = named.search(job.job) if named is not None else {}
+    job = replace(job, group=places.get("job", ""))
     if work := places.get("work"):
-        job = replace(job, workload=job.workload or work, recipe=f"{job.recipe}; {work}", alone="")
+        job = replace(job, workload=job.workload or work, settings=f"{job.settings}; {work}", alone="")
     if host := places.get("host"):
         return replace(job, hosts=split_hosts(host), hosts_from="pattern")
     if job.hosts:
@@ -333,7 +334,7 @@ def _with_hosts(job: JobLog, frame: Frame, named: Expression | None) -> JobLog:
     if frame.hosts:
         job = replace(job, hosts=frame.hosts, hosts_from="log")
     elif job.outcome is not State.UNREADABLE:
-        hosts, origin = hosts_of_path(job.path)
+        hosts, origin = hosts_of_path(job.job)
         job = replace(job, hosts=hosts, hosts_from=origin)
     return replace(job, unplaced=_unplaced(job, frame))
 
@@ -351,7 +352,7 @@ def _unplaced(job: JobLog, frame: Frame) -> str:
     if ranks:
         return f"the job had {ranks} ranks, on an unknown number of hosts"
     slurm = (
-        frame.slurm or is_slurm(job.path)
+        frame.slurm or is_slurm(job.job)
     ) and job.hosts_from == "log"  # who writes, and not who takes part
     return "it is not known on how many hosts the Slurm job ran" if slurm else ""
 

@@ -7,10 +7,13 @@ import re
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from functools import reduce
 from typing import Literal, Protocol
 
+from pydantic import dataclasses as rows
+
+from muster.core.result import JobEntry
 from muster.core.robust import halves_of
-from muster.core.state import LogEnd
 from muster.failures.signs import Sign
 
 WARM_UP = 10  # optimizer steps that are left out, as `measure.warmup` of a recipe; at most a third of the run
@@ -72,17 +75,12 @@ class Stalls:
 
 
 @dataclass(frozen=True)
-class MeasuredWindows:
-    """The windows that a job's figures rest on: a rate is their samples over their seconds."""
+class MeasuredWindows(LogWindow):
+    """The windows that a job's figures rest on, as one: a rate is their samples over their seconds. Steps
+    were skipped in it, or it is `interrupted`, where there were no cleaner windows."""
 
-    samples: float
-    seconds: float
-    steps: int
-    windows: int
-    tokens: float | None
-    variation: float | None  # coefficient of variation of samples/s over the windows; None: fewer than three
-    skipped: int = 0  # steps inside these windows that were not used: 0 unless there were no cleaner windows
-    interrupted: bool = False  # there were no windows without something else in them
+    windows: int = 1
+    variation: float | None = None  # coefficient of variation of samples/s over them; None: fewer than three
     timed: bool = True  # False: only rates are known, and its seconds are a weight
     unit: Unit = "samples"  # what `samples` counts
     error: float | None = None  # relative standard error of the seconds; None: fewer than three windows
@@ -167,17 +165,11 @@ def measure(windows: Sequence[LogWindow]) -> MeasuredWindows | None:
         return None
     rates = [each.samples / each.seconds for each in windows]
     spread = statistics.stdev(rates) / statistics.fmean(rates) if len(rates) > 2 else None
-    tokens = [each.tokens for each in windows]
     error, stalls = _unsteady(windows)
     return MeasuredWindows(
-        samples=math.fsum(each.samples for each in windows),
-        seconds=math.fsum(each.seconds for each in windows),
-        steps=sum(each.steps for each in windows),
+        **vars(reduce(LogWindow.plus, windows)),
         windows=len(windows),
-        tokens=None if None in tokens else math.fsum(each or 0 for each in tokens),
         variation=spread,
-        skipped=sum(each.skipped for each in windows),
-        interrupted=any(each.interrupted for each in windows),
         error=error,
         stalls=stalls,
         halves=halves_of([each.seconds / each.samples for each in windows]),
@@ -246,51 +238,51 @@ class Why:
     last: tuple[str, ...]
 
 
-@dataclass(frozen=True)
-class JobLog:
-    """A job as its log tells it."""
+@rows.dataclass(frozen=True, kw_only=True)
+class JobLog(JobEntry):
+    """A job as its log tells it, with what the judge needs besides. The figures of the row follow from
+    `measured`, and its failed hosts from `failed`."""
 
-    path: str
-    outcome: LogEnd
-    reason: str | None = None  # of any outcome but succeeded
-    failure: str | None = None  # its id in the table of failures
     failed: tuple[tuple[str, str | None], ...] = ()  # hosts that failed by themselves, and by which failure
-    format: str | None = None
-    hosts: tuple[str, ...] = ()
-    hosts_from: str = ""  # "log", "pattern" (of the user), "guess: file name", "guess: folder name"
     unplaced: str = ""  # why it is not known on which hosts it ran; empty: on `hosts`
-    world_size: int | None = None
-    workload: str = ""  # what was trained, as far as the log tells
-    recipe: str = ""  # the same with all its settings: jobs of one recipe can be compared
+    settings: str = ""  # the workload with all of its settings: jobs with the same can be compared
     alone: str = ""  # why no other job is known for certain to be of the same work; empty: others can be
-    family: str = ""  # among which jobs an ending may be shared; else by what was trained
     batch: float | None = None
-    steps: int | None = None
     total: int | None = None  # steps that it was to make
-    skipped: int | None = None
     measured: MeasuredWindows | None = None
-    reported: float | None = None
     contradicted: float | None = None  # what the tool says of the same steps, where that is APART of `rate`
     unit: Unit = "samples"  # of `rate`
-    memory: int | None = None
-    loss: float | None = None
     computing: tuple[float, ...] = ()  # seconds that each of `hosts` took for the same work of its own
-    job: str = ""  # files of the same one are of one job, as --host-pattern says
+    group: str = ""  # files of the same one are of one job, as --host-pattern says
+    speaker: str = ""  # the log that speaks for the same job in its place
+    copied: bool = False  # it is that log once more
     quiet: float | None = None  # seconds without progress before it was ended from outside
     digest: int = 0  # of its file, the same of a copy, within this process; 0: not known
     moment: str = ""  # what has the same one was measured side by side
-    began: float | None = None  # and `ended`: seconds since 1970, on the clock of who wrote it
-    ended: float | None = None
     exchanges: bool = False  # its step is nothing but an exchange between hosts
     spread: float | None = None  # relative standard error of its step's time, by its own windows
-    notes: tuple[str, ...] = ()
     why: Why | None = None  # of any outcome but succeeded
     shapes: frozenset[str] = frozenset()  # of one that succeeded: lines that are reasons elsewhere
 
-    @property
-    def failed_hosts(self) -> tuple[str, ...]:
-        """The hosts that failed by themselves; the first wrote the decisive line."""
-        return tuple(host for host, _ in self.failed)
+    def __post_init__(self) -> None:
+        figures, timed = self.measured, self.measured if self.measured and self.measured.timed else None
+        by_tokens = figures is not None and figures.unit == "tokens"
+        of_all = timed.tokens / timed.seconds if timed and timed.tokens else None
+        per_step = timed is not None and (self.batch or self.unit == "steps")
+        failed = tuple(host for host, _ in self.failed)
+        derived = {
+            "failed_host": next(iter(failed), None),
+            "failed_hosts": failed,
+            "samples_per_second": self.rate if self.unit == "samples" else None,
+            "step_seconds": timed.seconds / timed.steps if timed and per_step else None,
+            "measured_samples": timed.samples if timed and self.unit == "samples" else None,
+            "measured_seconds": timed.seconds if timed else None,
+            "windows": figures.windows if figures else None,
+            "variation": figures.variation if figures else None,
+            "tokens_per_second": figures.rate if figures and by_tokens else of_all,
+        }
+        for name, value in derived.items():
+            object.__setattr__(self, name, value)
 
     @property
     def rate(self) -> float | None:
@@ -302,12 +294,6 @@ class JobLog:
         """Seconds of a step; of a sample or token, where it is not known how many a step has."""
         each = self.batch or 1.0 if self.unit == "samples" else 1.0
         return each / self.rate if self.rate else None
-
-    @property
-    def step_seconds(self) -> float | None:
-        """Of a step in the measured windows; None: nothing was timed, or only per sample."""
-        timed = self.measured is not None and self.measured.timed and (self.batch or self.unit == "steps")
-        return self.measured.seconds / self.measured.steps if self.measured and timed else None
 
 
 class LineReader(Protocol):

@@ -55,7 +55,10 @@ def choose(
     if wanted.step is not None and wanted.step not in steps:
         there = ", ".join(str(step) for step in reversed(steps)) or "none"
         raise UsageError(f"has no checkpoint of step {wanted.step}", where=run.id, hint=f"there are: {there}")
-    passed: dict[int, str] = {}
+    passed = dict.fromkeys(
+        (step for step in seals.sealed if wanted.step is None and step > max(steps, default=step)),
+        "was sealed, and no host has it",
+    )
     for step in [wanted.step] if wanted.step is not None else steps:
         why = wanted.avoid.get(step) or _sizes(step, facts)
         if why is None and wanted.step is None:
@@ -71,9 +74,9 @@ def choose(
         more = f"; and {len(refusals) - SHOWN} more" if len(refusals) > SHOWN else ""
         words = "; ".join(refusals[:SHOWN]) + more
         raise UsageError(f"cannot go on: {words}", where=run.id, hint=_hint(passed, steps, wanted))
-    if seals.newest is not None:
+    if seals.sealed:
         raise UsageError(
-            f"sealed checkpoint-{seals.newest}, and no host has it",
+            f"sealed checkpoint-{max(seals.sealed)}, and no host has it",
             where=run.id,
             hint="is a disk not mounted, or the run's folder renamed? --step 0 starts from the first step",
         )
@@ -97,9 +100,9 @@ class _Known:
         self._current = [each for each in fold(stream).saved if each.step is not None]
 
     @property
-    def newest(self) -> int | None:
-        """The last step whose checkpoint ranks sealed; the newest one always stays."""
-        return max((each.step for each in self._current if each.step is not None), default=None)
+    def sealed(self) -> set[int]:
+        """The steps whose checkpoints ranks sealed; the newest one always stays."""
+        return {each.step for each in self._current if each.step is not None}
 
     def digests(self, step: int) -> list[str]:
         """Of the manifests that ranks wrote for a step, on whatever disk; where several attempts did, of

@@ -23,18 +23,19 @@ from muster.core.job import ENGINE_CONFIG, WARNINGS, Facts
 from muster.core.recipe import Recipe
 from muster.core.recipes import dump_yaml
 from muster.core.secrets import masked, masked_words, shareable
-from muster.core.units import counted, format_bytes
+from muster.core.units import counted
 from muster.engines.base import spec_of
 from muster.fleet.launchers.base import Home
 from muster.fleet.shell import Shell
 from muster.inputs.hub import check_names
 from muster.inputs.read import INHERITED, Inputs
 from muster.planner.decide import Decided
-from muster.planner.document import UNCOUNTED
+from muster.planner.document import Plan
 from muster.planner.hosts import AUTO
 from muster.planner.memory.fit import MemoryLimit, fits
 from muster.planner.orders import TRACKERS
 from muster.planner.plan import ask, hosts_first
+from muster.results.plan_figures import CHIEF, plan_figures
 from muster.runs.requirements import needed
 from muster.runs.train import Attempt, agree
 from muster.store.runfolder import RunFolder
@@ -241,10 +242,12 @@ def _data(recipe: Recipe) -> str | None:
 
 def format_dry_run(document: Mapping[str, Any], *, verbose: bool = False) -> str:
     """For a person: in about ten lines, or with the whole order."""
-    rows = [("would run", _what(document)), ("on", _where(document)), *_training(document)]
-    plan = document["plan"] or {}
+    rows = [("would run", _what(document)), ("on", _where(document))]
+    plan = Plan.model_validate(document["plan"]) if document["plan"] else None
     if document["data"]:
-        rows[2:2] = [("data", document["data"]), *(("", text) for text in plan.get("data", []))]
+        rows += [("data", document["data"]), *(("", text) for text in (plan.data if plan else ()))]
+    chief = [each for each in (plan_figures(plan) if plan else ()) if each.name in CHIEF]
+    rows += [(each.name.lower(), each.words) for each in chief]
     rows += [
         (f"from {each['value']}" if each["field"] == INHERITED else "", each["why"])
         for each in document["decisions"]
@@ -298,44 +301,6 @@ def _where(document: Mapping[str, Any]) -> str:
     )
     counts = f"{counted(document['world_size'], 'rank')} on {counted(len(document['hosts']), 'host')}"
     return f"{counts} ({document['launcher']}): {groups}"
-
-
-def _training(document: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Batch, memory and time, where something is trained."""
-    batch, plan = document["batch"], document["plan"]
-    if batch is None:
-        return []
-    product = f"{batch['micro']} x {batch['accumulation']} x {counted(document['world_size'], 'rank')}"
-    rows = [("batch", f"{batch['global']} samples a step = {product}")]
-    if plan and (training := plan["training"]):
-        rows += training_rows(training)
-    memory = plan["memory"] if plan else None
-    if memory is None:
-        return rows
-    whole = memory["basis"] != UNCOUNTED
-    needs = f"{'about' if whole else 'at least'} {format_bytes(memory['device_bytes'])} for each rank"
-    room = memory["device_room"]
-    within = "fits" if whole else "without activations, so whether it fits is unknown"
-    verdict = f"of {format_bytes(room)}: {within}" if room else "; what the hosts have was not asked"
-    if memory["lacking"]:
-        verdict = f"of {format_bytes(room)}: too little {memory['lacking']} memory, and force=true"
-    rows.append(("memory", f"{needs} {verdict}".replace(" ;", ";")))
-    time = plan["time"]
-    if time is not None:
-        rows.append(("time", f"{time['samples_per_second']:,.1f} samples/s predicted"))
-    return rows
-
-
-def training_rows(training: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """A plan's training, for people."""
-    steps = f"{training['steps']:,}" if training["steps"] is not None else "not known before the data is read"
-    return [
-        ("steps", f"{steps}: {training['length']}"),
-        ("optimizer", training["optimizer"]),
-        ("decay", training["decay"]),
-        ("schedule", training["schedule"]),
-        ("order", training["order"]),
-    ]
 
 
 def _order(document: Mapping[str, Any]) -> list[str]:

@@ -170,10 +170,10 @@ def explain_logs(where: Path) -> Explanation:
         members = members_of(file) if file.archive else [(file.shown, blocks_of(file))]
         for path, text in members:  # folders above what was given are named after no host of the job
             read = read_blocks(path, text, brief=True)
-            jobs += [replace(job, path=str(base / job.path)) for job in read]
+            jobs += [replace(job, job=str(base / job.job)) for job in read]
     if all(job.outcome is State.UNREADABLE and job.reason == "is no text" for job in jobs):
         raise UsageError("is no text", where=str(where))
-    if len({re.sub(r"#\d+$", "", job.path) for job in jobs}) == 1:  # the name of one log is no host's
+    if len({re.sub(r"#\d+$", "", job.job) for job in jobs}) == 1:  # the name of one log is no host's
         jobs = [replace(job, hosts=()) if job.hosts_from.startswith("guess") else job for job in jobs]
     return _of_jobs(str(where), without_harmless(jobs))
 
@@ -192,7 +192,7 @@ def explain_stream(raw: IO[bytes]) -> Explanation:
 
 def _of_jobs(of: str, jobs: Sequence[JobLog]) -> Explanation:
     failed = [(log, log.why.signs[0]) for log in jobs if log.why and log.why.signs and _sure(log)]
-    notes = [f"{log.path}: {log.reason}" for log in jobs if (log.reason or "").startswith("cannot be read")]
+    notes = [f"{log.job}: {log.reason}" for log in jobs if (log.reason or "").startswith("cannot be read")]
     echoes = sum(log.why.echoes for log in jobs if log.why)
     if not failed:
         return _nothing(of, jobs, notes)
@@ -259,12 +259,12 @@ def _nothing(of: str, jobs: Sequence[JobLog], notes: list[str]) -> Explanation:
     empty = [log for log in jobs if log.reason == "is empty"]
     if stopped or notes or len(empty) == len(jobs):
         first = next(iter(stopped or empty or jobs))
-        says = f"no line tells of a failure; {first.path}: {first.reason}"
+        says = f"no line tells of a failure; {first.job}: {first.reason}"
         if first in stopped:
             says += ": it was killed from outside, hangs, or still runs"
         lines = _telling(stopped or jobs)
         return Explanation(of=of, answer="unknown", says=says, lines=lines, notes=notes)
-    notes += [f"{log.path}: {note}" for log in jobs for note in log.notes if note.startswith(LATE)]
+    notes += [f"{log.job}: {note}" for log in jobs for note in log.notes if note.startswith(LATE)]
     good = sum(log.outcome.good for log in jobs)
     says = f"nothing failed here: {counted(good, 'job')} ended well" if good else "no known failure is in it"
     return Explanation(of=of, answer="nothing", says=says, notes=notes)
@@ -281,7 +281,7 @@ def _known_of(sign: Sign) -> KnownFailure | None:
 
 
 def _evidence(log: JobLog, sign: Sign) -> DecisiveLine:
-    file = re.sub(r"#\d+$", "", log.path)
+    file = re.sub(r"#\d+$", "", log.job)
     one = log.hosts[0] if len(log.hosts) == 1 else None
     rank = sign.rank if sign.rank is not None else place_of(file).rank
     return DecisiveLine(

@@ -31,9 +31,9 @@ def schema_of(what: str) -> dict[str, Any]:
     if what == "inspection":
         return Inspection.model_json_schema()
     if what == "judged":
-        return Judged.model_json_schema()
+        return Judged.model_json_schema(mode="serialization")
     if what == "bench":
-        return Bench.model_json_schema()
+        return Bench.model_json_schema(mode="serialization")
     if what == "pipeline":
         return Pipeline.model_json_schema()
     if what == "pipeline-result":

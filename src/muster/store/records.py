@@ -209,13 +209,16 @@ def held_note(count: int | None, of: int | None, fraction: float) -> list[str]:
 
 
 def unread_note(
-    file: Path, read: Callable[[Mapping[str, Any]], Iterable[str]], fields: Sequence[str]
+    file: Path,
+    read: Callable[[Mapping[str, Any]], Iterable[str]],
+    fields: Sequence[str],
+    names: Callable[[Mapping[str, Any]], Iterable[str]] = iter,
 ) -> list[str]:
     """What to say of a file's fields that nobody reads, by its first row. `read`: those that a row's sample
-    is made of; `fields`: all that are looked for."""
+    is made of; `fields`: all that are looked for; `names`: of a row's fields."""
 
     def left(row: Mapping[str, Any], _: str) -> list[str]:
-        return left_note(file.name, row, read(row))
+        return left_note(file.name, names(row), read(row))
 
     ignored = Skipped().add
     return next(each_made(read_rows(file, ignored, fields=fields), left, ignored), [])
@@ -225,6 +228,7 @@ def left_note(where: str, names: Iterable[str], used: Iterable[str]) -> list[str
     """What to say of fields that nobody reads. `used`: names, or dotted paths, of those that are."""
     roots = {root for field in used for root in (field, field.partition(".")[0])}
     left = [str(name) for name in names if name not in roots]
+    left = [name for name in left if name.partition(".")[0] not in left or "." not in name]
     return [f"{where}: fields that are not read: {', '.join(left)}"] if left else []
 
 

@@ -57,7 +57,7 @@ class SettingsWatch(TrainerCallback):  # type: ignore[misc]
             *of_arguments(self.context, self.train, args),
             *of_engine(self.context, self.train, getattr(trainer, "model_wrapped", None)),
             *of_autocast(self.context, trainer.accelerator),
-            *of_loss(self.train, getattr(trainer, "compute_loss_func", None)),
+            *of_loss(self.train, getattr(trainer, "compute_loss_func", None), model),
             *of_model(self.context, model),
             *of_optimizer(self.fixed, self.train, optimizer),
             *of_sampler(self.context, getattr(trainer, "sampler", None), train_dataloader),
@@ -125,10 +125,14 @@ def of_autocast(context: Context, accelerator: Any) -> Iterator[Setting]:
     yield "precision", wanted, str(accelerator.mixed_precision)
 
 
-def of_loss(train: Train, loss: Any) -> Iterator[Setting]:
-    """What Muster's loss smooths labels by in training."""
+def of_loss(train: Train, loss: Any, model: Any) -> Iterator[Setting]:
+    """What Muster's loss smooths labels by in training. Until the first step a pretrained model is as it was
+    loaded, which is for answers."""
     if isinstance(loss, TokenLoss):
+        before = model.training
+        model.train()
         yield "train.label_smoothing", train.label_smoothing, loss.smoothing()
+        model.train(before)
 
 
 def of_model(context: Context, model: Any) -> Iterator[Setting]:

@@ -69,7 +69,7 @@ class BenchView(Spectator):
         if record is None:
             self.console.print(f"[yellow]stopped  [/yellow]{escape(task.id)}: it will be run again")
         elif record.outcome.good:
-            took = format_seconds(record.ended - record.started)
+            took = format_seconds(record.took)
             self.console.print(f"[green]done     [/green]{escape(task.id)}  {took}{_speed(record)}")
         else:
             word = "timeout  " if record.outcome is State.TIMEOUT else "failed   "
@@ -91,7 +91,7 @@ class BenchView(Spectator):
     def _counted(self, tasks: Sequence[Task], done: Mapping[str, JobRecord]) -> str:
         """12/20 finished, 0 failed, about 3 min for the rest"""
         failed = sum(not record.outcome.good for record in done.values())
-        left, unknown = remaining(tasks, done, durations(tasks, done), self.at_once)
+        left, unknown = remaining(tasks, done, durations(done.values()), self.at_once)
         more = f", about {format_seconds(left)} for the rest" if left else ""
         more += f" without {counted(unknown, 'job')} of a new kind" if left and unknown else ""
         return f"{len(done)}/{len(tasks)} finished, {failed} failed{more}"

@@ -12,12 +12,13 @@ from rich.markup import escape
 from rich.table import Table
 
 from muster.benches.commands import CLOCK
-from muster.benches.document import Bench, BenchJob, Comparison, Curve
+from muster.benches.document import Bench, Comparison, Curve
 from muster.benches.folder import BenchFolder
 from muster.cli.console import SafeConsole
-from muster.cli.output import err_console, out_console, print_table, table, tinted
-from muster.cli.views.verdicts import COLOURS, drift_notes, print_answer, print_hosts, signed
+from muster.cli.output import err_console, out_console, print_table, table
+from muster.cli.views.verdicts import count_words, print_answer, print_hosts, print_notes, signed
 from muster.core.hostlist import fold_hosts
+from muster.core.result import JobEntry
 from muster.core.units import counted, format_bytes, format_flops, format_seconds
 
 SHOWN = 100  # jobs; of more, those that are not well
@@ -97,8 +98,7 @@ def print_bench(bench: Bench, *, every: bool, console: Console | None = None) ->
         print_table(console, _published(bench))
     console.print()
     print_hosts(console, bench, every=every)
-    for note in [*drift_notes(bench), *bench.notes]:
-        notes.print(f"[yellow]note[/yellow] {escape(note)}")
+    print_notes(notes, bench)
 
 
 def figure_words(name: str, value: float | None) -> str:
@@ -126,21 +126,20 @@ def _jobs(bench: Bench, *, every: bool) -> Table:
         shown = [job for job in shown if not job.outcome.good or job.misses][:SHOWN]
         made.caption = f"{len(bench.jobs) - len(shown)} jobs that succeeded are not shown; --all shows them"
     for job in shown:
-        took = job.ended - job.started if job.ended and job.started else None
         made.add_row(
             escape(job.job),
             escape(fold_hosts(job.hosts)),
             f"[{job.outcome.colour}]{job.outcome}[/]",
             _result(job),
             figure_words("memory", job.figures.get("memory")),
-            "" if took is None else format_seconds(took),
+            "" if job.took is None else format_seconds(job.took),
             "" if job.slower is None else signed(job.slower),
             escape(_why(job)),
         )
     return made
 
 
-def _result(job: BenchJob) -> str:
+def _result(job: JobEntry) -> str:
     if job.warm_up:
         return "warm-up"
     names = [("samples_per_second", "samples/s"), ("busbw", ""), ("matmul", "")]
@@ -153,7 +152,7 @@ def _result(job: BenchJob) -> str:
     return ""
 
 
-def _why(job: BenchJob) -> str:
+def _why(job: JobEntry) -> str:
     """Of a job that is not well."""
     if job.misses:
         return "; ".join(job.misses)
@@ -227,18 +226,10 @@ def _published(bench: Bench) -> Table:
 
 
 def _count(bench: Bench) -> str:
-    hosts = tinted(bench.summary, COLOURS) or "none"
-    jobs = [f"{count} {name}" for name, count in bench.outcomes.items() if count]
     missed = sum(bool(job.misses) for job in bench.jobs)
     more = f", {missed} below a threshold" if missed else ""
     open_ = "" if bench.complete else "; incomplete"
-    count = counted(len(bench.hosts), "host")
-    took = format_seconds(bench.ended - bench.started)
-    return (
-        f"{count}: {hosts}; {counted(len(bench.jobs), 'job')}: "
-        f"{', '.join(jobs) or 'none'}{more}"
-        f"{open_} ({took})"
-    )
+    return f"{count_words(bench)}{more}{open_} ({format_seconds(bench.ended - bench.started)})"
 
 
 def print_schedule(plan: Mapping[str, Any], *, every: bool) -> None:

@@ -12,7 +12,7 @@ from muster.cli.output import err_console, out_console, print_row, table
 from muster.core.fabric import FabricRun
 from muster.core.result import Failure, Result
 from muster.reports.fabric import pair_rows, sweep_rows
-from muster.results.figures import figures, grouped, subject
+from muster.results.figures import Figure, figures, grouped, subject
 from muster.runs.afterwards import loading_lines, next_command
 from muster.store.runfolder import RunFolder, from_here
 
@@ -25,10 +25,7 @@ def print_result(result: Result) -> None:
     console = out_console()
     print_row(console, "status", result.outcome)
     print_row(console, "run", subject(result))
-    for group, listed in grouped(figures(result), measured=True):
-        console.print(group, style="bold")
-        for figure in listed:
-            print_row(console, figure.name, figure.words, width=_NAME)
+    print_figures(console, figures(result))
     if result.pace and result.pace.words:
         print_row(console, "pace", result.pace.words)
     for name, value in (line for profile in result.profiles for line in profile.lines):
@@ -40,6 +37,14 @@ def print_result(result: Result) -> None:
         print_row(console, "note", note, style="yellow")
     if result.failure:
         print_failure(result.status, result.failure)
+
+
+def print_figures(console: Console, listed: list[Figure]) -> None:
+    """The figures that have a value, by their groups."""
+    for group, own in grouped(listed, measured=True):
+        console.print(group, style="bold")
+        for figure in own:
+            print_row(console, figure.name, figure.words, width=_NAME)
 
 
 def print_failure(status: str, failure: Failure) -> None:

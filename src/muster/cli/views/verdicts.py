@@ -10,12 +10,23 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from muster.benches.document import Bench, HostVerdict
-from muster.cli.output import print_table, table
+from muster.benches.document import Bench
+from muster.cli.output import print_table, table, tinted
 from muster.core.hostlist import fold_hosts
 from muster.core.state import State
 from muster.core.units import counted, format_number, format_seconds, format_slower
-from muster.judging.document import Drift, Evidence, JobEntry, Judged, Peers, Subject, Verdict
+from muster.judging.document import (
+    BAD,
+    Drift,
+    Evidence,
+    HostVerdict,
+    JobEntry,
+    Judged,
+    Peers,
+    Subject,
+    Verdict,
+    looked_at,
+)
 
 SHOWN = 100  # hosts that are not fit, one by one
 NAMED = 4  # in a sentence
@@ -24,30 +35,21 @@ COLOURS = {
     "fit": "green", "differs": "green", "probably fit": "yellow", "unknown": "yellow",
     "unfit": "red", "slow": "red", "failing": "red", "below": "red",
 }  # fmt: skip
-BAD, DOUBT, SOUND = ("unfit", "failing", "slow", "below"), ("unknown", "probably fit"), ("differs", "fit")
+DOUBT, SOUND = ("unknown", "probably fit"), ("differs", "fit")
 _NETWORK = "the network was not judged: no job on more than one host could be compared"
 _COMPUTE = "computing was not judged: no job on one host could be compared"
 _SPEEDS = (("samples_per_second", "samples/s"), ("tokens_per_second", "tokens/s"))
 _MARK = re.compile(r", [0-9a-f]{8}(?:,|$)")
+Row = Verdict | HostVerdict
 _Found = Judged | Bench
 
 
-def rows_of(document: _Found) -> list[HostVerdict]:
+def rows_of(document: _Found) -> list[Row]:
     """A row per host, the worst first; among equals the slowest, then as they stand."""
-    rows = [
-        each
-        if isinstance(each, HostVerdict)
-        else HostVerdict(
-            host=each.hosts[0],
-            verdict=each.condition,
-            reason=each.reason,
-            evidence=each.evidence,
-            beside_others=each,
-        )
-        for each in document.hosts
-    ]
     order = (*BAD, *DOUBT, *SOUND)
-    return sorted(rows, key=lambda row: (order.index(row.verdict), -(_beside(row, "slower") or 0.0)))
+    return sorted(
+        document.hosts, key=lambda row: (order.index(row.verdict), -(_beside(row, "slower") or 0.0))
+    )
 
 
 def print_answer(console: Console, document: _Found) -> None:
@@ -58,6 +60,25 @@ def print_answer(console: Console, document: _Found) -> None:
     lines += _accused(document) or _nobody(document, after_others=bool(lines))
     for style, text in lines:
         say(console, text[:1].upper() + text[1:], style=style)
+
+
+def count_words(document: _Found) -> str:
+    """Hosts by verdict, and jobs by how they ended, on one line."""
+    ends = [f"{count} {end_words(outcome)}" for outcome, count in document.outcomes.items() if count]
+    hosts = f"{counted(len(document.hosts), 'host')}: {tinted(document.summary, COLOURS) or 'none'}"
+    return f"{hosts}; {counted(len(document.jobs), 'job')}: {', '.join(ends) or 'none'}"
+
+
+def end_words(outcome: str) -> str:
+    """How a job ended."""
+    return "timed out" if outcome == State.TIMEOUT else outcome
+
+
+def print_notes(console: Console, document: _Found) -> None:
+    """What became faster, which is no fault, and the document's notes."""
+    faster = [_drift(each) for each in document.drifted if each.slower <= 0]
+    for note in [*faster, *document.notes]:
+        console.print(f"[yellow]note[/yellow] {escape(note)}")
 
 
 def _accused(document: _Found) -> list[tuple[str, str]]:
@@ -101,7 +122,7 @@ def _suspects(document: _Found) -> list[str]:
     ]
 
 
-def _against(rows: Sequence[HostVerdict], document: _Found) -> str:
+def _against(rows: Sequence[Row], document: _Found) -> str:
     """What speaks most against these hosts."""
     evidence = [one for row in rows for one in row.evidence]
     ended = {one.job for one in evidence if one.slower is None}
@@ -154,7 +175,7 @@ def _all(total: int) -> str:
 def print_hosts(console: Console, document: _Found, *, every: bool) -> None:
     """The bad ones with the jobs that say so; those in doubt; the others in a line, or all in a table."""
     rows, evidence = rows_of(document), _Told(document, every=every)
-    alike: dict[tuple[str, str], list[HostVerdict]] = {}
+    alike: dict[tuple[str, str], list[Row]] = {}
     for row in rows:
         by_itself = row.verdict in BAD[:-1] or _suspected(row)
         why = row.host if by_itself else row.reason if row.verdict == "unknown" else ""
@@ -223,7 +244,7 @@ class _Told:
         which = "" if len(guessed) == len(hosts) else f"{fold_hosts(guessed)}: "
         return f" ({which}a guess)"
 
-    def show(self, console: Console, rows: Sequence[HostVerdict]) -> None:
+    def show(self, console: Console, rows: Sequence[Row]) -> None:
         """Hosts of which the same is said."""
         hosts, verdict = [row.host for row in rows], rows[0].verdict
         lines = self.fit(rows) if verdict == "fit" else self.why(rows)
@@ -266,9 +287,9 @@ class _Told:
             return f": {format_number(own)} {unit}, beside jobs at the same time {spread}"
         return f": {format_number(own)} {unit}, {whose} {format_number(theirs)} {spread}"
 
-    def fit(self, rows: Sequence[HostVerdict]) -> list[str]:
+    def fit(self, rows: Sequence[Row]) -> list[str]:
         """What was looked at, and who differs most."""
-        parts = _looked(rows)
+        parts = looked_at({row.host: _subjects(row) for row in rows})
         bounds = {row.host: bound for row in rows if (bound := _beside(row, "at_most")) is not None}
         if not parts and bounds:
             parts = [
@@ -288,7 +309,7 @@ class _Told:
             lines.append(f"differs most: {most}, {format_slower(means[most])} alone")
         return lines
 
-    def _alone(self, row: HostVerdict) -> float | None:
+    def _alone(self, row: Row) -> float | None:
         """Its mean alone: beside jobs of the same moment, where the evidence has that."""
         slowdowns = {
             one.job: one.slower for one in row.evidence if one.slower is not None and one.what == "step"
@@ -296,7 +317,7 @@ class _Told:
         times = [slowdowns.get(job, slower) for job, slower in self.alone.get(row.host, {}).items()]
         return sum(times) / len(times) if times else None
 
-    def why(self, rows: Sequence[HostVerdict]) -> list[str]:
+    def why(self, rows: Sequence[Row]) -> list[str]:
         """The reasons, what would settle it; of one host also the jobs that decided."""
         lines = list(dict.fromkeys(row.reason for row in rows))
         if len(lines) > 1:
@@ -344,12 +365,7 @@ def _drift(each: Drift) -> str:
     )
 
 
-def drift_notes(document: _Found) -> list[str]:
-    """What is no fault: it became faster."""
-    return [_drift(each) for each in document.drifted if each.slower <= 0]
-
-
-def _short(row: HostVerdict) -> str:
+def _short(row: Row) -> str:
     """In brackets behind a host's name."""
     verdict = row.beside_others
     if row.verdict == "slow" and verdict is not None and verdict.slower is not None:
@@ -359,28 +375,11 @@ def _short(row: HostVerdict) -> str:
     return "its jobs fail" if row.verdict == "failing" else row.reason
 
 
-def _looked(rows: Sequence[HostVerdict]) -> list[str]:
-    """What is known of each subject of these hosts: compute at most 0.4% slower."""
-    by_bound: dict[str, list[str]] = {}
-    for name in ("compute", "card", "links"):
-        of = {row.host: each for row in rows for each in _subjects(row) if each.name == name}
-        judged = {host: each for host, each in of.items() if each.condition != "unknown"}
-        bounds = [each.at_most for each in judged.values() if each.at_most is not None]
-        bound = f"at most {max(bounds):.1%} slower" if bounds else "fit"
-        left = fold_hosts([row.host for row in rows if row.host not in judged])
-        more = f" ({len(judged)} of {len(rows)}; not judged: {left})" if left else ""
-        if judged:
-            by_bound.setdefault(f"{bound}{more}", []).append(name)
-    return [
-        f"{', '.join([*names[:-2], ' and '.join(names[-2:])])} {what}" for what, names in by_bound.items()
-    ]
-
-
-def _subjects(row: HostVerdict) -> Sequence[Subject]:
+def _subjects(row: Row) -> Sequence[Subject]:
     return row.beside_others.subjects if row.beside_others else ()
 
 
-def _unjudged(rows: Sequence[HostVerdict]) -> list[str]:
+def _unjudged(rows: Sequence[Row]) -> list[str]:
     """What no reading told of, of any host."""
     seen = {each.name for row in rows for each in _subjects(row) if each.condition != "unknown"}
     if not seen:
@@ -388,25 +387,23 @@ def _unjudged(rows: Sequence[HostVerdict]) -> list[str]:
     return [*([] if "compute" in seen else [_COMPUTE]), *([] if seen & {"card", "links"} else [_NETWORK])]
 
 
-def _table(document: _Found, rows: Sequence[HostVerdict]) -> Table:
+def _table(document: _Found, rows: Sequence[Row]) -> Table:
     """A row per host: how much slower it was in its slowest work, by the size of the group."""
     means = means_of(document.jobs)
     sizes = sorted({size for _, size in means})[:6]
     made = table("host", "verdict", *(f">{counted(size, 'host')}" for size in sizes), "why")
     for row in rows:
         own = [means.get((row.host, size)) for size in sizes]
-        looked = _looked([row])
-        why = ", ".join(looked) if row.verdict == "fit" and looked else row.reason
         made.add_row(
             escape(row.host),
             f"[{COLOURS[row.verdict]}]{row.verdict}[/{COLOURS[row.verdict]}]",
             *("" if mean is None else signed(mean) for mean in own),
-            escape(why),
+            escape(row.reason),
         )
     return made
 
 
-def _beside(row: HostVerdict, name: str) -> float | None:
+def _beside(row: Row, name: str) -> float | None:
     value: float | None = getattr(row.beside_others, name, None)
     return value
 
@@ -416,7 +413,7 @@ def _label(work: str) -> str:
     return _MARK.split(work, maxsplit=1)[0]
 
 
-def _suspected(row: HostVerdict) -> bool:
+def _suspected(row: Row) -> bool:
     return row.verdict in DOUBT and (_beside(row, "confidence") or 0.0) >= SUSPECTED
 
 

@@ -13,7 +13,7 @@ import json
 import math
 from collections import Counter
 from collections.abc import Mapping
-from functools import cache
+from functools import cache, reduce
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -39,15 +39,34 @@ _SCHEDULERS: dict[str, tuple[str, tuple[str, ...]]] = {
     "WarmupDecayLR": ("then linear to 0", ("warmup_num_steps", "total_num_steps", *_RATES)),
     "WarmupCosineLR": ("then cosine", ("warmup_num_steps", "total_num_steps")),
 }
-# What would make a rank something else than one of many with samples of their own -> a hint.
-_OTHER_RANKS = {
-    "tensor_parallel.autotp_size": "leave it out; stage 3 shards the model",
-    "pipeline.stages": "leave it out; stage 3 shards the model",
-    "sequence_parallel_size": "leave it out; train.gradient_checkpointing=true makes room for long sequences",
+_WHOLE = "each rank has whole layers and samples of its own"
+_SHARDS = "leave it out; stage 3 shards the model"
+# What would make ranks or their gradients something else than the recipe says: the values that do not, why,
+# and a hint.
+_FIXED: dict[str, tuple[tuple[Any, ...], str, str]] = {
+    **{
+        f"{section}.{name}": ((0, 1, "auto"), _WHOLE, _SHARDS)
+        for section, name in (
+            ("tensor_parallel", "autotp_size"),
+            ("tensor_parallel", "tp_size"),
+            ("tensor_parallel.tensor_parallel", "tp_size"),
+            ("tensor_parallel.tp", "tp_size"),
+            ("pipeline", "stages"),
+        )
+    },
+    "sequence_parallel_size": (
+        (0, 1, "auto"),
+        _WHOLE,
+        "leave it out; train.gradient_checkpointing=true makes room for long sequences",
+    ),
+    "gradient_allreduce_op": (("mean", "auto"), "gradients are means over all ranks", "leave it out"),
+    "managed_gradient_accumulation": ((True, "auto"), "DeepSpeed counts micro-batches", "leave it out"),
+    "graph_harvesting": ((False, "auto"), "DeepSpeed has it no longer", "leave it out"),
 }
 # What needs a training loop, a model or a package that Muster does not bring.
 _NOT_TRAINED_WITH = {
     "amp": "is Apex's: bf16 or fp16 has its place",
+    "autotuning": "ends the process after some steps",
     "compression_training": "changes the model, and needs calls in the training loop",
     "curriculum_learning": "needs a training loop that asks it for each step's length",
     "data_efficiency": "needs a training loop that takes its samples",
@@ -55,6 +74,7 @@ _NOT_TRAINED_WITH = {
     "elasticity": "changes the batch with the number of ranks: muster resume goes on with other hosts",
     "expert_parallel": "spreads experts over ranks",
     "hybrid_engine": "needs DeepSpeed-Chat's training loop",
+    "nebula": "is no longer in DeepSpeed",
     "progressive_layer_drop": "needs a model that takes it",
     "sparse_attention": "needs a model that takes it",
     "torch_autocast": "computes in what the recipe does not say: precision has its place",
@@ -67,7 +87,7 @@ _COMPRESSED = ("onebitadam", "onebitlamb", "zerooneadam")  # DeepSpeed reads nam
 _SECTIONS = frozenset(
     {
         *_NOT_TRAINED_WITH, "tensor_parallel", "pipeline", "tensorboard", "wandb", "comet", "csv_monitor",
-        "flops_profiler", "comms_logger", "checkpoint", "aio", "autotuning", "data_types", "nebula", "timers",
+        "flops_profiler", "comms_logger", "checkpoint", "aio", "data_types", "timers",
     }
 )  # fmt: skip
 _EXAMPLES = {
@@ -138,12 +158,11 @@ def check_keys(config: Mapping[str, Any], *, where: str) -> None:
         if not isinstance(params, dict | None):
             what = f"{key}.params is {json.dumps(params)}, and must be a section"
             raise RecipeError(what, where=where)
-    for path, hint in _OTHER_RANKS.items():
-        key, _, name = path.partition(".")
-        size = section(config, key).get(name, 1) if name else config.get(key, 1)
-        if size not in (0, 1, "auto"):
-            what = f"{path} is {json.dumps(size)}, and each rank has whole layers and samples of its own"
-            raise RecipeError(what, where=where, hint=hint)
+    for path, (values, why, hint) in _FIXED.items():
+        *sections, name = path.split(".")
+        value = reduce(section, sections, config).get(name)
+        if value is not None and (value.lower() if isinstance(value, str) else value) not in values:
+            raise RecipeError(f"{path} is {json.dumps(value)}, and {why}", where=where, hint=hint)
     for key, why in _NOT_TRAINED_WITH.items():
         asked = section(config, key)
         if asked.get("enabled", bool(asked)):
@@ -335,6 +354,8 @@ def deepspeed_config(recipe: Recipe, batch: Batch, precision: str) -> dict[str, 
         config = _own_config(recipe)
     _check_options(recipe.engine.options)
     config = _lay(config, recipe.engine.options)
+    for key in (*_NOT_TRAINED_WITH, "graph_harvesting"):
+        config.pop(key, None)  # switched off; DeepSpeed refuses even so what it has no longer
     user_schedule(config)
     _complete_scheduler(config)
     config["train_micro_batch_size_per_gpu"] = batch.micro

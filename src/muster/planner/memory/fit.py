@@ -8,6 +8,7 @@ traces by -18 to +37 %; else they are not counted (UNCOUNTED). The margin is for
 from __future__ import annotations
 
 import re
+from bisect import bisect_left
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -172,14 +173,14 @@ class Setting:
 
 @dataclass(frozen=True)
 class Need:
-    """Bytes per rank by what they are for, at the moment that takes most. On CPUs everything is in `device`.
+    """Bytes per rank of the first host, which needs most, by what they are for, at the moment that takes
+    most. On CPUs everything is in `device`.
 
     `basis`: where the activations are from, traced or closed form, or UNCOUNTED; `moment`: when the peak is.
     """
 
     device: Parts
     host: Parts
-    first: Parts = field(default_factory=dict)  # besides, on the first host alone
     basis: str = "closed form"
     moment: str = "backward pass"
 
@@ -187,11 +188,6 @@ class Need:
     def whole(self) -> bool:
         """Whether activations are counted."""
         return self.basis != UNCOUNTED
-
-    @property
-    def first_host(self) -> int:
-        """Bytes that only the first host needs."""
-        return max(self.first.values(), default=0)
 
 
 @dataclass(frozen=True)
@@ -253,18 +249,21 @@ def _in_bits(
         return replace(states, held=held), activations
     kept = sum(weight_bytes(setting.quantized, each.shape) for each in small)
     held["parameters"] -= 4 * elements(small)
-    copies, gone = sum(activations.copies.values()), setting.spread.element * elements(small)
+    layer = {"a layer as whole numbers": setting.spread.element * largest(small)}
     return (
         replace(states, held=added(held, {"quantised weights": kept})),
-        replace(
-            activations,
-            copies={
-                # With gradient checkpointing, those of blocks do not stay anyway.
-                "copies in half precision": copies - gone if copies >= gone else copies,
-                "a layer as whole numbers": setting.spread.element * largest(small),
-            },
-        ),
+        _without_copies(setting, activations, small, layer),
     )
+
+
+def _without_copies(
+    setting: Setting, activations: ActivationBytes, tensors: Tensors, layer: Parts
+) -> ActivationBytes:
+    """With no copies of these weights, and a layer's in their place. With gradient checkpointing, those of
+    blocks do not stay anyway."""
+    copies, gone = sum(activations.copies.values()), setting.spread.element * elements(tensors)
+    left = copies - gone if copies >= gone else copies
+    return replace(activations, copies={"copies in half precision": left, **layer})
 
 
 def _in_fp8(setting: Setting, activations: ActivationBytes) -> ActivationBytes:
@@ -281,15 +280,8 @@ def _in_fp8(setting: Setting, activations: ActivationBytes) -> ActivationBytes:
         largest_of = max(rows_of * columns, rows * rows_of, rows * columns)
         return whole + (0 if setting.compiled else 8 * largest_of)
 
-    copies, gone = sum(activations.copies.values()), setting.spread.element * elements(layers)
-    return replace(
-        activations,
-        copies={
-            # With gradient checkpointing, those of blocks do not stay anyway.
-            "copies in half precision": copies - gone if copies >= gone else copies,
-            "a layer in fp8": max(made(*each.shape) for each in layers),
-        },
-    )
+    layer = {"a layer in fp8": max(made(*each.shape) for each in layers)}
+    return _without_copies(setting, activations, layers, layer)
 
 
 def _drawing(setting: Setting, tensors: Tensors, states: States, activations: ActivationBytes) -> Parts:
@@ -356,7 +348,7 @@ def _with_overhead(
         everything = added(everything, {"allocator slack": slack})
         if sum(everything.values()) < making:
             everything, moment = {"the model while it is made": making}, "making the model"
-        return Need({**everything, "process": PROCESS}, {}, first, basis, moment)
+        return Need({**everything, "process": PROCESS, **first}, {}, basis, moment)
     device = added(device, {"matrix products": WORKSPACES})
     scattered = engine.gathers_tensors and engine.shards_weights(setting.spread.stage)
     device["allocator slack"] = int((SCATTERED_SLACK if scattered else SLACK) * sum(device.values()))
@@ -364,11 +356,12 @@ def _with_overhead(
     if setting.spread.ranks > 1:
         device["NCCL"] = COMMUNICATOR
     parts = host if sum(host.values()) >= making else {"the model while it is made": making}
-    return Need(device, {**added(parts), "process": PROCESS}, first, basis, moment)
+    return Need(device, {**added(parts), "process": PROCESS, **first}, basis, moment)
 
 
 def _of_the_first_rank(setting: Setting, engine: EngineSpec, tensors: Tensors, count: int) -> Parts:
-    """What it makes or gathers in its host's memory, one after the other: the largest counts.
+    """What it makes or gathers in its host's memory, one after the other: the largest counts, as a part of
+    each of that host's ranks.
 
     A checkpoint has the whole model too (transformers 5.23, trainer.py, save_model), and FSDP's the whole
     optimizer (accelerate 1.15, utils/fsdp_utils.py, save_fsdp_optimizer).
@@ -383,7 +376,7 @@ def _of_the_first_rank(setting: Setting, engine: EngineSpec, tensors: Tensors, c
             states = 2 * setting.spread.kept * elements(trained(tensors))
             parts["the whole optimizer, saved by the first rank"] = states
     largest = max(parts, key=lambda name: parts[name], default="")
-    return {largest: parts[largest]} if parts else {}
+    return {largest: parts[largest] // setting.ranks_per_host} if parts else {}
 
 
 def fits(setting: Setting, room: MemoryLimit) -> bool:
@@ -425,10 +418,11 @@ def lacking(setting: Setting | None, room: MemoryLimit, counted: Need | None = N
     where that was computed before."""
     if setting is None or (counted := counted or need(setting)) is None:
         return None
-    first = counted.first_host // setting.ranks_per_host
-    cpu = setting.spread.device == "cpu"
-    device = sum(counted.device.values()) + (first if cpu else 0)
-    host = 0 if cpu else sum(counted.host.values()) + first
+    cpu, device, host = (
+        setting.spread.device == "cpu",
+        sum(counted.device.values()),
+        sum(counted.host.values()),
+    )
     for place, needed, has in (("device", device, room.device), ("host", host, room.host)):
         if has is not None and needed > (1 - MARGIN) * has:
             return Shortage(place, needed, has, cpu)
@@ -437,16 +431,11 @@ def lacking(setting: Setting | None, room: MemoryLimit, counted: Need | None = N
 
 def largest_micro(setting: Setting, room: MemoryLimit, top: int) -> int:
     """The largest micro-batch up to `top` that fits; 0: not even one sample does."""
-    if not fits(replace(setting, micro=1), room):
-        return 0
-    low, high = 1, max(1, top)
-    while low < high:  # what is needed grows with the micro-batch
-        middle = (low + high + 1) // 2
-        if fits(replace(setting, micro=middle), room):
-            low = middle
-        else:
-            high = middle - 1
-    return low
+
+    def too_large(micro: int) -> bool:
+        return not fits(replace(setting, micro=micro), room)
+
+    return bisect_left(range(1, max(1, top) + 1), True, key=too_large)  # what is needed grows with it
 
 
 # ----------------------------------------------------------------------------------------------------

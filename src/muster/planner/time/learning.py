@@ -16,7 +16,6 @@ import math
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from operator import mul
 
 from muster.core.errors import UsageError
@@ -173,7 +172,7 @@ def _learn_device(name: str, runs: Sequence[MeasuredRun], calibration: Calibrati
         return replace(calibration, efficiency={**calibration.efficiency, name: value})
 
     calibration = replace(calibration, fixed={k: v for k, v in calibration.fixed.items() if k != name})
-    values = [_solve(partial(_excess, run, with_efficiency)) for run in runs]
+    values = [_solve(run, with_efficiency) for run in runs]
     solved = [value for value in values if value is not None]
     if not solved:
         return calibration
@@ -218,7 +217,7 @@ def _learn_host(name: str, runs: Sequence[MeasuredRun], calibration: Calibration
 
     values = []
     for run in runs:
-        share = _solve(partial(_excess, run, with_share))
+        share = _solve(run, with_share)
         if share is None or not HOST_LEAST <= share * HOST_BANDWIDTH <= HOST_MOST:
             continue
         if predict(run.case, with_share(share)).optimizer >= WORTH * run.seconds:
@@ -235,37 +234,33 @@ def _left(run: MeasuredRun, calibration: Calibration, efficiency: float) -> floa
 
 def _learn_link(name: str, runs: Sequence[MeasuredRun], calibration: Calibration) -> Calibration:
     """Bandwidth; what was measured beside it stays."""
-    before = calibration.links.get(name, LinkFigures())
+    before, machines = calibration.links.get(name, LinkFigures()), runs[0].case.machines
+    link = machines.link if _link(runs[0], "link") == name else machines.inner
+    assert link is not None
+    stated = link.stated
+
+    def with_share(share: float) -> Calibration:
+        figures = replace(before, bandwidth=share * stated)
+        return replace(calibration, links={**calibration.links, name: figures})
+
     values = []
     for run in runs:
-        machines = run.case.machines
-        link = machines.link if _link(run, "link") == name else machines.inner
-        assert link is not None
-        stated = link.stated
-
-        def with_share(share: float, stated: float = stated) -> Calibration:
-            figures = replace(before, bandwidth=share * stated)
-            return replace(calibration, links={**calibration.links, name: figures})
-
         step = predict(run.case, calibration)
         if step.communication < WORTH * step.seconds and run.seconds < (1 + WORTH) * step.seconds:
             continue
-        share = _solve(partial(_excess, run, with_share))
+        share = _solve(run, with_share)
         if share is not None:
-            values.append(share * stated)
-    if not values:
-        return calibration
-    figures = replace(before, bandwidth=statistics.median(values))
-    return replace(calibration, links={**calibration.links, name: figures})
+            values.append(share)
+    return with_share(statistics.median(values)) if values else calibration
 
 
-def _excess(run: MeasuredRun, known_at: Callable[[float], Calibration], share: float) -> float:
-    """Predicted seconds beyond the measured ones."""
-    return predict(run.case, known_at(share)).seconds - run.seconds
+def _solve(run: MeasuredRun, known_at: Callable[[float], Calibration]) -> float | None:
+    """The share at which the prediction is what was measured, by bisection in its logarithm: predictions fall
+    with it; None: there is none."""
 
+    def excess(share: float) -> float:
+        return predict(run.case, known_at(share)).seconds - run.seconds
 
-def _solve(excess: Callable[[float], float]) -> float | None:
-    """Where a falling function of a share crosses zero, by bisection in its logarithm; None: nowhere."""
     low, high = LEAST, MOST
     if excess(low) < 0 or excess(high) > 0:
         return None

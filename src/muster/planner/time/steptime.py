@@ -20,7 +20,7 @@ Optimizer: update.py.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import lru_cache, partial
 from statistics import NormalDist
@@ -47,22 +47,10 @@ from muster.planner.time.update import HOST_BANDWIDTH, update
 #
 # One call at a time goes over the links, in the order in which they are asked for: NCCL and gloo share a link
 # no better, and engines put their calls on one stream per direction. What an engine does not put beside the
-# computation, the computation waits for. What is beside it slows it, and is slowed (OverlapPace).
+# computation, the computation waits for. What is beside it slows it, and is slowed (SharedLink).
 
 Cost = Callable[[Call], float]
-
-
-@dataclass(frozen=True)
-class OverlapPace:
-    """Of computation and exchange while both go on, as shares of their speed alone; and the seconds that it
-    takes ranks to meet where they have computed apart."""
-
-    computing: float = 1.0
-    exchanging: float = 1.0
-    meeting: float = 0.0
-
-
-UNDISTURBED = OverlapPace()
+UNDISTURBED = SharedLink()
 
 
 def waited(
@@ -72,7 +60,7 @@ def waited(
     *,
     gathers_hide: bool,
     reduces_hide: bool,
-    pace: OverlapPace = UNDISTURBED,
+    pace: SharedLink = UNDISTURBED,
 ) -> float:
     """Seconds that a pass takes beyond its own `computing` seconds.
 
@@ -85,41 +73,38 @@ def waited(
     whole = sum(segment.share for segment in segments) or 1.0
     ready = [0] * len(segments)  # how many calls must have ended before a segment begins
     if gathers_hide:
-        ready[0] = clock.ask(_costs(segments[0].gathers, cost))
+        ready[0] = clock.ask(map(cost, segments[0].gathers))
     for index, segment in enumerate(segments):
         if not gathers_hide:
-            ready[index] = clock.ask(_costs(segment.gathers, cost))
+            ready[index] = clock.ask(map(cost, segment.gathers))
         clock.wait(ready[index])
         if gathers_hide and index + 1 < len(segments):
-            ready[index + 1] = clock.ask(_costs(segments[index + 1].gathers, cost))
+            ready[index + 1] = clock.ask(map(cost, segments[index + 1].gathers))
         clock.compute(computing * segment.share / whole)
-        asked = clock.ask(_costs(segment.reduces, cost))
+        asked = clock.ask(map(cost, segment.reduces))
         if asked and not reduces_hide:
             clock.wait(asked)
     clock.wait(clock.asked)
     return max(0.0, clock.now - computing)
 
 
-def _costs(calls: Sequence[Call], cost: Cost) -> list[float]:
-    return [cost(call) for call in calls]
-
-
 class _Clock:
     """Computation and one queue of calls, each at its pace. Ranks meet where they wait for a call after they
     have computed."""
 
-    def __init__(self, pace: OverlapPace) -> None:
+    def __init__(self, pace: SharedLink) -> None:
         self.pace = pace
         self.now = 0.0
         self.asked = 0
         self._left: list[float] = []  # of the calls that have not ended, in order, at full speed
         self._apart = False
 
-    def ask(self, costs: Sequence[float]) -> int:
+    def ask(self, costs: Iterable[float]) -> int:
         """-> how many calls must have ended for all of these to have; 0: there are none."""
-        self._left += costs
-        self.asked += len(costs)
-        return self.asked if costs else 0
+        asked = list(costs)
+        self._left += asked
+        self.asked += len(asked)
+        return self.asked if asked else 0
 
     def wait(self, ended: int) -> None:
         """Until so many calls have ended; nothing is computed meanwhile."""
@@ -482,25 +467,6 @@ def between(case: StepCase, calibration: Calibration | None = None) -> tuple[flo
     return predict(case, figures, outcome=good).seconds, predict(case, figures, outcome=bad).seconds
 
 
-def evaluation(case: StepCase, samples: int, calibration: Calibration | None = None) -> float:
-    """Seconds of a forward pass over so many samples, dealt to all ranks, in batches of the micro-batch; with
-    what a pass gathers first."""
-    figures = calibration or Calibration()
-    machines = measured_links(case.machines, figures)
-    traffic, library = traffic_of(case.parameters, case.placed), library_of(machines.device.kind)
-    forward = computing(case, figures) * case.work.forward / case.work.flops
-    gathering = waited(
-        traffic.last.forward,
-        forward,
-        lambda call: seconds(call, machines, library),
-        gathers_hide=traffic.gathers_hide,
-        reduces_hide=traffic.reduces_hide,
-        pace=_pace(machines),
-    )
-    rounds = -(-samples // (case.work.samples * case.machines.ranks))
-    return rounds * (forward + gathering)
-
-
 def link_key(link: LinkSpec, device: str) -> str:
     """What a link is known by in a Calibration: gloo gets less of it than NCCL. `device`: cpu or cuda."""
     return f"{link.name} gloo" if device == "cpu" else link.name
@@ -531,18 +497,16 @@ def _hooks(case: StepCase) -> float:
     return case.spread.micro_steps * _per_tensor(case) + stepping
 
 
-def _pace(machines: Machines, outcome: Conditions = USUAL) -> OverlapPace:
+def _pace(machines: Machines, outcome: Conditions = USUAL) -> SharedLink:
     """What computation and exchange lose to each other on the link that sets the pace."""
     link = machines.link if machines.hosts > 1 else machines.inner
-    if link is None:
-        return OverlapPace()
-    shared = link.beside
-    if shared == SharedLink() and machines.device.kind == "cuda":  # not measured
-        return OverlapPace(computing=outcome.contended)
-    return OverlapPace(shared.computing, shared.exchanging, shared.meeting)
+    shared = link.beside if link is not None else UNDISTURBED
+    if link is not None and shared == UNDISTURBED and machines.device.kind == "cuda":  # not measured
+        return SharedLink(computing=outcome.contended)
+    return shared
 
 
-def _waited(case: StepCase, traffic: Traffic, micro: float, cost: Cost, pace: OverlapPace) -> float:
+def _waited(case: StepCase, traffic: Traffic, micro: float, cost: Cost, pace: SharedLink) -> float:
     """Seconds that ranks wait for each other in an optimizer step."""
     forward = micro * (case.work.forward / case.work.flops if case.work.flops else 0.0)
     play = partial(

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoModelForSequenceClassification
+from transformers import AutoModelForSequenceClassification, TrainerCallback
 from trl import RewardConfig, RewardTrainer
 
 from muster.core.errors import UsageError
@@ -23,12 +23,23 @@ from muster.worker.context import Context
 from muster.worker.workloads.base import Built
 
 
+class _Padding(TrainerCallback):  # type: ignore[misc]
+    """Settles it when training begins: TRL's trainer has set it, and Transformers' has taken the tokenizer's
+    (trainer_utils.py: align_special_tokens)."""
+
+    def on_train_begin(
+        self, args: Any, state: Any, control: Any, model: Any = None, processing_class: Any = None, **_: Any
+    ) -> None:
+        """Before the first step."""
+        settle_padding(model, processing_class)
+
+
 class _Trainer(ByPairs, RewardTrainer):  # type: ignore[misc]
     """TRL's, with exact figures over held-out pairs."""
 
     def __init__(self, **named: Any) -> None:
         super().__init__(**named)
-        settle_padding(self.model, named["processing_class"])  # which TRL's trainer has set
+        self.add_callback(_Padding())
 
     def compute_loss(self, model: Any, inputs: dict[str, Any], *args: Any, **named: Any) -> Any:
         """-log sigmoid(reward of the chosen answer - reward of the rejected one), the mean over pairs

@@ -1,8 +1,9 @@
-"""How much at once: learning rate and batch of a published size, a micro-batch that fits, how the model is
-made. Pure."""
+"""The ways that a recipe can go on some machines, and the best of them: the fastest that fits; where speeds
+are not known, the mildest that fits. Of each its learning rate, its batch, how the model is made. Pure."""
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -15,11 +16,13 @@ from muster.core.job import Decision
 from muster.core.near import near_names
 from muster.core.recipe import Recipe
 from muster.core.trace import Trace
-from muster.core.units import counted, format_bytes
+from muster.core.units import counted, format_bytes, format_number
 from muster.engines.base import spec_of
+from muster.inputs.model import whole_config
+from muster.planner.document import Candidate
 from muster.planner.memory.fit import MemoryLimit, Need, Setting, Shortage, lacking, largest_micro, need
 from muster.planner.predict import predict
-from muster.planner.remedies import OpenChoices
+from muster.planner.remedies import SYNC, OpenChoices
 from muster.planner.setting import sequence_of, setting_of
 from muster.planner.time.steptime import Calibration, Step
 
@@ -48,7 +51,7 @@ class TrainingWay:
 
     `recipe`: with what was `auto` in its model and training; `setting`: None where model or lengths are not
     known here; `changes`: the overrides that distinguish it from others; `decisions`: what was decided on it;
-    `memory`: bytes of a rank's device, 0: not known; `lacks`: of these, what there is too little of; `step`:
+    `needed`: of a rank, None where that is not known; `lacks`: of it, what there is too little of; `step`:
     None where its time is not known.
     """
 
@@ -57,9 +60,16 @@ class TrainingWay:
     setting: Setting | None = None
     changes: Mapping[str, str] = field(default_factory=dict)
     decisions: Sequence[Decision] = ()
-    memory: int = 0
+    needed: Need | None = None
     lacks: Shortage | None = None
     step: Step | None = None
+
+    @property
+    def memory(self) -> int:
+        """Bytes of a rank's device; 0: not known, or only what it needs at least, which would fit."""
+        if self.needed is None or not (self.needed.whole or self.lacks):
+            return 0
+        return sum(self.needed.device.values())
 
     @property
     def fits(self) -> bool | None:
@@ -70,6 +80,84 @@ class TrainingWay:
     def speed(self) -> float:
         """Samples/s; 0: not known."""
         return self.step.samples_per_second if self.step else 0.0
+
+
+def ways(recipe: Recipe, where: Where) -> list[TrainingWay]:
+    """Return every combination of what is open, mildest first, whether it fits or not: without recomputation,
+    at low stages; where it accumulates and the recipe leaves open when gradients are reduced, both, the one
+    with less communication first.
+
+    Raises RecipeError where there is none, such as for numbers that contradict each other.
+    """
+    config, engine = whole_config(recipe), spec_of(recipe.engine.name)
+    again, zero = recipe.train.gradient_checkpointing, recipe.engine.zero
+    stages = engine.open_stages(recipe)
+    defers = engine.defers_reduction and sum(where.slots) > 1 and recipe.engine.sync_each_batch == "auto"
+    tried, impossible = list[TrainingWay](), list[RecipeError]()
+    for checkpointing, stage in itertools.product([False, True] if again == "auto" else [again], stages):
+        changes = {"engine.zero": str(stage)} if zero == "auto" else {}
+        changes |= {"train.gradient_checkpointing": str(checkpointing).lower()} if again == "auto" else {}
+        made = recipe.choosing(zero=stage, checkpointing=checkpointing)
+        try:
+            one = size(made, config, where, changes)
+            if not defers or one.batch.accumulation == 1:
+                tried.append(one)
+                continue
+            for each in (False, True):
+                more = {**changes, SYNC: str(each).lower()}
+                tried.append(size(made.choosing(sync_each_batch=each), config, where, more))
+        except RecipeError as error:  # what the recipe wants does not go this way (model.create=sharded)
+            impossible.append(error)
+    if not tried:
+        raise impossible[-1]
+    return tried
+
+
+def best(tried: Sequence[TrainingWay]) -> tuple[TrainingWay, str]:
+    """Return which way, and why: of those that fit the fastest; the mildest where one's speed is not known.
+    None is known to fit: the mildest of which all but the activations is counted and fits; else the smallest.
+    A way of which nothing is counted is taken only where that is so of all."""
+    counted = [each for each in tried if each.fits is not None]
+    if not counted:
+        return tried[0], "the mildest: whether it fits is unknown"
+    fitting = [each for each in counted if each.fits]
+    among = f"of {len(fitting)} settings that fit (of {len(tried)})"
+    uncertain = [each for each in tried if each.fits is None and each.setting is not None]
+    if not fitting and uncertain:
+        return uncertain[0], "the mildest that may fit: whether it does is unknown"
+    if not fitting:
+        return min(counted, key=lambda each: each.memory), "needs the least memory, and does not fit"
+    if any(each.step is None for each in fitting):
+        return fitting[0], f"the mildest {among}; some speeds are unknown"
+    fastest = max(fitting, key=lambda each: each.speed)
+    return fastest, f"the fastest {among}: {format_number(fastest.speed)} samples/s predicted"
+
+
+def compared(tried: Sequence[TrainingWay], chosen: TrainingWay, reason: str) -> list[Candidate]:
+    """All ways, and why each was chosen or lost."""
+
+    def lost(way: TrainingWay) -> str:
+        if way.fits is None:
+            return "whether it fits is unknown"
+        if not way.fits:
+            return f"does not fit: {way.lacks}"
+        if way.step is None or chosen.step is None:
+            return "fits as well; costs more computation or communication"
+        slower = 1 - way.speed / chosen.speed
+        return f"{slower:.0%} slower" if slower > 0.005 else "as fast, but not milder"
+
+    return [
+        Candidate(
+            changes=dict(each.changes),
+            fits=each.fits,
+            memory=each.memory,
+            step=each.step.seconds if each.step else None,
+            samples_per_second=each.speed or None,
+            chosen=each is chosen,
+            why=reason if each is chosen else lost(each),
+        )
+        for each in tried
+    ]
 
 
 def size(
@@ -97,14 +185,10 @@ def size(
     step = predict(setting, where.machines, where.calibration)
     needed = need(setting)
     lacks = lacking(setting, room, needed)
-    if needed is None or not (needed.whole or lacks):
-        return TrainingWay(recipe, batch, setting, changes, decisions, step=step)
-    if room.device is not None and lacks is None:
+    way = TrainingWay(recipe, batch, setting, changes, decisions, needed, lacks, step)
+    if needed is not None and way.fits and room.device is not None:
         decisions.append(_about_need(needed, room.device))
-    if changes:
-        changes = {**changes, "batch.micro": str(setting.micro)}
-    memory = sum(needed.device.values())
-    return TrainingWay(recipe, batch, setting, changes, decisions, memory, lacks, step)
+    return replace(way, changes={**changes, "batch.micro": str(most)}) if changes and way.memory else way
 
 
 def _learning_rate(recipe: Recipe, decisions: list[Decision]) -> Recipe:
@@ -176,7 +260,9 @@ def _batch(
     wanted = _wanted(recipe, config, given["global"])
     top = DEFAULT_MICRO
     gpus = setting is not None and setting.spread.device == "cuda" and room.device is not None
-    if gpus and wanted and _counted(setting):
+    needed = need(setting) if setting is not None else None
+    # Where all that a rank needs is known, a larger micro-batch is known to fit.
+    if gpus and wanted and (needed is None or needed.whole):
         top = max(1, wanted // world_size)  # GPUs gain by large micro-batches, CPUs do not
     largest, batch = _fitting(recipe, given, wanted, world_size, setting, room, top)
     product = f"{batch.micro} x {batch.accumulation} x {counted(world_size, 'rank')} = {batch.global_}"
@@ -195,12 +281,6 @@ def _batch(
         if given[name] is None:
             decisions.append(Decision(f"batch.{name}", value, why[name]))
     return batch
-
-
-def _counted(setting: Setting | None) -> bool:
-    """Return whether all that a rank needs is known, so that a larger micro-batch is known to fit."""
-    counted = need(setting) if setting is not None else None
-    return counted is None or counted.whole
 
 
 def _fitting(
@@ -308,7 +388,7 @@ def _about_tokens(recipe: Recipe, config: Mapping[str, Any] | None, wanted: int,
     return f"; the multiple nearest to {wanted} samples ({asked:,} tokens, {source}): {off:+.1f} %"
 
 
-def open_choices(recipe: Recipe, config: Mapping[str, Any] | None, tracer: Tracer | None) -> OpenChoices:
+def open_choices(recipe: Recipe, tracer: Tracer | None) -> OpenChoices:
     """What the recipe, and a user's own DeepSpeed configuration, say of what a remedy would change."""
 
     def trace(setting: Setting) -> Trace | None:
@@ -325,7 +405,7 @@ def open_choices(recipe: Recipe, config: Mapping[str, Any] | None, tracer: Trace
     return OpenChoices(
         accumulation=given["accumulation"],
         global_=None if about else given["global"],
-        samples=_wanted(recipe, config, None) if about else None,
+        samples=_wanted(recipe, whole_config(recipe), None) if about else None,
         fixed=frozenset(fixed),
         trace=trace,
     )
