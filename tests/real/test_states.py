@@ -68,18 +68,23 @@ ENGINES: dict[str, dict[str, Any]] = {
         for name, zero, params in (("SGD", 2, {"momentum": 0.9}), ("SGD", 3, {}))
     },
 }
-# Every rank of these runs; of others the one that has most, or the padding, in a world that is faked.
-TWO = [("ddp", "fp32", 2), *((f"zero{stage}", "bf16", 2) for stage in range(4))]
-THREE = [("fsdp", "bf16", 3), ("zero2", "fp32", 3), ("zero3", "bf16", 3)]
+ELSEWHERE = ("zero3few", "fsdp", "fsdpsync", "fsdpgroup", "zero3group")
+TWO = [(engine, "bf16", 2) for engine in ENGINES if engine not in ("ddp", *ELSEWHERE)]
+TWO += [(engine, "fp32", 2) for engine in ("ddp", "zero1", "zero2", "zero3", "filesgd3")]
+THREE = [
+    ("fsdp", "bf16", 3),
+    ("zero1", "bf16", 3),
+    ("zero2", "fp32", 3),
+    ("zero3", "bf16", 3),
+]
 FOUR = [("fsdpgroup", "bf16", 4), ("zero3group", "bf16", 4)]
 ALONE = [("zero1", "bf16", 1), ("zero3", "fp32", 1)]
 REAL = [*TWO, *THREE, *FOUR, *ALONE]
 WORLDS = [
-    *((f"zero{stage}", "fp32", 2) for stage in (1, 2, 3)), ("zero1", "bf16", 3),
-    *((engine, "bf16", 2) for engine in ("zero3param", "offload2", "offload3", "filesgd2", "filesgd3")),
-    ("filesgd3", "fp32", 2), *((engine, "fp32", ranks) for engine in ("fsdp", "zero2") for ranks in (8, 64)),
-    *((engine, "bf16", ranks) for engine in ("zero1", "zero3") for ranks in (8, 64)),
-]  # fmt: skip
+    (engine, precision, ranks)
+    for ranks in (8, 64)
+    for engine, precision in (("fsdp", "fp32"), ("zero1", "bf16"), ("zero2", "fp32"), ("zero3", "bf16"))
+]
 
 
 def named(engine: str, precision: str, ranks: int, more: str = "") -> str:
@@ -136,10 +141,11 @@ CASES = [
     *TRACED,
     *(case(*each) for each in REAL),
     # Of a faked world: the last rank, which has the padding; ZeRO-3 compares with the first one's lists.
-    *(case(*each, rank=0 if ENGINES[each[0]].get("zero") == 3 else each[2] - 1) for each in WORLDS),
-    *(case(engine, "bf16", 2, "-lora", recipe={"lora": LORA}) for engine in ("ddp", "fsdp")),
-    case("zero2", "bf16", 2, "-lora", recipe={"lora": LORA}, rank=1),
-    case("zero3", "bf16", 2, "-lora", recipe={"lora": LORA}, rank=0),
+    *(case(*each, rank=0 if each[0] == "zero3" else each[2] - 1) for each in WORLDS),
+    *(
+        case(engine, "bf16", 2, "-lora", recipe={"lora": LORA})
+        for engine in ("ddp", "fsdp", "zero2", "zero3")
+    ),
 ]
 
 
