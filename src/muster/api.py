@@ -1,9 +1,9 @@
 """The verbs as functions on plain objects: what `import muster` offers.
 
 Names mean what they mean on the command line: a recipe or a suite is a file or a shipped name, `hosts` is
-what HOSTS is there (`hostfile`, `node[01-16]`, `local:2x1`, an inventory), and `runs` is the folder of all
-runs. A recipe may be a mapping, as its file would hold it. `overrides` are `key=value`, or a mapping of
-dotted keys: {"train.max_steps": 3}. Results are the frozen models whose JSON the verbs print.
+what HOSTS is there (`hostfile`, `node[01-16]`, `local:2x1`, an inventory) or a list of hosts, and `runs` is
+the folder of all runs. A recipe may be a mapping, as its file would hold it. `overrides` are `key=value`, or
+a mapping of dotted keys: {"train.max_steps": 3}. Results are the frozen models whose JSON the verbs print.
 
 What a user can cause is raised as a `muster.MusterError`: its text says what failed; `where`, `host` and
 `hint` say where, on which host, and what helps. A run that fails is no exception: its `Result.status` and
@@ -18,6 +18,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from muster.core.errors import UsageError
 from muster.fleet.interrupts import keyboard_interrupts
 from muster.store.runfolder import DEFAULT_ROOT, RunFolder, find_any, run_folder_of
 
@@ -35,6 +36,7 @@ Words = str | Sequence[str]  # one, or several
 
 
 Overrides = Words | Mapping[str, Any]
+Hosts = str | Path | Sequence[str]  # HOSTS, a host file, or hosts
 Source = str | Path | Mapping[str, Any]  # of a recipe
 
 
@@ -45,17 +47,28 @@ def _words(given: Words) -> list[str]:
 def _overrides(given: Overrides) -> list[str]:
     """As they are typed."""
     if not isinstance(given, Mapping):
-        return _words(given)
+        words = _words(given)
+        if odd := [each for each in words if not isinstance(each, str)]:
+            raise UsageError(f"{odd[0]!r} is no override", hint="'train.max_steps=3', or a mapping of keys")
+        return words
     return [f"{key}={json.dumps(value, default=str)}" for key, value in given.items()]
 
 
 def _source(given: Source) -> str | Mapping[str, Any]:
+    if not isinstance(given, str | Path | Mapping):
+        raise UsageError(
+            f"{given!r:.60} is no recipe", hint="a file, a shipped name, or a mapping as its file has it"
+        )
     return str(given) if isinstance(given, Path) else given
+
+
+def _hosts(given: Hosts) -> str:
+    return str(given) if isinstance(given, str | Path) else ",".join(given)
 
 
 @keyboard_interrupts()
 def check(
-    hosts: str,
+    hosts: Hosts,
     *,
     recipe: str = "",
     overrides: Overrides = (),
@@ -73,7 +86,7 @@ def check(
     from muster.core.inventory import read_inventory
 
     wanted = WantedChecks(recipe or None, profile or None, gpus, group)
-    inspection = inspect(read_inventory(hosts), settings_of(recipe, _overrides(overrides)), wanted)
+    inspection = inspect(read_inventory(_hosts(hosts)), settings_of(recipe, _overrides(overrides)), wanted)
     remember(inspection)
     return inspection
 
@@ -81,7 +94,7 @@ def check(
 @keyboard_interrupts()
 def plan(
     recipe: Source,
-    hosts: str = "",
+    hosts: Hosts = "",
     *,
     on: str = "",
     overrides: Overrides = (),
@@ -97,7 +110,6 @@ def plan(
     hour, in any currency; `traced`: trace the real model, which takes seconds and needs torch. Raises
     RecipeError, InventoryError, UsageError and JobError.
     """
-    from muster.core.errors import UsageError
     from muster.inputs.read import read_inputs, read_recipe
     from muster.planner.machines import UserFigures
     from muster.planner.plan import plan_hosts, plan_on
@@ -109,7 +121,7 @@ def plan(
         made = plan_on(read_recipe(_source(recipe), _overrides(overrides)), on, figures, traced=traced).plan
     else:
         made = plan_hosts(
-            read_inputs(_source(recipe), hosts, _overrides(overrides)), figures, traced=traced
+            read_inputs(_source(recipe), _hosts(hosts), _overrides(overrides)), figures, traced=traced
         ).plan
     assert made is not None  # what trains nothing is refused
     return made
@@ -118,7 +130,7 @@ def plan(
 @keyboard_interrupts()
 def train(
     recipe: Source,
-    hosts: str,
+    hosts: Hosts,
     *,
     overrides: Overrides = (),
     output: Path | str | None = None,
@@ -133,7 +145,7 @@ def train(
     from muster.reports.page import report as write_report
     from muster.runs.train import train as run_train
 
-    inputs = read_inputs(_source(recipe), hosts, _overrides(overrides))
+    inputs = read_inputs(_source(recipe), _hosts(hosts), _overrides(overrides))
     run = RunFolder(Path(output).absolute()) if output else run_folder_of(inputs.recipe, Path(runs))
     result = run_train(inputs, run)
     write_report(run)
@@ -166,7 +178,7 @@ def ask(
 @keyboard_interrupts()
 def bench(
     suite: str,
-    hosts: str,
+    hosts: Hosts,
     *,
     overrides: Overrides = (),
     recipe: str = "",
@@ -187,7 +199,9 @@ def bench(
     from muster.benches.folder import BenchFolder, new_bench_folder
     from muster.benches.inputs import read_bench
 
-    inputs = read_bench(suite, hosts, _overrides(overrides), recipe=recipe, at_once=jobs)
+    if (jobs is not None and jobs < 1) or (minutes is not None and not minutes > 0):
+        raise UsageError("jobs is a number from 1 on, and minutes one above 0")
+    inputs = read_bench(suite, _hosts(hosts), _overrides(overrides), recipe=recipe, at_once=jobs)
     folder = BenchFolder(Path(output).absolute()) if output else new_bench_folder(Path(runs), inputs.name)
     given = math.inf if minutes is None else minutes
     around = Surroundings(baseline=Path(baseline) if baseline else None, minutes=given)
@@ -201,9 +215,9 @@ def judge(
     baseline: Path | str | None = None,
     at_least: str = "",
     workload: str = "",
-    lines: Sequence[str] = (),
-    columns: Sequence[str] = (),
-    hardware: Sequence[str] = (),
+    lines: Words = (),
+    columns: Words = (),
+    hardware: Words = (),
 ) -> Judged:
     """Name the hosts that were slow or failing, from others' logs. `Judged.gate` is the exit code.
 
@@ -220,9 +234,9 @@ def judge(
         baseline=Path(baseline) if baseline else None,
         at_least=at_least,
         workload=workload,
-        hardware=hardware,
-        lines=lines,
-        columns=columns,
+        hardware=_words(hardware),
+        lines=_words(lines),
+        columns=_words(columns),
     )
 
 

@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from muster.core.errors import BrokenPluginError
 from muster.core.inventory import parse_hosts
 from muster.core.job import Placement, place
 from muster.core.launch import Launch
@@ -245,6 +246,19 @@ def test_at_most_fanout_connections_are_in_the_making() -> None:
 def test_own_addresses() -> None:
     assert own_addresses(place([(host, 1) for host in parse_hosts("127.0.0.1").hosts]))
     json.dumps(own_addresses(THREE))
+
+
+@pytest.mark.parametrize("hosts", [(), ("h0",), ("h0", "h1", "h1"), ("h0", "elsewhere")])
+def test_a_launcher_starts_one_agent_on_each_host(hosts: tuple[str, ...]) -> None:
+    """A host that nobody starts would be waited for."""
+    places = place([(host, 1) for host in parse_hosts("h0,h1").hosts])
+    made: Any = SimpleNamespace(
+        ONE_MACHINE=False, DIALS=False, requests=lambda *_: [Request((host,), ("true",)) for host in hosts],
+        __name__="theirs", __file__="theirs.py",
+    )  # fmt: skip
+    with pytest.raises(BrokenPluginError) as error:
+        Fleet(places, made, Launch(), "job-1", Shell(), b"")
+    assert error.value.place == "theirs.py"
 
 
 def test_hold_starts_nothing_more() -> None:

@@ -377,10 +377,11 @@ def test_a_command_needs_no_package_of_musters(start: str, tmp_path: Path) -> No
 
 def test_what_a_script_of_ones_own_may_want(tmp_path: Path) -> None:
     """--local_rank=N as DeepSpeed's launcher gives it, steps without any time on their lines, and a note
-    where two ranks form no group."""
+    where two ranks train by themselves: on CPUs Accelerate forms a group, and does not use it."""
     script = tmp_path / "apart.py"
     script.write_text(
-        "import argparse, os, time, torch.distributed\n"
+        "import argparse, os, time, accelerate\n"
+        "assert accelerate.Accelerator().num_processes == 1\n"
         "parser = argparse.ArgumentParser()\n"
         "parser.add_argument('--local_rank', type=int)\n"
         "assert parser.parse_args().local_rank == int(os.environ['LOCAL_RANK'])\n"

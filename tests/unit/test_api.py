@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import inspect
+import math
 import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -76,8 +78,31 @@ def test_logs_are_judged(tmp_path: Path) -> None:
         lines = "".join(f"{step},{slower * step},n{host}\n" for step in range(30))
         (tmp_path / f"n{host}.csv").write_text(f"iteration,seconds,hostname\n{lines}")
     found = muster.judge(tmp_path, columns=["step=iteration", "elapsed=seconds", "host=hostname"])
+    with pytest.raises(muster.UsageError, match="nosuch"):  # one expression needs no list
+        muster.judge(tmp_path, columns="nosuch")
     assert [each.hosts[0] for each in found.hosts if each.condition == "slow"] == ["n3"]
     assert found.gate == 1
+    lenient = muster.judge(tmp_path, columns=["step=iteration", "elapsed=seconds", "host=hostname"], slow=0.5)
+    assert not [each for each in lenient.hosts if each.condition == "slow"]
+
+
+def test_what_a_verb_is_given_reaches_its_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    given: list[Any] = []
+    monkeypatch.setattr("muster.benches.bench.bench", lambda inputs, folder, around: given.append(around))
+    monkeypatch.setattr("muster.reports.pipeline.write_page", lambda run, output: given.append(output))
+    muster.bench(
+        "acceptance", "local:2", baseline=tmp_path / "old.json", output=tmp_path / "bench", minutes=7
+    )
+    assert (given[0].baseline, given[0].minutes) == (tmp_path / "old.json", 7)
+    (tmp_path / "one").mkdir()
+    (tmp_path / "one" / "job.json").write_text("{}")
+    muster.report(tmp_path / "one", output=tmp_path / "page.html")
+    assert given[1] == tmp_path / "page.html"
+    plans = [
+        muster.plan("s1-opt-350m", on="h100:8", tokens=tokens, traced=False) for tokens in (10**9, 10**10)
+    ]
+    first, second = [plan.time.steps or 0 for plan in plans if plan.time]
+    assert second / first == pytest.approx(10, rel=1e-3)
 
 
 def test_marks_are_looked_up_once() -> None:
@@ -113,6 +138,37 @@ def test_a_recipe_may_be_a_mapping() -> None:
     assert planned == muster.plan("digits", on="h100:8", overrides="train.max_steps=7", traced=False)
     with pytest.raises(muster.RecipeError, match="max_stepz"):
         muster.plan({"inherit": "digits", "train": {"max_stepz": 7}}, on="h100:8", traced=False)
+
+
+@pytest.mark.parametrize("recipe", [None, 3, ["digits"]])
+def test_what_is_no_recipe_is_said(recipe: Any) -> None:
+    with pytest.raises(muster.UsageError):
+        muster.plan(recipe, on="h100:8", traced=False)
+    with pytest.raises(muster.UsageError):
+        muster.plan("digits", on="h100:8", overrides=[("train.max_steps", recipe)], traced=False)
+
+
+@pytest.mark.parametrize(
+    "figures",
+    [{"samples": -3}, {"samples": 0}, {"price": math.nan}, {"tokens": 0}, {"tokens": 5, "samples": 5}],
+)
+def test_figures_that_cannot_be_planned_with_are_refused(figures: dict[str, Any]) -> None:
+    with pytest.raises(muster.UsageError):
+        muster.plan("digits", on="h100:8", traced=False, **figures)
+
+
+@pytest.mark.parametrize("given", [{"jobs": 0}, {"minutes": 0}, {"minutes": -1}, {"minutes": math.nan}])
+def test_a_bench_without_jobs_or_time_is_refused(given: dict[str, Any]) -> None:
+    with pytest.raises(muster.UsageError):
+        muster.bench("acceptance", "local:2", **given)
+
+
+def test_hosts_may_be_a_list_or_a_path(tmp_path: Path) -> None:
+    (tmp_path / "here").write_text("localhost slots=2\n")
+    plans = [muster.plan("digits", hosts, traced=False) for hosts in ("localhost:2", tmp_path / "here")]
+    assert plans[0].ranks == plans[1].ranks == 2
+    with pytest.raises(muster.InventoryError, match="named twice"):
+        muster.plan("digits", ["n1:8", "n1:8"], traced=False)
 
 
 def test_ctrl_c_is_raised_once_the_run_has_ended() -> None:

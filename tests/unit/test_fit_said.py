@@ -63,6 +63,7 @@ def test_adapters_beside_weights_in_bf16() -> None:
 def test_a_name_of_two_sizes_is_said() -> None:
     (said,) = ambiguous("a100:8x4,hdr")
     assert "40gb" in said and "80gb" in said
+    assert not ambiguous("a10:1")  # whose name also begins those of the A100s
     assert not ambiguous("a100-80gb:8") and not ambiguous("h200:8") and not ambiguous("l4:1")
     assert said in planned("causal-lm", "a100:1", *GPT2).notes
 

@@ -139,6 +139,20 @@ def test_a_password_in_a_hosts_name_is_not_repeated(text: str, tmp_path: Path) -
         assert "pw-4711" not in f"{caught.value} {caught.value.hint} {caught.value.where}"
 
 
+@pytest.mark.parametrize("name", ["hostfiles", "node_lists"])
+def test_a_folder_of_host_files_is_no_host(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / name).mkdir()
+    (tmp_path / name / "first").write_text("n1 slots=2\n")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(InventoryError, match="is a folder") as caught:
+        read_inventory(name)
+    assert caught.value.hint and f"{name}/first" in caught.value.hint
+    (tmp_path / "node1").mkdir()
+    assert read_inventory("node1").names == ("node1",)  # a folder of a host's name is not meant
+
+
 @pytest.mark.parametrize("name", ["hostfile", "hosts.txt", "fit.json", "machinefile", "my.hosts"])
 def test_a_missing_host_file_is_no_host(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)

@@ -348,6 +348,24 @@ def test_both_recorders_are_heard(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert {each["group"]: each["last"] for each in rank.flights[-1] or ()} == {"gloo 0": 9, "nccl 0": 12}
 
 
+@pytest.mark.parametrize(("kind", "forms"), [("NO", False), ("MULTI_GPU", True), (None, True)])
+def test_a_group_that_accelerate_does_not_use_is_none(
+    kind: str | None, forms: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    served: list[str] = []
+    monkeypatch.setattr(inside, "serve", served.append)
+    join = inside._wrapped(lambda: "joined", str(tmp_path / "rank0"))
+
+    class State:
+        distributed_type = kind
+
+        def form(self) -> str:
+            return str(join())
+
+    assert State().form() == "joined"
+    assert bool(served) is forms
+
+
 def test_a_flight_recorders_answer() -> None:
     (group,) = look.flight(FLIGHT) or ()
     assert (group["group"], group["last"]) == ("gloo 0", 9)

@@ -83,6 +83,15 @@ def judge(answers, peers, context):
 PASSES = "return [Finding(each.name, host, Level.PASS) for each in CHECKS for host in answers]"
 
 
+def test_what_a_plug_in_prints_while_it_loads_is_no_document(
+    offer: Offer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    offer("muster.checks", {"__init__.py": "print('noise')\nCHECKS = ()"})
+    warned(families)
+    printed = capsys.readouterr()
+    assert not printed.out and "noise" in printed.err
+
+
 def test_a_check_of_a_built_in_ones_name_is_left_out(offer: Offer) -> None:
     """And the built-in one is asked as before, with its own expectations."""
     own = {each.name: each for each in all_checks()}
@@ -110,6 +119,7 @@ def test_a_check_of_a_built_in_ones_name_is_left_out(offer: Offer) -> None:
         "return [Finding('their.one', 'elsewhere', Level.PASS)]",
         "return [Finding('their.one', host, 'pass') for host in answers]",
         "raise KeyError('x')",
+        "raise SystemExit('x')",
     ],
 )
 def test_a_judge_that_breaks_its_contract_judges_nobody(judge: str, offer: Offer) -> None:
@@ -121,7 +131,15 @@ def test_a_judge_that_breaks_its_contract_judges_nobody(judge: str, offer: Offer
 
 
 @pytest.mark.parametrize(
-    "text", ["CHECKS = 3", "CHECKS = ('a.b',)", "NAME = 1", "import nothing_like_this", "def ("]
+    "text",
+    [
+        "CHECKS = 3",
+        "CHECKS = ('a.b',)",
+        "NAME = 1",
+        "import nothing_like_this",
+        "def (",
+        "raise SystemExit(3)",
+    ],
 )
 def test_a_family_that_is_none_is_left_out(text: str, offer: Offer) -> None:
     before = [each.name for each in families()]
@@ -155,6 +173,7 @@ class Reader:
     def readings(self):
         {readings}
 """
+READER_OF_NO_FRAME = "HINTS = ('',)\nclass Reader:\n    def line(self, text): pass\n"
 SOUND = {"hints": "('',)", "init": "pass", "line": "pass", "readings": "return []"}
 
 
@@ -162,10 +181,14 @@ SOUND = {"hints": "('',)", "init": "pass", "line": "pass", "readings": "return [
     "fault",
     [
         {"init": "raise RuntimeError('x')"},
+        {"all": READER_OF_NO_FRAME},
         {"line": "raise RuntimeError('x')"},
         {"readings": "return 3"},
         {"readings": "return ['x']"},
         {"readings": "return None.x"},
+        {"line": "raise SystemExit(3)"},
+        {"readings": "return [Reading('theirs', steps='7')]"},
+        {"readings": "return [Reading('theirs', reported=float('nan'))]"},
         {"hints": "3"},
         {"all": "HINTS = ('',)"},
     ],
@@ -177,7 +200,7 @@ def test_a_reader_that_fails_leaves_the_others(fault: dict[str, str], offer: Off
     offer("muster.readers", {"__init__.py": text})
     after, said = warned(lambda: _read.read_blocks("node1.log", [lines]))
     assert [replace(each, notes=before[0].notes) for each in after] == before
-    assert len(said) == 1 and "their-pack" in said[0]
+    assert len(said) == 1 and "their-pack" in said[0] and "__init__.py" in said[0]
     assert said[0] in after[0].notes or "cannot" in said[0] or "HINTS" in said[0] or "it has no" in said[0]
 
 
@@ -273,12 +296,13 @@ def test_a_host_without_its_package_is_refused(offer: Offer) -> None:
 
 
 def test_an_error_within_a_plug_in_is_never_musters_own(offer: Offer) -> None:
-    offer("muster.launchers", {"__init__.py": "def fail():\n    return {}['x']\n"})
+    text = "def fail():\n    return inner()\ndef inner():\n    return {}['x']\n"
+    offer("muster.launchers", {"__init__.py": text})
     module = __import__("their_pack_theirs")
     with pytest.raises(KeyError) as caught:
         module.fail()
     error = blamed(caught.value)
-    assert error and error.package == "their-pack" and (error.place or "").endswith("__init__.py:2")
+    assert error and error.package == "their-pack" and (error.place or "").endswith("__init__.py:4")
     assert blamed(KeyError("x")) is None
 
 

@@ -74,7 +74,7 @@ def test_a_cosine_to_a_floor_by_hand() -> None:
     "settings",
     [
         ["train.min_learning_rate=1e-6"],
-        ["train.schedule=cosine", "train.learning_rate=1e-6", "train.min_learning_rate=1e-5"],
+        ["train.schedule=cosine", "train.learning_rate=1e-6", "train.min_learning_rate=1.1e-6"],
     ],
 )
 def test_a_floor_that_makes_no_sense(settings: list[str]) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import inspect
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from muster.core.errors import DataError, RecipeError
 from muster.core.recipe import Recipe, recipe_class, recipe_classes, recipe_from
 from muster.core.recipes import lay_over, load_recipe, merge, parse_override, shipped_recipes, validate
 from muster.core.registry import WORKLOADS, load_part, own_plugins, plugin_names
-from muster.core.workload import Lengths, Workload
+from muster.core.workload import Lengths, Spot, Workload
 from muster.inputs.model import whole_config
 from muster.inputs.read import absolute, check_data, read_inputs
 from muster.planner.plan import survey_of
@@ -166,6 +167,7 @@ def test_one_that_ranks_alone_know_has_what_all_recipes_have(
         ("/usr/bin/python3.11 -u train.py", "train.py"),
         ("python -m package.train --lr 1", "-m package.train --lr 1"),
         ("torchrun train.py", "train.py"),
+        ("torchrun train.py --nnodes 2", "train.py --nnodes 2"),
         ("torchrun --nproc_per_node=8 train.py", "--nproc_per_node=8 train.py"),
         ("accelerate launch train.py -e 3", "train.py -e 3"),
         ("deepspeed train.py --deepspeed ds.json", "train.py --deepspeed ds.json"),
@@ -190,6 +192,10 @@ def test_a_launcher_before_a_script_is_left_out(command: str, script: str) -> No
         "python -m torch.distributed.run --nnodes 2 train.py --lr 1",
         "python -m torch.distributed.launch --standalone train.py --lr 1",
         "python -m deepspeed.launcher.runner --num_gpus 8 train.py --lr 1",
+        "env A=1 python x.py",
+        "A=1 python x.py",
+        "bash train.sh",
+        "./train.sh",
     ],
 )
 def test_a_launcher_that_means_more_is_refused_before_the_start(command: str, tmp_path: Path) -> None:
@@ -202,6 +208,50 @@ def test_a_launcher_that_means_more_is_refused_before_the_start(command: str, tm
     recipe_from({"workload": "command", "command": command.split(), "run": {"start": "host"}}).check_data(
         None, {}
     )
+
+
+@pytest.mark.parametrize(
+    ("command", "hint"),
+    [
+        ("python -u -c print(1)", "--start rank -- python -u -c"),
+        ("accelerate launch --num_processes 2 -m pkg.train --a 1", "-- -m pkg.train --a 1"),
+        ("accelerate launch --mixed_precision bf16 x.py", "-e ACCELERATE_MIXED_PRECISION=bf16 -- x.py"),
+    ],
+)
+def test_what_to_write_instead_of_a_launcher(command: str, hint: str) -> None:
+    with pytest.raises(RecipeError) as error:
+        script_of(command.split())
+    assert (error.value.hint or "").startswith(hint)
+
+
+@pytest.mark.parametrize(
+    ("start", "command", "script"),
+    [
+        ("torchrun", "train.py --data x.py", "train.py"),
+        ("torchrun", "torchrun --nproc_per_node 8 --max-restarts=0 train.py", "train.py"),
+        ("torchrun", "-m pkg.train conf.py", None),
+        ("torchrun", "--no-python ./train conf.py", None),
+        ("torchrun", "./train conf.py", "./train"),
+        ("rank", "python3 -u train.py --data x.py", "train.py"),
+        ("rank", "python -W ignore train.py", "train.py"),
+        ("rank", "python -c pass conf.py", None),
+        ("rank", "./train conf.py", None),
+        ("host", "bash train.sh conf.py", None),
+    ],
+)
+def test_the_script_is_looked_for_before_the_start(start: str, command: str, script: str | None) -> None:
+    given = {"workload": "command", "command": command.split(), "run": {"start": start}}
+    assert recipe_from(given).before_start()["script"] == script
+
+
+@pytest.mark.parametrize("option", ["--nproc-per-node=2", "--nproc_per_node 2", "--nproc-per-node=gpu"])
+def test_processes_of_a_host_are_its_slots(option: str) -> None:
+    recipe = recipe_from({"workload": "command", "command": ["torchrun", *option.split(), "train.py"]})
+    spot = Spot(python="python3", node=0, nodes=1, slots=2, address="a", port=1)
+    assert recipe.program(spot)
+    if option.endswith("2"):
+        with pytest.raises(RecipeError, match="2 processes"):
+            recipe.program(replace(spot, slots=1))
 
 
 @pytest.mark.parametrize("workload", ["seq2seq", "text2sql", "sft", "reward", "dpo", "grpo", "rloo", "ppo"])

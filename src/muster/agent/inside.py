@@ -81,7 +81,10 @@ def _wrapped(join: Callable[..., Any], base: str) -> Callable[..., Any]:
 
     @functools.wraps(join)
     def init_process_group(*args: Any, **kwargs: Any) -> Any:
-        serve(base)  # first: a rank may wait there for another one for ever
+        # On CPUs Accelerate forms a group that it does not use: its ranks train by themselves.
+        state = sys._getframe(1).f_locals.get("self")
+        if getattr(state, "distributed_type", None) != "NO":
+            serve(base)  # first: a rank may wait there for another one for ever
         return join(*args, **kwargs)
 
     return init_process_group

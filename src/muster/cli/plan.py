@@ -133,12 +133,8 @@ def _plan_steps(
 
 
 def _told(samples: int | None, tokens: str, price: float | None, link: str, host_memory: str) -> UserFigures:
-    import math
-
     from muster.planner.machines import UserFigures
 
-    if price is not None and not math.isfinite(price):
-        raise UsageError(f"{price:g} is not a number", where="--price", hint="such as --price 2.5")
     memory = parse_bytes(host_memory) if host_memory else None
     if host_memory and not memory:
         raise UsageError(f"{host_memory!r} is not a size", where="--host-memory", hint="such as 512GB")
@@ -147,8 +143,6 @@ def _told(samples: int | None, tokens: str, price: float | None, link: str, host
         raise UsageError(
             f"{tokens!r} is not a number of tokens", where="--tokens", hint="such as 20B or 300M"
         )
-    if tokens and samples is not None:
-        raise UsageError("is given beside --samples", where="--tokens", hint="one of them")
     return UserFigures(samples, price, link or None, memory, count)
 
 

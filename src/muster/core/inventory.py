@@ -90,7 +90,9 @@ def read_inventory(text: str, *, waits: bool = False) -> Inventory:
             "no hosts given",
             hint="give --hosts host1,host2:8, --hosts local:2, or the path of a host file",
         )
-    if not text.startswith("slurm:") and "," not in text and ("/" in text or _is_file(text)):
+    named = _FILE.fullmatch(text.lower()) or _FILE.fullmatch(text.lower().removesuffix("s"))
+    folder = named is not None and Path(text).is_dir()
+    if not text.startswith("slurm:") and "," not in text and ("/" in text or folder or _is_file(text)):
         try:
             content = Path(text).read_text(encoding="utf-8")
         except IsADirectoryError:
@@ -106,7 +108,7 @@ def read_inventory(text: str, *, waits: bool = False) -> Inventory:
         if content.lstrip().startswith("{"):
             return parse_inventory(content, source=text)
         return _without_ssh(parse_hostfile(content, source=text))
-    if _FILE.fullmatch(text.lower()):
+    if named:
         hint = f"one host per line: `node1 slots=8`; a host of this name: {text}:SLOTS"
         raise InventoryError("no such host file", where=text, hint=hint)
     inventory = parse_hosts(text, os.environ)

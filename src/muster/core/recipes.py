@@ -591,16 +591,20 @@ _ELSEWHERE = {
     "batch.global": ("train_batch_size", "global_batch_size", "total_batch_size"),
     "batch.accumulation": ("gradient_accumulation_steps", "grad_accum", "accumulation_steps"),
     "precision": ("fp16", "bf16", "fp32", "dtype", "torch_dtype", "mixed_precision"),
+    "engine.config": ("deepspeed", "ds_config", "deepspeed_config"),
+    "engine.offload": ("offload", "cpu_offload"),
     "engine.zero": ("zero_stage", "stage", "zero_optimization"),
     "model.name": ("model_name_or_path", "model_name", "pretrained_model_name_or_path"),
     "data.name": ("dataset", "dataset_name"),
-    "data.path": ("data_path", "train_file", "data_dir"),
+    "data.path": ("data_path", "train_file", "data_dir", "file"),
     "data.sequence": ("max_seq_length", "max_seq_len", "seq_length", "seq_len", "block_size", "max_length"),
     "checkpoint.every": ("save_steps", "save_every", "checkpoint_every"),
     "checkpoint.keep": ("save_total_limit",),
     "evaluate.every": ("eval_steps", "eval_every"),
+    "lora.rank": ("lora_rank", "lora_r", "lora_dim"),
+    "measure.window": ("logging_steps", "log_every", "log_interval"),
 }  # fmt: skip
-_BATCH = ("batch_size", "batchsize", "bs")
+_BATCH = ("batch_size", "batchsize", "bs", "size")
 
 
 def _other_name(location: str, paths: Iterable[str]) -> str | None:

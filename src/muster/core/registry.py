@@ -12,7 +12,7 @@ import sys
 import traceback
 import warnings
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, redirect_stdout, suppress
 from functools import cache
 from importlib.machinery import PathFinder
 from importlib.metadata import entry_points
@@ -112,7 +112,7 @@ def load_plugin(group: str, name: str, part: str | None = None) -> ModuleType:
     Raises UsageError with near names, and BrokenPluginError for a third party's that cannot be imported."""
     inner = load_part(group, name, part) if part else None
     path = find_plugin(group, name)
-    with guarded(group, name):
+    with guarded(group, name), redirect_stdout(sys.stderr):  # where --json prints, a plug-in does not
         module = inner or importlib.import_module(path)
         _check_contract(group, name, part, module)
         return module
@@ -130,7 +130,7 @@ def load_part(group: str, name: str, part: str) -> ModuleType | None:
     """The module `part` of a plug-in that is a folder; None: it has no such part, or is one module, which is
     not imported. Raises as `load_plugin`."""
     path = find_plugin(group, name)
-    with guarded(group, name):
+    with guarded(group, name), redirect_stdout(sys.stderr):
         about = importlib.util.find_spec(path)
         if about is None:
             raise ModuleNotFoundError(f"No module named {path!r}")
@@ -160,7 +160,7 @@ def guarded(group: str, name: str, doing: str = "cannot be loaded") -> Iterator[
         yield
     except MusterError:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:  # sys.exit of a plug-in does not end Muster
         if name.replace("-", "_") in own_plugins(group):
             raise
         raise _broken_by(error, group, name, doing) from error
@@ -197,6 +197,8 @@ def _broken_by(error: BaseException, group: str, name: str, doing: str) -> Broke
     lines = [f"{frame.filename}:{frame.lineno}" for frame in frames if _within(frame.filename, module)]
     if isinstance(error, SyntaxError) and error.filename:
         lines.append(f"{error.filename}:{error.lineno}")
+    if not lines and module in sys.modules:  # the call itself does not fit
+        lines = [sys.modules[module].__file__ or ""]
     reason = (str(error).strip() or "no reason given").splitlines()[0]
     return broken(group, name, f"{doing}: {type(error).__name__}: {reason}", lines[-1] if lines else None)
 

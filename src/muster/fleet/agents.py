@@ -15,6 +15,7 @@ from functools import partial
 from types import ModuleType
 from typing import Any, Generic, TypeVar
 
+from muster.core.errors import BrokenPluginError
 from muster.core.job import Placement
 from muster.core.launch import Launch
 from muster.fleet.addresses import own_addresses
@@ -135,6 +136,15 @@ class Fleet(Loop[Connection]):
             link.send(source)
         home = self._open_door(places) if self.dials else None
         self._waiting = deque[Request](launcher.requests(places, launch, job_id, home))
+        asked = sorted(host for request in self._waiting for host in request.hosts)
+        if asked != sorted(self._by_host):  # a host that nobody starts would be waited for
+            self.close()
+            raise BrokenPluginError(
+                f"its requests start agents on {', '.join(asked) or 'no host'}, and the job has "
+                f"{', '.join(self._by_host)}",
+                where=f"launcher {launcher.__name__}",
+                place=launcher.__file__,
+            )
 
     def _open_door(self, places: tuple[Placement, ...]) -> Home:
         secret = secrets.token_hex(16)

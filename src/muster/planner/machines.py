@@ -3,6 +3,7 @@ runs before, and how much is to be trained."""
 
 from __future__ import annotations
 
+import math
 import os
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -40,6 +41,17 @@ class UserFigures:
     link: str | None = None
     host_memory: int | None = None
     tokens: int | None = None
+
+    def __post_init__(self) -> None:
+        """Raise UsageError for what is no figure."""
+        for name, least in (("samples", 1), ("price", 0), ("tokens", 1)):
+            value = getattr(self, name)
+            if value is not None and not (math.isfinite(value) and value >= least):
+                raise UsageError(
+                    f"{value:g} is no figure to plan with", where=f"--{name}", hint=f"{least} or more"
+                )
+        if self.tokens is not None and self.samples is not None:
+            raise UsageError("is given beside --samples", where="--tokens", hint="one of them")
 
 
 @dataclass(frozen=True)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import copy
 import functools
+import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import chain, compress, islice
 from types import ModuleType
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any, NamedTuple, get_type_hints
 
 from pydantic import OnErrorOmit, StringConstraints, TypeAdapter
 
@@ -157,11 +158,19 @@ def guarded_reader(name: str, module: ModuleType) -> tuple[tuple[str, ...], Made
     return tuple(module.HINTS), lambda frame: GuardedReader(name, module, frame)
 
 
+def _is_sound(reading: Reading) -> bool:
+    """Whether each field is of its type, and each number finite."""
+    values = [(getattr(reading, name), kind) for name, kind in get_type_hints(Reading).items()]
+    return all(fits(value, kind) for value, kind in values) and all(
+        math.isfinite(value) for value, _ in values if isinstance(value, float)
+    )
+
+
 class GuardedReader:
     """A third party's reader of one file, up to its first failure."""
 
     def __init__(self, name: str, module: ModuleType, frame: Frame) -> None:
-        self.name = name
+        self.name, self.place = name, module.__file__
         self.fault = ""  # why it was left out
         self.reader = self._guarded(lambda: module.Reader(frame))
 
@@ -178,10 +187,9 @@ class GuardedReader:
     def readings(self) -> list[Reading]:
         """What it found, if that is what a reader finds."""
         answer = self._guarded(lambda: self.reader.readings()) if self.reader is not None else None
-        if answer is not None and not fits(answer, list[Reading]):
-            self._leave_out(
-                broken(PACKAGE, self.name, f"readings answers {answer!r:.60}, no list of Reading")
-            )
+        if answer is not None and not (fits(answer, list[Reading]) and all(map(_is_sound, answer))):
+            what = f"readings answers {answer!r:.60}, no list of sound Readings"
+            self._leave_out(broken(PACKAGE, self.name, what, self.place))
             return []
         return list(answer or ())
 

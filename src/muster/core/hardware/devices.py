@@ -122,10 +122,12 @@ def ambiguous(text: str) -> list[str]:
         device, plain = named(word), _plain(word)
         if device is None or device.memory is None or _STATED.search(word.upper()):
             continue
+        # A number of the name goes no further: a10 is no a100.
+        begins = re.compile("[^a-z0-9]*".join(plain) + r"(?:(?<!\d)|(?!\d))")
         others = {
             format_bytes(_memory(entry)): str(entry["name"])
             for entry in entries()
-            if _plain(str(entry["name"])).startswith(plain)
+            if begins.match(str(entry["name"]).lower())
             and _STATED.search(str(entry["name"]).upper())
             and abs(_memory(entry) / device.memory - 1) > 0.1
         }

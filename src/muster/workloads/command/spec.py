@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 import re
 import shlex
+import shutil
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path, PurePosixPath
 from typing import Any, ClassVar, Literal
 
@@ -15,6 +17,7 @@ from muster.core.data import Data
 from muster.core.errors import RecipeError
 from muster.core.recipe import DATA, WORKLOAD, Recipe
 from muster.core.section import Section
+from muster.core.units import counted
 from muster.core.workload import Program, Spot
 from muster.readers._user import UserFormat
 
@@ -100,17 +103,55 @@ def script_of(command: Sequence[str]) -> list[str]:
         words = words[2:]
     else:
         return words
-    options = {word.partition("=")[0].replace("_", "-") for word in words}
+    begin = _script_at(words)
+    options = {word.partition("=")[0].replace("_", "-") for word in words[:begin]}
     own = name == "torchrun" and words and not _SET & options
     if own or words[:1] == ["-m"] or (words and not words[0].startswith("-")):
         return words
-    script = next((index for index, word in enumerate(words) if word.endswith(".py")), 0)
-    before = command[: len(command) - len(words) + script]
+    if "-c" in words[:1]:
+        raise RecipeError("is no script", where="command", hint=f"--start rank -- {shlex.join(command)}")
+    before = command[: len(command) - len(words) + begin]
+    precision = dict(pairwise(words[:begin])).get("--mixed_precision")
+    kept = f"-e ACCELERATE_MIXED_PRECISION={precision} " if precision and name == "accelerate" else ""
     raise RecipeError(
         f"begins with {shlex.join(before)!r}, and Muster starts the ranks itself",
         where="command",
-        hint=f"-- {shlex.join(words[script:])}; or --start host, for a command that starts its ranks",
+        hint=f"{kept}-- {shlex.join(words[begin:])}; or --start host, for a command that starts its ranks",
     )
+
+
+def _script_at(words: Sequence[str]) -> int:
+    """Where a launcher's options end: at the script, or at -m and its module; 0: neither is there."""
+    ends = (i for i, word in enumerate(words) if word.endswith(".py") or word in ("-m", "--module"))
+    return next(ends, 0)
+
+
+def _script(words: Sequence[str]) -> str | None:
+    """The file that Python is to run, behind options of torchrun or Python; None: it is not to be seen."""
+    begin = _script_at(words)
+    if (
+        not words
+        or not words[begin].endswith(".py")
+        or {"-c", "--no-python", "--no_python"} & set(words[:begin])
+    ):
+        return None
+    plain = [i for i, word in enumerate(words[:begin]) if not word.startswith("-")]
+    values = all(i and words[i - 1].startswith("-") and "=" not in words[i - 1] for i in plain)
+    return words[begin] if values else None
+
+
+def _processes(words: Sequence[str]) -> int | None:
+    """What torchrun's options ask for on each host, where it is a number."""
+    options = " ".join(words[: _script_at(words)])
+    asked = re.search(r"--nproc[-_]per[-_]node[ =](\d+)", options)
+    return int(asked[1]) if asked else None
+
+
+def _is_program(word: str) -> bool:
+    """Whether a word is a variable, a shell script or a program of this machine, which torchrun would give to
+    Python."""
+    name = "/" not in word and "." not in word and not word.startswith("-")
+    return word.endswith(".sh") or (name and ("=" in word or shutil.which(word) is not None))
 
 
 class CommandData(Data):
@@ -139,7 +180,14 @@ class CommandRecipe(Recipe):
         if not self.command:
             raise RecipeError("is missing: there is nothing to run", where="command")
         if run.start == "torchrun":
-            script_of(self.command)
+            first = (script_of(self.command) or [""])[0]
+            if _is_program(first) and not Path(run.sync or run.workdir or ".", first).is_file():
+                raise RecipeError(
+                    f"begins with {first!r}, and torchrun starts Python scripts",
+                    where="command",
+                    hint="--start rank starts any command once per slot, --start host once per host; "
+                    "a variable is given by -e NAME=VALUE",
+                )
         if run.local_rank and run.start == "host":
             raise RecipeError("needs the ranks that run.start=host does not know", where="run.local_rank")
         if run.names and run.start != "rank":
@@ -176,6 +224,13 @@ class CommandRecipe(Recipe):
             f"--master-port={spot.port}",
         )
         script = script_of(words)
+        asked = _processes(script)
+        if asked not in (None, spot.slots):
+            raise RecipeError(
+                f"asks for {asked} processes on a host that has {counted(spot.slots, 'slot')}",
+                where="command",
+                hint=f"leave --nproc-per-node out; HOST:{asked} gives a host {asked} slots",
+            )
         if run.local_rank:
             begin = next((i for i, word in enumerate(script) if word == "-m" or word.endswith(".py")), 0)
             own = (spot.python, "-u", *script[begin:])
@@ -196,10 +251,13 @@ class CommandRecipe(Recipe):
             return {}
         else:
             folder = str(PurePosixPath(base, "code", run.workdir or "."))
-        if run.start != "torchrun":
-            return {"cwd": folder, "program": self.command[0], "script": None}
-        first = script_of(self.command)[:1]
-        return {"cwd": folder, "program": None, "script": next((w for w in first if w.endswith(".py")), None)}
+        if run.start == "torchrun":
+            words = script_of(self.command)
+            script = _script(words) if words[0].startswith("-") else words[0]
+            return {"cwd": folder, "program": None, "script": script}
+        python = re.fullmatch(r"python[\d.]*", PurePosixPath(self.command[0]).name)
+        script = _script(self.command[1:]) if python else None
+        return {"cwd": folder, "program": self.command[0], "script": script}
 
 
 RECIPE = CommandRecipe
