@@ -69,7 +69,7 @@ def test_torchrun(tmp_path: Path) -> None:
 def test_ranks_by_the_names_of_mpirun(tmp_path: Path) -> None:
     """`--start rank`: once per slot, with torchrun's variables and those asked for; its own folder."""
     script = "env | grep -E '^(RANK|WORLD_SIZE|NODE_RANK|OMPI_COMM_WORLD_\\w+|A|B)=' | sort; pwd"
-    (tmp_path / "vars").write_text("# of all\nA=one two\n")
+    (tmp_path / "vars").write_text("# of all\nexport A='one two'\n")
     asked = ["--start", "rank", "--names", "ompi", "--env-file", "vars", "--env", "B=3", "--workdir", "/tmp"]
     code, _, said = muster(tmp_path, *asked, "--", "bash", "-c", script, hosts="local:1x2")
     assert code == 0, said

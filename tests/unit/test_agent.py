@@ -558,6 +558,15 @@ def test_the_processors_model(text: str, model: str | None, tmp_path: Path) -> N
 # --- launch.setup ----------------------------------------------------------------------------------------
 
 
+def test_a_setup_line_stands_in_no_list_of_processes(tmp_path: Path) -> None:
+    """It may set a secret; what a process is started with is read by every user."""
+    words = tmp_path / "words"
+    setup = f"KEY=hunter2-of-mine; tr '\\0' ' ' < /proc/$$/cmdline > {words}; export KEY"
+    environment = agent.environment_after(setup)
+    assert environment["KEY"] == "hunter2-of-mine" and "MUSTER_SETUP" not in environment
+    assert words.read_text().startswith("bash -c") and "hunter2" not in words.read_text()
+
+
 def test_a_setup_line_changes_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of the ranks: what it exports, in one line or in a file that it sources; what it prints is no part."""
     monkeypatch.setenv("KEPT", "a=b\nc")

@@ -329,6 +329,16 @@ def test_a_damaged_checkpoint_is_passed_over_and_named(tmp_path: Path) -> None:
     assert hosts.read == [(30, "n1", 0, 1), (30, "n2", 0, 2), (30, "n3", 1, 2)]
 
 
+def test_one_that_hosts_see_to_be_short_is_named_as_well(tmp_path: Path) -> None:
+    """Its files are not read; only what an attempt did not finish is no loss."""
+    run, hosts = recorded(tmp_path, 10, 20), Hosts()
+    start = chosen(run, facts([10], [10], damaged={"20": "optimizer.pt is 3 of 7 bytes"}), hosts)
+    assert (start.step, {step for step, *_ in hosts.read}) == (10, {10})
+    assert [(d.field, d.why) for d in start.said] == [("checkpoint-20", "optimizer.pt is 3 of 7 bytes on n1")]
+    with pytest.raises(UsageError, match="cannot go on: checkpoint-20"):
+        chosen(run, facts([], damaged={"20": "optimizer.pt is 3 of 7 bytes"}), hosts)
+
+
 def test_nothing_is_begun_anew_while_checkpoints_are_there(tmp_path: Path) -> None:
     """A job that started over would remove them one by one."""
     run, hosts = recorded(tmp_path, 20), Hosts({(20, "n1"): "rank0.pt is damaged"})

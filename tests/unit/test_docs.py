@@ -470,3 +470,11 @@ def test_figures_are_those_of_the_benchmarks() -> None:
     tracing = (ROOT / "docs" / "tracing.md").read_text(encoding="utf-8")
     for row in measured("tracing")["rows"]:
         assert f"{statistics.median(row['seconds']):.1f} s" in tracing, row["model"]
+
+
+def test_nothing_is_installed_from_an_index_that_lacks_it() -> None:
+    """No index has Muster: pages, hints and help name the checkout, the wheel, or the packages themselves."""
+    files = [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"), *(ROOT / "src").rglob("*.py")]
+    files += (ROOT / "src").rglob("*.json")
+    wrong = [path for path in files if re.search(r"pip install '?passmuster", path.read_text("utf-8"))]
+    assert not wrong

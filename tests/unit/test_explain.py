@@ -19,7 +19,7 @@ from muster.benches.explain import explain
 from muster.benches.folder import BenchFolder
 from muster.cli import app as cli
 from muster.core.errors import UsageError
-from muster.core.result import Failure
+from muster.core.result import Failure, HostReport
 from muster.failures.signs import Signs
 from muster.failures.table import KnownFailure, Phrase, find, known_failures
 from muster.fleet.cause import LAST_WORDS
@@ -130,8 +130,36 @@ def test_lines_are_counted_as_editors_do(lines: bytes, number: int, tmp_path: Pa
     assert text.split(b"\n")[number - 1].count(b"No CUDA")
 
 
+@pytest.mark.parametrize("prefix", ["", "[rank1]: ", "node7: ", "[1,1]<stderr>:", "trainer-1  | "])
+@pytest.mark.parametrize(
+    "last",
+    ["StopIteration", "torch._dynamo.exc.Unsupported: Graph break", "_queue.Empty", "MyFailure: no: x"],
+)
+def test_an_exception_by_any_name(last: str, prefix: str) -> None:
+    """No word of it says that it is one; that it ends a traceback does."""
+    traceback = [TRACEBACK, '  File "/w/train.py", line 4, in f', "    raise it", last]
+    lines = ["epoch 1", *(prefix + line for line in traceback)]
+    explained = said(*lines, "torch.distributed.elastic.multiprocessing.errors.ChildFailedError:")
+    assert explained.failure is not None and explained.failure.evidence is not None
+    assert (explained.failure.what, explained.answer) == (last, "named")
+    assert (explained.failure.evidence.code, explained.failure.evidence.line) == ("/w/train.py:4 in f", 5)
+    assert said(*lines, *["still here"] * 200).answer == "nothing"
+
+
+def test_the_users_own_line_and_not_a_librarys() -> None:
+    """Frames of compiled libraries have no folder of an installation (pandas 3, as printed)."""
+    frames = ["/w/dsx.py", "/x/site-packages/datasets/load.py", "pandas/_libs/parsers.pyx"]
+    lines = [f'  File "{path}", line {number}, in f' for number, path in enumerate(frames, 1)]
+    failure = said(TRACEBACK, *lines, "pandas.errors.ParserError: Error tokenizing data").failure
+    assert failure is not None and failure.evidence is not None
+    assert failure.evidence.code == "/w/dsx.py:1 in f"
+
+
 def test_what_a_program_met_and_went_on() -> None:
     """An exception long before the end of a log without steps; the one at its end counts."""
+    retried = [f"OSError: [Errno 116] Stale file handle, attempt {n} of 5" for n in (1, 2)]
+    assert said(*retried, *["still here"] * 200).answer == "nothing"
+    assert said(*retried).answer == "known"
     early = [TRACEBACK, "KeyError: 'early'"]
     assert said(*early, *["still here"] * 200).answer == "nothing"
     found = said(*early, *["still here"] * 20_000, TRACEBACK, "KeyError: 'late'")
@@ -139,6 +167,92 @@ def test_what_a_program_met_and_went_on() -> None:
     log = chat_log(["n1"])
     place = next(n for n, line in enumerate(log) if "step=20," in line)
     assert said(*log[:place], *early, *log[place:]).answer == "nothing"
+
+
+@pytest.mark.parametrize(
+    ("lines", "failure", "what"),
+    [
+        (  # Ray's word on a process that ended, behind what ended it (hiyouga/EasyR1#185)
+            [
+                "(raylet) node_manager.cc:3069: 1 Workers (tasks / actors) killed due to memory "
+                "pressure (OOM), "
+                "0 Workers crashed due to other reasons at node (ID: 35, IP: 10.9.1.2).",
+                TRACEBACK,
+                "ray.exceptions.ActorDiedError: The actor died unexpectedly before finishing this task.",
+            ],
+            "ray_memory",
+            "killed due to memory pressure",
+        ),
+        (  # the ranks' own exceptions stand below torch.distributed.checkpoint's (pytorch/pytorch#86483)
+            [
+                TRACEBACK,
+                "torch.distributed.checkpoint.api.CheckpointException: CheckpointException ranks:d([0])",
+                f"{TRACEBACK} (RANK 0)",
+                "RuntimeError: Missing key in checkpoint state_dict: optim.step.",
+            ],
+            None,
+            "Missing key",
+        ),
+        (  # nothing but an account: no cause
+            [
+                TRACEBACK,
+                "ray.exceptions.ActorDiedError: The actor died unexpectedly before finishing this task.",
+                "(raylet) 0 Workers (tasks / actors) killed due to memory pressure (OOM), 1 Workers crashed "
+                "due to other reasons at node (ID: 35, IP: 10.9.1.2) over the last time period.",
+            ],
+            None,
+            None,
+        ),
+        (  # C++ alone speaks: it failed, and no traceback says so (sgl-project/sglang#1693)
+            [
+                "[rank1]:[E1016 03:31:38.92 ProcessGroupNCCL.cpp:607] [Rank 1] Watchdog caught "
+                "collective operation timeout: WorkNCCL(SeqNum=9141, OpType=ALLREDUCE)",
+                "[rank1]:[E1016 03:31:38.92 ProcessGroupNCCL.cpp:627] [Rank 1] To avoid data "
+                "inconsistency, we are taking the entire process down.",
+            ],
+            None,
+            None,
+        ),
+        (  # desihub/desispec#2744
+            [
+                "[2026-04-29T23:36:37.809] error: *** STEP 522.0 ON nid002888 CANCELLED AT "
+                "2026-04-29T23:36:37 DUE TO TASK FAILURE ***",
+                "srun: error: nid002888: tasks 0-57,59-63: Terminated",
+            ],
+            None,
+            None,
+        ),
+        (  # ai4d-iasc/trixie#58
+            [
+                "srun: error: Task launch for 36.0 failed on node cn131: Job credential expired",
+                "srun: error: Application launch failed: Job credential expired",
+            ],
+            None,
+            None,
+        ),
+        (  # a group's own word, and what it has (agronholm/anyio#848)
+            [
+                f"  + Exception Group {TRACEBACK}",
+                "  | ExceptionGroup: Exceptions from Trio nursery (1 sub-exception)",
+                "  +-+---------------- 1 ----------------",
+                "    | ValueError: bad",
+            ],
+            None,
+            None,
+        ),
+        (["loading", "AssertionError: 25 is not divisible by 8"], None, None),  # a log without tracebacks
+    ],
+    ids=["ray", "checkpoint", "ray-alone", "watchdog", "task-failure", "launch", "group", "bare"],
+)
+def test_an_account_of_a_failure_is_no_cause(lines: list[str], failure: str | None, what: str | None) -> None:
+    """As the tools printed it: the cause where a line says it; else that it failed, and that none does."""
+    explained = said(*lines)
+    if what is None:
+        assert (explained.answer, explained.failure, explained.exit_code) == ("unknown", None, 1)
+        assert lines[-1].strip()[:60] in "\n".join(explained.lines)
+    else:
+        assert explained.failure is not None and what in explained.failure.what
+        assert (explained.failure.id, explained.exit_code) == (failure, 0)
 
 
 HEALTHY = {
@@ -275,6 +389,25 @@ def test_a_failure_of_the_table(run: RunFolder) -> None:
     found = explain(str(run.path))
     assert (found.answer, found.retry, found.check) == ("known", known.retry, "disk.space")
     assert known.cause == found.says and found.remedy == known.remedy
+
+
+@pytest.mark.parametrize(
+    ("id", "hint", "leaves"),
+    [
+        ("gpu_hardware", None, True),  # no retry will do there
+        ("disk_full", None, False),  # there is room to be made
+        (None, "muster resume job --without node1", True),
+        (None, None, False),
+    ],
+)
+def test_a_host_is_left_out_where_that_helps(
+    run: RunFolder, id: str | None, hint: str | None, leaves: bool
+) -> None:
+    hosts = [HostReport(host=f"node{rank}", ranks=[rank]) for rank in range(2)]
+    failure = Failure(what="it failed", host="node1", hint=hint, id=id)
+    result = finish(run, "failed").model_copy(update={"failure": failure, "hosts": hosts})
+    run.result.write_text(result.model_dump_json())
+    assert ("--without node1" in (explain(str(run.path)).command or "")) == leaves
 
 
 def test_an_attempt_before_this_one_is_not_what_failed(run: RunFolder) -> None:

@@ -59,6 +59,26 @@ def begin(attempt: int = 1, resume_step: int | None = None, time: float = 0.0) -
     return events.JobState(time=time, attempt=attempt, state="begin", detail={"resume_step": resume_step})
 
 
+@pytest.mark.parametrize(("stride", "noted"), [(2.0, False), (2.4, False), (5.0, True)])
+def test_a_timer_that_leaves_something_out_is_noted(stride: float, noted: bool) -> None:
+    """A program says 0.2 s of each of its steps; lines of ten steps come every `stride` seconds, after a slow
+    beginning that the rate does not rest on, and once more at the end."""
+    steps = [1, *range(10, 101, 10), 100]
+    times = [0.0, *(60 + stride * number for number in range(10)), 500.0]
+    course = [
+        events.Progress(
+            time=time, format="nanoGPT", step=step, rate=5.0, unit="steps", step_seconds=0.2, steps=90
+        )
+        for step, time in zip(steps, times, strict=True)
+    ]
+    command = job(workload="command", command=["train.py"])
+    folder = fold([begin(), *course])
+    assert folder.logs[100].time == 60 + 9 * stride
+    got = make_result(folder, command, status=State.SUCCEEDED, failure=None, ended=501.0)
+    assert got.command is not None and got.command.step_seconds == 0.2
+    assert any("timer leaves out" in note for note in got.notes) == noted
+
+
 def test_the_halves_are_in_the_order_of_the_steps() -> None:
     """What `variation` cannot tell: the second half takes twice as long."""
     course = [[0.1] * 10, [0.1] * 8 + [0.3, 0.2], [0.2] * 10, [0.2] * 9 + [0.1]]

@@ -16,7 +16,7 @@ import pytest
 from muster.core.errors import DataError, InventoryError, RecipeError
 from muster.core.inventory import Host, inventory_document
 from muster.core.recipe import Recipe, recipe_from
-from muster.inputs.read import absolute, environment, read_deepspeed_env, read_inputs, read_recipe
+from muster.inputs.read import absolute, environment, read_env_file, read_inputs, read_recipe
 from muster.planner.orders import code
 
 GOOD = '{"question": "q", "sql": "s"}\n'
@@ -42,7 +42,7 @@ def test_deepspeed_env_files(here: Path) -> None:
         '# network\n\nNCCL_DEBUG=INFO\n  A = b c \nQ="x y"\nEMPTY=\nEQ=a=b\n'
         "export NCCL_IB_HCA='=mlx5_1,mlx5_2'\nexport ONE=\"it's\"\nHALF='a\n"
     )
-    assert read_deepspeed_env(file) == {
+    assert read_env_file(file) == {
         "NCCL_DEBUG": "INFO", "A": "b c", "Q": "x y", "EMPTY": "", "EQ": "a=b",
         "NCCL_IB_HCA": "=mlx5_1,mlx5_2", "ONE": "it's", "HALF": "'a",
     }  # fmt: skip
@@ -53,7 +53,7 @@ def test_a_line_that_is_no_variable(here: Path, line: str) -> None:
     file = here / ".deepspeed_env"
     file.write_text(f"A=b\n\n{line}\n")
     with pytest.raises(RecipeError, match="is not NAME=VALUE") as caught:
-        read_deepspeed_env(file)
+        read_env_file(file)
     assert caught.value.where == f"{file}:3"
 
 

@@ -13,6 +13,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
+from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -548,6 +549,10 @@ def test_recipes_are_prepared_together(options: Options, tmp_path: Path) -> None
     assert [each.path.name for each in plan.files()] == ["train.jsonl"] * 2
     later = make_plan(recipes, options, later=tmp_path / "b")
     assert later.local == plan.local  # the folder itself is no model of a step
+    model = recipes[0].recipe.model.model_copy(update={"name": str(tmp_path / "steps/one/model")})
+    step = replace(recipes[0], recipe=recipes[0].recipe.model_copy(update={"model": model}))
+    plan = make_plan([recipes[0], step], replace(options, warm=True), later=tmp_path / "steps")
+    assert plan.warm == (recipes[0],) and not plan.notes  # the other starts from what the first will train
 
 
 def test_a_file_that_changes_while_it_is_copied_is_named(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 
 import pytest
 
@@ -70,6 +71,39 @@ def test_each_format(
     assert found.rate is not None and found.unit == unit
     if rate is not None:
         assert found.rate == pytest.approx(rate, rel=0.02)
+
+
+# Transformers 5.23 with disable_tqdm and log_level="info"
+TRAINER = """
+[transformers] ***** Running training *****
+[transformers]   Num examples = 480
+[transformers]   Num Epochs = 1
+[transformers]   Instantaneous batch size per device = 4
+[transformers]   Total train batch size (w. parallel, distributed & accumulation) = 4
+[transformers]   Gradient Accumulation steps = 1
+[transformers]   Total optimization steps = 120
+{'loss': '4.284', 'grad_norm': '2.387', 'learning_rate': '4.625e-05', 'epoch': '0.08333'}
+{'loss': '4.232', 'grad_norm': '2.264', 'learning_rate': '4.208e-05', 'epoch': '0.1667'}
+{'loss': '4.185', 'grad_norm': '2.237', 'learning_rate': '3.792e-05', 'epoch': '0.25'}
+{'loss': '4.146', 'grad_norm': '2.076', 'learning_rate': '3.375e-05', 'epoch': '0.3333'}
+"""
+
+
+def test_a_trainer_without_bars(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its steps follow from the epochs that it logs, their times from when lines come: ten steps in 6 s."""
+    clock = itertools.count(1000.0, 6.0)
+    monkeypatch.setattr("muster.readers._live.time.time", lambda: next(clock))
+    live, steps = Live(), []
+    for line in TRAINER.strip().split("\n"):
+        live.lines([line])
+        steps.append(live.steps)
+    assert steps == [0] * 7 + [10, 20, 30, 40]
+    progress = live.seen(0.0)
+    assert progress is not None and (progress.step, progress.loss, progress.unit) == (40, 4.146, "samples")
+    assert progress.rate == pytest.approx(10 * 4 / 6)
+    unnamed = Live()  # by default no settings are printed, and nobody knows how many steps an epoch has
+    unnamed.lines(TRAINER.strip().split("\n")[7:])
+    assert unnamed.seen(0.0) is None
 
 
 def test_the_figure_is_that_of_the_whole_log() -> None:

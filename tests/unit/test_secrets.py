@@ -13,8 +13,16 @@ from muster.core.errors import RecipeError
 from muster.core.printable import scrubbed, scrubbed_data
 from muster.core.recipe import recipe_from
 from muster.core.recipes import load_recipe
-from muster.core.secrets import completed, masked, masked_command, masked_setup, masked_words, scrubber
-from muster.inputs.read import Inputs, check, read_inputs
+from muster.core.secrets import (
+    completed,
+    masked,
+    masked_command,
+    masked_program,
+    masked_setup,
+    masked_words,
+    scrubber,
+)
+from muster.inputs.read import Inputs, check, inputs_of, read_inputs
 from muster.reports.page import report
 from muster.runs.dry_run import dry_run, format_dry_run
 from muster.runs.recorder import Recorder
@@ -230,6 +238,53 @@ def test_a_url_that_was_taken_for_a_path_shows_no_password() -> None:
     """Path("https://...") has one slash less."""
     shown = scrubbed(f"{Path('https://me:hunter2@host/data.csv')}: no such data")
     assert shown == "https:/me:(hidden)@host/data.csv: no such data"
+
+
+@pytest.mark.parametrize(
+    ("words", "shown"),
+    [
+        (["x.py", "--api_key", "hunter2"], ["x.py", "--api_key", "(hidden)"]),
+        (["--hub-token=hunter2"], ["--hub-token=(hidden)"]),
+        (["+trainer.logger.wandb_key=hunter2"], ["+trainer.logger.wandb_key=(hidden)"]),
+        (['{"password": "hunter2", "n": 3}'], ['{"password": "(hidden)", "n": 3}']),
+        (
+            ["bash", "-c", "export HF_TOKEN=hunter2; python x.py --secret hunter2 --lr 1 && y"],
+            ["bash", "-c", "export HF_TOKEN=(hidden); python x.py --secret (hidden) --lr 1 && y"],
+        ),
+        (["curl", "https://me:hunter2@host/x"], ["curl", "https://me:(hidden)@host/x"]),
+        *(
+            (words, words)
+            for words in (
+                ["--pad_token", "<pad>", "--max-token", "512", "--use_auth_token", "True"],
+                ["data.prompt_key=prompt", "LR=0.1", "--tokenizer", "gpt2", "--token", "--lr"],
+                ["--api_key"],
+            )
+        ),
+    ],
+)
+def test_words_of_a_command(words: list[str], shown: list[str]) -> None:
+    """Arguments whose names say it; a tokenizer's tokens and a data set's keys are none."""
+    assert masked_program(words) == shown and masked_program(shown) == shown
+
+
+def test_a_command_keeps_its_secrets_for_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No file of the run's folder holds them, and a resumed run has them again."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    words = ["python3", "x.py", "--api_key", "hunter2", "run.secret=hunter2"]
+    monkeypatch.setattr("sys.argv", ["muster", "run", "local:1", "--start", "rank", "--", *words])
+    inputs = inputs_of({"workload": "command", "command": words, "run": {"start": "rank"}}, "local:1")
+    made = agree(inputs, RunFolder(Path("run")), facts_of(inputs), Attempt())
+    run = RunFolder(tmp_path / "run")
+    run.create()
+    freeze(run, inputs, made)
+    report(run)
+    assert made.orders["local"]["host"]["argv"][-5:] == words
+    assert holders(run.path) == {} and "--api_key" in run.report.read_text()
+    again = check(frozen_recipe(run), frozen_inventory(run.read_json(run.job)))
+    assert again.recipe.as_dict()["command"] == words
+    forget(frozen_recipe(run).env_kept)
+    with pytest.raises(RecipeError, match="arguments that were not written down"):
+        check(frozen_recipe(run), frozen_inventory(run.read_json(run.job)))
 
 
 @pytest.mark.parametrize("text", ["env=[hunter2]", "env=FOO=hunter2", "env.FOO={a: hunter2}"])

@@ -58,6 +58,15 @@ def test_ranks_are_looked_at_where_steps_take_twice_as_long() -> None:
     assert len(job.looks) == 1  # that is what it takes now
 
 
+def test_one_slow_window_is_no_slowdown() -> None:
+    """As of a checkpoint or an evaluation."""
+    job = Job()
+    job.run(60, 0.5)
+    job.run(5, 1.6)
+    job.run(30, 0.5)
+    assert not job.looks
+
+
 def test_a_first_window_says_nothing_of_what_is_usual() -> None:
     """Of models that are compiled, and data that are read for the first time."""
     job = Job()

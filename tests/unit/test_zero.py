@@ -15,6 +15,7 @@ from muster.core.errors import RecipeError
 from muster.core.recipe import Train, recipe_from
 from muster.engines.base import spec_of
 from muster.engines.deepspeed.config import (
+    deepspeed_config,
     known_keys,
     read_user_config,
 )
@@ -24,6 +25,10 @@ from muster.planner.setting import setting_of
 from muster.planner.training import training_plan
 
 BATCH = Batch(micro=4, accumulation=2, global_=24)
+
+
+def config(precision: str = "fp32", /, **recipe: Any) -> dict[str, Any]:
+    return deepspeed_config(recipe_from(recipe), BATCH, precision)
 
 
 def own(tmp_path: Path, content: Any) -> dict[str, Any]:
@@ -69,6 +74,12 @@ def test_another_optimizer_has_its_own_betas_and_epsilon(tmp_path: Path) -> None
     assert differs("Adagrad", eps=1e-6) == ["train.epsilon"]
     assert differs("Lion", betas=[0.9, 0.95]) == ["train.beta1 and beta2"]
     assert differs("AdamW") == ["train.beta1 and beta2", "train.epsilon"]
+
+
+@pytest.mark.parametrize("given", [{}, {"zero_optimization": {}}, {"zero_optimization": {"stage": 0}}])
+def test_a_file_without_zero_has_its_section(given: dict[str, Any], tmp_path: Path) -> None:
+    """Accelerate ends a rank whose file has none (DeepSpeedPlugin.__post_init__)."""
+    assert config(engine=own(tmp_path, given))["zero_optimization"] == {"stage": 0}
 
 
 @pytest.mark.parametrize(

@@ -98,7 +98,7 @@ KEPT_DAYS = 30  # that a file of code is kept on a host after it was used last
 SETUP_SECONDS = 60.0  # that launch.setup may take
 # Shells that nobody logs in to often lack `module` and `conda activate`, though the host has them.
 SETUP = r"""
-setup=$1; out=$2; set --
+setup=$MUSTER_SETUP; unset MUSTER_SETUP; out=$1; set --
 type module >/dev/null 2>&1 || for f in /etc/profile.d/modules.sh /etc/profile.d/lmod.sh \
     /etc/profile.d/z00_lmod.sh /usr/share/modules/init/bash /usr/share/lmod/lmod/init/bash; do
     if [ -r "$f" ]; then . "$f"; break; fi
@@ -979,7 +979,8 @@ def environment_after(setup: str) -> Dict[str, str]:
     with tempfile.TemporaryFile() as output, tempfile.TemporaryFile() as variables:
         try:
             shell = subprocess.Popen(
-                ["bash", "-c", SETUP, "bash", setup, str(variables.fileno())],
+                ["bash", "-c", SETUP, "bash", str(variables.fileno())],
+                env=dict(os.environ, MUSTER_SETUP=setup),  # every user reads the words of a process
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,

@@ -20,7 +20,7 @@ from muster.core.errors import MusterError, RecipeError, UsageError
 from muster.core.inventory import Host, Inventory, read_inventory
 from muster.core.recipe import Recipe, recipe_from
 from muster.core.recipes import dump_yaml, load_recipe, read_yaml, validate
-from muster.core.secrets import masked_override, masked_words, shared_section
+from muster.core.secrets import masked_override, masked_program, shared_section
 from muster.core.shares import check_groups
 from muster.inputs.read import absolute, check
 from muster.judging import Topology
@@ -218,7 +218,7 @@ def freeze_bench(folder: BenchFolder, inputs: BenchInputs) -> None:
     for each in suite["jobs"]:  # the entries' recipes have what is set; here it is only to be read
         shown = inputs.recipes[each["name"]].env_show
         if isinstance(each["recipe"], dict) and "command" in each["recipe"]:
-            each["recipe"]["command"] = masked_words(each["recipe"]["command"], shown)
+            each["recipe"]["command"] = masked_program(each["recipe"]["command"])
         each["set"] = {name: shared_section(name, value, shown) for name, value in each["set"].items()}
     folder.write(folder.suite, dump_yaml(suite))
     for entry in inputs.suite.jobs:

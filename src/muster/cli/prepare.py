@@ -71,7 +71,7 @@ def prepare(
 ) -> int:
     """Make every host ready for a recipe or a pipeline: one environment, models and data, compiled kernels.
 
-    The environment is what `pip install 'passmuster[train]'` needs, in the versions that are installed here.
+    The environment is what ranks import (Muster's extra `train`), in the versions that are installed here.
     Run it again after an interruption or for new hosts: finished work is not repeated.
     """
     import tempfile

@@ -86,7 +86,7 @@ def run(
 
     from muster.cli.train import start as start_job
     from muster.core.recipes import lay_over, parse_override
-    from muster.inputs.read import inputs_of
+    from muster.inputs.read import inputs_of, read_env_file
 
     command = click.get_current_context().find_root().obj
     if not command:
@@ -106,7 +106,7 @@ def run(
         "command": command,
         "run": own,
         "launch": launch,
-        "env": {**(_from_file(env_file) if env_file else {}), **_variables(env or [])},
+        "env": {**(read_env_file(env_file) if env_file else {}), **_variables(env or [])},
     }
     inputs = inputs_of(lay_over(data, [parse_override(each) for each in changes]), hosts)
     return start_job(inputs, output, name, root, dry_run=dry_run, verbose=verbose, detach=detach, json=json)
@@ -120,21 +120,4 @@ def _variables(words: list[str]) -> dict[str, str | None]:
         if not equals and name not in os.environ:
             raise RecipeError(f"{name} is not set here", where="--env", hint=f"--env {name}=VALUE")
         variables[name] = value if equals else None
-    return variables
-
-
-def _from_file(path: Path) -> dict[str, str | None]:
-    """Lines of NAME=VALUE, as docker's --env-file has them: no quotes, `#` begins a comment."""
-    try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        why = error.strerror if isinstance(error, OSError) else "is not UTF-8"
-        raise RecipeError(f"cannot be read: {why}", where=str(path)) from None
-    variables: dict[str, str | None] = {}
-    for number, text in enumerate(lines, 1):
-        if text.strip() and not text.lstrip().startswith("#"):
-            name, equals, value = text.partition("=")
-            if not equals or not name.strip():
-                raise RecipeError("is not NAME=VALUE", where=f"{path}:{number}")
-            variables[name.strip()] = value
     return variables

@@ -363,7 +363,8 @@ class Checkpoint(Section):
         return value
 
 
-EVERYWHERE = ("launch", "hang", "env", "force")  # sections that mean something where nothing is trained
+# Sections that mean something where nothing is trained.
+EVERYWHERE = ("launch", "hang", "env", "env_show", "env_kept", "force")
 
 
 class Recipe(Workload, Section):

@@ -37,6 +37,18 @@ _BASH_VARIABLE = re.compile(
 _FLAG = re.compile(
     r"(?P<kept>--?(?:password|passwd|token|secret|api-?key)[= ]|\bsshpass -p ?)[^\s'\"]+", re.IGNORECASE
 )
+# Names of a program's own arguments: `--api-key X`, `trainer.hub_token=X`, `"password": "X"`. A tokenizer's
+# `pad_token`, or a data set's `prompt_key`, is none.
+_ARGUMENT = re.compile(
+    r"(?:.*[_.])?(?:(?:(?:api|access|private|secret|ssh|wandb|comet|openai|hf|hub|aws|azure|account)_?key)"
+    r"|password|passwd|passphrase|secret|credentials?|(?:hf|hub|auth|access|api|github|gitlab|wandb)_?token)"
+    r"|(?:.*\.)?token",
+    re.IGNORECASE,
+)
+_VALUE = r"(?P<value>'[^']*'|\"[^\"]*\"|[^\s'\",;&|)}]+)"
+_GIVEN = re.compile(rf"(?P<kept>(?<![\w.\-])[-+]*(?P<name>[A-Za-z][\w.\-]*)(?:=|['\"]\s*:\s*)){_VALUE}")
+_FOLLOWED = re.compile(rf"(?P<kept>(?<!\S)--?(?P<name>[A-Za-z][\w.\-]*)\s+)(?!-){_VALUE}")
+_SWITCH = re.compile(r"(?i)['\"]?(?:true|false|none|null|\d)['\"]?")
 _LISTS = re.compile(r"(?P<lead>^--export=|SetEnv[=\s]+)(?P<list>.*?)(?=\s-|$)", re.IGNORECASE | re.DOTALL)
 
 
@@ -83,6 +95,36 @@ def masked_words(words: Sequence[str], shown: Iterable[str] = ()) -> list[str]:
         before = words[index - 1] if index else ""
         made.append(scrubbed(_masked_word(before, word, named)))
     return made
+
+
+def masked_program(words: Sequence[str]) -> list[str]:
+    """The words of a user's own command, without the values of arguments and variables whose names say that
+    they are secret."""
+    made: list[str] = []
+    for before, word in zip(["", *words], words, strict=False):
+        flag = before.startswith("-") and "=" not in before and not word.startswith("-")
+        if flag and _is_secret_argument(before.lstrip("-")) and not _SWITCH.fullmatch(word):
+            made.append(HIDDEN)
+            continue
+        word = _ASSIGNED.sub(_masked_assigned, word)
+        made.append(scrubbed(_FOLLOWED.sub(_masked_argument, _GIVEN.sub(_masked_argument, word))))
+    return made
+
+
+def _is_secret_argument(name: str) -> bool:
+    return bool(_ARGUMENT.fullmatch(name.replace("-", "_")))
+
+
+def _masked_argument(match: re.Match[str]) -> str:
+    value = match["value"]
+    if (
+        not _is_secret_argument(match["name"])
+        or _SWITCH.fullmatch(value)
+        or value.strip("'\"") == HIDDEN[:-1]
+    ):
+        return match[0]
+    quote = value[0] if value[0] in "'\"" else ""
+    return f"{match['kept']}{quote}{HIDDEN}{quote}"
 
 
 def masked_setup(text: str, shown: Iterable[str] = ()) -> str:
@@ -132,6 +174,10 @@ def shareable(recipe: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]
         if launch["setup"] != recipe["launch"]["setup"]:
             taken["setup"] = recipe["launch"]["setup"]
     data = {**recipe, "env": env, "launch": launch}
+    if "command" in recipe:
+        data["command"] = masked_program(recipe["command"])
+        if data["command"] != recipe["command"]:
+            taken["command"] = recipe["command"]
     return data, {name: value for name, value in taken.items() if value}
 
 
@@ -164,7 +210,16 @@ def completed(
             launch[field] = kept.get(field) or [filled(field, word) for word in launch[field]]
     if HIDDEN in (launch.get("setup") or ""):
         launch["setup"] = kept.get("setup") or filled("setup", launch["setup"])
-    return {**recipe, "env": env, "launch": launch}
+    made = {**recipe, "env": env, "launch": launch}
+    if any(HIDDEN in word for word in recipe.get("command", ())):
+        if "command" not in kept:
+            raise RecipeError(
+                "has arguments that were not written down, since they are secret",
+                where="command",
+                hint="start it anew, with the whole command",
+            )
+        made["command"] = kept["command"]
+    return made
 
 
 def masked_override(text: str, shown: Iterable[str] = ()) -> str:
@@ -195,9 +250,11 @@ def masked_override(text: str, shown: Iterable[str] = ()) -> str:
 
 def masked_command(argv: Sequence[str], shown: Iterable[str] = ()) -> list[str]:
     """A command line of muster, with the variables that its words set without their values: `-e NAME=VALUE`
-    and `--env=NAME=VALUE` of `muster run`, and overrides of recipes."""
+    and `--env=NAME=VALUE` of `muster run`, overrides of recipes, and what stands behind `--`."""
     named = {*shown, *ALWAYS_SHOWN}
     made: list[str] = []
+    end = argv.index("--") if "--" in argv else len(argv)
+    argv, program = argv[:end], argv[end:]
     for before, word in zip(["", *argv], argv, strict=False):
         joined = _JOINED.fullmatch(word)
         if joined:
@@ -206,7 +263,7 @@ def masked_command(argv: Sequence[str], shown: Iterable[str] = ()) -> list[str]:
             made.append(scrubbed(_masked_word(before, word, named)))
         else:
             made.append(masked_override(word, shown))
-    return made
+    return [*made, *masked_program(program)]
 
 
 def _masked_launch(value: Any, shown: Iterable[str]) -> Any:

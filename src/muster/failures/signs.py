@@ -27,7 +27,7 @@ HINTS = tuple(
     )
 )
 _EXCEPTION = re.compile(
-    r"(?:\[rank\d+\]: ?)?(?:[A-Za-z_]\w*\.)*_?[A-Z]\w*(?:Error|Exception|Interrupt|Exit)\b(?=: |$)"
+    r"(?:\[rank\d+\]: ?)?(?:[A-Za-z_]\w*\.)*_?[A-Z]\w*(?:Error|Exception|Interrupt|Exit)\b(?=: |\s*$)"
 )
 _HANDLED = "During handling of the above exception, another exception occurred"
 _CAUSED = "The above exception was the direct cause of the following exception"
@@ -53,6 +53,11 @@ _CRASH = re.compile(
     r"(?:exits with return code =|exitcode *:) -(?:4|5|7|8|11)\b|exited on signal (?:4|5|7|8|11)\b|"
     r"died with <Signals\.SIG(?:ILL|TRAP|BUS|FPE|SEGV)|"
     r"srun: error: \S+: tasks? [\d,-]+: (?:Segmentation fault|Bus error|Illegal instruction)"
+)
+# It says in so many words that a process of the job failed, and not why.
+_FAILED = re.compile(
+    r"taking the entire process down|CANCELLED AT \S+ DUE TO TASK FAILURE|"
+    r"srun: error: Task launch for \S+ failed"
 )
 # Signals that a scheduler sends, or others do.
 _EXTERNAL = re.compile(
@@ -377,7 +382,8 @@ class Signs:
         if self._is_late(code, crashed):
             self.late = self.late or text
             return
-        if shell or (code and code not in (-15, -2)):  # those were ended because of another
+        failed = _FAILED.search(text)
+        if shell or failed or (code and code not in (-15, -2)):  # those were ended because of another
             self.broke = True
         named = _WHO.search(text)
         who = next((name for name in named.groups() if name), "") if named else ""
@@ -414,7 +420,7 @@ class Signs:
             self._add("crash", entry, text, hosts, rank)
         elif raised:  # a loader's exception is told once more by the rank, before the loader's own traceback
             self._add("symptom" if _CAUGHT.search(text) else "exception", None, text, hosts)
-        elif code or shell:
+        elif code or shell or failed:
             self._add("exit", None, text, hosts, rank)
 
 
@@ -427,6 +433,11 @@ def _goes_on(text: str, entry: Recognised) -> bool:
     if below and not _ABOVE.search(begin, below.end()) and not _BELOW.search(entry.phrase.example):
         return True
     return bool(_WARNING.search(text)) and not _WARNING.search(entry.phrase.example)
+
+
+def is_exception(text: str) -> bool:
+    """Whether a line is Python's last word on an exception."""
+    return bool(_EXCEPTION.match(text))
 
 
 def shape_of(text: str, *hosts: str | None) -> str:

@@ -78,6 +78,10 @@ class KnownFailure:
     proof: str | None = None
     check: str | None = None
 
+    def remedy_on(self, host: str | None) -> str:
+        """Return the remedy as it is shown to people. `host`: where it failed; None: nobody knows."""
+        return self.remedy.replace("{host}", host or "HOST")
+
 
 class Recognised(NamedTuple):
     """What a text says."""

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 WATCHDOG = "nccl_watchdog_timeout"
 CRASHES = (signal.SIGILL, signal.SIGTRAP, signal.SIGBUS, signal.SIGFPE, signal.SIGSEGV)
+_SIGNALS: dict[int, str] = {signal.SIGBUS: "bus_error", signal.SIGHUP: "hangup"}  # -> the table's entry
 LAST_WORDS = "its log in the run folder has its last words"  # where nothing is known of why
 
 
@@ -165,7 +166,7 @@ def judge_command(
         what=shortened(sign.text),
         where=None if rank is None else f"rank {rank}",
         host=host,
-        hint=entry.remedy.replace("{host}", host) if entry else failure.hint,
+        hint=entry.remedy_on(host) if entry else failure.hint,
         id=sign.failure,
     )
 
@@ -184,7 +185,7 @@ def unresolved(
                     what=f"the name {name[1]} cannot be looked up" if name else shortened(sign.text),
                     where=None if rank is None else f"rank {rank}",
                     host=place.host,
-                    hint=entry.remedy.replace("{host}", name[1] if name else place.host),
+                    hint=entry.remedy_on(name[1] if name else place.host),
                     id=entry.id,
                 )
     return None
@@ -350,10 +351,10 @@ def _killed(host: str, death: _Death, kernel: Kernel) -> Failure:
         name = signal.Signals(death.signal).name
     except ValueError:
         name = f"signal {death.signal}"
-    entry = "bus_error" if death.signal == signal.SIGBUS else "crashed"
-    crashed = known_failures()[entry] if death.signal in CRASHES else None
+    id = _SIGNALS.get(death.signal, "crashed" if death.signal in CRASHES else "")
+    entry = known_failures().get(id)
     what = f"{who} was ended by {name}"
-    hint, failure = (crashed.remedy, crashed.id) if crashed else (None, None)
+    hint, failure = (entry.remedy_on(host), entry.id) if entry else (None, None)
     return Failure(what=what, where=who, host=host, hint=hint, id=failure)
 
 

@@ -352,7 +352,7 @@ class Supervisor:
             link.brought = True
         elif message["m"] == "error":
             what, entry = message["what"][:MOST_WORDS], known_failures().get(message.get("id") or "")
-            hint = message.get("hint") or (entry.remedy if entry else None)
+            hint = message.get("hint") or (entry.remedy_on(link.place.host) if entry else None)
             link.problem = Failure(what=what, host=link.place.host, hint=hint, id=entry.id if entry else None)
         elif message["m"] == "exit":
             link.exit = (message["code"], message["why"])

@@ -218,7 +218,7 @@ def environment(recipe: Recipe) -> tuple[dict[str, str], tuple[Decision, ...]]:
         if file.is_file():
             if folder == Path.cwd():
                 _check_owner(file)
-            variables = read_deepspeed_env(file)
+            variables = read_env_file(file)
             env |= variables
             source |= dict.fromkeys(variables, file)
     for name in recipe.env:
@@ -256,9 +256,9 @@ def _check_owner(file: Path) -> None:
         )
 
 
-def read_deepspeed_env(path: Path) -> dict[str, str]:
-    """NAME=VALUE lines; `export` before one and quotes around a value mean what they do in the shell that
-    DeepSpeed's launcher gives them to. `#` comments and blank lines are left out."""
+def read_env_file(path: Path) -> dict[str, str]:
+    """Read NAME=VALUE lines, as of `--env-file` or `.deepspeed_env`; `export` before one and quotes around a
+    value mean what they do in a shell. Comments (#) and blank lines are left out. Raises RecipeError."""
     env = {}
     try:
         text = path.read_text(encoding="utf-8")

@@ -73,7 +73,7 @@ def pinned_here(constraints: Path | None) -> Pinned:
     if missing:
         raise UsageError(
             f"{', '.join(missing)} not installed here, so there is no version to take from here",
-            hint="--constraints constraints.txt or --requirements FILE; or pip install 'passmuster[train]'",
+            hint="--constraints constraints.txt or --requirements FILE; or pip install " + " ".join(missing),
         )
     pins = [f"{name}=={_installed(name)}" for name in sorted(_closure(wanted))]
     return Pinned(tuple(pins), None, "the versions of this machine")

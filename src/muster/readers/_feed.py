@@ -17,7 +17,8 @@ from muster.core.errors import BrokenPluginError
 from muster.core.promises import fits
 from muster.core.registry import broken, guarded, load_plugin, package_of, plugin_names, warn
 from muster.failures.signs import HINTS as SIGN_HINTS
-from muster.failures.signs import Sign
+from muster.failures.signs import Sign, is_exception
+from muster.failures.table import find
 from muster.readers._frame import FOR_FACTS, FOR_READERS, FOR_SIGNS, Frame, own_stamp, uncoloured
 from muster.readers._frame import HINTS as FRAME_HINTS
 from muster.readers.base import LineReader, Reading
@@ -31,7 +32,16 @@ _BACK = 200  # lines before it that are looked at
 _RANK = re.compile(r"(?:\S+: )?(?:\[rank(\d{1,9})\]:|\[\d+,(\d{1,9})\]<std|\s*(\d{1,6}): )")
 _PREFIX = re.compile(r"(?:\S+: )?(?:\[rank\d+\]:|\[\d+,\d+\]<std\w+>:|\[default\d+\]:|\s*\d{1,6}: )")
 _FRAME = re.compile(r"  File \"([^\"]+)\", line (\d+)(?:, in (.+))?")
-_OTHERS = ("/site-packages/", "/dist-packages/", "/lib/python", "<frozen ")  # no line of the user's
+_MARK = re.compile(r"^\[rank\d+\]: ?")
+_NAMED = re.compile(r"(?:[A-Za-z_]\w*\.)*_?[A-Z]\w*(?:: .*)?")  # an exception's class, and what it says
+_OTHERS = (
+    "/site-packages/",
+    "/dist-packages/",
+    "/lib/python",
+    "<frozen ",
+    ".pyx",
+    ".pxi",
+)  # no line of the user's
 
 
 @functools.cache
@@ -260,6 +270,25 @@ class LinePlace(NamedTuple):
         """This line and those before it, the last one first."""
         here = (self.block[each] for each in range(self.place, -1, -1))
         return islice(chain(here, reversed(self.before)), _BACK)
+
+
+def last_exception(frame: Frame, blocks: Sequence[Sequence[str]]) -> Sign | None:
+    """Return the exception at which the last traceback of these lines ends, whatever its name is; None: there
+    is none, or the sieve of words lets it through, which misses `StopIteration` and classes of users."""
+    sign, waits, prefix = None, False, ""
+    for number, block in enumerate(blocks):
+        for place, line in enumerate(block):
+            if "Traceback (most recent call last)" in line:
+                sign, waits, prefix = None, True, _prefix(line)
+            elif waits and _prefix(line) == prefix:
+                text = _MARK.sub("", frame.bare(line))
+                if not text.strip() or text[0].isspace():
+                    continue
+                waits = False
+                if _NAMED.fullmatch(text.strip()) and not is_exception(text) and not find(text):
+                    spot = LinePlace(block, place, blocks[number - 1] if number else ())
+                    sign = Sign("exception", None, text, None, spot.rank, spot.number, spot.when, spot.code)
+    return sign
 
 
 def _prefix(line: str) -> str:

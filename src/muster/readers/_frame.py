@@ -143,6 +143,14 @@ class Frame:
         matches = (pattern.match(text) for pattern in self.prefixes.values())
         return next((text[match.end() :] for match in matches if match), text)
 
+    def bare(self, raw: str) -> str:
+        """Return a line without colours and the prefixes of who wrote it, as far as they are learned."""
+        text = uncoloured(raw)
+        text = text[label.end() :] if (label := _LABEL.match(text)) else text
+        head, colon, rest = text.partition(": ")
+        text = rest if colon and (head in self.slots or head in self.prefixed) else text
+        return self._without_prefix(text)
+
     def another(self, text: str) -> bool:
         """Whether a line begins another job: this one ran, and a launcher or Slurm names other hosts, or
         another training. An attempt at the same goes on."""

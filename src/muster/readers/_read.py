@@ -11,7 +11,7 @@ from itertools import islice
 from muster.core.state import LogEnd, State
 from muster.core.units import counted
 from muster.failures.signs import Sign, shape_of, shortened
-from muster.readers._feed import LineFeed
+from muster.readers._feed import LineFeed, last_exception
 from muster.readers._frame import Frame, own_stamp
 from muster.readers._paths import folder_of, hosts_of_path, is_slurm, split_hosts
 from muster.readers._user import Expression, UserFormat
@@ -87,6 +87,9 @@ def _why(frame: Frame, whole: _Whole) -> Why:
     """What is left to explain an end by, when all lines of a job have been read."""
     signs, ends = frame.signs, list(islice(whole.backwards(), RECENT))
     first = signs.decisive()
+    if signs.traceback and (first is None or first.weight in ("symptom", "exit")):
+        first = last_exception(frame, whole.ends) or first
+    last = first.text if first and first.weight == "exception" else signs.last
     others = [each for each in signs.by_weight() if each is not first]
     ways = [(each.weight, each.failure) for each in others]
     lines = (line for line in ends if line.strip())
@@ -97,7 +100,7 @@ def _why(frame: Frame, whole: _Whole) -> Why:
         alike=ways.count((first.weight, first.failure)) if first else 0,
         echoes=signs.echoes,
         program=signs.broke or signs.traceback or frame.begun,
-        quiet=next((number for number, line in enumerate(ends) if signs.last and signs.last in line), None),
+        quiet=next((number for number, line in enumerate(ends) if last and last in line), None),
         last=tuple(shortened(line) for line in islice(lines, LAST))[::-1],
     )
 

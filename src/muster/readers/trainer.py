@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 
 from muster.readers._frame import Frame
@@ -27,6 +28,7 @@ _RUNTIME = re.compile(
 )
 _SAMPLES = re.compile(rf"\btrain_samples_per_second['\"]?\s*[:=]\s*['\"]?({FIGURE})")
 _LOSS = re.compile(rf"\{{'loss': '?({FIGURE})")
+_EPOCH = re.compile(rf"'epoch': '?({FIGURE})")
 _OVERFLOW = re.compile(r"Overflow detected\. Skipping step|OVERFLOW! (?:Rank 0 )?Skipping step")
 # What the Trainer says of a training before it begins. The length of its sequences is not among it.
 _SETTING = re.compile(
@@ -44,12 +46,12 @@ class _Bar:
 
     def __init__(self) -> None:
         self.series = Series()
-        self.first: tuple[int, int] | None = None  # steps, seconds at the last mark
+        self.first: tuple[int, float] | None = None  # steps, seconds at the last mark
         self.step = 0
         self.lost = 0  # overflows since the mark
         self.interrupted = False
 
-    def mark(self, step: int, seconds: int) -> None:
+    def mark(self, step: int, seconds: float) -> None:
         """The bar has come to a step."""
         if step < 1 or (step == self.step and self.first):
             return
@@ -78,6 +80,7 @@ class Reader:
         self.reported: float | None = None
         self.skipped = 0
         self.logged = False
+        self.barred = False  # it prints bars
         self.settings: dict[str, float | None] = {}
         self.loss: float | None = None
         self.closed = False
@@ -85,6 +88,7 @@ class Reader:
     def line(self, text: str) -> None:
         """One of the lines in HINTS."""
         if "%|" in text and (match := _BAR.match(text)):
+            self.barred = True
             hours, minutes, seconds = (int(part or 0) for part in match.groups()[2:])
             self._progress(int(match[1]), int(match[2]), 3600 * hours + 60 * minutes + seconds)
         elif match := _SETTING.search(text):
@@ -99,6 +103,8 @@ class Reader:
             self.logged = True
             if match := _LOSS.search(text):
                 self.loss = number(match[1])
+            if self.frame.arrived is not None and not self.barred and (step := self._step_of(text)):
+                self._progress(step, self.total or 0, self.frame.arrived)
         elif _OVERFLOW.search(text):
             self.skipped += 1
             for bar in self.bars.values():
@@ -145,7 +151,16 @@ class Reader:
         longest = max(self.bars, key=lambda total: (self.bars[total].first or (0, 0))[1], default=None)
         return longest, self.bars[longest] if longest is not None else None
 
-    def _progress(self, step: int, total: int, seconds: int) -> None:
+    def _step_of(self, text: str) -> int:
+        """The step at which the Trainer logged, by the epochs that it tells there; 0: its settings are not
+        printed."""
+        examples, match = self.settings.get("Num examples"), _EPOCH.search(text)
+        epochs = number(match[1]) if match else None
+        if not (examples and self.batch and self.total and epochs):
+            return 0
+        return min(round(epochs * math.ceil(examples / self.batch)), self.total)
+
+    def _progress(self, step: int, total: int, seconds: float) -> None:
         if total not in self.bars:
             if len(self.bars) >= _MOST_BARS:
                 return

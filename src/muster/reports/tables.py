@@ -14,7 +14,7 @@ import yaml
 from muster.core.printable import scrubbed
 from muster.core.recipes import dump_yaml, parse_yaml
 from muster.core.result import HostReport
-from muster.core.secrets import masked, masked_command, shared_section
+from muster.core.secrets import masked, masked_command, masked_program, shared_section
 from muster.core.units import format_bytes
 from muster.reports.charts import usable
 from muster.reports.rundata import RunData
@@ -213,7 +213,7 @@ def env_shown(data: RunData) -> list[str]:
 
 def _command(argv: Sequence[Any], shown: Sequence[str]) -> str:
     """Masked once more: folders of earlier versions have the words as they were typed."""
-    return shlex.join(masked_command([str(word) for word in argv], shown))
+    return shlex.join(masked_program(masked_command([str(word) for word in argv], shown)))
 
 
 def _versions(host: HostReport) -> dict[str, str]:

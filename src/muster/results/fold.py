@@ -32,9 +32,9 @@ from muster.core.result import (
     unscored_words,
 )
 from muster.core.schedule import warmup_steps
-from muster.core.secrets import masked_words
+from muster.core.secrets import masked_program
 from muster.core.state import RunEnd
-from muster.core.units import counted
+from muster.core.units import counted, format_seconds
 from muster.engines.base import spec_of
 from muster.failures.table import known_failures
 from muster.results.speed import flops, throughput, usual_seconds
@@ -48,6 +48,7 @@ from muster.workloads.fabric.figures import fabric_result
 
 NAMED = 8  # hosts that a note names one by one
 SAMPLES, FEWEST = 20_000, 20  # of hardware that are kept in memory: of all hosts, and of each
+TIMER_APART, TIMER_SECONDS = 1.25, 20.0  # of a program's own time of a step: how far off, over how long
 POINTS = 20  # of the cores' use over a run
 
 
@@ -327,7 +328,9 @@ class EventFold:
         elif isinstance(event, events.Progress):
             self.progress = event
             if not self.windows:  # muster.step counts its own steps, and tells its own losses
-                self.logs[event.step] = events.Log(time=event.time, step=event.step, loss=event.loss)
+                earlier = self.logs.get(event.step)  # the last step is told once more at the program's end
+                time = earlier.time if earlier else event.time
+                self.logs[event.step] = events.Log(time=time, step=event.step, loss=event.loss)
         elif isinstance(event, events.Hanging):
             self.hang = event.found
         elif isinstance(event, events.Paced):
@@ -691,9 +694,27 @@ def of_command(made: Result, folder: EventFold, job: Job) -> Result:
         figures |= {name: getattr(progress, name) for name in ("rate", "unit", "step_seconds", "variation")}
         # Its first line is not among those that were looked at: some seconds of them at a time.
         changed |= {"steps": progress.step, "loss_first": None}
-    words = masked_words(recipe["command"], recipe["env_show"])
+        if note := _timer_note(folder, progress):
+            changed["notes"] = [*made.notes, note]
+    words = masked_program(recipe["command"])  # folders of earlier versions have it as it was
     changed["command"] = CommandRun(command=words, start=recipe["run"]["start"], **figures)
     return made.model_copy(update=changed)
+
+
+def _timer_note(folder: EventFold, progress: events.Progress) -> str | None:
+    """A note where the program's own time of a step is much less than what passes from step to step."""
+    timed = progress.step - (progress.steps or progress.step)
+    logs = [folder.logs[step] for step in sorted(folder.logs) if step >= timed]
+    if not progress.step_seconds or len(logs) < 2 or logs[-1].time - logs[0].time < TIMER_SECONDS:
+        return None
+    passed = (logs[-1].time - logs[0].time) / (logs[-1].step - logs[0].step)
+    if passed < TIMER_APART * progress.step_seconds:
+        return None
+    return (
+        f"a step takes {format_seconds(progress.step_seconds)} by the program's own timer, and "
+        f"{format_seconds(passed)} passed from step to step: evaluation, saving, loading or waiting that the "
+        "timer leaves out"
+    )
 
 
 def _marked(windows: Sequence[events.Window]) -> dict[str, Any]:

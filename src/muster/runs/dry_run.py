@@ -22,7 +22,7 @@ from muster.core.hostlist import fold_hosts
 from muster.core.job import ENGINE_CONFIG, WARNINGS, Facts
 from muster.core.recipe import Recipe
 from muster.core.recipes import dump_yaml
-from muster.core.secrets import masked, masked_words, shareable
+from muster.core.secrets import masked, masked_program, masked_words, shareable
 from muster.core.units import counted
 from muster.engines.base import spec_of
 from muster.fleet.launchers.base import Home
@@ -175,7 +175,7 @@ def _document(inputs: Inputs, run: RunFolder, decided: Decided) -> dict[str, Any
         "launch": [
             {
                 "hosts": list(each.hosts),
-                "command": masked_words(each.argv, shown),
+                "command": masked_program(masked_words(each.argv, shown)),
                 "environment": dict(each.env),
             }
             for each in inputs.launcher.requests(job.placements, recipe.launch, job.id, home)
@@ -184,7 +184,7 @@ def _document(inputs: Inputs, run: RunFolder, decided: Decided) -> dict[str, Any
             {
                 "host": p.host,
                 "ranks": list(p.ranks),
-                "start": orders[p.host]["host"]["argv"],
+                "start": masked_program(orders[p.host]["host"]["argv"]),
                 "environment": _environment(orders[p.host], index, shown),
             }
             for index, p in enumerate(job.placements)
@@ -279,9 +279,7 @@ def format_dry_run(document: Mapping[str, Any], *, verbose: bool = False) -> str
 def _what(document: Mapping[str, Any]) -> str:
     recipe, plan = document["recipe"], document["plan"]
     if "command" in recipe:
-        return (
-            f"{shlex.join(masked_words(recipe['command'], recipe['env_show']))}, by {recipe['run']['start']}"
-        )
+        return f"{shlex.join(masked_program(recipe['command']))}, by {recipe['run']['start']}"
     if plan is None:
         return f"{recipe['workload']}, {counted(document['world_size'], 'rank')} on {document['device']}"
     name = recipe["model"]["name"] or "a model of its own configuration"

@@ -17,7 +17,7 @@ from muster.core.result import DecisiveLine, Failure, Result
 from muster.core.section import Part
 from muster.core.state import State
 from muster.core.units import counted
-from muster.failures.signs import Sign, order, shortened
+from muster.failures.signs import Sign, is_exception, order, shortened
 from muster.failures.table import Blame, KnownFailure, Phase, Retry, find, known_failures
 from muster.fleet.cause import LAST_WORDS
 from muster.readers._feed import sign_of
@@ -223,7 +223,7 @@ def _of_jobs(of: str, jobs: Sequence[JobLog]) -> Explanation:
         what=sign.text,
         where=None if evidence.rank is None else f"rank {evidence.rank}",
         host=evidence.host,
-        hint=entry.remedy if entry else None,
+        hint=entry.remedy_on(evidence.host) if entry else None,
         id=entry.id if entry else None,
         evidence=evidence,
     )
@@ -246,9 +246,12 @@ def _sure(log: JobLog) -> bool:
     why = log.why
     if why is None or (log.outcome is State.UNREADABLE and why.quiet is None):
         return False
-    if log.format or why.signs[0].weight not in ("exception", "symptom", "exit"):
+    sign = why.signs[0]
+    printed = is_exception(sign.text) and not why.program  # by a program that may have met it and gone on
+    if log.format or not (printed or sign.weight in ("exception", "symptom", "exit")):
         return True
-    return why.program and why.quiet is not None and why.quiet <= FEW
+    recent = why.quiet is not None and why.quiet <= FEW
+    return recent and (why.program or printed)
 
 
 def _nothing(of: str, jobs: Sequence[JobLog], notes: list[str]) -> Explanation:
@@ -264,6 +267,9 @@ def _nothing(of: str, jobs: Sequence[JobLog], notes: list[str]) -> Explanation:
             says += ": it was killed from outside, hangs, or still runs"
         lines = _telling(stopped or jobs)
         return Explanation(of=of, answer="unknown", says=says, lines=lines, notes=notes)
+    if bare := [log for log in jobs if log.why and any(map(is_exception, log.why.last))]:
+        says = "an exception is among its last lines, and no traceback says where that was raised"
+        return Explanation(of=of, answer="unknown", says=says, lines=_telling(bare), notes=notes)
     notes += [f"{log.job}: {note}" for log in jobs for note in log.notes if note.startswith(LATE)]
     good = sum(log.outcome.good for log in jobs)
     says = f"nothing failed here: {counted(good, 'job')} ended well" if good else "no known failure is in it"
@@ -324,7 +330,7 @@ def _raised(failure: Failure) -> str:
 def _with_entry(explanation: Explanation, failure: KnownFailure | None, host: str | None) -> Explanation:
     if failure is None:
         return explanation
-    remedy = explanation.remedy or failure.remedy.replace("{host}", host or "HOST")
+    remedy = explanation.remedy or failure.remedy_on(host)
     entry = {"phase": failure.phase, "blame": failure.blame, "retry": failure.retry, "check": failure.check}
     return explanation.model_copy(update={**entry, "remedy": remedy})
 

@@ -31,12 +31,11 @@ def check_hosts(facts: Facts, recipe: Recipe) -> None:
     for host, about in facts.items():
         missing = [name for name in wanted if not about["versions"].get(name)]
         if missing:
-            extra = set(missing) <= {*recipe.extras, *recipe.offered_by}
-            train = " ".join(missing) if extra else "'passmuster[train]'"
             raise UsageError(
                 f"{', '.join(missing)} not installed for {about['python']}",
                 host=host,
-                hint=f"pip install {train} there, or launch.python=PATH of one that has it",
+                hint=f"pip install {' '.join(missing)} there, or `muster prepare` installs all of it; or "
+                "launch.python=PATH of one that has it",
                 failure="remote_module_missing",
             )
         for tracker in recipe.measure.report_to:

@@ -23,7 +23,7 @@ from muster.core.printable import scrubbed_data
 from muster.core.recipe import recipe_from
 from muster.core.recipes import read_yaml
 from muster.core.result import Code, Failure, Hung, Result
-from muster.core.secrets import masked, masked_command, scrubber
+from muster.core.secrets import masked, masked_command, masked_program, scrubber
 from muster.core.slurm import allocation
 from muster.core.state import State
 from muster.core.versions import versions_of
@@ -489,7 +489,8 @@ def freeze(run: RunFolder, inputs: Inputs, decided: Decided) -> None:
 
 def _recorded(order: Mapping[str, Any], shown: Sequence[str]) -> dict[str, Any]:
     """A start order for job.json: without the job, which stands there once, and without values."""
-    own = {**order["host"], "env": masked(order["host"]["env"], shown)}
+    host = order["host"]
+    own = {**host, "env": masked(host["env"], shown), "argv": masked_program(host["argv"])}
     return {**{key: value for key, value in order.items() if key != "job"}, "host": own}
 
 

@@ -95,6 +95,16 @@ _EXAMPLES = {
     "fp16": '"fp16": {"enabled": true}',
     "bf16": '"bf16": {"enabled": true}',
 }
+# Fields of the recipe's `train` -> where DeepSpeed's file has them.
+_PLACES = {
+    "learning_rate": "optimizer.params.lr, or scheduler.params.warmup_max_lr,",
+    "beta1": "each of the two optimizer.params.betas",
+    "beta2": "each of the two optimizer.params.betas",
+    "epsilon": "optimizer.params.eps",
+    "weight_decay": "optimizer.params.weight_decay",
+    "clip": "gradient_clipping",
+    "warmup": "scheduler.params.warmup_num_steps",
+}
 REDUCE_BUCKET = 500_000_000  # elements, of stages 1 and 2
 GROUP = "zero_hpz_partition_size"
 _BUCKET = "reduce_bucket_size"
@@ -145,10 +155,20 @@ def check_keys(config: Mapping[str, Any], *, where: str) -> None:
     if isinstance(stage, bool) or not isinstance(stage, int) or stage not in (0, 1, 2, 3):
         what = f"zero_optimization.stage is {json.dumps(stage)}, and must be 0, 1, 2 or 3"
         raise RecipeError(what, where=where)
-    for key in ("fp16", "bf16", "bfloat16"):
+    for key in config:
         on = section(config, key).get("enabled", False)
-        if not isinstance(on, bool) and on != "auto":
-            what = f'{key}.enabled is {json.dumps(on)}, and must be true, false or "auto"'
+        auto = key in ("fp16", "bf16", "bfloat16")
+        if not isinstance(on, bool) and not (auto and on == "auto"):
+            what = f"{key}.enabled is {json.dumps(on)}, and must be true{', ' if auto else ' or '}false"
+            raise RecipeError(what + (' or "auto"' if auto else ""), where=where)
+    for key in ("offload_optimizer", "offload_param"):
+        offload = section(section(config, "zero_optimization"), key)
+        device = offload.get("device", "none")
+        if device not in ("none", "cpu", "nvme"):
+            what = f"zero_optimization.{key}.device is {json.dumps(device)}, and must be none, cpu or nvme"
+            raise RecipeError(what, where=where)
+        if device == "nvme" and not isinstance(offload.get("nvme_path"), str):
+            what = f"zero_optimization.{key} goes to a disk, and nvme_path does not say to which folder"
             raise RecipeError(what, where=where)
     for key in ("optimizer", "scheduler"):
         given = section(config, key)
@@ -246,7 +266,8 @@ def user_training(config: Mapping[str, Any]) -> dict[str, Any]:
         number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
         if value != "auto" and not number:
             raise RecipeError(
-                f'{name} must be a number or "auto", not {value!r}', where="the DeepSpeed configuration"
+                f'{_PLACES[name]} must be a number or "auto", not {value!r}',
+                where="the DeepSpeed configuration",
             )
     return {**_adam_defaults(config), **{name: value for name, value in given.items() if value != "auto"}}
 
@@ -370,16 +391,16 @@ def deepspeed_config(recipe: Recipe, batch: Batch, precision: str) -> dict[str, 
         fp16["initial_scale_power"] = max(0, round(recipe.loss_scale).bit_length() - 1)
     config["fp16"] = fp16
     config.setdefault("steps_per_print", 1_000_000_000)
-    zero = section(config, "zero_optimization")
+    # Accelerate refuses a file without the section, for which DeepSpeed has a default.
+    zero = config["zero_optimization"] = {"stage": 0, **section(config, "zero_optimization")}
     _check_adagrad(config)
-    if zero.get("stage") == 3 and "stage3_gather_fp16_weights_on_model_save" not in zero:  # its old name
-        if zero.setdefault(_GATHER, True) not in (True, "auto"):
-            raise RecipeError(
-                f"is {json.dumps(zero[_GATHER])}, and the trained model could not be saved whole",
-                where=f"zero_optimization.{_GATHER}",
-                hint="leave it out, or set it to true",
-            )
-        config["zero_optimization"] = zero
+    gathers = zero["stage"] == 3 and "stage3_gather_fp16_weights_on_model_save" not in zero  # its old name
+    if gathers and zero.setdefault(_GATHER, True) not in (True, "auto"):
+        raise RecipeError(
+            f"is {json.dumps(zero[_GATHER])}, and the trained model could not be saved whole",
+            where=f"zero_optimization.{_GATHER}",
+            hint="leave it out, or set it to true",
+        )
     return config
 
 

@@ -42,7 +42,7 @@ def join(context: Context) -> None:
         raise RecipeError(
             f"DeepSpeed cannot be imported: {error}",
             where="engine.name",
-            hint="pip install 'passmuster[train]'",
+            hint="pip install deepspeed there, or `muster prepare`",
         ) from None
     if context.device == "cpu":
         # Its shared-memory all-reduce is compiled at the first start (most of a minute, and a C++ compiler),

@@ -199,7 +199,7 @@ def activations_missing(config: Mapping[str, Any]) -> str:
     return (
         f"The memory has no activations, which for a {config.get('model_type')} come from a trace alone: "
         "`muster plan` without --quick makes one, with torch and transformers on this machine (pip install "
-        "'passmuster[train]')."
+        "torch transformers)."
     )
 
 
