@@ -13,7 +13,7 @@ MORE := -n $(shell expr $(CORES) + 1) --no-loadscope-reorder
 # A Python that may write no bytecode compiles everything anew, in each of pytest's workers and in all that they start.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo test fast slow check picture wheel clean
+.PHONY: demo test fast slow check mutate picture wheel clean
 
 demo: $(VENV)/.train
 	$(BIN)/muster demo
@@ -34,6 +34,10 @@ check: $(VENV)/.dev
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/vulture
+
+# Small changes of the pure rooms, and those of them that no test notices; half an hour on two cores.
+mutate: $(VENV)/.dev
+	$(BIN)/python dev/mutate.py --seed $(shell date +%V) > dev/survivors.txt
 
 # The picture in the README: a run of the demo, and Chromium.
 picture: $(VENV)/.train

@@ -13,7 +13,7 @@ pytestmark = [pytest.mark.real, pytest.mark.timeout(600)]
 
 # Decay of what should have none, or clipping by another norm, moves these losses by more than is allowed.
 STEPS = [
-    "train.max_steps=20", "train.warmup=5", "train.weight_decay=5", "train.clip=0.5", "measure.window=1",
+    "train.max_steps=12", "train.warmup=3", "train.weight_decay=5", "train.clip=0.5", "measure.window=1",
     "measure.warmup=3",
 ]  # fmt: skip
 OWN_ADAM = (
@@ -22,7 +22,6 @@ OWN_ADAM = (
 )
 ENGINES = {
     "ddp": ["engine.name=ddp", "engine.zero=0"],
-    "fsdp": ["engine.name=fsdp", "engine.zero=0"],
     "fsdp-alone": ["engine.name=fsdp", "engine.zero=0", "env.MUSTER_GROUP_OF_ONE=1"],
     "fsdp-accumulating": ["engine.name=fsdp", "engine.zero=0", "engine.sync_each_batch=false"],
     "fsdp-each-batch": ["engine.name=fsdp", "engine.zero=0", "engine.sync_each_batch=true"],
@@ -50,7 +49,7 @@ def reference(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
     done, result = run(folder, "local:1", *STEPS, *ENGINES["ddp"], "batch.micro=16")
     assert result.status == "succeeded", result.failure
     curve = losses(done)
-    assert len(curve) == len(gradient_norms(done)) == 20
+    assert len(curve) == len(gradient_norms(done)) == 12
     assert curve[-1] < curve[0] - 0.5  # it learns: equal curves are not equal for want of movement
     return done
 
@@ -62,7 +61,7 @@ def test_two_ranks_follow_one_process(engine: str, reference: RunFolder, tmp_pat
     Losses tell little of gradients: 20 % too large, they move these by 0.2 % at most, through Adam.
     """
     overrides = [*STEPS, *ENGINES[engine], "batch.micro=4", "batch.accumulation=2"]
-    if engine in ("ddp", "fsdp", "fsdp-sharded"):
+    if engine in ("ddp", "fsdp-sharded"):
         overrides += ["batch.micro=8", "batch.accumulation=1"]
     if engine in ("fsdp-accumulating", "fsdp-each-batch"):
         overrides += ["batch.micro=2", "batch.accumulation=4"]
@@ -74,7 +73,7 @@ def test_two_ranks_follow_one_process(engine: str, reference: RunFolder, tmp_pat
         overrides += ["batch.micro=2", "batch.accumulation=2"]
     done, result = run(tmp_path / "run", hosts.get(engine, "local:2x1"), *overrides)
     assert result.status == "succeeded", result.failure
-    assert result.samples == 20 * 16
+    assert result.samples == 12 * 16
     norms = [] if engine in UNTOLD else gradient_norms(reference)
     assert gradient_norms(done) == pytest.approx(norms, rel=1e-3)
     assert losses(done) == pytest.approx(losses(reference), rel=1e-3)

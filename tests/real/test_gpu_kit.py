@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from benchmarks.gpu.kit import ROOT, Results
 from benchmarks.gpu.pieces import pieces
 
 from muster.core.profile import StepProfile
+from tests import warm
 
 TRIED = {
     "proof/smi", "proof/check", "proof/clock", "proof/ddp-fp32", "proof/zero2-bf16", "proof/cpu-job",
@@ -23,7 +25,21 @@ TRIED = {
 }  # fmt: skip
 
 
+@pytest.fixture
+def offline(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Pieces, their ranks and their peers come as forks: what imports read is as pieces set it."""
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    if sys.executable == warm.REAL:  # nothing is warm here
+        yield
+        return
+    interpreter = warm.Interpreter()
+    monkeypatch.setattr(sys, "executable", str(interpreter.path))
+    yield
+    interpreter.close()
+
+
 @pytest.mark.timeout(900)
+@pytest.mark.usefixtures("offline")
 def test_pieces_run_on_a_cpu_and_make_a_page(tmp_path: Path) -> None:
     chosen = [piece for piece in pieces() if piece.key in TRIED]
     assert {piece.key for piece in chosen} == TRIED

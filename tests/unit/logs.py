@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from datetime import datetime, timedelta
+from pathlib import Path
 
 from muster.readers._read import read_blocks
 from muster.readers._user import Expression, UserFormat
 from muster.readers.base import JobLog
 from muster.store.logfiles import BrokenFile
+from tests.golden.documents import sections
 
+# What tools printed, by their names (tests/golden/logs/sources.md).
+LOGS = sections(Path(__file__).parents[1] / "golden" / "logs" / "formats.txt")
 START = datetime(2024, 7, 8, 5, 52, 0)
 ARGUMENTS = "--model_name_or_path facebook/opt-350m --per_device_train_batch_size 24 --max_seq_len 512"
 

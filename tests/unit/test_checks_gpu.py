@@ -351,50 +351,7 @@ def test_xids_are_looked_for_since_boot(
         )
 
 
-def linked(name: str, *counts: int) -> dict[str, Any]:
-    """A host with GPUs of a model, each with so many active links."""
-    gpus = [
-        {"bus": f"{index}", "name": name, "links": [25.0] * count + [0.0] * (4 - count), "reasons": []}
-        for index, count in enumerate(counts)
-    ]
-    return {"gpus": gpus, "pci": len(gpus), "smi": True, "trouble": None, "xids": [], "mask": None}
-
-
-def test_links_are_compared_with_those_of_the_same_model() -> None:
-    big, small = linked("NVIDIA A100-SXM4-80GB", 4, 4), linked("NVIDIA A10", 0)
-    found = judged("gpu", {"n1": big, "n2": big, "n3": small})
-    assert [found["nvlink", name].level for name in ("n1", "n2", "n3")] == [PASS, PASS, NA]
-    broken = judged("gpu", {"n1": big, "n2": linked("NVIDIA A100-SXM4-80GB", 4, 3)})
-    assert [broken["nvlink", name].level for name in ("n1", "n2")] == [PASS, FAIL]
-
-
-@pytest.mark.parametrize("name", ["NVIDIA GeForce RTX 3090", "NVIDIA RTX A6000", "NVIDIA A100-PCIE-40GB"])
-def test_cards_that_bridges_link_in_pairs_only_warn(name: str) -> None:
-    pair = {"n1": linked(name, 4, 4, 0)}
-    assert judged("gpu", pair)["nvlink", "n1"].level == WARN
-    assert judged("gpu", pair, expects={"gpu.nvlink": {"links": 4}})["nvlink", "n1"].level == FAIL
-
-
-def test_hosts_with_slots_may_have_different_numbers_of_gpus() -> None:
-    hosts = {"n1": linked("A", 0, 0), "n2": linked("A", 0, 0), "n3": linked("A", 0)}
-    assert judged("gpu", hosts)["count", "n3"].level == FAIL
-    assert judged("gpu", hosts, slots={"n1": 2, "n2": 2, "n3": 1})["count", "n3"].level == PASS
-
-
-def test_gpus_without_a_driver_are_missed() -> None:
-    bare = {**NONE, "pci": 8}
-    found = judged("gpu", {"n1": bare})
-    assert found["driver", "n1"].level == FAIL and "8 NVIDIA GPUs" in found["driver", "n1"].evidence
-    for told in ({"gpus_expected": False}, {"recipe": {"launch": {"device": "cpu"}}}):
-        assert judged("gpu", {"n1": bare}, **told)["driver", "n1"].level == NA
-
-
 NONE = {"gpus": [], "pci": 0, "smi": False, "trouble": None, "xids": None, "driver": None, "mask": None}
-
-
-def test_where_no_gpu_is_expected_nothing_passes() -> None:
-    found = judged("gpu", {"n1": NONE, "n2": NONE})
-    assert {each.level for each in found.values()} == {NA}
 
 
 def test_gpus_that_are_not_expected_are_not_judged(look: Any) -> None:

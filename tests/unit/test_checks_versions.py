@@ -5,18 +5,16 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from tests.unit.judging import FAIL, NA, PASS, UNKNOWN, WARN, judged, probed
+from tests.unit.judging import FAIL, PASS, UNKNOWN, judged, probed
 
 TORCH = """__version__ = '2.8.0+cu128'
 from typing import Optional
 cuda: Optional[str] = '12.8'
 hip: Optional[str] = None
 """
-DEEPSPEED = {"engine": {"name": "deepspeed", "offload": "optimizer"}}
 
 
 def environment(root: Path, packages: dict[str, str], system: str = "false") -> Path:
@@ -90,132 +88,6 @@ def test_the_controllers_interpreter_is_taken_where_it_is(tmp_path: Path) -> Non
     python = environment(tmp_path / "venv", {"torch": "9.9"})
     assert probed("versions", controller_python=str(python))["packages"]["torch"] == "9.9"
     assert probed("versions", controller_python="/nowhere")["interpreter"] == sys.executable
-
-
-HOST: dict[str, Any] = {
-    "interpreter": "/v/bin/python",
-    "python": "3.11.9",
-    "packages": {
-        "torch": "2.8.0",
-        "transformers": "5.1",
-        "accelerate": "1.10",
-        "deepspeed": "0.18",
-        "numpy": "2.0",
-    },
-    "cuda": "12.8",
-    "nccl": "2.27.3",
-    "driver": "570.86.15",
-    "tools": {
-        "c++": "/usr/bin/c++",
-        "ninja": "/usr/bin/ninja",
-        "nvcc": "/c/bin/nvcc",
-        "nvcc_version": "12.4",
-    },
-}
-
-
-def other(**packages: str | None) -> dict[str, Any]:
-    return {**HOST, "packages": {k: v for k, v in {**HOST["packages"], **packages}.items() if v}}
-
-
-def three(odd: dict[str, Any], **context: Any) -> Any:
-    return judged("versions", {"n1": HOST, "n2": HOST, "n3": odd}, **context)
-
-
-def test_equal_hosts_have_nothing_to_say() -> None:
-    assert {each.level for each in three(HOST).values()} <= {PASS, NA}
-    assert {each.level for each in three(HOST, recipe=DEEPSPEED).values()} == {PASS}
-
-
-@pytest.mark.parametrize(
-    ("check", "odd", "level"),
-    [
-        ("torch", other(torch="2.7.0"), FAIL),
-        ("torch", other(torch=None), FAIL),
-        ("deepspeed", other(deepspeed="0.17"), FAIL),
-        ("transformers", other(transformers="4.0"), FAIL),
-        ("packages", other(numpy="1.26"), WARN),
-        ("packages", other(numpy=None), WARN),
-        ("python", {**HOST, "python": "3.12.1"}, FAIL),
-        ("python", {**HOST, "python": "3.11.2"}, PASS),
-        ("cuda", {**HOST, "cuda": "none"}, FAIL),
-        ("nccl", {**HOST, "nccl": "2.26"}, FAIL),
-        ("driver", {**HOST, "driver": "560.35.03"}, WARN),
-        ("driver", {**HOST, "driver": "470.103.01"}, FAIL),
-        ("driver", {**HOST, "driver": None}, NA),
-    ],
-)
-def test_the_odd_host_is_the_one(check: str, odd: dict[str, Any], level: object) -> None:
-    found = three(odd)
-    assert [found[check, host].level for host in ("n1", "n2", "n3")] == [PASS, PASS, level]
-
-
-def test_a_package_that_the_recipe_does_without_may_be_missing() -> None:
-    found = three(other(deepspeed=None), recipe={"engine": {"name": "ddp"}})
-    assert [found["deepspeed", host].level for host in ("n1", "n2", "n3")] == [PASS, PASS, WARN]
-    assert found["deepspeed", "n3"].evidence == "n[1-2] have it"
-    assert three(other(deepspeed=None), recipe=DEEPSPEED)["deepspeed", "n3"].level == FAIL
-
-
-def test_versions_are_not_numbers() -> None:
-    found = three(other(transformers="5.10"))["transformers", "n3"]
-    assert found.level == FAIL
-    assert found.evidence == "5.10 here (5.1 on n[1-2] (most); 5.10 on n3)"
-
-
-def test_two_hosts_that_differ_are_both_named() -> None:
-    found = judged("versions", {"n1": HOST, "n2": other(torch="2.7", numpy="1.0")})
-    assert {found["torch", host].level for host in ("n1", "n2")} == {FAIL}
-    assert "no value has a majority" in found["torch", "n1"].problem
-    assert {found["packages", host].level for host in ("n1", "n2")} == {WARN}
-
-
-def test_bare_hosts_lack_nothing_until_a_recipe_needs_it() -> None:
-    bare = {**HOST, "packages": {}, "cuda": None, "nccl": None, "driver": None, "tools": {}}
-    found = judged("versions", {"n1": bare, "n2": bare})
-    assert {each.level for each in found.values()} <= {PASS, NA}
-    needed = judged("versions", {"n1": bare}, recipe={"engine": {"name": "ddp"}})
-    assert (needed["torch", "n1"].level, needed["deepspeed", "n1"].level) == (WARN, NA)
-    assert "muster prepare" in (needed["torch", "n1"].remedy or "")
-    assert judged("versions", {"n1": bare}, recipe=DEEPSPEED)["compiler", "n1"].level == WARN
-
-
-@pytest.mark.parametrize(
-    ("tools", "level"),
-    [
-        ({"nvcc": None}, WARN),
-        ({"nvcc_version": "11.8"}, FAIL),
-        ({"nvcc_version": "12.9"}, PASS),
-        ({"nvcc_version": "13.1", "cuda": "13.0"}, FAIL),  # DeepSpeed lists no minor versions of 13
-        ({"nvcc_version": "13.0", "cuda": "13.0"}, PASS),
-        ({"nvcc_version": None}, UNKNOWN),
-    ],
-)
-def test_nvcc_must_be_a_version_that_deepspeed_takes(tools: dict[str, Any], level: object) -> None:
-    cuda = tools.get("cuda", HOST["cuda"])
-    answers = {"n1": {**HOST, "cuda": cuda, "tools": {**HOST["tools"], **tools}}}
-    assert judged("versions", answers, recipe=DEEPSPEED)["nvcc", "n1"].level == level
-    assert judged("versions", answers)["nvcc", "n1"].level == NA
-
-
-@pytest.mark.parametrize(
-    ("driver", "cuda", "level"),
-    [
-        ("525.60.13", "12.1", PASS),
-        ("525.60.11", "12.1", FAIL),
-        ("98.0", "12.1", FAIL),  # as text, 98 is above 525
-        ("580.65.06", "13.0", PASS),
-        ("570.1", "13.0", FAIL),
-        ("450.80.02", "11.8", PASS),
-    ],
-)
-def test_driver_against_cuda(driver: str, cuda: str, level: object) -> None:
-    found = judged("versions", {"n1": {**HOST, "driver": driver, "cuda": cuda}})
-    assert found["driver", "n1"].level == level
-
-
-def test_too_old_a_python_fails() -> None:
-    assert judged("versions", {"n1": {**HOST, "python": "3.7.16"}})["python", "n1"].level == FAIL
 
 
 def test_nvcc_is_asked_only_where_torch_has_cuda(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

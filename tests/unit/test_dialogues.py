@@ -20,185 +20,6 @@ PAIRS = Wanted(pairs=True)
 SAID = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello"}]
 
 
-@pytest.mark.parametrize(
-    ("row", "turns", "answer"),
-    [
-        ({"prompt": "A", "chosen": "B"}, [("text", "A")], "B"),
-        ({"prompt": "A", "completion": "B"}, [("text", "A")], "B"),
-        ({"question": "A", "answer": "B"}, [("text", "A")], "B"),
-        ({"question": "A", "sql": {"human_readable": "B"}}, [("text", "A")], "B"),
-        ({"instruction": "A", "input": "C", "output": "B"}, [("text", "A\n\nC")], "B"),
-        ({"instruction": "A", "input": "", "output": "B"}, [("text", "A")], "B"),
-        ({"messages": SAID}, [("user", "Hi")], "Hello"),
-        (
-            {
-                "messages": [
-                    *SAID,
-                    {"role": "user", "content": "And?"},
-                    {"role": "assistant", "content": "So."},
-                ]
-            },
-            [("user", "Hi"), ("assistant", "Hello"), ("user", "And?")],
-            "So.",
-        ),
-        (
-            {"conversations": [{"from": "human", "value": "Hi"}, {"from": "gpt", "value": "Hello"}]},
-            [("user", "Hi")],
-            "Hello",
-        ),
-        ({"messages": SAID, "system": "Be kind."}, [("system", "Be kind."), ("user", "Hi")], "Hello"),
-        ({"prompt": SAID[:1], "completion": SAID[1:]}, [("user", "Hi")], "Hello"),
-        # Alpaca's rows with what was said before: nothing of it is dropped.
-        (
-            {"instruction": "A", "input": "C", "output": "B", "system": "S", "history": [["Q", "R"]]},
-            [("system", "S"), ("user", "Q"), ("assistant", "R"), ("user", "A\n\nC")],
-            "B",
-        ),
-        ({"instruction": "A", "output": "B", "system": " ", "history": []}, [("text", "A")], "B"),
-        ({"instruction": "A", "output": "B", "system": None, "history": None}, [("text", "A")], "B"),
-        (
-            {"messages": [{"role": "system", "content": "T"}, *SAID], "system": "S", "history": [["Q", "R"]]},
-            [("system", "T"), ("user", "Q"), ("assistant", "R"), ("user", "Hi")],
-            "Hello",
-        ),
-        # UltraChat's: the prompt stands beside the messages, and no answer does.
-        ({"prompt": "Hi", "prompt_id": "0", "messages": SAID}, [("user", "Hi")], "Hello"),
-        ({"prompt": "A", "completion": SAID[1]}, [("user", "A")], "Hello"),
-        (
-            {"prompt": "Hi", "history": [["Q", "R"]], "chosen": SAID},
-            [("user", "Q"), ("assistant", "R"), ("user", "Hi")],
-            "Hello",
-        ),
-        (
-            {"conversations": [{"from": "Human", "value": "Hi"}, {"from": "GPT", "value": "Hello"}]},
-            [("user", "Hi")],
-            "Hello",
-        ),
-    ],
-)
-def test_the_common_forms_are_found(row: dict[str, Any], turns: list[tuple[str, str]], answer: str) -> None:
-    found = dialogue_of(row, Wanted(), "x:1")
-    assert [(turn.role, turn.text) for turn in found.turns] == turns
-    assert found.answer == answer
-
-
-@pytest.mark.parametrize(
-    ("row", "prompt", "answers"),
-    [
-        ({"prompt": "A", "chosen": "B", "rejected": "C"}, "A", ("B", "C")),
-        (
-            {"chosen": "\n\nHuman: A\n\nAssistant: B", "rejected": "\n\nHuman: A\n\nAssistant: C"},
-            "\n\nHuman: A\n\nAssistant:",
-            (" B", " C"),
-        ),
-        (  # only what both share is the prompt
-            {
-                "chosen": "\n\nHuman: A\n\nAssistant: B\n\nHuman: D\n\nAssistant: E",
-                "rejected": "\n\nHuman: A\n\nAssistant: C",
-            },
-            "\n\nHuman: A\n\nAssistant:",
-            (" B\n\nHuman: D\n\nAssistant: E", " C"),
-        ),
-        (
-            {"chosen": SAID, "rejected": [SAID[0], {"role": "assistant", "content": "No"}]},
-            "Hi",
-            ("Hello", "No"),
-        ),
-        ({"prompt": "Hi", "chosen": SAID, "rejected": [SAID[0], {"role": "assistant", "content": "C"}]}, "Hi",
-         ("Hello", "C")),
-        ({"prompt": SAID[:1], "chosen": SAID[1:], "rejected": [{"role": "assistant", "content": "C"}]}, "Hi",
-         ("Hello", "C")),
-    ],
-)  # fmt: skip
-def test_pairs(row: dict[str, Any], prompt: str, answers: tuple[str, str]) -> None:
-    found = dialogue_of(row, PAIRS, "x:1")
-    assert found.question == prompt
-    assert (found.answer, found.rejected) == answers
-
-
-@pytest.mark.parametrize(
-    ("row", "wanted", "what"),
-    [
-        ({"prompt": "A", "chosen": "B", "rejected": " B\n"}, PAIRS, "rejected answer is the chosen"),
-        ({"prompt": "A", "chosen": "B", "rejected": ""}, PAIRS, "empty rejected"),
-        ({"prompt": "A", "chosen": "", "rejected": "C"}, PAIRS, "empty answer"),
-        ({"prompt": "A", "chosen": "B"}, PAIRS, "'rejected' is missing"),
-        ({"prompt": " ", "chosen": "B"}, Wanted(), "empty prompt"),
-        ({"prompt": "A"}, Wanted(), "no answer"),
-        ({"prompt": "A", "chosen": None}, Wanted(), "no answer"),
-        ({"messages": []}, Wanted(), "empty prompt"),
-        ({"messages": SAID[:1]}, Wanted(), "no answer"),
-        ({"messages": [{"role": "tool", "content": "x"}]}, Wanted(), "not a role"),
-        ({"messages": ["x"]}, Wanted(), "not a role"),
-        ({"text": "A"}, Wanted(), "'prompt' is missing"),
-        ({"prompt": 3, "chosen": "B"}, Wanted(), "not text"),
-        (
-            {"chosen": SAID, "rejected": [{"role": "user", "content": "Ho"}, SAID[1]]},
-            PAIRS,
-            "different prompts",
-        ),
-        ({"chosen": "one", "rejected": "two"}, PAIRS, "no prompt"),
-        # A message between prompt and answer would be lost, and what a user says is no answer.
-        (
-            {"prompt": SAID[:1], "completion": [*SAID[1:], *SAID]},
-            Wanted(),
-            "other messages before its answer",
-        ),
-        ({"prompt": "A", "chosen": SAID, "rejected": "C"}, PAIRS, "other messages before its answer"),
-        ({"prompt": "A", "chosen": SAID[:1]}, Wanted(), "not the assistant's"),
-        (
-            {"chosen": [*SAID, SAID[0]], "rejected": [*SAID, {"role": "user", "content": "No"}]},
-            PAIRS,
-            "not the assistant's",
-        ),
-        ({"messages": [*SAID, SAID[0]]}, Wanted(), "its last message is the user's"),
-        ({"messages": [{"role": "user", "content": "half: \ud83d"}, SAID[1]]}, Wanted(), "not Unicode"),
-    ],
-)
-def test_what_nothing_is_learned_from(row: dict[str, Any], wanted: Wanted, what: str) -> None:
-    with pytest.raises(DataError, match=what) as found:
-        dialogue_of(row, wanted, "x:7")
-    assert found.value.where == "x:7"
-
-
-@pytest.mark.parametrize(
-    ("row", "turns"),
-    [
-        # UltraFeedback's: a text, and lists of messages that begin with it.
-        ({"prompt": "Hi", "chosen": SAID}, [("user", "Hi")]),
-        ({"prompt": "Hi", "chosen": SAID[1:]}, [("user", "Hi")]),
-        (
-            {"prompt": "Hi", "chosen": [{"role": "system", "content": "S"}, *SAID]},
-            [("system", "S"), ("user", "Hi")],
-        ),
-        # LLaMA-Factory's: each answer is a message.
-        (
-            {
-                "conversations": [{"from": "human", "value": "Hi"}],
-                "chosen": {"from": "gpt", "value": "Hello"},
-            },
-            [("user", "Hi")],
-        ),
-        ({"chosen": SAID}, [("user", "Hi")]),
-        # What was said before them, in fields of its own, as with a prompt.
-        ({"chosen": SAID, "system": "S"}, [("system", "S"), ("user", "Hi")]),
-        (
-            {"chosen": [{"role": "system", "content": "T"}, *SAID], "system": "S", "history": [["Q", "R"]]},
-            [("system", "T"), ("user", "Q"), ("assistant", "R"), ("user", "Hi")],
-        ),
-    ],
-)
-def test_pairs_of_messages_are_a_chat(row: dict[str, Any], turns: list[tuple[str, str]]) -> None:
-    """Their roles are known, so that the chat template is used."""
-    chosen = row["chosen"]
-    last = chosen[-1] if isinstance(chosen, list) else chosen
-    other = {name: "No" if name in ("content", "value") else value for name, value in last.items()}
-    rejected = [*chosen[:-1], other] if isinstance(chosen, list) else other
-    found = dialogue_of({**row, "rejected": rejected}, PAIRS, "x:1")
-    assert [(turn.role, turn.text) for turn in found.turns] == turns
-    assert (found.chat, found.answer, found.rejected) == (True, "Hello", "No")
-
-
 def test_what_stands_beside_two_whole_texts_is_not_read() -> None:
     row = {"chosen": "A\n\nAssistant: B", "rejected": "A\n\nAssistant: C", "system": "S"}
     assert dialogue_of(row, PAIRS, "x:1").turns == (Turn("text", "A\n\nAssistant:"),)
@@ -222,11 +43,6 @@ def test_fields_that_nobody_reads_are_named_those_of_messages_too(tmp_path: Path
     assert note.rpartition(": ")[2].split(", ") == ["tools", "label", "messages.weight"]
 
 
-def test_a_history_that_is_none_is_refused() -> None:
-    with pytest.raises(DataError, match="history"):
-        dialogue_of({"instruction": "A", "output": "B", "history": [["Q"]]}, Wanted(), "x:1")
-
-
 def test_rows_of_one_set_take_one_form(tmp_path: Path) -> None:
     rows = [{"instruction": f"A{n}", "output": "B", "system": "S" if n % 2 else ""} for n in range(20)]
     file = str(_file(tmp_path / "a.jsonl", rows))
@@ -236,10 +52,6 @@ def test_rows_of_one_set_take_one_form(tmp_path: Path) -> None:
     plain = str(_file(tmp_path / "b.jsonl", [{"prompt": f"A{n}", "answer": "B"} for n in range(9)]))
     assert not any(each.chat for each in load_samples(_recipe(path=plain)).train)
     assert all(each.chat for each in load_samples(_recipe(path=plain, template="chat")).train)
-
-
-def test_prompts_alone_need_no_answer() -> None:
-    assert dialogue_of({"prompt": "A"}, Wanted(answered=False), "x:1").answer is None
 
 
 def _file(path: Path, rows: list[dict[str, Any]]) -> Path:

@@ -6,7 +6,7 @@ import pytest
 
 from muster.core.batch import Batch
 from muster.core.inventory import Host
-from muster.core.job import SLOWER, Decision, Job, place
+from muster.core.job import Decision, Job, place
 from muster.core.recipe import recipe_from
 from muster.core.result import Result
 from muster.core.state import State
@@ -14,8 +14,6 @@ from muster.reports import tables
 from muster.results.fold import fold, make_result
 from muster.store import events
 from tests.unit.test_report import a_run
-
-NETWORK = {"interface": "eth0", "megabits": 10_000, "infiniband_megabits": None}
 
 
 def two_ranks_each(*decisions: Decision) -> Job:
@@ -38,48 +36,6 @@ def result(*said: events.Event, job: Job | None = None) -> Result:
 def split(attempt: int = 1, **changes: object) -> events.Split:
     content = {"shares": [11, 11, 5, 5], "speeds": [200.0, 200.0, 100.0, 90.0], "seconds": 3.0, **changes}
     return events.Split(time=1.0, attempt=attempt, rank=0, **content)  # type: ignore[arg-type]
-
-
-def test_shares_and_speeds_are_summed_over_a_hosts_ranks() -> None:
-    done = result(split())
-    assert [(host.share, host.speed) for host in done.hosts] == [(22, 400.0), (10, 190.0)]
-    told = "of 32 samples was split by measured speed: a 22 (400 samples/s), b 10 (190 samples/s)"
-    assert any(note.endswith(told) for note in done.notes)
-    given = result(split(speeds=None))
-    assert [(host.share, host.speed) for host in given.hosts] == [(22, None), (10, None)]
-    assert "every micro-step of 32 samples was split as the recipe says: a 22, b 10" in given.notes
-
-
-def test_without_a_split_nothing_is_said() -> None:
-    done = result()
-    assert [(host.share, host.speed) for host in done.hosts] == [(None, None)] * 2
-    assert not any("micro-step" in note for note in done.notes)
-
-
-def test_a_resumed_run_has_the_last_split() -> None:
-    again = events.JobState(time=2.0, attempt=2, state="begin", detail={"resume_step": None})
-    assert result(split(), again).hosts[0].share is None
-    later = split(2, shares=[10, 10, 6, 6])
-    assert result(split(), again, later).hosts[0].share == 20
-
-
-@pytest.mark.parametrize(("megabits", "named"), [(1, True), (10_000, False), (None, False)])
-def test_a_host_that_the_measured_speeds_show_to_be_in_the_way(megabits: int | None, named: bool) -> None:
-    """Behind a link of 1 Mbit/s; a link that does not say gives no word."""
-    facts = [
-        events.HostFacts(time=0.0, host=host, facts={"network": {**NETWORK, "megabits": speed}})
-        for host, speed in (("a", 10_000), ("b", megabits))
-    ]
-    started = events.Started(time=0.5, rank=0, device="cpu", parameters=10**6, trainable=10**6, total_steps=9)
-    notes = result(*facts, started, split()).notes
-    assert any(note.startswith("host b: makes it slower: predicted ") for note in notes) == named
-    assert any(note.startswith("fastest hosts: a: ") for note in notes) == named
-
-
-def test_what_was_foreseen_before_the_start_is_a_note() -> None:
-    foreseen = Decision("host b", SLOWER, "predicted 9 min with it, 3 min without it")
-    notes = result(job=two_ranks_each(foreseen)).notes
-    assert "host b: makes it slower: predicted 9 min with it, 3 min without it" in notes
 
 
 def test_the_reports_host_table_has_them_where_there_are_any() -> None:

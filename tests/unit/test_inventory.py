@@ -10,92 +10,6 @@ from muster.core.errors import InventoryError
 from muster.core.inventory import Host, format_hostfile, parse_hostfile, parse_hosts, read_inventory
 from muster.core.job import place
 
-
-def given(text: str) -> list[tuple[str, int | None]]:
-    return [(host.name, host.slots) for host in parse_hosts(text).hosts]
-
-
-@pytest.mark.parametrize(
-    ("text", "hosts"),
-    [
-        ("host1", [("host1", None)]),
-        ("host1,host2:8", [("host1", None), ("host2", 8)]),
-        (" host1 , me@host2.example.org:2 ", [("host1", None), ("me@host2.example.org", 2)]),
-        ("localhost:2", [("localhost", 2)]),
-        ("10.0.0.1,10.0.0.2:4", [("10.0.0.1", None), ("10.0.0.2", 4)]),
-        ("[::1],me@[fe80::1%eth0]:2", [("[::1]", None), ("me@[fe80::1%eth0]", 2)]),
-        ("node[1-3]:8", [("node1", 8), ("node2", 8), ("node3", 8)]),
-        (
-            "node[08-10,3],x",
-            [("node08", None), ("node09", None), ("node10", None), ("node3", None), ("x", None)],
-        ),
-        ("r[1-2]n[1-2]", [("r1n1", None), ("r1n2", None), ("r2n1", None), ("r2n2", None)]),
-        ("node[1-2].cluster:1", [("node1.cluster", 1), ("node2.cluster", 1)]),
-    ],
-)
-def test_hosts_by_name(text: str, hosts: list[tuple[str, int | None]]) -> None:
-    assert given(text) == hosts
-    assert parse_hosts(text).launcher == "ssh"
-
-
-@pytest.mark.parametrize(
-    ("text", "hosts"),
-    [
-        ("local", [("local", None)]),
-        ("local:2", [("local", 2)]),
-        ("local:2x1", [("local0", 1), ("local1", 1)]),
-        ("local:3x4", [("local0", 4), ("local1", 4), ("local2", 4)]),
-    ],
-)
-def test_this_machine(text: str, hosts: list[tuple[str, int | None]]) -> None:
-    assert given(text) == hosts
-    assert parse_hosts(text).launcher == "local"
-
-
-@pytest.mark.parametrize(
-    ("text", "what"),
-    [
-        ("host1,,host2", "an empty host name"),
-        ("host1,", "an empty host name"),
-        (":8", "an empty host name"),
-        ("host1:", "slots must be a whole number"),
-        ("host1:0", "slots must be a whole number"),
-        ("host1:-1", "slots must be a whole number"),
-        ("host1:2.5", "slots must be a whole number"),
-        ("host1:1025", "from 1 to 1024, not '1025'"),
-        ("host1:" + "9" * 5000, "slots must be a whole number"),
-        ("host1:٣", "slots must be a whole number"),
-        ("local:", "slots must be a whole number"),
-        ("local:0", "slots must be a whole number"),
-        ("local:2x", "slots must be a whole number"),
-        ("local:x2", "slots must be a whole number"),
-        ("local:2x1x1", "slots must be a whole number"),
-        ("host1,host1", "host 'host1' is named twice"),
-        ("a@host1,b@host1", "host 'host1' is named twice"),
-        ("node[1-3],node2", "host 'node2' is named twice"),
-        ("node[3-1]", "'3-1' is not a range of hosts"),
-        ("node[0-100000]", "is not a range of hosts"),
-        ("node[0-99999][0-99999]", "is more than 100000 hosts"),
-        ("node[1-" + "9" * 5000 + "]", "is not a host name"),
-        ("fe80::1", "is an IPv6 address without brackets"),
-        ("node1:8;node2:8", "has a semicolon"),
-        ("host 1", "is not a host name"),
-        ("host1\n:8", "is not a host name"),
-        ("host/1", "is not a host name"),
-        ("-oProxyCommand", "is not a host name"),
-        ("-Ffile@host1", "is not a host name"),
-        ("höst", "is not a host name"),
-        ("slurm:-p", "is not understood"),
-        ("slurm:gpu/x", "is not understood"),
-    ],
-)
-def test_mistakes_in_a_list(text: str, what: str) -> None:
-    with pytest.raises(InventoryError) as caught:
-        parse_hosts(text)
-    assert what in caught.value.what
-    assert caught.value.where == text
-
-
 HOSTFILE = """\
 # the lab
 node1 slots=8
@@ -126,35 +40,6 @@ def test_a_file_by_its_bare_name_wins_over_a_host_of_that_name(
     assert read_inventory("hosts").names == ("hosts",)
     (tmp_path / "hosts").write_text("node1\r\nnode2 slots=2\r\n")
     assert read_inventory("hosts").names == ("node1", "node2")
-
-
-@pytest.mark.parametrize(
-    ("line", "what"),
-    [
-        ("node1 slots=x", "slots must be a whole number"),
-        ("node1 slots=", "slots must be a whole number"),
-        ("node1 slots=0", "slots must be a whole number"),
-        ("node1 max_slots=x", "slots must be a whole number"),
-        ("node1:2 slots=4", "slots are given twice"),
-        ("node1 slots=2 slots=4", "slots are given twice"),
-        ("node1 slot=4", "'slot=4' is not understood"),
-        ("node1 slots", "'slots' is not understood"),
-        ("node1 node2", "'node2' is not understood"),
-        ("node0 slots=1", "host 'node0' is already in line 1"),
-        ("no/de", "is not a host name"),
-    ],
-)
-def test_mistakes_in_a_file_name_the_line(line: str, what: str) -> None:
-    with pytest.raises(InventoryError) as caught:
-        parse_hostfile(f"node0\n\n{line}\n", source="hosts")
-    assert what in caught.value.what
-    assert caught.value.where == "hosts:3"
-
-
-@pytest.mark.parametrize("content", ["", "\n\n", "# only a comment\n"])
-def test_an_empty_file(content: str) -> None:
-    with pytest.raises(InventoryError, match="hosts: has no hosts"):
-        parse_hostfile(content, source="hosts")
 
 
 @pytest.mark.parametrize("text", ["", "   ", "\n"])
@@ -277,31 +162,3 @@ def test_a_missing_host_file_is_no_host(name: str, tmp_path: Path, monkeypatch: 
     (tmp_path / name).write_text("node1\n")
     if not name.endswith(".json"):
         assert read_inventory(name).names == ("node1",)
-
-
-@pytest.mark.parametrize("text", ["locla:2", "loacl:2x1", "locl:2", "Local:2"])
-def test_a_misspelt_local(text: str) -> None:
-    with pytest.raises(InventoryError) as caught:
-        parse_hosts(text)
-    assert f"local:{text.partition(':')[2]}" in (caught.value.hint or "")
-
-
-def test_names_that_are_near_to_local_are_hosts() -> None:
-    assert given("localhost:2,local1:2,vocal:2,locla") == [
-        ("localhost", 2), ("local1", 2), ("vocal", 2), ("locla", None),
-    ]  # fmt: skip
-
-
-@pytest.mark.parametrize("text", ["fe80::1", "2001:db8::5:8", "me@fe80::1,node1"])
-def test_an_address_without_brackets(text: str) -> None:
-    """Its end is not slots."""
-    with pytest.raises(InventoryError) as caught:
-        parse_hosts(text)
-    assert f"[{text.partition(',')[0].rpartition('@')[2]}]" in (caught.value.hint or "")
-
-
-def test_case_makes_no_other_host() -> None:
-    with pytest.raises(InventoryError, match="twice"):
-        parse_hosts("node1,NODE1")
-    with pytest.raises(InventoryError):
-        parse_hostfile("node1\nNode1 slots=2\n", source="hosts")

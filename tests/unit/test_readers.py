@@ -17,8 +17,7 @@ from muster.readers._feed import Sieve
 from muster.readers._frame import Frame, stamp
 from muster.readers._paths import hosts_of_path, place_of
 from muster.readers._user import PLACES, Expression, UserFormat
-from tests.unit.logs import LIGHTNING, chat_log, metaseq_log, one, read_log, trainer_log
-from tests.unit.test_readers_lines import ALL as LINES
+from tests.unit.logs import LIGHTNING, LOGS, chat_log, metaseq_log, read_log, trainer_log
 
 READERS = sorted(plugin_names("muster.readers"))
 
@@ -47,7 +46,7 @@ MIXED = [
     *trainer_log(steps=30).replace("\r", "\n").split("\n"),
     *metaseq_log(),
     *LIGHTNING,
-    *LINES,
+    *(line for text in LOGS.values() for line in text.strip("\n").split("\n")),
     "Traceback (most recent call last):",
     "n2: RuntimeError: CUDA error: uncorrectable ECC error encountered",
     "n1: [x] exits with return code = 1",
@@ -115,18 +114,6 @@ def test_hosts_of_a_path(path: str, hosts: tuple[str, ...]) -> None:
 )
 def test_what_files_of_one_job_share(path: str, job: str, rank: int | None) -> None:
     assert place_of(path) == (job, rank)
-
-
-@pytest.mark.parametrize(
-    ("line", "hosts"),
-    [
-        ("SLURM_JOB_NODELIST=node[01-02]", ("node01", "node02")),
-        ("cmd = pdsh -S -w a,b --world_info=eyJhIjogWzAsIDFdLCAiYiI6IFswXX0= --node_rank=%n", ("a", "b")),
-        ("node01:123:456 [0] NCCL INFO Bootstrap : Using eth0", ("node01",)),
-    ],
-)
-def test_hosts_of_a_line(line: str, hosts: tuple[str, ...]) -> None:
-    assert one([line, *metaseq_log()], "train.log").hosts == hosts
 
 
 def test_time_stamps() -> None:

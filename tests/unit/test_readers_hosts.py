@@ -11,7 +11,7 @@ from muster.judging.joblogs import judged
 from muster.judging.logs import judge
 from muster.readers._paths import hosts_of_path
 from muster.readers.base import JobLog
-from tests.unit.logs import chat_log, metaseq_log, one, read_log
+from tests.unit.logs import chat_log, metaseq_log, one
 
 
 @pytest.mark.parametrize(
@@ -75,23 +75,6 @@ def test_names_that_are_none(path: str) -> None:
     assert hosts_of_path(path)[0] == ()
 
 
-def test_a_guess_says_that_it_is_one() -> None:
-    assert one(chat_log(["n1"]), "slurm-7.out").hosts_from == "log"
-    file, folder = one(metaseq_log(), "node7.log"), one(metaseq_log(), "node7/train.log")
-    assert file.hosts == folder.hosts == ("node7",)
-    assert (file.hosts_from, folder.hosts_from) == ("guess: file name", "guess: folder name")
-
-
-def test_this_machine_is_no_name() -> None:
-    """A launcher without a hostfile says `localhost` on every host."""
-    lines = [line.replace("'n1'", "'localhost'").removeprefix("n1: ") for line in chat_log(["n1"])[1:]]
-    job = one(lines, "node7.log")
-    assert (job.hosts, job.hosts_from, job.outcome) == (("node7",), "guess: file name", "succeeded")
-    assert one(lines, "slurm-104.out").hosts == ()
-    kept = one(["n1 slots=8", *lines], "slurm-104.out")
-    assert (kept.hosts, kept.world_size) == (("n1",), 8)
-
-
 # Every case has a log with step times, and something that says that more hosts than are named took part.
 UNKNOWN = {
     "64 ranks, and a file named after one host": (["world_size = 64"], "node{}.log"),
@@ -116,28 +99,6 @@ def test_a_job_on_unknown_hosts_is_no_evidence(case: str) -> None:
     assert all("hosts" in " ".join(job.notes) for job in found.jobs)
     assert any("12 jobs" in note and "hosts" in note for note in found.notes)
     assert all("hosts" in each.reason for each in found.hosts)
-
-
-@pytest.mark.parametrize(
-    ("lines", "path"),
-    [
-        (["world_size = 8"], "node7.log"),
-        (["SLURM_JOB_ID=7", "SLURM_JOB_NODELIST=node7"], "slurm-7.out"),
-        (["SLURM_JOB_ID=7", "SLURM_NNODES=1"], "node7.log"),
-        (["SLURM_JOB_ID=7"], "node7.log"),
-        ([], "slurm-7-node07.out"),
-        ([], "gpu[01,05].slurm-10008.out"),
-        (["nnodes=1, num_local_procs=16, node_rank=0", "world_size = 16"], "node7.log"),
-        (["SLURM_JOB_NODELIST=node[1-8]", "SLURM_JOB_NUM_NODES=8", "world_size = 64"], "slurm-7.out"),
-        (
-            [f"node{n}:1:{n} [0] NCCL INFO comm 0x5 rank {n} nranks 2 cudaDev 0" for n in (0, 1)],
-            "slurm-7.out",
-        ),
-    ],
-)
-def test_a_job_on_known_hosts_is_evidence(lines: list[str], path: str) -> None:
-    job = one([*lines, *metaseq_log()], path)
-    assert job.hosts and not job.unplaced
 
 
 def test_tables_whose_names_have_a_list_of_hosts_and_a_job_number(tmp_path: Path) -> None:
@@ -173,25 +134,6 @@ def test_a_failed_job_on_unknown_hosts_accuses_none() -> None:
     assert said.failed_hosts == ("node4",)
 
 
-def test_a_log_of_an_own_format_is_unreadable_whatever_slurm_wrote() -> None:
-    """Not "timed out before its first step": nobody can say what it did."""
-    lines = ["SLURM_JOB_NODELIST=gpu[01,05]", *(f"it {n} took {0.2 + n / 1000:.3f} s" for n in range(50))]
-    (job,) = read_log("gpu[01,05].slurm-10008.out", lines)
-    assert job.outcome == "unreadable" and "--line" in (job.reason or "")
-    assert job.hosts == ("gpu01", "gpu05")
-    (slots,) = read_log("x.out", ["gpu01 slots=8", "gpu05 slots=8", "it 1 took 3 s"])
-    assert slots.outcome == "unreadable"
-    assert (
-        one(chat_log(["n1"], ends=False)[:12]).outcome == "timeout"
-    )  # a launcher, whose training never began
-
-
-def test_an_error_long_before_the_end_is_not_why_a_log_of_an_own_format_ended() -> None:
-    early = ["OSError: [Errno 98] Address already in use", *(f"it {n} took 0.2 s" for n in range(2000))]
-    assert one(early, "node7.log").outcome == "unreadable"
-    assert one([*early, early[0]], "node7.log").failure == "port_in_use"
-
-
 def test_a_host_with_and_without_its_domain_is_one() -> None:
     logs = [of([f"n{n}"], n, 0.2) for n in range(4)] + [
         of([f"n{n}.cluster.local"], 9 + n, 0.2) for n in range(3)
@@ -224,61 +166,6 @@ def test_no_host_in_two_jobs_is_said() -> None:
 # ---- several jobs in one file ------------------------------------------------------------------------------
 
 
-def appended(*logs: list[str]) -> list[JobLog]:
-    return read_log("all.log", [line for log in logs for line in log])
-
-
-def test_jobs_on_other_hosts_in_one_file_are_apart() -> None:
-    """As `>>` makes it: each on its own hosts, with its own steps and end."""
-    first, second, third = appended(
-        chat_log(["n1"], 0.2), chat_log(["n2", "n3"], 0.3), chat_log(["n4"], 0.2, ends=False, windows=3)
-    )
-    assert [each.hosts for each in (first, second, third)] == [("n1",), ("n2", "n3"), ("n4",)]
-    assert [each.job for each in (first, second, third)] == ["all.log", "all.log#2", "all.log#3"]
-    assert [each.outcome for each in (first, second, third)] == ["succeeded", "succeeded", "timeout"]
-    assert (first.batch, second.batch) == (192, 384)
-    assert first.rate == pytest.approx(960, rel=1e-3) and second.rate == pytest.approx(1280, rel=1e-3)
-    spans = [(each.started, each.ended) for each in (first, second, third)]
-    assert len({*spans}) == 3 or set(spans) == {(None, None)}  # the file's span is nobody's
-
-
-def test_a_failed_job_before_another() -> None:
-    ecc = "RuntimeError: CUDA error: uncorrectable ECC error encountered"
-    first, second = appended([*chat_log(["n1"], ends=False, windows=3), ecc], chat_log(["n2"]))
-    assert (first.outcome, first.failure, first.hosts) == ("failed", "gpu_hardware", ("n1",))
-    assert (second.outcome, second.hosts) == ("succeeded", ("n2",))
-
-
-def test_the_same_job_again_is_one_job() -> None:
-    (job,) = appended(chat_log(["n1"], ends=False, windows=4), chat_log(["n1"], windows=4))
-    assert (job.hosts, job.outcome) == (("n1",), "succeeded")
-
-
-def test_another_training_on_the_same_hosts_is_another_job() -> None:
-    """As the three steps of DeepSpeed-Chat: the runner's line has another script."""
-    runner = (
-        "[2024-07-08 05:50:47,940] [INFO] [runner.py:568:main] cmd = /usr/bin/python3 -u -m "
-        "deepspeed.launcher.launch --world_info=eyJuMSI6IFswLCAxXX0= --master_addr=n1 --master_port=29500 "
-        "--enable_each_rank_log=None /x/step{}/main.py --model_name_or_path facebook/opt-350m"
-    )
-    logs = []
-    for number in (1, 2):
-        lines = chat_log(["n1"], 0.1 * number, slots=2)
-        logs.append([runner.format(number), *(line for line in lines if " spawned " not in line)])
-    first, second = appended(*logs)
-    assert (first.workload, second.workload) == ("facebook/opt-350m (step1)", "facebook/opt-350m (step2)")
-    assert first.rate and second.rate and first.rate / second.rate == pytest.approx(2, rel=1e-2)
-
-
-def test_slurm_jobs_in_one_file() -> None:
-    logs = [
-        [f"SLURM_JOB_ID={n}", f"SLURM_JOB_NODELIST=node[{n}0-{n}1]", *metaseq_log(step=20 + n)]
-        for n in (1, 2)
-    ]
-    first, second = appended(*logs)
-    assert (first.hosts, second.hosts) == (("node10", "node11"), ("node20", "node21"))
-
-
 def test_a_name_like_no_other_is_no_host(tmp_path: Path) -> None:
     """Models, data sets and experiments have numbers too; hosts come in series, or say what they are."""
     for name in ("t5-small", "wmt16-en-de", "abc9", "cifar10", "alpha1", "alpha2", "node7"):
@@ -287,35 +174,3 @@ def test_a_name_like_no_other_is_no_host(tmp_path: Path) -> None:
     assert [each.hosts for each in found.hosts] == [["alpha1"], ["alpha2"], ["node7"]]
     lone = next(job for job in found.jobs if job.job == "cifar10.log")
     assert (lone.hosts, lone.hosts_from, lone.outcome) == ((), "", "succeeded")
-
-
-PDSH = """
-{host}: [2025-03-04 10:00:0{n},976] [INFO] [comm.py:652:init_distributed] cdb=None
-{host}: Traceback (most recent call last):
-{host}:   File "/x/train.py", line 7, in <module>
-{host}: RuntimeError: boo
-"""
-
-
-def test_plain_pdsh() -> None:
-    """No hostfile says who they are; a rank or a step before a colon is nobody."""
-    text = "".join(PDSH.format(host=f"gpu0{n}", n=n).lstrip("\n") for n in (1, 2))
-    job = one(["rank3: [2025-03-04 10:00:00,976] [INFO] x", *text.splitlines()], "x.log")
-    assert (job.hosts, job.hosts_from, job.failed_hosts) == (("gpu01", "gpu02"), "log", ("gpu01", "gpu02"))
-    assert job.reason == "RuntimeError: boo"
-    devices = one([line.replace("gpu0", "GPU") for line in text.splitlines()], "x.log")
-    assert devices.hosts == ()
-    megatron = " [2025-08-01 07:19:37] iteration        1/    5000 | consumed samples:          128 |"
-    line = f"gpu07: {megatron} elapsed time per iteration (ms): 1000.0 | global batch size:   128 |"
-    assert one([line], "x.log").hosts == ("gpu07",)  # whose lines begin with a space
-    data = f"{'a1' * 100_000}: {'b2' * 10}"  # bytes as text, in one word: it is read in no time
-    assert one([data, *text.splitlines()], "x.log").hosts == ("gpu01", "gpu02")
-
-
-def test_the_ranks_are_those_of_the_whole_job() -> None:
-    """Megatron-DeepSpeed: all of them, then those that share a part of the model."""
-    said = [
-        "using world size: 64, data-parallel-size: 1, tensor-model-parallel size: 8",
-        "[2023-07-07 10:00:00,000] [INFO] [config.py:964:print]   world_size ................... 1",
-    ]
-    assert one([*said, *metaseq_log()], "x.log").world_size == 64

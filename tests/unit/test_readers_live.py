@@ -9,10 +9,13 @@ import pytest
 
 from muster.readers._live import Live
 from muster.store.events import Progress
-from tests.unit import test_readers_lines as lines
-from tests.unit.logs import chat_log, metaseq_log, one
-from tests.unit.test_readers_deepspeed import STEP
+from tests.unit.logs import LOGS, chat_log, metaseq_log, one
 
+# A step of DeepSpeed-Chat with its generation (dschat/utils/perf.py)
+STEP = (
+    "End-to-End => Latency: 12.60s, TFLOPs: 69.5, Samples/sec: 10.16, Time/seq 0.10s, Batch Size: 128, "
+    "Total Seq. Length: 512"
+)
 # torchtitan 0.3.0: its MetricsProcessor.log with colours, as it is by default
 TITAN_COLOURED = """
 [titan] 2026-11-25 09:21:44,991 - root - INFO - \x1b[31mstep:  1  \x1b[32mloss:  8.00000  \x1b[38;2;180;60;0mgrad_norm:  1.5000  \x1b[38;2;54;234;195mmemory:  1.25GiB(1.56%)  \x1b[34mtps: 148,365  \x1b[36mtflops: 0.01  \x1b[35mmfu: 0.00%\x1b[39m
@@ -46,17 +49,17 @@ def watched(text: str) -> Progress:
     ("text", "format", "steps", "loss", "unit", "rate"),
     [
         (TITAN_COLOURED, "torchtitan", 5, 1.6, "steps", 3 / (0.440 - 0.104)),
-        (lines.TITAN, "torchtitan", 17, 3.14459, "samples", 8 * 3 / 3.364),
-        (lines.MEGATRON, "Megatron-LM", 73, 1.798953, "samples", 256 / 11.3006),
-        (lines.NEMO, "NeMo", 123, 1.245, "samples", 3 / 0.09535),
-        (lines.LIGHTNING, "Lightning", 400, 0.310, "steps", None),
-        (lines.RICH, "Lightning", 400, 0.358, "steps", 200 / 11.5),
-        (lines.NANO, "nanoGPT", 3010, 4.249, "steps", 2 / 2.1166),
-        (lines.AXOLOTL, "Transformers", 284, 0.8635, "steps", None),
+        (LOGS["titan"], "torchtitan", 17, 3.14459, "samples", 8 * 3 / 3.364),
+        (LOGS["megatron"], "Megatron-LM", 73, 1.798953, "samples", 256 / 11.3006),
+        (LOGS["nemo"], "NeMo", 123, 1.245, "samples", 3 / 0.09535),
+        (LOGS["lightning"], "Lightning", 400, 0.310, "steps", None),
+        (LOGS["rich"], "Lightning", 400, 0.358, "steps", 200 / 11.5),
+        (LOGS["nano"], "nanoGPT", 3010, 4.249, "steps", 2 / 2.1166),
+        (LOGS["axolotl"], "Transformers", 284, 0.8635, "steps", None),
         (METASEQ, "metaseq", 2, 15.864, "samples", 512 * 739601 / 1048580),
         ("\n".join(metaseq_log()), "metaseq", 100, None, "samples", 32.0),
         ("\n".join(chat_log(["node-1"])), "DeepSpeed", 110, None, "samples", 960.0),
-        (lines.TRL, "Transformers", 40, 0.9657, "samples", 4.333),
+        (LOGS["trl"], "Transformers", 40, 0.9657, "samples", 4.333),
     ],
 )
 def test_each_format(
@@ -108,7 +111,7 @@ def test_the_figure_is_that_of_the_whole_log() -> None:
     timer of its training); and none, where the tool's own refutes it."""
     timer = [line for line in chat_log(["node-1"]) if "SamplesPerSec" in line]
     chat = [line for window in timer for line in (window, *[STEP] * 10)]
-    few = [line.replace("1281167", "100000") for line in lines.RESNET]
+    few = [line.replace("1281167", "100000") for line in LOGS["resnet"].strip("\n").split("\n")]
     for text in (chat, few):
         seen, job = watched("\n".join(text)), one(text, "node-1.log")
         assert seen.rate == job.rate

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from datetime import datetime, timedelta
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from muster.readers.base import HEAD, TAIL, LogWindow, Series
-from tests.unit.logs import one
 
 WINDOWS = st.builds(
     LogWindow,
@@ -57,17 +54,3 @@ def test_nonsense_is_no_window() -> None:
     ):
         series.add(window)
     assert series.measured() is None
-
-
-def test_an_interruption_within_one_time_stamp_is_in_the_next_window() -> None:
-    """Steps 20 and 21 have the same second, with an evaluation between: what ends with step 22 has it."""
-    lines, clock = [], 0
-    for step in range(1, 41):
-        clock += {21: 0, 22: 90}.get(step, 2)
-        stamp = (datetime(2026, 11, 23, 9, 47) + timedelta(seconds=clock)).strftime("%Y-%m-%d %H:%M:%S")
-        if step == 21:
-            lines.append(f"{stamp}\tvm:0\tolmo_core.eval:7\tINFO\tRunning downstream evals...")
-        lines.append(f"{stamp}\tvm:0\tolmo_core.train:71\tINFO\t[step={step}/40,epoch=1]")
-    job = one(lines)
-    assert job.measured is not None and not job.measured.interrupted
-    assert job.measured.seconds == pytest.approx(2.0 * job.measured.steps)

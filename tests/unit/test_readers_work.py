@@ -12,11 +12,11 @@ from pathlib import Path
 import pytest
 
 from muster.judging import Settings
-from muster.judging.joblogs import judged, work_of
+from muster.judging.joblogs import judged
 from muster.judging.logs import judge
 from muster.readers._frame import Frame, described
 from muster.readers.base import JobLog
-from tests.unit.logs import at, chat_log, metaseq_log, one, trainer_log
+from tests.unit.logs import at, one
 
 # No line of 2023 says with which command a process was spawned: it stands in the runner's alone.
 RUNNER = (
@@ -35,15 +35,6 @@ PDSH = (
 )
 SCRIPT = "/home/ubuntu/x/training/step1_supervised_finetuning/main.py"
 ARGUMENTS = "--data_path Dahoas/full-hh-rlhf --model_name_or_path facebook/opt-13b --lora_dim 128 --deepspeed"
-HEADER = """\
-[INFO|trainer.py:2128] 2025-04-24 20:44:49,943 >> ***** Running training *****
-[INFO|trainer.py:2129] 2025-04-24 20:44:49,943 >>   Num examples = 19,200
-[INFO|trainer.py:2130] 2025-04-24 20:44:49,943 >>   Num Epochs = 1
-[INFO|trainer.py:2131] 2025-04-24 20:44:49,943 >>   Instantaneous batch size per device = 8
-[INFO|trainer.py:2134] 2025-04-24 20:44:49,943 >>   Total train batch size (w. parallel, distributed & accumulation) = 64
-[INFO|trainer.py:2135] 2025-04-24 20:44:49,943 >>   Gradient Accumulation steps = 1
-[INFO|trainer.py:2136] 2025-04-24 20:44:49,943 >>   Total optimization steps = 300
-[INFO|trainer.py:2137] 2025-04-24 20:44:49,943 >>   Number of trainable parameters = {}"""  # noqa: E501
 
 
 def timed(host: str, *more: str, step: float = 0.2, batch: int = 64) -> list[str]:
@@ -55,15 +46,6 @@ def timed(host: str, *more: str, step: float = 0.2, batch: int = 64) -> list[str
         for n in range(10, 120, 10)
     ]
     return [*lines, f"[{at(99)}] [INFO] [launch.py:347:main] Process 26410 exits successfully."]
-
-
-def test_the_model_is_read_from_the_runners_command() -> None:
-    small = one(timed("n1", RUNNER.format(world=WORLD, model="opt-1.3b")))
-    large = one(timed("n2", RUNNER.format(world=WORLD, model="opt-66b")))
-    assert small.workload == "facebook/opt-1.3b (main)" and large.workload == "facebook/opt-66b (main)"
-    assert "output_dir" not in small.settings and "--lora_dim 128" in small.settings
-    assert work_of(small) != work_of(large)
-    assert (small.outcome, small.alone) == ("succeeded", "")
 
 
 def test_the_runner_and_the_launcher_say_the_same() -> None:
@@ -142,32 +124,3 @@ def test_a_job_of_an_unknown_work_can_still_fail() -> None:
     lines = [*timed("n7")[:9], "RuntimeError: CUDA error: uncorrectable ECC error encountered"]
     found = judged("x", [*fleet([], 5), one(lines, "7.log")], Settings(), {})
     assert [each.hosts for each in found.hosts if each.condition == "failing"] == [["n7"]]
-
-
-def test_the_trainers_header_says_what_is_trained() -> None:
-    """Sizes, and its folder: sequences can be of another length."""
-    bars = trainer_log(steps=300).replace("\r", "\n").split("\n")
-    bars = [line for line in bars if " = " not in line]
-    logs = [
-        one([*HEADER.format(size).split("\n"), *bars], f"{folder}/node{n}.log")
-        for folder, n, size in (
-            ("a", 1, "7,840,794"), ("a", 2, "7,840,794"), ("a", 3, "331,196,416"), ("b", 4, "7,840,794"),
-        )
-    ]  # fmt: skip
-    assert not any(log.alone for log in logs)
-    assert work_of(logs[0]) == work_of(logs[1])
-    assert len({work_of(log) for log in logs}) == 3
-    nested = one([*HEADER.format("7,840,794").split("\n"), *bars], "node5/a/train.log")
-    other = one([*HEADER.format("7,840,794").split("\n"), *bars], "node6/a/train.log")
-    assert work_of(nested) == work_of(other) != work_of(logs[0])
-    without = [line for line in HEADER.split("\n") if "parameters" not in line]
-    assert one([*without, *bars], "a/node7.log").alone
-
-
-def test_metaseq_says_how_large_its_model_is() -> None:
-    assert one(metaseq_log(), "node1.log").alone == ""
-    assert one([line for line in metaseq_log() if "params" not in line], "node1.log").alone
-
-
-def test_chat_logs_have_their_command() -> None:
-    assert one(chat_log(["n1"])).alone == ""

@@ -36,90 +36,14 @@ def failure(path: Path, data: TextToSqlData = DATA) -> DataError:
     return caught.value
 
 
-@pytest.mark.parametrize("name", ["train.jsonl", "train.jsonl.gz"])
-def test_reads_every_object(tmp_path: Path, name: str) -> None:
-    path = tmp_path / name
-    second = {"question": "è\u2028", "sql": "x"}
-    text = f"{GOOD}\n\n  \n{json.dumps(second, ensure_ascii=False)}"  # no last newline
-    path.write_bytes(gzip.compress(text.encode()) if name.endswith("gz") else text.encode())
-    assert read(path) == [
-        PairRow("how many?", "SELECT 1", ("question", "sql")),
-        PairRow("è\u2028", "x", ("question", "sql")),
-    ]
-
-
 def test_the_limit_counts_samples_not_lines(tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl"
     path.write_text(f"\n{GOOD}\n\n{GOOD}\nnot json\n")
     assert len(list(read_pairs([path], DATA, limit=2))) == 2
 
 
-@pytest.mark.parametrize(
-    ("line", "what", "hint"),
-    [
-        ("{'question': 1}", "is not JSON", "one JSON object per line"),
-        (GOOD[:-1], "is not JSON", "one JSON object per line"),
-        ("[1, 2]", "is not a JSON object but a list", None),
-        ('"text"', "is not a JSON object but str", None),
-        ('{"question": "q"}', "field 'sql' is missing", "the fields there are: question; data.sql"),
-        ('{"question": "q", "sql": 3}', "field 'sql' is not text but a number", "question, sql"),
-        ('{"question": " ", "sql": "x"}', "field 'question' is empty", None),
-        (
-            '{"text": "q", "sql": "x"}',
-            "field 'question' is missing",
-            "data.question",
-        ),
-    ],
-)
-def test_a_bad_line_is_named(tmp_path: Path, line: str, what: str, hint: str | None) -> None:
-    path = tmp_path / "a.jsonl"
-    path.write_text(f"{GOOD}\n\n{line}\n{GOOD}\n")
-    error = failure(path)
-    assert what in error.what
-    assert error.where == f"{path}:3"
-    assert (hint or "") in (error.hint or "")
-
-
-@pytest.mark.parametrize("content", [b"", b"\n\n  \n"])
-def test_a_file_without_samples(tmp_path: Path, content: bytes) -> None:
-    path = tmp_path / "a.jsonl"
-    path.write_bytes(content)
-    assert str(failure(path)).startswith(f"{path}: has no samples")
-
-
-def test_a_name_in_capital_letters(tmp_path: Path) -> None:
-    path = tmp_path / "TRAIN.JSONL.GZ"
-    path.write_bytes(gzip.compress(f"{GOOD}\n".encode()))
-    assert len(list(read_pairs([path], DATA))) == 1
-
-
 def test_a_file_that_is_not_there(tmp_path: Path) -> None:
     assert "no such file" in failure(tmp_path / "a.jsonl").what
-
-
-def broken_gzip(where: slice) -> bytes:
-    data = bytearray(gzip.compress(f"{GOOD}\n".encode() * 200))
-    data[where] = b"\xff" * len(data[where])
-    return bytes(data)
-
-
-@pytest.mark.parametrize(
-    ("name", "content"),
-    [
-        ("a.jsonl.gz", b"plain text"),
-        ("a.jsonl.gz", gzip.compress(GOOD.encode() * 50)[:-20]),
-        ("a.jsonl.gz", broken_gzip(slice(12, 40))),
-        ("a.jsonl.gz", broken_gzip(slice(-8, -4))),
-    ],
-    ids=["not gzip", "cut short", "damaged", "checksum"],
-)
-def test_a_damaged_archive(tmp_path: Path, name: str, content: bytes) -> None:
-    """It has no line to look at."""
-    path = tmp_path / name
-    path.write_bytes(content)
-    error = failure(path)
-    assert "cannot be read" in error.what
-    assert error.where == str(path)
 
 
 @pytest.mark.parametrize(
@@ -162,82 +86,6 @@ def test_a_damaged_file(tmp_path: Path, name: str, content: bytes, line: int, wh
     assert "data.bad=skip" in (error.hint or "")
 
 
-def test_a_mark_at_the_beginning_is_no_text(tmp_path: Path) -> None:
-    path = tmp_path / "a.jsonl"
-    path.write_bytes(BOM + LINE)
-    assert len(read(path)) == 1
-
-
-@pytest.mark.parametrize(
-    ("names", "train", "held_out"),
-    [
-        (["train.jsonl", "validation.jsonl", "test.jsonl"], ["train.jsonl"], ["validation.jsonl"]),
-        (["Train.jsonl.gz", "dev.json"], ["Train.jsonl.gz"], ["dev.json"]),
-        (["train.ndjson", "README.md"], ["train.ndjson"], []),
-        (["wikisql.jsonl", "notes.txt"], ["wikisql.jsonl"], []),
-        (["train.csv", "test.csv"], ["train.csv"], ["test.csv"]),
-        (["train.CSV", "train.jsonl", "dev.jsonl"], ["train.jsonl"], ["dev.jsonl"]),  # one kind alone
-        (["dataset_info.json", "train.tsv"], ["train.tsv"], []),
-        (["train.jsonl", "dev.csv"], ["train.jsonl"], ["dev.csv"]),
-        (["train.csv", "test.csv", "dev.jsonl"], ["train.csv"], ["test.csv"]),
-        (
-            ["train-00000-of-00002.parquet", "train-00001-of-00002.parquet", "test-00000-of-00001.parquet"],
-            ["train-00000-of-00002.parquet", "train-00001-of-00002.parquet"],
-            ["test-00000-of-00001.parquet"],
-        ),
-        (
-            ["default/train/0000.parquet", "default/validation/0000.parquet"],
-            ["default/train/0000.parquet"],
-            ["default/validation/0000.parquet"],
-        ),
-    ],
-)
-def test_what_is_found_in_a_folder(
-    tmp_path: Path, names: list[str], train: list[str], held_out: list[str]
-) -> None:
-    for name in names:
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / name).touch()
-    found = find_data(tmp_path)
-    assert found.train == tuple(tmp_path / name for name in train)
-    assert found.validation == tuple(tmp_path / name for name in held_out)
-
-
-SNAPSHOT = [
-    f"{part}_{kind}-00000-of-00001.parquet" for part in ("test", "train") for kind in ("gen", "prefs", "sft")
-]
-
-
-@pytest.mark.parametrize(
-    ("names", "splits", "train", "held_out"),
-    [
-        (SNAPSHOT, Splits(words=("sft",)), ["train_sft"], ["test_sft"]),
-        (SNAPSHOT, Splits(words=("pref", "prefs")), ["train_prefs"], ["test_prefs"]),
-        (SNAPSHOT, Splits("train_gen"), ["train_gen"], ["test_gen"]),
-        (SNAPSHOT, Splits("test_gen", "train_sft"), ["test_gen"], ["train_sft"]),
-        (SNAPSHOT, Splits(),
-         ["train_gen", "train_prefs", "train_sft"], ["test_gen", "test_prefs", "test_sft"]),
-        (["train_spider.json", "train_others.json", "dev.json"], Splits(words=("sft",)),
-         ["train_others", "train_spider"], ["dev"]),
-        (["train-00000-of-00001-0123456789abcdef.parquet", "test.parquet"], Splits(words=("sft",)),
-         ["train"], ["test"]),
-        (["train_1.jsonl", "train_2.jsonl", "tables.json"], Splits("train"), ["train_1", "train_2"], []),
-    ],
-)  # fmt: skip
-def test_splits_of_a_snapshot(
-    tmp_path: Path, names: list[str], splits: Splits, train: list[str], held_out: list[str]
-) -> None:
-    for name in names:
-        (tmp_path / name).touch()
-    found = find_data(tmp_path, splits)
-
-    def of(files: tuple[Path, ...]) -> list[str]:
-        return [file.name.partition("-0")[0].partition(".")[0] for file in files]
-
-    assert (of(found.train), of(found.validation)) == (train, held_out)
-    assert len(found.train) + len(found.validation) + len(found.unused) == len(names)
-
-
 @pytest.mark.parametrize(
     ("splits", "train", "held_out"),
     [
@@ -259,29 +107,6 @@ def test_splits_of_a_hubs_data(
         return
     found = hub.hub_parts("any", None, splits)
     assert (found["train"], found[str(hub.held_part(found))]) == ([train], [held_out])
-
-
-def test_a_split_that_is_not_there(tmp_path: Path) -> None:
-    for name in SNAPSHOT:
-        (tmp_path / name).touch()
-    with pytest.raises(DataError, match="no split 'train_dpo'") as caught:
-        find_data(tmp_path, Splits("train_dpo"))
-    assert "train_prefs" in str(caught.value.hint)
-
-
-@pytest.mark.parametrize("name", ["odd.name", "test.jsonl"])
-def test_a_file_that_is_named_is_trained_on(tmp_path: Path, name: str) -> None:
-    (tmp_path / name).touch()
-    assert find_data(tmp_path / name).train == (tmp_path / name,)
-
-
-@pytest.mark.parametrize("names", [[], ["a.jsonl", "b.jsonl"], ["test.jsonl"], ["valid.csv", "test.csv"]])
-def test_a_folder_without_a_file_to_train_on(tmp_path: Path, names: list[str]) -> None:
-    for name in names:
-        (tmp_path / name).touch()
-    with pytest.raises(DataError, match="has no file to train on") as caught:
-        find_data(tmp_path)
-    assert (caught.value.hint or "").endswith(", ".join(sorted(names)) or "none")
 
 
 def test_no_data(tmp_path: Path) -> None:
@@ -342,53 +167,6 @@ def test_columns_that_are_not_asked_for_are_named_in_the_error(tmp_path: Path) -
     assert "the fields there are: a, c; data.question names the one to use" in hint
     both = TextToSqlData(input="a.b", target="a.b")
     assert [row.target for row in read(tmp_path / "a.parquet", both)] == ["x"]
-
-
-def test_a_name_with_a_dot_is_a_field_before_it_is_a_path(tmp_path: Path) -> None:
-    path = tmp_path / "a.jsonl"
-    path.write_text('{"question": "q", "a.b": "flat", "a": {"b": "deep"}}\n')
-    assert [row.target for row in read(path, TextToSqlData(target="a.b"))] == ["flat"]
-    path.write_text('{"question": "q", "a": {"b": {"c": "deeper"}}}\n')
-    assert [row.target for row in read(path, TextToSqlData(target="a.b.c"))] == ["deeper"]
-
-
-@pytest.mark.parametrize(
-    ("name", "text"),
-    [
-        ("a.csv", 'question,sql\n"how, many?","SELECT\n1"\n\nq,s\n'),
-        ("a.csv", '\n \nquestion,sql\n"how, many?","SELECT\n1"\nq,s\n'),
-        ("a.CSV", 'id;question;sql\r\n1;"how, many?";"SELECT\n1"\r\n2;q;s'),
-        ("a.tsv", 'question\tsql\nhow, many?\t"SELECT\n1"\nq\ts\n'),
-        ("a.csv.gz", '\ufeffquestion,sql\n"how, many?","SELECT\n1"\nq,s\n'),
-    ],
-)
-def test_tables(tmp_path: Path, name: str, text: str) -> None:
-    path = tmp_path / name
-    path.write_bytes(gzip.compress(text.encode()) if name.endswith("gz") else text.encode())
-    assert [(row.input, row.target) for row in read(path)] == [("how, many?", "SELECT\n1"), ("q", "s")]
-
-
-@pytest.mark.parametrize(
-    ("text", "line", "what"),
-    [
-        ("question,answer\nq,s\n", 2, "field 'sql' is missing"),
-        ("question,sql\nq,s\nq,s,more\n", 3, "has 3 columns, and the first line has 2"),
-        ("question,sql\nq,s\nq\n", 3, "has 1 column, and the first line has 2"),
-        ("question,sql,sql\nq,s,t\n", 1, "has two columns named 'sql'"),
-        ('question,sql\nq,"s\n', 2, "is not a table"),
-        ('question,sql\nq,"s\nr,t\n', 2, "is not a table"),
-        ("question,sql\rq,s\r", 1, "is not a table"),
-        ("question,sql\nq,\n", 2, "field 'sql' is empty"),
-        ("question,sql\n", None, "has no samples"),
-        ("", None, "has no samples"),
-    ],
-)
-def test_a_bad_table(tmp_path: Path, text: str, line: int | None, what: str) -> None:
-    path = tmp_path / "a.csv"
-    path.write_text(text)
-    error = failure(path)
-    assert what in error.what
-    assert error.where == (f"{path}:{line}" if line else str(path))
 
 
 def test_rows_that_cannot_be_read_are_passed_over_where_asked(tmp_path: Path) -> None:
@@ -500,12 +278,6 @@ def test_tokens_are_counted_of_fewer_samples_where_texts_are_long(monkeypatch: p
 
 def test_of_a_small_share_one_is_held_out() -> None:
     assert len(hold_out(["a", "b", "c"], 0.01, 1, None)) == 1
-
-
-def test_a_mark_is_no_text_on_the_first_line_alone(tmp_path: Path) -> None:
-    path = tmp_path / "a.jsonl"
-    path.write_bytes(LINE + BOM + LINE)
-    assert failure(path).where == f"{path}:2"
 
 
 def test_bytes_are_counted_over_the_lines_that_are_left_out(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from muster.core import families
-from muster.core.errors import RecipeError, UsageError
+from muster.core.errors import RecipeError
 from muster.core.inventory import parse_hosts
 from muster.core.recipe import recipe_from
 from muster.core.recipes import load_recipe
@@ -78,28 +78,6 @@ def test_hub_names_share_the_table() -> None:
 
 
 @pytest.mark.parametrize(
-    ("ranks", "overrides", "batch", "words"),
-    [
-        (8, [], (32, 1, 256), "524,288 tokens, as opt-125m was trained"),
-        (3, [], (32, 3, 288), "nearest to 256 samples (524,288 tokens, as opt-125m was trained): +12.5 %"),
-        (6, ["batch.micro=4"], (4, 11, 264), "+3.1 %"),
-        (6, ["batch.accumulation=1"], (43, 1, 258), "+0.8 %"),
-        (8, ["batch.tokens=40000"], (2, 1, 16), "20 samples (40,000 tokens, as asked for): -20.0 %"),
-        (8, ["batch.tokens=100"], (1, 1, 8), "nearest to 1 samples"),
-        (8, ["data.sequence=1024"], (64, 1, 512), "524,288 tokens"),
-        (8, ["batch.global=24"], (3, 1, 24), "3 x 1 x 8 ranks = 24"),
-    ],
-)  # fmt: skip
-def test_the_batch_nearest_to_what_was_asked_for(
-    ranks: int, overrides: list[str], batch: tuple[int, int, int], words: str
-) -> None:
-    decided = benchmark({"a": gpus(ranks)}, *overrides)
-    made = decided.job.batch
-    assert (made.micro, made.accumulation, made.global_) == batch
-    assert words in "; ".join(d.why for d in decided.job.decisions)
-
-
-@pytest.mark.parametrize(
     ("recipe", "where", "what"),
     [
         ({"batch": {"tokens": "auto"}, "model": {"name": "gpt2"}}, "batch.tokens", "gpt2 was trained is not"),
@@ -136,28 +114,6 @@ def test_tokens_and_samples_are_not_given_together(tmp_path: Path) -> None:
         benchmark({"a": gpus(2)}, f"engine.config={file}")
 
 
-def test_a_users_own_file_decides_the_learning_rate(tmp_path: Path) -> None:
-    file = tmp_path / "ds.json"
-    file.write_text(json.dumps({"optimizer": {"type": "AdamW", "params": {"lr": 0.5}}}))
-    decided = benchmark({"a": gpus(2)}, f"engine.config={file}")
-    assert decided.recipe.train.rate == 0.5
-    assert "says so" in why(decided, "train.learning_rate")
-    with pytest.raises(ValueError, match="not decided yet"):
-        _ = load_recipe("opt-benchmark").train.rate
-
-
-def test_the_micro_batch_is_the_largest_that_the_smallest_device_holds() -> None:
-    large, small = gpus(8), gpus(8, 24, name="RTX")
-    alone = benchmark({"a": large, "b": large}, "model.name=opt-1.3b")
-    mixed = benchmark({"a": large, "b": small}, "model.name=opt-1.3b")
-    assert (alone.job.batch.micro, mixed.job.batch.micro) == (32, 4)
-    assert alone.job.batch.global_ == mixed.job.batch.global_ == 512
-    assert "is the largest that fits" in why(mixed, "batch.micro")
-    assert "of 24.0 GB for each" in why(mixed, "memory of a rank")
-    divisors = benchmark({"a": small}, "model.name=opt-1.3b", "batch.global=384")  # 48 a rank
-    assert (divisors.job.batch.micro, divisors.job.batch.accumulation) == (6, 8)
-
-
 def test_on_cpus_the_micro_batch_stays_small_and_shrinks_where_memory_is_short() -> None:
     def host(memory: float) -> dict[str, Any]:
         return {"a": {"cores": 8, "gpus": [], "memory_total": int(memory * GB)}}
@@ -176,31 +132,6 @@ def test_on_cpus_the_micro_batch_stays_small_and_shrinks_where_memory_is_short()
     assert decided.job.batch.micro == 2
 
 
-def test_hosts_that_do_not_tell_their_memory_refuse_nothing() -> None:
-    decided = benchmark({"a": {"cores": 8, "gpus": []}}, "model.name=opt-175b")
-    assert decided.job.batch.micro == 8
-    assert "memory of a rank" not in [d.field for d in decided.job.decisions]
-
-
-def test_what_cannot_fit_is_refused_with_what_would() -> None:
-    with pytest.raises(UsageError) as caught:
-        benchmark({"a": gpus(8)}, "model.name=opt-175b")
-    assert "opt-175b needs about 819.9 GB of memory per rank with ZeRO-2" in caught.value.what
-    assert "A100 of a has 85.9 GB" in caught.value.what
-    assert "engine.zero=3 on 64 such ranks; or model.name=opt-13b" in (caught.value.hint or "")
-    forced = benchmark({"a": gpus(8)}, "model.name=opt-175b", "force=true")
-    assert forced.job.batch.micro == 1
-    assert why(forced, "force").startswith("although opt-175b needs about")
-
-
-def test_a_micro_batch_that_was_asked_for_is_kept_or_refused() -> None:
-    assert benchmark({"a": gpus(8)}, "batch.micro=16").job.batch.micro == 16
-    with pytest.raises(UsageError) as caught:
-        benchmark({"a": gpus(2, 24)}, "batch.micro=64")
-    assert "at micro-batch 64" in caught.value.what
-    assert (caught.value.hint or "").startswith("would fit: batch.micro=8")
-
-
 def test_a_model_that_is_much_of_a_hosts_memory_is_made_in_shards() -> None:
     hosts = {f"n{i}": gpus(8, host=1000) for i in range(16)}
     large = benchmark(hosts, "model.name=opt-175b", "engine.zero=3")
@@ -214,14 +145,6 @@ def test_a_model_that_is_much_of_a_hosts_memory_is_made_in_shards() -> None:
     assert asked.recipe.model.create == "sharded"
     with pytest.raises(RecipeError, match=r"model.create: is sharded, and every rank of this engine"):
         benchmark(hosts, "model.create=sharded")
-
-
-def test_a_users_own_stage_counts(tmp_path: Path) -> None:
-    file = tmp_path / "ds.json"
-    file.write_text(json.dumps({"zero_optimization": {"stage": 3, "offload_optimizer": {"device": "cpu"}}}))
-    decided = benchmark({"a": gpus(8)}, "model.name=opt-30b", f"engine.config={file}")
-    assert decided.recipe.model.create == "sharded"
-    assert "optimizer" not in why(decided, "memory of a rank")
 
 
 def offloading(zero: dict[str, Any], stage: int = 3) -> Setting:
@@ -257,14 +180,6 @@ def test_what_deepspeed_offloads_is_each_part_by_itself(
 ) -> None:
     found = offloading(zero, stage)
     assert (found.spread.offload, found.spread.disk.holds) == (offload, gone)
-
-
-def test_adapters_need_less() -> None:
-    lora = ["lora.rank=16", "lora.targets=all-linear"]
-    with pytest.raises(UsageError):
-        benchmark({"a": gpus(1, 40)}, "model.name=opt-6.7b")
-    decided = benchmark({"a": gpus(1, 40)}, "model.name=opt-6.7b", *lora)
-    assert "parameters 13." in why(decided, "memory of a rank")
 
 
 @pytest.mark.parametrize(

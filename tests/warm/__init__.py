@@ -23,7 +23,7 @@ from pathlib import Path
 
 SERVED = (
     "muster.worker", "muster.workloads.fabric", "muster.worker.tracing", "muster.worker.ask", "tests.real.*",
-    "tests.warm.rank",
+    "tests.warm.rank", "benchmarks.gpu", "benchmarks.gpu.*",
 )  # fmt: skip
 # Room in the server's own arguments and environment, into which its forks write theirs: /proc then shows
 # them as it would show a process that was started so. Agents find the processes of a job by that.

@@ -166,6 +166,7 @@ class Made:
         os.environ.update({**self.set_by_imports, **env})
         self.room.write(argv, env)
         sys.orig_argv = list(argv)
+        sys.executable = argv[0]  # what it starts itself comes as forks as well
         sys.dont_write_bytecode = bool(env.get("PYTHONDONTWRITEBYTECODE"))
         torch.set_num_threads(int(env.get("OMP_NUM_THREADS") or len(os.sched_getaffinity(0))))
         numpy.random.seed(None)

@@ -220,8 +220,8 @@ def _adam_defaults(config: Mapping[str, Any]) -> dict[str, float]:
     optimizer = section(config, "optimizer")
     if optimizer.get("type") is None or other_optimizer(config):
         return {}
-    missing = _ADAM.keys() - section(optimizer, "params").keys()
-    return {name: value for key in missing for name, value in _ADAM[key].items()}
+    params = section(optimizer, "params")
+    return {name: value for key, each in _ADAM.items() if key not in params for name, value in each.items()}
 
 
 def other_optimizer(config: Mapping[str, Any]) -> str | None:

@@ -1,0 +1,325 @@
+"""What rooms that compute make of input: what is read in a log, judged of hosts' answers, decided for hosts,
+taken from a user's DeepSpeed file, recipe or data.
+
+Input lies in rooms/, a case a line (that of logs is packed), and what comes of it in documents/. A case is
+one line more; python -m tests.golden.test_rooms ROOM [CASE] prints them.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import lzma
+import re
+import shutil
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, astuple, is_dataclass
+from functools import lru_cache
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import TypeAdapter
+
+from muster.benches.document import JobRecord
+from muster.benches.fold import Ended, fold_bench
+from muster.benches.inputs import BenchInputs
+from muster.benches.schedule import Task
+from muster.benches.suite import Suite
+from muster.checks.base import Finding, Level, Transport
+from muster.checks.families.fabric import judge_group
+from muster.checks.registry import family_of
+from muster.core.batch import Batch
+from muster.core.errors import MusterError
+from muster.core.inventory import parse_hostfile, parse_hosts, read_inventory
+from muster.core.job import Placement, read_job
+from muster.core.kineto import read as read_trace
+from muster.core.kineto import summarize
+from muster.core.recipe import Recipe, recipe_from
+from muster.core.recipes import load_recipe
+from muster.core.state import State
+from muster.dialogues.rows import Wanted, dialogue_of
+from muster.engines.deepspeed import config as deepspeed
+from muster.fleet.cause import judge_outcome
+from muster.fleet.messages import ProbeAnswer, RankProbe
+from muster.fleet.standing import RankState
+from muster.fleet.standing import judge as judge_hang
+from muster.fleet.supervisor import Outcome
+from muster.judging import Baseline, Class
+from muster.planner.decide import Decided
+from muster.readers._user import PLACES, Expression, UserFormat
+from muster.results.fold import fold, make_result
+from muster.store.events import Done, parse_event
+from muster.store.records import Splits, find_data
+from muster.workloads.seq2seq.spec import read_pairs
+from muster.workloads.text2sql.spec import TextToSqlData
+from tests.golden.documents import DIGITS, Documents, lines, rounded, workplace
+from tests.support import on_hosts
+from tests.unit.judging import context
+from tests.unit.logs import read_log
+
+FOLDER = Path(__file__).parent / "rooms"
+TIMES = ("started", "ended", "run")  # of a bench's job
+LEFT_OUT = {"digest", "shapes", "why", "started", "ended"}  # of a job: for this process, or said apart
+RECIPE = {"workload", "precision", "engine", "model", "train", "batch", "data", "env", "launch"}
+
+
+@lru_cache
+def inputs(room: str) -> dict[str, Any]:
+    """The input of each case of a room."""
+    plain = FOLDER / f"{room}.json"
+    if plain.exists():
+        found: dict[str, Any] = json.loads(plain.read_text(encoding="utf-8"))
+    else:
+        found = json.loads(lzma.decompress(plain.with_suffix(".json.xz").read_bytes()))
+    return found
+
+
+def written(value: Any) -> Any:
+    """The input with its files written: their paths."""
+    if isinstance(value, Mapping) and "@folder" in value:
+        folder = workplace() / "room" / value["@folder"]
+        folder.mkdir(parents=True, exist_ok=True)
+        for name, file in value["files"].items():
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            (folder / name).write_bytes(
+                file["text"].encode() if "text" in file else base64.b64decode(file["bytes"])
+            )
+        return value.get("before", "") + str(folder / value.get("file", ""))
+    if isinstance(value, Mapping):
+        return {key: written(each) for key, each in value.items()}
+    return [written(each) for each in value] if isinstance(value, list) else value
+
+
+def readings(path: str, text: list[str], user: Any = None, named: str | None = None) -> Iterator[str]:
+    """Every job that is read in a log."""
+    own = UserFormat.of(*user[0], **user[1]) if user else None
+    pattern = Expression.of(named, PLACES, "--host-pattern") if named else None
+    for job in read_log(path, text, own, pattern):
+        fields = {name: value for name, value in asdict(job).items() if name not in LEFT_OUT}
+        derived = {"pace": job.pace, "step_seconds": job.step_seconds, "rate": job.rate}
+        yield from sorted(lines(rounded(json.loads(json.dumps(fields | derived)), DIGITS)))
+        yield f"from {job.started} to {job.ended}"
+
+
+def judged(findings: list[Finding]) -> Iterator[str]:
+    """A line for each finding that is trouble; of the others, which hosts have which."""
+    quiet: dict[str, list[str]] = {}
+    for each in findings:
+        name = f"{each.check} {each.host}"
+        if each.level in (Level.PASS, Level.NOT_APPLICABLE, Level.UNKNOWN):
+            quiet.setdefault(each.level.value, []).append(name)
+        else:
+            yield f"{name} {each.level.value}: {each.problem}; {each.evidence}; {each.remedy}"
+    yield from (f"{level}: {', '.join(names)}" for level, names in sorted(quiet.items()))
+
+
+def findings(
+    family: str, answers: Any, peers: Any = None, transport: Any = None, **changes: Any
+) -> Iterator[str]:
+    """What a family of checks says of hosts by their answers."""
+    module = import_module(f"muster.checks.families.{family}")
+    reached = {host: Transport(**about) for host, about in (transport or {}).items()}
+    asked = context(**{"slots": dict.fromkeys(answers), "transport": reached, **changes})
+    yield from judged(family_of(family, module).judge(answers, peers or {}, asked))
+
+
+def groups(check: str, fabric: Any, **expects: Any) -> Iterator[str]:
+    """What a group check says of hosts by what their ranks measured."""
+    asked = context(expects={check: expects})
+    yield from judged([each for each in judge_group(fabric, asked) if each.check == check])
+
+
+def decisions(made: Decided) -> Iterator[str]:
+    """What was decided, and why."""
+    job = made.job
+    yield f"{job.precision} on {job.device}; {astuple(job.batch)}; slots {made.slots}, threads {made.threads}"
+    yield f"GPUs {made.visible_gpus} of {made.room.device} bytes, hosts of {made.room.host}"
+    yield from (f"{each.field}={each.value}: {each.why}" for each in job.decisions)
+    train, engine = made.recipe.train, made.recipe.engine
+    yield f"compile {train.compile}, fused_loss {train.fused_loss}, workers {train.workers}"
+    yield f"zero {engine.zero}, sync_each_batch {engine.sync_each_batch}, create {made.recipe.model.create}"
+    for each in made.candidates:
+        yield f"{'*' if each.chosen else '-'} {each.changes} fits {each.fits}: {each.why}"
+
+
+def decided(hosts: str, facts: Any, recipe: Any, one_machine: bool = False) -> Iterator[str]:
+    """A recipe as it is decided on hosts. `recipe`: its fields, or a shipped one and overrides."""
+    asked = load_recipe(recipe[0], recipe[1:]) if isinstance(recipe, list) else recipe_from(recipe)
+    yield from decisions(on_hosts(asked, parse_hosts(hosts), facts, one_machine=one_machine))
+
+
+def configured(ask: str, *given: Any, **recipe: Any) -> Iterator[str]:
+    """What is made or read of a DeepSpeed configuration."""
+    if ask == "config":
+        precision = given[0] if given else "fp32"
+        made: Any = deepspeed.deepspeed_config(recipe_from(recipe), Batch(4, 2, 24), precision)
+    elif ask == "decisions":
+        made = [asdict(each) for each in deepspeed.user_decisions(recipe_from(given[0]))]
+    else:
+        made = getattr(deepspeed, ask)(*given)
+    yield from lines(made)
+
+
+def recipes(source: str, overrides: list[str] | None = None) -> Iterator[str]:
+    """A recipe that is loaded: what differs from the defaults of its workload."""
+    made: Recipe = load_recipe(source, overrides or [])
+    yield from lines(made.model_dump(mode="json", by_alias=True, exclude_defaults=True, include=RECIPE))
+
+
+def samples(path: str, data: Any = None) -> Iterator[str]:
+    """The pairs of a file."""
+    yield from (
+        str(astuple(each)) for each in read_pairs([Path(path)], TextToSqlData.model_validate(data or {}))
+    )
+
+
+def splits(path: str, asked: Any = None) -> Iterator[str]:
+    """Which files of a folder are trained on, and which are held out."""
+    found = find_data(Path(path), Splits(**(asked or {})))
+    for name in ("train", "validation", "unused"):
+        yield f"{name}: {[str(file.relative_to(path)) for file in getattr(found, name)]}"
+
+
+def dialogues(row: dict[str, Any], wanted: Any = None) -> Iterator[str]:
+    """The prompt and the answers of a row."""
+    made = dialogue_of(row, Wanted(**(wanted or {})), "rows.jsonl:7")
+    yield from (f"{turn.role}: {turn.text!r}" for turn in made.turns)
+    yield f"answer {made.answer!r}, rejected {made.rejected!r}, a chat: {made.chat}"
+
+
+def results(stream: list[dict[str, Any]], job: Any, status: str, ended: float) -> Iterator[str]:
+    """The result of a run's events."""
+    of = read_job(job)
+    assert of is not None
+    folded = fold(parse_event(json.dumps(each)) for each in stream)
+    made = make_result(folded, of, status=State(status), failure=None, ended=ended)
+    yield from lines(rounded(made.model_dump(mode="json", exclude_defaults=True), DIGITS))
+
+
+def hangs(ranks: list[Any], stepping: bool, looks: Any = None) -> Iterator[str]:
+    """Whom ranks wait for, by how each was seen."""
+    states = [
+        RankState(rank, host, RankProbe.model_validate(seen) if seen else None) for rank, host, seen in ranks
+    ]
+    answers = {host: ProbeAnswer.model_validate(each) for host, each in (looks or {}).items()}
+    found = judge_hang(states, stepping=stepping, looks=answers)
+    yield f"hangs {found.hangs}, certain {found.certain}; ranks {[each.rank for each in found.culprits]}"
+    yield f"hosts {found.hosts}; waiting {found.waiting}; {found.what}"
+    yield from (*found.witnesses, f"hint: {found.hint}")
+
+
+def causes(
+    outcome: Any, failures: list[Any], done: Sequence[int] = (), places: Any = (), logs: Any = None
+) -> Iterator[str]:
+    """Why a job of two ranks did not succeed."""
+    made = TypeAdapter(Outcome).validate_python(outcome)
+    reports = [parse_event(json.dumps(each)) for each in failures]
+    ended = {rank: Done(time=1, rank=rank, step=1) for rank in done}
+    hosts = [Placement(*each) for each in places]
+    status, failure = judge_outcome(
+        made,
+        reports,
+        ended,
+        2,
+        hosts,
+        lambda host, rank: (logs or {}).get(host, ""),  # type: ignore[arg-type]
+    )
+    yield f"{status}"
+    yield from lines(asdict(failure) if is_dataclass(failure) else failure and failure.model_dump())
+
+
+def hosts(text: str, source: str | None = None) -> Iterator[str]:
+    """A list of hosts, or a file of them."""
+    found = parse_hosts(text) if source is None else parse_hostfile(text, source=source)
+    yield f"{found.launcher}: {', '.join(f'{each.name} {each.slots}' for each in found.hosts)}"
+
+
+def profiles(*traces: list[Any]) -> Iterator[str]:
+    """Where a step goes by a trace, and by that of the step whose lines are marked."""
+    read = []
+    for number, events in enumerate(traces):
+        path = workplace() / f"trace{number}.json"
+        path.write_text(json.dumps({"schemaVersion": 1, "traceEvents": events}), encoding="utf-8")
+        read.append(read_trace(path))
+    found = summarize(*read)
+    yield from lines(rounded(found.model_dump(mode="json"), DIGITS))
+    yield found.verdict
+
+
+def benches(
+    suite: Any, source: str, tasks: list[Any], records: list[Any], recipes: Any = None, stored: Any = (),
+    dropped: Any = None, notes: Sequence[str] = (),
+) -> Iterator[str]:  # fmt: skip
+    """The document of a bench whose jobs are over."""
+    entries, adapter = Suite.model_validate(suite), TypeAdapter(JobRecord)
+    jobs = TypeAdapter(list[Task]).validate_python(tasks)
+    rows = {each.id: each.row for each in jobs}
+    own = {name: recipe_from(each) for name, each in (recipes or {}).items()}
+    by_name = {each.name: own.get(each.name) or load_recipe(str(each.recipe)) for each in entries.jobs}
+    made = fold_bench(
+        Ended(
+            "bench",
+            BenchInputs("test", entries, read_inventory(source), by_name),
+            dropped or {},
+            jobs,
+            {each["job"]: adapter.validate_python({**rows[each["job"]], **each}) for each in records},
+            notes,
+            0.0,
+            100.0,
+            {Class(work, size): Baseline(**baseline) for work, size, baseline in stored},
+        )
+    )
+    digests: dict[str, str] = {}  # of recipes: in their order, as each key of a recipe changes them all
+    text = re.sub(
+        r"(?<=, )[0-9a-f]{8}(?=[,\"])", lambda m: digests.setdefault(m[0], f"recipe {len(digests) + 1}"),
+        made.model_dump_json(exclude_defaults=True),
+    )  # fmt: skip
+    document: dict[str, Any] = rounded(json.loads(text), DIGITS)
+    for name in ("hosts", "links", "switches", "peers", "jobs", "curves", "published"):
+        for each in document.pop(name, ()):
+            yield f"{name}: {json.dumps({key: each[key] for key in sorted(each) if key not in TIMES})}"
+    yield from lines({**document, "gate": made.gate, "left": dict(made.left)})
+
+
+ROOMS: dict[str, Callable[..., Iterator[str]]] = {
+    "readings": readings, "findings": findings, "groups": groups, "decided": decided,
+    "deepspeed": configured, "recipes": recipes, "samples": samples, "splits": splits,
+    "dialogues": dialogues, "results": results, "hangs": hangs, "causes": causes, "hosts": hosts,
+    "profiles": profiles, "benches": benches,
+}  # fmt: skip
+
+
+def outcome(room: str, case: str) -> str:
+    """What the room makes of a case's input, or the error that it raises."""
+    given = written(inputs(room)[case])
+    args, more = (given, {}) if isinstance(given, list) else (given.pop("args", []), given)
+    try:
+        return "".join(f"{line}\n" for line in ROOMS[room](*args, **more)) or "nothing\n"
+    except MusterError as error:
+        what = re.sub(
+            "(is not JSON|is not valid YAML): .*", r"\1", error.what, flags=re.DOTALL
+        )  # a parser's own
+        place = f"{error.where}; host {error.host}; failure {error.failure}"
+        return f"{type(error).__name__}: {what}\nwhere: {place}\nhint: {error.hint}\n"
+    finally:
+        shutil.rmtree(workplace() / "room", ignore_errors=True)
+
+
+DOCUMENTS = [
+    Documents(room, tuple(inputs(room)), lambda case, room=room: outcome(room, case)) for room in ROOMS
+]
+CASES = [(document, case) for document in DOCUMENTS for case in document.cases]
+
+
+@pytest.mark.parametrize(("document", "case"), CASES, ids=[f"{each.kind}: {case}" for each, case in CASES])
+def test_what_a_room_makes_of_its_input(document: Documents, case: str) -> None:
+    document.check(case)
+
+
+if __name__ == "__main__":
+    cases = inputs(sys.argv[1])
+    for name in sys.argv[2:] or cases:
+        print(name, json.dumps(cases[name], ensure_ascii=False) if sys.argv[2:] else "")
