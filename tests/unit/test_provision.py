@@ -447,7 +447,7 @@ def test_the_program_is_for_bare_hosts() -> None:
 
 def test_a_command_has_no_step_to_warm_up_with(tmp_path: Path) -> None:
     recipe = tmp_path / "own.yaml"
-    recipe.write_text("command: ['true']\n")
+    recipe.write_text("command: ['true']\nrun: {start: host}\n")
     inputs, options = read_inputs(str(recipe), "local:1", []), Options(environment=False)
     assert not plan_as_dict(make_plan([inputs], options), [inputs], options)["warm"]
 
