@@ -73,7 +73,7 @@ def test_a_late_job_is_ended_on_its_hosts_alone(cluster: Cluster, tmp_path: Path
     assert wait_until(lambda: not any(processes(cluster, *each) for each in every), 10)
     alone = [jobs[f"fabric-1x-00{number}"] for number in (1, 2, 3)]
     assert [job.outcome for job in alone] == ["succeeded"] * 3, [job.reason for job in alone]
-    assert [job.hosts for job in alone] == [["node1"], ["node2"], ["node3"]]
+    assert [job.hosts for job in alone] == [("node1",), ("node2",), ("node3",)]
     began = {job.job: job.started or 0 for job in found.jobs}
     late = jobs["late-2x-001"]
     assert began["fabric-1x-003"] < (late.ended or 0)  # its host was free: it ran beside the late one

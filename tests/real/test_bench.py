@@ -93,7 +93,7 @@ def test_a_bench_is_interrupted_and_gone_on_with(tmp_path: Path) -> None:
     jobs = {job.job: job for job in found.jobs}
     well = [job for job in found.jobs if job.entry == "well"]
     assert [job.outcome for job in well] == ["succeeded"] * 3, [job.reason for job in well]
-    assert [job.hosts for job in well] == [["local0", "local1"], ["local1", "local2"], ["local2", "local0"]]
+    assert [job.hosts for job in well] == [("local0", "local1"), ("local1", "local2"), ("local2", "local0")]
     assert all(job.figures["samples_per_second"] > 0 and not job.misses for job in well)
     assert well[0].run == f"runs/well-2x-001-{folder.mark}.again1"
     assert [jobs[name].outcome for name in short] == ["timeout", "failed"]

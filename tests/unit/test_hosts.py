@@ -67,7 +67,7 @@ def test_the_most_samples_per_second_win_and_the_others_say_by_how_much() -> Non
         "the fastest of those tried: 152.0 samples/s predicted; 1 host 34% slower; 2 hosts 3% slower; "
         "4 hosts 21% slower; node4 stays idle"
     )
-    rows = {row.changes["launch.hosts"]: row for row in taken.candidates}
+    rows = {row.changes["launch.hosts"]: row for row in taken.chosen.candidates}
     assert [name for name, row in rows.items() if row.chosen] == ["3"]
     assert rows["2"].why == "3% slower"
     assert rows["3"].why == "the fastest of those tried: 152.0 samples/s predicted"
@@ -102,7 +102,7 @@ def test_without_speeds_all_that_work() -> None:
     taken, chosen = picked([trial(1, 10), trial(2, None), trial(3, None), cannot], HOSTS)
     assert (len(taken.slots), chosen.timed) == (3, False)
     assert chosen.why == "the largest number that works: their speed is unknown"
-    assert taken.candidates[3].why == "cannot: a global batch of 6"
+    assert taken.chosen.candidates[3].why == "cannot: a global batch of 6"
     _, chosen = picked([trial(1, None), trial(2, None)], HOSTS[:2])
     assert chosen.why.startswith("all of them")
 

@@ -82,6 +82,17 @@ def test_a_file_without_zero_has_its_section(given: dict[str, Any], tmp_path: Pa
     assert config(engine=own(tmp_path, given))["zero_optimization"] == {"stage": 0}
 
 
+def test_an_untested_optimizer_is_refused_before_a_rank_asserts(tmp_path: Path) -> None:
+    file = {"optimizer": {"type": "SGD", "params": {"lr": 0.1}}, "zero_optimization": {"stage": 2}}
+    with pytest.raises(RecipeError) as error:
+        config(engine=own(tmp_path, file))
+    assert error.value.where == "optimizer.type" and "zero_allow_untested_optimizer" in (
+        error.value.hint or ""
+    )
+    for change in ({"zero_allow_untested_optimizer": True}, {"zero_optimization": {"stage": 0}}):
+        assert config(engine=own(tmp_path, {**file, **change}))["optimizer"]["type"] == "SGD"
+
+
 @pytest.mark.parametrize(
     ("kind", "params", "offload", "moments"),
     [

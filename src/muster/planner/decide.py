@@ -45,13 +45,14 @@ Choice = tuple[TrainingWay, list[Candidate], UsageError | None, list[str]]
 @dataclass(frozen=True)
 class Chosen:
     """The hosts that a job runs on, those given that it leaves idle, and why. `timed`: by predicted speeds;
-    `skips`: they are not the first ones."""
+    `skips`: they are not the first ones; `candidates`: the numbers of hosts that were compared."""
 
     hosts: tuple[Host, ...]
     idle: tuple[Host, ...]
     why: str
     timed: bool = False
     skips: bool = False
+    candidates: tuple[Candidate, ...] = ()
 
     @property
     def decision(self) -> Decision:

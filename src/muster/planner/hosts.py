@@ -124,11 +124,9 @@ def pick(trials: Trials, given: Sequence[Host]) -> Decided:
     if skips:
         why += f"; the fastest hosts are {fold_hosts(host.label for host in hosts)}"
     idle = tuple(host for host in given if host not in hosts)
-    chosen = Chosen(hosts, idle, why, timed, skips)
-    if len(trials) == 1:
-        return replace(taken, chosen=chosen)
     rows = [row for some, each in trials for row in _rows(len(some), each, taken, why)]
-    return replace(taken, chosen=chosen, candidates=tuple(rows))
+    compared = tuple(rows) if len(trials) > 1 else ()
+    return replace(taken, chosen=Chosen(hosts, idle, why, timed, skips, compared))
 
 
 def _rows(hosts: int, trial: Decided | RecipeError, taken: Decided, why: str) -> list[Candidate]:

@@ -269,10 +269,12 @@ def _attempt(
 
 
 def _with_hosts(decided: Decided, chosen: Chosen | None) -> Decided:
-    """With the choice of hosts as its first decision."""
+    """With the choice of hosts as its first decision, and the numbers of hosts that were compared."""
     if chosen is None:
         return decided
-    return replace(decided.saying(chosen.decision, *decided.job.decisions), chosen=chosen)
+    compared = chosen.candidates or decided.candidates
+    decided = decided.saying(chosen.decision, *decided.job.decisions)
+    return replace(decided, chosen=chosen, candidates=compared)
 
 
 def _worth_tracing(decided: Decided) -> bool:

@@ -108,6 +108,8 @@ _PLACES = {
 REDUCE_BUCKET = 500_000_000  # elements, of stages 1 and 2
 GROUP = "zero_hpz_partition_size"
 _BUCKET = "reduce_bucket_size"
+TESTED = ("adam", "adamw", "adagrad", "lion", "muon")  # optimizers that DeepSpeed takes under ZeRO
+UNTESTED = "zero_allow_untested_optimizer"  # the key with which it takes others
 _GATHER = "stage3_gather_16bit_weights_on_model_save"
 
 
@@ -394,6 +396,7 @@ def deepspeed_config(recipe: Recipe, batch: Batch, precision: str) -> dict[str, 
     # Accelerate refuses a file without the section, for which DeepSpeed has a default.
     zero = config["zero_optimization"] = {"stage": 0, **section(config, "zero_optimization")}
     _check_adagrad(config)
+    _check_tested(config)
     gathers = zero["stage"] == 3 and "stage3_gather_fp16_weights_on_model_save" not in zero  # its old name
     if gathers and zero.setdefault(_GATHER, True) not in (True, "auto"):
         raise RecipeError(
@@ -415,6 +418,19 @@ def _check_adagrad(config: Mapping[str, Any]) -> None:
             "Adagrad fails under ZeRO: DeepSpeed loses its parameters without weight decay",
             where="optimizer.type",
             hint="zero_optimization.offload_optimizer with device: cpu, stage 0, or AdamW",
+        )
+
+
+def _check_tested(config: Mapping[str, Any]) -> None:
+    """Raise RecipeError for ZeRO with an optimizer that DeepSpeed takes only where its key says so
+    (_do_optimizer_sanity_check of runtime/engine.py): its ranks would end with an assertion."""
+    given = section(config, "optimizer").get("type")
+    allowed = given is None or str(given).lower() in TESTED or config.get(UNTESTED)
+    if not allowed and section(config, "zero_optimization").get("stage"):
+        raise RecipeError(
+            f"is {given}, which DeepSpeed does not take under ZeRO without {UNTESTED}",
+            where="optimizer.type",
+            hint=f'"{UNTESTED}": true, stage 0, or AdamW',
         )
 
 
@@ -534,7 +550,7 @@ def _own_config(recipe: Recipe) -> dict[str, Any]:
         zero[GROUP] = engine.group
     if engine.stage == 3:
         zero |= {**dict.fromkeys(by_width(0), "auto"), _GATHER: True}
-    config: dict[str, Any] = {"zero_optimization": zero, "zero_allow_untested_optimizer": True}
+    config: dict[str, Any] = {"zero_optimization": zero, UNTESTED: True}
     if "optimizer" in engine.offload:
         zero["offload_optimizer"] = {"device": "cpu", "pin_memory": True}
         # DeepSpeed's own CPU Adam: the point of offloading the optimizer
