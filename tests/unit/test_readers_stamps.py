@@ -122,3 +122,20 @@ def test_pdsh_before_a_line_that_begins_with_a_space() -> None:
     megatron = " [2025-08-01 07:19:37] iteration        1/    5000 | consumed samples:          128 |"
     line = f"gpu07: {megatron} elapsed time per iteration (ms): 1000.0 | global batch size:   128 |"
     assert one([line], "x.log").hosts == ("gpu07",)
+
+
+def test_an_attempt_that_begins_one_line_back_is_no_other_rank() -> None:
+    """The minute between two attempts is no step's; who prints a step again at once is another rank."""
+    line = MEGATRON.split("\n")[1]
+
+    def at(second: int, step: int) -> str:
+        stamp = f"03:{second // 60:02d}:{second % 60:02d}"
+        text = line.replace("03:02:12", stamp).replace("71/", f"{step}/").replace("5361.6", "5000.0")
+        return text.replace("9088", f"{128 * step}")
+
+    first = [at(5 * n, n) for n in range(1, 41)]
+    lines = [*first, *(at(265 + 5 * n, 39 + n) for n in range(1, 41)), DONE]
+    job = one(lines, "node-1.log")
+    assert job.step_seconds == pytest.approx(5, rel=0.02) and job.contradicted is None
+    both = [each for line in first for each in (line, line.replace(":00]", ":01]"))]
+    assert one([*both, DONE], "node-1.log").step_seconds == pytest.approx(5, rel=0.02)

@@ -32,6 +32,7 @@ STEPS_ONLY = "the batch size is unknown: rates are in steps, not in samples"
 _TEXTS = ("time", "clock", "per", "host", "rank")
 _BYTES = {"memory_gib": 2.0**30, "memory_mib": 2.0**20, "memory_gb": 1e9, "memory_mb": 1e6}
 _MOST_SETTINGS = 32
+_SLACK = 2.0  # seconds by which ranks may print a step later than the first one
 _A_DATE = 1e8  # seconds since 1970; less is a time of day
 _LEAST = 20  # times as long as a clock's resolution is what is told from it
 _COARSE = 1.0  # seconds that the time between two stamps of whole ones can be off by
@@ -99,6 +100,7 @@ class Steps:
         self.last: _Step | None = None  # where the next window begins
         self.final: _Step | None = None
         self.recent: tuple[int, ...] = ()  # numbers of the last two steps
+        self.stamps: tuple[float | None, ...] = ()  # theirs
         self.total = 0  # of the whole training
         self.facts: dict[str, float] = {}  # what holds from step to step
         self.begun = self.steps = 0
@@ -129,7 +131,8 @@ class Steps:
                 self.learn(match.groupdict())
 
     def begin(self, groups: Dict[str, str | None], at: float | None) -> None:
-        """A step; `at`: its time stamp. One that an earlier line was of as well is another rank's."""
+        """A step; `at`: its time stamp. One that an earlier line was of as well is another rank's, or of a
+        later attempt."""
         rank, step_number = groups.get("rank"), number(groups.get("step"))
         self.rank = self.rank or rank
         self.other = rank not in (None, self.rank)
@@ -142,10 +145,10 @@ class Steps:
         if not 0 <= step <= _LARGEST_STEP:
             return
         self._flush()
-        self.other = step in self.recent
+        self.other = step in self.recent and not self._began_anew(at)
         if self.other:
             return
-        self.recent = (*self.recent[-1:], step)
+        self.recent, self.stamps = (*self.recent[-1:], step), (*self.stamps[-1:], at)
         if self.form.counts_down and epoch is None:
             self.total = int(number(groups.get("total")) or 0)
             if step == self.total > 0:
@@ -158,6 +161,14 @@ class Steps:
         self.interrupted = False
         self.learn(groups)
         self.frame.progress(step)
+
+    def _began_anew(self, at: float | None) -> bool:
+        """Whether a line is of a later attempt, and not of another rank, which ends a step when all do: it
+        comes later than the next step would have."""
+        first, last = self.stamps if len(self.stamps) == 2 else (None, None)
+        if at is None or first is None or last is None:
+            return False
+        return at - last > max(last - first, _SLACK)
 
     def learn(self, groups: Dict[str, str | None]) -> None:
         """Figures of the step, or of the whole job."""
