@@ -320,6 +320,20 @@ def test_ranks_that_miss_another_are_counted_again_after_a_step() -> None:
     assert said(*log[: steps[0]], *missed, *log[steps[0] :], *missed[:5]).echoes == 5
 
 
+@pytest.mark.parametrize("prefix", ["", "(RayTrainWorker pid=19799, ip=10.72.0.6) "])
+def test_echoes_alone_are_no_clean_end(prefix: str) -> None:
+    """A watchdog's word, and the abort that follows: something failed, and not here."""
+    lines = [
+        "[E ProcessGroupNCCL.cpp:821] [Rank 21] Watchdog caught collective operation timeout: "
+        "WorkNCCL(SeqNum=50, OpType=ALLREDUCE, Timeout(ms)=1800000) ran for 1808397 milliseconds.",
+        "terminate called after throwing an instance of 'std::runtime_error'",
+    ]
+    echoed = said("starting", *(prefix + line for line in lines))
+    assert echoed.answer == "unknown" and echoed.echoes
+    went_on = said(*(prefix + line for line in lines), *["epoch 3 done"] * 200)
+    assert went_on.answer == "nothing"
+
+
 def test_what_looks_like_an_echo_and_says_more() -> None:
     """Other digits can be another failure; another rank is one more that failed; what comes long after the
     last one is what counts."""

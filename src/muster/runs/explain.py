@@ -270,10 +270,24 @@ def _nothing(of: str, jobs: Sequence[JobLog], notes: list[str]) -> Explanation:
     if bare := [log for log in jobs if log.why and any(map(is_exception, log.why.last))]:
         says = "an exception is among its last lines, and no traceback says where that was raised"
         return Explanation(of=of, answer="unknown", says=says, lines=_telling(bare), notes=notes)
+    if echoed := [log for log in jobs if not log.outcome.good and _echoes_alone(log)]:
+        echoes = sum(log.why.echoes for log in echoed if log.why)
+        return Explanation(
+            of=of, answer="unknown", says=_ECHO, lines=_telling(echoed), echoes=echoes, notes=notes
+        )
     notes += [f"{log.job}: {note}" for log in jobs for note in log.notes if note.startswith(LATE)]
     good = sum(log.outcome.good for log in jobs)
     says = f"nothing failed here: {counted(good, 'job')} ended well" if good else "no known failure is in it"
     return Explanation(of=of, answer="nothing", says=says, notes=notes)
+
+
+def _echoes_alone(log: JobLog) -> bool:
+    """Whether a log's last lines are what follows from a failure elsewhere, and nothing else."""
+    why = log.why
+    if why is None or not why.signs or why.quiet is None or why.quiet > FEW:
+        return False
+    entries = [known_failures().get(sign.failure or "") for sign in why.signs]
+    return any(entry is not None and _is_echo(entry) for entry in entries)
 
 
 def _alike(one: Sign, other: Sign) -> bool:
