@@ -95,7 +95,8 @@ def _of_its_kind(state: Posterior, verdict: Verdict) -> Verdict:
 
 
 def _one_of(state: Posterior, accused: set[tuple[str, ...]]) -> tuple[tuple[str, ...], ...]:
-    """Suspects of which one must be bad: no explanation of their slow jobs does without a fault."""
+    """Suspects of which one must be bad: no explanation of their slow jobs does without a fault. Of one alone
+    its own verdict says what is to be said."""
     groups = []
     for part in state.parts:
         none = sum(each.probability for each in part.explanations if not each.faults)
@@ -108,7 +109,7 @@ def _one_of(state: Posterior, accused: set[tuple[str, ...]]) -> tuple[tuple[str,
                     subjects += [state.topology.hosts[host] for host in fault.where]
         names = tuple(sorted(set(subjects), key=lambda name: state.topology.index.get(name, -1)))
         blamed_already = any(set(each) & set(names) for each in accused) or _one_job(state, part)
-        if 1.0 - none >= state.settings.convict and names and not blamed_already:
+        if 1.0 - none >= state.settings.convict and len(names) > 1 and not blamed_already:
             groups.append(names)
     return tuple(groups)
 
