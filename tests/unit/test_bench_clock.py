@@ -29,7 +29,7 @@ def task(name: str, entry: str = "gpt", hosts: int = 1, **more: Any) -> Task:
 
 
 def took(job: Task, seconds: float, outcome: Any = "succeeded") -> JobRecord:
-    return JobRecord(**job.row, outcome=outcome, started=100.0, ended=100.0 + seconds)
+    return JobRecord(**job.row, outcome=outcome, run="", started=100.0, ended=100.0 + seconds)
 
 
 def test_a_job_is_late_beside_three_that_are_alike() -> None:

@@ -328,6 +328,19 @@ def test_folders(tmp_path: Path) -> None:
         continue_bench(BenchFolder(tmp_path / "bench"))
 
 
+@pytest.mark.parametrize("lost", ["started", "ended", "run", "outcome"])
+def test_a_record_that_lacks_its_end_is_damaged(lost: str, tmp_path: Path) -> None:
+    """It is not taken for a job that took no time."""
+    folder = BenchFolder(tmp_path / "bench")
+    folder.create()
+    whole = {"job": "a", "outcome": "failed", "run": "runs/a", "started": 1.0, "ended": 2.0}
+    folder.write_data(folder.record("a"), whole)
+    assert folder.records(["a"])["a"].took == 1.0
+    folder.write_data(folder.record("a"), {name: each for name, each in whole.items() if name != lost})
+    with pytest.raises(RunFolderError, match="cannot be read"):
+        folder.records(["a"])
+
+
 def test_two_at_the_same_bench(tmp_path: Path) -> None:
     folder = BenchFolder(tmp_path / "bench")
     folder.create()

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal
 
-from pydantic import Field
+from pydantic import Field, TypeAdapter
 from pydantic import dataclasses as rows
 
 from muster.core.result import JobEntry, Result
 from muster.core.section import Part
+from muster.core.state import JobEnd
 from muster.judging.baseline import FEWEST
 from muster.judging.document import Findings, Gate, HostVerdict, gate, not_judged
 
@@ -18,6 +19,10 @@ from muster.judging.document import Findings, Gate, HostVerdict, gate, not_judge
 class JobRecord(JobEntry):
     """A finished job, in a file of its own: it is not run again."""
 
+    outcome: JobEnd
+    run: str = Field(description="the job's run folder, relative to the bench's; its last attempt")
+    started: float = Field(description="Unix time")
+    ended: float = Field(description="likewise")
     cut: bool = Field(
         default=False, description="several times as long as those alike, so it was ended: its speed counts"
     )
@@ -36,6 +41,9 @@ class JobRecord(JobEntry):
     def measured(self) -> bool:
         """Whether its speed is evidence: it succeeded, or it was cut for being late and had one by then."""
         return self.outcome.good or bool(self.cut and self.result and self.result.throughput)
+
+
+RECORD = TypeAdapter(JobRecord)
 
 
 class CurvePoint(Part):

@@ -168,23 +168,21 @@ class BenchFolder:
 
     def write_record(self, record: JobRecord) -> None:
         """From now on the job is not run again."""
-        from pydantic import RootModel
+        from muster.benches.document import RECORD
 
-        self.write_data(self.record(record.job), RootModel(record).model_dump(mode="json"))
+        self.write_data(self.record(record.job), RECORD.dump_python(record, mode="json"))
 
     def records(self, jobs: Sequence[str]) -> dict[str, JobRecord]:
         """The finished ones of these jobs. Raises RunFolderError for a damaged file."""
-        from pydantic import TypeAdapter
+        from muster.benches.document import RECORD
 
-        from muster.benches.document import JobRecord
-
-        adapter, read = TypeAdapter(JobRecord), {}
+        read = {}
         for job in jobs:
             path = self.record(job)
             if not path.exists():
                 continue
             try:
-                read[job] = adapter.validate_json(path.read_text(encoding="utf-8"))
+                read[job] = RECORD.validate_json(path.read_text(encoding="utf-8"))
             except (OSError, ValueError) as error:
                 raise RunFolderError(
                     f"cannot be read: {str(error).splitlines()[0]}",
