@@ -35,7 +35,7 @@ check: $(VENV)/.dev
 	$(BIN)/lint-imports
 	$(BIN)/vulture
 
-# Small changes of the pure rooms, and those of them that no test notices; half an hour on two cores.
+# Small changes of the pure rooms, and those of them that no test notices. It runs each room's tests once per change.
 mutate: $(VENV)/.dev
 	$(BIN)/python dev/mutate.py --seed $(shell date +%V) > dev/survivors.txt
 

@@ -37,7 +37,7 @@ ROOMS: dict[str, tuple[Sequence[str], Sequence[str]]] = {
         ("tests/golden/test_rooms.py", "tests/golden/test_checked.py", "tests/unit/test_checks_*.py"),
     ),
     "decisions": (
-        ("planner/decide.py", "planner/sizing.py", "core/batch.py"),
+        ("planner/decide.py", "planner/ways.py", "core/batch.py"),
         ("tests/golden/test_rooms.py", "tests/golden/test_planned.py", "tests/unit/test_decide.py",
          "tests/unit/test_sizing.py", "tests/unit/test_choose.py", "tests/unit/test_batch.py"),
     ),
@@ -120,11 +120,10 @@ def changed(node: ast.AST) -> ast.AST | None:
 def unchanged(tree: ast.AST) -> Iterator[ast.AST]:
     """What is left as it is: annotations, and parts of formatted texts, which have no place of their own."""
     for node in ast.walk(tree):
-        if isinstance(node, ast.JoinedStr):
-            yield node
-        for name in ("annotation", "returns"):
-            if getattr(node, name, None) is not None:
-                yield getattr(node, name)
+        parts = [getattr(node, name, None) for name in ("annotation", "returns")]
+        for part in [*parts, node if isinstance(node, ast.JoinedStr) else None]:
+            if part is not None:
+                yield from ast.walk(part)
 
 
 def mutants(file: Path) -> Iterator[Mutant]:
@@ -134,9 +133,7 @@ def mutants(file: Path) -> Iterator[Mutant]:
     for line in source.encode().splitlines(keepends=True):
         starts.append(starts[-1] + len(line))
     tree, data = ast.parse(source), source.encode()
-    unseen = {
-        id(each) for node in ast.walk(tree) if isinstance(node, ast.JoinedStr) for each in ast.walk(node)
-    }
+    unseen = {id(each) for each in unchanged(tree)}
     for node in ast.walk(tree):
         new = changed(node) if isinstance(node, ast.expr) and id(node) not in unseen else None
         if new is None or not isinstance(node, ast.expr) or node.end_lineno is None:
@@ -178,6 +175,10 @@ def survivors(room: str, count: int, draw: random.Random, jobs: int) -> tuple[in
     """How many mutants of a room were tried, and those that no test noticed."""
     patterns, tests = ROOMS[room]
     source = ROOT / "src" / "muster"
+    if gone := [each for each in patterns if not any(source.glob(each))]:
+        sys.exit(f"{room}: there is no {gone[0]}")
+    if gone := [each for each in tests if not any(ROOT.glob(each))]:
+        sys.exit(f"{room}: there is no {gone[0]}")
     files = sorted({file for pattern in patterns for file in source.glob(pattern)})
     every = [each for file in files for each in mutants(file.relative_to(ROOT / "src"))]
     chosen = draw.sample(every, min(count, len(every)))

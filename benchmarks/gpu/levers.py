@@ -206,7 +206,7 @@ class Loop:
         import torch
 
         tokens = self.batch()
-        autocast = self.cuda and not (self.lever.half or self.lever.cast != "")
+        autocast = self.cuda and not (self.lever.half or self.lever.cast)
         with torch.autocast(self.machine.device, torch.bfloat16, enabled=autocast), self.weights():
             loss = self.loss_of(tokens)
         loss.backward()

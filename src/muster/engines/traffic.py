@@ -17,8 +17,9 @@ COUNT_BYTES = 8  # per rank: how many tokens the loss is divided by
 @dataclass(frozen=True)
 class Call:
     """A collective. `size`: bytes of the whole array, as nccl-tests count: what all ranks gather together,
-    what is reduced, what is scattered. `operation`: as core/fabric/busbw.py names it. `group`: it is made
-    by so many neighbouring ranks, all groups at once, or `across` them by one rank of each; 0: by all."""
+    what is reduced, what is scattered. `operation`: as workloads/fabric/request.py names it. `group`: it is
+    made by so many neighbouring ranks, all groups at once, or `across` them by one rank of each; 0: by
+    all."""
 
     operation: str
     size: int
