@@ -328,7 +328,7 @@ def model_of(shape: Shape, lever: Lever, device: str) -> Any:
 
 @cache
 def cast_at_once() -> Callable[..., tuple[Any, ...]]:
-    """A function of fp32 weights: they in bf16, by few kernels, and their gradients back in fp32."""
+    """Return a function that casts fp32 weights to bf16 by few kernels; their gradients come back in fp32."""
     import torch
 
     def cast(tensors: Sequence[Any], dtype: Any) -> tuple[Any, ...]:

@@ -14,7 +14,7 @@ import re
 import shutil
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, astuple, is_dataclass
+from dataclasses import asdict, astuple, fields, is_dataclass
 from functools import lru_cache
 from importlib import import_module
 from pathlib import Path
@@ -93,14 +93,25 @@ def written(value: Any) -> Any:
     return [written(each) for each in value] if isinstance(value, list) else value
 
 
+def unlike_defaults(value: Any) -> Any:
+    """The fields of a dataclass that differ from their defaults, and so for those in it."""
+    if not is_dataclass(value) or isinstance(value, type):
+        return value
+    pairs = [  # a default of pydantic's stands in its Field
+        (each.name, getattr(value, each.name), getattr(each.default, "default", each.default))
+        for each in fields(value)
+    ]
+    return {name: unlike_defaults(own) for name, own, default in pairs if own != default}
+
+
 def readings(path: str, text: list[str], user: Any = None, named: str | None = None) -> Iterator[str]:
     """Every job that is read in a log."""
-    own = UserFormat.of(*user[0], **user[1]) if user else None
+    form = UserFormat.of(*user[0], **user[1]) if user else None
     pattern = Expression.of(named, PLACES, "--host-pattern") if named else None
-    for job in read_log(path, text, own, pattern):
-        fields = {name: value for name, value in asdict(job).items() if name not in LEFT_OUT}
+    for job in read_log(path, text, form, pattern):
+        own = {name: value for name, value in unlike_defaults(job).items() if name not in LEFT_OUT}
         derived = {"pace": job.pace, "step_seconds": job.step_seconds, "rate": job.rate}
-        yield from sorted(lines(rounded(json.loads(json.dumps(fields | derived)), DIGITS)))
+        yield from sorted(lines(rounded(json.loads(json.dumps(own | derived)), DIGITS)))
         yield f"from {job.started} to {job.ended}"
 
 
