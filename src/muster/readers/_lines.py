@@ -101,6 +101,7 @@ class Steps:
         self.final: _Step | None = None
         self.recent: tuple[int, ...] = ()  # numbers of the last two steps
         self.stamps: tuple[float | None, ...] = ()  # theirs
+        self.back = False  # a step came after a later one: of a new attempt, or of a rank that prints late
         self.total = 0  # of the whole training
         self.facts: dict[str, float] = {}  # what holds from step to step
         self.begun = self.steps = 0
@@ -228,14 +229,17 @@ class Steps:
 
     def _walled(self) -> Series | None:
         """The windows by time stamps, where these have more or less in them than the tool's own times and
-        they are exact enough to tell; None: they agree, or there are none."""
+        they are exact enough to tell; None: they agree, or there are none. Steps that several ranks print do
+        not take less time than each of them says."""
         self._close_wall()
         walled, own = self.walled.measured(), self.series.measured()
         if walled is None or own is None or not self.timed or self.unit == "tokens":
             return None
         unsure = 0.0 if self.fine else _COARSE / walled.seconds
         enough = unsure <= APART and 2 * walled.steps >= own.steps
-        return self.walled if enough and abs(own.rate / walled.rate - 1) > APART + unsure else None
+        several = self.back and walled.rate > own.rate
+        apart = abs(own.rate / walled.rate - 1) > APART + unsure
+        return self.walled if enough and apart and not several else None
 
     def _cut(self) -> bool:
         """Whether a line of a later step is missing. Lines come every so many steps, the last one need not be
@@ -254,6 +258,7 @@ class Steps:
         if "skipped" in now.told:
             self.skipped = (self.skipped or 0) + int(lost)
         if last is None or now.number <= last.number:  # the first one, or it began anew
+            self.back = self.back or last is not None
             self.last, now.interrupted = now, False
             return
         steps = now.number - last.number
