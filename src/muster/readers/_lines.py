@@ -101,6 +101,8 @@ class Steps:
         self.final: _Step | None = None
         self.recent: tuple[int, ...] = ()  # numbers of the last two steps
         self.stamps: tuple[float | None, ...] = ()  # theirs
+        self.anew: float | None = None  # the stamp of the line before, where a later attempt seems to begin
+        self.clocks = False  # stamps go back after that: they are of several clocks
         self.back = False  # a step came after a later one: of a new attempt, or of a rank that prints late
         self.total = 0  # of the whole training
         self.facts: dict[str, float] = {}  # what holds from step to step
@@ -146,7 +148,10 @@ class Steps:
         if not 0 <= step <= _LARGEST_STEP:
             return
         self._flush()
-        self.other = step in self.recent and not self._began_anew(at)
+        if at is not None and self.anew is not None:
+            self.clocks = self.clocks or at < self.anew
+        self.anew = at if step in self.recent and self._began_anew(at) else None
+        self.other = step in self.recent and self.anew is None
         if self.other:
             return
         self.recent, self.stamps = (*self.recent[-1:], step), (*self.stamps[-1:], at)
@@ -167,7 +172,7 @@ class Steps:
         """Whether a line is of a later attempt, and not of another rank, which ends a step when all do: it
         comes later than the next step would have."""
         first, last = self.stamps if len(self.stamps) == 2 else (None, None)
-        if at is None or first is None or last is None:
+        if self.clocks or at is None or first is None or last is None:
             return False
         return at - last > max(last - first, _SLACK)
 
