@@ -146,6 +146,23 @@ def test_an_exception_by_any_name(last: str, prefix: str) -> None:
     assert said(*lines, *["still here"] * 200).answer == "nothing"
 
 
+def test_an_exception_by_any_name_of_its_own_job() -> None:
+    """It ends the job in which it was raised, where no step follows."""
+    raised = [TRACEBACK, '  File "/w/train.py", line 4, in f', "    raise it", "MyFailure: no: x"]
+    echo = (
+        "torch.distributed.DistBackendError: NCCL error: remote process exited or there was a network error"
+    )
+    first, second = (chat_log([host], ends=False) for host in ("n1", "n2"))
+    place = next(n for n, line in enumerate(first) if "step=20," in line)
+    met = [*first[:place], *raised, *first[place:]]
+    assert said(*met, echo).answer == "unknown"
+    for log in ([*first, *raised], [*met, echo, *second, *raised], [*met, *second, *raised]):
+        failure = said(*log).failure
+        assert failure is not None and failure.evidence is not None
+        host = "n2" if len(log) > 2 * len(second) else "n1"
+        assert (failure.what, failure.host, failure.evidence.line) == (raised[-1], host, len(log))
+
+
 def test_the_users_own_line_and_not_a_librarys() -> None:
     """Frames of compiled libraries have no folder of an installation (pandas 3, as printed)."""
     frames = ["/w/dsx.py", "/x/site-packages/datasets/load.py", "pandas/_libs/parsers.pyx"]

@@ -57,6 +57,19 @@ def test_fewer_than_eight_jobs_show_no_drift() -> None:
     assert not localise(jobs[1:], Topology(hosts)).drifts
 
 
+@pytest.mark.parametrize("size", [4, 6])
+def test_a_few_hosts_in_pairs_that_nobody_dates(size: int) -> None:
+    """Two or three hosts are in every job of so few: that they explain the slow ones shows nothing."""
+    place = Topology(HOSTS[:size])
+    for seed in range(6):
+        fleet, draw = SimulatedFleet(place, seed=seed, hiccups=0.3), random.Random(seed)
+        jobs = []
+        for _ in range(16):
+            order = draw.sample(place.hosts, size)
+            jobs += fleet.run(list(zip(order[::2], order[1::2], strict=True)))
+        assert not judge_state(localise(jobs, place)).accused
+
+
 def test_many_bad_hosts_or_hiccups_are_no_drift() -> None:
     alone = [(host,) for host in HOSTS]
     many = tuple(Planted("compute", (host,), 0.05 + 0.01 * number) for number, host in enumerate(HOSTS[:24]))

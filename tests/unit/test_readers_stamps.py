@@ -139,3 +139,30 @@ def test_an_attempt_that_begins_one_line_back_is_no_other_rank() -> None:
     assert job.step_seconds == pytest.approx(5, rel=0.02) and job.contradicted is None
     both = [each for line in first for each in (line, line.replace(":00]", ":01]"))]
     assert one([*both, DONE], "node-1.log").step_seconds == pytest.approx(5, rel=0.02)
+
+
+@pytest.mark.parametrize("late", [0, 15, 50])
+def test_a_rank_that_prints_late_makes_no_step_shorter(late: int) -> None:
+    """Steps of 5 s that a second rank prints ten at a time, stamped when they come."""
+    line = MEGATRON.split("\n")[1]
+
+    def at(second: int, step: int) -> tuple[int, str]:
+        stamp = f"03:{second // 60:02d}:{second % 60:02d}"
+        text = line.replace("03:02:12", stamp).replace("71/", f"{step}/").replace("5361.6", "5000.0")
+        return second, text.replace("9088", f"{128 * step}")
+
+    printed = [at(5 * step, step) for step in range(1, 121)]
+    printed += [at(50 * (1 + (step - 1) // 10) + late, step) for step in range(1, 121)]
+    job = one([*(text for _, text in sorted(printed, key=lambda each: each[0])), DONE], "node-1.log")
+    assert job.step_seconds == pytest.approx(5, rel=0.01) and job.contradicted is None
+
+
+def test_hosts_whose_clocks_differ_begin_no_new_attempt() -> None:
+    """Three ranks, steps of 5 s, on clocks that are 0, 3 and 6 s fast."""
+    printed = [
+        f"2025-08-01 07:{second // 60:02d}:{second % 60:02d},500 step {step} done"
+        for step in range(1, 121)
+        for second in (5 * step, 5 * step + 3, 5 * step + 6)
+    ]
+    (job,) = read_log("x.log", printed, UserFormat.of([r"step (?P<step>\d+)"]))
+    assert job.step_seconds == pytest.approx(5, rel=0.01)

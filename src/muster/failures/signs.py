@@ -166,6 +166,7 @@ class Signs:
     now: dict[_Key, Sign] = field(default_factory=dict)
     earlier: dict[_Key, Sign] = field(default_factory=dict)  # before the last mark
     traceback: bool = False
+    since: int = 0  # marks of progress after the last one
     broke: bool = False  # it says in so many words that a process of the job did not end well
     elastic: str | None = None  # the host of the process that torchrun gives account of
     elastic_rank: int | None = None
@@ -218,6 +219,7 @@ class Signs:
     def progress(self) -> None:
         """Another step was done."""
         self.marked, self.finished, self.onward = True, False, self.spot
+        self.since += 1
         if self.now or self.earlier:
             self.now, self.earlier, self.echoes = {}, self.now, 0
             self.forget()
@@ -240,6 +242,11 @@ class Signs:
         first = min(own, key=lambda sign: _ORDER[sign.weight], default=best)
         nobodys = best.rank is None and best.weight in _BY_ITSELF  # who says it may be that very rank
         return best if first.weight == "symptom" or (first.weight == "exit" and nobodys) else first
+
+    @property
+    def raising(self) -> bool:
+        """Whether a traceback is among the lines that count."""
+        return self.traceback and self.since < 2
 
     def by_weight(self) -> list[Sign]:
         """All, those that explain most first."""
@@ -345,7 +352,7 @@ class Signs:
     def _leads(self, text: str) -> bool:
         """Whether a line only says what those after it are of: a traceback, an account of a process."""
         if "Traceback (most recent call last)" in text:
-            self.traceback = True
+            self.traceback, self.since = True, 0
             rank = self._rank()
             if rank not in self.caused and (rank in self.chains or len(self.chains) < _MOST):
                 self.chains[rank] = deque(maxlen=_LAST)

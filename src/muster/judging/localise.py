@@ -72,7 +72,7 @@ def localise(
         slowed = _slowed_by_switches(observations, moments, topology, settings, stored)
         detrended = side_by_side(observations, moments, slowed)
         readings, baselines = read(detrended, topology, stored)
-        drift = unpaced(readings, slowed)
+        drift = unpaced(readings, moments, slowed)
         if drift.deviation:
             readings, baselines = read(with_doubt(detrended, drift), topology, stored)
             readings.spread |= drift.deviation

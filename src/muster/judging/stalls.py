@@ -11,9 +11,9 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import replace
+from heapq import heapify, heappop, heappush
 from typing import Any
 
 from muster.judging.alike import SHARE
@@ -71,10 +71,19 @@ def _of_the_fleet(groups: Sequence[Group], shares: Sequence[float]) -> bool:
 def of_the_fleet(groups: Collection[tuple[Any, ...]], hosts: int) -> bool:
     """Whether it takes more of so many hosts than can be at fault at once for one to be in each group: the
     host of most first (a greedy cover)."""
-    left, count = list(groups), 0
-    while left:
-        tally = Counter(host for group in left for host in group)
-        host = max(sorted(tally), key=lambda name: tally[name])
-        left = [group for group in left if host not in group]
-        count += 1
-    return count > max(FEWEST - 1, SHARE * hosts)
+    of_host: dict[Any, set[int]] = {}
+    for number, group in enumerate(groups):
+        for host in group:
+            of_host.setdefault(host, set()).add(number)
+    left, count, most = set(range(len(groups))), 0, max(FEWEST - 1, SHARE * hosts)
+    heap = [(-len(own), host) for host, own in of_host.items()]
+    heapify(heap)
+    while left and count <= most:
+        size, host = heappop(heap)
+        mine = of_host[host] & left
+        if len(mine) == -size:
+            left -= mine
+            count += 1
+        elif mine:  # some of its groups have another host by now
+            heappush(heap, (-len(mine), host))
+    return count > most

@@ -10,15 +10,16 @@ anew for each. Where that is more frequent than hiccups are, nobody is accused o
 from __future__ import annotations
 
 import statistics
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from muster.judging.baseline import Class
 from muster.judging.detrend import Detrended
-from muster.judging.readings import DOUBTFUL, Readings
+from muster.judging.readings import DOUBTFUL, STANDS_OUT, Readings
 from muster.judging.stalls import of_the_fleet
 
 SHARE = 0.1  # of the jobs of a work are slow, more than hiccups, and no few hosts explain it
+UNDATED = 0.15  # of those of which nobody knows the moment, which may have been a slow one for all hosts
 FEWEST = 8  # jobs, from where on drift is looked for
 
 
@@ -31,9 +32,9 @@ class Unpaced:
     usual: Mapping[Class, float] = field(default_factory=dict)
 
 
-def unpaced(readings: Readings, slowed: Collection[int]) -> Unpaced:
-    """Works of which many jobs are slow though their hosts are good in others. `slowed`: observations that a
-    switch explains, by their index."""
+def unpaced(readings: Readings, moments: Sequence[str], slowed: Collection[int]) -> Unpaced:
+    """Works of which many jobs are slow though their hosts are good in others. `moments`: of each
+    observation; `slowed`: those that a switch explains, by their index."""
     rows: dict[Class, list[int]] = {}
     for row, source in enumerate(readings.source):
         if not (source in slowed or readings.failed(row) or readings.hint[row] or row in readings.half):
@@ -42,23 +43,36 @@ def unpaced(readings: Readings, slowed: Collection[int]) -> Unpaced:
     def slow(row: int) -> bool:
         return readings.value[row] > 0 and readings.loss(row, 0.0) > DOUBTFUL
 
+    def stands_out(row: int) -> bool:
+        return readings.deviations(row) > STANDS_OUT
+
     deviation: dict[str, float] = {}
     usual: dict[Class, float] = {}
     for kind, own in rows.items():
-        of_host: dict[int, list[bool]] = {}
-        for row in own:
-            for host in readings.hosts[row]:
-                of_host.setdefault(host, []).append(slow(row))
-        varying = {host for host, its in of_host.items() if len(its) > 1 and not all(its)}
-        whoever = [row for row in own if varying.issuperset(readings.hosts[row])]
-        above = [readings.hosts[row] for row in whoever if slow(row)]
-        enough = len(own) >= FEWEST and len(above) >= SHARE * len(own)
-        if not (enough and of_the_fleet(above, len(of_host))):
-            continue
+        undated = [row for row in own if not moments[readings.source[row]]]
+        whoever = _whoever(readings, undated, stands_out, UNDATED)
+        if not whoever:
+            whoever = _whoever(readings, own, slow, SHARE)
+            above = [readings.hosts[row] for row in whoever if slow(row)]
+            if not of_the_fleet(above, len({host for row in own for host in readings.hosts[row]})):
+                continue
         values = [readings.value[row] for row in whoever]
         usual[kind] = statistics.median(values)
         deviation[kind.work] = max(statistics.pstdev(values), deviation.get(kind.work, 0.0))
     return Unpaced(deviation, usual)
+
+
+def _whoever(readings: Readings, own: Sequence[int], slow: Callable[[int], bool], share: float) -> list[int]:
+    """The jobs of hosts of which none is slow in all; nothing, where fewer than a share of all are slow."""
+    is_slow = {row: slow(row) for row in own}
+    of_host: dict[int, list[bool]] = {}
+    for row in own:
+        for host in readings.hosts[row]:
+            of_host.setdefault(host, []).append(is_slow[row])
+    varying = {host for host, its in of_host.items() if len(its) > 1 and not all(its)}
+    whoever = [row for row in own if varying.issuperset(readings.hosts[row])]
+    enough = len(own) >= FEWEST and sum(is_slow[row] for row in whoever) >= share * len(own)
+    return whoever if enough else []
 
 
 def with_doubt(detrended: Detrended, drift: Unpaced) -> Detrended:

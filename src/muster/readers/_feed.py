@@ -70,6 +70,7 @@ class LineFeed:
     def __init__(self, frame: Frame | None = None, *, brief: bool = False) -> None:
         self.brief = brief
         self.frame = frame or Frame()
+        self.ends: list[Sequence[str]] = []  # its last blocks: of three in a row two can be short
         self.made = [(hints, make(self.frame)) for hints, make in _readers()]
 
     def again(self) -> LineFeed:
@@ -104,7 +105,8 @@ class LineFeed:
                 if telling == FOR_SIGNS and frame.signs.again(line, shape, first + place):
                     continue
                 if telling & FOR_FACTS and frame.another(line):
-                    rest = block.since(place) if isinstance(block, Lines) else block[place:]
+                    own, rest = _cut(block, place)
+                    self.ends = [*self.ends[-2:], own]
                     return chain([rest], blocks)
                 frame.signs.spot = LinePlace(block, place, before)
                 whole = _feed_whole(whole, block[fed : place + 1]) if whole else whole
@@ -117,7 +119,28 @@ class LineFeed:
                         reader.line(text)
             whole = _feed_whole(whole, block[fed:]) if whole else whole
             before = block
+            self.ends = [*self.ends[-2:], block]
         return None
+
+    def backwards(self) -> Iterator[str]:
+        """The job's last lines, the last one first."""
+        return (line for block in reversed(self.ends) for line in reversed(block))
+
+    def raised(self) -> Sign | None:
+        """The exception that ended the job by a name that the sieve does not know; None: there is none, or a
+        line says more."""
+        signs = self.frame.signs
+        best = signs.decisive()
+        if not signs.raising or (best and best.weight not in ("symptom", "exit")):
+            return None
+        return last_exception(self.frame, self.ends)
+
+
+def _cut(block: Sequence[str], place: int) -> tuple[Sequence[str], Sequence[str]]:
+    """A block's lines before and from a place."""
+    if isinstance(block, Lines):
+        return block.until(place), block.since(place)
+    return block[:place], block[place:]
 
 
 def _thinned(sieved: Sequence[tuple[int, int, str]]) -> list[tuple[int, int, str]]:

@@ -101,6 +101,9 @@ class Steps:
         self.final: _Step | None = None
         self.recent: tuple[int, ...] = ()  # numbers of the last two steps
         self.stamps: tuple[float | None, ...] = ()  # theirs
+        self.anew: float | None = None  # the stamp of the line before, where a later attempt seems to begin
+        self.clocks = False  # stamps go back after that: they are of several clocks
+        self.back = False  # a step came after a later one: of a new attempt, or of a rank that prints late
         self.total = 0  # of the whole training
         self.facts: dict[str, float] = {}  # what holds from step to step
         self.begun = self.steps = 0
@@ -145,7 +148,10 @@ class Steps:
         if not 0 <= step <= _LARGEST_STEP:
             return
         self._flush()
-        self.other = step in self.recent and not self._began_anew(at)
+        if at is not None and self.anew is not None:
+            self.clocks = self.clocks or at < self.anew
+        self.anew = at if step in self.recent and self._began_anew(at) else None
+        self.other = step in self.recent and self.anew is None
         if self.other:
             return
         self.recent, self.stamps = (*self.recent[-1:], step), (*self.stamps[-1:], at)
@@ -166,7 +172,7 @@ class Steps:
         """Whether a line is of a later attempt, and not of another rank, which ends a step when all do: it
         comes later than the next step would have."""
         first, last = self.stamps if len(self.stamps) == 2 else (None, None)
-        if at is None or first is None or last is None:
+        if self.clocks or at is None or first is None or last is None:
             return False
         return at - last > max(last - first, _SLACK)
 
@@ -228,14 +234,17 @@ class Steps:
 
     def _walled(self) -> Series | None:
         """The windows by time stamps, where these have more or less in them than the tool's own times and
-        they are exact enough to tell; None: they agree, or there are none."""
+        they are exact enough to tell; None: they agree, or there are none. Steps that several ranks print do
+        not take less time than each of them says."""
         self._close_wall()
         walled, own = self.walled.measured(), self.series.measured()
         if walled is None or own is None or not self.timed or self.unit == "tokens":
             return None
         unsure = 0.0 if self.fine else _COARSE / walled.seconds
         enough = unsure <= APART and 2 * walled.steps >= own.steps
-        return self.walled if enough and abs(own.rate / walled.rate - 1) > APART + unsure else None
+        several = self.back and walled.rate > own.rate
+        apart = abs(own.rate / walled.rate - 1) > APART + unsure
+        return self.walled if enough and apart and not several else None
 
     def _cut(self) -> bool:
         """Whether a line of a later step is missing. Lines come every so many steps, the last one need not be
@@ -254,6 +263,7 @@ class Steps:
         if "skipped" in now.told:
             self.skipped = (self.skipped or 0) + int(lost)
         if last is None or now.number <= last.number:  # the first one, or it began anew
+            self.back = self.back or last is not None
             self.last, now.interrupted = now, False
             return
         steps = now.number - last.number

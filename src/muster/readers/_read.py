@@ -11,7 +11,7 @@ from itertools import islice
 from muster.core.state import LogEnd, State
 from muster.core.units import counted
 from muster.failures.signs import Sign, shape_of, shortened
-from muster.readers._feed import LineFeed, last_exception
+from muster.readers._feed import LineFeed
 from muster.readers._frame import Frame, own_stamp
 from muster.readers._lines import STEPS_ONLY
 from muster.readers._paths import folder_of, hosts_of_path, is_slurm, split_hosts
@@ -52,30 +52,32 @@ def read_blocks(
     while rest is not None:
         rest = feed.take(rest)
         frame, readings, started = feed.frame, feed.readings(), len(jobs)
+        raised = feed.raised()
         name = f"{path}#{len(jobs) + 1}" if jobs else path
         if readings or (frame.begun and not whole.broken):
             parts = [[each] for each in readings if each.part] or [readings]
-            jobs += [_job(name, frame, each, whole.broken, named) for each in parts]
+            jobs += [_job(name, frame, each, whole.broken, named, raised) for each in parts]
         elif not jobs:
-            jobs.append(_with_hosts(_unread(path, frame, whole), frame, named))
+            jobs.append(_with_hosts(_unread(path, feed, whole), frame, named))
         jobs[started:] = [
             replace(each, shapes=frozenset(frame.signs.shapes))
             if each.outcome.good
-            else replace(each, why=_why(frame, whole))
+            else replace(each, why=_why(feed, raised))
             for each in jobs[started:]
         ]
         if faults := feed.faults():  # which the processes of a pool say nowhere else
             jobs[started:] = [replace(each, notes=(*each.notes, *faults)) for each in jobs[started:]]
-        feed = feed.again()
-    span = whole.span() if len(jobs) == 1 else None
+        feed = feed.again() if rest is not None else feed
+    span = whole.span(feed) if len(jobs) == 1 else None
     jobs = [replace(job, started=span[0], ended=span[1]) if span and not job.started else job for job in jobs]
     return [replace(job, digest=whole.digest) for job in jobs]
 
 
-def _unread(path: str, frame: Frame, whole: _Whole) -> JobLog:
+def _unread(path: str, feed: LineFeed, whole: _Whole) -> JobLog:
     """The job of a log that no reader knows: one that failed, or nobody knows."""
+    frame = feed.frame
     decisive, last = frame.signs.decisive(), frame.signs.last
-    recent = decisive and any(last in line for line in islice(whole.backwards(), RECENT))
+    recent = decisive and any(last in line for line in islice(feed.backwards(), RECENT))
     if (
         whole.broken is None and decisive and recent and not _NO_LOG.search(path)
     ):  # it failed before anything that could be recognised
@@ -84,12 +86,10 @@ def _unread(path: str, frame: Frame, whole: _Whole) -> JobLog:
     return JobLog(job=path, outcome=State.UNREADABLE, reason=why)
 
 
-def _why(frame: Frame, whole: _Whole) -> Why:
+def _why(feed: LineFeed, raised: Sign | None) -> Why:
     """What is left to explain an end by, when all lines of a job have been read."""
-    signs, ends = frame.signs, list(islice(whole.backwards(), RECENT))
-    first = signs.decisive()
-    if signs.traceback and (first is None or first.weight in ("symptom", "exit")):
-        first = last_exception(frame, whole.ends) or first
+    frame, signs, ends = feed.frame, feed.frame.signs, list(islice(feed.backwards(), RECENT))
+    first = raised or signs.decisive()
     last = first.text if first and first.weight == "exception" else signs.last
     others = [each for each in signs.by_weight() if each is not first]
     ways = [(each.weight, each.failure) for each in others]
@@ -128,7 +128,6 @@ class _Whole:
         self.began: float | None = None
         self.looked = 0  # lines in which no time stamp was
         self.digest = 0
-        self.ends: list[Sequence[str]] = []  # the last blocks: of three in a row two can be short
 
     def __iter__(self) -> Iterator[Sequence[str]]:
         try:
@@ -138,19 +137,14 @@ class _Whole:
                 if self.began is None and self.looked < STAMPED:
                     self.began = _stamp_of(block)
                     self.looked += len(block)
-                self.ends = [*self.ends[-2:], block]
                 self.digest = hash((self.digest, "".join(block)))
                 yield block
         except BrokenFile as error:
             self.broken = str(error)
 
-    def backwards(self) -> Iterator[str]:
-        """Its last lines, the last one first."""
-        return (line for block in reversed(self.ends) for line in reversed(block))
-
-    def span(self) -> tuple[float, float] | None:
+    def span(self, last: LineFeed) -> tuple[float, float] | None:
         """The first and the last time stamp of its lines; None: there are none, or they go backwards."""
-        ended = _stamp_of(self.backwards()) if self.began is not None else None
+        ended = _stamp_of(last.backwards()) if self.began is not None else None
         return (
             (self.began, ended)
             if ended is not None and self.began is not None and self.began <= ended
@@ -177,7 +171,12 @@ def _unknown(path: str, first: str, last: str, user: UserFormat) -> str:
 
 
 def _job(
-    path: str, frame: Frame, readings: Sequence[Reading], broken: str | None, named: Expression | None
+    path: str,
+    frame: Frame,
+    readings: Sequence[Reading],
+    broken: str | None,
+    named: Expression | None,
+    raised: Sign | None,
 ) -> JobLog:
     """One job from all that was found of it, the best measured first."""
     figures = ranked(readings)
@@ -227,7 +226,7 @@ def _job(
             job, outcome=State.UNREADABLE, reason="it can be read, but no step of it could be timed"
         )
         return _with_hosts(job, frame, named)
-    job = _with_hosts(_outcome(job, frame, ends), frame, named)
+    job = _with_hosts(_outcome(job, frame, ends, raised), frame, named)
     if frame.recipe or not recipes or any(each.complete for each in ordered):
         return job
     return replace(job, settings=f"{job.settings}; in {folder_of(path, job.hosts)}")
@@ -289,7 +288,7 @@ def _worth(reading: Reading, figures: MeasuredWindows | None) -> tuple[bool, boo
     return figures is not None, reading.whole, counted_well, reading.exact, seconds
 
 
-def _outcome(job: JobLog, frame: Frame, ends: Sequence[bool]) -> JobLog:
+def _outcome(job: JobLog, frame: Frame, ends: Sequence[bool], raised: Sign | None) -> JobLog:
     """How it went. A log that simply stops did not succeed, where its format says when a job is over."""
     decisive = frame.signs.decisive()
     if frame.signs.broke and decisive is not None:
@@ -304,8 +303,8 @@ def _outcome(job: JobLog, frame: Frame, ends: Sequence[bool]) -> JobLog:
                 job, outcome=State.FAILED, reason=why, failure="loss_scale_too_high", measured=None
             )
         return job
-    if decisive is not None:
-        return _ended(job, frame, decisive)
+    if last := decisive or raised:
+        return _ended(job, frame, last)
     return stopped(job) if ends or not job.format else job
 
 

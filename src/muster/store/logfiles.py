@@ -69,6 +69,13 @@ class Lines(list[str]):
         """The number of the line at a place."""
         return self.first + place - bisect_left(self.bare, place)
 
+    def until(self, place: int) -> Lines:
+        """Those before a place."""
+        part = Lines(self[:place])
+        part.first = self.first
+        part.bare = [each for each in self.bare if each < place]
+        return part
+
     def since(self, place: int) -> Lines:
         """Without those before a place."""
         rest = Lines(self[place:])
