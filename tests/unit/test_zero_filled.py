@@ -238,3 +238,19 @@ def test_adam_is_adamw_unless_its_mode_is_off(
     words = plan["plan"]["training"]["optimizer"]
     assert ("adamw" not in words) == coupled
     assert "betas 0.9 and 0.999" in words
+
+
+@pytest.mark.parametrize(
+    ("stage", "old", "new"),
+    [(2, "cpu_offload", "offload_optimizer"), (3, "cpu_offload_param", "offload_param")],
+)
+def test_old_names_of_offloading_are_offloading(
+    file: Path, tmp_path: Path, stage: int, old: str, new: str
+) -> None:
+    given = []
+    for number, zero in enumerate(({old: True}, {new: {"device": "cpu"}})):
+        file.write_text(json.dumps({"zero_optimization": {"stage": stage, **zero}}))
+        inputs = read_inputs("demo", "node1,node2", [f"engine.config={file}"])
+        given.append(dry_run(inputs, RunFolder(tmp_path / str(number))))
+    assert given[0]["deepspeed"] == given[1]["deepspeed"]
+    assert given[0]["plan"]["memory"] == given[1]["plan"]["memory"]

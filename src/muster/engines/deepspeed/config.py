@@ -303,7 +303,17 @@ def _overruling(config: Mapping[str, Any]) -> Any:
 def given_config(recipe: Recipe) -> dict[str, Any]:
     """What the user says to DeepSpeed itself: the own file, if any, with engine.options laid over it."""
     engine = recipe.engine
-    return _lay(read_user_config(engine.config) if engine.config else {}, engine.options)
+    return _renamed(_lay(read_user_config(engine.config) if engine.config else {}, engine.options))
+
+
+def _renamed(config: dict[str, Any]) -> dict[str, Any]:
+    """With the sections that DeepSpeed takes old keys for (zero/config.py, cpu_offload)."""
+    zero = section(config, "zero_optimization")
+    zero.pop("cpu_offload_use_pin_memory", None)  # which it ignores
+    for old, new in (("cpu_offload", "offload_optimizer"), ("cpu_offload_param", "offload_param")):
+        if zero.pop(old, False):
+            zero.setdefault(new, {"device": "cpu"})
+    return {**config, "zero_optimization": zero} if "zero_optimization" in config else config
 
 
 def tracker_packages(config: Mapping[str, Any]) -> tuple[str, ...]:
@@ -434,7 +444,7 @@ def deepspeed_config(recipe: Recipe, batch: Batch, precision: str) -> dict[str, 
     else:
         config = _own_config(recipe)
     _check_options(recipe.engine.options)
-    config = _lay(config, recipe.engine.options)
+    config = _renamed(_lay(config, recipe.engine.options))
     for key in (*_NOT_TRAINED_WITH, "graph_harvesting"):
         config.pop(key, None)  # switched off; DeepSpeed refuses even so what it has no longer
     user_schedule(config)
