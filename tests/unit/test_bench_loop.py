@@ -155,8 +155,8 @@ def test_a_full_disk_is_said_to_be_one(begun: bool, tmp_path: Path, monkeypatch:
 
     monkeypatch.setattr(benchfolder, "write_json", full)
     with pytest.raises(JobError) as refused:
-        folder.write_data(folder.bench, {})
-    assert str(refused.value) == f"{folder.bench}: cannot be written: No space left on device"
+        folder.write_data(folder.result, {})
+    assert str(refused.value) == f"{folder.result}: cannot be written: No space left on device"
     again = f"`muster bench --continue {folder.path}`" if begun else "begin again with another --output"
     assert refused.value.hint == f"make room, then {again}"
 
