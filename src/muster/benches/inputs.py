@@ -18,7 +18,7 @@ from muster.benches.switches import check_switches, switches_of
 from muster.core.batch import resolve_batch
 from muster.core.entries import command_name, recipes_of
 from muster.core.errors import RecipeError, UsageError
-from muster.core.inventory import Host, Inventory, read_inventory
+from muster.core.inventory import Host, Inventory, read_inventory, stored_inventory
 from muster.core.recipe import Recipe, recipe_from
 from muster.core.recipes import dump_yaml, load_recipe, read_yaml, validate
 from muster.core.secrets import masked_override, masked_program, shared_section
@@ -237,16 +237,13 @@ def write_schedule(
     """Hosts, jobs and notes; `dropped`: hosts that take no part, and why (None: as it was)."""
     if dropped is None:
         dropped = folder.read_schedule().get("dropped", {}) if folder.schedule.exists() else {}
-    inventory = inputs.inventory
     folder.write_schedule(
         {
             "suite": inputs.name,
             "mark": folder.mark,
             "started": started_of(folder),
             "overrides": list(inputs.overrides),
-            "source": inventory.source,
-            "launcher": inventory.launcher,
-            "hosts": [{"name": host.name, "slots": host.slots} for host in inventory.hosts],
+            **inputs.inventory.as_dict(),
             "dropped": dict(dropped),
             "notes": list(inputs.schedule.notes),
             "jobs": [task.as_dict() for task in inputs.schedule.tasks],
@@ -266,8 +263,7 @@ def reread(folder: BenchFolder, at_once: int | None = None) -> BenchInputs:
     if at_once is not None:
         suite = suite.model_copy(update={"at_once": at_once})
     try:
-        hosts = tuple(Host(each["name"], each["slots"]) for each in data["hosts"])
-        inventory = Inventory(hosts, data["launcher"], data["source"])
+        inventory = stored_inventory(data, str(folder.schedule))
         schedule = Schedule(tuple(read_task(each) for each in data["jobs"]), tuple(data["notes"]))
         name, overrides = str(data["suite"]), tuple(map(str, data["overrides"]))
     except (KeyError, TypeError, ValueError) as error:

@@ -14,7 +14,7 @@ from typing import Any
 
 from muster.core.entries import models_taken, recipes_of
 from muster.core.errors import MusterError, RunFolderError, UsageError, refused
-from muster.core.inventory import Inventory, inventory_document, parse_inventory, read_inventory
+from muster.core.inventory import Inventory, frozen_inventory, inventory_document, read_inventory
 from muster.core.job import Job
 from muster.core.pipeline import (
     PipelineResult,
@@ -368,12 +368,7 @@ def _freeze(inputs: PipelineInputs, folder: PipelineFolder) -> None:
 
 def _reread(folder: PipelineFolder, again: GoingOn) -> PipelineInputs:
     steps = read_steps(folder.pipeline, frozen=True)
-    source = str(folder.read_json(folder.hosts).get("source"))
-    if source.startswith("slurm:"):  # those that it gives now
-        before = read_inventory(source)
-    else:
-        text = folder.hosts.read_text(encoding="utf-8")
-        before = replace(parse_inventory(text, source=str(folder.hosts)), source=source)
+    before = frozen_inventory(folder.read_json(folder.hosts), str(folder.hosts))
     if not again.hosts and not again.leave:
         return replace(steps, hosts=before)
     inventory = without(read_inventory(again.hosts) if again.hosts else before, again.leave)
