@@ -15,7 +15,7 @@ from muster.benches.commands import CLOCK
 from muster.benches.document import Bench, Comparison, Curve
 from muster.benches.folder import BenchFolder
 from muster.cli.console import SafeConsole
-from muster.cli.output import err_console, out_console, print_table, table
+from muster.cli.output import err_console, out_console, print_table, say_places, table
 from muster.cli.views.verdicts import count_words, print_answer, print_hosts, print_notes, signed
 from muster.core.hostlist import fold_hosts
 from muster.core.result import JobEntry
@@ -51,15 +51,7 @@ def show_bench(folder: BenchFolder, *, json: bool) -> int:
     console.print(f"{escape(folder.id)}\n  {state}: {done}/{jobs} finished")
     if bench:
         print_bench(bench, every=False)
-    places = (
-        ("folder", folder.path),
-        ("results", folder.result),
-        ("table", folder.table),
-        ("report", folder.report),
-    )
-    for name, path in places:
-        if path.exists():
-            console.print(f"  {name:<22} {escape(str(path))}")
+    say_places(folder=folder.path, results=folder.result, table=folder.table, report=folder.report)
     if row and not row.running and not row.complete:
         console.print(f"  {'go on with':<22} {escape(folder.go_on)}")
     return 0
