@@ -59,7 +59,8 @@ def take(lock_file: Path, sign: Path, run: str, batch_job: str | None = None) ->
             raise RunFolderError(
                 "another process supervises it", where=run, hint=f"`muster stop {run}` first"
             ) from None
-    write_json(sign, {"pid": os.getpid(), "machine": os.uname().nodename, "batch_job": batch_job})
+    with refused(RunFolderError, "written", sign):
+        write_json(sign, {"pid": os.getpid(), "machine": os.uname().nodename, "batch_job": batch_job})
     return Claim(lock, sign)
 
 
