@@ -253,12 +253,20 @@ def test_a_url_that_was_taken_for_a_path_shows_no_password() -> None:
             ["bash", "-c", "export HF_TOKEN=(hidden); python x.py --secret (hidden) --lr 1 && y"],
         ),
         (["curl", "https://me:hunter2@host/x"], ["curl", "https://me:(hidden)@host/x"]),
+        (["curl", "-u", "me:hunter2", "host"], ["curl", "-u", "me:(hidden)", "host"]),
+        (["-H", "Authorization: Bearer hunter2"], ["-H", "Authorization: (hidden)"]),
+        (["--aws_session_token", "hunter2"], ["--aws_session_token", "(hidden)"]),
+        (["logger.wandb.key=hunter2"], ["logger.wandb.key=(hidden)"]),
+        (["--cluster-key", f"{'aB3' * 8}"], ["--cluster-key", "(hidden)"]),
         *(
             (words, words)
             for words in (
                 ["--pad_token", "<pad>", "--max-token", "512", "--use_auth_token", "True"],
                 ["data.prompt_key=prompt", "LR=0.1", "--tokenizer", "gpt2", "--token", "--lr"],
                 ["--api_key"],
+                ["python", "-u", "x.py"],
+                ["--key", "input_ids"],
+                ["--auth", "none"],
             )
         ),
     ],
@@ -266,6 +274,11 @@ def test_a_url_that_was_taken_for_a_path_shows_no_password() -> None:
 def test_words_of_a_command(words: list[str], shown: list[str]) -> None:
     """Arguments whose names say it; a tokenizer's tokens and a data set's keys are none."""
     assert masked_program(words) == shown and masked_program(shown) == shown
+
+
+def test_a_program_that_prints_its_arguments() -> None:
+    scrub = scrubber({}, ["x.py", "--password", "hunter2", "--pin=1", "bash -c 'A_KEY=sesame1 y'"])
+    assert scrub("args: ['hunter2', 1], sesame1") == "args: ['(hidden)', 1], (hidden)"
 
 
 def test_a_command_keeps_its_secrets_for_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

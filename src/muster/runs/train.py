@@ -252,8 +252,8 @@ def _run(
     job, launch = decided.job, inputs.recipe.launch
     announce(job)
     deadline = time.monotonic() + launch.timeout if launch.timeout else None
-    scrub = scrubber(inputs.env)
     command = inputs.recipe if isinstance(inputs.recipe, CommandRecipe) else None
+    scrub = scrubber(inputs.env, command.command if command else ())
     follow = Follower(job, command.user_format()) if command else None
     per_host = command is not None and command.run.start == "host"
     hang = Watch(
