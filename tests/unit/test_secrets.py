@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from muster.core.errors import RecipeError
+from muster.core.inventory import frozen_inventory
 from muster.core.printable import scrubbed, scrubbed_data
 from muster.core.recipe import recipe_from
 from muster.core.recipes import load_recipe
@@ -27,7 +28,7 @@ from muster.reports.page import report
 from muster.runs.dry_run import dry_run, format_dry_run
 from muster.runs.recorder import Recorder
 from muster.runs.requirements import needed
-from muster.runs.resume import frozen_inventory, frozen_recipe
+from muster.runs.resume import frozen_recipe
 from muster.runs.submit import submit
 from muster.runs.train import Attempt, agree, freeze
 from muster.store import events
@@ -103,7 +104,7 @@ def test_a_resumed_run_has_them_again(
     assert (state.stat().st_mode & 0o777, (state / f"{key}.json").stat().st_mode & 0o777) == (0o700, 0o600)
 
     def again() -> Inputs:
-        return check(frozen_recipe(run), frozen_inventory(run.read_json(run.job)))
+        return check(frozen_recipe(run), frozen_inventory(run.read_json(run.job)["inventory"], "job.json"))
 
     assert (again().env, again().recipe.launch) == (inputs.env, inputs.recipe.launch)
     freeze(run, again(), decided(again()))
@@ -293,11 +294,11 @@ def test_a_command_keeps_its_secrets_for_itself(tmp_path: Path, monkeypatch: pyt
     report(run)
     assert made.orders["local"]["host"]["argv"][-5:] == words
     assert holders(run.path) == {} and "--api_key" in run.report.read_text()
-    again = check(frozen_recipe(run), frozen_inventory(run.read_json(run.job)))
+    again = check(frozen_recipe(run), frozen_inventory(run.read_json(run.job)["inventory"], "job.json"))
     assert again.recipe.as_dict()["command"] == words
     forget(frozen_recipe(run).env_kept)
     with pytest.raises(RecipeError, match="arguments that were not written down"):
-        check(frozen_recipe(run), frozen_inventory(run.read_json(run.job)))
+        check(frozen_recipe(run), frozen_inventory(run.read_json(run.job)["inventory"], "job.json"))
 
 
 @pytest.mark.parametrize("text", ["env=[hunter2]", "env=FOO=hunter2", "env.FOO={a: hunter2}"])

@@ -477,13 +477,12 @@ def freeze(run: RunFolder, inputs: Inputs, decided: Decided) -> None:
         },
     )
     hosts = {host: _recorded(order, shown) for host, order in orders.items()}
-    inventory = inputs.inventory
-    source = {
-        "launcher": inventory.launcher,
-        "source": inventory.source,
-        "hosts": [{"name": host.name, "slots": host.slots} for host in inventory.hosts],
+    written = {
+        **job.as_dict(),
+        "inventory": inputs.inventory.as_dict(),
+        "orders": hosts,
+        ENGINE_CONFIG: config,
     }
-    written = {**job.as_dict(), "inventory": source, "orders": hosts, ENGINE_CONFIG: config}
     write_json(run.job, scrubbed_data(written))
 
 
