@@ -10,7 +10,7 @@ import pytest
 
 from muster.core.job import read_job
 from muster.core.recipe import Train, recipe_from
-from muster.engines.deepspeed.config import fill_auto, given_stage, user_decisions
+from muster.engines.deepspeed.config import fill_auto, given_stage, uncounted, user_decisions
 from muster.inputs.read import read_inputs
 from muster.planner.remedies import hidden_size
 from muster.runs.dry_run import dry_run, open_values
@@ -254,3 +254,18 @@ def test_old_names_of_offloading_are_offloading(
         given.append(dry_run(inputs, RunFolder(tmp_path / str(number))))
     assert given[0]["deepspeed"] == given[1]["deepspeed"]
     assert given[0]["plan"]["memory"] == given[1]["plan"]["memory"]
+
+
+def test_what_no_plan_counts_is_named() -> None:
+    zero = {"stage": 3, "zero_quantized_weights": True, "offload_optimizer": {"device": "cpu", "ratio": 0.3}}
+    config = {
+        "zero_optimization": zero,
+        "data_types": {"grad_accum_dtype": "fp32"},
+        "communication_data_type": "fp32",
+        "bf16": {"enabled": True, "bf16_optimizer_states": False},
+    }
+    assert uncounted(config) == [
+        "data_types.grad_accum_dtype", "communication_data_type", "zero_optimization.zero_quantized_weights",
+        "zero_optimization.offload_optimizer.ratio",
+    ]  # fmt: skip
+    assert uncounted(ALL_AUTO) == []

@@ -300,10 +300,34 @@ def _overruling(config: Mapping[str, Any]) -> Any:
     return section(scheduler, "params").get(name, default)
 
 
+# What changes the type in which master weights, states and sums of gradients are held or sent: section, key.
+_UNCOUNTED = (
+    ("bf16", "bf16_master_weights_and_grads"),
+    ("bf16", "bf16_optimizer_states"),
+    ("fp16", "fp16_master_weights_and_grads"),
+    ("data_types", "grad_accum_dtype"),
+    ("communication_data_type", ""),
+    ("zero_optimization", "zero_quantized_weights"),
+    ("zero_optimization", "zero_quantized_nontrainable_weights"),
+    ("zero_optimization", "zero_quantized_gradients"),
+)
+
+
 def given_config(recipe: Recipe) -> dict[str, Any]:
     """What the user says to DeepSpeed itself: the own file, if any, with engine.options laid over it."""
     engine = recipe.engine
     return _renamed(_lay(read_user_config(engine.config) if engine.config else {}, engine.options))
+
+
+def uncounted(config: Mapping[str, Any]) -> list[str]:
+    """The keys of a configuration that change what ranks hold or send, and that no plan counts."""
+    values = {
+        f"{name}.{key}" if key else name: section(config, name).get(key) if key else config.get(name)
+        for name, key in _UNCOUNTED
+    }
+    offloaded = section(section(config, "zero_optimization"), "offload_optimizer").get("ratio", 1.0)
+    values["zero_optimization.offload_optimizer.ratio"] = offloaded != 1.0
+    return [name for name, value in values.items() if value not in (None, False, "auto")]
 
 
 def _renamed(config: dict[str, Any]) -> dict[str, Any]:
