@@ -56,6 +56,7 @@ _LLAMA_7B = (
     "causal-lm", "model.name=meta-llama/Llama-2-7b-hf", "data.sequence=2048", "precision=bf16",
     "batch.micro=1", "engine.name=ddp", "--on", "a100-80gb:2x1", "lora.rank=8", "lora.targets=all-linear",
 )  # fmt: skip
+_DDP, _OPEN = ("engine.name=ddp", "engine.zero=0"), ("engine.zero=auto", "train.gradient_checkpointing=auto")
 _OPT = (
     "opt-benchmark",
     "model.name=opt-1.3b",
@@ -111,6 +112,56 @@ SETTINGS = {
         "reward.model=facebook/opt-1.3b", "reward.execution=false", "batch.accumulation=4",
         "engine.name=deepspeed", "engine.zero=3",
     ),
+    "no half precision": ("opt-benchmark", "model.name=opt-8m", "batch.tokens=null", "--on", "p100:4"),
+    "on processors beside GPUs": ("opt-benchmark", "launch.device=cpu", *_DDP, "--on", "a100-40gb:2"),
+    "T5 that is too much without activations": ("seq2seq", "model.name=t5-11b", "--on", "a100-40gb:8"),
+    "T5 of which one way is too much already": (
+        "seq2seq", "model.name=t5-11b", "engine.name=deepspeed", "engine.zero=auto", "--on", "a100-80gb:8",
+    ),
+    "ViT, all left open": (
+        "vit-b16-cifar10", "batch.micro=auto", "train.gradient_checkpointing=auto", "--on", "a100-40gb:1",
+    ),
+    "stages of half precision": (
+        "opt-benchmark", "model.name=opt-13b", "precision=fp16", *_OPEN, "--on", "v100-32gb:8x4,100Gbit",
+    ),
+    "stages that offload": (*_OPT, *_OPEN, "engine.offload=optimizer"),
+    "stages that offload all": (*_OPT, *_OPEN, "engine.offload=optimizer+param"),
+    "stages of a model made in shards": (*_OPT, *_OPEN, "model.create=sharded"),
+    "FSDP of one rank that accumulates": (
+        *_OPT[:2], "engine.name=fsdp", "engine.zero=0", "batch.accumulation=4", "batch.tokens=null",
+        "--on", "h100:1",
+    ),
+    "ZeRO-3 in a group of all": (*_OPT, "engine.zero=3", "engine.group=16"),
+    "hosts that make no whole groups": (
+        *_OPT[:2], "engine.zero=3", "engine.group=16", "launch.hosts=auto", "batch.tokens=null",
+        "--on", "a100-80gb:8x4,10Gbit",
+    ),
+    "hosts on a fast network": (
+        "text2sql-t5-small-zero1", "launch.hosts=auto", "batch.micro=32", "--on", "a100-40gb:1x4,200Gbit-ib",
+    ),
+    "hosts of which few do not fit": (
+        "opt-benchmark", "model.name=opt-66b", "engine.zero=3", "launch.hosts=auto",
+        "--on", "a100-80gb:8x4,200Gbit-ib",
+    ),
+    "hosts of which none fits": (
+        "opt-benchmark", "model.name=opt-30b", "engine.zero=0", "launch.hosts=auto",
+        "--on", "v100-16gb:1x3,10Gbit",
+    ),
+    "hosts that do not share a batch": ("digits", "launch.hosts=auto", "--on", "a100-40gb:1x3,400Gbit-ib"),
+    "unlike hosts": ("digits", "precision=fp32", "--on", "rtx-3070:1x3,gtx-1070:1x1,100Gbit"),
+    "unlike hosts, of which the slow one is left out": (
+        "vit-b16-cifar10", "precision=fp32", "launch.hosts=auto", "--on", "rtx-3070:1x3,gtx-1070:1x1,1Gbit",
+    ),
+    "unlike hosts by hand": (
+        "vit-b16-cifar10", "launch.hosts=auto",
+        "--on", "slow{tflops=1,memory=8GB}:1x1,quick{tflops=20,memory=8GB}:1x2,100Gbit",
+    ),
+    "unlike hosts, of which one has a lower limit of power": (
+        "vit-b16-cifar10", "launch.hosts=auto", "precision=bf16", "--on", "l4:1x1,rtx-4080:1x1,1Gbit",
+    ),
+    "unlike hosts, the smallest memory": ("digits", "--on", "rtx-3070:1x1,p100:1x1,10Gbit"),
+    "unlike numbers of devices": ("digits", "--on", "h200:8x2,h200:4x1,nvlink4,400Gbit-ib"),
+    "a link that nobody names": ("text2sql-t5-small", "--on", "a10:1x2"),
     "actor and critic": (
         "ppo", "--on", "h100:8x1", "reward.model=facebook/opt-125m", "engine.name=deepspeed", "engine.zero=2",
     ),
