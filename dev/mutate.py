@@ -39,7 +39,7 @@ ROOMS: dict[str, tuple[Sequence[str], Sequence[str]]] = {
     "decisions": (
         ("planner/decide.py", "planner/ways.py", "core/batch.py"),
         ("tests/golden/test_rooms.py", "tests/golden/test_planned.py", "tests/unit/test_decide.py",
-         "tests/unit/test_sizing.py", "tests/unit/test_choose.py", "tests/unit/test_batch.py"),
+         "tests/unit/test_sizing.py", "tests/unit/test_choose.py"),
     ),
     "memory": (
         ("planner/memory/*.py",),

@@ -160,7 +160,7 @@ SETTINGS = {
         "vit-b16-cifar10", "launch.hosts=auto", "precision=bf16", "--on", "l4:1x1,rtx-4080:1x1,1Gbit",
     ),
     "unlike hosts, the smallest memory": ("digits", "--on", "rtx-3070:1x1,p100:1x1,10Gbit"),
-    "unlike numbers of devices": ("digits", "--on", "h200:8x2,h200:4x1,nvlink4,400Gbit-ib"),
+    "unlike numbers of devices": ("vit-b16-cifar10", "--on", "h200:8x2,h200:4x1,nvlink4,400Gbit-ib"),
     "a link that nobody names": ("text2sql-t5-small", "--on", "a10:1x2"),
     "actor and critic": (
         "ppo", "--on", "h100:8x1", "reward.model=facebook/opt-125m", "engine.name=deepspeed", "engine.zero=2",

@@ -24,6 +24,7 @@ FILES = {
     "fours.yaml": "groups: [4]\njobs: [{recipe: digits}]\n",
     "ds.json": '{"micro_batch_per_gpu": 4}',
     "stage2.json": '{"zero_optimization": {"stage": 2}}',
+    "stage3.json": '{"zero_optimization": {"stage": 3}}',
     "data/train.jsonl": SAMPLE * 3 + "not json\n",
     "one.csv": "question,sql\nq,one\n",
     "two.csv": "question,sql\nq,one\nr,two\n",

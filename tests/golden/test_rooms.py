@@ -62,6 +62,7 @@ from tests.unit.logs import read_log
 
 FOLDER = Path(__file__).parent / "rooms"
 TIMES = ("started", "ended", "run")  # of a bench's job
+LONGEST = 2000  # of an input and of what is made of it
 LEFT_OUT = {"digest", "shapes", "why", "started", "ended"}  # of a job: for this process, or said apart
 RECIPE = {"workload", "precision", "engine", "model", "train", "batch", "data", "env", "launch"}
 
@@ -295,11 +296,30 @@ def benches(
     yield from lines({**document, "gate": made.gate, "left": dict(made.left)})
 
 
+def values(function: str, calls: list[Any]) -> Iterator[str]:
+    """What a function makes of each input, or its error. A call: its arguments, or named ones as well."""
+    module, _, name = function.partition(":")
+    called = getattr(import_module(f"muster.{module}"), name)
+    for call in calls:
+        named = dict(call) if isinstance(call, dict) and "args" in call else {"args": call}
+        try:
+            made = json.dumps(TypeAdapter(Any).dump_python(called(*named.pop("args"), **named)), default=vars)
+            text = json.dumps(json.loads(made, parse_float=significant), ensure_ascii=False)
+        except (MusterError, ValueError) as error:
+            where, hint = (getattr(error, each, None) for each in ("where", "hint"))
+            text = f"{type(error).__name__}: {getattr(error, 'what', error)}; where {where}; hint {hint}"
+        yield f"{json.dumps(call, ensure_ascii=False)[:LONGEST]} -> {text[:LONGEST]}"
+
+
+def significant(figure: str) -> float:
+    return float(f"{float(figure):.{DIGITS}g}")
+
+
 ROOMS: dict[str, Callable[..., Iterator[str]]] = {
     "readings": readings, "findings": findings, "groups": groups, "decided": decided,
     "deepspeed": configured, "recipes": recipes, "samples": samples, "splits": splits,
     "dialogues": dialogues, "results": results, "hangs": hangs, "causes": causes, "hosts": hosts,
-    "profiles": profiles, "benches": benches,
+    "profiles": profiles, "benches": benches, "values": values,
 }  # fmt: skip
 
 

@@ -123,14 +123,9 @@ def test_ranks_on_the_cpu_see_no_gpu_unless_the_recipe_says_so(
 SMALL = ("opt-benchmark", "model.name=opt-8m", "batch.tokens=null")
 
 
-@pytest.mark.parametrize(
-    ("hosts", "device"), [("local:2x1", "cpu"), ("node1,node2", "cpu"), ("node1,node2", "auto")]
-)
-def test_what_no_host_can_hold_is_refused(
-    hosts: str, device: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    more = ["batch.micro=1000000000", f"launch.device={device}"]
-    code, out, err = run(capsys, tmp_path, *SMALL, "--hosts", hosts, *more)
+def test_what_this_machine_cannot_hold_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    more = ["batch.micro=1000000000", "launch.device=cpu"]
+    code, out, err = run(capsys, tmp_path, *SMALL, "--hosts", "local:2x1", *more)
     assert (code, out) == (2, "")
     assert "memory" in err and "would fit" in err
 
@@ -141,21 +136,6 @@ def test_ranks_of_a_host_share_the_most_that_one_can_have(
     more = ["batch.micro=500000", "launch.device=cpu", "engine.name=ddp", "engine.zero=0"]
     assert run(capsys, tmp_path, *SMALL, "--hosts", "node1:1", *more)[0] == 0
     assert run(capsys, tmp_path, *SMALL, "--hosts", "node1:8", *more)[0] == 2
-
-
-def test_a_gpu_that_no_maker_sells_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    argv = [
-        "opt-benchmark",
-        "--hosts",
-        "node1:8",
-        "model.name=opt-66b",
-        "launch.device=cuda",
-        "engine.zero=1",
-    ]
-    code, _, err = run(capsys, tmp_path, *argv)
-    assert code == 2
-    assert "opt-66b needs about" in err
-    assert "engine.zero=3" in err
 
 
 def test_what_the_recipe_leaves_open_may_make_it_fit(

@@ -19,7 +19,6 @@ from muster.store.records import DataFiles
 from muster.workloads.image_classification.batches import ImageBatches, LabelledPixels
 from muster.workloads.image_classification.files import (
     ImageFolders,
-    classes_of,
     find_images,
     image_column,
     label_column,
@@ -230,27 +229,6 @@ def test_usual_names_of_columns() -> None:
     assert label_column("coarse_label", ["coarse_label", "label"], "x") == "coarse_label"
     with pytest.raises(DataError, match=re.escape("has no column 'nothing'")):
         label_column("nothing", ["label"], "x")
-
-
-@pytest.mark.parametrize(
-    ("labels", "names", "number", "expected"),
-    [
-        ([2, 0, 1, 1], None, None, ("0", "1", "2")),
-        ([0, 1, 3], None, None, ("0", "1")),
-        ([0, 1, 3], None, 5, ("0", "1", "2", "3", "4")),
-        ([0], ["a", "b"], 7, ("a", "b")),
-        (["b", "a", None, "b"], None, None, ("a", "b")),
-        ([None], None, None, ()),
-    ],
-)
-def test_classes(labels: list[Any], names: list[str] | None, number: int | None, expected: Any) -> None:
-    classes = classes_of(labels, names, number)
-    assert classes.names == expected
-    for label in labels:
-        found = classes.number(label)
-        assert found is None or 0 <= found < len(expected)
-        if isinstance(label, str):
-            assert found == expected.index(label)
 
 
 def test_the_shipped_recipes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

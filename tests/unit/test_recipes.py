@@ -116,54 +116,6 @@ def test_a_home_folder_of_nobody(tmp_path: Path) -> None:
     assert failure(str(tmp_path / "mine.yaml")).where == "data.path"
 
 
-@pytest.mark.parametrize(
-    ("text", "value"),
-    [
-        ("5e-5", 5e-5),
-        ("1.", 1.0),
-        (".5", 0.5),
-        ("-1.5e+3", -1500.0),
-        ("010", 10),
-        ("0x10", 16),
-        ("0o10", 8),
-        ("-3", -3),
-        ("no", "no"),
-        ("on", "on"),
-        ("true", True),
-        ("null", None),
-        ("~", None),
-        ("12:30", "12:30"),
-        ("1_000", "1_000"),
-        ("2026-01-01", "2026-01-01"),
-        ("0b_", "0b_"),
-        ("[1, a]", [1, "a"]),
-        ("{a: 1}", {"a": 1}),
-        ("^docker,lo", "^docker,lo"),
-        ("a=b", "a=b"),
-        ("*x", "*x"),
-        ("=", "="),
-        ("!!bool maybe", "!!bool maybe"),
-        ("!!timestamp x", "!!timestamp x"),
-        ("!!int x", "!!int x"),
-        ("[" * 5000, "[" * 5000),
-        ("9" * 5000, "9" * 5000),
-        ("!!python/object/apply:os.system [id]", "!!python/object/apply:os.system [id]"),
-    ],
-)
-def test_values_are_yaml_1_2_or_text(text: str, value: Any) -> None:
-    assert parse_override(f"a.b={text}") == {"a": {"b": value}}
-
-
-@pytest.mark.parametrize(
-    "text", ["", "=", "=3", "engine.zero", "engine..zero=3", ".zero=3", "zero.=3", "  =3"]
-)
-def test_not_an_override(text: str) -> None:
-    with pytest.raises(RecipeError) as caught:
-        parse_override(text)
-    assert caught.value.what == "is not a setting"
-    assert caught.value.hint == "write key.sub=value, such as engine.zero=3"
-
-
 @pytest.mark.parametrize("below", [{}, {"data": {"generated": {}}}])
 def test_two_sources_of_data_in_one_place_are_an_error(below: dict[str, Any]) -> None:
     merged = merge(below, {"data": {"name": "a", "path": "b"}}, Recipe)

@@ -171,16 +171,3 @@ def test_what_deepspeed_drops_is_not_shown() -> None:
     """DeepSpeed reads "auto" elsewhere as not given; below stage 3 Transformers fills no prefetch bucket."""
     given = {"zero_optimization": {"stage": 2, "overlap_comm": "auto", "stage3_prefetch_bucket_size": "auto"}}
     assert fill_auto(given, recipe_from({}), 64)["zero_optimization"] == {"stage": 2}
-
-
-@pytest.mark.parametrize(
-    ("config", "width"),
-    [
-        ({"d_model": 32}, 32),
-        ({"hidden_sizes": [8, 64, 16]}, 64),
-        ({"text_config": {"hidden_size": 12}}, 12),
-        ({}, 0),
-    ],
-)
-def test_the_width_of_a_model(config: dict[str, Any], width: int) -> None:
-    assert hidden_size(config) == width
