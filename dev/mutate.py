@@ -50,6 +50,11 @@ ROOMS: dict[str, tuple[Sequence[str], Sequence[str]]] = {
         ("planner/time/*.py",),
         ("tests/golden/test_planned.py", "tests/unit/test_steptime.py", "tests/unit/test_traffic.py"),
     ),
+    "engines": (
+        ("engines/*/spec.py", "engines/spread.py", "engines/states.py", "engines/traffic.py"),
+        ("tests/golden/test_rooms.py", "tests/unit/test_engines.py", "tests/unit/test_states*.py",
+         "tests/unit/test_traffic.py"),
+    ),
     "deepspeed": (
         ("engines/deepspeed/config.py",),
         ("tests/golden/test_rooms.py", "tests/unit/test_zero*.py"),

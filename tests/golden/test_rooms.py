@@ -40,8 +40,10 @@ from muster.core.kineto import summarize
 from muster.core.recipe import Recipe, recipe_from
 from muster.core.recipes import load_recipe
 from muster.core.state import State
+from muster.core.trace import Parameter
 from muster.dialogues.rows import Wanted, dialogue_of
 from muster.engines.deepspeed import config as deepspeed
+from muster.engines.spread import ModelSpread
 from muster.fleet.cause import judge_outcome
 from muster.fleet.messages import ProbeAnswer, RankProbe
 from muster.fleet.standing import RankState
@@ -49,6 +51,8 @@ from muster.fleet.standing import judge as judge_hang
 from muster.fleet.supervisor import Outcome
 from muster.judging import Baseline, Class
 from muster.planner.decide import Decided
+from muster.planner.memory.states import states
+from muster.planner.time.steptime import traffic_of
 from muster.readers._user import PLACES, Expression, UserFormat
 from muster.results.fold import fold, make_result
 from muster.store.events import Done, parse_event
@@ -296,6 +300,30 @@ def benches(
     yield from lines({**document, "gate": made.gate, "left": dict(made.left)})
 
 
+def spreads(model: str, ranks: int = 5, **fields: Any) -> Iterator[str]:
+    """What ranks hold of a small model, the fullest one and the last one, and what they exchange."""
+    tensors = tuple(
+        Parameter(name, tuple(shape), trained, unit) for name, shape, trained, unit in inputs("models")[model]
+    )
+    spread = ModelSpread(ranks=ranks, **fields)
+    for rank in (None, ranks - 1):
+        whose = "most" if rank is None else "the last rank"
+        yield f"{whose}: {unlike_defaults(states(spread, tensors, rank))}"
+    traffic = traffic_of(tensors, spread)
+    for name in ("early", "last"):
+        passes = getattr(traffic, name)
+        for way, segments in (("forward", passes.forward), ("backward", passes.backward)):
+            for each in segments:
+                calls = "; ".join(f"{kind} {called(each, kind)}" for kind in ("gathers", "reduces"))
+                yield f"{name} {way} {each.share:.{DIGITS}g}: {calls}"
+    hides = f"gathers hide {traffic.gathers_hide}, reduces hide {traffic.reduces_hide}"
+    yield f"step: {called(traffic, 'step')}; {traffic.micro_steps} micro-steps; {hides}"
+
+
+def called(of: Any, name: str) -> list[tuple[Any, ...]]:
+    return [astuple(call) for call in getattr(of, name)]
+
+
 def values(function: str, calls: list[Any]) -> Iterator[str]:
     """What a function makes of each input, or its error. A call: its arguments, or named ones as well."""
     module, _, name = function.partition(":")
@@ -320,6 +348,7 @@ ROOMS: dict[str, Callable[..., Iterator[str]]] = {
     "deepspeed": configured, "recipes": recipes, "samples": samples, "splits": splits,
     "dialogues": dialogues, "results": results, "hangs": hangs, "causes": causes, "hosts": hosts,
     "profiles": profiles, "benches": benches, "values": values,
+    "spreads": spreads,
 }  # fmt: skip
 
 
