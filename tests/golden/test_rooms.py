@@ -192,7 +192,7 @@ def files(workload: str, path: str, *named: str, data: Any = None) -> Iterator[s
         try:
             asked.check_data(place, {})
         except DataError as error:
-            yield f"{error.where}: {error.what}; hint: {error.hint}"
+            yield f"{error.where}: {own_words(error)}; hint: {error.hint}"
 
 
 def configured(ask: str, *given: Any, **recipe: Any) -> Iterator[str]:
@@ -398,6 +398,11 @@ ROOMS: dict[str, Callable[..., Iterator[str]]] = {
 }  # fmt: skip
 
 
+def own_words(error: MusterError) -> str:
+    """What is wrong, without what a parser says of it."""
+    return re.sub("(is not JSON|is not valid YAML): .*", r"\1", error.what, flags=re.DOTALL)
+
+
 def outcome(room: str, case: str) -> str:
     """What the room makes of a case's input, or the error that it raises."""
     given = written(inputs(room)[case])
@@ -405,9 +410,7 @@ def outcome(room: str, case: str) -> str:
     try:
         return "".join(f"{line}\n" for line in ROOMS[room](*args, **more)) or "nothing\n"
     except MusterError as error:
-        what = re.sub(
-            "(is not JSON|is not valid YAML): .*", r"\1", error.what, flags=re.DOTALL
-        )  # a parser's own
+        what = own_words(error)
         place = f"{error.where}; host {error.host}; failure {error.failure}"
         return f"{type(error).__name__}: {what}\nwhere: {place}\nhint: {error.hint}\n"
     finally:

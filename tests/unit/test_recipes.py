@@ -13,7 +13,7 @@ from pydantic import BaseModel
 
 from muster.core.batch import Batch
 from muster.core.errors import RecipeError
-from muster.core.recipe import Recipe, recipe_class, recipe_classes, recipe_from
+from muster.core.recipe import Recipe, recipe_classes, recipe_from
 from muster.core.recipes import (
     _section,
     anchored,
@@ -40,12 +40,6 @@ def failure(source: str, *overrides: str) -> RecipeError:
     with pytest.raises(RecipeError) as caught:
         load_recipe(source, overrides)
     return caught.value
-
-
-@pytest.mark.parametrize("name", sorted(shipped_recipes()))
-def test_every_shipped_recipe_loads(name: str) -> None:
-    recipe = load_recipe(name)
-    assert type(recipe) is recipe_class(recipe.workload)
 
 
 def test_where_a_recipe_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
