@@ -43,7 +43,6 @@ def model(*, adapters: bool = False) -> tuple[Parameter, ...]:
 
 MODEL = model()
 PSI = sum(p.numel for p in MODEL)
-SMALL = LAYERS * WIDTH  # in norms
 
 
 def moved(traffic: Traffic, operation: str) -> int:
