@@ -80,8 +80,8 @@ TIMES = ("started", "ended", "run")  # of a bench's job
 LONGEST = 2000  # of an input and of what is made of it
 LEFT_OUT = {"digest", "shapes", "why", "started", "ended"}  # of a job: for this process, or said apart
 RECIPE = {
-    "workload", "precision", "engine", "model", "train", "batch", "data", "env", "launch", "lora", "loss_scale",
-    "generation", "reward", "ppo", "grpo", "dpo", "rloo", "checkpoint", "evaluate",
+    "workload", "precision", "engine", "model", "train", "batch", "data", "env", "launch", "lora",
+    "loss_scale", "generation", "reward", "ppo", "grpo", "dpo", "rloo", "checkpoint", "evaluate",
 }  # fmt: skip
 
 
