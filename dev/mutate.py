@@ -39,7 +39,7 @@ ROOMS: dict[str, tuple[Sequence[str], Sequence[str]]] = {
     "decisions": (
         ("planner/decide.py", "planner/ways.py", "core/batch.py"),
         ("tests/golden/test_rooms.py", "tests/golden/test_planned.py", "tests/unit/test_decide.py",
-         "tests/unit/test_sizing.py", "tests/unit/test_choose.py", "tests/unit/test_batch.py"),
+         "tests/unit/test_sizing.py", "tests/unit/test_choose.py"),
     ),
     "memory": (
         ("planner/memory/*.py",),
@@ -49,6 +49,11 @@ ROOMS: dict[str, tuple[Sequence[str], Sequence[str]]] = {
     "time": (
         ("planner/time/*.py",),
         ("tests/golden/test_planned.py", "tests/unit/test_steptime.py", "tests/unit/test_traffic.py"),
+    ),
+    "engines": (
+        ("engines/*/spec.py", "engines/spread.py", "engines/states.py", "engines/traffic.py"),
+        ("tests/golden/test_rooms.py", "tests/unit/test_engines.py", "tests/unit/test_states*.py",
+         "tests/unit/test_traffic.py"),
     ),
     "deepspeed": (
         ("engines/deepspeed/config.py",),
@@ -65,8 +70,9 @@ ROOMS: dict[str, tuple[Sequence[str], Sequence[str]]] = {
     ),
     "results": (
         ("results/*.py",),
-        ("tests/golden/test_folded.py", "tests/golden/test_shown.py", "tests/unit/test_fold*.py",
-         "tests/unit/test_stragglers.py"),
+        ("tests/golden/test_folded.py", "tests/golden/test_shown.py", "tests/golden/test_rooms.py",
+         "tests/golden/test_planned.py", "tests/unit/test_fold*.py", "tests/unit/test_stragglers.py",
+         "tests/unit/test_metrics.py", "tests/unit/test_flops.py"),
     ),
 }  # fmt: skip
 

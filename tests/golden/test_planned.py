@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import lzma
 import os
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -23,13 +24,26 @@ from muster.core.recipes import shipped_pipelines, shipped_recipes
 from muster.core.trace import Trace, TraceRequest, from_json, to_json
 from muster.fleet.shell import Shell
 from muster.planner import tracing
-from tests.golden.documents import Documents, lines, muster, rounded
+from tests.golden.documents import Documents, lines, muster, rounded, workplace
 
 MACHINES = ("h100:8x2,400Gbit-ib", "a10:1x1", "v100-32gb:4x3,10Gbit")
 RECORDED = Path(__file__).parent / "traces.json.xz"
 DIGITS = 4  # significant ones of a figure
 # Sentences: what they say stands in the figures, and some pages hold all of them (PRINTED).
 WORDS = frozenset(("schema_version", "why", "notes", "assumed", "speaks_for", "order", "sentence", "data"))
+
+
+def _rows(count: int, first: int = 0) -> str:
+    """A table of pairs."""
+    pairs = (f"how many {number}?,select {number} from t\n" for number in range(first, first + count))
+    return "".join(("question,sql\n", *pairs))
+
+
+def _lines(count: int, **fields: Any) -> str:
+    """Rows as JSON, whose texts have their number."""
+    rows = ({name: str(value).format(number) for name, value in fields.items()} for number in range(count))
+    return "".join(json.dumps(row) + "\n" for row in rows)
+
 
 # Planned by a trace.
 TRACED = {
@@ -56,6 +70,7 @@ _LLAMA_7B = (
     "causal-lm", "model.name=meta-llama/Llama-2-7b-hf", "data.sequence=2048", "precision=bf16",
     "batch.micro=1", "engine.name=ddp", "--on", "a100-80gb:2x1", "lora.rank=8", "lora.targets=all-linear",
 )  # fmt: skip
+_DDP, _OPEN = ("engine.name=ddp", "engine.zero=0"), ("engine.zero=auto", "train.gradient_checkpointing=auto")
 _OPT = (
     "opt-benchmark",
     "model.name=opt-1.3b",
@@ -111,6 +126,56 @@ SETTINGS = {
         "reward.model=facebook/opt-1.3b", "reward.execution=false", "batch.accumulation=4",
         "engine.name=deepspeed", "engine.zero=3",
     ),
+    "no half precision": ("opt-benchmark", "model.name=opt-8m", "batch.tokens=null", "--on", "p100:4"),
+    "on processors beside GPUs": ("opt-benchmark", "launch.device=cpu", *_DDP, "--on", "a100-40gb:2"),
+    "T5 that is too much without activations": ("seq2seq", "model.name=t5-11b", "--on", "a100-40gb:8"),
+    "T5 of which one way is too much already": (
+        "seq2seq", "model.name=t5-11b", "engine.name=deepspeed", "engine.zero=auto", "--on", "a100-80gb:8",
+    ),
+    "ViT, all left open": (
+        "vit-b16-cifar10", "batch.micro=auto", "train.gradient_checkpointing=auto", "--on", "a100-40gb:1",
+    ),
+    "stages of half precision": (
+        "opt-benchmark", "model.name=opt-13b", "precision=fp16", *_OPEN, "--on", "v100-32gb:8x4,100Gbit",
+    ),
+    "stages that offload": (*_OPT, *_OPEN, "engine.offload=optimizer"),
+    "stages that offload all": (*_OPT, *_OPEN, "engine.offload=optimizer+param"),
+    "stages of a model made in shards": (*_OPT, *_OPEN, "model.create=sharded"),
+    "FSDP of one rank that accumulates": (
+        *_OPT[:2], "engine.name=fsdp", "engine.zero=0", "batch.accumulation=4", "batch.tokens=null",
+        "--on", "h100:1",
+    ),
+    "ZeRO-3 in a group of all": (*_OPT, "engine.zero=3", "engine.group=16"),
+    "hosts that make no whole groups": (
+        *_OPT[:2], "engine.zero=3", "engine.group=16", "launch.hosts=auto", "batch.tokens=null",
+        "--on", "a100-80gb:8x4,10Gbit",
+    ),
+    "hosts on a fast network": (
+        "text2sql-t5-small-zero1", "launch.hosts=auto", "batch.micro=32", "--on", "a100-40gb:1x4,200Gbit-ib",
+    ),
+    "hosts of which few do not fit": (
+        "opt-benchmark", "model.name=opt-66b", "engine.zero=3", "launch.hosts=auto",
+        "--on", "a100-80gb:8x4,200Gbit-ib",
+    ),
+    "hosts of which none fits": (
+        "opt-benchmark", "model.name=opt-30b", "engine.zero=0", "launch.hosts=auto",
+        "--on", "v100-16gb:1x3,10Gbit",
+    ),
+    "hosts that do not share a batch": ("digits", "launch.hosts=auto", "--on", "a100-40gb:1x3,400Gbit-ib"),
+    "unlike hosts": ("digits", "precision=fp32", "--on", "rtx-3070:1x3,gtx-1070:1x1,100Gbit"),
+    "unlike hosts, of which the slow one is left out": (
+        "vit-b16-cifar10", "precision=fp32", "launch.hosts=auto", "--on", "rtx-3070:1x3,gtx-1070:1x1,1Gbit",
+    ),
+    "unlike hosts by hand": (
+        "vit-b16-cifar10", "launch.hosts=auto",
+        "--on", "slow{tflops=1,memory=8GB}:1x1,quick{tflops=20,memory=8GB}:1x2,100Gbit",
+    ),
+    "unlike hosts, of which one has a lower limit of power": (
+        "vit-b16-cifar10", "launch.hosts=auto", "precision=bf16", "--on", "l4:1x1,rtx-4080:1x1,1Gbit",
+    ),
+    "unlike hosts, the smallest memory": ("digits", "--on", "rtx-3070:1x1,p100:1x1,10Gbit"),
+    "unlike numbers of devices": ("vit-b16-cifar10", "--on", "h200:8x2,h200:4x1,nvlink4,400Gbit-ib"),
+    "a link that nobody names": ("text2sql-t5-small", "--on", "a10:1x2"),
     "actor and critic": (
         "ppo", "--on", "h100:8x1", "reward.model=facebook/opt-125m", "engine.name=deepspeed", "engine.zero=2",
     ),
@@ -147,6 +212,50 @@ PRINTED = {
     "a pipeline": ("rlhf-demo", "--on", "h100:1x1"),
     "nothing trains": ("fabric", "--on", "h100:1x1"),
     "no such device": ("demo", "--on", "h1000:1x1"),
+}  # fmt: skip
+# What `train --dry-run` says of hosts that nobody asks, in a folder with these files.
+_ON, _PAIRS = ("--hosts", "node1:4,node2:2,node3:2"), "seq2seq"
+DRY_FILES = {
+    "fp16.json": '{"fp16": {"enabled": true}, "zero_optimization": {"stage": 1}}',
+    "texts/a.txt": "how many?\n" * 800, "texts/valid.txt": "how few?\n" * 800, "texts/test.txt": "none\n",
+    "parts/train.csv": _rows(50), "parts/dev.csv": _rows(50, 50), "one/train.csv": _rows(50),
+    "scored.jsonl": _lines(40, prompt="p{}", answer="x", score=1),
+    "pairs.jsonl": _lines(300, question="say {}", sql="SELECT {}"),
+    "mine.yaml": "inherit: seq2seq\ntrain: {epochs: 2, beta2: 0.9}\nbatch: {accumulation: 3}\n",
+}  # fmt: skip
+DRY = {
+    "OPT's published settings": ("s1-opt-350m", *_ON),
+    "fp16 needs GPUs": ("gpt2-micro", *_ON, "precision=fp16"),
+    "fp16 of data that lie there": ("causal-lm", *_ON, "precision=fp16", "data.path=/data/there"),
+    "GPUs that are asked for": ("demo", *_ON, "launch.device=cuda"),
+    "a user's file says fp16": ("gpt2-micro", *_ON, "engine.name=deepspeed", "engine.config=fp16.json"),
+    "what is left open makes it fit": (
+        "opt-benchmark", "--hosts", "node[1-8]:8", "model.name=opt-30b", "launch.device=cuda",
+        "precision=bf16", "engine.zero=auto",
+    ),
+    "a port": ("demo", *_ON, "launch.port=4711"),
+    "trackers": ("digits", "--hosts", "node1", "measure.report_to=[wandb,mlflow]"),
+    "texts with a held-out part": ("causal-lm", *_ON, "data.path=texts"),
+    "pairs with a held-out part": ("demo", *_ON, "data.path=parts"),
+    "pairs of which some are held out": ("demo", *_ON, "data.path=one"),
+    "a mix": ("sft", *_ON, 'data.mix=[{"path": "/data/ours"}, {"path": "/data/theirs"}]'),
+    "what is trained how": (
+        "sft", "--hosts", "node[1-2]:1", "data.path=scored.jsonl", "batch.micro=4", "train.epochs=3",
+        "train.weight_decay=0.1",
+    ),
+    "settings that a recipe inherits": ("mine.yaml", *_ON),
+    "settings of the command line": (_PAIRS, *_ON, "train.epochs=2", "train.beta2=0.9"),
+    "settings as shipped": (_PAIRS, *_ON),
+    "a warm-up of more than all steps": (
+        "demo", "--hosts", "node1:2", "train.warmup=2000", "train.max_steps=6",
+    ),
+    "a warm-up of more than an epoch": (
+        _PAIRS, "--hosts", "node1:2", "data.path=pairs.jsonl", "train.max_steps=null", "train.warmup=30",
+        "data.validation_fraction=0.1",
+    ),
+    "a warm-up that scales with the steps": (
+        _PAIRS, "--hosts", "node1:2", "data.path=pairs.jsonl", "train.max_steps=6",
+    ),
 }  # fmt: skip
 
 
@@ -202,12 +311,31 @@ def by_traces(case: str) -> str:
         return planned(*TRACED[case])
 
 
+def dry_run(case: str) -> str:
+    """What would be trained how, and what hosts are taken for; without the order and the sums."""
+    place = workplace() / "dry"
+    for name, text in DRY_FILES.items():
+        (place / name).parent.mkdir(parents=True, exist_ok=True)
+        (place / name).write_text(text, encoding="utf-8")
+    with mock.patch("muster.planner.plan.tracer", lambda *_: None):  # as with --quick
+        told = muster("train", *DRY[case], "--dry-run", "--json", place=place)
+    found = json.loads(told.out)
+    plan = found["plan"]
+    found = {key: found[key] for key in ("device", "precision", "world_size", "data", "assumed", "decisions")}
+    found |= {"plan": {key: plan[key] for key in ("engine", "training", "data", "notes") if key in plan}}
+    found |= {"memory": {key: plan["memory"][key] for key in ("basis", "lacking")}}
+    found["decisions"] = [f"{each['field']}={each['value']}: {each['why']}" for each in found["decisions"]]
+    text = told.behind("".join(f"{line}\n" for line in lines(rounded(found, DIGITS))))
+    return re.sub(r"/runs/[\w-]+", "/runs/{new}", text)
+
+
 RECIPES = [name for name in sorted(shipped_recipes()) if name != "fabric"]  # it trains nothing
 CASES = tuple(f"{name} on {each}" for name in [*RECIPES, *sorted(shipped_pipelines())] for each in MACHINES)
 DOCUMENTS = [
     Documents("plans", CASES, by_formulas),
     Documents("plans-of-settings", tuple(SETTINGS), lambda case: planned(*SETTINGS[case], "--quick")),
     Documents("traced-plans", tuple(TRACED), by_traces),
+    Documents("dry-runs", tuple(DRY), dry_run),
     Documents("printed-plans", tuple(PRINTED), lambda case: str(muster("plan", *PRINTED[case], "--quick"))),
 ]
 ALL = [(document, case) for document in DOCUMENTS for case in document.cases]

@@ -23,6 +23,8 @@ FILES = {
     "spelling.yaml": "workload: spelling\n",
     "fours.yaml": "groups: [4]\njobs: [{recipe: digits}]\n",
     "ds.json": '{"micro_batch_per_gpu": 4}',
+    "stage2.json": '{"zero_optimization": {"stage": 2}}',
+    "stage3.json": '{"zero_optimization": {"stage": 3}}',
     "data/train.jsonl": SAMPLE * 3 + "not json\n",
     "one.csv": "question,sql\nq,one\n",
     "two.csv": "question,sql\nq,one\nr,two\n",

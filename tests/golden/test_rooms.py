@@ -32,7 +32,7 @@ from muster.checks.base import Finding, Level, Transport
 from muster.checks.families.fabric import judge_group
 from muster.checks.registry import family_of
 from muster.core.batch import Batch
-from muster.core.errors import MusterError
+from muster.core.errors import DataError, MusterError
 from muster.core.inventory import parse_hostfile, parse_hosts, read_inventory
 from muster.core.job import Placement, read_job
 from muster.core.kineto import read as read_trace
@@ -40,8 +40,11 @@ from muster.core.kineto import summarize
 from muster.core.recipe import Recipe, recipe_from
 from muster.core.recipes import load_recipe
 from muster.core.state import State
+from muster.core.trace import Parameter
+from muster.core.workload import Drawing, Lengths
 from muster.dialogues.rows import Wanted, dialogue_of
 from muster.engines.deepspeed import config as deepspeed
+from muster.engines.spread import ModelSpread
 from muster.fleet.cause import judge_outcome
 from muster.fleet.messages import ProbeAnswer, RankProbe
 from muster.fleet.standing import RankState
@@ -49,10 +52,22 @@ from muster.fleet.standing import judge as judge_hang
 from muster.fleet.supervisor import Outcome
 from muster.judging import Baseline, Class
 from muster.planner.decide import Decided
+from muster.planner.memory.activations import (
+    Kept,
+    activation_bytes,
+    drawing_bytes,
+    fused_bytes,
+    logit_bytes,
+    tile_bytes,
+)
+from muster.planner.memory.states import states
+from muster.planner.time.steptime import traffic_of
 from muster.readers._user import PLACES, Expression, UserFormat
 from muster.results.fold import fold, make_result
 from muster.store.events import Done, parse_event
 from muster.store.records import Splits, find_data
+from muster.workloads.causal_lm.texts import find_texts
+from muster.workloads.image_classification.files import find_images
 from muster.workloads.seq2seq.spec import read_pairs
 from muster.workloads.text2sql.spec import TextToSqlData
 from tests.golden.documents import DIGITS, Documents, lines, rounded, workplace
@@ -62,8 +77,12 @@ from tests.unit.logs import read_log
 
 FOLDER = Path(__file__).parent / "rooms"
 TIMES = ("started", "ended", "run")  # of a bench's job
+LONGEST = 2000  # of an input and of what is made of it
 LEFT_OUT = {"digest", "shapes", "why", "started", "ended"}  # of a job: for this process, or said apart
-RECIPE = {"workload", "precision", "engine", "model", "train", "batch", "data", "env", "launch"}
+RECIPE = {
+    "workload", "precision", "engine", "model", "train", "batch", "data", "env", "launch", "lora",
+    "loss_scale", "generation", "reward", "ppo", "grpo", "dpo", "rloo", "checkpoint", "evaluate",
+}  # fmt: skip
 
 
 @lru_cache
@@ -160,6 +179,23 @@ def decided(hosts: str, facts: Any, recipe: Any, one_machine: bool = False) -> I
     """A recipe as it is decided on hosts. `recipe`: its fields, or a shipped one and overrides."""
     asked = load_recipe(recipe[0], recipe[1:]) if isinstance(recipe, list) else recipe_from(recipe)
     yield from decisions(on_hosts(asked, parse_hosts(hosts), facts, one_machine=one_machine))
+
+
+def files(workload: str, path: str, *named: str, data: Any = None) -> Iterator[str]:
+    """Which of a folder's files, or those that are named in it, are for what; and the fault that is found."""
+    parts = {"causal-lm": find_texts, "image-classification": find_images}[workload]
+    for place in (Path(path, each) for each in named or [""]):
+        found = parts(place)
+        for name in ("names", "train", "validation", "held_out", "unused"):
+            if each := getattr(found, name, None):
+                yield f"{name}: {str(list(each)).replace(path, '').replace('PosixPath', '')}"
+        if any(file.suffix == ".parquet" for file in place.rglob("*")):
+            continue  # of which their reader says what is wrong
+        asked = recipe_from({"workload": workload, "data": {"path": str(place), **(data or {})}})
+        try:
+            asked.check_data(place, {})
+        except DataError as error:
+            yield f"{error.where}: {own_words(error)}; hint: {error.hint}"
 
 
 def configured(ask: str, *given: Any, **recipe: Any) -> Iterator[str]:
@@ -295,12 +331,79 @@ def benches(
     yield from lines({**document, "gate": made.gate, "left": dict(made.left)})
 
 
+def spreads(model: str, ranks: int = 5, **fields: Any) -> Iterator[str]:
+    """What ranks hold of a small model, the fullest one and the last one, and what they exchange."""
+    tensors = tuple(
+        Parameter(name, tuple(shape), trained, unit) for name, shape, trained, unit in inputs("models")[model]
+    )
+    spread = ModelSpread(ranks=ranks, **fields)
+    for rank in (None, ranks - 1):
+        whose = "most" if rank is None else "the last rank"
+        yield f"{whose}: {unlike_defaults(states(spread, tensors, rank))}"
+    traffic = traffic_of(tensors, spread)
+    for name in ("early", "last"):
+        passes = getattr(traffic, name)
+        for way, segments in (("forward", passes.forward), ("backward", passes.backward)):
+            for each in segments:
+                calls = "; ".join(f"{kind} {called(each, kind)}" for kind in ("gathers", "reduces"))
+                yield f"{name} {way} {each.share:.{DIGITS}g}: {calls}"
+    hides = f"gathers hide {traffic.gathers_hide}, reduces hide {traffic.reduces_hide}"
+    yield f"step: {called(traffic, 'step')}; {traffic.micro_steps} micro-steps; {hides}"
+
+
+def called(of: Any, name: str) -> list[tuple[Any, ...]]:
+    return [astuple(call) for call in getattr(of, name)]
+
+
+KEPT = {
+    "fp32": Kept(4), "fp32 on a CPU, probabilities kept": Kept(4, fused=False, mask=4), "half": Kept(2),
+    "half, probabilities kept": Kept(2, fused=False), "mixed": Kept(2, mixed=True),
+    "mixed, probabilities kept": Kept(2, mixed=True, fused=False), "compiled": Kept(2, compiled=True),
+}  # fmt: skip
+
+
+def activations(config: dict[str, Any]) -> Iterator[str]:
+    """Bytes that a small model keeps for its backward pass, by formula, and of its output and its answers."""
+    lengths, drawing, rows = Lengths(9), Drawing(prompt=5, answer=4, at_once=True), 18
+    for name, kept in KEPT.items():
+        layers = [activation_bytes(config, lengths, kept, checkpointing=again) for again in (False, True)]
+        output = logit_bytes(config, lengths, kept), fused_bytes(config, rows, kept, "cuda", True)
+        tiles = [tile_bytes(config, rows, kept, device) for device in ("cuda", "cpu")]
+        drawn = list(drawing_bytes(config, drawing, 2, kept).values())
+        yield f"{name}: layers {layers}, output {output}, tiles {tiles}, drawn {drawn}"
+
+
+def values(function: str, calls: list[Any]) -> Iterator[str]:
+    """What a function makes of each input, or its error. A call: its arguments, or named ones as well."""
+    module, _, name = function.partition(":")
+    called = getattr(import_module(f"muster.{module}"), name)
+    for call in calls:
+        named = dict(call) if isinstance(call, dict) and "args" in call else {"args": call}
+        try:
+            made = json.dumps(TypeAdapter(Any).dump_python(called(*named.pop("args"), **named)), default=vars)
+            text = json.dumps(json.loads(made, parse_float=significant), ensure_ascii=False)
+        except (MusterError, ValueError) as error:
+            where, hint = (getattr(error, each, None) for each in ("where", "hint"))
+            text = f"{type(error).__name__}: {getattr(error, 'what', error)}; where {where}; hint {hint}"
+        yield f"{json.dumps(call, ensure_ascii=False)[:LONGEST]} -> {text[:LONGEST]}"
+
+
+def significant(figure: str) -> float:
+    return float(f"{float(figure):.{DIGITS}g}")
+
+
 ROOMS: dict[str, Callable[..., Iterator[str]]] = {
     "readings": readings, "findings": findings, "groups": groups, "decided": decided,
     "deepspeed": configured, "recipes": recipes, "samples": samples, "splits": splits,
     "dialogues": dialogues, "results": results, "hangs": hangs, "causes": causes, "hosts": hosts,
-    "profiles": profiles, "benches": benches,
+    "profiles": profiles, "benches": benches, "values": values,
+    "spreads": spreads, "activations": activations, "files": files,
 }  # fmt: skip
+
+
+def own_words(error: MusterError) -> str:
+    """What is wrong, without what a parser says of it."""
+    return re.sub("(is not JSON|is not valid YAML): .*", r"\1", error.what, flags=re.DOTALL)
 
 
 def outcome(room: str, case: str) -> str:
@@ -310,9 +413,7 @@ def outcome(room: str, case: str) -> str:
     try:
         return "".join(f"{line}\n" for line in ROOMS[room](*args, **more)) or "nothing\n"
     except MusterError as error:
-        what = re.sub(
-            "(is not JSON|is not valid YAML): .*", r"\1", error.what, flags=re.DOTALL
-        )  # a parser's own
+        what = own_words(error)
         place = f"{error.where}; host {error.host}; failure {error.failure}"
         return f"{type(error).__name__}: {what}\nwhere: {place}\nhint: {error.hint}\n"
     finally:

@@ -15,8 +15,8 @@ import pytest
 
 from muster.checks.families.disk import checkpoint_bytes
 from muster.core import families
-from muster.core.checkpoints import UNKNOWN, bytes_needed, due, most_on_disk, scheduled
-from muster.core.errors import RecipeError, UsageError
+from muster.core.checkpoints import UNKNOWN, bytes_needed, due, scheduled
+from muster.core.errors import UsageError
 from muster.core.recipe import recipe_from
 from muster.core.recipes import load_recipe
 from muster.runs.checkpoints import Start, WantedCheckpoint, choose
@@ -48,59 +48,12 @@ def test_the_number_is_that_of_the_steps(schedule: Any, last: int) -> None:
     assert scheduled(schedule, last) == len(steps(schedule, last))
 
 
-@pytest.mark.parametrize(
-    ("text", "what"),
-    [
-        ("[]", "an empty list is not a schedule"),
-        ("[[50, null], [100, 200]]", "nothing can come after it"),
-        ("[[50, 500], [100, 500]]", r"\[100, 500\] ends at step 500, and the pair before it at 500"),
-        ("[[50, 500], [100, 400]]", r"\[100, 400\] ends at step 400"),
-        ("[[600, 500]]", "steps 1 to 500 hold no multiple of 600"),
-        ("[[50, 500], [1000, 900]]", "steps 501 to 900 hold no multiple of 1000"),
-        ("[50, 500]", "50 is not a pair"),
-        ("[[50]]", r"\[50\] is not a pair"),
-        ("[[50, 500, 5]]", "is not a pair"),
-        ("[[0, 500]]", "is not a pair"),
-        ("[[50, -1]]", "is not a pair"),
-        ("[[true, 500]]", "is not a pair"),
-        ("[[2.5, 500]]", "is not a pair"),
-        ("[[null, 500]]", "is not a pair"),
-        ("0", "greater than or equal to 1"),
-    ],
-)
-def test_what_is_no_schedule_is_refused(text: str, what: str) -> None:
-    with pytest.raises(RecipeError, match=what) as caught:
-        load_recipe("demo", [f"checkpoint.every={text}"])
-    assert "checkpoint.every" in str(caught.value)
-
-
 def test_a_recipe_keeps_its_schedule(tmp_path: Path) -> None:
     """From the command line, through the frozen file, to the rank."""
     recipe = load_recipe("demo", ["checkpoint.every=[[50, 500], [1000, null]]", "checkpoint.keep=all"])
     assert recipe.checkpoint.every == [(50, 500), (1000, None)]
     frozen = recipe_from(json.loads(json.dumps(recipe.as_dict())))
     assert frozen.checkpoint == recipe.checkpoint
-    with pytest.raises(RecipeError, match=r"checkpoint.keep"):
-        load_recipe("demo", ["checkpoint.keep=some"])
-
-
-@pytest.mark.parametrize(
-    ("schedule", "keep", "max_steps", "most"),
-    [
-        (None, 2, 1000, 0),
-        (10, 2, None, 3),  # a new one is whole before an old one goes
-        (10, 2, 1000, 3),
-        (10, 5, 25, 3),  # 10, 20 and the last step
-        (10, 5, 20, 2),
-        (10, "all", 1000, 100),
-        (10, "all", 1005, 101),
-        (10, "all", None, None),
-        (MISTRAL, "all", 400_000, 10 + 15 + 398),
-        ([(2, 4), (3, 9)], "all", None, 5),  # the schedule ends; and the last step
-    ],
-)
-def test_how_many_lie_on_a_disk(schedule: Any, keep: Any, max_steps: int | None, most: int | None) -> None:
-    assert most_on_disk(schedule, keep, max_steps) == most
 
 
 def test_the_room_for_them() -> None:

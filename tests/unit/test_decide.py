@@ -7,39 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from muster.core import families
 from muster.core.errors import RecipeError, UsageError
 from muster.core.loss_parts import part_rows
 from muster.core.recipe import recipe_from
 from muster.inputs.model import parameters
 from muster.runs.requirements import check_disk, disk_needed
-
-
-@pytest.mark.parametrize(
-    ("name", "count"),
-    [
-        ("t5-small", 60_506_624),
-        ("google-t5/t5-small", 60_506_624),
-        ("t5-base", 222_903_552),
-        ("t5-large", 737_668_096),
-        ("t5-3b", 2_851_598_336),
-    ],
-)
-def test_parameters_of_the_published_sizes(name: str, count: int) -> None:
-    assert parameters(recipe_from({"model": {"name": name}})) == count
-
-
-def test_parameters_of_a_gated_decoder_of_another_depth() -> None:
-    """Whatever it says of its embeddings: Transformers ties them."""
-    config = {
-        "model_type": "t5", "d_model": 4, "d_kv": 3, "d_ff": 5, "num_heads": 2, "num_layers": 1,
-        "num_decoder_layers": 2, "vocab_size": 7, "feed_forward_proj": "gated-gelu",
-        "tie_word_embeddings": False, "relative_attention_num_buckets": 8,
-    }  # fmt: skip
-    attention, feed_forward, norm = 4 * 4 * 6, 3 * 4 * 5, 4
-    encoder = (attention + norm) + (feed_forward + norm) + norm
-    decoder = 2 * (2 * (attention + norm) + (feed_forward + norm)) + norm
-    assert families.parameters(config) == encoder + decoder + 2 * (8 * 2) + 7 * 4
 
 
 def test_parameters_come_from_a_local_folder(tmp_path: Path) -> None:

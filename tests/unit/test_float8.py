@@ -28,24 +28,6 @@ LLAMA = {
 INSIDE = 3 * (4 * 64 * 64 + 3 * 64 * 96)  # weights of its blocks
 
 
-@pytest.mark.parametrize(
-    ("name", "words", "says", "hint"),
-    [
-        ("text2sql-t5-small", [], "text2sql does not compute in it", "precision=bf16"),
-        ("vit-b16-cifar10", [], "does not compute in it", "precision=bf16"),
-        ("dpo", ["model.name=opt-125m"], "does not compute in it", "causal-lm and sft"),
-        ("causal-lm", [*SEVEN, "engine.name=deepspeed"], "deepspeed does not", "engine.name=ddp or"),
-        ("causal-lm", [*SEVEN, "lora.rank=16"], "adapters", "lora=null"),
-        ("causal-lm", ["model.name=gpt2"], "Conv1D", "opt-125m"),
-        ("causal-lm", [*SEVEN, "train.optimizer=adamw-bf16"], "precision is fp8", "precision=bf16"),
-    ],
-)
-def test_it_is_refused_where_it_does_not_go(name: str, words: list[str], says: str, hint: str) -> None:
-    with pytest.raises(RecipeError, match=says) as refused:
-        check_model(read_recipe(name, [*words, "precision=fp8"]))
-    assert hint in (refused.value.hint or "")
-
-
 @pytest.mark.parametrize("engine", ["ddp", "fsdp"])
 @pytest.mark.parametrize("name", ["causal-lm", "sft"])
 def test_decoders_may_use_it(name: str, engine: str) -> None:

@@ -15,26 +15,13 @@ import pytest
 from muster.core.errors import DataError
 from muster.core.recipe import recipe_from
 from muster.inputs.read import check_data, read_inputs
-from muster.store.records import DataFiles
 from muster.workloads.image_classification.batches import ImageBatches, LabelledPixels
 from muster.workloads.image_classification.files import (
-    ImageFolders,
-    classes_of,
     find_images,
     image_column,
     label_column,
 )
-from tests.images import BLUE, GREEN, RED, png, write_cifar, write_folder, write_parquet
-
-
-def folders(path: Path) -> tuple[Any, list[tuple[str, int]], list[tuple[str, int]]]:
-    found = find_images(path)
-    assert isinstance(found, ImageFolders)
-    train, held_out = (
-        [(file.relative_to(path).as_posix(), number) for file, number in part]
-        for part in (found.train, found.held_out)
-    )
-    return found.names, train, held_out
+from tests.images import BLUE, GREEN, RED, png, write_cifar, write_parquet
 
 
 def recipe(path: Path, **fields: Any) -> Any:
@@ -53,59 +40,6 @@ def refused(path: Path, **fields: Any) -> DataError:
 # --- folders ---------------------------------------------------------------------------------------------
 
 
-def test_a_folder_per_class(tmp_path: Path) -> None:
-    """In turn, so that a limit leaves every class; other files are no images."""
-    names = ["train/b/1.png", "train/b/2.JPG", "train/a/x.png", "train/a/sub/y.webp", "train/a/Thumbs.db"]
-    held = ["test/a/1.png", "test/.hidden/1.png", "notes.txt"]
-    write_folder(tmp_path, dict.fromkeys([*names, *held], b"x"))
-    classes, train, held_out = folders(tmp_path)
-    assert classes == ("a", "b")
-    assert train == [
-        ("train/a/sub/y.webp", 0),
-        ("train/b/1.png", 1),
-        ("train/a/x.png", 0),
-        ("train/b/2.JPG", 1),
-    ]
-    assert held_out == [("test/a/1.png", 0)]
-
-
-def test_class_folders_without_parts(tmp_path: Path) -> None:
-    write_folder(tmp_path, {"cat/1.png": b"x", "dog/1.png": b"x"})
-    assert folders(tmp_path) == (("cat", "dog"), [("cat/1.png", 0), ("dog/1.png", 1)], [])
-
-
-def test_validation_goes_before_test(tmp_path: Path) -> None:
-    write_folder(tmp_path, {f"{part}/a/1.png": b"x" for part in ("train", "test", "validation")})
-    assert folders(tmp_path)[2] == [("validation/a/1.png", 0)]
-
-
-@pytest.mark.parametrize(
-    ("files", "what", "where"),
-    [
-        ([], "has no images", "."),
-        (["train/a/notes.txt"], "has no images", "train/a"),
-        (["train/x.png"], "has no images", "train"),
-        (["train/a/1.png", "train/b/notes.txt"], "has no images", "train/b"),
-        (["train/a/1.png", "test/z/1.png"], "is a class that no training image has", "test/z"),
-        (["test/a/1.png"], "has no train folder", "."),
-        (["test-0.parquet"], "has no train*.parquet", "."),
-    ],
-)
-def test_folders_that_cannot_be_used(files: list[str], what: str, where: str, tmp_path: Path) -> None:
-    write_folder(tmp_path, dict.fromkeys(files, b"x"))
-    error = refused(tmp_path)
-    assert error.what == what
-    assert Path(error.where or "") == tmp_path / where
-    assert error.hint
-
-
-def test_an_empty_file(tmp_path: Path) -> None:
-    write_folder(tmp_path, {"train/a/1.png": png(RED), "train/a/2.png": b"", "test/a/1.png": png(RED)})
-    error = refused(tmp_path)
-    assert (error.what, error.where) == ("is empty", str(tmp_path / "train/a/2.png"))
-    check_data(recipe(tmp_path, bad="skip"), here=True)
-
-
 def test_what_is_no_data(tmp_path: Path) -> None:
     assert refused(tmp_path / "nowhere").what == "no such data"
     (tmp_path / "a.png").write_bytes(png(RED))
@@ -113,39 +47,6 @@ def test_what_is_no_data(tmp_path: Path) -> None:
 
 
 # --- Parquet ---------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("there", "train", "held_out"),
-    [
-        (["train.parquet", "test.parquet"], ["train.parquet"], ["test.parquet"]),
-        (["a.parquet"], ["a.parquet"], []),
-        (["a.parquet", "b.parquet"], ["a.parquet", "b.parquet"], []),
-        (
-            ["data/train-00000-of-00002.parquet", "data/train-00001-of-00002.parquet", "data/test-0.parquet"],
-            ["data/train-00000-of-00002.parquet", "data/train-00001-of-00002.parquet"],
-            ["data/test-0.parquet"],
-        ),
-        (
-            ["train/0000.parquet", "validation/0000.parquet"],
-            ["train/0000.parquet"],
-            ["validation/0000.parquet"],
-        ),
-        (
-            ["train.parquet", "valid.parquet", "test.parquet", "README.md"],
-            ["train.parquet"],
-            ["valid.parquet"],
-        ),
-    ],
-)
-def test_the_parts_of_a_folder(
-    there: list[str], train: list[str], held_out: list[str], tmp_path: Path
-) -> None:
-    write_folder(tmp_path, dict.fromkeys(there, b"x"))
-    found = find_images(tmp_path)
-    assert isinstance(found, DataFiles)
-    for files, expected in ((found.train, train), (found.validation, held_out)):
-        assert [file.relative_to(tmp_path).as_posix() for file in files] == expected
 
 
 GOOD = [(png(RED), 0), (png(GREEN), 1), (png(BLUE), 2)]
@@ -230,27 +131,6 @@ def test_usual_names_of_columns() -> None:
     assert label_column("coarse_label", ["coarse_label", "label"], "x") == "coarse_label"
     with pytest.raises(DataError, match=re.escape("has no column 'nothing'")):
         label_column("nothing", ["label"], "x")
-
-
-@pytest.mark.parametrize(
-    ("labels", "names", "number", "expected"),
-    [
-        ([2, 0, 1, 1], None, None, ("0", "1", "2")),
-        ([0, 1, 3], None, None, ("0", "1")),
-        ([0, 1, 3], None, 5, ("0", "1", "2", "3", "4")),
-        ([0], ["a", "b"], 7, ("a", "b")),
-        (["b", "a", None, "b"], None, None, ("a", "b")),
-        ([None], None, None, ()),
-    ],
-)
-def test_classes(labels: list[Any], names: list[str] | None, number: int | None, expected: Any) -> None:
-    classes = classes_of(labels, names, number)
-    assert classes.names == expected
-    for label in labels:
-        found = classes.number(label)
-        assert found is None or 0 <= found < len(expected)
-        if isinstance(label, str):
-            assert found == expected.index(label)
 
 
 def test_the_shipped_recipes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

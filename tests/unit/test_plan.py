@@ -11,7 +11,7 @@ import pytest
 from muster.cli import main
 from muster.cli.output import print_json
 from muster.cli.views.plans import print_plan
-from muster.core.errors import JobError, RecipeError, UsageError
+from muster.core.errors import JobError, UsageError
 from muster.core.hardware.links import LinkFigures
 from muster.core.hardware.machines import parse_parts
 from muster.core.inventory import parse_hosts
@@ -72,20 +72,6 @@ def test_parts_add_up_to_the_whole() -> None:
     assert time.total == pytest.approx(50 * time.step)  # the recipe's 50 updates
 
 
-@pytest.mark.parametrize(
-    ("machines", "precision", "why"),
-    [
-        ("t4:4", "fp16", "t4 of t4-1 has compute capability 7.5: fp16, but no bf16"),
-        ("p100:4", "fp32", "p100-sxm2 of p100-sxm2-1 has compute capability 6.0: no bf16; no useful fp16"),
-        ("rtx-3070:4", "bf16", "every GPU supports it"),
-    ],
-)
-def test_precision_on_machines_that_are_not_there(machines: str, precision: str, why: str) -> None:
-    made = plan(machines, "model.name=opt-8m", "batch.tokens=null")
-    assert made.precision == precision
-    assert next(each["why"] for each in made.decisions if each["field"] == "precision") == why
-
-
 GATHERED = [
     "batch.tokens=null",
     "model.name=opt-6.7b",
@@ -128,19 +114,6 @@ def test_groups_are_spoken_of_where_they_would_be_faster(
         assert grouped.engine == f"{made.engine} in groups of 8"
 
 
-def test_ranks_have_to_make_whole_groups() -> None:
-    with pytest.raises(RecipeError, match="24 ranks do not make whole groups"):
-        plan("a100-80gb:8x3,10Gbit", *GATHERED, "engine.zero=3", "engine.group=16")
-    one = plan("a100-80gb:8x1", *GATHERED, "engine.zero=3", "engine.group=16")  # all of them are one
-    assert one.memory == plan("a100-80gb:8x1", *GATHERED, "engine.zero=3").memory
-    assert "all 8 ranks are one group" in str(one.decisions)
-    # Numbers of hosts that make no whole groups are left out, and others tried.
-    chosen = plan("a100-80gb:8x4,10Gbit", *GATHERED, "engine.zero=3", "engine.group=16", "launch.hosts=auto")
-    assert chosen.hosts in (1, 2, 4)
-    tried = {each.changes["launch.hosts"]: each.why for each in chosen.candidates}
-    assert "whole groups" in tried["3"]
-
-
 @pytest.mark.parametrize(("recipe", "size"), [("text2sql-t5-large", "t5-large"), ("vit-b16-cifar10", None)])
 def test_what_is_no_decoder_is_planned_without_its_activations(recipe: str, size: str | None) -> None:
     """Neither traced nor in closed form: the rest is counted, and whether it fits stays open."""
@@ -158,23 +131,6 @@ def test_no_groups_are_named_for_what_may_not_fit_in_them() -> None:
     made = plan("a100-40gb:8x4,10Gbit", *words, recipe="seq2seq")
     assert made.memory is not None and made.memory.basis == "not counted"
     assert not [note for note in made.notes if "engine.group" in note]
-
-
-def test_what_is_too_much_without_its_activations_is_refused() -> None:
-    made = plan("a100-40gb:8", "model.name=t5-11b", recipe="seq2seq", told=UserFigures())
-    assert made.memory is not None and made.memory.lacking == "device"
-    assert made.would_fit == []
-
-
-def test_a_way_that_is_too_much_already_is_not_taken_before_those_that_may_fit() -> None:
-    """Without activations one way is too much and the others are not: nobody knows whether these fit."""
-    made = plan(
-        "a100-80gb:8", "model.name=t5-11b", "engine.name=deepspeed", "engine.zero=auto", recipe="seq2seq"
-    )
-    assert made.memory is not None and made.memory.lacking is None
-    fits = {each.changes["engine.zero"]: each.fits for each in made.candidates}
-    assert fits == {"0": False, "1": None, "2": None, "3": None}
-    assert [each.changes["engine.zero"] for each in made.candidates if each.chosen] == ["1"]
 
 
 SMALL = ("model.name=opt-350m", "batch.tokens=null", "engine.name=ddp", "engine.zero=0")
@@ -388,15 +344,6 @@ def test_a_fixed_global_batch_stays_on_any_number_of_hosts() -> None:
     assert made.scaling[0].step == pytest.approx(same.time.step)
 
 
-def test_a_cpu_job_is_not_timed_by_a_gpu() -> None:
-    made = plan("a100-40gb:2", "launch.device=cpu", "precision=fp32", "engine.name=ddp", "engine.zero=0")
-    assert made.device == "cpu"
-    assert made.time is None
-    assert [each for each in made.notes if "GPUs are not used" in each]
-    assert [each for each in made.decisions if each["field"] == "launch.device" and each["value"] == "cpu"]
-    assert not [each for each in plan("a100-40gb:2").notes if "GPUs are not used" in each]
-
-
 def test_what_a_plan_promises_its_run() -> None:
     made = plan(MACHINES, "model.name=opt-1.3b")
     promise = promised(made.model_dump(mode="json"))
@@ -440,72 +387,6 @@ def test_what_cannot_fit_by_far_is_refused_without_a_trace(monkeypatch: pytest.M
         with pytest.raises(UsageError, match="needs about"):
             plan_first(check(read_recipe("opt-benchmark", words), parse_hosts("w:1")), about)
         assert bool(asked) is traced
-
-
-@pytest.mark.parametrize(
-    ("words", "says"),
-    [
-        (["opt-benchmark", "--tokens", "many"], "is not a number of tokens"),
-        (["opt-benchmark", "--tokens", "0"], "is not a number of tokens"),
-        (["opt-benchmark", "--tokens", "1B", "--samples", "5"], "beside --samples"),
-        (["digits", "--tokens", "1B"], "has no tokens"),
-    ],
-)
-def test_bad_numbers_of_tokens(words: list[str], says: str, capsys: pytest.CaptureFixture[str]) -> None:
-    code, _, err = run(capsys, *words, "--on", "h100:8", "--quick")
-    assert code == 2 and says in err
-
-
-@pytest.mark.parametrize(
-    ("recipe", "overrides", "says"),
-    [
-        ("grpo", [], "other models"),
-        ("dpo", [], "other models"),
-        ("vit-cifar10", [], "no model of text"),
-        ("opt-benchmark", ["engine.zero=1"], "deepspeed does not do"),
-        ("opt-benchmark", ["engine.name=ddp", "engine.zero=0", "precision=fp32"], "precision is fp32"),
-    ],
-)
-def test_what_cannot_train_in_bf16_alone(recipe: str, overrides: list[str], says: str) -> None:
-    settings = ["train.optimizer=adamw-bf16", *overrides]
-    if recipe != "opt-benchmark":
-        settings += ["engine.name=ddp", "engine.zero=0"]
-    with pytest.raises(RecipeError, match=says) as caught:
-        plan("a100-80gb:8", *settings, recipe=recipe)
-    assert caught.value.where == "train.optimizer" and caught.value.hint
-
-
-@pytest.mark.parametrize(
-    ("recipe", "overrides", "says"),
-    [
-        ("grpo", [], "other models"),
-        ("dpo", [], "other models"),
-        ("opt-benchmark", ["engine.name=deepspeed", "engine.zero=1"], "deepspeed does not do"),
-        ("opt-benchmark", ["engine.name=fsdp"], "fsdp does not do"),
-        ("opt-benchmark", ["precision=fp32"], "precision is fp32"),
-        ("opt-benchmark", ["precision=fp16"], "precision is fp16"),
-    ],
-)
-def test_where_weights_are_not_cast_as_a_whole(recipe: str, overrides: list[str], says: str) -> None:
-    settings = ["engine.name=ddp", "engine.zero=0", "train.autocast=false", *overrides]
-    with pytest.raises(RecipeError, match=says) as caught:
-        plan("a100-80gb:8", *settings, recipe=recipe)
-    assert caught.value.where == "train.autocast" and caught.value.hint
-
-
-@pytest.mark.parametrize(
-    ("given", "usual"),
-    [
-        ("train.autocast=false", "train.autocast=true"),
-        ("train.optimizer=adamw-bf16", "train.optimizer=adamw"),
-    ],
-)
-def test_bf16_alone_needs_devices_that_can(given: str, usual: str) -> None:
-    asked = ["engine.name=ddp", "engine.zero=0", "model.name=opt-1.3b", "precision=auto"]
-    assert plan("a100-80gb:8", *asked, given).precision == "bf16"
-    with pytest.raises(RecipeError, match="compute capability 8") as caught:
-        plan("v100-32gb:8", *asked, given)
-    assert caught.value.where == given.partition("=")[0] and caught.value.hint == usual
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,6 @@ from muster.core.result import (
     Seconds,
     Throughput,
 )
-from muster.core.secrets import masked_override
 from muster.core.state import State
 from muster.inputs.read import check as check_inputs
 from muster.inputs.read import read_inputs
@@ -430,30 +429,6 @@ def test_secrets_are_not_shown(tmp_path, monkeypatch, overrides):
 def test_a_command_of_an_earlier_versions_folder_is_masked():
     typed = {"argv": ["muster", "train", "r.yaml", f"env.HF_TOKEN={TOKEN}"]}
     assert tables.commands(a_run(env=typed))[0][1] == "muster train r.yaml 'env.HF_TOKEN=(hidden)'"
-
-
-@pytest.mark.parametrize(
-    ("word", "shown"),
-    [
-        ("env.HF_TOKEN=x", "env.HF_TOKEN=(hidden)"),
-        (" env.HF_TOKEN =a=b", " env.HF_TOKEN =(hidden)"),
-        ("t5:env.HF_TOKEN=x", "t5:env.HF_TOKEN=(hidden)"),
-        ("env.A:TOKEN=x", "env.A:TOKEN=(hidden)"),
-        ("env={A: 1, API_KEY: x}", 'env={"A": "(hidden)", "API_KEY": "(hidden)"}'),
-        ("t5:env={API_KEY: x}", 't5:env={"API_KEY": "(hidden)"}'),
-        ("env={API_KEY: x", "env=(hidden)"),
-        ("env.NCCL_DEBUG=INFO", "env.NCCL_DEBUG=(hidden)"),
-        ("launch.options=[-x, A=b, --tag]", 'launch.options=["-x", "A=(hidden)", "--tag"]'),
-        ("launch.ssh_options=[-p, 2222]", "launch.ssh_options=[-p, 2222]"),
-        ("data.path=https://me:pw@host/x", "data.path=https://me:(hidden)@host/x"),
-        ("env=", "env="),
-        ("data.tokenizer=x", "data.tokenizer=x"),
-        ("--json", "--json"),
-    ],
-)
-def test_words_of_a_command(word, shown):
-    assert masked_override(word) == shown
-    assert masked_override(shown) == shown
 
 
 def test_versions_that_differ_have_a_column():

@@ -60,47 +60,11 @@ def test_the_benchmark_takes_learning_rate_and_batch_from_the_table(size: str) -
     assert f"{int(millions * 2**20):,} tokens, as {size} was trained" in why(decided, "batch.global")
 
 
-def test_the_recipe_has_the_published_settings() -> None:
-    recipe = load_recipe("opt-benchmark")
-    train = recipe.train
-    assert (train.max_steps, train.beta1, train.beta2, train.epsilon) == (50, 0.9, 0.95, 1e-8)
-    assert (train.weight_decay, train.clip, train.gradient_checkpointing) == (0.1, 1.0, True)
-    assert (recipe.engine.name, recipe.engine.zero, recipe.model.init) == ("deepspeed", 2, "random")
-    assert recipe.data.source == "synthetic"
-    assert not recipe.evaluate.after and not recipe.checkpoint.model
-
-
 def test_hub_names_share_the_table() -> None:
     assert families.published("facebook/opt-1.3b") == families.published("opt-1.3b")
     assert families.published("someone/opt-1.3b") is None
     assert families.published("gpt2") is None
     assert families.published(None) is None
-
-
-@pytest.mark.parametrize(
-    ("recipe", "where", "what"),
-    [
-        ({"batch": {"tokens": "auto"}, "model": {"name": "gpt2"}}, "batch.tokens", "gpt2 was trained is not"),
-        ({"train": {"learning_rate": "auto"}}, "train.learning_rate", "your own model"),
-        ({"batch": {"tokens": 512}, "workload": "text2sql"}, "batch.tokens", "counts packed sequences"),
-        (
-            {"batch": {"tokens": 512}, "model": {"name": "somebody/llm"}},
-            "batch.tokens",
-            "their length is unknown",
-        ),
-    ],
-)  # fmt: skip
-def test_auto_where_nothing_is_published(recipe: dict[str, Any], where: str, what: str) -> None:
-    with pytest.raises(RecipeError) as caught:
-        on_hosts(
-            recipe_from({"workload": "causal-lm", **recipe}),
-            parse_hosts("a"),
-            {"a": gpus(0)},
-            one_machine=False,
-        )
-    assert caught.value.where == where
-    assert what in caught.value.what
-    assert caught.value.hint
 
 
 def test_tokens_and_samples_are_not_given_together(tmp_path: Path) -> None:

@@ -358,7 +358,7 @@ def test_a_host_that_samples_late_keeps_nothing_back(silent: int) -> None:
     watch = Stragglers(job)
     watch.add(events.Progress(time=0, format="nanoGPT", step=1))
     stream = [
-        events.Hardware(time=at, heard=at, host=name, seconds=1.0, own={n: 0.8 if n == 5 else 0.5})
+        events.Hardware(time=at, heard=at, host=name, seconds=2.0, own={n: 1.6 if n == 5 else 1.0})
         for at in range(1, 9)
         for n, name in enumerate(names)
         if n != (0 if silent == 0 else 19)

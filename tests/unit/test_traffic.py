@@ -18,7 +18,7 @@ from muster.engines.traffic import Call, Segment, Traffic
 from muster.inputs.model import whole_config
 from muster.planner.setting import setting_of
 from muster.planner.time.collective import ring, seconds
-from muster.planner.time.steptime import lump, traffic_of, waited
+from muster.planner.time.steptime import traffic_of, waited
 from tests.support import parse_machines
 
 MIB = 2**20
@@ -43,7 +43,6 @@ def model(*, adapters: bool = False) -> tuple[Parameter, ...]:
 
 MODEL = model()
 PSI = sum(p.numel for p in MODEL)
-SMALL = LAYERS * WIDTH  # in norms
 
 
 def moved(traffic: Traffic, operation: str) -> int:
@@ -210,39 +209,6 @@ def test_calls_of_a_group_by_hand() -> None:
     assert seconds(Call("all-reduce", 10**9, 4, across=True), one, "nccl") == pytest.approx(
         1e9 / 342e9, rel=0.05
     )
-
-
-def test_ranks_of_a_host_share_its_card_where_groups_reduce_among_each_other() -> None:
-    """Eight pairs of ranks, a pair for each rank of a group: two hosts, over an eighth of the link."""
-    machines = parse_machines("a100:8x2,10Gbit")
-    assert machines.link is not None
-    took = seconds(Call("all-reduce", 10**9, 8, True), machines, "nccl")
-    assert took == pytest.approx(8 * 10**9 / machines.link.bandwidth, rel=0.01)
-
-
-def test_groups_keep_gathers_off_the_slow_link() -> None:
-    """Per step, bytes: FSDP gathers in the group alone; ZeRO-3 gathers trained weights from all once."""
-    tensors = lump(1_000_000)
-    for micro_steps in (1, 3):
-        fsdp = ModelSpread("fsdp", 16, 2, micro_steps, group=8, counts=False, clips=False)
-        calls = list(traffic_of(tensors, fsdp).calls())
-        assert {call.group for call in calls} == {8}
-        clipped = traffic_of(tensors, replace(fsdp, clips=True)).step
-        assert clipped == (Call("all-reduce", 4 * len(tensors), 8),)  # the norm of a group's parts
-        across = [call for call in calls if call.across]
-        assert {call.operation for call in across} == {"all-reduce"}
-        assert sum(call.size for call in across) == pytest.approx(2 * 1e6 / 8, rel=0.01)
-        zero = ModelSpread(
-            "deepspeed", 16, 2, micro_steps, 3, group=8, persistence=0, reuse=0, prefetch=0, clips=False
-        )
-        gathers = [call for call in traffic_of(tensors, zero).calls() if call.operation == "all-gather"]
-        far = sum(call.size for call in gathers if not call.group and call.size > 1000)
-        near = sum(call.size for call in gathers if call.group)
-        assert far == pytest.approx(2e6, rel=0.01)
-        assert near == pytest.approx((2 * micro_steps - 1) * 2e6, rel=0.01)
-        frozen = tuple(replace(each, trained=False) for each in tensors)
-        gathers = [call for call in traffic_of(frozen, zero).calls() if call.operation == "all-gather"]
-        assert {call.group for call in gathers if call.size > 1000} == {8}
 
 
 @pytest.mark.parametrize(

@@ -8,8 +8,6 @@ from typing import Any
 
 import pytest
 
-from muster.core.errors import UsageError
-from muster.core.hardware.devices import find_device
 from muster.core.hardware.machines import Machines, parse_parts
 from muster.core.inventory import Host, parse_hosts
 from muster.core.job import SLOWER, Facts
@@ -142,14 +140,6 @@ def test_a_global_batch_of_a_users_file_stays_on_any_number_of_hosts(tmp_path: P
         assert each.samples_per_second * each.step == pytest.approx(64)
 
 
-def test_a_missing_link_says_how_to_name_it() -> None:
-    made = plan_on(
-        read_recipe("text2sql-t5-small", []), "a10:1x2", UserFigures(samples=SAMPLES), traced=False
-    ).plan
-    assert made.time is None
-    assert any("no time" in note and "as in h200:8x4,10Gbit" in note for note in made.notes)
-
-
 MIXED = "rtx-3070:1x3,gtx-1070:1x1"
 
 
@@ -170,49 +160,3 @@ def test_machines_that_differ_before_anybody_asked_them() -> None:
         each.step for each in fast.scaling
     ]  # the fastest first
     assert on(MIXED).time is None  # nobody says what joins them
-
-
-def test_the_weakest_memory_of_machines_that_differ_counts() -> None:
-    made = on("rtx-3070:1x1,p100:1x1,10Gbit")
-    assert made.memory is not None and made.memory.device_room == find_device("rtx-3070").memory
-    other = on("p100:1x2,10Gbit").memory
-    assert other is not None and other.device_room == find_device("p100").memory
-
-
-def test_the_plan_leaves_the_slow_one_out_where_it_may_choose() -> None:
-    made = on(f"{MIXED},1Gbit", "launch.hosts=auto", "precision=fp32")
-    assert "gtx-1070-1" in made.idle
-    by_hand = on("slow{tflops=1,memory=8GB}:1x1,quick{tflops=20,memory=8GB}:1x2,100Gbit", "launch.hosts=auto")
-    assert by_hand.idle == ["slow-1"]
-
-
-def test_unlike_numbers_of_devices_and_links_of_their_own() -> None:
-    made = on("h200:8x2,h200:4x1,nvlink4,400Gbit-ib")
-    assert (made.hosts, made.ranks) == (3, 20)
-    with pytest.raises(UsageError, match="given twice"):
-        on(f"{MIXED},10Gbit,1Gbit")
-    with pytest.raises(UsageError, match="cpu"):
-        on("h200:1x1,cpu:1x1,10Gbit")
-    with pytest.raises(UsageError, match="at most"):
-        on("h200:8x90000,h200:8x90000")
-
-
-@pytest.mark.parametrize(
-    ("text", "says"),
-    [
-        ("rtx-3070:1x3,gtx-1071:1x1", "gtx-1071"),
-        ("rtx-3070:1x3,gtx-1070:x", "is not a number of devices"),
-        ("rtx-3070:1x3,gtx-1070", "gtx-1070"),
-        ("10Gbit,rtx-3070:1x3", "10Gbit"),
-    ],
-)
-def test_what_is_not_understood_is_named(text: str, says: str) -> None:
-    with pytest.raises(UsageError) as caught:
-        on(text)
-    assert says in f"{caught.value.what} {caught.value.where}"
-
-
-def test_the_faster_ranks_are_those_whose_products_are() -> None:
-    """An L4's power limit keeps it below an RTX 4080, whose stated peak is lower: that host stays idle."""
-    made = on("l4:1x1,rtx-4080:1x1,1Gbit", "launch.hosts=auto", "precision=bf16")
-    assert made.hosts == 1 and made.idle == ["l4-1"]

@@ -23,7 +23,6 @@ from muster.core.workload import Lengths, Spot, Workload
 from muster.inputs.model import whole_config
 from muster.inputs.read import absolute, check_data, read_inputs
 from muster.planner.plan import survey_of
-from muster.workloads.command.spec import script_of
 from tests.images import write_folder
 from tests.unit.test_contracts import HEAVY
 
@@ -160,40 +159,10 @@ def test_one_that_ranks_alone_know_has_what_all_recipes_have(
 
 
 @pytest.mark.parametrize(
-    ("command", "script"),
-    [
-        ("train.py --lr 1", "train.py --lr 1"),
-        ("python train.py --lr 1", "train.py --lr 1"),
-        ("/usr/bin/python3.11 -u train.py", "train.py"),
-        ("python -m package.train --lr 1", "-m package.train --lr 1"),
-        ("torchrun train.py", "train.py"),
-        ("torchrun train.py --nnodes 2", "train.py --nnodes 2"),
-        ("torchrun --nproc_per_node=8 train.py", "--nproc_per_node=8 train.py"),
-        ("accelerate launch train.py -e 3", "train.py -e 3"),
-        ("deepspeed train.py --deepspeed ds.json", "train.py --deepspeed ds.json"),
-        ("./train", "./train"),
-        ("python -m torch.distributed.run --nproc_per_node=8 train.py", "--nproc_per_node=8 train.py"),
-        ("python3 -u -m accelerate.commands.launch train.py -e 3", "train.py -e 3"),
-    ],
-)
-def test_a_launcher_before_a_script_is_left_out(command: str, script: str) -> None:
-    assert script_of(command.split()) == script.split()
-
-
-@pytest.mark.parametrize(
     "command",
     [
         "python -c print(1)",
-        "python",
         "torchrun --nnodes=2 --node_rank=0 --master_addr=a train.py --lr 1",
-        "torchrun --standalone train.py --lr 1",
-        "deepspeed --num_gpus 8 train.py --lr 1",
-        "python -m torch.distributed.run --nnodes 2 train.py --lr 1",
-        "python -m torch.distributed.launch --standalone train.py --lr 1",
-        "python -m deepspeed.launcher.runner --num_gpus 8 train.py --lr 1",
-        "env A=1 python x.py",
-        "A=1 python x.py",
-        "bash train.sh",
         "./train.sh",
     ],
 )
@@ -207,24 +176,6 @@ def test_a_launcher_that_means_more_is_refused_before_the_start(command: str, tm
     recipe_from({"workload": "command", "command": command.split(), "run": {"start": "host"}}).check_data(
         None, {}
     )
-
-
-@pytest.mark.parametrize(
-    ("command", "hint"),
-    [
-        ("python -u -c print(1)", "--start rank -- python -u -c"),
-        ("accelerate launch --num_processes 2 -m pkg.train --a 1", "-- -m pkg.train --a 1"),
-        (
-            "accelerate launch --config_file c.yaml x.py --lr 1",
-            "--start host -- bash -c 'accelerate launch --config_file c.yaml --num_machines $NNODES ",
-        ),
-        ("accelerate launch --mixed_precision bf16 x.py", "-e ACCELERATE_MIXED_PRECISION=bf16 -- x.py"),
-    ],
-)
-def test_what_to_write_instead_of_a_launcher(command: str, hint: str) -> None:
-    with pytest.raises(RecipeError) as error:
-        script_of(command.split())
-    assert (error.value.hint or "").startswith(hint)
 
 
 @pytest.mark.parametrize(

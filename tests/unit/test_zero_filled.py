@@ -174,19 +174,6 @@ def test_what_deepspeed_drops_is_not_shown() -> None:
 
 
 @pytest.mark.parametrize(
-    ("config", "width"),
-    [
-        ({"d_model": 32}, 32),
-        ({"hidden_sizes": [8, 64, 16]}, 64),
-        ({"text_config": {"hidden_size": 12}}, 12),
-        ({}, 0),
-    ],
-)
-def test_the_width_of_a_model(config: dict[str, Any], width: int) -> None:
-    assert hidden_size(config) == width
-
-
-@pytest.mark.parametrize(
     ("scheduler", "rate", "words"),
     [
         ({"type": "WarmupLR", "params": {"warmup_max_lr": 5e-4}}, 5e-4, "then constant"),
