@@ -1,7 +1,6 @@
 """Who keeps the others of a job: what each rank does itself, and how fast its bytes leave, seen from outside.
 
-One file, standard library alone, Python >= 3.8: it goes to the agents with the start order, and each samples
-its ranks with it. Nothing in them is changed or stopped.
+Nothing in the ranks is changed or stopped.
   - The kernel counts of each thread how long it ran and how long it waited for a core
     (/proc/PID/task/TID/schedstat). The rest it slept: a rank that trains waits for others then, or for a
     GPU, a disk or its loader. A quota that stops a process counts as waiting for a core.
@@ -15,7 +14,15 @@ from __future__ import annotations
 import os
 import socket
 import struct
-from typing import Any, Dict, Iterable, List, Set, Tuple
+
+from .proc import environ, from_proc, rank_in, sockets_of, threads
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, Dict, Iterable, List, Sequence, Set, Tuple
+
+    Ends = Tuple[str, str]  # addresses: this one, the other one
+    Counters = Dict[int, Tuple[Ends, int, int]]  # inode -> ends, bytes, microseconds
 
 MOST = 16  # other ends of connections that are told of a host: those that got most
 DUMP, BY_FAMILY, SOCK_DIAG = 0x301, 20, 4
@@ -23,14 +30,11 @@ ESTABLISHED = 1 << 1
 INFO = 2  # INET_DIAG_INFO
 ACKED, BUSY = 120, 168  # where they stand in struct tcp_info
 
-Ends = Tuple[str, str]  # addresses: this one, the other one
-Counters = Dict[int, Tuple[Ends, int, int]]  # inode -> ends, bytes, microseconds
-
 
 class PaceSampler:
     """Samples the ranks of a host. `ranks`: those that it has."""
 
-    def __init__(self, ranks: List[int]) -> None:
+    def __init__(self, ranks: Sequence[int]) -> None:
         self.ranks = set(ranks)
         self.threads = {}  # type: Dict[Tuple[int, int], int]  # (process, thread) -> nanoseconds
         self.sockets = {}  # type: Counters
@@ -83,49 +87,14 @@ class PaceSampler:
 
 
 def about(pid: int) -> Tuple[int, int, str]:
-    """A process's rank, by the environment that it was started with; its parent; its program."""
-    rank, parent, program = -1, 0, ""
+    """A process's rank, by the environment that it was started with, or -1; its parent; its program."""
+    rank, parent, program = rank_in(environ(pid)), 0, ""
     try:
-        with open("/proc/%d/environ" % pid, "rb") as file:
-            words = file.read().split(b"\0")
-        word = next((each[5:] for each in words if each.startswith(b"RANK=")), b"")
-        rank = int(word) if word.isdigit() else -1
-        with open("/proc/%d/stat" % pid) as text:
-            parent = int(text.read().rpartition(")")[2].split()[1])
+        parent = int(from_proc("%d/stat" % pid).rpartition(b")")[2].split()[1])
         program = os.readlink("/proc/%d/exe" % pid)
-    except OSError:  # it has ended
+    except (OSError, IndexError):  # it has ended
         pass
-    return rank, parent, program
-
-
-def threads(pid: int) -> Dict[int, int]:
-    """Thread -> nanoseconds that it ran or wanted to."""
-    spent = {}  # type: Dict[int, int]
-    try:
-        for name in os.listdir("/proc/%d/task" % pid):
-            with open("/proc/%d/task/%s/schedstat" % (pid, name)) as file:
-                ran, waited, _ = file.read().split()
-                spent[int(name)] = int(ran) + int(waited)
-    except (OSError, ValueError):  # it has ended, or the kernel does not count
-        pass
-    return spent
-
-
-def sockets_of(pid: int) -> Set[int]:
-    """The inodes of a process's sockets."""
-    inodes = set()  # type: Set[int]
-    folder = "/proc/%d/fd" % pid
-    try:
-        for name in os.listdir(folder):
-            try:
-                target = os.readlink(os.path.join(folder, name))
-            except OSError:
-                continue
-            if target.startswith("socket:["):
-                inodes.add(int(target[8:-1]))
-    except OSError:
-        pass
-    return inodes
+    return -1 if rank is None else rank, parent, program
 
 
 def connections() -> Counters:
