@@ -391,7 +391,7 @@ def test_a_full_disk_is_told_by_the_agent(
     monkeypatch.setattr(agent.signal, "signal", lambda *_: None)
     monkeypatch.setattr(agent.signal, "set_wakeup_fd", lambda *_, **__: None)
     monkeypatch.setattr(agent, "adopt_orphans", lambda: None)
-    monkeypatch.setattr(agent.shutil, "disk_usage", lambda path: SimpleNamespace(free=free))
+    monkeypatch.setattr(agent, "free_bytes", lambda folder: free)
     host = Agent()
     host.base = str(tmp_path)
     host.ranks.processes = {3: Mock(**{"poll.return_value": code, "pid": 4711})}

@@ -18,7 +18,7 @@ import threading
 import time
 
 from .ending import adopt_orphans
-from .files import Brought, full_disk
+from .files import Brought, existing, free_bytes, full_disk
 from .host import check_command, environment_after, facts, find_python, hold_port, versions
 from .proc import KernelWatch
 from .ranks import BEAT, Ranks
@@ -78,10 +78,7 @@ class Agent:
         base = spec["run_dir"] if about["shared"] else os.path.expanduser(spec["workdir"])
         about["base"] = self.base = os.path.abspath(base)
         self.ranks = Ranks(self.channel, spec, self.base)
-        holder = self.base
-        while not os.path.isdir(holder) and os.path.dirname(holder) != holder:
-            holder = os.path.dirname(holder)
-        about["disk_free"] = shutil.disk_usage(holder).free
+        about["disk_free"] = free_bytes(existing(self.base))
         checkpoints = self.checkpoints()
         about["checkpoints"] = sorted(step for step, wrong in checkpoints.items() if wrong is None)
         about["damaged_checkpoints"] = {str(step): wrong for step, wrong in checkpoints.items() if wrong}
@@ -272,11 +269,8 @@ class Agent:
 
     def look_at_disk(self) -> None:
         """After a bad end: ranks without room on the disk had none for their last words either."""
-        try:
-            free = shutil.disk_usage(self.base).free
-        except OSError:
-            return
-        if free < LEAST_ROOM:
+        free = free_bytes(self.base)
+        if free is not None and free < LEAST_ROOM:
             self.channel.say(
                 "error",
                 what="the disk is full: %d bytes are free for %s" % (free, self.base),

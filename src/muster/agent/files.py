@@ -79,6 +79,33 @@ def remove(path: str) -> None:
         pass
 
 
+def existing(path: str) -> str:
+    """The nearest folder above (or at) `path` that is there."""
+    while not os.path.isdir(path) and os.path.dirname(path) != path:
+        path = os.path.dirname(path)
+    return path
+
+
+def free_bytes(folder: str) -> Optional[int]:
+    """Of the file system that a folder is on; None where there is no such folder."""
+    try:
+        stat = os.statvfs(folder)
+    except OSError:
+        return None
+    return stat.f_bavail * stat.f_frsize
+
+
+def hash_file(path: str) -> str:
+    """SHA-256 of a file."""
+    import hashlib
+
+    digest = hashlib.sha256()
+    with open(path, "rb") as file:
+        for block in iter(lambda: file.read(1 << 20), b""):
+            digest.update(block)
+    return digest.hexdigest()
+
+
 class Brought:
     """The files that the controller brings: contents are kept on the host from job to job, by their digests.
 

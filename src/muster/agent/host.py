@@ -12,6 +12,7 @@ import subprocess
 import sys
 import time
 
+from .files import free_bytes
 from .gpu import gpu_facts
 from .proc import meminfo, memory_limit, read_text
 from .talk import Problem
@@ -74,15 +75,6 @@ for name in sys.argv[1:]:
             pass
     print(name, version, sep="	")
 """
-
-
-def free_bytes(folder: str) -> Optional[int]:
-    """Of the file system that a folder is on; None where there is no such folder."""
-    try:
-        stat = os.statvfs(folder)
-    except OSError:
-        return None
-    return stat.f_bavail * stat.f_frsize
 
 
 def system() -> str:

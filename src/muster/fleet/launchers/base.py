@@ -99,7 +99,7 @@ def interpreter(launch: Launch) -> str:
 
 
 # The modules of the agent's package that are sent, each after those that it imports.
-_PARTS = ("proc", "talk", "ending", "files", "gpu", "host", "pace", "sampler", "ranks", "agent")
+_PARTS = ("proc", "talk", "ending", "files", "gpu", "host", "sampler", "ranks", "agent")
 # Takes what is compiled where its Python is of this one's version, which spares each host 20 ms. The modules
 # are made in memory: a bare host may have no disk to write to.
 _LOADER = """
