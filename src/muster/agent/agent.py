@@ -27,7 +27,7 @@ from .talk import OUT_LIMIT, TICK, Channel, Problem
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any, Dict, Optional
+    from typing import Any, Dict, List, Optional
 
 GATHER = (
     0.6  # where there is no more to be read: a ping comes between two looks, so that both wake the agent once
@@ -59,7 +59,7 @@ class Agent:
         self.kernel = KernelWatch()
         self.keep = False  # the controller could not write it down
         self.sealed = {}  # type: Dict[str, Any]
-        self.without_group = []  # type: List[int]
+        self.without_group: List[int] = []
 
     # --- before the start ----------------------------------------------------------------------------------
 

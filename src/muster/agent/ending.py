@@ -12,7 +12,7 @@ from .proc import descent, from_proc, offspring, proc_table, process_ids
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Callable, Optional, Set, Tuple
+    from typing import Callable, Dict, Optional, Set, Tuple
 
 GRACE = 1.5  # seconds between SIGTERM and SIGKILL
 
@@ -60,7 +60,7 @@ def end_all(find: Callable[[], Set[int]], wait: Callable[[float], object] = time
     `wait` may return before its time, which grows, for a machine where a thousand end is busy."""
     limit = time.monotonic() + 2 * GRACE + 10
     short = pause = 0.05
-    asked = {}  # type: Dict[int, float]
+    asked: Dict[int, float] = {}
     while True:
         pids, now = find(), time.monotonic()
         if not pids:

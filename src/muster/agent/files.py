@@ -13,7 +13,7 @@ from .talk import Channel, Problem
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any, Callable, Dict, List, Optional
+    from typing import Any, Callable, Dict, List, Optional, Set
 
 KEPT_DAYS = 30  # that a file of code is kept on a host after it was used last
 
@@ -118,7 +118,7 @@ class Brought:
     ) -> None:
         self.channel, self.base, self.token, self.kept, self.over = channel, base, token, kept, over
         self.tree = {}  # type: Dict[str, Any]
-        self.lacks = set()  # type: Set[str]
+        self.lacks: Set[str] = set()
 
     def bring(self, order: Dict[str, Any]) -> None:
         """Take a list of files, and say which contents this host has not kept from before."""

@@ -20,6 +20,7 @@ from .talk import OUT_LIMIT, Channel, Problem
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    import socket
     from typing import Any, Deque, Dict, List, Optional, Set, Tuple
 
 BEAT = 1.0  # seconds between signs of life, which messages ask for
@@ -73,7 +74,7 @@ class Ranks:
         self.ended = {}  # type: Dict[int, int]  # ranks that have ended by themselves: their exit codes
         self.births = None  # type: Optional[Births]
         self.guard = 0  # the process that ends the job's others should this one be killed
-        self.port_holder = None  # type: Optional[socket.socket]
+        self.port_holder: Optional[socket.socket] = None
         self.tails = []  # type: List[Tail]
         self.logs: Deque[Tail] = collections.deque()
         self.redirected = ""  # where torchrun puts what its ranks print

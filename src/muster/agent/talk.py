@@ -46,10 +46,18 @@ class Channel:
         os.set_blocking(1, False)
         self.outbox.append(b"\n")  # ends whatever a login script printed without one
         self.out_bytes += 1
+        self.make_wakes()
+        signal.set_wakeup_fd(self.wakes[1], warn_on_full_buffer=False)
+
+    def make_wakes(self) -> None:
+        """Have `wake` interrupt a wait."""
         self.wakes = list(os.pipe())
         for end in self.wakes:
             os.set_blocking(end, False)
-        signal.set_wakeup_fd(self.wakes[1], warn_on_full_buffer=False)
+
+    def wake(self) -> None:
+        if self.wakes:
+            os.write(self.wakes[1], b"\0")
 
     def say(self, message: str, **content: Any) -> None:
         content["m"] = message
@@ -108,8 +116,7 @@ class Channel:
     def post(self, message: str, **content: Any) -> None:
         """Have it said, from another thread."""
         self.posts.append(dict(content, message=message))
-        if self.wakes:
-            os.write(self.wakes[1], b"\0")
+        self.wake()
 
     def say_posts(self) -> None:
         while self.posts:
