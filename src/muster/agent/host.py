@@ -204,14 +204,6 @@ def bound(family: int, port: int) -> socket.socket:
     return holder
 
 
-def port_problem(port: int, error: OSError) -> Problem:
-    return Problem(
-        "port %d cannot be used: %s" % (port, error.strerror),
-        "leave launch.port out: a free one is found",
-        failure="port_in_use" if error.errno == errno.EADDRINUSE else None,
-    )
-
-
 def environment_after(setup: str) -> Dict[str, str]:
     """The environment after a line of bash, or a file of it, has run here. Raises Problem with its output."""
     path = os.path.expanduser(setup)
@@ -326,13 +318,17 @@ def check_command(spec: Dict[str, Any]) -> None:
 
 
 def hold_port(wanted: int) -> socket.socket:
-    """A port for the rendezvous, which no other job can take from now on: the first rank gets it open."""
-    try:
-        return bound(socket.AF_INET6, wanted)
-    except OSError as error:
-        if error.errno in (errno.EADDRINUSE, errno.EACCES):
-            raise port_problem(wanted, error)
-        try:  # a kernel without IPv6
-            return bound(socket.AF_INET, wanted)
-        except OSError as second:
-            raise port_problem(wanted, second)
+    """A port for the rendezvous, which no other job can take from now on: the first rank gets it open. Raises
+    Problem."""
+    for family in (socket.AF_INET6, socket.AF_INET):  # a kernel may be without IPv6
+        try:
+            return bound(family, wanted)
+        except OSError as error:
+            last = error
+            if error.errno in (errno.EADDRINUSE, errno.EACCES):
+                break
+    raise Problem(
+        "port %d cannot be used: %s" % (wanted, last.strerror),
+        "leave launch.port out: a free one is found",
+        failure="port_in_use" if last.errno == errno.EADDRINUSE else None,
+    )
