@@ -15,6 +15,11 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any, Callable, Dict, List, Optional, Set
 
+# How the types of file systems begin that several machines may share; the same as in worker/locks.py.
+REMOTE = (
+    "nfs", "lustre", "gpfs", "beegfs", "ceph", "cifs", "smb3", "smbfs", "9p", "afs", "gluster", "pvfs2",
+    "orangefs", "panfs", "weka", "virtiofs", "fuse.gluster", "fuse.sshfs", "fuse.ceph", "fuse.juicefs",
+)  # fmt: skip
 KEPT_DAYS = 30  # that a file of code is kept on a host after it was used last
 
 

@@ -30,7 +30,7 @@ import sys
 import time
 from typing import Any, Callable, Dict, Iterator, List, Optional, Tuple
 
-from .files import existing, hash_file
+from .files import REMOTE, existing, hash_file
 from .talk import Problem
 
 COMPLETE = "muster-complete.json"
@@ -44,11 +44,6 @@ PROGRESS = (
     "Generating ",
     "Resolved ",
 )
-# How the types of file systems begin that several machines may share; the same as in checks/families/disk.py.
-REMOTE = (
-    "nfs", "lustre", "gpfs", "beegfs", "ceph", "cifs", "smb3", "smbfs", "9p", "afs", "gluster", "pvfs2",
-    "orangefs", "panfs", "weka", "virtiofs", "fuse.gluster", "fuse.sshfs", "fuse.ceph", "fuse.juicefs",
-)  # fmt: skip
 
 # What an interpreter's ranks would import, name by name; pip is left out: it only brought the others.
 PACKAGES = """
@@ -356,17 +351,8 @@ class Provision:
             argv = [uv, "pip", "install", "--python", path + "/bin/python", *argv]
         else:
             quiet = ["--no-input", "--disable-pip-version-check", "--no-warn-script-location"]
-            argv = [
-                path + "/bin/python",
-                "-I",
-                "-m",
-                "pip",
-                "install",
-                "--progress-bar",
-                "off",
-                *quiet,
-                *argv,
-            ]
+            quiet += ["--progress-bar", "off"]
+            argv = [path + "/bin/python", "-I", "-m", "pip", "install", *quiet, *argv]
         code, lines = self.program(
             argv, env=install_environment(wanted["index"], offline=bool(self.order["wheels"]))
         )
