@@ -30,7 +30,9 @@ from muster.agent.host import PACKAGES, find_python, hold_port, interface_of, so
 from muster.agent.proc import proc_table
 from muster.agent.ranks import Ranks
 from muster.agent.talk import Channel, Problem
+from muster.fleet.launchers.base import agent_argv, agent_source
 from tests.support import wait_until
+from tests.unit.test_checks_probes import old_pythons
 
 PARTS = [path for path in sorted(Path(agent.__file__).parent.glob("*.py")) if path.stem != "__init__"]
 LATER = {"removeprefix", "removesuffix", "pairwise", "is_relative_to", "hardlink_to"}  # than Python 3.8
@@ -70,6 +72,17 @@ def test_the_text_imports_the_standard_library_alone(part: Path) -> None:
     assert "os" in imported
     of_the_rank = {"torch"} if part.stem == "inside" else set()  # that runs in it
     assert imported - of_the_rank <= sys.stdlib_module_names
+
+
+@pytest.mark.parametrize("python", [sys.executable, *old_pythons()])
+def test_what_is_sent_runs_on_old_pythons(python: str) -> None:
+    """As text where they are not of this one's version; the agent ends when its input closes."""
+    done = subprocess.run(agent_argv(python, "job"), input=agent_source(), capture_output=True, timeout=60)
+    said = [json.loads(line) for line in done.stdout.splitlines() if line]
+    assert [(each["m"], each.get("why")) for each in said if each["m"] != "beat"] == [
+        ("exit", "input closed")
+    ]
+    assert (done.returncode, done.stderr) == (1, b"")
 
 
 # --- Tail ------------------------------------------------------------------------------------------------
