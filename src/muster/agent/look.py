@@ -1,8 +1,8 @@
 """Where the ranks of a host stand, found out from outside: processes, Python stacks, collectives.
 
 The controller sends this text to its agents when a job makes no progress, and each runs `look` with its own
-modules at hand. Nothing here waits for a process that is stuck; one that computes is
-stopped for some milliseconds, to read its native stack.
+modules at hand. Nothing here waits for a process that is stuck; one that computes is stopped for some
+milliseconds, to read its native stack.
 """
 
 from __future__ import annotations
