@@ -86,7 +86,7 @@ def start_program(folder: Path, op: str, **order: Any) -> subprocess.Popen[bytes
     (folder / "rank0.events.jsonl").unlink(missing_ok=True)
     variables = {"MUSTER_SPEC": str(folder / "spec.json"), "MUSTER_EVENTS": str(folder), "MUSTER_RANK": "0"}
     environ = {**os.environ, "HOME": str(folder), **variables}
-    return subprocess.Popen([sys.executable, str(PROGRAM)], env=environ)
+    return subprocess.Popen([sys.executable, "-m", "muster.agent.provision"], env=environ)
 
 
 def environment(venv: Path, key: str = "k") -> dict[str, Any]:

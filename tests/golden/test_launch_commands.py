@@ -13,6 +13,7 @@ from importlib.util import MAGIC_NUMBER
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 
@@ -212,9 +213,9 @@ def test_hosts_with_disks_of_their_own_keep_runs_of_one_name_apart() -> None:
 def test_the_agents_text_comes_compiled_and_as_it_is(magic: bytes) -> None:
     """Each part has its length before it; a Python of another version takes the text."""
     left = io.BytesIO(agent_source())
-    about = {"_frozen_importlib_external": SimpleNamespace(MAGIC_NUMBER=magic)}
-    here = SimpleNamespace(modules=about, implementation=sys.implementation)
-    made: dict[str, Any] = {"r": left.read, "sys": here, "__name__": "not the main program"}
-    exec(left.read(int(left.read(10))), made)
-    assert callable(made["Agent"]) and left.read() == b""
-    assert ("__doc__" in made) == (magic != MAGIC_NUMBER)
+    with patch.dict(sys.modules, {"_frozen_importlib_external": SimpleNamespace(MAGIC_NUMBER=magic)}):
+        made: dict[str, Any] = {"r": left.read, "sys": sys, "__name__": "not the main program"}
+        exec(left.read(int(left.read(10))), made)
+    sent = made["package"].agent
+    assert callable(sent.main) and left.read() == b""
+    assert bool(sent.__doc__) == (magic != MAGIC_NUMBER)

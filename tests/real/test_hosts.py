@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from muster.agent.agent import processor
+from muster.agent.host import processor
 from muster.core.hardware.links import LinkFigures
 from muster.core.recipes import load_recipe
 from muster.fleet.shell import Shell

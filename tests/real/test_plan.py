@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from muster.agent.agent import processor
+from muster.agent.host import processor
 from muster.cli import main
 from muster.core.recipes import load_recipe
 from muster.inputs.read import read_inputs, read_recipe

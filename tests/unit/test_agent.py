@@ -7,6 +7,7 @@ import errno
 import json
 import os
 import platform
+import shutil
 import signal
 import socket
 import subprocess
@@ -21,11 +22,19 @@ from unittest.mock import Mock
 import pytest
 
 from muster import marks
-from muster.agent import agent
-from muster.agent.agent import Agent, Problem, Tail, family, interface_of, proc_table, source_address
+from muster.agent import agent, ending, files, gpu, host, proc, talk
+from muster.agent.agent import Agent
+from muster.agent.ending import family
+from muster.agent.files import Brought, Tail
+from muster.agent.host import PACKAGES, find_python, hold_port, interface_of, source_address
+from muster.agent.proc import proc_table
+from muster.agent.ranks import Ranks
+from muster.agent.talk import Channel, Problem
+from muster.fleet.launchers.base import agent_argv, agent_source
 from tests.support import wait_until
+from tests.unit.test_checks_probes import old_pythons
 
-SOURCE = Path(agent.__file__).read_text(encoding="utf-8")
+PARTS = [path for path in sorted(Path(agent.__file__).parent.glob("*.py")) if path.stem != "__init__"]
 LATER = {"removeprefix", "removesuffix", "pairwise", "is_relative_to", "hardlink_to"}  # than Python 3.8
 NO_ADDRESS = "203.0.113.7"  # TEST-NET-3: nobody has it
 
@@ -33,9 +42,10 @@ NO_ADDRESS = "203.0.113.7"  # TEST-NET-3: nobody has it
 # --- the text --------------------------------------------------------------------------------------------
 
 
-def test_the_text_is_python_38() -> None:
+@pytest.mark.parametrize("part", PARTS, ids=lambda part: part.stem)
+def test_the_text_is_python_38(part: Path) -> None:
     """Parsed with 3.8's grammar; nothing that its library has not, as far as names tell."""
-    tree = ast.parse(SOURCE, feature_version=(3, 8))
+    tree = ast.parse(part.read_text(encoding="utf-8"), feature_version=(3, 8))
     used = {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
     assert not used & LATER
     keywords = {
@@ -47,16 +57,32 @@ def test_the_text_is_python_38() -> None:
     assert ("zip", "strict") not in keywords
 
 
-def test_the_text_imports_the_standard_library_alone() -> None:
+@pytest.mark.parametrize("part", PARTS, ids=lambda part: part.stem)
+def test_the_text_imports_the_standard_library_alone(part: Path) -> None:
+    """And the package's own modules, by names that hold wherever it is."""
     imported = set()
-    for node in ast.walk(ast.parse(SOURCE)):
+    for node in ast.walk(ast.parse(part.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
             imported |= {alias.name.partition(".")[0] for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
-            assert node.level == 0
+            if node.level:
+                assert (node.level, node.module) in {(1, each.stem) for each in PARTS}
+                continue
             imported.add((node.module or "").partition(".")[0])
-    assert "json" in imported
-    assert imported <= sys.stdlib_module_names
+    assert "os" in imported
+    of_the_rank = {"torch"} if part.stem == "inside" else set()  # that runs in it
+    assert imported - of_the_rank <= sys.stdlib_module_names
+
+
+@pytest.mark.parametrize("python", [sys.executable, *old_pythons()])
+def test_what_is_sent_runs_on_old_pythons(python: str) -> None:
+    """As text where they are not of this one's version; the agent ends when its input closes."""
+    done = subprocess.run(agent_argv(python, "job"), input=agent_source(), capture_output=True, timeout=60)
+    said = [json.loads(line) for line in done.stdout.splitlines() if line]
+    assert [(each["m"], each.get("why")) for each in said if each["m"] != "beat"] == [
+        ("exit", "input closed")
+    ]
+    assert (done.returncode, done.stderr) == (1, b"")
 
 
 # --- Tail ------------------------------------------------------------------------------------------------
@@ -197,11 +223,11 @@ def test_what_has_begun_since(
     def tell(last: int, forks: int) -> None:
         told = {"stat": b"cpu 1 2\nprocesses %d\n" % forks, "sys/kernel/pid_max": b"32768\n"}
         told["sys/kernel/ns_last_pid"] = b"%d\n" % last if last else b""
-        monkeypatch.setattr(agent, "from_proc", told.__getitem__)
+        monkeypatch.setattr(ending, "from_proc", told.__getitem__)
 
-    monkeypatch.setattr(agent, "process_ids", lambda: {20, 500, 600, 900, 30001})
+    monkeypatch.setattr(ending, "process_ids", lambda: {20, 500, 600, 900, 30001})
     tell(*then)
-    births = agent.Births()
+    births = ending.Births()
     tell(*now)
     assert births.since() == found
 
@@ -209,15 +235,15 @@ def test_what_has_begun_since(
 # An agent whose rank ignores SIGTERM, as one does that hangs in a driver's call; it ends its descendants.
 DEAF = """
 import json, os, signal, subprocess, sys, time
-from muster.agent import agent
-agent.GRACE = 0.3
+from muster.agent import ending, ranks, talk
+ending.GRACE = 0.3
 code = "import signal as s, time; s.signal(s.SIGTERM, s.SIG_IGN); print(flush=True); time.sleep(120)"
 rank = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE)
 rank.stdout.readline()
-host = agent.Agent()
-host.spec, host.ranks, host.mute = {"token": "a job of this test's own"}, {0: rank}, True
+host = ranks.Ranks(talk.Channel(), {"token": "a job of this test's own"})
+host.processes, host.channel.mute = {0: rank}, True
 began = time.monotonic()
-host.end_ranks()
+host.end()
 print(json.dumps([rank.wait(5), time.monotonic() - began]))
 """
 
@@ -261,10 +287,10 @@ def test_a_rendezvous_that_no_name_server_knows_is_a_problem(monkeypatch: pytest
         raise socket.gaierror("unknown")
 
     monkeypatch.setattr(socket, "getaddrinfo", answers)
-    monkeypatch.setattr(agent.time, "sleep", lambda seconds: None)
-    agent.check_address("slow.example", 1)
-    with pytest.raises(agent.Problem) as error:
-        agent.check_address("nosuch.invalid", 1)
+    monkeypatch.setattr(host.time, "sleep", lambda seconds: None)
+    host.check_address("slow.example", 1)
+    with pytest.raises(Problem) as error:
+        host.check_address("nosuch.invalid", 1)
     assert "nosuch.invalid" in str(error.value) and "launch.address" in str(error.value)
 
 
@@ -282,23 +308,19 @@ def test_a_taken_port_is_refused() -> None:
         taken.listen(1)
         port = taken.getsockname()[1]
         with pytest.raises(Problem, match=f"port {port} cannot be used: Address already in use") as caught:
-            Agent().hold_port(port)
+            hold_port(port)
     assert caught.value.hint == "leave launch.port out: a free one is found"
     assert caught.value.failure == "port_in_use"
 
 
 def test_a_held_port_is_nobody_elses() -> None:
-    first, second = Agent(), Agent()
-    try:
-        port = first.hold_port(0)
+    with hold_port(0) as first:
+        port = first.getsockname()[1]
         assert 0 < port < 65536
         with pytest.raises(Problem, match=f"port {port} cannot be used"):
-            second.hold_port(port)
-        assert second.hold_port(0) != port
-    finally:
-        for each in (first, second):
-            if each.port_holder:
-                each.port_holder.close()
+            hold_port(port)
+        with hold_port(0) as second:
+            assert second.getsockname()[1] != port
 
 
 def test_a_kernel_without_ipv6(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -310,12 +332,9 @@ def test_a_kernel_without_ipv6(monkeypatch: pytest.MonkeyPatch) -> None:
             raise OSError(errno.EAFNOSUPPORT, "Address family not supported by protocol")
         return real(family, *rest)
 
-    monkeypatch.setattr(agent.socket, "socket", refuse)
-    host = Agent()
-    assert host.hold_port(0) > 0
-    assert host.port_holder is not None
-    assert host.port_holder.family == socket.AF_INET
-    host.port_holder.close()
+    monkeypatch.setattr(host.socket, "socket", refuse)
+    with hold_port(0) as holder:
+        assert holder.getsockname()[1] > 0 and holder.family == socket.AF_INET
 
 
 # --- what is forwarded, and what ranks see ---------------------------------------------------------------
@@ -323,7 +342,8 @@ def test_a_kernel_without_ipv6(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_chatty_rank_starves_nobody(tmp_path: Path) -> None:
     """However much one log holds, every rank's events go out at once, and every log gets its turn."""
-    host = Agent()
+    channel = Channel()
+    host = Ranks(channel, {})
     for rank in (0, 1):
         (tmp_path / f"{rank}.events").write_text('{"kind": "done"}\n')
         (tmp_path / f"{rank}.log").write_text("x" * 1000 + "\n")
@@ -331,36 +351,37 @@ def test_a_chatty_rank_starves_nobody(tmp_path: Path) -> None:
         host.logs.append(Tail(str(tmp_path / f"{rank}.log"), "log", rank))
     (tmp_path / "0.log").write_text(("y" * 99 + "\n") * 100_000)  # far more than may wait to be sent
     assert host.read_tails()
-    messages = [json.loads(line) for line in host.outbox]
+    messages = [json.loads(line) for line in channel.outbox]
     assert [(m["m"], m["rank"]) for m in messages[:2]] == [("event", 0), ("event", 1)]
     assert {m["rank"] for m in messages if m["m"] == "log"} == {0, 1}
     while (
-        host.out_bytes
+        channel.out_bytes
     ):  # the other side takes it slowly; the next events still come before the rest of the log
-        host.outbox.clear()
-        host.out_bytes = 0
+        channel.outbox.clear()
+        channel.out_bytes = 0
     (tmp_path / "1.events").open("a").write('{"kind": "late"}\n')
     host.read_tails()
-    assert json.loads(host.outbox[0])["lines"] == ['{"kind": "late"}']
+    assert json.loads(channel.outbox[0])["lines"] == ['{"kind": "late"}']
 
 
 def test_nobodys_variables_replace_the_jobs_own(monkeypatch: pytest.MonkeyPatch) -> None:
     """The shipped code stays first and the token stays the job's, whatever recipe and host say."""
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "6,7")
-    host = Agent()
     mine = {"PYTHONPATH": "/home/me/src", "MUSTER_TOKEN": "other", "NCCL_DEBUG": "INFO"}
-    host.spec = {"threads": 3, "device": "cuda", "token": "job.1", "env": mine, "visible_gpus": [1]}
+    spec: dict[str, object] = {"threads": 3, "device": "cuda", "token": "job.1", "env": mine}
+    spec["visible_gpus"] = [1]
+    host = Ranks(Channel(), spec)
     env = host.environment("/place", "/place/code.zip", {"address": "127.0.0.1", "port": 1})
     assert env["PYTHONPATH"] == "/place/code.zip:/home/me/src"
     assert (env["MUSTER_TOKEN"], env["MUSTER_SPEC"]) == ("job.1", "/place/spec.json")
     assert (env["NCCL_DEBUG"], env["OMP_NUM_THREADS"]) == ("INFO", "3")
     assert env["CUDA_VISIBLE_DEVICES"] == "7"  # the second of those that are ours to use
-    host.spec |= {"device": "cpu", "visible_gpus": None}
+    spec |= {"device": "cpu", "visible_gpus": None}
     env = host.environment("/place", "/place/code.zip", {"address": "127.0.0.1", "port": 1})
     hidden = [env[f"{maker}_VISIBLE_DEVICES"] for maker in ("CUDA", "HIP", "ROCR")]
     assert hidden == [""] * 3 and env["DS_ACCELERATOR"] == "cpu"
-    assert agent.gpu_mask() == ["6", "7"]  # the agent itself samples them as before
-    host.spec |= {"env": {"CUDA_VISIBLE_DEVICES": "6"}}
+    assert gpu.gpu_mask() == ["6", "7"]  # the agent itself samples them as before
+    spec |= {"env": {"CUDA_VISIBLE_DEVICES": "6"}}
     env = host.environment("/place", "/place/code.zip", {"address": "127.0.0.1", "port": 1})
     assert (env["CUDA_VISIBLE_DEVICES"], env["HIP_VISIBLE_DEVICES"]) == ("6", "")
 
@@ -379,18 +400,19 @@ def test_a_full_disk_is_told_by_the_agent(
     code: int | None, why: str | None, free: int, told: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The ranks had no room for their last words, and the agent's need none."""
-    monkeypatch.setattr(agent.os, "set_blocking", lambda *_: None)
+    monkeypatch.setattr(talk.os, "set_blocking", lambda *_: None)
     monkeypatch.setattr(agent.signal, "signal", lambda *_: None)
     monkeypatch.setattr(agent.signal, "set_wakeup_fd", lambda *_, **__: None)
     monkeypatch.setattr(agent, "adopt_orphans", lambda: None)
-    monkeypatch.setattr(agent.shutil, "disk_usage", lambda path: SimpleNamespace(free=free))
+    monkeypatch.setattr(agent, "free_bytes", lambda folder: free)
     host = Agent()
-    host.base, host.ranks = str(tmp_path), {3: Mock(**{"poll.return_value": code, "pid": 4711})}
+    host.base = str(tmp_path)
+    host.ranks.processes = {3: Mock(**{"poll.return_value": code, "pid": 4711})}
     monkeypatch.setattr(host, "turn", lambda: setattr(host, "why", why))
-    monkeypatch.setattr(host, "end_ranks", lambda: None)
-    monkeypatch.setattr(host, "send_all", lambda seconds: None)
+    monkeypatch.setattr(host.ranks, "end", lambda: None)
+    monkeypatch.setattr(host.channel, "send_all", lambda seconds: None)
     host.run()
-    said = [json.loads(line) for line in host.outbox if line.strip()]
+    said = [json.loads(line) for line in host.channel.outbox if line.strip()]
     assert said[-1].pop("kernel").keys() == {"group", "machine", "log"}
     first = {"rank": 3, "pid": 4711} if code else {"rank": None, "pid": None}
     assert said[-1] == {"m": "exit", "code": code, "why": why, **first}
@@ -408,28 +430,28 @@ def test_files_that_came_in_part_do_not_stay(tmp_path: Path, monkeypatch: pytest
     monkeypatch.setattr(agent, "adopt_orphans", lambda: None)
     host = Agent()
     base, kept = tmp_path / "job", tmp_path / "code"
-    host.base, host.kept = str(base), str(kept)
-    host.spec = {"scratch": True, "token": "t", "workdir": host.base}
-    host.tree = {"files": [["one", 0o644, "d1", 4], ["two", 0o644, "d2", 4]]}
-    host.lacks = {"d1", "d2"}
+    host.base, host.spec = str(base), {"scratch": True, "token": "t"}
+    host.ranks = Ranks(host.channel, host.spec, host.base)
+    host.brought = Brought(host.channel, str(base), "t", str(kept))
+    host.brought.tree = {"files": [["one", 0o644, "d1", 4], ["two", 0o644, "d2", 4]]}
+    host.brought.lacks = {"d1", "d2"}
     for place in (kept, base / "code"):
         place.mkdir(parents=True)
-    host.blob({"digest": "d1", "data": "b25l", "last": True})
-    host.blob({"digest": "d2", "data": "b25l", "last": False})
+    host.brought.blob({"digest": "d1", "data": "b25l", "last": True})
+    host.brought.blob({"digest": "d2", "data": "b25l", "last": False})
     assert len([*kept.iterdir()]) == 2
     monkeypatch.setattr(host, "turn", lambda: setattr(host, "why", "stopped"))
-    monkeypatch.setattr(host, "send_all", lambda seconds: None)
+    monkeypatch.setattr(host.channel, "send_all", lambda seconds: None)
     host.run()
     assert [*kept.iterdir()] == [kept / "d1"] and not base.exists()
 
 
 def test_a_content_that_another_command_has_removed(tmp_path: Path) -> None:
     """As the end of one `muster prepare` does while another's other files are on their way."""
-    host = Agent()
-    host.base, host.kept = str(tmp_path / "job"), str(tmp_path / "code")
-    host.tree = {"files": [["one", 0o644, "d1", 4]]}
+    brought = Brought(Channel(), str(tmp_path / "job"), "t", str(tmp_path / "code"))
+    brought.tree = {"files": [["one", 0o644, "d1", 4]]}
     with pytest.raises(Problem, match="another command") as gone:
-        host.assemble()
+        brought.assemble()
     assert gone.value.hint
 
 
@@ -447,34 +469,32 @@ def test_a_content_that_another_command_has_removed(tmp_path: Path) -> None:
     ],
 )
 def test_which_rank_ended_first(codes: dict[int, int | None], code: int | None, first: int | None) -> None:
-    host = Agent()
-    host.ranks = {rank: Mock(**{"poll.return_value": each}) for rank, each in codes.items()}
-    assert host.look_at_ranks() == code
+    host = Ranks(Channel(), {})
+    host.processes = {rank: Mock(**{"poll.return_value": each}) for rank, each in codes.items()}
+    assert host.result() == code
     bad = {rank: each for rank, each in host.ended.items() if each}
     assert (host.first_of(bad) if bad else None) == first
 
 
 def test_ranks_that_end_each_by_itself(tmp_path: Path) -> None:
     """None of them ends the others; how it ended stands after its own last words."""
-    host = Agent()
-    host.spec, host.place = {"apart": True}, str(tmp_path)
+    host = Ranks(Channel(), {"apart": True})
+    host.place = str(tmp_path)
     (tmp_path / "rank1.events.jsonl").write_text('{"kind": "begin"}\n{"kind": "en')
     codes: dict[int, int | None] = {0: None, 1: -9}
-    host.ranks = {rank: Mock(**{"poll.side_effect": lambda rank=rank: codes[rank]}) for rank in codes}
-    assert host.look_at_ranks() is None and host.look_at_ranks() is None
+    host.processes = {rank: Mock(**{"poll.side_effect": lambda rank=rank: codes[rank]}) for rank in codes}
+    assert host.result() is None and host.result() is None
     *_, torn, last = (tmp_path / "rank1.events.jsonl").read_text().splitlines()
     told = json.loads(last)
     assert torn == '{"kind": "en' and (told["kind"], told["rank"], told["code"]) == ("ended", 1, -9)
     codes[0] = 0
-    assert host.look_at_ranks() == 0 and not (tmp_path / "rank0.events.jsonl").exists()
+    assert host.result() == 0 and not (tmp_path / "rank0.events.jsonl").exists()
 
 
 def test_ranks_get_torchruns_variables_and_the_first_one_the_port() -> None:
-    host = Agent()
-    host.spec = {"world_size": 5, "node_rank": 0, "ranks": [0, 1]}
-    port = host.hold_port(0)
-    assert host.port_holder is not None
-    with host.port_holder as held:
+    host = Ranks(Channel(), {"world_size": 5, "node_rank": 0, "ranks": [0, 1]})
+    with hold_port(0) as held:
+        host.port_holder, port = held, held.getsockname()[1]
         order = {"address": "10.0.0.1", "port": port}
         first, files = host.one_of({"A": "b"}, 0, 0, order)
         second, none = host.one_of({"A": "b"}, 1, 1, order)
@@ -492,31 +512,30 @@ def test_what_is_left_from_before_is_not_this_jobs(tmp_path: Path) -> None:
     (place / "old").mkdir(parents=True)
     (place / "rank0.events.jsonl").write_text('{"kind": "failed"}\n')
     (place / "rank0.log").write_text("of another job\n")
-    host = Agent()
-    host.base, host.python = str(tmp_path), sys.executable
-    host.spec = {"folder": "n1", "attempt": 1, "shared": False, "token": "job.1", "node_rank": 0}
+    spec = {"folder": "n1", "attempt": 1, "shared": False, "token": "job.1", "node_rank": 0}
+    host = Ranks(Channel(), spec, str(tmp_path))
     told = {"argv": [sys.executable, "-c", "pass"], "ranks": [0], "threads": 1, "device": "cpu", "env": {}}
     told |= {"hardware_seconds": 60.0, "code": "", "world_size": 1}
     host.start({"host": told, "job": {}, "address": "127.0.0.1", "port": 1})
-    assert host.ranks[0].wait(30) == 0
+    assert host.processes[0].wait(30) == 0
     host.read_tails(final=True)
-    assert list(host.outbox) == []
+    assert list(host.channel.outbox) == []
     assert sorted(each.name for each in place.iterdir()) == ["code.zip", "rank0.log", "spec.json"]
 
 
 def test_a_place_that_cannot_be_made_anew_is_told(tmp_path: Path) -> None:
     (tmp_path / "place").touch()
     with pytest.raises(Problem, match="place cannot be made anew: File exists"):
-        agent.new_folder(str(tmp_path / "place"))
+        files.new_folder(str(tmp_path / "place"))
 
 
 def test_gpus_that_are_not_ours(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    assert agent.gpu_mask() is None
+    assert gpu.gpu_mask() is None
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    assert agent.gpu_mask() == []
+    assert gpu.gpu_mask() == []
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2, GPU-4f1a")
-    assert agent.gpu_mask() == ["2", "GPU-4f1a"]
+    assert gpu.gpu_mask() == ["2", "GPU-4f1a"]
 
 
 @pytest.mark.parametrize(
@@ -538,8 +557,8 @@ def test_the_memory_that_control_groups_allow(
     for name, text in files.items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(text)
-    assert agent.memory_limit(str(tmp_path), str(tmp_path / "own")) == limit
-    assert agent.memory_limit(str(tmp_path), str(tmp_path / "nowhere")) is None
+    assert proc.memory_limit(str(tmp_path), str(tmp_path / "own")) == limit
+    assert proc.memory_limit(str(tmp_path), str(tmp_path / "nowhere")) is None
 
 
 @pytest.mark.parametrize(
@@ -551,8 +570,8 @@ def test_the_memory_that_control_groups_allow(
 )  # fmt: skip
 def test_the_processors_model(text: str, model: str | None, tmp_path: Path) -> None:
     (tmp_path / "cpuinfo").write_text(text)
-    assert agent.processor(str(tmp_path / "cpuinfo")) == model
-    assert agent.processor(str(tmp_path / "nowhere")) is None
+    assert host.processor(str(tmp_path / "cpuinfo")) == model
+    assert host.processor(str(tmp_path / "nowhere")) is None
 
 
 # --- launch.setup ----------------------------------------------------------------------------------------
@@ -562,7 +581,7 @@ def test_a_setup_line_stands_in_no_list_of_processes(tmp_path: Path) -> None:
     """It may set a secret; what a process is started with is read by every user."""
     words = tmp_path / "words"
     setup = f"KEY=hunter2-of-mine; tr '\\0' ' ' < /proc/$$/cmdline > {words}; export KEY"
-    environment = agent.environment_after(setup)
+    environment = host.environment_after(setup)
     assert environment["KEY"] == "hunter2-of-mine" and "MUSTER_SETUP" not in environment
     assert words.read_text().startswith("bash -c") and "hunter2" not in words.read_text()
 
@@ -570,15 +589,15 @@ def test_a_setup_line_stands_in_no_list_of_processes(tmp_path: Path) -> None:
 def test_a_setup_line_changes_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of the ranks: what it exports, in one line or in a file that it sources; what it prints is no part."""
     monkeypatch.setenv("KEPT", "a=b\nc")
-    found = agent.environment_after("echo noise; export GIVEN='x y'; LOST=1; unset HOME")
+    found = host.environment_after("echo noise; export GIVEN='x y'; LOST=1; unset HOME")
     assert (found["GIVEN"], found["KEPT"]) == ("x y", "a=b\nc")
     assert "LOST" not in found and "HOME" not in found
     file = tmp_path / "set up.sh"
     file.write_text("module() { export MODULE=$2; }\nmodule load cuda\n")
-    assert agent.environment_after(str(file))["MODULE"] == "cuda"
-    assert agent.environment_after(f". '{file}'")["MODULE"] == "cuda"
+    assert host.environment_after(str(file))["MODULE"] == "cuda"
+    assert host.environment_after(f". '{file}'")["MODULE"] == "cuda"
     monkeypatch.setenv("PWD", str(tmp_path))
-    moved = agent.environment_after("cd /")  # ranks start where the agent is
+    moved = host.environment_after("cd /")  # ranks start where the agent is
     assert moved["PWD"] == str(tmp_path) and "OLDPWD" not in moved
 
 
@@ -597,9 +616,9 @@ def test_a_setup_line_changes_the_environment(tmp_path: Path, monkeypatch: pytes
 def test_a_setup_that_fails_says_what_it_printed(
     setup: str, what: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(agent, "SETUP_SECONDS", 0.5 if "sleep" in setup else 60.0)
+    monkeypatch.setattr(host, "SETUP_SECONDS", 0.5 if "sleep" in setup else 60.0)
     with pytest.raises(Problem) as caught:
-        agent.environment_after(setup)
+        host.environment_after(setup)
     assert "launch.setup" in str(caught.value) and what in str(caught.value)
 
 
@@ -607,14 +626,14 @@ def test_a_setup_may_bring_the_interpreter(tmp_path: Path, monkeypatch: pytest.M
     """As an activated environment does; one that was asked for by name is looked for there too."""
     brought = tmp_path / "python3"
     brought.symlink_to(sys.executable)
-    host = Agent()
-    host.spec = {"python": None, "controller_python": sys.executable}
-    assert host.find_python() == sys.executable
-    for name, value in agent.environment_after(f"export PATH={tmp_path}:$PATH").items():
+    usual = shutil.which("python3")
+    spec = {"python": None, "controller_python": sys.executable}
+    assert find_python(spec, usual) == sys.executable
+    for name, value in host.environment_after(f"export PATH={tmp_path}:$PATH").items():
         monkeypatch.setenv(name, value)
-    assert host.find_python() == str(brought)
-    host.spec["python"] = "python3"
-    assert host.find_python() == str(brought)
+    assert find_python(spec, usual) == str(brought)
+    spec["python"] = "python3"
+    assert find_python(spec, usual) == str(brought)
 
 
 @pytest.mark.parametrize(
@@ -626,24 +645,24 @@ def test_a_setup_may_bring_the_interpreter(tmp_path: Path, monkeypatch: pytest.M
     ],
 )
 def test_whom_the_out_of_memory_killer_ended(tmp_path: Path, groups: str, file: str) -> None:
-    root, proc = tmp_path / "cgroup", tmp_path / "proc"
-    (proc / "self").mkdir(parents=True)
-    (proc / "self/cgroup").write_text(groups)
+    root, kernel = tmp_path / "cgroup", tmp_path / "proc"
+    (kernel / "self").mkdir(parents=True)
+    (kernel / "self/cgroup").write_text(groups)
     (root / file).parent.mkdir(parents=True)
     (root / file).write_text("low 0\noom 4\noom_kill 2\n")
-    (proc / "vmstat").write_text("nr_free_pages 5\noom_kill 7\n")
+    (kernel / "vmstat").write_text("nr_free_pages 5\noom_kill 7\n")
     (log := tmp_path / "kmsg").write_text("")
-    watch = agent.KernelWatch(str(root), str(proc), str(log))
+    watch = proc.KernelWatch(str(root), str(kernel), str(log))
     assert watch.look() == {"group": 0, "machine": 0, "log": []}
     (root / file).write_text("oom 5\noom_kill 3\n")
-    (proc / "vmstat").write_text("oom_kill 9\n")
+    (kernel / "vmstat").write_text("oom_kill 9\n")
     log.write_text("4,1,2,-;Memory cgroup out of memory: Killed process 471 (pt)\n")
     seen = watch.look()
     assert (seen["group"], seen["machine"]) == (1, 2) and "Killed process 471" in seen["log"][0]
 
 
 def test_a_kernel_that_tells_nothing(tmp_path: Path) -> None:
-    watch = agent.KernelWatch(str(tmp_path), str(tmp_path), str(tmp_path / "none"))
+    watch = proc.KernelWatch(str(tmp_path), str(tmp_path), str(tmp_path / "none"))
     assert watch.look() == {"group": None, "machine": None, "log": None}
 
 
@@ -651,16 +670,13 @@ def test_versions_are_those_that_the_library_tells(tmp_path: Path) -> None:
     """By the names of folders: of a wheel, of what an older installer left, and of what is not there."""
     (tmp_path / "a_plain.name-1.2+cpu.dist-info").mkdir()
     (tmp_path / "older-3.4-py3.9.egg-info").write_text("Metadata-Version: 1.0\nName: older\nVersion: 3.4\n")
-    host = Agent()
-    host.python = sys.executable
-    host.spec = {"packages": ["a-plain_name", "older", "olde"]}
-    told: dict[str, str | None] = dict.fromkeys(agent.PACKAGES)
+    told: dict[str, str | None] = dict.fromkeys(PACKAGES)
     for name in told:
         with suppress(metadata.PackageNotFoundError):
             told[name] = metadata.version(name)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", str(tmp_path))
-        found = host.versions()
+        found = host.versions(sys.executable, ["a-plain_name", "older", "olde"])
     assert found.pop("python") == platform.python_version()
     assert found == {**told, "a-plain_name": "1.2+cpu", "older": "3.4", "olde": None}
 
@@ -670,12 +686,12 @@ def test_a_sign_of_life_is_told_once_and_each_time(tmp_path: Path) -> None:
     about = SimpleNamespace(spec={"ranks": [0, 1]}, place=str(tmp_path), beats={})
     pulse = marks.Pulse(str(tmp_path / "rank1.pulse"))
     pulse.beat(3)
-    assert [Agent.pulses(about) for _ in range(2)] == [[[1, 3, 1, ""]], []]  # type: ignore[arg-type]
+    assert [Ranks.pulses(about) for _ in range(2)] == [[[1, 3, 1, ""]], []]  # type: ignore[arg-type]
     pulse.beat()
-    assert Agent.pulses(about) == [[1, 3, 2, ""]]  # type: ignore[arg-type]
+    assert Ranks.pulses(about) == [[1, 3, 2, ""]]  # type: ignore[arg-type]
     told = SimpleNamespace(pulse=pulse, phases={})
     with marks._Phase(told, "evaluate"):  # type: ignore[arg-type]
         with marks._Phase(told, "data"):  # type: ignore[arg-type]
-            assert Agent.pulses(about)[0][3] == "data"  # type: ignore[arg-type]
-        assert Agent.pulses(about)[0][3] == "evaluate"  # type: ignore[arg-type]
-    assert Agent.pulses(about) == [[1, 3, 6, ""]]  # type: ignore[arg-type]
+            assert Ranks.pulses(about)[0][3] == "data"  # type: ignore[arg-type]
+        assert Ranks.pulses(about)[0][3] == "evaluate"  # type: ignore[arg-type]
+    assert Ranks.pulses(about) == [[1, 3, 6, ""]]  # type: ignore[arg-type]

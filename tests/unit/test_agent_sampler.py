@@ -12,8 +12,10 @@ from typing import Any
 
 import pytest
 
-from muster.agent import agent
-from muster.agent.agent import SLOWED, Nvml, Sampler, cpu_times, tree
+from muster.agent import sampler
+from muster.agent.gpu import SLOWED, Nvml
+from muster.agent.proc import tree
+from muster.agent.sampler import Sampler, cpu_times
 from muster.core.batch import Batch
 from muster.core.job import Job, Placement
 from muster.results.fold import host_reports
@@ -56,7 +58,7 @@ def test_what_processes_used_is_what_is_left_of_the_clock(
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 3})
     monkeypatch.setattr(os, "sysconf", lambda _: 100)
     clock = iter([50.0, 60.0])
-    monkeypatch.setattr(agent.time, "monotonic", lambda: next(clock))
+    monkeypatch.setattr(sampler.time, "monotonic", lambda: next(clock))
     stat = tmp_path / "stat"
     zero, none = "0 0 0 0 0 0 0 0 0 0", "900 0 0 100 0 0 0 0 0 0"
     stat.write_text(f"cpu  {none}\ncpu0 {zero}\ncpu1 {zero}\ncpu3 {zero}\nintr 5 0\n")

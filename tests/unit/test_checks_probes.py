@@ -33,7 +33,8 @@ def script() -> str:
     """A program that asks every probe in both rounds and prints the answers, as text for any interpreter."""
     sources = {family.name: family.source for family in FAMILIES if family.source}
     asked = [[family.name for family in FAMILIES if family.asks], [f.name for f in FAMILIES if f.meets]]
-    return f"""{Path(program.__file__).read_text()}
+    own = Path(program.__file__).read_text().replace("from .talk import Channel\n", "")
+    return f"""{own}
 spaces, first, second = {{}}, {{}}, {{}}
 for name, source in {sources!r}.items():
     spaces[name] = {{"text": text, "run": run, "at_end": at_end}}

@@ -500,7 +500,7 @@ def test_nothing_to_train_on_is_said() -> None:
     ("workload", "wanted"), [("sft", False), ("reward", True), ("grpo", True), ("ppo", True)]
 )
 def test_trl_is_looked_for_before_the_start(workload: str, wanted: bool) -> None:
-    from muster.agent.agent import PACKAGES
+    from muster.agent.host import PACKAGES
     from muster.runs.requirements import needed
 
     assert ("trl" in needed(recipe_from({"workload": workload}))) is wanted

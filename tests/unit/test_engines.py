@@ -69,7 +69,7 @@ def test_no_engine_is_named_outside_of_its_folder() -> None:
     outside = {str(path.relative_to(source)) for path in files if source / "engines" not in path.parents}
     elsewhere = {"core/job.py", "core/recipe.py", "runs/requirements.py", "workloads/command/spec.py"}
     elsewhere |= {"core/recipes.py"}  # a key of other tools
-    assert outside <= {"agent/agent.py", *elsewhere}
+    assert outside <= {"agent/host.py", *elsewhere}
 
 
 def test_a_recipe_can_name_it(spec: EngineSpec) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from muster.agent.agent import Tail
+from muster.agent.files import Tail
 from muster.core.result import Hung, Pace
 from muster.store import events
 

@@ -212,7 +212,7 @@ def test_what_a_rank_sent_without_an_answer(monkeypatch: pytest.MonkeyPatch) -> 
         b"head\n   0: 0000000000000000FFFF00000B004D0A:B2 000000000000000000000000010000FE:1F 02 "
         b"00000001:00000000 01:00000318 00000003     0        0 14 1 0\n"
     )
-    monkeypatch.setattr(look, "opened", lambda pid: ["socket:[11]", "socket:[12]", "socket:[14]", "/x"])
+    monkeypatch.setattr(look, "sockets_of", lambda pid: {11, 12, 14})
     monkeypatch.setattr(look, "read", lambda path: {"tcp": table, "tcp6": wide}[path.rpartition("/")[2]])
     assert look.connections([7]) == [
         ["10.77.0.11", "10.77.0.12", 4],
@@ -239,7 +239,7 @@ def test_whether_the_disk_that_a_rank_waits_for_does_something(
         "/proc/9/mountstats": b"device a:/b mounted on /data with fstype nfs\n\tbytes:\t11 22\n\tx:\n",
     }
     monkeypatch.setattr(look, "read", files.get)
-    monkeypatch.setattr(look, "tasks", lambda pids: [(9, 10), (9, 11)])
+    monkeypatch.setattr(look, "tasks", lambda pid: [10, 11])
     monkeypatch.setattr(look, "stat", lambda pid, task: {"state": "D" if task == 11 else "S"})
     assert {task: done.strip() for task, done in look.waited_for([9]).items()} == {"11": found}
     files["/proc/9/task/11/syscall"] = b"running"

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from muster.agent import agent
-from muster.agent.agent import Nvml, Problem, gpu_facts, gpu_files
+from muster.agent import gpu as nvml
+from muster.agent.gpu import Nvml, gpu_facts, gpu_files
+from muster.agent.talk import Problem
 
 GIB = 1 << 30
 H100 = "NVIDIA H100 80GB HBM3"
@@ -34,8 +35,8 @@ def host(library: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Host
     def make(*lines: str, there: int = 0, mask: str | None = None) -> None:
         (tmp_path / "gpus").write_text("\n".join(lines) + "\n")
         monkeypatch.setenv("FAKE_NVML", str(tmp_path / "gpus"))
-        monkeypatch.setattr(agent, "NVML", ("libmuster-none.so.1", str(library)))
-        monkeypatch.setattr(agent, "gpu_files", lambda usable: there)
+        monkeypatch.setattr(nvml, "NVML", ("libmuster-none.so.1", str(library)))
+        monkeypatch.setattr(nvml, "gpu_files", lambda usable: there)
         monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
         if mask is not None:
             monkeypatch.setenv("CUDA_VISIBLE_DEVICES", mask)
@@ -132,13 +133,13 @@ def test_a_library_that_lacks_what_is_asked(host: Host, monkeypatch: pytest.Monk
 
 def test_no_library(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
     host(there=2)
-    monkeypatch.setattr(agent, "NVML", ("libmuster-none.so.1",))
+    monkeypatch.setattr(nvml, "NVML", ("libmuster-none.so.1",))
     with pytest.raises(Problem, match=r"has 2 NVIDIA GPUs.* none: libmuster-none\.so\.1 is not found"):
         gpu_facts()
     host(there=2, mask="")  # for CPUs alone: nothing is asked
     assert gpu_facts() == []
     host(there=0)
-    monkeypatch.setattr(agent, "NVML", ("libmuster-none.so.1",))
+    monkeypatch.setattr(nvml, "NVML", ("libmuster-none.so.1",))
     assert gpu_facts() == []
 
 

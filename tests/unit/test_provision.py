@@ -21,8 +21,7 @@ from typing import Any
 import pytest
 
 from muster.agent import provision
-from muster.agent.provision import REMOTE
-from muster.checks.families import disk
+from muster.agent.files import REMOTE
 from muster.cli.app import main
 from muster.core.errors import HostError, RecipeError, UsageError
 from muster.core.inventory import Host
@@ -38,6 +37,7 @@ from muster.prepare.prepare import provision as provision_hosts
 from muster.prepare.result import differences
 from muster.prepare.warm import Warmer, kernel_folders, warm_recipe
 from muster.store.tree import Tree
+from muster.worker import locks
 from tests.support import wait_until
 from tests.wheels import PROGRAM, environment, make_wheel, run_program, start_program
 
@@ -202,8 +202,8 @@ def test_kernels_stay_off_network_file_systems() -> None:
 
 
 def test_one_list_of_shared_file_systems() -> None:
-    """What is shipped to hosts is one file each, so the list stands in both."""
-    assert disk._NETWORK == REMOTE
+    """Ranks do not have the agent's package, so the list stands in both."""
+    assert locks.REMOTE == REMOTE
     for kind in ("nfs4", "fuse.sshfs", "glusterfs", "fuse.glusterfs", "wekafs", "pvfs2", "smb3"):
         assert kind.startswith(REMOTE)
     assert not any(

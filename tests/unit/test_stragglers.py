@@ -22,9 +22,10 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from muster.agent import pace as agents_pace
-from muster.agent.pace import PaceSampler as Sampled
-from muster.agent.pace import connections, sockets_of, threads
+from muster.agent import sampler as agents_pace
+from muster.agent.proc import sockets_of, threads
+from muster.agent.sampler import PaceSampler as Sampled
+from muster.agent.sampler import connections
 from muster.cli.views.progress import ProgressView
 from muster.core.batch import Batch
 from muster.core.inventory import Host

@@ -67,10 +67,10 @@ def test_the_way_of_one_value(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     for order in decided.orders.values():
         assert order["job"]["job"]["batch"] == {"micro": 4, "accumulation": 1, "global": 8}
     # Those that define what carries it, or send it, are on the way as well.
-    files |= {"core/batch.py", "core/job.py", "fleet/supervisor.py", "agent/agent.py"}
+    files |= {"core/batch.py", "core/job.py", "fleet/supervisor.py", "agent/ranks.py"}
     assert len(files) <= MOST, sorted(files)
     text = PAGE.read_text(encoding="utf-8").partition("How one value travels")[2].partition("\n## ")[0]
-    assert files - {"agent/agent.py"} <= set(re.findall(r"`([a-z_/]+\.py)`", text))
+    assert files <= set(re.findall(r"`([a-z_/]+\.py)`", text))
 
 
 def test_the_line_that_trains_is_found_in_three_files() -> None:

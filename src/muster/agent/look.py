@@ -1,8 +1,8 @@
 """Where the ranks of a host stand, found out from outside: processes, Python stacks, collectives.
 
-One file, standard library alone, Python >= 3.8: the controller sends this text to its agents when a job makes
-no progress, and each runs `look`. Nothing here waits for a process that is stuck; one that computes is
-stopped for some milliseconds, to read its native stack.
+The controller sends this text to its agents when a job makes no progress, and each runs `look` with its own
+modules at hand. Nothing here waits for a process that is stuck; one that computes is stopped for some
+milliseconds, to read its native stack.
 """
 
 from __future__ import annotations
@@ -19,7 +19,9 @@ import subprocess
 import sys
 import threading
 import time
-from typing import Any, Dict, List, Optional, Tuple
+from typing import Any, Dict, List, Optional
+
+from .proc import environ, offspring, opened, process_ids, rank_in, records, sockets_of, tasks, threads
 
 SAMPLES = 5  # of each rank
 EACH = 0.5  # seconds between two of them
@@ -83,14 +85,13 @@ def processes(place: str, token: str, ranks: List[int]) -> Dict[int, int]:
     still has the file open that inside.py writes stacks to."""
     pids, mark = {}, b"MUSTER_TOKEN=" + token.encode()  # type: Dict[int, int], bytes
     bare = []  # type: List[int]
-    for name in os.listdir("/proc"):
-        if name.isdigit():
-            words = (read("/proc/%s/environ" % name) or b"").split(b"\0")
-            own = next((each[5:] for each in words if each.startswith(b"RANK=")), b"")
-            if mark in words and own.isdigit() and int(own) in ranks:
-                pids[int(name)] = int(own)
-            elif not own:
-                bare.append(int(name))
+    for pid in process_ids():
+        words = environ(pid)
+        own = rank_in(words)
+        if mark in words and own in ranks:
+            pids[pid] = own
+        elif own is None:
+            bare.append(pid)
     paths = {os.path.realpath(os.path.join(place, "rank%d.stacks" % rank)): rank for rank in ranks}
     files = {path: rank for path, rank in paths.items() if rank not in pids.values()}
     for pid in bare if files else ():
@@ -274,12 +275,12 @@ class Rank:
 def connections(family: List[int]) -> List[List[Any]]:
     """Of these processes' TCP connections (proc(5), /proc/net/tcp): this end and the other, and how often in
     a row the kernel has sent the same data again and had no answer."""
-    inodes = {name[8:-1] for pid in family for name in opened(pid) if name.startswith("socket:[")}
+    inodes = {inode for pid in family for inode in sockets_of(pid)}
     listed = []
     for table in ("tcp", "tcp6"):
         for line in (read("/proc/%d/net/%s" % (family[0], table)) or b"").decode().splitlines()[1:]:
             _, here, there, state, _, timer, again, _, _, inode = line.split()[:10]
-            if inode in inodes and state in OPEN:
+            if int(inode) in inodes and state in OPEN:
                 times = int(again, 16) if timer.startswith("01:") else 0
                 listed.append([address(here), address(there), times])
     return listed
@@ -408,15 +409,6 @@ def groups_of(entries: List[Dict[str, Any]]) -> List[Dict[str, Any]]:
     return list(groups.values())
 
 
-def opened(pid: int) -> List[str]:
-    """The files that a process has open."""
-    folder = "/proc/%d/fd" % pid
-    try:
-        return [os.readlink(os.path.join(folder, each)) for each in os.listdir(folder)]
-    except OSError:  # it is gone, or another user's
-        return []
-
-
 def read(path: str) -> Optional[bytes]:
     try:
         with open(path, "rb") as file:
@@ -436,25 +428,9 @@ def stat(pid: int, thread: Optional[int] = None) -> Optional[Dict[str, Any]]:
     return {"state": fields[0].decode(), "parent": int(fields[1]), "cpu": own, "all_cpu": own + ended}
 
 
-def tasks(pids: List[int]) -> List[Tuple[int, int]]:
-    """All threads of these processes, each with its process."""
-    threads = []
-    for pid in pids:
-        try:
-            threads += [(pid, int(task)) for task in os.listdir("/proc/%d/task" % pid)]
-        except OSError:  # it has ended
-            continue
-    return threads
-
-
 def wanted(pids: List[int]) -> Dict[int, float]:
-    """Thread -> seconds in which it had a processor, or waited for one: on a machine that others load, one
-    that computes is told by that from one that rests."""
-    seconds = {}
-    for pid, task in tasks(pids):
-        words = (read("/proc/%d/task/%d/schedstat" % (pid, task)) or b"").split()
-        seconds[task] = sum(map(int, words[:2])) / 1e9
-    return seconds
+    """Thread -> seconds in which it had a processor, or waited for one."""
+    return {task: spent / 1e9 for pid in pids for task, spent in threads(pid).items()}
 
 
 def share(before: Dict[int, float], after: Dict[int, float], seconds: float) -> float:
@@ -465,7 +441,8 @@ def share(before: Dict[int, float], after: Dict[int, float], seconds: float) -> 
 
 def waited_for(pids: List[int]) -> Dict[str, str]:
     """Thread that is in the kernel's hands -> what its disk has done so far, where that is known."""
-    waits = [each for each in tasks(pids) if (stat(*each) or {}).get("state") == "D"]
+    every = [(pid, task) for pid in pids for task in tasks(pid)]
+    waits = [each for each in every if (stat(*each) or {}).get("state") == "D"]
     return {str(task): done for pid, task in waits for done in [disk_of(pid, task)] if done}
 
 
@@ -503,14 +480,7 @@ def io(pid: int) -> int:
 
 def children(pid: int) -> List[int]:
     """All processes below one."""
-    below, left = [], [pid]  # type: List[int], List[int]
-    while left:
-        each = left.pop()
-        for task in os.listdir("/proc/%d/task" % each) if os.path.isdir("/proc/%d/task" % each) else []:
-            words = (read("/proc/%d/task/%s/children" % (each, task)) or b"").split()
-            left += map(int, words)
-            below += map(int, words)
-    return below
+    return sorted((offspring(pid) or {pid}) - {pid})
 
 
 def odd(pid: int) -> List[Dict[str, Any]]:
@@ -539,18 +509,8 @@ def xids() -> List[str]:
         log = os.open("/dev/kmsg", os.O_RDONLY | os.O_NONBLOCK)
     except OSError:
         return []
-    lines = []  # type: List[str]
     try:
-        for _ in range(100000):
-            try:
-                record = os.read(log, 8192)
-            except BrokenPipeError:  # the kernel has written over what was not read yet
-                continue
-            except OSError:
-                break
-            match = XID.search(record.decode("utf-8", "replace"))
-            if match:
-                lines.append(match[0][:300])
+        matches = [XID.search(each) for each in records(log)]
     finally:
         os.close(log)
-    return lines[-5:]
+    return [each[0][:300] for each in matches if each][-5:]

@@ -1,7 +1,6 @@
 """The probe: asks a bare host what `muster check` wants to know, says it, and leaves nothing behind.
 
-One file, standard library alone, Python >= 3.8: it goes over the connection with the families' own probes. It
-speaks JSON lines:
+It goes over the connection with talk.py and the families' own probes. It speaks JSON lines:
   in   probe, peers, bye
   out  answers
 Every family's probe runs in a thread of its own and has the same time: one that hangs (a dead NFS mount, a
@@ -13,11 +12,12 @@ from __future__ import annotations
 
 import json
 import os
-import select
 import signal
 import sys
 import threading
 import time
+
+from .talk import Channel
 
 TYPE_CHECKING = False  # of typing, which takes longer to import than a family takes to answer
 if TYPE_CHECKING:
@@ -128,41 +128,24 @@ def _kill(child: Any) -> None:
 
 
 class _Probe:
-    """Hears questions on descriptor 0, answers on descriptor 1."""
+    """Takes questions from the controller, and answers them."""
 
     def __init__(self, families: dict[str, Any], heard: float) -> None:
         self.families = families
         self.heard = heard
-        self.partial = b""
-        self.closed = False
-        self.woken, self.waker = os.pipe()
-
-    def say(self, **message: Any) -> None:
-        data = json.dumps(message).encode() + b"\n"
-        while data:
-            data = data[os.write(1, data) :]
-
-    def look(self, seconds: float) -> bool:
-        """Wait for input, the end of it, or a finished thread. True where there may be a whole line."""
-        ready = select.select([0, self.woken], [], [], max(0.0, seconds))[0]
-        if self.woken in ready:
-            os.read(self.woken, 1 << 16)
-        if 0 in ready:
-            data = os.read(0, 1 << 16)
-            self.closed = self.closed or not data
-            self.partial += data
-        return b"\n" in self.partial
+        self.channel = Channel()
+        self.channel.make_wakes()
+        self.questions: list[dict[str, Any]] = []
 
     def listen(self) -> dict[str, Any] | None:
         """The next question, or None at the end."""
         limit = time.monotonic() + IDLE
-        while b"\n" not in self.partial:
+        while not self.questions:
             left = limit - time.monotonic()
-            if self.closed or left <= 0:
+            if self.channel.closed or left <= 0:
                 return None
-            self.look(left)
-        line, _, self.partial = self.partial.partition(b"\n")
-        message = json.loads(line.decode())
+            self.questions += self.channel.listen(left)
+        message = self.questions.pop(0)
         return None if message.get("op") == "bye" else message
 
     def ask(self, name: str, function: Any, ask: dict[str, Any], answers: dict[str, Any]) -> None:
@@ -172,10 +155,7 @@ class _Probe:
         except BaseException as error:
             answer = {"error": f"{type(error).__name__}: {error}"}
         answers[name] = answer
-        try:
-            os.write(self.waker, b"x")
-        except OSError:
-            pass
+        self.channel.wake()
 
     def answer(self, functions: dict[str, Any], asks: dict[str, dict[str, Any]], limits: Any) -> None:
         """Run the functions side by side, each for at most its `limits` (seconds), and tell what came."""
@@ -187,14 +167,15 @@ class _Probe:
         while len(answers) < len(functions):
             waits = [limits[name] for name in functions if name not in answers]
             left = started + max(waits, default=0.0) - time.monotonic()
-            if self.closed:
+            if self.channel.closed:
                 return  # nobody is there to hear
             if left <= 0:
                 break
-            self.look(left)
+            self.questions += self.channel.listen(left)
         late = {name: {"error": f"no answer within {limits[name]:g} s"} for name in functions}
         complete = {name: answers.get(name, late[name]) for name in functions}
-        self.say(m="answers", answers=complete, heard=self.heard)
+        self.channel.say("answers", answers=complete, heard=self.heard)
+        self.channel.send_all(IDLE)
 
     def main(self) -> None:
         """Answer until the controller has no more questions."""
@@ -258,7 +239,7 @@ def _space(name: str, program: Any) -> dict[str, Any]:
     return space
 
 
-def _main(families: dict[str, Any], heard: float) -> None:
+def main(families: dict[str, Any], heard: float) -> None:
     """`families`: name -> what defines `probe`, `probe_peers` or both, as text or compiled. `heard`: when it
     came, by this host's clock."""
     for number in _ENDS:

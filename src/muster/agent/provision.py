@@ -1,8 +1,9 @@
 """Makes one host ready for a recipe: the program of the jobs of `muster prepare`.
 
-One file, standard library alone, Python >= 3.8. The agent starts it, brings its files, says that the host
-lives, and ends it with all that it started. What it is to do stands in $MUSTER_SPEC; what it does and finds
-goes into the job's events, as JSON lines of a kind: progress, failed (what, hint), report.
+It comes as the job's code, with those of the agent's modules that it uses. The agent starts it, brings its
+files, says that the host lives, and ends it with all that it started. What it is to do stands in
+$MUSTER_SPEC; what it does and finds goes into the job's events, as JSON lines of a kind: progress, failed
+(what, hint), report.
 
 It runs twice on a host that lacks files: the first report says which, the second job brings them. Nothing
 half-made is ever taken for whole: a file gets its name, and an environment its mark, once it is complete.
@@ -29,6 +30,9 @@ import sys
 import time
 from typing import Any, Callable, Dict, Iterator, List, Optional, Tuple
 
+from .files import REMOTE, existing, hash_file
+from .talk import Problem
+
 COMPLETE = "muster-complete.json"
 LEAST_PYTHON = (3, 10)  # of the ranks
 PROGRESS = (
@@ -40,11 +44,6 @@ PROGRESS = (
     "Generating ",
     "Resolved ",
 )
-# How the types of file systems begin that several machines may share; the same as in checks/families/disk.py.
-REMOTE = (
-    "nfs", "lustre", "gpfs", "beegfs", "ceph", "cifs", "smb3", "smbfs", "9p", "afs", "gluster", "pvfs2",
-    "orangefs", "panfs", "weka", "virtiofs", "fuse.gluster", "fuse.sshfs", "fuse.ceph", "fuse.juicefs",
-)  # fmt: skip
 
 # What an interpreter's ranks would import, name by name; pip is left out: it only brought the others.
 PACKAGES = """
@@ -100,14 +99,6 @@ VARIABLES = {
 }  # fmt: skip
 
 
-class Problem(Exception):
-    """Something that the user can mend: what, and a hint."""
-
-    def __init__(self, what: str, hint: Optional[str] = None) -> None:
-        super().__init__(what)
-        self.hint = hint
-
-
 # ---- the host ----------------------------------------------------------------------------------------------
 
 
@@ -125,13 +116,6 @@ def file_system(path: str) -> str:
     except (OSError, IndexError, ValueError):
         pass
     return kind
-
-
-def existing(path: str) -> str:
-    """The nearest folder above (or at) `path` that is there."""
-    while not os.path.isdir(path) and os.path.dirname(path) != path:
-        path = os.path.dirname(path)
-    return path
 
 
 def read_json(path: str) -> Dict[str, Any]:
@@ -153,14 +137,6 @@ def write_json(path: str, data: Any) -> None:
         file.flush()
         os.fsync(file.fileno())
     os.replace(part, path)
-
-
-def hash_file(path: str) -> str:
-    digest = hashlib.sha256()
-    with open(path, "rb") as file:
-        for block in iter(lambda: file.read(1 << 20), b""):
-            digest.update(block)
-    return digest.hexdigest()
 
 
 @contextlib.contextmanager
@@ -375,17 +351,8 @@ class Provision:
             argv = [uv, "pip", "install", "--python", path + "/bin/python", *argv]
         else:
             quiet = ["--no-input", "--disable-pip-version-check", "--no-warn-script-location"]
-            argv = [
-                path + "/bin/python",
-                "-I",
-                "-m",
-                "pip",
-                "install",
-                "--progress-bar",
-                "off",
-                *quiet,
-                *argv,
-            ]
+            quiet += ["--progress-bar", "off"]
+            argv = [path + "/bin/python", "-I", "-m", "pip", "install", *quiet, *argv]
         code, lines = self.program(
             argv, env=install_environment(wanted["index"], offline=bool(self.order["wheels"]))
         )

@@ -7,16 +7,18 @@ import marshal
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from importlib import resources
 from importlib.util import MAGIC_NUMBER
 from typing import Any
 
 from muster.checks.base import Transport
 from muster.core.job import Placement
+from muster.fleet.launchers.base import MAKE, compiled, texts_of
 
 # The first words over there, for any Python: the launchers' bootstrap runs it, and left r(n), which reads n
 # bytes. The newline ends what a login script printed without one.
-_GREETING = b"""
+_GREETING = (
+    MAKE.encode()
+    + b"""
 import gc, sys, time
 gc.disable()
 v = sys.version_info
@@ -31,14 +33,14 @@ heard = time.time()
 body = r(int(r(10)))
 if kind == b"m":
     import marshal
-    program, families = marshal.loads(body)
+    parts, families = marshal.loads(body)
 else:
     import json
-    program, families = json.loads(body.decode())
-    program = compile(program, "muster-probe", "exec")
-exec(program)
-_main(families, heard)
+    parts, families = json.loads(body.decode())
+make(parts).probe.main(families, heard)
 """
+)
+_PARTS = ("talk", "probe")  # of the agent's package
 OPENING = b"%010d" % len(_GREETING) + _GREETING
 _MAGIC = MAGIC_NUMBER.hex()
 
@@ -78,7 +80,7 @@ class Questions:
 
     @cached_property
     def _text(self) -> bytes:
-        return _framed(b"s", json.dumps([_probe_source(), dict(self.sources)]).encode())
+        return _framed(b"s", json.dumps([texts_of(_PARTS), dict(self.sources)]).encode())
 
     @cached_property
     def _compiled(self) -> bytes:
@@ -86,8 +88,7 @@ class Questions:
             name: compile(source, f"muster-{name}", "exec", dont_inherit=True)
             for name, source in self.sources.items()
         }
-        program = compile(_probe_source(), "muster-probe", "exec", dont_inherit=True)
-        return _framed(b"m", marshal.dumps((program, families)))
+        return _framed(b"m", marshal.dumps((compiled(texts_of(_PARTS)), families)))
 
 
 def well_formed(answers: Any, families: tuple[str, ...]) -> dict[str, dict[str, Any]]:
@@ -116,7 +117,3 @@ def clock(stamp: float, came: float, sent: float, arrival: float) -> tuple[float
 
 def _framed(kind: bytes, body: bytes) -> bytes:
     return b"%s%010d" % (kind, len(body)) + body
-
-
-def _probe_source() -> str:
-    return resources.files("muster.agent").joinpath("probe.py").read_text(encoding="utf-8")

@@ -21,7 +21,7 @@ def demo(
     json: Json = False,
 ) -> int:
     """End-to-end demo on this machine: data, two pretend hosts, training, answers. No GPU, no network."""
-    from muster.agent.agent import gpu_files
+    from muster.agent.gpu import gpu_files
     from muster.cli.train import finish
     from muster.cli.views.progress import ProgressView
     from muster.cli.views.results import print_answers

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import inspect
 import io
 import sys
 import zipfile
@@ -12,7 +11,6 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from muster.agent import pace
 from muster.core.errors import UsageError
 from muster.core.job import ENGINE_CONFIG, Facts, Placement
 from muster.core.recipe import Recipe
@@ -156,11 +154,10 @@ def start_orders(
 
 def with_code(by_host: Mapping[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
     """Start orders as they are sent: with the code, which a dry run does not show."""
-    own = {"pace": inspect.getsource(pace)}
     return {
         host: {
             **order,
-            "host": {**order["host"], **own, "code": marks() if "each" in order["host"] else code()},
+            "host": {**order["host"], "code": marks() if "each" in order["host"] else code()},
         }
         for host, order in by_host.items()
     }

@@ -30,7 +30,7 @@ from muster.fleet.supervisor import Listener, Outcome, Supervisor
 from muster.inputs.read import Inputs
 from muster.store.tree import Tree, TreeFile, fingerprint
 
-PROGRAM = "muster_provision"
+PACKAGE = "muster_agent"
 Progress = Callable[[str, str], None]  # host, what it does
 
 
@@ -166,7 +166,7 @@ class HostJobs:
             "port": facts["port"],
             "job": {"order": order},
             "host": {
-                "argv": [facts["python"], "-m", PROGRAM],
+                "argv": [facts["python"], "-m", f"{PACKAGE}.provision"],
                 "each": "host",
                 "ranks": [0],
                 "world_size": 1,
@@ -197,12 +197,12 @@ class HostJobs:
 
 @cache
 def _code() -> str:
-    """The program as a base64 zip."""
+    """The program, with what it takes from the agent's package, as a base64 zip."""
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
-        archive.writestr(
-            f"{PROGRAM}.py", resources.files("muster.agent").joinpath("provision.py").read_bytes()
-        )
+        for name in ("__init__", "talk", "files", "provision"):
+            text = resources.files("muster.agent").joinpath(f"{name}.py").read_bytes()
+            archive.writestr(f"{PACKAGE}/{name}.py", text)
     return base64.b64encode(buffer.getvalue()).decode()
 
 

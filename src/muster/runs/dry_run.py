@@ -15,7 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from muster.agent.agent import ON_CPU
+from muster.agent.ranks import ON_CPU
 from muster.core.errors import ReaderMissingError
 from muster.core.hardware.devices import largest_memory
 from muster.core.hostlist import fold_hosts

@@ -20,7 +20,7 @@ from muster.core.result import Hung, Pace
 from muster.core.section import Part
 
 VERSION = 1
-MOST_LINKS = 16  # that a sample tells of: agent/pace.py
+MOST_LINKS = 16  # that a sample tells of: agent/sampler.py
 _Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 _NOT_UTF8 = re.compile("[\ud800-\udfff]")  # how Python holds the bytes of a file name that is not UTF-8
 

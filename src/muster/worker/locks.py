@@ -25,7 +25,7 @@ from muster.worker.mounts import file_system
 
 OLD = 600.0  # seconds; a lock that is younger may belong to a builder that cannot be seen
 FIRST_PID_NAMESPACE = "pid:[4026531836]"  # Linux, proc_ns.h: from there every process can be seen
-# How the types of file systems begin that several machines may share; the same as in agent/provision.py.
+# How the types of file systems begin that several machines may share; the same as in agent/files.py.
 REMOTE = (
     "nfs", "lustre", "gpfs", "beegfs", "ceph", "cifs", "smb3", "smbfs", "9p", "afs", "gluster", "pvfs2",
     "orangefs", "panfs", "weka", "virtiofs", "fuse.gluster", "fuse.sshfs", "fuse.ceph", "fuse.juicefs",

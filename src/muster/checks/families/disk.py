@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from muster.agent.files import REMOTE
 from muster.agent.probe import text
 from muster.checks.base import Finding
 from muster.checks.kinds import Case, host_check
@@ -12,12 +13,6 @@ from muster.core import families
 from muster.core.checkpoints import bytes_needed
 from muster.core.recipe import recipe_class
 from muster.core.units import format_bytes
-
-# How the types of file systems begin that several machines may share; the same as in agent/provision.py.
-_NETWORK = (
-    "nfs", "lustre", "gpfs", "beegfs", "ceph", "cifs", "smb3", "smbfs", "9p", "afs", "gluster", "pvfs2",
-    "orangefs", "panfs", "weka", "virtiofs", "fuse.gluster", "fuse.sshfs", "fuse.ceph", "fuse.juicefs",
-)  # fmt: skip
 
 
 def probe(ask: Mapping[str, Any]) -> dict[str, Any]:
@@ -164,7 +159,7 @@ def kernel_cache(case: Case) -> Finding:
     if "TRITON_CACHE_DIR" in env and "TORCH_EXTENSIONS_DIR" in env:
         return case.passed("the recipe sets the folders")
     folders = [folder for folder in case.answer["folders"] if folder["use"] == "kernels"]
-    shared = [folder for folder in folders if (folder.get("kind") or "").startswith(_NETWORK)]
+    shared = [folder for folder in folders if (folder.get("kind") or "").startswith(REMOTE)]
     if not any(folder.get("kind") for folder in folders):
         return case.unknown("the kinds of file systems could not be read")
     if not shared or len(case.context.slots) < 2:  # one host has nobody to wait for

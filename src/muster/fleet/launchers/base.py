@@ -14,11 +14,12 @@ import marshal
 import shlex
 import sys
 import zlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from importlib import resources
 from importlib.util import MAGIC_NUMBER
+from types import CodeType
 
 from muster.agent import member
 from muster.core.errors import RecipeError
@@ -98,24 +99,60 @@ def interpreter(launch: Launch) -> str:
     return "python3" if not launch.python or launch.python.startswith("~") else launch.python
 
 
-# Takes what is compiled where its Python is of this one's version, which spares each host 20 ms.
-_LOADER = """
-import marshal, zlib
-compiled, text = r(int(r(10))), zlib.decompress(r(int(r(10))))
-same = getattr(sys.modules["_frozen_importlib_external"], "MAGIC_NUMBER", b"") == {magic!r}
-if same and sys.implementation.name == {name!r}:
-    text = marshal.loads(zlib.decompress(compiled))
-exec(compile(text, "muster-agent", "exec") if isinstance(text, bytes) else text)
+# The modules of the agent's package that are sent, each after those that it imports.
+_PARTS = ("proc", "talk", "ending", "files", "gpu", "host", "sampler", "ranks", "agent")
+# Makes a package of modules in memory: a bare host may have no disk to write to.
+MAKE = """
+def make(parts):
+    package = sys.modules["muster_agent"] = type(sys)("muster_agent")
+    package.__path__ = []
+    for name, part in parts:
+        module = sys.modules["muster_agent." + name] = type(sys)("muster_agent." + name)
+        module.__package__ = "muster_agent"
+        setattr(package, name, module)
+        code = part if isinstance(part, type(make.__code__)) else compile(part, "muster-" + name, "exec")
+        exec(code, module.__dict__)
+    return package
 """
+# Takes what is compiled where its Python is of this one's version, which spares each host 20 ms.
+_LOADER = (
+    MAKE
+    + """
+import marshal, zlib
+compiled, texts = r(int(r(10))), r(int(r(10)))
+same = getattr(sys.modules["_frozen_importlib_external"], "MAGIC_NUMBER", b"") == {magic!r}
+same = same and sys.implementation.name == {name!r}
+package = make(marshal.loads(zlib.decompress(compiled if same else texts)))
+if __name__ == "__main__":
+    package.agent.main()
+"""
+)
+
+
+def texts_of(names: Sequence[str]) -> list[tuple[str, str]]:
+    """Modules of the agent's package, as `make` takes them on a host."""
+    folder = resources.files("muster.agent")
+    return [(name, folder.joinpath(f"{name}.py").read_text(encoding="utf-8")) for name in names]
+
+
+def compiled(texts: Sequence[tuple[str, str]]) -> list[tuple[str, CodeType]]:
+    """The same for a Python of this one's version."""
+    return [
+        (name, compile(text, f"muster-{name}", "exec", dont_inherit=True, optimize=2)) for name, text in texts
+    ]
 
 
 @cache
 def agent_source() -> bytes:
-    """The agent's text, each part with the length that BOOTSTRAP expects before it."""
-    text = resources.files("muster.agent").joinpath("agent.py").read_bytes()
-    compiled = marshal.dumps(compile(text, "muster-agent", "exec", optimize=2))
+    """The agent's package, each part with the length that BOOTSTRAP expects before it."""
+    texts = texts_of(_PARTS)
     loader = _LOADER.format(magic=MAGIC_NUMBER, name=sys.implementation.name).encode()
-    parts = (loader, zlib.compress(compiled, 9), zlib.compress(text, 9))
+    # Version 2 of marshal's format is read by every Python 3.
+    parts = (
+        loader,
+        zlib.compress(marshal.dumps(compiled(texts)), 9),
+        zlib.compress(marshal.dumps(texts, 2), 9),
+    )
     return b"".join(b"%010d" % len(part) + part for part in parts)
 
 

@@ -1,7 +1,7 @@
-"""Who keeps the others of a job: what each rank does itself, and how fast its bytes leave, seen from outside.
+"""Samples a host while a job runs: processors, memory, GPUs, and who keeps the others of a job.
 
-One file, standard library alone, Python >= 3.8: it goes to the agents with the start order, and each samples
-its ranks with it. Nothing in them is changed or stopped.
+The last is what each rank does itself, and how fast its bytes leave, seen from outside: nothing in the ranks
+is changed or stopped.
   - The kernel counts of each thread how long it ran and how long it waited for a core
     (/proc/PID/task/TID/schedstat). The rest it slept: a rank that trains waits for others then, or for a
     GPU, a disk or its loader. A quota that stops a process counts as waiting for a core.
@@ -12,10 +12,23 @@ its ranks with it. Nothing in them is changed or stopped.
 
 from __future__ import annotations
 
+import collections
 import os
 import socket
 import struct
-from typing import Any, Dict, Iterable, List, Set, Tuple
+import threading
+import time
+
+from .gpu import Nvml
+from .proc import environ, from_proc, meminfo, rank_in, sockets_of, threads, tree
+from .talk import Problem
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, Deque, Dict, Iterable, List, Optional, Sequence, Set, Tuple
+
+    Ends = Tuple[str, str]  # addresses: this one, the other one
+    Counters = Dict[int, Tuple[Ends, int, int]]  # inode -> ends, bytes, microseconds
 
 MOST = 16  # other ends of connections that are told of a host: those that got most
 DUMP, BY_FAMILY, SOCK_DIAG = 0x301, 20, 4
@@ -23,14 +36,84 @@ ESTABLISHED = 1 << 1
 INFO = 2  # INET_DIAG_INFO
 ACKED, BUSY = 120, 168  # where they stand in struct tcp_info
 
-Ends = Tuple[str, str]  # addresses: this one, the other one
-Counters = Dict[int, Tuple[Ends, int, int]]  # inode -> ends, bytes, microseconds
+
+class Sampler(threading.Thread):
+    """Samples the host in a thread of its own: a GPU that hangs must not hang the agent."""
+
+    def __init__(self, seconds: float, gpus: Optional[List[int]] = None, ranks: Sequence[int] = ()) -> None:
+        super().__init__(daemon=True)
+        self.seconds = seconds
+        self.pace = PaceSampler(ranks)
+        self.sampled = None  # type: Optional[float]
+        self.gpus = gpus
+        self.samples: Deque[Dict[str, Any]] = collections.deque(maxlen=100)
+        self.last = cpu_times()
+        self.own = tree()[1]
+
+    def run(self) -> None:
+        nvml = Nvml(self.gpus)
+        try:
+            handles = nvml.handles()
+        except Problem:  # the ranks will say it
+            handles = []
+        while True:
+            time.sleep(self.seconds)
+            now, before = cpu_times(), self.last
+            (pids, own), self.last = tree(), now
+            spent = [max(0.0, each) for each in map(float.__sub__, now, before)] if now and before else []
+            memory = meminfo()
+            total, free = memory.get("MemTotal"), memory.get("MemAvailable")
+            at, activity = time.monotonic(), self.pace.sample(pids)
+            seconds = None if self.sampled is None else at - self.sampled
+            self.sampled = at
+            self.samples.append(
+                {
+                    "seconds": seconds,
+                    **activity,
+                    "time": time.time(),
+                    "cpu_percent": max(0.0, 100.0 * (1 - spent[0] / spent[1]))
+                    if spent and spent[1] > 0
+                    else None,
+                    "cpu_busy": spent[2] if spent else None,
+                    "cpu_own": max(0.0, own - self.own),
+                    "cpu_stolen": spent[3] if spent else None,
+                    "memory_used": total - free if total and free else None,
+                    "memory_total": total,
+                    "gpus": nvml.sample(handles, pids),
+                }
+            )
+            self.own = own
+
+
+def cpu_times(path: str = "/proc/stat") -> Optional[List[float]]:
+    """Seconds of the cores that this process may use: idle, in all, of processes, and those that a virtual
+    machine's own host gave to others (proc(5), /proc/stat); None where the kernel does not say.
+
+    What processes used is what is left of the clock: most kernels count `user` and `system` by looking at
+    each tick, which was 14 % too much where a quota stops processes between ticks. Idle time they measure."""
+    idle, kernel, stolen = 0.0, 0.0, 0.0
+    try:
+        tick = os.sysconf("SC_CLK_TCK")
+        cores, seen = os.sched_getaffinity(0), 0
+        with open(path) as file:
+            for line in file:
+                words = line.split()
+                if words[0][:3] == "cpu" and words[0][3:].isdigit() and int(words[0][3:]) in cores:
+                    fields = [int(word) / tick for word in words[1:9]]
+                    seen += 1
+                    idle += fields[3] + fields[4]
+                    kernel += fields[5] + fields[6]
+                    stolen += fields[7]
+        clock = time.monotonic() * seen
+        return [idle, clock, clock - idle - kernel - stolen, stolen] if seen else None
+    except (OSError, ValueError, IndexError, AttributeError):
+        return None
 
 
 class PaceSampler:
     """Samples the ranks of a host. `ranks`: those that it has."""
 
-    def __init__(self, ranks: List[int]) -> None:
+    def __init__(self, ranks: Sequence[int]) -> None:
         self.ranks = set(ranks)
         self.threads = {}  # type: Dict[Tuple[int, int], int]  # (process, thread) -> nanoseconds
         self.sockets = {}  # type: Counters
@@ -83,49 +166,14 @@ class PaceSampler:
 
 
 def about(pid: int) -> Tuple[int, int, str]:
-    """A process's rank, by the environment that it was started with; its parent; its program."""
-    rank, parent, program = -1, 0, ""
+    """A process's rank, by the environment that it was started with, or -1; its parent; its program."""
+    rank, parent, program = rank_in(environ(pid)), 0, ""
     try:
-        with open("/proc/%d/environ" % pid, "rb") as file:
-            words = file.read().split(b"\0")
-        word = next((each[5:] for each in words if each.startswith(b"RANK=")), b"")
-        rank = int(word) if word.isdigit() else -1
-        with open("/proc/%d/stat" % pid) as text:
-            parent = int(text.read().rpartition(")")[2].split()[1])
+        parent = int(from_proc("%d/stat" % pid).rpartition(b")")[2].split()[1])
         program = os.readlink("/proc/%d/exe" % pid)
-    except OSError:  # it has ended
+    except (OSError, IndexError):  # it has ended
         pass
-    return rank, parent, program
-
-
-def threads(pid: int) -> Dict[int, int]:
-    """Thread -> nanoseconds that it ran or wanted to."""
-    spent = {}  # type: Dict[int, int]
-    try:
-        for name in os.listdir("/proc/%d/task" % pid):
-            with open("/proc/%d/task/%s/schedstat" % (pid, name)) as file:
-                ran, waited, _ = file.read().split()
-                spent[int(name)] = int(ran) + int(waited)
-    except (OSError, ValueError):  # it has ended, or the kernel does not count
-        pass
-    return spent
-
-
-def sockets_of(pid: int) -> Set[int]:
-    """The inodes of a process's sockets."""
-    inodes = set()  # type: Set[int]
-    folder = "/proc/%d/fd" % pid
-    try:
-        for name in os.listdir(folder):
-            try:
-                target = os.readlink(os.path.join(folder, name))
-            except OSError:
-                continue
-            if target.startswith("socket:["):
-                inodes.add(int(target[8:-1]))
-    except OSError:
-        pass
-    return inodes
+    return -1 if rank is None else rank, parent, program
 
 
 def connections() -> Counters:
