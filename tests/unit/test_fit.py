@@ -59,7 +59,7 @@ def needed(setting: Setting) -> Need:
 def test_a_model_that_is_made_in_shards_needs_no_room_for_the_whole() -> None:
     whole, shards = (needed(tiny(stage=3, create=create)) for create in ("whole", "sharded"))
     assert whole.host["the model while it is made"] == 4000
-    assert shards.host["the model while it is made"] == 4 * 128
+    assert shards.host["the model while it is made"] == 4 * 928  # the table of positions is the largest
     made, saved = needed(tiny(engine="fsdp", create="sharded")), needed(tiny(stage=3, saves=True))
     assert made.host["the whole model, made by the first rank"] == 4000 // 4  # a part of each rank's host
     assert saved.host["the whole model, saved by the first rank"] == 2000 // 4
