@@ -48,7 +48,8 @@ ROOMS: dict[str, tuple[Sequence[str], Sequence[str]]] = {
     ),
     "time": (
         ("planner/time/*.py",),
-        ("tests/golden/test_planned.py", "tests/unit/test_steptime.py", "tests/unit/test_traffic.py"),
+        ("tests/golden/test_planned.py", "tests/unit/test_steptime.py", "tests/unit/test_traffic.py",
+         "tests/unit/test_calibrate.py", "tests/unit/test_published.py", "tests/unit/test_mixed.py"),
     ),
     "engines": (
         ("engines/*/spec.py", "engines/spread.py", "engines/states.py", "engines/traffic.py"),

@@ -57,6 +57,12 @@ def environment_is_kept() -> Iterator[None]:
     assert not changed, f"the test leaves variables of the environment: {changed}"
 
 
+@pytest.fixture
+def nothing_learned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No calibration of this user or of another test counts."""
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """Which Python a test's processes are: before its fixtures, which may start some.

@@ -26,10 +26,13 @@ from muster.core.recipe import Recipe
 from muster.core.registry import load_plugin
 from muster.core.result import Result
 from muster.engines.spread import ModelSpread
-from muster.inputs.read import Inputs, read_inputs
+from muster.inputs.read import Inputs, read_inputs, read_recipe
 from muster.planner import orders
 from muster.planner.decide import Decided, decide
+from muster.planner.document import Plan
+from muster.planner.machines import UserFigures
 from muster.planner.memory.fit import Setting
+from muster.planner.plan import plan_on
 from muster.runs.afterwards import loading_lines
 from muster.runs.resume import resume
 from muster.runs.train import train
@@ -69,6 +72,13 @@ def parse_machines(text: str) -> Machines:
     """Hosts that are all alike, as a user gives them as --on."""
     (machines,) = parse_parts(text)
     return machines
+
+
+def plan(
+    machines: str, *overrides: str, recipe: str = "opt-benchmark", told: UserFigures | None = None
+) -> Plan:
+    """A recipe as it is planned by formulas on machines that are not there."""
+    return plan_on(read_recipe(recipe, list(overrides)), machines, told or UserFigures(), traced=False).plan
 
 
 def needs_torch() -> None:

@@ -175,6 +175,11 @@ SETTINGS = {
     ),
     "unlike hosts, the smallest memory": ("digits", "--on", "rtx-3070:1x1,p100:1x1,10Gbit"),
     "unlike numbers of devices": ("vit-b16-cifar10", "--on", "h200:8x2,h200:4x1,nvlink4,400Gbit-ib"),
+    "on processors by hand": (
+        "causal-lm", "--on", "cpu{tflops=0.1,bandwidth=10e9}:2x3,50Mbit", "engine.name=ddp",
+        "precision=fp32", "launch.device=cpu",
+    ),
+    "ZeRO-3 within a host": (*_OPT[:2], "engine.zero=3", "batch.tokens=null", "--on", "a100-pcie-80gb:4"),
     "a link that nobody names": ("text2sql-t5-small", "--on", "a10:1x2"),
     "actor and critic": (
         "ppo", "--on", "h100:8x1", "reward.model=facebook/opt-125m", "engine.name=deepspeed", "engine.zero=2",

@@ -65,7 +65,7 @@ from muster.planner.time.steptime import traffic_of
 from muster.readers._user import PLACES, Expression, UserFormat
 from muster.results.fold import fold, make_result
 from muster.store.events import Done, parse_event
-from muster.store.records import Splits, find_data
+from muster.store.records import Splits, find_data, parts_of
 from muster.workloads.causal_lm.texts import find_texts
 from muster.workloads.image_classification.files import find_images
 from muster.workloads.seq2seq.spec import read_pairs
@@ -228,6 +228,7 @@ def splits(path: str, asked: Any = None) -> Iterator[str]:
     found = find_data(Path(path), Splits(**(asked or {})))
     for name in ("train", "validation", "unused"):
         yield f"{name}: {[str(file.relative_to(path)) for file in getattr(found, name)]}"
+    yield parts_of(Path(path), found.train, found.validation, 0.05, found.unused)
 
 
 def dialogues(row: dict[str, Any], wanted: Any = None) -> Iterator[str]:

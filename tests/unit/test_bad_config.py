@@ -16,12 +16,9 @@ from muster.core.families.checking import FieldSource, check_config, near_diviso
 from muster.core.recipe import recipe_from
 from muster.inputs.model import check_model
 
+pytestmark = pytest.mark.usefixtures("nothing_learned")
+
 QUICK = ("--on", "h200:8", "--quick")
-
-
-@pytest.fixture(autouse=True)
-def _nothing_learned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
 
 
 def run(capsys: pytest.CaptureFixture[str], *argv: str) -> tuple[int, str, str, str]:

@@ -15,12 +15,9 @@ from muster.planner.machines import UserFigures
 from muster.planner.plan import plan_on
 from tests.images import RED, png, write_folder, write_parquet
 
+pytestmark = pytest.mark.usefixtures("nothing_learned")
+
 IMAGE = png(RED)
-
-
-@pytest.fixture(autouse=True)
-def _nothing_learned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
 
 
 def images(data: dict[str, Any], **model: Any) -> Any:

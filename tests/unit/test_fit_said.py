@@ -11,35 +11,27 @@ from muster.core.errors import RecipeError
 from muster.core.hardware.devices import ambiguous
 from muster.core.recipes import load_recipe
 from muster.inputs.model import check_model
-from muster.inputs.read import read_recipe
-from muster.planner.document import NEARLY_FULL, Plan
-from muster.planner.machines import UserFigures
-from muster.planner.plan import plan_on
+from muster.planner.document import NEARLY_FULL
+from tests.support import plan
 
 GPT2 = ["model.name=gpt2-large", "data.sequence=1024", "engine.name=ddp", "precision=bf16", "batch.micro=1"]
 
 
-def planned(recipe: str, on: str, *settings: str) -> Plan:
-    made = plan_on(read_recipe(recipe, list(settings)), on, UserFigures(), traced=False)
-    assert made.plan is not None
-    return made.plan
-
-
 def device_of(share: float, *settings: str) -> str:
     """A device of which the plan's memory is such a share."""
-    memory = planned("causal-lm", "a100-80gb:1", *GPT2, *settings).memory
+    memory = plan("a100-80gb:1", *GPT2, *settings, recipe="causal-lm").memory
     assert memory is not None
     return f"gpu{{memory={memory.device_bytes / share / 1e9:.4f}GB,bf16=300,capability=8.0}}:1"
 
 
 @pytest.mark.parametrize(("share", "full"), [(0.86, False), (0.90, True)])
 def test_nearly_full_and_what_helps(share: float, full: bool) -> None:
-    plan = planned("causal-lm", device_of(share), *GPT2)
-    assert plan.memory and plan.memory.lacking is None and plan.memory.nearly_full is full
-    assert bool(plan.roomier) is full and not plan.would_fit
+    made = plan(device_of(share), *GPT2, recipe="causal-lm")
+    assert made.memory and made.memory.lacking is None and made.memory.nearly_full is full
+    assert bool(made.roomier) is full and not made.would_fit
     if full:
-        words = plan.roomier[0].split()
-        again = planned("causal-lm", device_of(share), *GPT2, *words).memory
+        words = made.roomier[0].split()
+        again = plan(device_of(share), *GPT2, *words, recipe="causal-lm").memory
         assert again and again.device_room
         assert again.device_bytes <= NEARLY_FULL * again.device_room
 
@@ -47,16 +39,16 @@ def test_nearly_full_and_what_helps(share: float, full: bool) -> None:
 def test_the_model_that_is_planned_is_not_offered() -> None:
     """Adapters make it larger than its own size in the table."""
     lora = ["lora.rank=512", "lora.targets=all-linear"]
-    plan = planned("causal-lm", device_of(1.02, *lora), *GPT2, *lora)
-    assert plan.would_fit and "model.name=gpt2-large" not in plan.would_fit
+    made = plan(device_of(1.02, *lora), *GPT2, *lora, recipe="causal-lm")
+    assert made.would_fit and "model.name=gpt2-large" not in made.would_fit
 
 
 def test_adapters_beside_weights_in_bf16() -> None:
     lora = ["lora.rank=8", "lora.targets=all-linear", "model.name=facebook/opt-6.7b", "engine.name=ddp"]
     base = ["data.sequence=512", "precision=bf16", "batch.micro=1", "train.gradient_checkpointing=true"]
-    plan = planned("causal-lm", "rtx-3090:1", *lora, *base)
-    assert "train.optimizer=adamw-bf16" in plan.would_fit
-    again = planned("causal-lm", "rtx-3090:1", *lora, *base, "train.optimizer=adamw-bf16")
+    made = plan("rtx-3090:1", *lora, *base, recipe="causal-lm")
+    assert "train.optimizer=adamw-bf16" in made.would_fit
+    again = plan("rtx-3090:1", *lora, *base, "train.optimizer=adamw-bf16", recipe="causal-lm")
     assert again.memory and again.memory.lacking is None
 
 
@@ -65,7 +57,7 @@ def test_a_name_of_two_sizes_is_said() -> None:
     assert "40gb" in said and "80gb" in said
     assert not ambiguous("a10:1")  # whose name also begins those of the A100s
     assert not ambiguous("a100-80gb:8") and not ambiguous("h200:8") and not ambiguous("l4:1")
-    assert said in planned("causal-lm", "a100:1", *GPT2).notes
+    assert said in plan("a100:1", *GPT2, recipe="causal-lm").notes
 
 
 @pytest.mark.parametrize("kind", ["bert", "roberta"])

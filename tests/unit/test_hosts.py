@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,17 +19,15 @@ from muster.planner.document import Candidate, Plan
 from muster.planner.hosts import first, numbers, pick
 from muster.planner.machines import MachineModel, UserFigures, by_speed, machine_model
 from muster.planner.memory.fit import Need, Shortage
-from muster.planner.plan import plan_on, settle
+from muster.planner.plan import settle
 from muster.planner.time.steptime import Calibration, Step
 from muster.planner.ways import TrainingWay
+from tests.support import plan
+
+pytestmark = pytest.mark.usefixtures("nothing_learned")
 
 HOSTS = parse_hosts("node[1-4]").hosts
 OPEN = ("engine.zero=auto", "train.gradient_checkpointing=auto")
-
-
-@pytest.fixture(autouse=True)
-def _nothing_learned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
 
 
 Trial = tuple[tuple[Host, ...], Decided | RecipeError]
@@ -136,12 +133,6 @@ def test_thousands_of_hosts_are_few_numbers() -> None:
 
 
 # --- on machines, real or not ----------------------------------------------------------------------------
-
-
-def plan(
-    machines: str, *overrides: str, recipe: str = "opt-benchmark", told: UserFigures | None = None
-) -> Plan:
-    return plan_on(read_recipe(recipe, list(overrides)), machines, told or UserFigures(), traced=False).plan
 
 
 def rate(made: Plan) -> float:

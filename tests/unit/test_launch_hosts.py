@@ -22,10 +22,7 @@ from muster.runs.submit import script, submit
 from muster.store.runfolder import RunFolder
 from tests.support import TINY
 
-
-@pytest.fixture(autouse=True)
-def _nothing_learned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
+pytestmark = pytest.mark.usefixtures("nothing_learned")
 
 
 def run(capsys: pytest.CaptureFixture[str], *argv: str) -> tuple[int, str, str]:

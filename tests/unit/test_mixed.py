@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -31,6 +30,8 @@ from muster.planner.time.reached import speed
 from muster.planner.time.steptime import StepCase, StepWork, computing, lump
 from muster.planner.time.steptime import predict as predict_step
 
+pytestmark = pytest.mark.usefixtures("nothing_learned")
+
 GBIT = 1e9 / 8
 # Five machines, ViT-B/16 on CIFAR-10 at 224 px, fp32, 16 images per GPU: published seconds per epoch with one
 # to five. The order is not published; what is known of the machines suggests the RTX 3070s first.
@@ -45,11 +46,6 @@ LINK = VOLUME / (PUBLISHED[1] / (IMAGES / (2 * BATCH)) - BATCH / SPEED)
 GPU = Device("a GPU", {"fp32": 1e13})  # its speed is given
 SPREAD = ModelSpread("deepspeed", ranks=1, clips=False, counts=False)  # ZeRO 0: exchanged after the passes
 WORK = StepWork(BATCH, 1.0, 3.0)
-
-
-@pytest.fixture(autouse=True)
-def _nothing_learned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
 
 
 def alone(bandwidth: float, ranks: int = 1) -> Machines:

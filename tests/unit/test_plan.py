@@ -34,20 +34,12 @@ from muster.planner.machines import (
 from muster.planner.plan import hosts_first, plan_first, plan_on, promised
 from muster.planner.time.steptime import ALONE, Calibration
 from muster.results.fold import fold, make_result
+from tests.support import plan
+
+pytestmark = pytest.mark.usefixtures("nothing_learned")
 
 MACHINES = "a100-80gb:8x4,200Gbit-ib"
 KEY = f"h200 bf16{ALONE}"  # nothing is traced here
-
-
-def plan(
-    machines: str, *overrides: str, recipe: str = "opt-benchmark", told: UserFigures | None = None
-) -> Plan:
-    return plan_on(read_recipe(recipe, list(overrides)), machines, told or UserFigures(), traced=False).plan
-
-
-@pytest.fixture(autouse=True)
-def _nothing_learned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
 
 
 def run(capsys: pytest.CaptureFixture[str], *argv: str) -> tuple[int, str, str]:

@@ -19,13 +19,10 @@ from muster.planner.plan import plan_hosts, plan_on
 from muster.planner.time.steptime import Calibration
 from tests.support import parse_machines
 
+pytestmark = pytest.mark.usefixtures("nothing_learned")
+
 A10, H100, L40S = "NVIDIA A10", "NVIDIA H100 PCIe", "NVIDIA L40S"
 SAMPLES = 96_000
-
-
-@pytest.fixture(autouse=True)
-def _nothing_learned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
 
 
 def about(gpu: str, count: int = 1) -> dict[str, Any]:
