@@ -669,3 +669,74 @@ def test_the_program_text_of_a_traceback_is_no_evidence(tmp_path: Path) -> None:
     )
     evidence = explain_logs(log).failure.evidence  # type: ignore[union-attr]
     assert evidence is not None and evidence.text.endswith(own) and evidence.line == 4
+
+
+# ----------------------------------------------------------------------------------------------------
+# Logs of no known format: what a program printed and went on from.
+
+MET = [TRACEBACK, '  File "/w/t.py", line 9, in save', "RuntimeError: CUDA out of memory. Tried 2 GiB"]
+STEPS = "step {n}: loss 2.{n}", "Epoch 0, iter {n}/900 | loss=1.{n}e-01", "[{n}/900] loss 0.4 batch {n}"
+PERHAPS = ["upload of shard {n}/90 done", "{n} samples processed"]
+
+
+@pytest.mark.parametrize("form", STEPS)
+def test_steps_after_an_exception(form: str) -> None:
+    """One step may come from another rank; two do not. The exception at the end is the one."""
+    steps = [form.format(n=n) for n in range(10, 90, 10)]
+    assert said(*steps[:3], *MET, *steps[3:]).answer == "nothing"
+    assert said(*MET, *steps).answer == "nothing"
+    once = said(*steps[:3], *MET, *steps[3:4])
+    assert (once.answer, once.exit_code, once.failure) == ("unknown", 1, None)
+    assert [each.text for each in once.others] == [MET[-1]]
+    last = said(*steps[:3], *MET, *steps[3:], TRACEBACK, "KeyError: 'late'")
+    assert last.failure is not None and last.failure.what == "KeyError: 'late'"
+    same = said(*steps[:4], *MET, steps[3], "wandb: step 100", "Saving checkpoint at step 40", "attempt 2/3")
+    assert same.failure is not None and same.failure.id == "cuda_oom"
+
+
+@pytest.mark.parametrize("form", PERHAPS)
+def test_work_of_any_kind_after_an_exception(form: str) -> None:
+    """Then it may be why, and is not said to be."""
+    lines = [form.format(n=n) for n in range(8)]
+    maybe = said("begin", *MET, *lines)
+    assert (maybe.answer, maybe.exit_code, maybe.failure) == ("unknown", 1, None)
+    assert [each.text for each in maybe.others] == [MET[-1]]
+    ended = said("begin", *MET, *lines[:1], "Training completed in 3 h", "bye")
+    assert (ended.answer, ended.exit_code) == ("nothing", 0)
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        ["config: {'on_oom': 'skip', 'note': 'RuntimeError: CUDA out of memory'}"],
+        ['Config(last_failure="NCCL WARN Duplicate GPU detected : rank 0 and rank 1", lr=1)'],
+        ["ModuleNotFoundError: No module named 'apex' (ignored)"],
+        ["CUDA out of memory. Tried to allocate 2 GiB, trying batch size 16"],
+        ["Exception ignored in: <function Pool.__del__ at 0x7f>", *MET],
+        ["--- Logging error ---", *MET],
+        ["State:  Terminated", "  Exit Code:    0", '"OOMKilled": false,'],
+    ],
+    ids=["dict", "repr", "ignored", "smaller", "del", "logging", "completed"],
+)
+def test_what_has_no_consequence(lines: list[str]) -> None:
+    found = said("begin", *lines, "end")
+    assert (found.answer, found.exit_code, found.failure) == ("nothing", 0, None)
+
+
+@pytest.mark.parametrize(
+    ("lines", "failure"),
+    [
+        (["Status: Failed", "Reason:  Evicted", "Message: The node was low on resource: memory."], "pod_evicted"),
+        (["Last State: Terminated", "  Reason:   OOMKilled", "  Exit Code: 137"], "container_oom"),
+        (["srun: Job step aborted", "*** JOB 7 ON n1 CANCELLED AT 2024-07-08T05:52 DUE TO PREEMPTION ***"], "preempted"),
+        (['docker: could not select device driver "nvidia" with capabilities: [[gpu]].'], "container_gpu"),
+        (["nvidia-container-cli: initialization error: nvml error: driver not loaded: unknown"], "container_gpu"),
+        (["nvidia-container-cli: initialization error: nvml error: driver/library version mismatch"], "driver_mixed"),
+        (['{"log":"RuntimeError: CUDA out of memory. Tried\\n","stream":"stderr"}', "bye"], "cuda_oom"),
+        (["[rank: 1] Child process with PID 3 terminated with code -11. Forcefully terminating all other "
+          "processes to avoid zombies", "Killed"], "crashed"),
+    ],
+)  # fmt: skip
+def test_what_schedulers_and_containers_say(lines: list[str], failure: str) -> None:
+    found = said("begin", *lines)
+    assert found.failure is not None and (found.answer, found.failure.id) == ("known", failure)

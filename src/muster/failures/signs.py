@@ -23,6 +23,7 @@ HINTS = tuple(
         | {"SIGINT", "CANCELLED", "Terminated", "Interrupt", "Segmentation", "Bus error", "exited with"}
         | {"  host      : ", "  rank      : ", "Root Cause (first observed", "what():"}
         | {"above exception", "<Signals.", "Hangup"}
+        | {"Exit Code", "exited with code", "Exception ignored", "terminated with code"}
         | {"Aborted", "Illegal instruction", "Floating point exception"}
     )
 )
@@ -40,6 +41,8 @@ _EXITS = re.compile(
     r"exits with return code = (?P<code>-?\d{1,9})|"
     r"srun: error: .*[Ee]xited with exit code (?P<slurm>\d{1,9})|"
     r"pdsh@\S+: \S+: ssh exited with exit code (?P<pdsh>\d{1,9})|"
+    r"^\s*(?:Exit Code:\s+|\S+ exited with code )(?P<container>\d{1,9})\s*$|"
+    r"Child process with PID \d+ terminated with code (?P<lightning>-?\d{1,9})|"
     r"(?:failed \(exitcode|exitcode +): (?P<elastic>-?\d{1,9})\b|exited on signal (?P<mpi>\d{1,2})\b"
 )
 # What a shell says of a program that a signal ended: alone, or after its own name and the process's number.
@@ -50,7 +53,7 @@ _SHELL = re.compile(
 )
 # A signal that a program brings upon itself: 4, 5, 7, 8 and 11.
 _CRASH = re.compile(
-    r"(?:exits with return code =|exitcode *:) -(?:4|5|7|8|11)\b|exited on signal (?:4|5|7|8|11)\b|"
+    r"(?:exits with return code =|exitcode *:|terminated with code) -(?:4|5|7|8|11)\b|exited on signal (?:4|5|7|8|11)\b|"
     r"died with <Signals\.SIG(?:ILL|TRAP|BUS|FPE|SEGV)|"
     r"srun: error: \S+: tasks? [\d,-]+: (?:Segmentation fault|Bus error|Illegal instruction)"
 )
@@ -83,6 +86,28 @@ _DATA = re.compile(
     r"[\"']: ?[\"'\[]",
     re.IGNORECASE,
 )
+# A field of a record or of a configuration, and its text; what a log's own fields are called that speak for
+# the program; and how Python and others write an exception's class before a text.
+_FIELD = re.compile(
+    r"(?<![\w.-])([A-Za-z_][\w.-]{0,60})[\"']?\s{0,9}[:=]\s{0,9}"
+    r"(\"(?:[^\"\\]|\\.){0,9000}\"|'(?:[^'\\]|\\.){0,9000}')"
+)
+_SPEAKS = re.compile(
+    r"(?:.*[._-])?(?:log|msg|message|event|err|error|errors|exc\w*|exception|stack\w*|trace\w*|text[Pp]ayload|"
+    r"body|line|what|cause|reason|detail|details|stderr|stdout|status|state)$|\w*(?:Error|Exception|Interrupt|Exit)$",
+    re.IGNORECASE,
+)
+# What comes after these is printed and has no consequence: the traceback that follows, or the exception.
+_ASIDE = re.compile(
+    r"Exception ignored (?:in|while|on)\b|^--- Logging error ---|^Error in atexit\._run_exitfuncs"
+)
+# The program says itself that it goes on.
+_OVER = re.compile(
+    r"\((?:ignored|ignoring|skipped|skipping|non-?fatal|will retry|retrying)[^)]*\)|"
+    r"\b(?:falling back|will (?:be )?retr(?:y|ied)|retrying|(?:ignoring|skipping)(?: (?:it|this|the|that))?|"
+    r"continuing (?:anyway|without|with)|trying (?:batch size|again)|non-?fatal|recovered from)\b",
+    re.IGNORECASE,
+)
 # A warning: the program goes on.
 _WARNING = re.compile(r"\b[A-Z]\w*Warning: |\bWARNING\b|(?:^|\[)W\d* ")
 # A level below that, as logging, loguru, glog, TensorFlow, NCCL and logfmt write it; and one above.
@@ -111,6 +136,7 @@ _MOST = 10_000  # ranks and hosts whose signs are kept
 _LAST = 64  # signs of a rank's chain of exceptions
 _SHAPES = 1000  # of echoes
 _NEAR = 20  # lines that launchers print when they are ended
+_ASIDE_LINES = 8  # that may be a failure's, among those of what is said aside
 _GAP = 10_000  # lines without a sign, after which a program that tells no steps has gone on
 
 
@@ -166,6 +192,8 @@ class Signs:
     now: dict[_Key, Sign] = field(default_factory=dict)
     earlier: dict[_Key, Sign] = field(default_factory=dict)  # before the last mark
     traceback: bool = False
+    aside: int = 0  # lines in which what a program says aside may end
+    forced: bool = False  # a launcher says that it ends the processes itself
     since: int = 0  # marks of progress after the last one
     broke: bool = False  # it says in so many words that a process of the job did not end well
     elastic: str | None = None  # the host of the process that torchrun gives account of
@@ -198,6 +226,7 @@ class Signs:
             before = self.echoes
             if quoted := _DATA.search(text):
                 text = text[: quoted.start()]
+            text = _unquoted(text)
             self._look(text, host)
             if shape and self.echoes > before and not quoted and len(raw) < _USUAL:
                 entry = find(text)
@@ -242,6 +271,10 @@ class Signs:
         first = min(own, key=lambda sign: _ORDER[sign.weight], default=best)
         nobodys = best.rank is None and best.weight in _BY_ITSELF  # who says it may be that very rank
         return best if first.weight == "symptom" or (first.weight == "exit" and nobodys) else first
+
+    def passed(self, sign: Sign) -> bool:
+        """Whether a mark of progress came after a sign: one, since two leave none."""
+        return any(each is sign for each in self.earlier.values())
 
     @property
     def raising(self) -> bool:
@@ -350,7 +383,17 @@ class Signs:
         return (crash and not {"cause", "exception"} & weights) or bool(self.late)
 
     def _leads(self, text: str) -> bool:
-        """Whether a line only says what those after it are of: a traceback, an account of a process."""
+        """Whether a line only says what those after it are of: a traceback, an account of a process; or belongs
+        to what is said aside."""
+        if _ASIDE.search(text):
+            self.aside = _ASIDE_LINES
+            return True
+        if self.aside:
+            self.aside -= 1
+            if _EXCEPTION.match(text):
+                self.aside = 0
+            if self.aside == 0 or "Traceback (most recent call last)" in text or text[:1].isspace():
+                return True
         if "Traceback (most recent call last)" in text:
             self.traceback, self.since = True, 0
             rank = self._rank()
@@ -382,8 +425,9 @@ class Signs:
         left = _EXITS.search(text)
         code = next((int(code) for code in left.groups() if code), 0) if left else 0
         code = -code if left and left["mpi"] else code
-        shell = _SHELL.search(text)
-        match = find(text)
+        self.forced = self.forced or "Forcefully terminating all other processes" in text
+        shell = None if self.forced else _SHELL.search(text)
+        match = None if self.forced and _SHELL.search(text) else find(text)
         native = match is None and _WHAT.match(text)
         crashed = bool(native or _CRASH.search(text) or (shell and shell["how"] != "Killed"))
         if self._is_late(code, crashed):
@@ -431,6 +475,20 @@ class Signs:
             self._add("exit", None, text, hosts, rank)
 
 
+def _unquoted(text: str) -> str:
+    """A line up to the text of a field that alone tells of a failure and is no word of the program's own, as in
+    a configuration that is printed."""
+    match = find(text) if '"' in text or "'" in text else None
+    cause = match.phrase.expression.search(text) if match else None
+    if cause is None:
+        return text
+    for field_ in _FIELD.finditer(text):
+        inside = field_.start(2) < cause.start() and cause.end() < field_.end(2)
+        if inside and not _SPEAKS.match(field_[1]):
+            return text[: field_.start()]
+    return text
+
+
 def _goes_on(text: str, entry: Recognised) -> bool:
     """Whether the line says what its program met and got over, unlike the one in the table: it is a warning,
     or of a lower level."""
@@ -439,12 +497,26 @@ def _goes_on(text: str, entry: Recognised) -> bool:
     below = _BELOW.search(begin)
     if below and not _ABOVE.search(begin, below.end()) and not _BELOW.search(entry.phrase.example):
         return True
+    if _OVER.search(text) and not _OVER.search(entry.phrase.example):
+        return True
     return bool(_WARNING.search(text)) and not _WARNING.search(entry.phrase.example)
 
 
 def is_exception(text: str) -> bool:
     """Whether a line is Python's last word on an exception."""
     return bool(_EXCEPTION.match(text))
+
+
+def has_bare_exception(lines: Sequence[str]) -> bool:
+    """Whether one of these lines is Python's last word on an exception that was not printed aside."""
+    aside = False
+    for line in lines:
+        if is_exception(line) and not _OVER.search(line):
+            if not aside:
+                return True
+            aside = False
+        aside = aside or bool(_ASIDE.search(line))
+    return False
 
 
 def shape_of(text: str, *hosts: str | None) -> str:

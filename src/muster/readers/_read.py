@@ -11,6 +11,7 @@ from itertools import islice
 from muster.core.state import LogEnd, State
 from muster.core.units import counted
 from muster.failures.signs import Sign, shape_of, shortened
+from muster.readers._counters import ended_well, works_on
 from muster.readers._feed import LineFeed
 from muster.readers._frame import Frame, own_stamp
 from muster.readers._lines import STEPS_ONLY
@@ -94,6 +95,10 @@ def _why(feed: LineFeed, raised: Sign | None) -> Why:
     others = [each for each in signs.by_weight() if each is not first]
     ways = [(each.weight, each.failure) for each in others]
     lines = (line for line in ends if line.strip())
+    quiet = next((number for number, line in enumerate(ends) if last and last in line), None)
+    after = [frame.bare(line) for line in reversed(ends[: quiet or 0])]
+    passed = first is not None and not signs.broke and (signs.passed(first) or works_on(after))
+    well = first is not None and not signs.broke and ended_well(after)
     return Why(
         signs=tuple(
             replace(each, text=shortened(each.text)) for each in _few([first, *others] if first else [])
@@ -101,8 +106,9 @@ def _why(feed: LineFeed, raised: Sign | None) -> Why:
         alike=ways.count((first.weight, first.failure)) if first else 0,
         echoes=signs.echoes,
         program=signs.broke or signs.traceback or frame.begun,
-        quiet=next((number for number, line in enumerate(ends) if last and last in line), None),
+        quiet=quiet,
         last=tuple(shortened(line) for line in islice(lines, LAST))[::-1],
+        onward="yes" if well else "perhaps" if passed else "no",
     )
 
 
