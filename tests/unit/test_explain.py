@@ -740,3 +740,20 @@ def test_what_has_no_consequence(lines: list[str]) -> None:
 def test_what_schedulers_and_containers_say(lines: list[str], failure: str) -> None:
     found = said("begin", *lines)
     assert found.failure is not None and (found.answer, found.failure.id) == ("known", failure)
+
+
+def test_an_exception_when_the_training_has_ended() -> None:
+    """It ended the program; one that was got over, or was printed long before the end, did not."""
+    trained = trainer_log().rstrip("\n").split("\n")
+    failed = said(*trained, "***** Running Evaluation *****", *MET)
+    assert failed.failure is not None and failed.failure.id == "cuda_oom"
+    for rest in (["bye"] * 60, ["Training completed."]):
+        assert said(*trained, *MET, *rest).answer == "nothing"
+
+
+def test_colours_within_an_exception() -> None:
+    """As Python 3.13 prints it."""
+    file = '  File \x1b[35m"/w/t.py"\x1b[0m, line \x1b[35m9\x1b[0m, in \x1b[35mf\x1b[0m'
+    failure = said(TRACEBACK, file, "\x1b[1;35mRuntimeError\x1b[0m: \x1b[35mbad shard\x1b[0m").failure
+    assert failure is not None and failure.evidence is not None
+    assert (failure.what, failure.evidence.code) == ("RuntimeError: bad shard", "/w/t.py:9 in f")

@@ -23,7 +23,7 @@ HINTS = tuple(
         | {"SIGINT", "CANCELLED", "Terminated", "Interrupt", "Segmentation", "Bus error", "exited with"}
         | {"  host      : ", "  rank      : ", "Root Cause (first observed", "what():"}
         | {"above exception", "<Signals.", "Hangup"}
-        | {"Exit Code", "exited with code", "Exception ignored", "terminated with code"}
+        | {"HYDRA_FULL_ERROR", "Exit Code", "exited with code", "Exception ignored", "terminated with code"}
         | {"Aborted", "Illegal instruction", "Floating point exception"}
     )
 )
@@ -60,6 +60,7 @@ _CRASH = re.compile(
 # It says in so many words that a process of the job failed, and not why.
 _FAILED = re.compile(
     r"taking the entire process down|CANCELLED AT \S+ DUE TO TASK FAILURE|"
+    r"^Error executing job with overrides|Set the environment variable HYDRA_FULL_ERROR=1|"
     r"srun: error: Task launch for \S+ failed"
 )
 # Signals that a scheduler sends, or others do.
@@ -210,6 +211,7 @@ class Signs:
     symptoms: dict[str, _Echo] = field(default_factory=dict)  # by their shape
     echoes: int = 0  # lines that say only that something else has failed
     finished: bool = False  # the training has ended; what comes is the end of the program
+    end: int | None = None  # the number of the first line that says so
     late: str = ""  # the first line that says that a process crashed after that
     shapes: set[str] = field(default_factory=set)  # of all lines that may be a reason, also of earlier ones
 
@@ -255,6 +257,8 @@ class Signs:
 
     def finish(self) -> None:
         """The training has ended as it should."""
+        if self.end is None and self.spot:
+            self.end = self.spot.number
         self.finished = True
 
     def decisive(self) -> Sign | None:
@@ -275,6 +279,16 @@ class Signs:
     def passed(self, sign: Sign) -> bool:
         """Whether a mark of progress came after a sign: one, since two leave none."""
         return any(each is sign for each in self.earlier.values())
+
+    def after_the_end(self) -> Sign | None:
+        """The first exception of a traceback that was raised when a training had ended; None: there is none, or
+        only what follows from the end of other ranks."""
+        end = self.end
+        if end is None:
+            return None
+        raised = (each for each in self.now.values() if each.weight in ("cause", "exception"))
+        late = [each for each in raised if each.code or is_exception(each.text)]
+        return next((each for each in late if (each.number or 0) > end), None)
 
     @property
     def raising(self) -> bool:

@@ -283,9 +283,9 @@ class LinePlace(NamedTuple):
         for line in self._back():
             if _prefix(line) != prefix:
                 continue
-            if match := _FRAME.search(line):
+            if match := _FRAME.search(uncoloured(line)):
                 frames.append(match)
-            elif "Traceback (most recent call last)" in line:
+            elif "Traceback (most recent call last)" in uncoloured(line):
                 break
         own = next((each for each in frames if not any(part in each[1] for part in _OTHERS)), None)
         best = own or next(iter(frames), None)

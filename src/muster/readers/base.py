@@ -263,7 +263,8 @@ class JobLog(JobEntry):
     moment: str = ""  # what has the same one was measured side by side
     exchanges: bool = False  # its step is nothing but an exchange between hosts
     spread: float | None = None  # relative standard error of its step's time, by its own windows
-    why: Why | None = None  # of any outcome but succeeded
+    why: Why | None = None  # of any outcome but succeeded; and of what failed when the training had ended
+    over: bool = False  # the log says that the training has ended
     shapes: frozenset[str] = frozenset()  # of one that succeeded: lines that are reasons elsewhere
 
     def __post_init__(self) -> None:

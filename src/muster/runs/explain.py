@@ -290,7 +290,7 @@ def _nothing(of: str, jobs: Sequence[JobLog], notes: list[str]) -> Explanation:
             of=of, answer="unknown", says=_ECHO, lines=_telling(echoed), echoes=echoes, notes=notes
         )
     notes += [f"{log.job}: {note}" for log in jobs for note in log.notes if note.startswith(LATE)]
-    good = sum(log.outcome.good for log in jobs)
+    good = sum(log.outcome.good and log.over for log in jobs)
     says = f"nothing failed here: {counted(good, 'job')} ended well" if good else "no known failure is in it"
     return Explanation(of=of, answer="nothing", says=says, notes=notes)
 
