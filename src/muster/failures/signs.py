@@ -23,7 +23,14 @@ HINTS = tuple(
         | {"SIGINT", "CANCELLED", "Terminated", "Interrupt", "Segmentation", "Bus error", "exited with"}
         | {"  host      : ", "  rank      : ", "Root Cause (first observed", "what():"}
         | {"above exception", "<Signals.", "Hangup"}
-        | {"HYDRA_FULL_ERROR", "Exit Code", "exited with code", "Exception ignored", "terminated with code"}
+        | {
+            "HYDRA_FULL_ERROR",
+            "Main process exited",
+            "Exit Code",
+            "exited with code",
+            "Exception ignored",
+            "terminated with code",
+        }
         | {"Aborted", "Illegal instruction", "Floating point exception"}
     )
 )
@@ -60,6 +67,7 @@ _CRASH = re.compile(
 # It says in so many words that a process of the job failed, and not why.
 _FAILED = re.compile(
     r"taking the entire process down|CANCELLED AT \S+ DUE TO TASK FAILURE|"
+    r"Main process exited, code=(?:exited, status=[1-9]|(?:killed|dumped), status=(?!2/|15/))|"
     r"^Error executing job with overrides|Set the environment variable HYDRA_FULL_ERROR=1|"
     r"srun: error: Task launch for \S+ failed"
 )
@@ -494,7 +502,7 @@ def _unquoted(text: str) -> str:
     a configuration that is printed."""
     match = find(text) if '"' in text or "'" in text else None
     cause = match.phrase.expression.search(text) if match else None
-    if cause is None:
+    if match is None or cause is None or match.phrase.weight not in _MET:
         return text
     for field_ in _FIELD.finditer(text):
         inside = field_.start(2) < cause.start() and cause.end() < field_.end(2)

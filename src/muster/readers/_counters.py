@@ -8,11 +8,12 @@ from collections.abc import Iterable, Sequence
 from muster.readers._frame import Frame
 from muster.readers.base import Reading
 
-HINTS = ("step", "Step", "iter", "Iter", "poch", "atch", "it/s", "s/it")
+HINTS = ("step", "Step", "iter", "Iter", "poch", "atch", "it/s", "s/it", "loss", "Loss")
 _WORD = r"(?:global[ _-]?step|step|iter(?:ation)?|epoch|(?:micro[ _-]?)?batch|update|round|episode)s?"
 _COUNTER = re.compile(
     rf"(?<![A-Za-z]){_WORD}\b[\"']?[\s:=#\[(|]*(?P<after>\d[\d,]*)(?![\d.]*[eE]-)|"
     rf"(?<![\d.])(?P<before>\d[\d,]*)(?:st|nd|rd|th)? {_WORD}\b|"
+    r"(?<![\d./])(?P<part>\d+)/\d+(?![\d/])(?=.*loss)|"
     r"(?<![\d.])(?P<bar>\d+)/\d+ \[\d+:\d",
     re.IGNORECASE,
 )

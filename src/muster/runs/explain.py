@@ -280,7 +280,9 @@ def _nothing(of: str, jobs: Sequence[JobLog], notes: list[str]) -> Explanation:
             of=of, answer="unknown", says=_PERHAPS, others=others, lines=_telling(maybe), notes=notes
         )
     if bare := [
-        log for log in jobs if log.why and has_bare_exception(log.why.last) and log.why.onward != "yes"
+        log
+        for log in jobs
+        if log.why and not log.why.program and has_bare_exception(log.why.last) and log.why.onward != "yes"
     ]:
         says = "an exception is among its last lines, and no traceback says where that was raised"
         return Explanation(of=of, answer="unknown", says=says, lines=_telling(bare), notes=notes)
