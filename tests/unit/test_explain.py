@@ -757,3 +757,60 @@ def test_colours_within_an_exception() -> None:
     failure = said(TRACEBACK, file, "\x1b[1;35mRuntimeError\x1b[0m: \x1b[35mbad shard\x1b[0m").failure
     assert failure is not None and failure.evidence is not None
     assert (failure.what, failure.evidence.code) == ("RuntimeError: bad shard", "/w/t.py:9 in f")
+
+
+LOGIC = [TRACEBACK, '  File "/w/t.py", line 5, in f', "ValueError: unknown scheduler"]
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "TensorBoard: Port 6006 is in use, trying 6007. OSError: [Errno 98] Address already in use",
+        "libibverbs: Warning: couldn't load driver 'x': x.so: cannot open shared object file: No such file",
+        "Checkpoint /c/a.pt is corrupt (PytorchStreamReader failed reading zip archive), using /c/b.pt",
+        "Namespace(on_oom='skip', msg='CUDA out of memory', batch=8)",
+        "ssh: connect to host node9 port 22: Connection refused (spare, ignored)",
+    ],
+)
+def test_a_mistake_of_the_program_outweighs_a_line_that_it_printed_before(line: str) -> None:
+    """That is shown besides. What a tool says with a level, and what a program could not help, still counts."""
+    failure = said(line, "loading", *LOGIC).failure
+    assert failure is not None and (failure.what, failure.id) == (LOGIC[-1], None)
+    warned = said("n1:1:1 [0] NCCL WARN Duplicate GPU detected : rank 0 and rank 1 both", *LOGIC).failure
+    assert warned is not None and warned.id == "duplicate_gpu"
+    other = said(line, *LOGIC[:2], "RuntimeError: cannot start").failure
+    assert other is not None and (other.id is None) == any(
+        word in line for word in ("Warning", "ignored", "msg=")
+    )
+
+
+def test_a_program_that_says_that_it_goes_on() -> None:
+    """What it met is why only where nothing else is, and then it may be."""
+    met = [TRACEBACK, '  File "/w/hub.py", line 6, in push', "HfHubHTTPError: 504 Server Error"]
+    late = said(
+        "begin", *met, "push failed, going on", TRACEBACK, '  File "/w/t.py", line 5', "RuntimeError: x"
+    )
+    assert late.failure is not None and late.failure.what == "RuntimeError: x"
+    assert [each.text for each in late.others] == [met[-1]]
+    alone = said("begin", *met, "push failed, going on", "end")
+    assert (alone.answer, alone.exit_code, [each.text for each in alone.others]) == ("unknown", 1, [met[-1]])
+    dicts = [f"{{'loss': 0.{n}, 'learning_rate': 1e-05, 'epoch': 0.{n}}}" for n in range(1, 9)]
+    assert said(*dicts[:3], *met, *dicts[3:], *LOGIC).failure == said(*dicts, *["x"] * 3, *LOGIC).failure
+
+
+def test_of_two_ranks_the_one_that_raised_first_by_its_clock() -> None:
+    lines = []
+    for node, second, what in (
+        (2, 5, "RuntimeError: mat1 and mat2 shapes cannot be multiplied"),
+        (1, 1, "TypeError: no"),
+    ):
+        begin = f"node{node}: [rank{node}]: "
+        stamp = f"[2024-06-01 10:00:0{second},100] "
+        lines += [begin + stamp + TRACEBACK, begin + '  File "/w/t.py", line 7, in f', begin + what]
+    failure = said("node1 slots=1", "node2 slots=1", *lines).failure
+    assert failure is not None and (failure.what, failure.host) == ("TypeError: no", "node1")
+
+
+def test_a_log_that_breaks_off_in_a_traceback() -> None:
+    cut = said("begin", TRACEBACK, '  File "/w/t.py", line 6, in <module>', "    f()", '  File "/ven')
+    assert (cut.answer, cut.exit_code) == ("unknown", 1)

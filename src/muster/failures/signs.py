@@ -25,6 +25,11 @@ HINTS = tuple(
         | {"above exception", "<Signals.", "Hangup"}
         | {
             "HYDRA_FULL_ERROR",
+            "going on",
+            "ontinuing",
+            "etrying",
+            "kipping",
+            "Error response from daemon",
             "Main process exited",
             "Exit Code",
             "exited with code",
@@ -68,6 +73,7 @@ _CRASH = re.compile(
 _FAILED = re.compile(
     r"taking the entire process down|CANCELLED AT \S+ DUE TO TASK FAILURE|"
     r"Main process exited, code=(?:exited, status=[1-9]|(?:killed|dumped), status=(?!2/|15/))|"
+    r"^docker: Error response from daemon: |"
     r"^Error executing job with overrides|Set the environment variable HYDRA_FULL_ERROR=1|"
     r"srun: error: Task launch for \S+ failed"
 )
@@ -106,19 +112,20 @@ _SPEAKS = re.compile(
     r"body|line|what|cause|reason|detail|details|stderr|stdout|status|state)$|\w*(?:Error|Exception|Interrupt|Exit)$",
     re.IGNORECASE,
 )
+_CALL = re.compile(r"[A-Z]\w*(?<!Error)(?<!Exception)\([^()]*$")  # of an object that is printed
 # What comes after these is printed and has no consequence: the traceback that follows, or the exception.
 _ASIDE = re.compile(
     r"Exception ignored (?:in|while|on)\b|^--- Logging error ---|^Error in atexit\._run_exitfuncs"
 )
 # The program says itself that it goes on.
 _OVER = re.compile(
-    r"\((?:ignored|ignoring|skipped|skipping|non-?fatal|will retry|retrying)[^)]*\)|"
+    r"\((?:[^()]*, ?)?(?:ignored|ignoring|skipped|skipping|non-?fatal|will retry|retrying)[^)]*\)|"
     r"\b(?:falling back|will (?:be )?retr(?:y|ied)|retrying|(?:ignoring|skipping)(?: (?:it|this|the|that))?|"
-    r"continuing (?:anyway|without|with)|trying (?:batch size|again)|non-?fatal|recovered from)\b",
+    r"continuing(?: (?:anyway|without|with)|$)|going on|moving on|trying (?:batch size|again)|non-?fatal|recovered from)\b",
     re.IGNORECASE,
 )
 # A warning: the program goes on.
-_WARNING = re.compile(r"\b[A-Z]\w*Warning: |\bWARNING\b|(?:^|\[)W\d* ")
+_WARNING = re.compile(r"\b[A-Z]\w*Warning: |\b[Ww]arning: |\bWARNING\b|(?:^|\[)W\d* ")
 # A level below that, as logging, loguru, glog, TensorFlow, NCCL and logfmt write it; and one above.
 _BELOW = re.compile(
     r"(?:^|[\s\[(|])(?:INFO|DEBUG|TRACE)(?=[\s\]):|]|$)|(?:^|\s)[ID]\d{4} \d\d:\d\d|: [ID] \w+/|"
@@ -132,6 +139,12 @@ _OWN_SIGNALS = frozenset(
 _ELASTIC = re.compile(r"\s+host +: (\S+)")  # torchrun's account of a process: its host, then its exit code
 _ACCOUNT = re.compile(r"\s+exitcode +: ")
 _RANK = re.compile(r"\s+rank +: (\d{1,9})")  # and the process's rank
+# Exceptions that a mistake in a program raises, and nothing of its surroundings; a level that tools print.
+_MISTAKE = re.compile(
+    r"(?:\[rank\d+\]: ?)?(?:Value|Type|Key|Attribute|Index|Name|Assertion|ZeroDivision|Overflow|NotImplemented|"
+    r"UnboundLocal|Recursion)Error\b"
+)
+_LEVEL = re.compile(r"\bNCCL WARN\b|\bERROR\b|\bFATAL\b|\bCRITICAL\b|(?:^|\[)[EF]\d* |\b[Ee]rror: |\bNVRM: ")
 _ORDER: dict[Weight, int] = {weight: number for number, weight in enumerate(get_args(Weight))}
 # Ways to end that one host does not cause in another: a host with one of them failed by itself.
 _ALIKE: tuple[frozenset[Weight], ...] = (frozenset(("killed", "crash")),)
@@ -144,6 +157,7 @@ _USUAL = 1000  # characters; longer lines are not remembered
 _MOST = 10_000  # ranks and hosts whose signs are kept
 _LAST = 64  # signs of a rank's chain of exceptions
 _SHAPES = 1000  # of echoes
+_AFTER = 3  # lines after an exception in which a program says that it goes on
 _NEAR = 20  # lines that launchers print when they are ended
 _ASIDE_LINES = 8  # that may be a failure's, among those of what is said aside
 _GAP = 10_000  # lines without a sign, after which a program that tells no steps has gone on
@@ -201,6 +215,7 @@ class Signs:
     now: dict[_Key, Sign] = field(default_factory=dict)
     earlier: dict[_Key, Sign] = field(default_factory=dict)  # before the last mark
     traceback: bool = False
+    met: dict[_Key, Sign] = field(default_factory=dict)  # what the program says that it got over, or handled
     aside: int = 0  # lines in which what a program says aside may end
     forced: bool = False  # a launcher says that it ends the processes itself
     since: int = 0  # marks of progress after the last one
@@ -259,6 +274,7 @@ class Signs:
         """Another step was done."""
         self.marked, self.finished, self.onward = True, False, self.spot
         self.since += 1
+        self.met.clear()
         if self.now or self.earlier:
             self.now, self.earlier, self.echoes = {}, self.now, 0
             self.forget()
@@ -277,6 +293,7 @@ class Signs:
         gives a reason of its own, or none, it is this.
         """
         best = min(self._all(), key=lambda sign: _ORDER[sign.weight], default=None)
+        best = self._before(self._raised_after(best)) if best else None
         if best is None or self.first is None or best.weight not in (*_BY_ITSELF, "symptom", "exit"):
             return best
         own = [sign for sign in self._all() if sign.rank == self.first]
@@ -297,6 +314,26 @@ class Signs:
         raised = (each for each in self.now.values() if each.weight in ("cause", "exception"))
         late = [each for each in raised if each.code or is_exception(each.text)]
         return next((each for each in late if (each.number or 0) > end), None)
+
+    def _raised_after(self, best: Sign) -> Sign:
+        """A mistake of the program that was raised after what a line tells of without a traceback and without a
+        level: the program got over that. Else the same sign."""
+        if best.weight != "cause" or best.code or _LEVEL.search(best.text):
+            return best
+        mistakes = (each for each in self.now.values() if each.weight == "exception" and each.code)
+        later = (each for each in mistakes if (each.number or 0) > (best.number or 0))
+        return next((each for each in later if _MISTAKE.match(each.text)), best)
+
+    def _before(self, best: Sign) -> Sign:
+        """An exception that another rank raised earlier, by its time stamps, than one whose name is in the table.
+        Else the same sign."""
+        entry = known_failures().get(best.failure or "")
+        if entry is None or entry.blame != "work" or not best.code or best.when is None:
+            return best
+        raised = (each for each in self._all() if each.weight == "exception" and each.code)
+        earlier = [each for each in raised if each.when is not None and each.when < best.when]
+        other = [each for each in earlier if (each.host, each.rank) != (best.host, best.rank)]
+        return min(other, key=lambda each: each.when or 0.0, default=best)
 
     @property
     def raising(self) -> bool:
@@ -378,6 +415,20 @@ class Signs:
             own = sign.rank == rank and sign.text in self.chains.get(rank, ())
             if own and sign.weight in ("cause", "exception") and not kept:
                 del self.now[key]
+                if (
+                    entry is None or entry.phase != "python"
+                ):  # what an import lacked, another took the place of
+                    self.met[key] = sign
+
+    def _get_over(self) -> None:
+        """The program says, right after what its rank said last, that it goes on."""
+        spot, rank = self.spot, self._rank()
+        if spot is None or (spot.number or 0) - self.last_number > _AFTER:
+            return
+        for key, sign in list(self.now.items()):
+            last = sign.rank == rank and sign.text == self.last
+            if last and sign.weight in ("cause", "exception"):
+                self.met[key] = self.now.pop(key)
 
     def _place_first(self) -> None:
         """What the rank that failed first has said is of the host that torchrun's account names."""
@@ -444,6 +495,9 @@ class Signs:
     def _look(self, text: str, host: str | None) -> None:
         if self._leads(text):
             return
+        if _OVER.search(text) and not is_exception(text) and not find(text):
+            self._get_over()
+            return
         left = _EXITS.search(text)
         code = next((int(code) for code in left.groups() if code), 0) if left else 0
         code = -code if left and left["mpi"] else code
@@ -506,7 +560,8 @@ def _unquoted(text: str) -> str:
         return text
     for field_ in _FIELD.finditer(text):
         inside = field_.start(2) < cause.start() and cause.end() < field_.end(2)
-        if inside and not _SPEAKS.match(field_[1]):
+        speaks = _SPEAKS.match(field_[1]) and not _CALL.search(text[: field_.start()])
+        if inside and not speaks:
             return text[: field_.start()]
     return text
 

@@ -11,7 +11,7 @@ from muster.readers.base import Reading
 HINTS = ("step", "Step", "iter", "Iter", "poch", "atch", "it/s", "s/it", "loss", "Loss")
 _WORD = r"(?:global[ _-]?step|step|iter(?:ation)?|epoch|(?:micro[ _-]?)?batch|update|round|episode)s?"
 _COUNTER = re.compile(
-    rf"(?<![A-Za-z]){_WORD}\b[\"']?[\s:=#\[(|]*(?P<after>\d[\d,]*)(?![\d.]*[eE]-)|"
+    rf"(?<![A-Za-z]){_WORD}\b[\"']?[\s:=#\[(|]*(?P<after>\d[\d,]*(?:\.\d+)?)(?![\d.]*[eE]-)|"
     rf"(?<![\d.])(?P<before>\d[\d,]*)(?:st|nd|rd|th)? {_WORD}\b|"
     r"(?<![\d./])(?P<part>\d+)/\d+(?![\d/])(?=.*loss)|"
     r"(?<![\d.])(?P<bar>\d+)/\d+ \[\d+:\d",
@@ -51,7 +51,7 @@ class Counters:
 
     def __init__(self, frame: Frame) -> None:
         self.frame = frame
-        self.highest: dict[str, tuple[int, ...]] = {}  # by the kind of line
+        self.highest: dict[str, tuple[float, ...]] = {}  # by the kind of line
 
     @property
     def closed(self) -> bool:
@@ -80,8 +80,8 @@ class Counters:
         return []
 
 
-def _number(digits: str) -> int:
-    return int(digits.replace(",", "")[:18])
+def _number(digits: str) -> float:
+    return float(digits.replace(",", "")[:18])
 
 
 def ended_well(lines: Iterable[str]) -> bool:
@@ -92,7 +92,7 @@ def ended_well(lines: Iterable[str]) -> bool:
 def works_on(lines: Sequence[str]) -> bool:
     """Whether lines of one kind come again and again with higher numbers, as of a program at work. `lines`:
     the earliest first."""
-    last: dict[str, tuple[int, ...]] = {}
+    last: dict[str, tuple[float, ...]] = {}
     grown: dict[str, int] = {}
     for line in lines:
         if line[:1].isspace() or _OTHER.search(line) or not _WORK.search(line):

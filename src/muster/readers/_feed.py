@@ -31,11 +31,13 @@ ENOUGH = 100  # lines before a sign, and before a block's end, that show whether
 Made = Callable[[Frame], LineReader]
 _BACK = 200  # lines before it that are looked at
 # torch's own mark before what a rank raises; torchrun's redirects (a rank of its host); mpirun; srun --label.
-_RANK = re.compile(r"(?:\S+: )?(?:\[rank(\d{1,9})\]:|\[\d+,(\d{1,9})\]<std|\s*(\d{1,6}): )")
+_RANK = re.compile(r"(?!\S*sh: \d+: )(?:\S+: )?(?:\[rank(\d{1,9})\]:|\[\d+,(\d{1,9})\]<std|\s*(\d{1,6}): )")
 _PREFIX = re.compile(r"(?:\S+: )?(?:\[rank\d+\]:|\[\d+,\d+\]<std\w+>:|\[default\d+\]:|\s*\d{1,6}: )")
 _FRAME = re.compile(r"  File \"([^\"]+)\", line (\d+)(?:, in (.+))?")
 _MARK = re.compile(r"^\[rank\d+\]: ?")
-_NAMED = re.compile(r"(?:[A-Za-z_]\w*\.)*_?[A-Z]\w*(?:: .*)?")  # an exception's class, and what it says
+_NAMED = re.compile(
+    r"(?:[A-Za-z_]\w*\.)*(?:_?[A-Z]|(?<=\.)[a-z])\w*(?:: .*)?"
+)  # an exception's class, and what it says
 _OTHERS = (
     "/site-packages/",
     "/dist-packages/",

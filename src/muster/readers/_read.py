@@ -103,6 +103,10 @@ def _why(feed: LineFeed, raised: Sign | None) -> Why:
         [uncoloured(line) for line in islice(feed.backwards(), RECENT)],
     )
     first = raised or signs.decisive()
+    met = list(signs.met.values())
+    if first is None and met and not frame.steps:
+        first, met = met[-1], met[:-1]
+    over = first in signs.met.values()
     last = first.text if first and first.weight == "exception" else signs.last
     others = [each for each in signs.by_weight() if each is not first]
     ways = [(each.weight, each.failure) for each in others]
@@ -120,7 +124,8 @@ def _why(feed: LineFeed, raised: Sign | None) -> Why:
         program=signs.broke or signs.traceback or frame.begun,
         quiet=quiet,
         last=tuple(shortened(line) for line in islice(lines, LAST))[::-1],
-        onward="yes" if well else "perhaps" if passed else "no",
+        met=tuple(replace(each, text=shortened(each.text)) for each in met[-TOLD:]),
+        onward="yes" if well else "perhaps" if passed or over else "no",
     )
 
 

@@ -59,6 +59,7 @@ WHO: dict[Blame, str] = {
 }
 _ECHO = "no line says why: those here may only follow from what failed in another rank or host"
 _PRINTED: tuple[Weight, ...] = ("exception", "symptom", "exit")  # many programs do so, and go on
+_OPEN = re.compile(r"Traceback \(most recent call last\)|^\W*(?:\S+ )?File \"")
 _PERHAPS = "what may be why is in it, but the program seems to have gone on after it"
 _NAMED = {
     "exception": "The program raised an exception that nothing caught: {}",
@@ -220,6 +221,7 @@ def _of_jobs(of: str, jobs: Sequence[JobLog]) -> Explanation:
         if (other.weight, other.failure) != (sign.weight, sign.failure)
         and order(other.weight) <= order("exception")
     ]
+    others += [(log, each) for each in (log.why.met if log.why else ())]  # which is no echo of another rank
     evidence = _evidence(log, sign)
     failure = Failure(
         what=sign.text,
@@ -279,12 +281,8 @@ def _nothing(of: str, jobs: Sequence[JobLog], notes: list[str]) -> Explanation:
         return Explanation(
             of=of, answer="unknown", says=_PERHAPS, others=others, lines=_telling(maybe), notes=notes
         )
-    if bare := [
-        log
-        for log in jobs
-        if log.why and not log.why.program and has_bare_exception(log.why.last) and log.why.onward != "yes"
-    ]:
-        says = "an exception is among its last lines, and no traceback says where that was raised"
+    if bare := [log for log in jobs if _breaks_off(log)]:
+        says = "an exception or its traceback is among its last lines, and not the whole of it"
         return Explanation(of=of, answer="unknown", says=says, lines=_telling(bare), notes=notes)
     if echoed := [log for log in jobs if not log.outcome.good and _echoes_alone(log)]:
         echoes = sum(log.why.echoes for log in echoed if log.why)
@@ -312,6 +310,15 @@ def _may_be_why(log: JobLog) -> bool:
     if log.format or why is None or not why.signs or why.onward != "perhaps" or why.quiet is None:
         return False
     return why.quiet <= FEW or why.signs[0].weight not in _PRINTED
+
+
+def _breaks_off(log: JobLog) -> bool:
+    """Whether an exception without a traceback is among a log's last lines, or a traceback without its end."""
+    why = log.why
+    if why is None or why.onward == "yes":
+        return False
+    open_ended = bool(why.last) and bool(_OPEN.search(why.last[-1]))
+    return open_ended or (not why.program and has_bare_exception(why.last))
 
 
 def _went_on(log: JobLog) -> bool:
