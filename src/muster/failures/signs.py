@@ -65,7 +65,8 @@ _SHELL = re.compile(
 )
 # A signal that a program brings upon itself: 4, 5, 7, 8 and 11.
 _CRASH = re.compile(
-    r"(?:exits with return code =|exitcode *:|terminated with code) -(?:4|5|7|8|11)\b|exited on signal (?:4|5|7|8|11)\b|"
+    r"(?:exits with return code =|exitcode *:|terminated with code) -(?:4|5|7|8|11)\b|"
+    r"exited on signal (?:4|5|7|8|11)\b|"
     r"died with <Signals\.SIG(?:ILL|TRAP|BUS|FPE|SEGV)|"
     r"srun: error: \S+: tasks? [\d,-]+: (?:Segmentation fault|Bus error|Illegal instruction)"
 )
@@ -121,7 +122,8 @@ _ASIDE = re.compile(
 _OVER = re.compile(
     r"\((?:[^()]*, ?)?(?:ignored|ignoring|skipped|skipping|non-?fatal|will retry|retrying)[^)]*\)|"
     r"\b(?:falling back|will (?:be )?retr(?:y|ied)|retrying|(?:ignoring|skipping)(?: (?:it|this|the|that))?|"
-    r"continuing(?: (?:anyway|without|with)|$)|going on|moving on|trying (?:batch size|again)|non-?fatal|recovered from)\b",
+    r"continuing(?: (?:anyway|without|with)|$)|going on|moving on|trying (?:batch size|again)|non-?fatal|"
+    r"recovered from)\b",
     re.IGNORECASE,
 )
 # A warning: the program goes on.
@@ -139,10 +141,14 @@ _OWN_SIGNALS = frozenset(
 _ELASTIC = re.compile(r"\s+host +: (\S+)")  # torchrun's account of a process: its host, then its exit code
 _ACCOUNT = re.compile(r"\s+exitcode +: ")
 _RANK = re.compile(r"\s+rank +: (\d{1,9})")  # and the process's rank
+# Exceptions that programs handle by another way to the same: of those nothing more is said.
+_FALLBACK = re.compile(
+    r"(?:[a-z_]\w*\.)*(?:Key|Attribute|Import|ModuleNotFound|FileNotFound|Lookup|NotImplemented)Error\b"
+)
 # Exceptions that a mistake in a program raises, and nothing of its surroundings; a level that tools print.
 _MISTAKE = re.compile(
-    r"(?:\[rank\d+\]: ?)?(?:Value|Type|Key|Attribute|Index|Name|Assertion|ZeroDivision|Overflow|NotImplemented|"
-    r"UnboundLocal|Recursion)Error\b"
+    r"(?:\[rank\d+\]: ?)?(?:Value|Type|Key|Attribute|Index|Name|Assertion|ZeroDivision|Overflow|"
+    r"NotImplemented|UnboundLocal|Recursion)Error\b"
 )
 _LEVEL = re.compile(r"\bNCCL WARN\b|\bERROR\b|\bFATAL\b|\bCRITICAL\b|(?:^|\[)[EF]\d* |\b[Ee]rror: |\bNVRM: ")
 _ORDER: dict[Weight, int] = {weight: number for number, weight in enumerate(get_args(Weight))}
@@ -306,8 +312,8 @@ class Signs:
         return any(each is sign for each in self.earlier.values())
 
     def after_the_end(self) -> Sign | None:
-        """The first exception of a traceback that was raised when a training had ended; None: there is none, or
-        only what follows from the end of other ranks."""
+        """The first exception of a traceback that was raised when a training had ended; None: there is none,
+        or only what follows from the end of other ranks."""
         end = self.end
         if end is None:
             return None
@@ -316,8 +322,8 @@ class Signs:
         return next((each for each in late if (each.number or 0) > end), None)
 
     def _raised_after(self, best: Sign) -> Sign:
-        """A mistake of the program that was raised after what a line tells of without a traceback and without a
-        level: the program got over that. Else the same sign."""
+        """A mistake of the program that was raised after what a line tells of without a traceback and without
+        a level: the program got over that. Else the same sign."""
         if best.weight != "cause" or best.code or _LEVEL.search(best.text):
             return best
         mistakes = (each for each in self.now.values() if each.weight == "exception" and each.code)
@@ -325,8 +331,8 @@ class Signs:
         return next((each for each in later if _MISTAKE.match(each.text)), best)
 
     def _before(self, best: Sign) -> Sign:
-        """An exception that another rank raised earlier, by its time stamps, than one whose name is in the table.
-        Else the same sign."""
+        """An exception that another rank raised earlier, by its time stamps, than one whose name is in the
+        table. Else the same sign."""
         entry = known_failures().get(best.failure or "")
         if entry is None or entry.blame != "work" or not best.code or best.when is None:
             return best
@@ -415,9 +421,7 @@ class Signs:
             own = sign.rank == rank and sign.text in self.chains.get(rank, ())
             if own and sign.weight in ("cause", "exception") and not kept:
                 del self.now[key]
-                if (
-                    entry is None or entry.phase != "python"
-                ):  # what an import lacked, another took the place of
+                if not _FALLBACK.match(sign.text):
                     self.met[key] = sign
 
     def _get_over(self) -> None:
@@ -456,8 +460,8 @@ class Signs:
         return (crash and not {"cause", "exception"} & weights) or bool(self.late)
 
     def _leads(self, text: str) -> bool:
-        """Whether a line only says what those after it are of: a traceback, an account of a process; or belongs
-        to what is said aside."""
+        """Whether a line only says what those after it are of: a traceback, an account of a process; or
+        belongs to what is said aside."""
         if _ASIDE.search(text):
             self.aside = _ASIDE_LINES
             return True
@@ -505,7 +509,9 @@ class Signs:
         shell = None if self.forced else _SHELL.search(text)
         match = None if self.forced and _SHELL.search(text) else find(text)
         native = match is None and _WHAT.match(text)
-        crashed = bool(native or _CRASH.search(text) or (shell and shell["how"] != "Killed"))
+        crashed = bool(
+            native or "watchdog hang" in text or _CRASH.search(text) or (shell and shell["how"] != "Killed")
+        )
         if self._is_late(code, crashed):
             self.late = self.late or text
             return
@@ -552,8 +558,8 @@ class Signs:
 
 
 def _unquoted(text: str) -> str:
-    """A line up to the text of a field that alone tells of a failure and is no word of the program's own, as in
-    a configuration that is printed."""
+    """A line up to the text of a field that alone tells of a failure and is no word of the program's own, as
+    in a configuration that is printed."""
     match = find(text) if '"' in text or "'" in text else None
     cause = match.phrase.expression.search(text) if match else None
     if match is None or cause is None or match.phrase.weight not in _MET:

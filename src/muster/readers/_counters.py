@@ -56,7 +56,7 @@ class Counters:
     @property
     def closed(self) -> bool:
         """Whether the log has a known format."""
-        return self.frame.steps > 0
+        return self.frame.steps > 0 or self.frame.signs.finished
 
     def line(self, text: str) -> None:
         """Read a line."""

@@ -228,9 +228,9 @@ class Reading:
 class Why:
     """What a log has to say of its end. `signs`: the lines that may be why, the decisive one first; `alike`:
     other ranks and hosts that say the same; `program`: it is plainly of a program that ran; `quiet`: lines
-    after the last sign, where these are few; `last`: the last lines that are not blank; `met`: what the program
-    handled, or says that it got over; `onward`: whether the
-    program went on after that sign, where no format tells: it may have, or it has."""
+    after the last sign, where these are few; `last`: the last lines that are not blank; `met`: what the
+    program handled, or says that it got over; `onward`: whether it went on after that sign, where no format
+    tells: it may have, or it has."""
 
     signs: tuple[Sign, ...]
     alike: int

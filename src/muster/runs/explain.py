@@ -292,6 +292,8 @@ def _nothing(of: str, jobs: Sequence[JobLog], notes: list[str]) -> Explanation:
     notes += [f"{log.job}: {note}" for log in jobs for note in log.notes if note.startswith(LATE)]
     good = sum(log.outcome.good and log.over for log in jobs)
     says = f"nothing failed here: {counted(good, 'job')} ended well" if good else "no known failure is in it"
+    if open_ended := max((log.steps or 0 for log in jobs if log.outcome.good and not log.over), default=0):
+        says += f"; after step {open_ended} nothing says whether it ended"
     return Explanation(of=of, answer="nothing", says=says, notes=notes)
 
 
@@ -313,7 +315,8 @@ def _may_be_why(log: JobLog) -> bool:
 
 
 def _breaks_off(log: JobLog) -> bool:
-    """Whether an exception without a traceback is among a log's last lines, or a traceback without its end."""
+    """Whether an exception without a traceback, or a traceback without its end, is among a log's last
+    lines."""
     why = log.why
     if why is None or why.onward == "yes":
         return False
