@@ -815,3 +815,16 @@ def test_of_two_ranks_the_one_that_raised_first_by_its_clock() -> None:
 def test_a_log_that_breaks_off_in_a_traceback() -> None:
     cut = said("begin", TRACEBACK, '  File "/w/t.py", line 6, in <module>', "    f()", '  File "/ven')
     assert (cut.answer, cut.exit_code) == ("unknown", 1)
+
+
+def test_a_process_own_words_in_torchruns_account() -> None:
+    """As @record has them: indented, below the process's host and rank (torchtune)."""
+    own = [
+        "  traceback : Traceback (most recent call last):",
+        '    File "/w/f.py", line 140, in train',
+        "  ValueError: empty",
+    ]
+    failure = said(*account(5, 1, "2024-05-20_10:02:01"), *own).failure
+    assert failure is not None and failure.evidence is not None
+    assert (failure.what, failure.where, failure.host) == ("ValueError: empty", "rank 5", "node5")
+    assert failure.evidence.code == "/w/f.py:140 in train"

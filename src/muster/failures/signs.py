@@ -139,6 +139,7 @@ _OWN_SIGNALS = frozenset(
     code for signal in (4, 5, 6, 7, 8, 11) for code in (-signal, 128 + signal, 256 - signal)
 )
 _ELASTIC = re.compile(r"\s+host +: (\S+)")  # torchrun's account of a process: its host, then its exit code
+_OWN_WORDS = "  traceback : Traceback"
 _ACCOUNT = re.compile(r"\s+exitcode +: ")
 _RANK = re.compile(r"\s+rank +: (\d{1,9})")  # and the process's rank
 # Exceptions that programs handle by another way to the same: of those nothing more is said.
@@ -222,6 +223,7 @@ class Signs:
     earlier: dict[_Key, Sign] = field(default_factory=dict)  # before the last mark
     traceback: bool = False
     met: dict[_Key, Sign] = field(default_factory=dict)  # what the program says that it got over, or handled
+    account: bool = False  # a process's own traceback is part of torchrun's account of it
     aside: int = 0  # lines in which what a program says aside may end
     forced: bool = False  # a launcher says that it ends the processes itself
     since: int = 0  # marks of progress after the last one
@@ -472,6 +474,7 @@ class Signs:
             if self.aside == 0 or "Traceback (most recent call last)" in text or text[:1].isspace():
                 return True
         if "Traceback (most recent call last)" in text:
+            self.account = text.startswith(_OWN_WORDS)
             self.traceback, self.since = True, 0
             rank = self._rank()
             if rank not in self.caused and (rank in self.chains or len(self.chains) < _MOST):
@@ -502,6 +505,11 @@ class Signs:
         if _OVER.search(text) and not is_exception(text) and not find(text):
             self._get_over()
             return
+        if self.account and text[:2] == "  " and _EXCEPTION.match(text[2:]):
+            self.account, own = False, find(text[2:])
+            weight_, entry_ = (own.phrase.weight, own.failure.id) if own else ("exception", None)
+            self._add(weight_, entry_, text[2:], (self.elastic,), self.elastic_rank)
+            return
         left = _EXITS.search(text)
         code = next((int(code) for code in left.groups() if code), 0) if left else 0
         code = -code if left and left["mpi"] else code
@@ -509,9 +517,9 @@ class Signs:
         shell = None if self.forced else _SHELL.search(text)
         match = None if self.forced and _SHELL.search(text) else find(text)
         native = match is None and _WHAT.match(text)
-        crashed = bool(
-            native or "watchdog hang" in text or _CRASH.search(text) or (shell and shell["how"] != "Killed")
-        )
+        hangs = "watchdog hang" in text
+        broken = hangs or (match is not None and match.phrase.weight == "crash")
+        crashed = bool(native or broken or _CRASH.search(text) or (shell and shell["how"] != "Killed"))
         if self._is_late(code, crashed):
             self.late = self.late or text
             return

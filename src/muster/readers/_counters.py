@@ -19,7 +19,7 @@ _COUNTER = re.compile(
 )
 # What speaks of the program's start, end and retries instead of its work: numbers grow there as well.
 _OTHER = re.compile(
-    r"error|exception|fail|retr(?:y|ies)|attempt|saving|saved|checkpoint|resum|restor|\b(?:down|re)?load|wandb:|"
+    r"error|exception|fail|waiting|retr(?:y|ies)|attempt|saving|saved|checkpoint|resum|restor|\b(?:down|re)?load|wandb:|"
     r"stopp|shut|kill|exit|abort|timed? ?out|traceback|oom\b|out of memory|skipping",
     re.IGNORECASE,
 )
