@@ -507,8 +507,9 @@ class Signs:
             return
         if self.account and text[:2] == "  " and _EXCEPTION.match(text[2:]):
             self.account, own = False, find(text[2:])
-            weight_, entry_ = (own.phrase.weight, own.failure.id) if own else ("exception", None)
-            self._add(weight_, entry_, text[2:], (self.elastic,), self.elastic_rank)
+            own_weight: Weight = own.phrase.weight if own else "exception"
+            entry_id = own.failure.id if own else None
+            self._add(own_weight, entry_id, text[2:], (self.elastic,), self.elastic_rank)
             return
         left = _EXITS.search(text)
         code = next((int(code) for code in left.groups() if code), 0) if left else 0

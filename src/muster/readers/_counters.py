@@ -6,9 +6,7 @@ import re
 from collections.abc import Iterable, Sequence
 
 from muster.readers._frame import Frame
-from muster.readers.base import Reading
 
-HINTS = ("step", "Step", "iter", "Iter", "poch", "atch", "it/s", "s/it", "loss", "Loss")
 _WORD = r"(?:global[ _-]?step|step|iter(?:ation)?|epoch|(?:micro[ _-]?)?batch|update|round|episode)s?"
 _COUNTER = re.compile(
     rf"(?<![A-Za-z]){_WORD}\b[\"']?[\s:=#\[(|]*(?P<after>\d[\d,]*(?:\.\d+)?)(?![\d.]*[eE]-)|"
@@ -74,10 +72,6 @@ class Counters:
         self.highest[kind] = now
         if now > last if last is not None else _LOSS.search(text):
             self.frame.signs.progress()
-
-    def readings(self) -> list[Reading]:
-        """None: how fast it went is not known."""
-        return []
 
 
 def _number(digits: str) -> float:
