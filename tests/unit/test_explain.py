@@ -828,3 +828,15 @@ def test_a_process_own_words_in_torchruns_account() -> None:
     assert failure is not None and failure.evidence is not None
     assert (failure.what, failure.where, failure.host) == ("ValueError: empty", "rank 5", "node5")
     assert failure.evidence.code == "/w/f.py:140 in train"
+
+
+def test_what_a_program_says_in_passing() -> None:
+    """It may be why, where a good end or many lines follow, and no traceback, level or exit."""
+    line = "Checkpoint a.pt is corrupt (PytorchStreamReader failed reading zip archive)"
+    for rest in (["loading b.pt", "Done. Model saved to out"], ["still here"] * 60):
+        found = said("begin", line, *rest)
+        assert (found.answer, found.exit_code, [each.text for each in found.others]) == ("unknown", 1, [line])
+    failure = said("begin", line, "bye").failure
+    assert failure is not None and failure.id == "checkpoint_damaged"
+    killed = said("Out of memory: Killed process 4711 (python3) total-vm:1kB", *["still here"] * 60).failure
+    assert killed is not None and killed.id == "host_oom_killed"

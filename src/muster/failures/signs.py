@@ -309,6 +309,13 @@ class Signs:
         nobodys = best.rank is None and best.weight in _BY_ITSELF  # who says it may be that very rank
         return best if first.weight == "symptom" or (first.weight == "exit" and nobodys) else first
 
+    def offhand(self, sign: Sign) -> bool:
+        """Whether a program only says in passing what else would be why: not by an exception, a level or an
+        exit, and of nothing that befalls a host."""
+        entry = known_failures().get(sign.failure or "")
+        plain = sign.weight == "cause" and not (is_exception(sign.text) or self.traceback or self.broke)
+        return plain and entry is not None and entry.blame != "host" and not _LEVEL.search(sign.text)
+
     def passed(self, sign: Sign) -> bool:
         """Whether a mark of progress came after a sign: one, since two leave none."""
         return any(each is sign for each in self.earlier.values())

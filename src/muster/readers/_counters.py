@@ -40,6 +40,10 @@ _WELL = re.compile(
     r"\b[Tt]raining (?:is |has |run )?(?:been )?(?:complete|completed|finished|done)\b(?! with| but)|"
     r"\b[Ff]inished training\b|\b(?:job|run|training) succeeded\b",
 )
+_SOFTLY = re.compile(
+    r"^\W*(?:all )?(?:done|finished|success)\b|\b(?:model|weights) saved\b|\bsuccessfully\b",
+    re.IGNORECASE,
+)
 _GROWN = 3  # times that a kind of line has to grow
 
 
@@ -81,6 +85,11 @@ def _number(digits: str) -> float:
 def ended_well(lines: Iterable[str]) -> bool:
     """Whether one of these lines says that the program ended as it should."""
     return any(_WELL.search(line) for line in lines)
+
+
+def seems_done(lines: Iterable[str]) -> bool:
+    """Whether one of these lines speaks of a good end, as scripts do also when a program of theirs failed."""
+    return any(_SOFTLY.search(line) for line in lines)
 
 
 def works_on(lines: Sequence[str]) -> bool:

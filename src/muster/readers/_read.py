@@ -11,7 +11,7 @@ from itertools import islice
 from muster.core.state import LogEnd, State
 from muster.core.units import counted
 from muster.failures.signs import Sign, shape_of, shortened
-from muster.readers._counters import ended_well, works_on
+from muster.readers._counters import ended_well, seems_done, works_on
 from muster.readers._feed import LineFeed
 from muster.readers._frame import Frame, own_stamp, uncoloured
 from muster.readers._lines import STEPS_ONLY
@@ -114,6 +114,8 @@ def _why(feed: LineFeed, raised: Sign | None) -> Why:
     quiet = next((number for number, line in enumerate(ends) if last and last in line), None)
     after = [frame.bare(line) for line in reversed(ends[: quiet or 0])]
     passed = first is not None and not signs.broke and (signs.passed(first) or works_on(after))
+    if first is not None and signs.offhand(first):
+        passed = passed or (quiet or 0) > NEAR or seems_done(after)
     well = first is not None and not signs.broke and ended_well(after)
     return Why(
         signs=tuple(
