@@ -840,3 +840,15 @@ def test_what_a_program_says_in_passing() -> None:
     assert failure is not None and failure.id == "checkpoint_damaged"
     killed = said("Out of memory: Killed process 4711 (python3) total-vm:1kB", *["still here"] * 60).failure
     assert killed is not None and killed.id == "host_oom_killed"
+
+
+def test_what_was_printed_before_an_exception_may_stand_after_it() -> None:
+    """Python holds 8 KB back of what it prints to a file. Nothing caught what begins in the module."""
+    steps = [f"step {n}: loss 2.{n}" for n in range(10, 60)]
+    main = [TRACEBACK, '  File "/w/t.py", line 30, in <module>', *MET[1:]]
+    found = said(*steps[:9], *main, *steps[9:])
+    assert (found.answer, found.exit_code, [each.text for each in found.others]) == ("unknown", 1, [MET[-1]])
+    caught = said(*steps[:9], *MET, *steps[9:])
+    ended = said(*steps[:9], *main, *steps[9:], "Training completed")
+    later = said(*steps[:9], *main, *(f"step {n}: loss 2.{n}" for n in range(20, 900)))
+    assert caught.answer == ended.answer == later.answer == "nothing"

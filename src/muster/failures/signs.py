@@ -222,6 +222,7 @@ class Signs:
     now: dict[_Key, Sign] = field(default_factory=dict)
     earlier: dict[_Key, Sign] = field(default_factory=dict)  # before the last mark
     traceback: bool = False
+    got_over: Sign | None = None  # the last exception of a traceback after which it went on
     met: dict[_Key, Sign] = field(default_factory=dict)  # what the program says that it got over, or handled
     account: bool = False  # a process's own traceback is part of torchrun's account of it
     aside: int = 0  # lines in which what a program says aside may end
@@ -284,6 +285,8 @@ class Signs:
         self.since += 1
         self.met.clear()
         if self.now or self.earlier:
+            raised = [each for each in self.earlier.values() if each.code]
+            self.got_over = raised[-1] if raised else self.got_over
             self.now, self.earlier, self.echoes = {}, self.now, 0
             self.forget()
 

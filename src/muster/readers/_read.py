@@ -6,7 +6,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
-from itertools import islice
+from itertools import islice, takewhile
 
 from muster.core.state import LogEnd, State
 from muster.core.units import counted
@@ -29,6 +29,8 @@ MOST_RANKS = 8  # of a host, where nothing says how many hosts there are
 TOLD, LAST = 5, 5
 RECENT = 1000  # lines at the end of a log that no reader knows, in which it says why it ended
 NEAR = 50  # lines that launchers still print after an exception that ended a program
+_BUFFER = 8192  # bytes that Python holds back of what it prints to a file or a pipe
+_SOURCE = re.compile(r"File \"[^\"]+\", line \d+, in ")
 STAMPED = 10_000  # lines at the beginning and at the end, in which time stamps are looked for
 # Tables, documents and programs: what they say of failures, as results of earlier jobs do, is no job's end.
 _NO_LOG = re.compile(r"\.(?:csv|tsv|json|md|rst|html?|ya?ml|toml|ini|cfg|py|ipynb|sh)$", re.IGNORECASE)
@@ -107,7 +109,9 @@ def _why(feed: LineFeed, raised: Sign | None) -> Why:
     if first is None and met and not frame.steps:
         first, met = met[-1], met[:-1]
     over = first in signs.met.values()
-    last = first.text if first and first.weight == "exception" else signs.last
+    if first is None and signs.got_over and not frame.steps and _may_be_late(ends, signs.got_over.text):
+        first, over = signs.got_over, True
+    last = first.text if first and (over or first.weight == "exception") else signs.last
     others = [each for each in signs.by_weight() if each is not first]
     ways = [(each.weight, each.failure) for each in others]
     lines = (line for line in ends if line.strip())
@@ -129,6 +133,21 @@ def _why(feed: LineFeed, raised: Sign | None) -> Why:
         met=tuple(replace(each, text=shortened(each.text)) for each in met[-TOLD:]),
         onward="yes" if well else "perhaps" if passed or over else "no",
     )
+
+
+def _may_be_late(ends: Sequence[str], text: str) -> bool:
+    """Whether what stands after an exception that nothing caught may have been printed before it: a program
+    that ends writes what is left in its buffer. `ends`: the last lines, the last one first."""
+    left = _BUFFER
+    for place, line in enumerate(ends):
+        left -= len(line) + 1
+        if left < 0:
+            return False
+        if text in line:
+            above = takewhile(lambda each: "Traceback (most recent call last)" not in each, ends[place + 1 :])
+            frames = [each for each in above if _SOURCE.search(each)]
+            return bool(frames) and frames[-1].rstrip().endswith("in <module>")
+    return False
 
 
 def _few(signs: Sequence[Sign]) -> Iterator[Sign]:
