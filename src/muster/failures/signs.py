@@ -509,17 +509,21 @@ class Signs:
             return False
         return True
 
-    def _look(self, text: str, host: str | None) -> None:
-        if self._leads(text):
-            return
+    def _follows(self, text: str) -> bool:
+        """Whether a line belongs to what was said before: the program goes on after an exception, or the
+        exception of a process that torchrun gives account of."""
         if _OVER.search(text) and not is_exception(text) and not find(text):
             self._get_over()
-            return
-        if self.account and text[:2] == "  " and _EXCEPTION.match(text[2:]):
-            self.account, own = False, find(text[2:])
-            own_weight: Weight = own.phrase.weight if own else "exception"
-            entry_id = own.failure.id if own else None
-            self._add(own_weight, entry_id, text[2:], (self.elastic,), self.elastic_rank)
+            return True
+        if not (self.account and text[:2] == "  " and _EXCEPTION.match(text[2:])):
+            return False
+        self.account, match = False, find(text[2:])
+        weight: Weight = match.phrase.weight if match else "exception"
+        self._add(weight, match.failure.id if match else None, text[2:], (self.elastic,), self.elastic_rank)
+        return True
+
+    def _look(self, text: str, host: str | None) -> None:
+        if self._leads(text) or self._follows(text):
             return
         left = _EXITS.search(text)
         code = next((int(code) for code in left.groups() if code), 0) if left else 0
