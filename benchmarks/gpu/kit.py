@@ -198,6 +198,8 @@ def run_piece(piece: Piece, results: Results, limit: float, tiny: bool, cut: boo
     with tempfile.TemporaryDirectory(prefix="muster-gpu-") as place:
         told, log = Path(place) / "told.json", Path(place) / "log"
         env = os.environ | {"PYTHONPATH": _path(), "PYTHONUNBUFFERED": "1"}
+        if tiny:  # pieces share the cores, and threads of small tensors wait for each other
+            env["OMP_NUM_THREADS"] = "1"
         with log.open("wb") as stream:
             process = subprocess.Popen(
                 [

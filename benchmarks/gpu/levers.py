@@ -182,10 +182,12 @@ class Loop:
         self.batches = torch.Generator().manual_seed(1)
 
     def compiled(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """`function` as the variant runs it. In the tiny kit without Inductor, which takes a CPU a minute."""
+        """`function` as the variant runs it. The tiny kit has no Inductor, which takes a CPU a minute: of the
+        variants that differ in Inductor's options, the first alone is compiled."""
         import torch
 
-        if not self.lever.compiled:
+        inductor = bool(self.lever.mode or self.lever.options)
+        if not self.lever.compiled or (self.machine.tiny and inductor):
             return function
         if self.machine.tiny:
             return torch.compile(function, backend="aot_eager")

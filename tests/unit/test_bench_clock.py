@@ -171,8 +171,9 @@ def test_how_many_waves_would_tell(sigma: float, slow: float, waves: int | None)
 def jobs_of(tasks: Sequence[Task], seconds: dict[clock.Kind, list[float]], **more: Any) -> Jobs:
     nothing: Any = None
     made_of = Jobs(
-        nothing, nothing, list(tasks), {}, nothing, Spectator(), lambda done, unstarted: list(tasks), **more
-    )
+        nothing, nothing, list(tasks), {}, nothing, Spectator(), lambda done, unstarted: list(tasks), nothing,
+        **more,
+    )  # fmt: skip
     made_of.seconds = seconds
     return made_of
 

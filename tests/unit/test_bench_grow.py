@@ -150,7 +150,7 @@ def test_a_bad_switch_is_named(kind: str, tmp_path: Path, capsys: pytest.Capture
     assert set(named.hosts) == behind and named.slower == pytest.approx(0.2, abs=0.02)
     assert not any(each.verdict == "slow" for each in found.hosts) and not found.links
     assert found.model_copy(update={"switches": []}).gate is not Gate.BAD and found.gate is Gate.BAD
-    assert json.loads(folder.bench.read_text())["switches"][0]["switch"] == "leaf1"
+    assert json.loads(folder.result.read_text())["switches"][0]["switch"] == "leaf1"
     print_bench(found, every=False)
     said = capsys.readouterr().out
     assert "leaf1 (local[4-7])" in said and named.reason in said

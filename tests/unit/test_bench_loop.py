@@ -20,7 +20,7 @@ from muster.benches.bench import Spectator, Surroundings, bench, continue_bench
 from muster.benches.document import JobRecord
 from muster.benches.folder import BenchFolder
 from muster.benches.schedule import Task
-from muster.core.errors import JobError
+from muster.core.errors import JobError, RunFolderError
 from muster.judging.document import Gate
 from tests.shell import FakeShell
 from tests.unit.benches import diary_of, inputs_of, long_on, made, play, player, well
@@ -155,10 +155,14 @@ def test_a_full_disk_is_said_to_be_one(begun: bool, tmp_path: Path, monkeypatch:
 
     monkeypatch.setattr(benchfolder, "write_json", full)
     with pytest.raises(JobError) as refused:
-        folder.write_data(folder.bench, {})
-    assert str(refused.value) == f"{folder.bench}: cannot be written: No space left on device"
+        folder.write_data(folder.result, {})
+    assert str(refused.value) == f"{folder.result}: cannot be written: No space left on device"
     again = f"`muster bench --continue {folder.path}`" if begun else "begin again with another --output"
     assert refused.value.hint == f"make room, then {again}"
+    monkeypatch.setattr("muster.store.runlock.write_json", full)
+    with pytest.raises(RunFolderError, match="cannot be written") as unheld:
+        folder.claim()
+    assert unheld.value.failure == "disk_full"
 
 
 def test_hosts_of_a_killed_controller_get_no_other_job_at_once(

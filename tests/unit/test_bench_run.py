@@ -54,7 +54,7 @@ def test_every_job_runs_and_no_host_is_in_two(tmp_path: Path) -> None:
         assert sum(begun <= moment < over for _, _, begun, over in played) <= 3
     assert played[0][0] == "digits-warmup"
     assert found.complete and found.outcomes["succeeded"] == 13
-    assert Bench.model_validate(json.loads(folder.bench.read_text())) == found
+    assert Bench.model_validate(json.loads(folder.result.read_text())) == found
     lines = folder.table.read_text().splitlines()
     assert lines[0].startswith(
         "Hostnames,Throughput (samples/sec),Status,job,recipe,group,seconds,reason,memory"
@@ -197,7 +197,7 @@ def test_interrupted_and_gone_on_with(tmp_path: Path) -> None:
     assert f"{len(over)}/6 finished; muster bench --continue {folder.path}" in told.output
     before = diary_of(tmp_path / "diary")
 
-    with folder.held():
+    with folder.claim():
         told = CliRunner().invoke(app, ["ls", "--runs", str(tmp_path)])
         assert f"{len(over)}/6 finished; running" in told.output
 
@@ -246,7 +246,7 @@ def test_what_is_normal_is_kept_for_a_bench_that_goes_on(tmp_path: Path) -> None
     _, before = play(earlier, inputs_of(earlier, "local:8x1", {"groups": [1]}), speeds)
     inputs = inputs_of(tmp_path, "local:1x1", {"groups": [1], "repeats": 3})
     slow = lambda job, hosts: (0.0, 0, made(hosts, 90.0))  # noqa: E731
-    found, folder = play(tmp_path, inputs, slow, baseline=before.bench)
+    found, folder = play(tmp_path, inputs, slow, baseline=before.result)
     assert [each.verdict for each in found.hosts] == ["slow"]
     shutil.rmtree(earlier)
     again = continue_bench(folder, Surroundings(shell=FakeShell()))
@@ -344,12 +344,14 @@ def test_a_record_that_lacks_its_end_is_damaged(lost: str, tmp_path: Path) -> No
 def test_two_at_the_same_bench(tmp_path: Path) -> None:
     folder = BenchFolder(tmp_path / "bench")
     folder.create()
-    assert not folder.busy()
-    with folder.held():
-        assert folder.busy()
-        with pytest.raises(RunFolderError, match="another process works"), folder.held():
+    assert folder.controller_alive() is False
+    with folder.claim():
+        assert folder.controller_alive()
+        with pytest.raises(RunFolderError, match="another process supervises"), folder.claim():
             pass
-    assert not folder.busy()
+        folder.write_data(folder.controller, {**folder.read_json(folder.controller), "machine": "elsewhere"})
+        assert folder.controller_alive() is None  # to another machine, as a run's
+    assert folder.controller_alive() is False
 
 
 def test_hosts_that_an_inspection_left_out_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

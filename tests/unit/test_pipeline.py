@@ -69,19 +69,14 @@ def test_each_step_comes_behind_all_that_it_follows(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("steps", "words"),
     [
-        ([step("a", "a")], "wait for each other: a -> a"),
         ([step("a", "c"), step("b", "a"), step("c", "b")], "wait for each other: a -> c -> b -> a"),
         ([step("sft"), step("b", "stf")], "b: after: no step is named 'stf'; did you mean sft?"),
-        ([step("a"), step("a")], "two steps are named a"),
         ([{"recipe": "demo"}, {"recipe": "demo"}], "two steps are named demo: give each a `name`"),
         ([step("train")], "a recipe has a section train"),
-        ([step("my step")], "'my step' cannot be the name"),
         ([step("a.b")], "'a.b' cannot be the name"),
-        ([{"name": "a"}], "pipeline.0.recipe is missing"),
         ([{"recipe": "demo", "afte": "x"}], "unknown key 'pipeline.0.afte'"),
         ([{"recipe": "demoo"}], "pipeline.0.recipe demoo: no such recipe"),
         ([], "pipeline: list should have at least 1 item"),
-        (["demo"], "pipeline.0: "),
     ],
 )
 def test_a_file_that_is_wrong(steps: list[Any], words: str, tmp_path: Path) -> None:
@@ -196,9 +191,6 @@ def test_later_steps_are_checked_before_the_first(tmp_path: Path) -> None:
     with pytest.raises(RecipeError, match=r"^rl: ") as refused:
         list(read_pipeline(bad, "local:1").checked(tmp_path / "more"))
     assert str(tmp_path / "more") not in str(refused.value)
-    turned = written(tmp_path, step("right", recipe="reward"), step("rl", "right", recipe="grpo"))
-    with pytest.raises(RecipeError, match=r"^rl: model.name: {right} is a reward model"):
-        list(read_pipeline(turned, "local:1").checked(tmp_path / "turned"))
     with pytest.raises(UsageError, match="not handed to Slurm"):
         read_pipeline(path, "slurm:2")
 

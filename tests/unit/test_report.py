@@ -11,6 +11,7 @@ from html.parser import HTMLParser
 import pytest
 
 from muster.cli.train import finish
+from muster.core.inventory import frozen_inventory
 from muster.core.printable import HIDDEN
 from muster.core.result import (
     AttentionExtremes,
@@ -33,7 +34,7 @@ from muster.reports.page import render
 from muster.reports.rundata import Prediction, RunData, gather, read_stream
 from muster.results.figures import figures, interval
 from muster.results.fold import EventFold
-from muster.runs.resume import frozen_inventory, frozen_recipe
+from muster.runs.resume import frozen_recipe
 from muster.runs.train import freeze
 from muster.store import events
 from muster.store.runfolder import RunFolder
@@ -415,7 +416,9 @@ def test_secrets_are_not_shown(tmp_path, monkeypatch, overrides):
     holders = {path.name: path.stat().st_mode & 0o777 for path in run.path.rglob("*") if path.is_file()
                and TOKEN in path.read_text()}  # fmt: skip
     assert holders == {}
-    again = check_inputs(frozen_recipe(run), frozen_inventory(run.read_json(run.job)))
+    again = check_inputs(
+        frozen_recipe(run), frozen_inventory(run.read_json(run.job)["inventory"], "job.json")
+    )
     assert again.env == {"HF_TOKEN": TOKEN, "NCCL_DEBUG": "INFO"}  # a resumed run has it
     page = check(gather(run))
     assert TOKEN not in render(gather(run))

@@ -82,7 +82,7 @@ def test_a_process_that_took_over_the_controllers_number_is_not_it(run: RunFolde
 
 def test_one_controller_at_a_time(run: RunFolder, controller: subprocess.Popen[str]) -> None:
     """Two resumes at once: the second is refused, and can go on when the first is gone."""
-    with pytest.raises(RunFolderError, match="another process supervises this run"):
+    with pytest.raises(RunFolderError, match="another process supervises"):
         run.claim()
     controller.kill()
     controller.wait()

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from muster.core.errors import RecipeError
+from muster.core.inventory import frozen_inventory
 from muster.core.printable import scrubbed, scrubbed_data
 from muster.core.recipe import recipe_from
 from muster.core.recipes import load_recipe
@@ -27,7 +28,7 @@ from muster.reports.page import report
 from muster.runs.dry_run import dry_run, format_dry_run
 from muster.runs.recorder import Recorder
 from muster.runs.requirements import needed
-from muster.runs.resume import frozen_inventory, frozen_recipe
+from muster.runs.resume import frozen_recipe
 from muster.runs.submit import submit
 from muster.runs.train import Attempt, agree, freeze
 from muster.store import events
@@ -103,7 +104,7 @@ def test_a_resumed_run_has_them_again(
     assert (state.stat().st_mode & 0o777, (state / f"{key}.json").stat().st_mode & 0o777) == (0o700, 0o600)
 
     def again() -> Inputs:
-        return check(frozen_recipe(run), frozen_inventory(run.read_json(run.job)))
+        return check(frozen_recipe(run), frozen_inventory(run.read_json(run.job)["inventory"], "job.json"))
 
     assert (again().env, again().recipe.launch) == (inputs.env, inputs.recipe.launch)
     freeze(run, again(), decided(again()))
@@ -252,12 +253,20 @@ def test_a_url_that_was_taken_for_a_path_shows_no_password() -> None:
             ["bash", "-c", "export HF_TOKEN=(hidden); python x.py --secret (hidden) --lr 1 && y"],
         ),
         (["curl", "https://me:hunter2@host/x"], ["curl", "https://me:(hidden)@host/x"]),
+        (["curl", "-u", "me:hunter2", "host"], ["curl", "-u", "me:(hidden)", "host"]),
+        (["-H", "Authorization: Bearer hunter2"], ["-H", "Authorization: (hidden)"]),
+        (["--aws_session_token", "hunter2"], ["--aws_session_token", "(hidden)"]),
+        (["logger.wandb.key=hunter2"], ["logger.wandb.key=(hidden)"]),
+        (["--cluster-key", f"{'aB3' * 8}"], ["--cluster-key", "(hidden)"]),
         *(
             (words, words)
             for words in (
                 ["--pad_token", "<pad>", "--max-token", "512", "--use_auth_token", "True"],
                 ["data.prompt_key=prompt", "LR=0.1", "--tokenizer", "gpt2", "--token", "--lr"],
                 ["--api_key"],
+                ["python", "-u", "x.py"],
+                ["--key", "input_ids"],
+                ["--auth", "none"],
             )
         ),
     ],
@@ -265,6 +274,11 @@ def test_a_url_that_was_taken_for_a_path_shows_no_password() -> None:
 def test_words_of_a_command(words: list[str], shown: list[str]) -> None:
     """Arguments whose names say it; a tokenizer's tokens and a data set's keys are none."""
     assert masked_program(words) == shown and masked_program(shown) == shown
+
+
+def test_a_program_that_prints_its_arguments() -> None:
+    scrub = scrubber({}, ["x.py", "--password", "hunter2", "--pin=1", "bash -c 'A_KEY=sesame1 y'"])
+    assert scrub("args: ['hunter2', 1], sesame1") == "args: ['(hidden)', 1], (hidden)"
 
 
 def test_a_command_keeps_its_secrets_for_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -280,11 +294,11 @@ def test_a_command_keeps_its_secrets_for_itself(tmp_path: Path, monkeypatch: pyt
     report(run)
     assert made.orders["local"]["host"]["argv"][-5:] == words
     assert holders(run.path) == {} and "--api_key" in run.report.read_text()
-    again = check(frozen_recipe(run), frozen_inventory(run.read_json(run.job)))
+    again = check(frozen_recipe(run), frozen_inventory(run.read_json(run.job)["inventory"], "job.json"))
     assert again.recipe.as_dict()["command"] == words
     forget(frozen_recipe(run).env_kept)
     with pytest.raises(RecipeError, match="arguments that were not written down"):
-        check(frozen_recipe(run), frozen_inventory(run.read_json(run.job)))
+        check(frozen_recipe(run), frozen_inventory(run.read_json(run.job)["inventory"], "job.json"))
 
 
 @pytest.mark.parametrize("text", ["env=[hunter2]", "env=FOO=hunter2", "env.FOO={a: hunter2}"])

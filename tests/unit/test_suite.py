@@ -11,7 +11,7 @@ from muster.benches.inputs import read_bench
 from muster.benches.schedule import make_schedule
 from muster.benches.suite import Narrowing, Threshold, find_suite, load_suite, shipped_suites, suite_from
 from muster.cli.app import main
-from muster.core.errors import MusterError, UsageError
+from muster.core.errors import MusterError, RecipeError, UsageError
 from muster.core.recipes import load_recipe
 from tests.unit.benches import suite_of, write_suite
 
@@ -175,6 +175,16 @@ def test_one_entry_on_so_many_hosts_with_a_time_limit_and_a_speed() -> None:
     (entry,) = inputs.suite.jobs
     bound = inputs.suite.of(entry).thresholds[-1]
     assert (bound.figure, bound.at_least, bound.per) == ("samples_per_second", 600.0, "host")
+
+
+def test_what_follows_is_checked_with_the_model_that_will_be(tmp_path: Path) -> None:
+    """Before anything is started, and the recipes still say whose model it is."""
+    chain = [{"name": "a", "recipe": "reward"}, {"name": "b", "recipe": "grpo", "after": "a"}]
+    with pytest.raises(RecipeError, match=r"^b: model.name: {a} is a reward model"):
+        read_bench(str(write_suite(tmp_path, {"jobs": chain})), "local:1")
+    chain[0]["recipe"] = "sft"
+    made = read_bench(str(write_suite(tmp_path, {"jobs": chain})), "local:1")
+    assert made.recipes["b"].model.name == "{a}"
 
 
 def test_an_entry_brings_those_that_it_follows() -> None:

@@ -187,7 +187,6 @@ def test_a_launcher_before_a_script_is_left_out(command: str, script: str) -> No
         "python",
         "torchrun --nnodes=2 --node_rank=0 --master_addr=a train.py --lr 1",
         "torchrun --standalone train.py --lr 1",
-        "accelerate launch --config_file c.yaml train.py --lr 1",
         "deepspeed --num_gpus 8 train.py --lr 1",
         "python -m torch.distributed.run --nnodes 2 train.py --lr 1",
         "python -m torch.distributed.launch --standalone train.py --lr 1",
@@ -215,6 +214,10 @@ def test_a_launcher_that_means_more_is_refused_before_the_start(command: str, tm
     [
         ("python -u -c print(1)", "--start rank -- python -u -c"),
         ("accelerate launch --num_processes 2 -m pkg.train --a 1", "-- -m pkg.train --a 1"),
+        (
+            "accelerate launch --config_file c.yaml x.py --lr 1",
+            "--start host -- bash -c 'accelerate launch --config_file c.yaml --num_machines $NNODES ",
+        ),
         ("accelerate launch --mixed_precision bf16 x.py", "-e ACCELERATE_MIXED_PRECISION=bf16 -- x.py"),
     ],
 )

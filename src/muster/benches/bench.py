@@ -50,6 +50,7 @@ from muster.judging.joblogs import how_ended
 from muster.judging.logs import COLUMNS, csv_text, load_baselines
 from muster.runs.listing import stop
 from muster.store.runfolder import RunFolder
+from muster.store.runlock import Claim
 
 # ----------------------------------------------------------------------------------------------------
 # Runs a bench's jobs: as many at once as hosts allow, never a host in two, each for itself.
@@ -93,6 +94,7 @@ class Jobs:
     shell: Shell
     spectator: Spectator
     grown: Grown
+    claim: Claim
     minutes: float = math.inf
     unstarted: dict[str, MusterError] = field(default_factory=dict)
     children: list[Child] = field(default_factory=list)
@@ -112,6 +114,7 @@ class Jobs:
         with interrupts() as wish:
             try:
                 while True:
+                    self.claim.touch()
                     if self.folder.stop_request.exists():
                         wish.stop = wish.stop or "stopped by `muster stop`"
                     if self.left() <= 0:
@@ -500,10 +503,10 @@ def bench(inputs: BenchInputs, folder: BenchFolder, around: Surroundings | None 
     if "," in str(folder.path):
         raise UsageError("a comma in it would divide hosts", where=str(folder.path), hint="another --output")
     folder.create()
-    with folder.held():
+    with folder.claim() as claim:
         _keep_baseline(folder, around.baseline)
         freeze_bench(folder, inputs)
-        return _inspected(inputs, folder, around, stored)
+        return _inspected(inputs, folder, around, stored, claim)
 
 
 def continue_bench(
@@ -516,9 +519,9 @@ def continue_bench(
     inputs = reread(folder, at_once)
     baseline = around.baseline or (folder.baseline if folder.baseline.exists() else None)
     stored = load_baselines(baseline) if baseline else {}
-    with folder.held():
+    with folder.claim() as claim:
         _keep_baseline(folder, around.baseline)
-        return _inspected(inputs, folder, around, stored)
+        return _inspected(inputs, folder, around, stored, claim)
 
 
 def _keep_baseline(folder: BenchFolder, baseline: Path | None) -> None:
@@ -562,13 +565,17 @@ def dry_run(inputs: BenchInputs, folder: BenchFolder) -> dict[str, Any]:
 
 
 def _inspected(
-    inputs: BenchInputs, folder: BenchFolder, around: Surroundings, stored: Mapping[Class, Baseline]
+    inputs: BenchInputs,
+    folder: BenchFolder,
+    around: Surroundings,
+    stored: Mapping[Class, Baseline],
+    claim: Claim,
 ) -> Bench:
     """The inspection, where the suite asks for one and none was made yet; then the jobs."""
     begun = time.monotonic()
     if inputs.suite.check is not None and not folder.inspection.exists():
         around.announce(f"inspecting {counted(len(inputs.inventory.hosts), 'host')}")
-        inspection = _inspection(inputs, around)
+        inspection = _inspection(inputs, around, claim)
         usable = [Host(each.name, each.slots) for each in inspection.usable]
         inputs = inputs.on(usable)
         write_schedule(folder, inputs, inspection.left_out)
@@ -576,10 +583,14 @@ def _inspected(
     dropped = folder.read_schedule().get("dropped", {})
     for host, why in dropped.items():
         around.announce(f"{host} takes no part: {why}")
-    return _jobs(inputs, folder, around, stored, dropped, begun)
+    return _jobs(inputs, folder, around, stored, claim, dropped, begun)
 
 
-def _inspection(inputs: BenchInputs, around: Surroundings) -> Inspection:
+def _inspection(inputs: BenchInputs, around: Surroundings, claim: Claim) -> Inspection:
+    def progress(done: int, total: int, unreached: int) -> None:
+        claim.touch()
+        around.progress(done, total, unreached)
+
     checks = inputs.suite.check
     assert checks is not None
     recipe = next(
@@ -590,7 +601,7 @@ def _inspection(inputs: BenchInputs, around: Surroundings) -> Inspection:
         inputs.inventory,
         recipe,
         wanted,
-        progress=around.progress,
+        progress=progress,
         announce=around.announce,
         shell=around.shell,
     )
@@ -601,6 +612,7 @@ def _jobs(
     folder: BenchFolder,
     around: Surroundings,
     stored: Mapping[Class, Baseline],
+    claim: Claim,
     dropped: Mapping[str, str],
     begun: float,
 ) -> Bench:
@@ -615,8 +627,9 @@ def _jobs(
     if done:
         around.announce(f"{len(done)} jobs are over already")
     jobs = Jobs(
-        folder, inputs, tasks, done, around.shell, around.spectator, growth.grown, around.minutes, begun=begun
-    )
+        folder, inputs, tasks, done, around.shell, around.spectator, growth.grown, claim, around.minutes,
+        begun=begun,
+    )  # fmt: skip
     stopped = jobs.run()
     document = fold_bench(
         Ended(
@@ -638,7 +651,7 @@ def _jobs(
             unfinished=stopped is not None,
         )
     )
-    folder.write_data(folder.bench, document.model_dump(mode="json"))
+    folder.write_data(folder.result, document.model_dump(mode="json"))
     folder.write(folder.table, table_of(document))
     return document
 

@@ -10,7 +10,7 @@ from muster.benches.folder import BenchFolder, find
 from muster.core.errors import RunFolderError
 from muster.core.result import Failure
 from muster.core.units import counted
-from muster.runs.explain import Explanation, FailedJob, explain_run
+from muster.runs.explain import Answer, Explanation, FailedJob, explain_run
 from muster.runs.explain import explain as explain_any
 from muster.store.runfolder import DEFAULT_ROOT, RunFolder, folder_of, from_here
 
@@ -37,7 +37,8 @@ def explain_bench(bench: BenchFolder) -> Explanation:
     left = len(jobs) - len(records)
     notes = [f"not over: {counted(left, 'job')}"] if left else []
     if not failed:
-        return Explanation(of=bench.id, answer="going" if bench.busy() else "nothing", says=says, notes=notes)
+        answer: Answer = "nothing" if bench.controller_alive() is False else "going"
+        return Explanation(of=bench.id, answer=answer, says=says, notes=notes)
     explanations = [_told(bench, record) for record in failed]
     often = Counter(_cause(each) for each in explanations)
     first = max(explanations, key=lambda each: often[_cause(each)])

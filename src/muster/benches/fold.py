@@ -26,6 +26,7 @@ from muster.benches.suite import Suite, Threshold
 from muster.benches.switches import switches_of
 from muster.core.recipe import Recipe
 from muster.core.result import JobEntry
+from muster.core.robust import variation
 from muster.core.state import State
 from muster.core.units import format_seconds
 from muster.judging import Baseline, Class, Settings, document
@@ -370,12 +371,6 @@ def _spread(group: Sequence[JobEntry], point: CurvePoint) -> float:
     return max([point.variation or 0.0, *own])
 
 
-def variation(values: Sequence[float]) -> float | None:
-    """Coefficient of variation; None: a single value, or nothing but zeros."""
-    mean = statistics.fmean(values)
-    return statistics.stdev(values) / mean if len(values) > 1 and mean > 0 else None
-
-
 def comparison_of(suite: Suite, recipes: Mapping[str, Recipe], jobs: Sequence[JobEntry]) -> Comparison | None:
     """Entries beside each other, by size; and everything else that differs. None: the suite does not ask."""
     if suite.compare is None:
@@ -400,7 +395,7 @@ def comparison_of(suite: Suite, recipes: Mapping[str, Recipe], jobs: Sequence[Jo
                     jobs=len(of_size),
                     settings={path: flat[entry.name].get(path, "") for path in about},
                     figures=_medians(of_size),
-                    spread=variation(rates) if rates else None,
+                    spread=variation(rates),
                 )
             )
     return Comparison(

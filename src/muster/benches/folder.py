@@ -2,50 +2,55 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
-from muster.core.errors import NO_ROOM, JobError, RunFolderError, refused
+from muster.core.errors import NO_ROOM, JobError, RunFolderError
 from muster.store.atomic import write_json, write_text
-from muster.store.runfolder import Inside, PipelineFolder, RunFolder, find_any, read_object, stamped
+from muster.store.runfolder import (
+    Inside,
+    LockedFolder,
+    PipelineFolder,
+    RunFolder,
+    find_any,
+    read_object,
+    stamped,
+)
 
 if TYPE_CHECKING:  # `muster ls` needs none of them
-    from muster.benches.document import JobRecord
+    from muster.benches.document import Bench, JobRecord
     from muster.core.inventory import Host, Inventory
 
 
 @dataclass(frozen=True)
-class BenchFolder:
+class BenchFolder(LockedFolder):
     """Paths of one bench. Nothing is created until `create`.
 
     `mark`: ends the names of its run folders, by which hosts with disks of their own name what they keep:
     two benches have jobs of one name.
     """
 
-    path: Path
+    inside = ("jobs", "recipes", "runs")
     mark: str = field(default_factory=lambda: os.urandom(3).hex())
 
     @property
-    def id(self) -> str:
-        """The bench's name: that of its folder."""
-        return self.path.name
+    def go_on(self) -> str:
+        """The command that continues it."""
+        return f"muster bench --continue {self.path}"
 
     suite = Inside("suite.yaml")  # the suite as it was resolved
     schedule = Inside("schedule.json")  # hosts, jobs and their order; adaptive entries add theirs
     inspection = Inside("inspection.json")  # what was found before the first job
     # A copy of what an earlier bench found normal. Not there: there was none to begin with.
     baseline = Inside("baseline.json")
-    bench = Inside("bench.json")  # the results
+    result = Inside("bench.json")
     table = Inside("results.csv")  # the results of jobs, a row each
     runs = Inside("runs")  # the jobs' run folders: `muster ls --runs` lists them
-    report = Inside("report.html")  # the page
-    stop_request = Inside("stop.request")  # `muster stop` creates it; who works on the bench obeys
+    lock = Inside("bench.lock")
 
     def recipe(self, entry: str) -> Path:
         """An entry's recipe as it was resolved."""
@@ -89,46 +94,6 @@ class BenchFolder:
         """With the mark that it was begun with. Raises RunFolderError where this is no bench's folder."""
         return replace(self, mark=str(self.read_schedule().get("mark", "")))
 
-    def create(self) -> None:
-        """Make the folder. Raises RunFolderError where it is there already, or cannot be made."""
-        try:
-            self.path.mkdir(parents=True)
-            for name in ("jobs", "recipes", "runs"):
-                (self.path / name).mkdir()
-        except FileExistsError:
-            raise RunFolderError(
-                "is already there",
-                where=str(self.path),
-                hint=f"choose another --output, or `muster bench --continue {self.path}`",
-            ) from None
-        except OSError as error:
-            raise RunFolderError(f"cannot be made: {error.strerror}", where=str(self.path)) from None
-
-    @contextmanager
-    def held(self) -> Iterator[None]:
-        """While inside, no other process works on this bench. Raises RunFolderError."""
-        with refused(RunFolderError, "written", self.path):
-            lock = (self.path / "bench.lock").open("a")
-        with lock:
-            try:
-                _lock(lock, fcntl.LOCK_EX, tries=3)  # `busy` has it for a moment
-            except BlockingIOError:
-                raise RunFolderError(
-                    "another process works on this bench", where=self.id, hint="end that one first"
-                ) from None
-            yield
-
-    def busy(self) -> bool:
-        """Whether a process works on this bench now, as far as the file system can tell."""
-        try:
-            with (self.path / "bench.lock").open() as lock:
-                _lock(lock, fcntl.LOCK_SH)
-        except BlockingIOError:
-            return True
-        except OSError:
-            pass  # nobody ever did, or its lock cannot be read
-        return False
-
     def write(self, path: Path, text: str, *, private: bool = False) -> None:
         """A file of this folder, whole. Raises JobError."""
         with self._writing(path):
@@ -149,8 +114,7 @@ class BenchFolder:
         try:
             yield
         except OSError as error:
-            go_on = f"`muster bench --continue {self.path}`"
-            again = go_on if self.schedule.exists() else "begin again with another --output"
+            again = f"`{self.go_on}`" if self.schedule.exists() else "begin again with another --output"
             full = error.errno in NO_ROOM
             raise JobError(
                 f"cannot be written: {error.strerror or error}",
@@ -171,6 +135,12 @@ class BenchFolder:
         from muster.benches.document import RECORD
 
         self.write_data(self.record(record.job), RECORD.dump_python(record, mode="json"))
+
+    def read_result(self) -> Bench | None:
+        """What it came to; None: it has not come to its end. Raises RunFolderError for a damaged file."""
+        from muster.benches.document import Bench
+
+        return self._read_as(Bench)
 
     def records(self, jobs: Sequence[str]) -> dict[str, JobRecord]:
         """The finished ones of these jobs. Raises RunFolderError for a damaged file."""
@@ -201,21 +171,6 @@ class BenchFolder:
             hint = "it has no schedule.json"
             raise RunFolderError("is not the folder of a bench", where=str(self.path), hint=hint)
         return read_object(self.schedule)
-
-
-def _lock(file: IO[str], kind: int, tries: int = 1) -> None:
-    """Until the file is closed. Raises BlockingIOError where another process has it. Nothing is locked on a
-    file system without locks."""
-    for left in reversed(range(tries)):
-        try:
-            fcntl.flock(file, kind | fcntl.LOCK_NB)
-            return
-        except BlockingIOError:
-            if not left:
-                raise
-            time.sleep(0.05)
-        except OSError:
-            return
 
 
 def list_benches(root: Path) -> list[BenchFolder]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import tempfile
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -16,12 +17,13 @@ from muster.benches.suite import Entry, Narrowing, Suite, load_suite, suite_from
 from muster.benches.switches import check_switches, switches_of
 from muster.core.batch import resolve_batch
 from muster.core.entries import command_name, recipes_of
-from muster.core.errors import MusterError, RecipeError, UsageError
-from muster.core.inventory import Host, Inventory, read_inventory
+from muster.core.errors import RecipeError, UsageError
+from muster.core.inventory import Host, Inventory, read_inventory, stored_inventory
 from muster.core.recipe import Recipe, recipe_from
 from muster.core.recipes import dump_yaml, load_recipe, read_yaml, validate
 from muster.core.secrets import masked_override, masked_program, shared_section
 from muster.core.shares import check_groups
+from muster.inputs.following import in_entry, standing_in
 from muster.inputs.read import absolute, check
 from muster.judging import Topology
 from muster.store.values import recipe_file
@@ -93,12 +95,10 @@ def read_bench(
     recipes = recipes_of(suite.jobs, overrides, "entry", ":")
     name = Path(source).name.removesuffix(".yaml")
     checked = {}
-    for entry in suite.jobs:
-        try:
-            checked[entry.name] = _checked(recipes[entry.name], inventory, suite)
-        except MusterError as error:
-            error.where = f"{entry.name}: {error.where}" if error.where else entry.name
-            raise
+    with tempfile.TemporaryDirectory(prefix="muster-") as stand:
+        for entry, standing in standing_in(recipes, Path(stand)):
+            with in_entry(entry, Path(stand)):
+                checked[entry] = _checked(recipes[entry], standing, inventory, suite)
     check_switches(suite, inventory)
     made = BenchInputs(name, suite, inventory, checked, _shown(overrides, checked)).on(inventory.hosts)
     if not made.schedule.tasks and not any(suite.of(each).groups == "adaptive" for each in suite.jobs):
@@ -127,12 +127,10 @@ def _indivisible(entry: str, recipe: Recipe, slots: Sequence[int | None]) -> str
     return None
 
 
-def _checked(recipe: Recipe, inventory: Inventory, suite: Suite) -> Recipe:
-    """As `muster train` checks it; with all hosts of its group, and ended at last by itself."""
-    recipe = absolute(_launched(recipe, hosts=None))  # how many hosts a job has is the suite's to say
-    if isinstance(recipe, CommandRecipe):
-        recipe = recipe.started_in(Path.cwd())  # a bench may be continued elsewhere
-    made = check(recipe, inventory)
+def _checked(recipe: Recipe, standing: Recipe, inventory: Inventory, suite: Suite) -> Recipe:
+    """As `muster train` checks it; with all hosts of its group, and ended at last by itself. `standing`: the
+    same with models that stand in for those of other entries."""
+    made, recipe = check(_anywhere(standing), inventory), _anywhere(recipe)
     if made.launcher.ONE_MACHINE:
         recipe = _with_equal_threads(recipe, inventory)
     if recipe.launch.port and made.launcher.ONE_MACHINE and suite.at_once != 1:
@@ -142,6 +140,12 @@ def _checked(recipe: Recipe, inventory: Inventory, suite: Suite) -> Recipe:
             hint="leave it out: a free one is found; or --jobs 1",
         )
     return recipe
+
+
+def _anywhere(recipe: Recipe) -> Recipe:
+    """On as many hosts as the suite says, and from whatever folder the bench is continued."""
+    recipe = absolute(_launched(recipe, hosts=None))
+    return recipe.started_in(Path.cwd()) if isinstance(recipe, CommandRecipe) else recipe
 
 
 def _with_equal_threads(recipe: Recipe, inventory: Inventory) -> Recipe:
@@ -233,16 +237,13 @@ def write_schedule(
     """Hosts, jobs and notes; `dropped`: hosts that take no part, and why (None: as it was)."""
     if dropped is None:
         dropped = folder.read_schedule().get("dropped", {}) if folder.schedule.exists() else {}
-    inventory = inputs.inventory
     folder.write_schedule(
         {
             "suite": inputs.name,
             "mark": folder.mark,
             "started": started_of(folder),
             "overrides": list(inputs.overrides),
-            "source": inventory.source,
-            "launcher": inventory.launcher,
-            "hosts": [{"name": host.name, "slots": host.slots} for host in inventory.hosts],
+            **inputs.inventory.as_dict(),
             "dropped": dict(dropped),
             "notes": list(inputs.schedule.notes),
             "jobs": [task.as_dict() for task in inputs.schedule.tasks],
@@ -262,8 +263,7 @@ def reread(folder: BenchFolder, at_once: int | None = None) -> BenchInputs:
     if at_once is not None:
         suite = suite.model_copy(update={"at_once": at_once})
     try:
-        hosts = tuple(Host(each["name"], each["slots"]) for each in data["hosts"])
-        inventory = Inventory(hosts, data["launcher"], data["source"])
+        inventory = stored_inventory(data, str(folder.schedule))
         schedule = Schedule(tuple(read_task(each) for each in data["jobs"]), tuple(data["notes"]))
         name, overrides = str(data["suite"]), tuple(map(str, data["overrides"]))
     except (KeyError, TypeError, ValueError) as error:

@@ -6,13 +6,9 @@ import json
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from muster.benches.folder import BenchFolder, list_benches
 from muster.core.errors import RunFolderError
-
-if TYPE_CHECKING:
-    from muster.benches.document import Bench
 
 
 @dataclass(frozen=True)
@@ -37,35 +33,21 @@ def bench_row(folder: BenchFolder) -> BenchRow | None:
     """How far a bench has come; None where its files cannot be read."""
     try:
         jobs = [str(each["id"]) for each in folder.read_schedule()["jobs"]]
-        document = json.loads(folder.bench.read_bytes()) if folder.bench.exists() else {}
+        document = json.loads(folder.result.read_bytes()) if folder.result.exists() else {}
         verdicts = {str(name): int(count) for name, count in document.get("summary", {}).items() if count}
     except (RunFolderError, OSError, ValueError, LookupError, TypeError, AttributeError):
         return None
     done = sum(folder.record(job).exists() for job in jobs)
     complete = document.get("complete") is True
-    return BenchRow(folder, len(jobs), done, folder.busy(), complete, verdicts)
-
-
-def read_bench(folder: BenchFolder) -> Bench | None:
-    """What a bench found; None: it has not come to its end. Raises RunFolderError for a damaged file."""
-    from muster.benches.document import Bench
-
-    if not folder.bench.exists():
-        return None
-    try:
-        return Bench.model_validate_json(folder.bench.read_bytes())
-    except (OSError, ValueError) as error:
-        raise RunFolderError(
-            f"cannot be read: {str(error).splitlines()[0]}", where=str(folder.bench)
-        ) from None
+    return BenchRow(folder, len(jobs), done, folder.controller_alive() is not False, complete, verdicts)
 
 
 def stop_bench(folder: BenchFolder, *, patience: float = 60) -> bool:
     """Ask who works on a bench to stop its jobs, and wait. -> whether it has ended. Raises RunFolderError."""
-    if not folder.busy():
+    if folder.controller_alive() is False:
         raise RunFolderError("is not running", where=folder.id)
     folder.stop_request.touch()
     limit = time.monotonic() + patience
-    while folder.busy() and time.monotonic() < limit:
+    while (ended := folder.controller_alive() is False) is False and time.monotonic() < limit:
         time.sleep(0.2)
-    return not folder.busy()
+    return ended

@@ -122,9 +122,6 @@ class Entry(entries.NamedRecipe):
     name: Name = Field(
         "", validate_default=False, description="Name of the entry in results. Default: the recipe's name."
     )
-    recipe: str | dict[str, Any] = Field(
-        description="A shipped recipe's name, a file (beside the suite, or as given), or a recipe itself."
-    )
     command: list[str] | None = Field(
         None,
         exclude=True,

@@ -158,7 +158,7 @@ def bench(
         print_json(document.model_dump(mode="json"))
     else:
         print_bench(document, every=every)
-    console.print(f"results     {folder.bench}\ntable       {folder.table}")
+    console.print(f"results     {folder.result}\ntable       {folder.table}")
     if not document.complete:
-        console.print(f"continue    muster bench --continue {folder.path}")
+        console.print(f"continue    {folder.go_on}")
     return document.gate

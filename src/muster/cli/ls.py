@@ -66,7 +66,7 @@ def ls(
         _table(rows)
     listed = benches(root) if where is None else []
     for each in listed:
-        state = f"muster bench --continue {each.bench.path}"
+        state = each.bench.go_on
         if each.running:
             state = "running"
         elif each.complete:

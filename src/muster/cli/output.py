@@ -7,6 +7,7 @@ import math
 import os
 import sys
 from collections.abc import Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from muster.core.printable import clean, scrubbed_data, spelt_out
@@ -33,6 +34,13 @@ def out_console(*, soft_wrap: bool = True, width: int | None = None) -> Console:
 def say(text: object, *, end: str = "\n", err: bool = False) -> None:
     """A line as it is, but for what a terminal would obey."""
     print(clean(str(text)), end=end, file=sys.stderr if err else sys.stdout, flush=True)
+
+
+def say_places(**paths: Path) -> None:
+    """A line for each of these files and folders that is there."""
+    for name, path in paths.items():
+        if path.exists():
+            say(f"  {name:<22} {path}")
 
 
 def print_json(data: Any) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from muster.cli.options import Json, Root, Run
-from muster.cli.output import print_json, say
+from muster.cli.output import print_json, say, say_places
 from muster.cli.parameters import Option
 from muster.core.errors import UsageError
 
@@ -158,10 +158,7 @@ def _show_run(folder: RunFolder, *, json: bool) -> int:
     if shown.damage:
         say(f"  {'damaged':<22} {shown.damage}")
     at = shown.run
-    places = (("folder", at.path), ("report", at.report), ("logs", at.logs), ("profile", at.profile))
-    for name, path in places:
-        if path.exists():
-            say(f"  {name:<22} {path}")
+    say_places(folder=at.path, report=at.report, logs=at.logs, profile=at.profile)
     if at.model.is_dir():
         print_afterwards(folder)
     return 0

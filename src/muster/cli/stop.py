@@ -25,7 +25,7 @@ def stop(run: Run, root: Root = Path("runs"), json: Json = False) -> int:
         if json:
             print_json({"id": folder.id, "stopped": ended, "status": State.STOPPED if ended else None})
         else:
-            go_on = f"{folder.id}: stopped; go on with muster bench --continue {folder.path}"
+            go_on = f"{folder.id}: stopped; go on with {folder.go_on}"
             say(go_on if ended else "asked; the bench has not ended yet")
         return 0 if ended else 1
     stopped = run_stop(folder)

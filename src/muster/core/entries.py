@@ -58,7 +58,9 @@ class NamedRecipe(Section):
     """A recipe with changes, and what goes before it."""
 
     name: str = ""
-    recipe: str | dict[str, Any]
+    recipe: str | dict[str, Any] = Field(
+        description="A shipped recipe's name, a file (beside this file, or as given), or a recipe itself."
+    )
     set: Annotated[dict[str, Any], BeforeValidator(_dotted)] = Field(
         default_factory=dict, description="Changes to the recipe, nested or with dotted keys."
     )

@@ -11,6 +11,7 @@ from typing import Literal
 
 from pydantic import Field
 
+from muster.core.robust import variation
 from muster.core.section import Part
 
 SCHEMA_VERSION = 1
@@ -29,13 +30,11 @@ def spread(seconds: Sequence[float]) -> Spread:
     """Raises ValueError for no repeats."""
     if not seconds:
         raise ValueError("no repeats")
-    deviation = statistics.stdev(seconds) if len(seconds) > 1 else None
-    mean = statistics.fmean(seconds)
     return Spread(
         seconds=list(seconds),
         median=statistics.median(seconds),
         best=min(seconds),
-        variation=deviation / mean if deviation is not None and mean > 0 else None,
+        variation=variation(seconds),
     )
 
 

@@ -76,6 +76,11 @@ class Inventory:
         """Whether these are `local:` hosts, whose names no network knows."""
         return self.launcher == "local" and all(_PRETEND.fullmatch(host.name) for host in self.hosts)
 
+    def as_dict(self) -> dict[str, Any]:
+        """Plain data for the files of a run, a pipeline and a bench."""
+        hosts = [{"name": host.name, "slots": host.slots} for host in self.hosts]
+        return {"launcher": self.launcher, "source": self.source, "hosts": hosts}
+
 
 def read_inventory(text: str, *, waits: bool = False) -> Inventory:
     """Whatever a user gives as HOSTS. A name of an existing file is read as a host file.
@@ -212,6 +217,21 @@ def parse_inventory(content: str, *, source: str) -> Inventory:
             hint=f"take it out, and launch.ssh_options=[-F, {config}], or the same in ~/.ssh/config",
         )
     return _checked(hosts, launcher=launcher, source=source)
+
+
+def stored_inventory(data: Mapping[str, Any], where: str) -> Inventory:
+    """What `as_dict` gave. Raises InventoryError where it is not that."""
+    try:
+        hosts = tuple(Host(each["name"], each["slots"]) for each in data["hosts"])
+        return Inventory(hosts, data["launcher"], data["source"])
+    except (KeyError, TypeError) as error:
+        raise InventoryError(f"is damaged: {type(error).__name__}: {error}", where=where) from None
+
+
+def frozen_inventory(data: Mapping[str, Any], where: str) -> Inventory:
+    """The same, but hosts of Slurm as they are given now."""
+    before = stored_inventory(data, where)
+    return read_inventory(before.source) if before.source.startswith("slurm:") else before
 
 
 def inventory_document(hosts: Iterable[Host], launcher: str) -> dict[str, Any]:

@@ -33,9 +33,6 @@ class PipelineStep(NamedRecipe):
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_\-]{0,40}$")] = Field(
         "", validate_default=False, description="Name of the step. Default: the recipe's name."
     )
-    recipe: str | dict[str, Any] = Field(
-        description="A shipped recipe's name, a file (beside the pipeline, or as given), or a recipe itself."
-    )
     after: After = Field(
         default_factory=list,
         description="The step, or a list of steps, that must have ended well before. The first one that "

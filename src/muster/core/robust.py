@@ -1,4 +1,4 @@
-"""Scatter that a few outliers do not move. Pure."""
+"""Scatter of values, and what of it a few outliers do not move. Pure."""
 
 from __future__ import annotations
 
@@ -15,6 +15,12 @@ def halves_of(values: Sequence[float]) -> tuple[float, float] | None:
     """The medians of those before and of those after the middle. None: there are too few."""
     half = len(values) // 2
     return (statistics.median(values[:half]), statistics.median(values[-half:])) if half >= HALF else None
+
+
+def variation(values: Sequence[float], least: int = 2) -> float | None:
+    """Return the coefficient of variation; None: fewer than `least` values, or no mean above 0."""
+    mean = statistics.fmean(values) if len(values) >= least else 0.0
+    return statistics.stdev(values) / mean if mean > 0 else None
 
 
 def deviation(values: Sequence[float], middle: float | None = None) -> float:

@@ -40,11 +40,20 @@ _FLAG = re.compile(
 # Names of a program's own arguments: `--api-key X`, `trainer.hub_token=X`, `"password": "X"`. A tokenizer's
 # `pad_token`, or a data set's `prompt_key`, is none.
 _ARGUMENT = re.compile(
-    r"(?:.*[_.])?(?:(?:(?:api|access|private|secret|ssh|wandb|comet|openai|hf|hub|aws|azure|account)_?key)"
-    r"|password|passwd|passphrase|secret|credentials?|(?:hf|hub|auth|access|api|github|gitlab|wandb)_?token)"
+    r"(?:.*[_.])?(?:(?:(?:api|access|private|secret|ssh|wandb|comet|openai|hf|hub|aws|azure|account)[_.]?key)"
+    r"|password|passwd|passphrase|secret|credentials?|bearer|webhook(?:_url)?"
+    r"|(?:hf|hub|auth|access|api|github|gitlab|wandb|session|sas|refresh|bot|slack|bearer)_?token)"
     r"|(?:.*\.)?token",
     re.IGNORECASE,
 )
+# Other names that end so hold a secret where the value is no word: letters and digits, and long.
+_PERHAPS = re.compile(r"(?:.*[_.])?(?:key|token|auth)", re.IGNORECASE)
+_RANDOM = re.compile(r"(?=[^\d]*\d)(?=[\d_\-+=]*[A-Za-z])[\w\-+=]{20,}")
+_HEADER = re.compile(
+    r"(?P<kept>\b(?:[\w\-]*authorization|[\w\-]*api-key|[\w\-]*-token|cookie)\s*:\s*)(?P<value>\S.*)", re.I
+)
+_LOGGED_IN = re.compile(r"(?P<name>(?![^:]*\.py:)[\w.@\-]+:)(?P<password>[^/\\\s]+)")
+_LOGIN = ("-u", "--user", "--proxy-user")  # of curl: NAME:PASSWORD is the word after it
 _VALUE = r"(?P<value>'[^']*'|\"[^\"]*\"|[^\s'\",;&|)}]+)"
 _GIVEN = re.compile(rf"(?P<kept>(?<![\w.\-])[-+]*(?P<name>[A-Za-z][\w.\-]*)(?:=|['\"]\s*:\s*)){_VALUE}")
 _FOLLOWED = re.compile(rf"(?P<kept>(?<!\S)--?(?P<name>[A-Za-z][\w.\-]*)\s+)(?!-){_VALUE}")
@@ -66,11 +75,11 @@ def masked(env: Mapping[str, Any], shown: Iterable[str] = ()) -> dict[str, str]:
     }
 
 
-def scrubber(env: Mapping[str, str]) -> Callable[[str], str]:
+def scrubber(env: Mapping[str, str], command: Sequence[str] = ()) -> Callable[[str], str]:
     """What masks a line of a job's logs: known tokens, SECRET_NAME=VALUE, and the values themselves of those
-    of the job's own variables whose names say that they are secret."""
-    values = {value for name, value in env.items() if is_secret(name) and len(value) >= _LEAST}
-    every = sorted(map(re.escape, values), key=len, reverse=True)
+    of the job's own variables, and of its command's arguments, whose names say that they are secret."""
+    values = {value for name, value in env.items() if is_secret(name)} | _masked_program(command)[1]
+    every = sorted((re.escape(value) for value in values if len(value) >= _LEAST), key=len, reverse=True)
     own = re.compile("|".join(every)) if every else None
 
     def scrub(line: str) -> str:
@@ -100,31 +109,49 @@ def masked_words(words: Sequence[str], shown: Iterable[str] = ()) -> list[str]:
 def masked_program(words: Sequence[str]) -> list[str]:
     """The words of a user's own command, without the values of arguments and variables whose names say that
     they are secret."""
+    return _masked_program(words)[0]
+
+
+def _masked_program(words: Sequence[str]) -> tuple[list[str], set[str]]:
+    """-> (the words as they may be shown, the values that were taken out)"""
     made: list[str] = []
+    taken: set[str] = set()
+
+    def hide(match: re.Match[str]) -> str:
+        if not _is_secret_argument(match["name"], match["value"]):
+            return match[0]
+        return match["kept"] + hidden(match["value"])
+
+    def assigned(match: re.Match[str]) -> str:
+        shown = _masked_assigned(match)
+        if shown != match[0]:
+            hidden(match["value"])
+        return shown
+
+    def hidden(value: str) -> str:
+        quote = value[0] if value[0] in "'\"" else ""
+        taken.add(value.strip("'\""))
+        return f"{quote}{HIDDEN}{quote}"
+
     for before, word in zip(["", *words], words, strict=False):
         flag = before.startswith("-") and "=" not in before and not word.startswith("-")
-        if flag and _is_secret_argument(before.lstrip("-")) and not _SWITCH.fullmatch(word):
-            made.append(HIDDEN)
+        if flag and word and _is_secret_argument(before.lstrip("-"), word):
+            made.append(hidden(word))
             continue
-        word = _ASSIGNED.sub(_masked_assigned, word)
-        made.append(scrubbed(_FOLLOWED.sub(_masked_argument, _GIVEN.sub(_masked_argument, word))))
-    return made
+        if before in _LOGIN and (login := _LOGGED_IN.fullmatch(word)):
+            made.append(login["name"] + hidden(login["password"]))
+            continue
+        word = _ASSIGNED.sub(assigned, word)
+        word = _FOLLOWED.sub(hide, _GIVEN.sub(hide, word))
+        made.append(scrubbed(_HEADER.sub(lambda match: match["kept"] + hidden(match["value"]), word)))
+    return made, taken
 
 
-def _is_secret_argument(name: str) -> bool:
-    return bool(_ARGUMENT.fullmatch(name.replace("-", "_")))
-
-
-def _masked_argument(match: re.Match[str]) -> str:
-    value = match["value"]
-    if (
-        not _is_secret_argument(match["name"])
-        or _SWITCH.fullmatch(value)
-        or value.strip("'\"") == HIDDEN[:-1]
-    ):
-        return match[0]
-    quote = value[0] if value[0] in "'\"" else ""
-    return f"{match['kept']}{quote}{HIDDEN}{quote}"
+def _is_secret_argument(name: str, value: str) -> bool:
+    name, bare = name.replace("-", "_"), value.strip("'\"")
+    if _SWITCH.fullmatch(value) or bare in (HIDDEN, HIDDEN[:-1]):
+        return False
+    return bool(_ARGUMENT.fullmatch(name) or (_PERHAPS.fullmatch(name) and _RANDOM.fullmatch(bare)))
 
 
 def masked_setup(text: str, shown: Iterable[str] = ()) -> str:

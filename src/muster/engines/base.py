@@ -158,6 +158,10 @@ class EngineSpec:
         """What it fixes, for the plan."""
         return []
 
+    def uncounted(self, recipe: Recipe) -> list[str]:
+        """Settings of the user's own configuration that change memory or traffic, and that no plan counts."""
+        return []
+
     def open_stages(self, recipe: Recipe) -> Sequence[int | None]:
         """The stages that the recipe leaves open, mildest first; None: as it is. Raises RecipeError."""
         return (None,)

@@ -355,8 +355,8 @@ def _outcome(job: JobLog, frame: Frame, ends: Sequence[bool], raised: Sign | Non
 
 def stopped(job: JobLog) -> JobLog:
     """Of a log that has no word of its end."""
-    whole = f" of {job.total}" if job.total else ""
-    where = f"after step {job.steps}{whole}" if job.steps else "before its first step"
+    whole = f"{job.steps} of {job.total} steps" if job.total else counted(job.steps or 0, "step")
+    where = f"after {whole}" if job.steps else "before its first step"
     why = f"the log stops {where} without an error and without an end"
     return replace(job, outcome=State.TIMEOUT, reason=why, failure=None, failed=())
 

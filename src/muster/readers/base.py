@@ -13,7 +13,7 @@ from typing import Literal, Protocol
 from pydantic import dataclasses as rows
 
 from muster.core.result import JobEntry
-from muster.core.robust import halves_of
+from muster.core.robust import halves_of, variation
 from muster.failures.signs import Sign
 
 WARM_UP = 10  # optimizer steps that are left out, as `measure.warmup` of a recipe; at most a third of the run
@@ -164,12 +164,11 @@ def measure(windows: Sequence[LogWindow]) -> MeasuredWindows | None:
     if not windows:
         return None
     rates = [each.samples / each.seconds for each in windows]
-    spread = statistics.stdev(rates) / statistics.fmean(rates) if len(rates) > 2 else None
     error, stalls = _unsteady(windows)
     return MeasuredWindows(
         **vars(reduce(LogWindow.plus, windows)),
         windows=len(windows),
-        variation=spread,
+        variation=variation(rates, least=3),
         error=error,
         stalls=stalls,
         halves=halves_of([each.seconds / each.samples for each in windows]),

@@ -31,6 +31,7 @@ from muster.core.result import (
     WrittenFile,
     unscored_words,
 )
+from muster.core.robust import variation
 from muster.core.schedule import warmup_steps
 from muster.core.secrets import masked_program
 from muster.core.state import RunEnd
@@ -736,13 +737,12 @@ def _marked(windows: Sequence[events.Window]) -> dict[str, Any]:
     ]
     steps = sorted(seconds for each in whole for seconds in each.step_seconds)
     paces = [count(each) / each.seconds for each in ranks[min(ranks)]]
-    mean = statistics.mean(paces) if paces else 0.0
     return {
         "told_by": "muster.step",
         "rate": min(rates) if unit == "steps" else sum(rates),
         "unit": unit,
         "step_seconds": statistics.median(steps) if steps else None,
-        "variation": statistics.stdev(paces) / mean if len(paces) > 2 and mean else None,
+        "variation": variation(paces, least=3),
         "rests_on": sum(each.steps for each in ranks[min(ranks)]),
     }
 

@@ -11,7 +11,7 @@ from muster.core.hostlist import fold_hosts
 from muster.core.job import Job
 from muster.core.measure import Measure
 from muster.core.result import Flops, Throughput
-from muster.core.robust import halves_of
+from muster.core.robust import halves_of, variation
 from muster.store import events
 from muster.store.windows import Windows, measured
 
@@ -44,7 +44,7 @@ def throughput(windows: Windows, warmup: int, world_size: int) -> Throughput | N
         padded_tokens_per_second=sum(w.padded_tokens for each in chosen for w in each) / duration,
         step_seconds_median=statistics.median(steps) if steps else mean,
         step_seconds_p95=percentile(steps, 0.95) if steps else mean,
-        variation=_variation(even),
+        variation=variation(even),
         data_share=_data_share(chosen, duration),
         windows=len(chosen),
         measured_steps=sum(each[0].steps - max(w.skipped for w in each) for each in chosen),
@@ -156,12 +156,6 @@ def _data_share(chosen: Windows, duration: float) -> float | None:
     if not all(waits):
         return None
     return min(1.0, sum(map(max, waits)) / duration)
-
-
-def _variation(values: Sequence[float]) -> float | None:
-    """The coefficient of variation, or None where there is none."""
-    mean = statistics.mean(values) if values else 0.0
-    return statistics.stdev(values) / mean if len(values) > 1 and mean else None
 
 
 def percentile(ordered: Sequence[float], share: float) -> float:

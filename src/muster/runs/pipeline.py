@@ -3,20 +3,18 @@ whole lies above them."""
 
 from __future__ import annotations
 
-import json
-import re
 import shutil
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from muster.core.entries import models_taken, recipes_of, with_models
+from muster.core.entries import models_taken, recipes_of
 from muster.core.errors import MusterError, RunFolderError, UsageError, refused
-from muster.core.inventory import Inventory, inventory_document, parse_inventory, read_inventory
+from muster.core.inventory import Inventory, frozen_inventory, inventory_document, read_inventory
 from muster.core.job import Job
 from muster.core.pipeline import (
     PipelineResult,
@@ -25,12 +23,12 @@ from muster.core.pipeline import (
     load_pipeline,
 )
 from muster.core.recipe import Recipe
-from muster.core.recipes import dump_yaml, read_yaml, validate
+from muster.core.recipes import dump_yaml, read_yaml
 from muster.core.result import Failure, Result, Seconds
 from muster.core.state import RunEnd, State
 from muster.fleet.shell import Shell
+from muster.inputs.following import in_entry, renamed, resolved, standing_in
 from muster.inputs.hub import check_names
-from muster.inputs.model import NUMBERS, decided_config, whole_config
 from muster.inputs.peaks import read_peaks
 from muster.inputs.read import Inputs, absolute, check
 from muster.planner.document import Plan
@@ -84,28 +82,18 @@ class PipelineInputs:
         taken = {name for _, name in models_taken(self.recipes[step.name])}
         return [name for name in self.recipes if name in taken]
 
-    def standing_in(self, folder: Path) -> Iterator[tuple[PipelineStep, Recipe]]:
-        """Each step's recipe before anything is trained. Below `folder` stands a model for each that will be:
-        its configuration, without weights; or the one that it starts from, where nobody here knows that."""
-        models: dict[str, str] = {}
-        for step in self.steps:
-            with _in_step(step, folder):
-                recipe = resolved(self.recipes[step.name], models, step.name)
-                yield step, recipe
-                if recipe.trains:
-                    models[step.name] = _stand_in(recipe, folder / step.name / "model")
-
     def checked(self, folder: Path, *, hub: bool = False) -> Iterator[tuple[PipelineStep, Inputs]]:
         """Every step's inputs, as far as this machine can check them with models that stand in, below
         `folder`. `hub`: ask it for names as well. Raises UsageError and its kinds, naming the step."""
-        for step, recipe in self.standing_in(folder):
-            with _in_step(step, folder):
+        by_name = {step.name: step for step in self.steps}
+        for name, recipe in standing_in(self.recipes, folder):
+            with in_entry(name, folder):
                 if recipe.measure.peaks:
                     read_peaks(recipe.measure.peaks)
                 made = check(recipe, self.inventory)
                 if made.launcher.ONE_MACHINE:
                     check_names(made.recipe, made.env, hub=hub)
-            yield step, made
+            yield by_name[name], made
 
 
 def read_steps(file: Path, overrides: Sequence[str] = (), *, frozen: bool = False) -> PipelineInputs:
@@ -129,59 +117,17 @@ def read_pipeline(file: Path, hosts: str, overrides: Sequence[str] = ()) -> Pipe
     return replace(steps, hosts=inventory)
 
 
-def resolved(recipe: Recipe, models: Mapping[str, str], name: str) -> Recipe:
-    """A step's recipe with these models of others."""
-    data = recipe.as_dict()
-    made = with_models(data, models)
-    return recipe if made == data else validate(made, where=name)
-
-
-def _stand_in(recipe: Recipe, folder: Path) -> str:
-    config = whole_config(recipe)
-    if config is None:
-        return recipe.model.name or str(folder)
-    made = decided_config(recipe, config)
-    made["architectures"] = [NUMBERS] if recipe.output == "numbers" else []
-    folder.mkdir(parents=True)
-    (folder / "config.json").write_text(json.dumps(made), encoding="utf-8")
-    (folder / "model.safetensors").touch()
-    return str(folder)
-
-
-@contextmanager
-def _in_step(step: PipelineStep, folder: Path) -> Iterator[None]:
-    """An error inside is one of this step; models that stand in have their names in braces."""
-    try:
-        yield
-    except MusterError as error:
-        error.what, where = _renamed((error.what, error.where or ""), folder, "{{{}}}")
-        if not where.startswith(step.name):
-            error.where = f"{step.name}: {where}" if where else step.name
-        raise
-
-
-def _renamed(value: Any, folder: Path, to: str) -> Any:
-    """Data in which models that stand in below `folder` are called otherwise: `{}` in `to` is the step."""
-    if isinstance(value, Mapping):
-        return {key: _renamed(inner, folder, to) for key, inner in value.items()}
-    if isinstance(value, list | tuple):
-        return [_renamed(inner, folder, to) for inner in value]
-    if not isinstance(value, str):
-        return value
-    return re.sub(rf"{re.escape(str(folder))}/([^/]+)/model", lambda match: to.format(match[1]), value)
-
-
 def dry_run_of(inputs: PipelineInputs, folder: PipelineFolder) -> list[dict[str, Any]]:
     """What each step would do, as `dry_run` says it; models of earlier steps do not exist yet."""
     steps, later = [], str(folder.path).replace("{", "{{").replace("}", "}}") + "/{}/model"
     with tempfile.TemporaryDirectory(prefix="muster-") as stand:
         for step, made in inputs.checked(Path(stand)):
-            with _in_step(step, Path(stand)):
+            with in_entry(step.name, Path(stand)):
                 one = dry_run(made, folder.step(step.name))
             taken = inputs.before(step)
             why = [f"the model of {name}, which is not trained yet: its shape alone" for name in taken]
             one = {**one, "assumed": [*why, *one["assumed"]]}
-            steps.append({"step": step.name, "after": step.after, **_renamed(one, Path(stand), later)})
+            steps.append({"step": step.name, "after": step.after, **renamed(one, Path(stand), later)})
     return steps
 
 
@@ -199,17 +145,17 @@ def plan_steps(
     plans: dict[str, Plan | None] = {}
     with tempfile.TemporaryDirectory(prefix="muster-") as stand:
         if on:
-            for step, recipe in read_steps(file, overrides).standing_in(Path(stand)):
-                with _in_step(step, Path(stand)):
+            for name, recipe in standing_in(read_steps(file, overrides).recipes, Path(stand)):
+                with in_entry(name, Path(stand)):
                     if recipe.trains:
-                        plans[step.name] = plan_on(recipe, on, figures, traced=traced, say=say).plan
+                        plans[name] = plan_on(recipe, on, figures, traced=traced, say=say).plan
         else:
             for step, inputs in read_pipeline(file, hosts, overrides).checked(Path(stand)):
-                with _in_step(step, Path(stand)):
+                with in_entry(step.name, Path(stand)):
                     if inputs.recipe.trains:
                         plans[step.name] = plan_hosts(inputs, figures, traced=traced, say=say).plan
     documents = {name: plan.model_dump(mode="json") for name, plan in plans.items() if plan is not None}
-    named = _renamed(documents, Path(stand), "{{{}}}")
+    named = renamed(documents, Path(stand), "{{{}}}")
     return {name: Plan.model_validate(plan) for name, plan in named.items()}
 
 
@@ -422,12 +368,7 @@ def _freeze(inputs: PipelineInputs, folder: PipelineFolder) -> None:
 
 def _reread(folder: PipelineFolder, again: GoingOn) -> PipelineInputs:
     steps = read_steps(folder.pipeline, frozen=True)
-    source = str(folder.read_json(folder.hosts).get("source"))
-    if source.startswith("slurm:"):  # those that it gives now
-        before = read_inventory(source)
-    else:
-        text = folder.hosts.read_text(encoding="utf-8")
-        before = replace(parse_inventory(text, source=str(folder.hosts)), source=source)
+    before = frozen_inventory(folder.read_json(folder.hosts), str(folder.hosts))
     if not again.hosts and not again.leave:
         return replace(steps, hosts=before)
     inventory = without(read_inventory(again.hosts) if again.hosts else before, again.leave)

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from muster.core.errors import RunFolderError
-from muster.core.inventory import Host, Inventory, read_inventory
+from muster.core.inventory import frozen_inventory, read_inventory
 from muster.core.job import Job
 from muster.core.recipe import Recipe
 from muster.core.recipes import read_yaml, validate
@@ -85,7 +85,7 @@ def check_idle(folder: Folder, batch_job: str | None = None) -> None:
 
 def _inputs(run: RunFolder, job: dict[str, Any], hosts: str | None, leave: Sequence[str]) -> Inputs:
     check_whole(run, job)
-    recipe, inventory = frozen_recipe(run), frozen_inventory(job)
+    recipe, inventory = frozen_recipe(run), frozen_inventory(job["inventory"], str(run.job))
     if hosts or leave:
         before, inventory = inventory, without(read_inventory(hosts) if hosts else inventory, leave)
         recipe = on_other_hosts(recipe, before, inventory)
@@ -99,15 +99,6 @@ def unloadable(run: RunFolder) -> int | None:
     """The step of the checkpoint that ranks of the last attempt failed to load; None: there is none."""
     failed = fold(events.read_events(run.events)).failed
     return next((each.checkpoint for each in failed if each.checkpoint), None)
-
-
-def frozen_inventory(job: dict[str, Any]) -> Inventory:
-    """The hosts of a run as they were given; those of Slurm as they are given now."""
-    data = job["inventory"]
-    if data["source"].startswith("slurm:"):
-        return read_inventory(data["source"])
-    hosts = tuple(Host(host["name"], host["slots"]) for host in data["hosts"])
-    return Inventory(hosts, data["launcher"], data["source"])
 
 
 def frozen_recipe(run: RunFolder) -> Recipe:

@@ -252,8 +252,8 @@ def _run(
     job, launch = decided.job, inputs.recipe.launch
     announce(job)
     deadline = time.monotonic() + launch.timeout if launch.timeout else None
-    scrub = scrubber(inputs.env)
     command = inputs.recipe if isinstance(inputs.recipe, CommandRecipe) else None
+    scrub = scrubber(inputs.env, command.command if command else ())
     follow = Follower(job, command.user_format()) if command else None
     per_host = command is not None and command.run.start == "host"
     hang = Watch(
@@ -477,13 +477,12 @@ def freeze(run: RunFolder, inputs: Inputs, decided: Decided) -> None:
         },
     )
     hosts = {host: _recorded(order, shown) for host, order in orders.items()}
-    inventory = inputs.inventory
-    source = {
-        "launcher": inventory.launcher,
-        "source": inventory.source,
-        "hosts": [{"name": host.name, "slots": host.slots} for host in inventory.hosts],
+    written = {
+        **job.as_dict(),
+        "inventory": inputs.inventory.as_dict(),
+        "orders": hosts,
+        ENGINE_CONFIG: config,
     }
-    written = {**job.as_dict(), "inventory": source, "orders": hosts, ENGINE_CONFIG: config}
     write_json(run.job, scrubbed_data(written))
 
 

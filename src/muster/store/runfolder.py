@@ -11,9 +11,9 @@ import shlex
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar, get_args
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, get_args
 
-from muster.core.errors import RunFolderError, UsageError
+from muster.core.errors import RunFolderError, UsageError, refused
 from muster.core.near import did_you_mean
 from muster.core.state import RunEnd, State
 from muster.store.atomic import write_text
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 
 Document = TypeVar("Document", bound="BaseModel")
 DEFAULT_ROOT = Path("runs")
-LOCK = "controller.lock"
 LAST = ("last", "latest")  # what finds the newest run
 PIPELINE = "pipeline.yaml"  # a folder with it is a pipeline's
 _MARKS = ("submission.json", "job.json")  # a folder with one of them is a run's
@@ -73,11 +72,73 @@ class Inside:
 
 
 @dataclass(frozen=True)
-class Folder:
-    """What the folder of a run and that of a pipeline have alike: one process supervises it, and its result
-    is written last."""
+class LockedFolder:
+    """What the folders of a run, a pipeline and a bench have alike: one process at a time works on it, and
+    its result is written last."""
 
     path: Path
+    inside: ClassVar[tuple[str, ...]] = ()  # folders that it has from its begin
+
+    @property
+    def id(self) -> str:
+        """Its name: that of the folder."""
+        return self.path.name
+
+    @property
+    def go_on(self) -> str:
+        """The command that continues it."""
+        return f"muster resume {self.path}"
+
+    result = Inside("result.json")  # written last. Not there: not finished
+    report = Inside("report.html")  # the page
+    lock = Inside("controller.lock")
+    controller = Inside("controller.json")  # who supervises it now
+    stop_request = Inside("stop.request")  # `muster stop` creates it; the controller obeys
+
+    def create(self) -> None:
+        """Make the folder. Raises RunFolderError where it is there already or cannot be made."""
+        try:
+            self.path.mkdir(parents=True)
+            for name in self.inside:
+                (self.path / name).mkdir()
+        except FileExistsError:
+            raise taken(self) from None
+        except OSError as error:
+            raise RunFolderError(f"cannot be made: {error.strerror}", where=str(self.path)) from None
+
+    def claim(self, batch_job: str | None = None) -> Claim:
+        """Make this process its controller until it ends or gives it back. Raises RunFolderError.
+
+        `batch_job`: the id of the batch system's job that this process belongs to.
+        """
+        return take(self.lock, self.controller, self.id, batch_job)
+
+    def controller_alive(self) -> bool | None:
+        """Whether a controller works on it now; None: on another machine, by its signs of life."""
+        return is_held(self.lock, self.controller)
+
+    read_json = staticmethod(read_object)
+
+    def _read_as(self, kind: type[Document]) -> Document | None:
+        """The result, or None where it is not finished. Raises RunFolderError for a damaged file."""
+        if not self.result.exists():
+            return None
+        try:
+            return tolerant(kind, json.loads(self.result.read_text(encoding="utf-8")))
+        except (OSError, ValueError) as error:
+            problems = error.errors() if hasattr(error, "errors") else []  # pydantic's, which is not imported
+            what = problems[0]["msg"] if problems else str(error)
+            raise RunFolderError(
+                f"is damaged: {what}",
+                where=str(self.result),
+                hint="keep it under another name: it then counts as not finished, and all else in its folder "
+                "is still there",
+            ) from None
+
+
+@dataclass(frozen=True)
+class Folder(LockedFolder):
+    """What the folder of a run and that of a pipeline have alike."""
 
     @property
     def id(self) -> str:
@@ -97,24 +158,6 @@ class Folder:
         if root == DEFAULT_ROOT.absolute():
             return shlex.quote(self.id)
         return f"{shlex.quote(self.id)} --runs {shlex.quote(from_here(root))}"
-
-    result = Inside("result.json")  # written last. Not there: not finished
-    report = Inside("report.html")  # the page
-    controller = Inside("controller.json")  # who supervises it now
-    stop_request = Inside("stop.request")  # `muster stop` creates it; the controller obeys
-
-    def claim(self, batch_job: str | None = None) -> Claim:
-        """Make this process its controller until it ends or gives it back. Raises RunFolderError.
-
-        `batch_job`: the id of the batch system's job that this process belongs to.
-        """
-        return take(self.path / LOCK, self.controller, self.id, batch_job)
-
-    def controller_alive(self) -> bool | None:
-        """Whether a controller works on it now; None: on another machine, by its signs of life."""
-        return is_held(self.path / LOCK, self.controller)
-
-    read_json = staticmethod(read_object)
 
     def state(self) -> State:
         """How it stands or ended, by its files and its controller."""
@@ -140,22 +183,6 @@ class Folder:
         """What it is while no controller has begun it; None: one has."""
         return None
 
-    def _read_as(self, kind: type[Document]) -> Document | None:
-        """The result, or None where it is not finished. Raises RunFolderError for a damaged file."""
-        if not self.result.exists():
-            return None
-        try:
-            return tolerant(kind, json.loads(self.result.read_text(encoding="utf-8")))
-        except (OSError, ValueError) as error:
-            problems = error.errors() if hasattr(error, "errors") else []  # pydantic's, which is not imported
-            what = problems[0]["msg"] if problems else str(error)
-            raise RunFolderError(
-                f"is damaged: {what}",
-                where=str(self.result),
-                hint="keep it under another name: the run then counts as not finished, and its events are "
-                "still there",
-            ) from None
-
 
 def tolerant(kind: type[Document], data: Any) -> Document:
     """A document without the keys that this version does not know, as a later one may have written them.
@@ -175,6 +202,8 @@ def tolerant(kind: type[Document], data: Any) -> Document:
 @dataclass(frozen=True)
 class RunFolder(Folder):
     """Paths of one run. Nothing is created until `create`."""
+
+    inside = ("logs",)
 
     @property
     def mark(self) -> str | None:
@@ -240,18 +269,13 @@ class RunFolder(Folder):
         `ticket`: of the batch job that this is; a folder that was made for that job is its own.
         `mark`: by which hosts with disks of their own were told to name what they keep of this run.
         """
-        try:
+        with refused(RunFolderError, "made", self.path):
             if not self.job.exists() and self.waits_for(ticket):
                 self.logs.mkdir(exist_ok=True)  # the job's first start may have died here
             else:
-                self.path.mkdir(parents=True, exist_ok=False)
-                self.logs.mkdir()
+                super().create()
             if mark:
                 write_text(self._mark, f"{mark}\n")
-        except FileExistsError:
-            raise taken(self) from None
-        except OSError as error:
-            raise RunFolderError(f"cannot be made: {error.strerror}", where=str(self.path)) from None
 
     def waits_for(self, ticket: str | None) -> bool:
         """Whether the folder was made for the batch job with this ticket."""
@@ -315,15 +339,6 @@ class PipelineFolder(Folder):
         steps = self.steps
         return next((each for each in reversed(steps) if each.model.is_dir()), steps[0])
 
-    def create(self) -> None:
-        """Make the folder. Raises RunFolderError where it is there already or cannot be made."""
-        try:
-            self.path.mkdir(parents=True)
-        except FileExistsError:
-            raise taken(self) from None
-        except OSError as error:
-            raise RunFolderError(f"cannot be made: {error.strerror}", where=str(self.path)) from None
-
     def read_result(self) -> PipelineResult | None:
         """The result, or None where it is not finished. Raises RunFolderError for a damaged file."""
         from muster.core.pipeline import PipelineResult
@@ -336,12 +351,12 @@ class PipelineFolder(Folder):
         return True if True in alive else None if None in alive else False
 
 
-def taken(folder: Folder) -> RunFolderError:
+def taken(folder: LockedFolder) -> RunFolderError:
     """The error where a folder is there already."""
     return RunFolderError(
         "is already there, and a run never writes over another",
         where=str(folder.path),
-        hint=f"choose another --name or --output, or `muster resume {folder.path}`",
+        hint=f"choose another --name or --output, or `{folder.go_on}`",
     )
 
 

@@ -47,14 +47,20 @@ def take(lock_file: Path, sign: Path, run: str, batch_job: str | None = None) ->
     process does, or nothing can be written."""
     with refused(RunFolderError, "written", lock_file.parent):
         lock = lock_file.open("a")
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        lock.close()
-        raise RunFolderError(
-            "another process supervises this run", where=run, hint=f"`muster stop {run}` first"
-        ) from None
-    write_json(sign, {"pid": os.getpid(), "machine": os.uname().nodename, "batch_job": batch_job})
+    for left in (2, 1, 0):
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            break
+        except OSError:
+            if left:  # `is_held` has it for a moment
+                time.sleep(0.05)
+                continue
+            lock.close()
+            raise RunFolderError(
+                "another process supervises it", where=run, hint=f"`muster stop {run}` first"
+            ) from None
+    with refused(RunFolderError, "written", sign):
+        write_json(sign, {"pid": os.getpid(), "machine": os.uname().nodename, "batch_job": batch_job})
     return Claim(lock, sign)
 
 

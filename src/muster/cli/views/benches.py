@@ -15,7 +15,7 @@ from muster.benches.commands import CLOCK
 from muster.benches.document import Bench, Comparison, Curve
 from muster.benches.folder import BenchFolder
 from muster.cli.console import SafeConsole
-from muster.cli.output import err_console, out_console, print_table, table
+from muster.cli.output import err_console, out_console, print_table, say_places, table
 from muster.cli.views.verdicts import count_words, print_answer, print_hosts, print_notes, signed
 from muster.core.hostlist import fold_hosts
 from muster.core.result import JobEntry
@@ -32,10 +32,10 @@ _COMPARED = (
 
 def show_bench(folder: BenchFolder, *, json: bool) -> int:
     """How far a bench has come, and what it found. -> exit code."""
-    from muster.benches.listing import bench_row, read_bench
+    from muster.benches.listing import bench_row
     from muster.cli.output import print_json
 
-    row, bench = bench_row(folder), read_bench(folder)
+    row, bench = bench_row(folder), folder.read_result()
     state = (
         "damaged" if row is None else "running" if row.running else "ended" if row.complete else "not ended"
     )
@@ -51,27 +51,18 @@ def show_bench(folder: BenchFolder, *, json: bool) -> int:
     console.print(f"{escape(folder.id)}\n  {state}: {done}/{jobs} finished")
     if bench:
         print_bench(bench, every=False)
-    places = (
-        ("folder", folder.path),
-        ("results", folder.bench),
-        ("table", folder.table),
-        ("report", folder.report),
-    )
-    for name, path in places:
-        if path.exists():
-            console.print(f"  {name:<22} {escape(str(path))}")
+    say_places(folder=folder.path, results=folder.result, table=folder.table, report=folder.report)
     if row and not row.running and not row.complete:
-        console.print(f"  {'go on with':<22} muster bench --continue {escape(str(folder.path))}")
+        console.print(f"  {'go on with':<22} {escape(folder.go_on)}")
     return 0
 
 
 def bench_page(folder: BenchFolder, output: Path | None) -> Path:
     """A bench's tables as one HTML file. Raises RunFolderError where it has not found anything yet."""
-    from muster.benches.listing import read_bench
     from muster.core.errors import RunFolderError
     from muster.store.atomic import write_text
 
-    bench = read_bench(folder)
+    bench = folder.read_result()
     if bench is None:
         raise RunFolderError("has no results yet", where=folder.id, hint=f"`muster show {folder.id}`")
     console = SafeConsole(record=True, width=180, file=StringIO(), force_terminal=True, highlight=False)

@@ -9,7 +9,7 @@ from typing import Any
 
 from rich.markup import escape
 
-from muster.cli.output import err_console, out_console, print_json, print_table, say, table
+from muster.cli.output import err_console, out_console, print_json, print_table, say, say_places, table
 from muster.cli.views.progress import ProgressView
 from muster.cli.views.results import print_afterwards, print_failure
 from muster.core.pipeline import PipelineResult, StepResult
@@ -64,9 +64,7 @@ def show_pipeline(folder: PipelineFolder, *, json: bool) -> int:
     if now and running:
         loss = f", loss {running.loss:.4f}" if running.loss is not None else ""
         say(f"  {now.name:<22} step {running.step} of {running.total_steps or '?'}{loss}")
-    for name, path in (("folder", folder.path), ("report", folder.report)):
-        if path.exists():
-            say(f"  {name:<22} {path}")
+    say_places(folder=folder.path, report=folder.report)
     if state is State.INTERRUPTED:
         say(f"  {'go on with':<22} muster resume {folder.word}")
     return 0

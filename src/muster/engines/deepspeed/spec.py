@@ -129,6 +129,9 @@ class DeepSpeedSpec(EngineSpec):
     def decisions(self, recipe: Recipe) -> list[Decision]:
         return configuration.user_decisions(recipe)
 
+    def uncounted(self, recipe: Recipe) -> list[str]:
+        return configuration.uncounted(configuration.given_config(recipe))
+
     def open_stages(self, recipe: Recipe) -> Sequence[int | None]:
         """None are open where the user's own file says one."""
         return (None,) if recipe.engine.config else configuration.open_stages(recipe)

@@ -86,6 +86,16 @@ class Run(Section):
 
 # Options of torchrun that Muster sets.
 _SET = {"--nnodes", "--node-rank", "--master-addr", "--master-port", "--rdzv-endpoint", "--standalone"}
+# Options of Accelerate's launcher that say how many ranks there are and where they meet, or stand for a
+# variable; and the same as a host that starts the launcher knows them.
+_ACCELERATE = {
+    "--num-processes", "--num-machines", "--machine-rank", "--main-process-ip", "--main-process-port",
+    "--multi-gpu", "--same-network", "--rdzv-backend", "--mixed-precision",
+}  # fmt: skip
+_HERE = (
+    "--num_machines $NNODES --machine_rank $NODE_RANK --num_processes $WORLD_SIZE "
+    "--main_process_ip $MASTER_ADDR --main_process_port $MASTER_PORT"
+)
 
 
 def script_of(command: Sequence[str]) -> list[str]:
@@ -104,13 +114,22 @@ def script_of(command: Sequence[str]) -> list[str]:
     else:
         return words
     begin = _script_at(words)
-    options = {word.partition("=")[0].replace("_", "-") for word in words[:begin]}
+    options = {word.partition("=")[0].replace("_", "-") for word in words[:begin] if word.startswith("--")}
     own = name == "torchrun" and words and not _SET & options
     if own or words[:1] == ["-m"] or (words and not words[0].startswith("-")):
         return words
     if "-c" in words[:1]:
         raise RecipeError("is no script", where="command", hint=f"--start rank -- {shlex.join(command)}")
     before = command[: len(command) - len(words) + begin]
+    if (
+        name == "accelerate" and options - _ACCELERATE
+    ):  # its own settings reach the ranks by its launcher alone
+        line = f"{shlex.join(before)} {_HERE} {shlex.join(words[begin:])}"
+        raise RecipeError(
+            f"begins with {shlex.join(before)!r}, whose settings only Accelerate's own launcher hands on",
+            where="command",
+            hint=f"--start host -- bash -c {shlex.quote(line)}",
+        )
     precision = dict(pairwise(words[:begin])).get("--mixed_precision")
     kept = f"-e ACCELERATE_MIXED_PRECISION={precision} " if precision and name == "accelerate" else ""
     raise RecipeError(

@@ -13,6 +13,7 @@ from pathlib import Path
 import torch
 
 from muster.core.errors import WorkerError
+from muster.core.robust import variation
 from muster.worker.mounts import file_system
 from muster.workloads.fabric.group import RankGroup, Report
 from muster.workloads.fabric.request import MIB
@@ -77,7 +78,7 @@ def _measure(group: RankGroup, report: Report, precision: str, seconds: float) -
         threads=None if group.on_gpu else torch.get_num_threads(),
         best=flops / min(times),
         sustained=flops / statistics.median(half),
-        variation=statistics.stdev(windows) / statistics.fmean(windows) if len(windows) > 2 else None,
+        variation=variation(windows, least=3),
         windows=len(windows),
         products=len(times) * batch,
         seconds=time.perf_counter() - began,
