@@ -19,6 +19,7 @@ from muster.core.registry import broken, guarded, load_plugin, package_of, plugi
 from muster.failures.signs import HINTS as SIGN_HINTS
 from muster.failures.signs import Sign, is_exception
 from muster.failures.table import find
+from muster.readers._counters import Counters
 from muster.readers._frame import FOR_FACTS, FOR_READERS, FOR_SIGNS, Frame, own_stamp, uncoloured
 from muster.readers._frame import HINTS as FRAME_HINTS
 from muster.readers.base import LineReader, Reading
@@ -27,13 +28,16 @@ from muster.store.logfiles import Lines
 PACKAGE = "muster.readers"
 ENOUGH = 100  # lines before a sign, and before a block's end, that show whether a job goes on
 Made = Callable[[Frame], LineReader]
+_FEW = 8  # lines before a block's end that are enough where nothing tells of a failure
 _BACK = 200  # lines before it that are looked at
 # torch's own mark before what a rank raises; torchrun's redirects (a rank of its host); mpirun; srun --label.
-_RANK = re.compile(r"(?:\S+: )?(?:\[rank(\d{1,9})\]:|\[\d+,(\d{1,9})\]<std|\s*(\d{1,6}): )")
+_RANK = re.compile(r"(?!\S*sh: \d+: )(?:\S+: )?(?:\[rank(\d{1,9})\]:|\[\d+,(\d{1,9})\]<std|\s*(\d{1,6}): )")
 _PREFIX = re.compile(r"(?:\S+: )?(?:\[rank\d+\]:|\[\d+,\d+\]<std\w+>:|\[default\d+\]:|\s*\d{1,6}: )")
 _FRAME = re.compile(r"  File \"([^\"]+)\", line (\d+)(?:, in (.+))?")
 _MARK = re.compile(r"^\[rank\d+\]: ?")
-_NAMED = re.compile(r"(?:[A-Za-z_]\w*\.)*_?[A-Z]\w*(?:: .*)?")  # an exception's class, and what it says
+_NAMED = re.compile(
+    r"(?:[A-Za-z_]\w*\.)*(?:_?[A-Z]|(?<=\.)[a-z])\w*(?:: .*)?"
+)  # an exception's class, and what it says
 _OTHERS = (
     "/site-packages/",
     "/dist-packages/",
@@ -71,6 +75,7 @@ class LineFeed:
         self.brief = brief
         self.frame = frame or Frame()
         self.ends: list[Sequence[str]] = []  # its last blocks: of three in a row two can be short
+        self.counters = Counters(self.frame)
         self.made = [(hints, make(self.frame)) for hints, make in _readers()]
 
     def again(self) -> LineFeed:
@@ -95,7 +100,7 @@ class LineFeed:
         bits = [(1 << number, hints, reader) for number, (hints, reader) in enumerate(some, FOR_READERS)]
         before: Sequence[str] = ()
         for block in blocks:
-            fed, first = 0, block.first if isinstance(block, Lines) else 0
+            fed, counted, first = 0, 0, block.first if isinstance(block, Lines) else 0
             sieved = sieve.telling(block)
             # The first block has the settings; a short one may be the last, which has the end.
             if self.brief and before and len(sieved) > ENOUGH:
@@ -108,6 +113,9 @@ class LineFeed:
                     own, rest = _cut(block, place)
                     self.ends = [*self.ends[-2:], own]
                     return chain([rest], blocks)
+                if telling & FOR_SIGNS:
+                    self._count(block, max(counted, place - ENOUGH), place, before)
+                    counted = place
                 frame.signs.spot = LinePlace(block, place, before)
                 whole = _feed_whole(whole, block[fed : place + 1]) if whole else whole
                 fed = place + 1
@@ -118,9 +126,19 @@ class LineFeed:
                     if wanted and not reader.closed and any(hint in text for hint in hints):
                         reader.line(text)
             whole = _feed_whole(whole, block[fed:]) if whole else whole
+            near = ENOUGH if frame.signs.now or frame.signs.earlier else _FEW
+            self._count(block, max(counted, len(block) - near), len(block), before)
             before = block
             self.ends = [*self.ends[-2:], block]
         return None
+
+    def _count(self, block: Sequence[str], begin: int, end: int, before: Sequence[str]) -> None:
+        """Look for progress in lines of no known format: in those before a sign, and before a block's end."""
+        for place in range(begin, end):
+            if self.counters.closed:
+                return
+            self.frame.signs.spot = LinePlace(block, place, before)
+            self.counters.line(self.frame.bare(block[place]))
 
     def backwards(self) -> Iterator[str]:
         """The job's last lines, the last one first."""
@@ -281,9 +299,9 @@ class LinePlace(NamedTuple):
         for line in self._back():
             if _prefix(line) != prefix:
                 continue
-            if match := _FRAME.search(line):
+            if match := _FRAME.search(uncoloured(line)):
                 frames.append(match)
-            elif "Traceback (most recent call last)" in line:
+            elif "Traceback (most recent call last)" in uncoloured(line):
                 break
         own = next((each for each in frames if not any(part in each[1] for part in _OTHERS)), None)
         best = own or next(iter(frames), None)
@@ -296,19 +314,23 @@ class LinePlace(NamedTuple):
 
 
 def last_exception(frame: Frame, blocks: Sequence[Sequence[str]]) -> Sign | None:
-    """Return the exception at which the last traceback of these lines ends, whatever its name is; None: there
-    is none, or the sieve of words lets it through, which misses `StopIteration` and classes of users."""
+    """Return the exception at which the last traceback of these lines ends, whatever its name is, and that is
+    no echo of another rank; None: there is none, or the sieve of words lets it through, which misses
+    `StopIteration` and classes of users."""
     sign, waits, prefix = None, False, ""
     for number, block in enumerate(blocks):
         for place, line in enumerate(block):
             if "Traceback (most recent call last)" in line:
-                sign, waits, prefix = None, True, _prefix(line)
+                waits, prefix = True, _prefix(line)
             elif waits and _prefix(line) == prefix:
                 text = _MARK.sub("", frame.bare(line))
                 if not text.strip() or text[0].isspace():
                     continue
-                waits = False
-                if _NAMED.fullmatch(text.strip()) and not is_exception(text) and not find(text):
+                waits, entry = False, find(text)
+                if entry is not None and entry.phrase.weight == "symptom":
+                    continue
+                sign = None
+                if _NAMED.fullmatch(text.strip()) and not is_exception(text) and entry is None:
                     spot = LinePlace(block, place, blocks[number - 1] if number else ())
                     sign = Sign("exception", None, text, None, spot.rank, spot.number, spot.when, spot.code)
     return sign

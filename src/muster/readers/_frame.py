@@ -135,6 +135,8 @@ class Frame:
     def _learn(self, prefix: str) -> None:
         """What stands before a traceback, as kubectl, Ray, pdsh, compose or journald put it before every line
         of a program, with any numbers in place of its own."""
+        if prefix == "  traceback : ":  # torchrun's account of a process
+            return
         if prefix.strip() and len(prefix) <= OWN and len(self.prefixes) < _MOST_PREFIXES:
             pattern = re.sub(r"\d+", r"\\d+", re.escape(prefix))
             self.prefixes.setdefault(pattern, re.compile(pattern))
