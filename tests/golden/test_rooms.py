@@ -47,15 +47,20 @@ from muster.fleet.messages import ProbeAnswer, RankProbe
 from muster.fleet.standing import RankState
 from muster.fleet.standing import judge as judge_hang
 from muster.fleet.supervisor import Outcome
-from muster.judging import Baseline, Class
+from muster.judging import Baseline, Class, Settings
+from muster.judging.document import Judged
+from muster.judging.joblogs import judged as judge_jobs
+from muster.judging.logs import judge as judge_folder
 from muster.planner.decide import Decided
 from muster.readers._user import PLACES, Expression, UserFormat
+from muster.readers.base import JobLog
 from muster.results.fold import fold, make_result
 from muster.store.events import Done, parse_event
 from muster.store.records import Splits, find_data
 from muster.workloads.seq2seq.spec import read_pairs
 from muster.workloads.text2sql.spec import TextToSqlData
 from tests.golden.documents import DIGITS, Documents, lines, rounded, workplace
+from tests.golden.test_judged import reduced
 from tests.support import on_hosts
 from tests.unit.judging import context
 from tests.unit.logs import read_log
@@ -113,6 +118,34 @@ def readings(path: str, text: list[str], user: Any = None, named: str | None = N
         derived = {"pace": job.pace, "step_seconds": job.step_seconds, "rate": job.rate}
         yield from sorted(lines(rounded(json.loads(json.dumps(own | derived)), DIGITS)))
         yield f"from {job.started} to {job.ended}"
+
+
+def judgements(
+    logs: list[Any], settings: Any = None, stored: Any = (), switches: Any = None
+) -> Iterator[str]:
+    """What is judged of jobs. `logs`: the path and the lines of each, or the fields of what was read."""
+    adapter, read = TypeAdapter(JobLog), []
+    for each in logs:
+        read += read_log(*each) if isinstance(each, list) else [adapter.validate_python(each)]
+    yield from told(judge_jobs("x", read, Settings(**(settings or {})), baselines(stored), switches))
+
+
+def folders(folder: str, baseline: str | None = None, **how: Any) -> Iterator[str]:
+    """What is judged of a folder of logs."""
+    yield from told(judge_folder(Path(folder), baseline=Path(baseline) if baseline else None, **how))
+
+
+def told(found: Judged) -> Iterator[str]:
+    """A judgement with its reasons and notes."""
+    yield from reduced(found.model_dump_json(exclude_defaults=True)).splitlines()
+    yield from (f"{each.hosts}: {each.reason}" for each in found.hosts)
+    yield from (f"{each.job} on {each.hosts}: {each.notes}" for each in found.jobs)
+    yield f"gate {found.gate}, one of {found.one_of}"
+
+
+def baselines(stored: Any) -> dict[Class, Baseline]:
+    """What was normal before, of each work on so many hosts."""
+    return {Class(work, size): Baseline(**baseline) for work, size, baseline in stored}
 
 
 def judged(findings: list[Finding]) -> Iterator[str]:
@@ -280,7 +313,7 @@ def benches(
             notes,
             0.0,
             100.0,
-            {Class(work, size): Baseline(**baseline) for work, size, baseline in stored},
+            baselines(stored),
         )
     )
     digests: dict[str, str] = {}  # of recipes: in their order, as each key of a recipe changes them all
@@ -296,8 +329,8 @@ def benches(
 
 
 ROOMS: dict[str, Callable[..., Iterator[str]]] = {
-    "readings": readings, "findings": findings, "groups": groups, "decided": decided,
-    "deepspeed": configured, "recipes": recipes, "samples": samples, "splits": splits,
+    "readings": readings, "judgements": judgements, "folders": folders, "findings": findings,
+    "groups": groups, "decided": decided, "deepspeed": configured, "recipes": recipes, "samples": samples, "splits": splits,
     "dialogues": dialogues, "results": results, "hangs": hangs, "causes": causes, "hosts": hosts,
     "profiles": profiles, "benches": benches,
 }  # fmt: skip

@@ -13,15 +13,12 @@ import pytest
 from simulate import Planted, SimulatedFleet
 
 from muster.core.robust import halves_of
-from muster.core.state import State
-from muster.judging import Baseline, Class, Observation, Settings, Topology, judge, judge_state, localise
+from muster.judging import Baseline, Class, Observation, Topology, judge, judge_state, localise
 from muster.judging.baseline import FEWEST
 from muster.judging.course import slow_halves
 from muster.judging.document import Judged
-from muster.judging.joblogs import judged
 from muster.judging.logs import judge as judge_logs
 from muster.judging.stalls import usual_paces
-from muster.readers.base import JobLog, MeasuredWindows
 from tests.unit.fleets import HOSTS, PLAIN, SIXTEEN, conditions, named, verdicts
 
 PLACE = Topology(SIXTEEN)
@@ -262,20 +259,3 @@ def test_a_drift_is_said(tmp_path: Path) -> None:
         tmp_path, lambda _, job: [250 * (1.0, 1.06, 1.03, 1.0)[job] * draw.gauss(1, 0.003)] * 40, 4, 16
     )
     assert not slow_of(found) and any("drifts" in note and "gpt" in note for note in found.notes)
-
-
-def test_a_switch_that_is_slow_for_a_while_is_said() -> None:
-    """Six pairs at a time behind three switches; all behind leaf1 is 20 % slower at the second time."""
-    switches = {f"leaf{k}": HOSTS[8 * k : 8 * k + 8] for k in range(3)}
-
-    def log(wave: int, at: int) -> JobLog:
-        seconds = 1.2 if wave == 1 and HOSTS[at] in switches["leaf1"] else 1.0
-        return JobLog(
-            job=f"{wave}-{at}", outcome=State.SUCCEEDED, hosts=HOSTS[at : at + 2], workload="w", settings="w",
-            measured=MeasuredWindows(steps=100, skipped=0, samples=100.0, seconds=seconds),
-            started=1000.0 * wave, ended=1000.0 * wave + 100.0,
-        )  # fmt: skip
-
-    logs = [log(wave, at) for wave in range(3) for at in range(0, 24, 2)]
-    document = judged("x", logs, Settings(), {}, switches)
-    assert not document.summary["slow"] and any("leaf1" in note and "20%" in note for note in document.notes)

@@ -11,12 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from muster.judging import Settings
-from muster.judging.joblogs import judged
 from muster.judging.logs import judge
 from muster.readers._frame import Frame, described
-from muster.readers.base import JobLog
-from tests.unit.logs import at, one
+from tests.unit.logs import at
 
 # No line of 2023 says with which command a process was spawned: it stands in the runner's alone.
 RUNNER = (
@@ -81,32 +78,6 @@ def test_other_runners(command: str, stem: str) -> None:
     assert described(["python", "-u", "-m", "pkg.train", "--config", "x.py"])[0] == "pkg.train"
 
 
-def fleet(lines: list[str], count: int, first: int = 0, step: float = 0.2) -> list[JobLog]:
-    return [
-        one(timed(f"n{first + n}", *lines, step=step * (1 + (n * 37 % 11 - 5) / 5000)), f"{first + n}.log")
-        for n in range(count)
-    ]
-
-
-def test_jobs_of_another_model_are_not_slow() -> None:
-    """As hosts that ran opt-66b were, beside those that ran opt-1.3b."""
-    small = fleet([RUNNER.format(world=WORLD, model="opt-1.3b")], 8)
-    large = fleet([RUNNER.format(world=WORLD, model="opt-66b")], 6, first=8, step=0.6)
-    found = judged("x", [*small, *large], Settings(), {})
-    assert not found.accused and not found.summary["slow"]
-    assert len(found.peers) == 2
-
-
-def test_jobs_of_which_no_log_says_what_they_trained_are_compared_with_none() -> None:
-    found = judged("x", [*fleet([], 8), *fleet([], 6, first=8, step=0.6)], Settings(), {})
-    assert not found.accused and found.summary["unknown"] == 14 and not found.peers
-    assert len({job.work for job in found.jobs}) == 14
-    assert all("what it trained" in " ".join(job.notes) for job in found.jobs)
-    assert {each.reason for each in found.hosts} == {found.hosts[0].reason}
-    assert "trained" in found.hosts[0].reason
-    assert any("14 jobs" in note and "--workload" in note for note in found.notes)
-
-
 def test_what_was_trained_can_be_said(tmp_path: Path) -> None:
     for number in range(9):
         step = 0.2 * (1 + (number * 37 % 11 - 5) / 5000) * (1.1 if number == 4 else 1)
@@ -117,10 +88,3 @@ def test_what_was_trained_can_be_said(tmp_path: Path) -> None:
     (peers,) = found.peers
     assert peers.jobs == 8
     assert found.jobs[4].slower == pytest.approx(0.1, abs=0.005)
-
-
-def test_a_job_of_an_unknown_work_can_still_fail() -> None:
-    """An error of hardware needs no peers."""
-    lines = [*timed("n7")[:9], "RuntimeError: CUDA error: uncorrectable ECC error encountered"]
-    found = judged("x", [*fleet([], 5), one(lines, "7.log")], Settings(), {})
-    assert [each.hosts for each in found.hosts if each.condition == "failing"] == [["n7"]]
