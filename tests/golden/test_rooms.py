@@ -330,8 +330,8 @@ def benches(
 
 ROOMS: dict[str, Callable[..., Iterator[str]]] = {
     "readings": readings, "judgements": judgements, "folders": folders, "findings": findings,
-    "groups": groups, "decided": decided, "deepspeed": configured, "recipes": recipes, "samples": samples, "splits": splits,
-    "dialogues": dialogues, "results": results, "hangs": hangs, "causes": causes, "hosts": hosts,
+    "groups": groups, "decided": decided, "deepspeed": configured, "recipes": recipes,
+    "samples": samples, "splits": splits, "dialogues": dialogues, "results": results, "hangs": hangs, "causes": causes, "hosts": hosts,
     "profiles": profiles, "benches": benches,
 }  # fmt: skip
 

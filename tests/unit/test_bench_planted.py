@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 from muster.benches.logs import logs_of
@@ -12,19 +10,8 @@ from muster.cli.views.verdicts import means_of
 from muster.core.recipes import load_recipe
 from muster.core.state import State
 from muster.judging.document import Gate, JobEntry, Judged, Verdict
-from muster.judging.logs import judge
 from tests.unit.benches import recorded
-from tests.unit.logs import chat_log
 from tests.unit.test_bench_logs import product, swept
-from tests.unit.test_judge import FLEET, write
-from tests.unit.test_judge_atleast import below, fleet
-
-
-def test_a_host_that_misses_it_alone_is_to_blame_for_its_groups(tmp_path: Path) -> None:
-    """Its partner ran in no other job, and is not below."""
-    logs = fleet(tmp_path, {FLEET[0]: 1.5}, ((0, 1),), alone=False)
-    write(logs / "alone.log", chat_log([FLEET[0]], 0.3))
-    assert below(judge(logs, at_least="700samples/s/host")) == {FLEET[0]}
 
 
 def test_a_switch_that_is_slow_does_not_pass() -> None:
@@ -47,13 +34,6 @@ def test_a_hosts_products_are_those_of_its_slowest_device() -> None:
     result = found.model_copy(update={"fabric": found.fabric.model_copy(update={"matmul": products})})
     (logs,) = logs_of({"j": recorded(task, result)}, {"fabric": load_recipe("fabric")}).values()
     assert [log.step_seconds for log in logs if log.measured] == [pytest.approx(0.004)]
-
-
-def test_what_was_trained_is_said_only_of_logs_that_do_not_say_it(tmp_path: Path) -> None:
-    for number, name in enumerate(FLEET[:4]):
-        write(tmp_path / f"{number}.log", chat_log([name]))
-    (work,) = {job.work for job in judge(tmp_path).jobs}
-    assert {job.work for job in judge(tmp_path, workload="gpt2").jobs} == {work}
 
 
 def test_means_are_by_host_and_by_the_number_of_hosts() -> None:

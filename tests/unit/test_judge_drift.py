@@ -57,13 +57,6 @@ def test_what_does_not_count(
     assert told.return_value == 0 and ("faster than the baseline" in told.output) is differs
 
 
-def test_a_baseline_of_other_work_is_no_comparison(tmp_path: Path, baseline: Path) -> None:
-    for number, host in enumerate(FLEET):
-        write(tmp_path / "now" / f"{number}.log", chat_log([host], 0.3 * noise(number), slots=4))
-    assert any("baseline" in note for note in judge(tmp_path / "now", baseline=baseline).notes)
-    assert not any("baseline" in note for note in judge(fleet(tmp_path / "same", 1), baseline=baseline).notes)
-
-
 def test_the_document_can_be_read_again(tmp_path: Path, baseline: Path) -> None:
     found = judge(fleet(tmp_path / "now", 1.2), baseline=baseline)
     assert Judged.model_validate_json(found.model_dump_json()) == found

@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import random
-from pathlib import Path
 
 import pytest
 
-from muster.core.errors import UsageError
 from muster.judging import Observation, Topology, judge
 from muster.judging.alike import hosts_alike
 from muster.judging.detrend import side_by_side
-from muster.judging.logs import judge as judge_logs
 from muster.judging.observation import Settings
 from muster.judging.readings import read
 from tests.unit.fleets import HOSTS, SWITCHED, jobs_alone
-from tests.unit.logs import chat_log
 
 OLDER = random.Random(1).sample(HOSTS, 16)
 
@@ -113,47 +109,3 @@ def test_one_of_four_jobs_in_groups_may_be_read_as_fast(jobs: int, forgiven: boo
     readings, _ = read(side_by_side(made, []), SWITCHED)
     (group,) = hosts_alike(made, readings, SWITCHED, Settings())
     assert (older[0] in group.hosts) == forgiven
-
-
-def logs_of_two_kinds(folder: Path) -> set[str]:
-    """Two jobs of each of 16 hosts, of which four are 8 % slower, and one of these 12 % slower still."""
-    slow = {f"lx{number:02d}" for number in range(1, 16, 4)}
-    for number in range(16):
-        for job in range(2):
-            slower = (1.08 if number % 4 == 1 else 1.0) * (1.12 if number == 5 else 1.0)
-            pace = 0.2 * slower * (1 + 0.002 * ((7 * number + 3 * job) % 5 - 2))
-            lines = chat_log([f"lx{number:02d}"], pace)
-            (folder / f"{number}-{job}.log").write_text("\n".join(lines) + "\n")
-    return slow
-
-
-def test_hardware_that_the_user_names_is_judged_apart(tmp_path: Path) -> None:
-    older = logs_of_two_kinds(tmp_path)
-    found = judge_logs(tmp_path, hardware=[f"older={','.join(sorted(older))}"])
-    (bad,) = (each for each in found.hosts if each.condition == "slow")
-    assert bad.hosts == ["lx05"] and bad.slower == pytest.approx(0.12, abs=0.01)
-    assert found.summary["fit"] == 15 and not any("other hardware?" in note for note in found.notes)
-    of_older = {job.work for job in found.jobs if older & set(job.hosts)}
-    assert len(of_older) == 1 and of_older.isdisjoint(
-        job.work for job in found.jobs if not older & set(job.hosts)
-    )
-
-
-def test_a_job_on_both_kinds_is_compared_with_such_jobs_alone(tmp_path: Path) -> None:
-    hosts = [f"lx{number:02d}" for number in range(8)]
-    for number in range(0, 8, 2):
-        for job, pair in enumerate((hosts[number : number + 2], [hosts[number], hosts[(number + 3) % 8]])):
-            (tmp_path / f"{number}-{job}.log").write_text("\n".join(chat_log(pair, 0.2)) + "\n")
-    found = judge_logs(tmp_path, hardware=["a=lx[00-03]", "b=lx[04-07]"])
-    ends = {work.rpartition(", ")[2] for work in (job.work for job in found.jobs)}
-    assert ends == {"on a", "on b", "on a and b"}
-
-
-@pytest.mark.parametrize(
-    "given", [["older"], ["older="], ["=lx01"], ["a=lx01", "b=lx[00-03]"], ["older=nosuch"]]
-)
-def test_hardware_that_cannot_be(given: list[str], tmp_path: Path) -> None:
-    logs_of_two_kinds(tmp_path)
-    with pytest.raises(UsageError) as error:
-        judge_logs(tmp_path, hardware=given)
-    assert "--hardware" in str(error.value)

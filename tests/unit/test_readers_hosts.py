@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 from muster.judging import Settings
 from muster.judging.joblogs import judged
-from muster.judging.logs import judge
 from muster.readers._paths import hosts_of_path
 from tests.unit.logs import metaseq_log, one
 
@@ -87,20 +84,6 @@ UNKNOWN = {
 }
 
 
-def test_tables_whose_names_have_a_list_of_hosts_and_a_job_number(tmp_path: Path) -> None:
-    """Eight hosts, alone and in pairs; one of them takes a tenth longer."""
-    names = [[f"gpu0{n}"] for n in range(1, 9)] + [[f"gpu0{n}", f"gpu0{n + 1}"] for n in range(1, 8)]
-    for number, hosts in enumerate(names):
-        slow = (1.1 if "gpu03" in hosts else 1.0) * len(hosts) ** 0.1 * (1 + (number * 37 % 11 - 5) / 5000)
-        name = hosts[0] if len(hosts) == 1 else f"gpu[{','.join(host[3:] for host in hosts)}]"
-        rows = ["it,s", *(f"{n},{0.2 * slow:.5f}" for n in range(40))]
-        (tmp_path / f"{name}.slurm-{10000 + number}.out.csv").write_text("\n".join(rows) + "\n")
-    found = judge(tmp_path, columns=["step=it", "seconds=s"])
-    assert [each.hosts for each in found.hosts] == [[f"gpu0{n}"] for n in range(1, 9)]
-    assert [each.hosts[0] for each in found.hosts if each.condition == "slow"] == ["gpu03"]
-    assert {job.hosts_from for job in found.jobs} == {"guess: file name"}
-
-
 def test_ranks_that_go_on_make_the_hosts_known() -> None:
     """Files of two hosts, each of which knows of 16 ranks."""
     logs = [one(["world_size = 16", *metaseq_log()], f"run/node0{r // 8}.rank{r}.log") for r in range(16)]
@@ -110,13 +93,3 @@ def test_ranks_that_go_on_make_the_hosts_known() -> None:
 
 
 # ---- several jobs in one file ------------------------------------------------------------------------------
-
-
-def test_a_name_like_no_other_is_no_host(tmp_path: Path) -> None:
-    """Models, data sets and experiments have numbers too; hosts come in series, or say what they are."""
-    for name in ("t5-small", "wmt16-en-de", "abc9", "cifar10", "alpha1", "alpha2", "node7"):
-        (tmp_path / f"{name}.log").write_text("\n".join(metaseq_log()) + f"\n{name}\n")
-    found = judge(tmp_path)
-    assert [each.hosts for each in found.hosts] == [["alpha1"], ["alpha2"], ["node7"]]
-    lone = next(job for job in found.jobs if job.job == "cifar10.log")
-    assert (lone.hosts, lone.hosts_from, lone.outcome) == ((), "", "succeeded")

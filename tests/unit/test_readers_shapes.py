@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import gzip
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 
-from muster.judging.logs import judge
 from muster.readers.base import JobLog
 from tests.unit.logs import chat_log, one
 
@@ -57,14 +55,3 @@ SHAPES: dict[str, tuple[str, Callable[[str], bytes]]] = {
     "gzip": ("log.gz", lambda text: gzip.compress(text.encode())),
     "gzip of UTF-16": ("out", lambda text: gzip.compress(text.encode("utf-16"))),
 }
-
-
-@pytest.mark.parametrize("name", SHAPES)
-def test_files_in_other_shapes(name: str, tmp_path: Path) -> None:
-    ending, write = SHAPES[name]
-    lines = chat_log(["n1", "n2"])
-    (tmp_path / f"x.{ending}").write_bytes(write("\n".join(lines) + "\n"))
-    (job,) = judge(tmp_path).jobs
-    expected = one(lines)
-    assert (job.outcome, tuple(job.hosts), job.steps) == ("succeeded", expected.hosts, expected.steps)
-    assert job.samples_per_second == pytest.approx(expected.rate)

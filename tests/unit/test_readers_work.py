@@ -7,13 +7,9 @@ from public notes on fine-tuning ESM2 (April 2025).
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
-from muster.judging.logs import judge
 from muster.readers._frame import Frame, described
-from tests.unit.logs import at
 
 # No line of 2023 says with which command a process was spawned: it stands in the runner's alone.
 RUNNER = (
@@ -32,17 +28,6 @@ PDSH = (
 )
 SCRIPT = "/home/ubuntu/x/training/step1_supervised_finetuning/main.py"
 ARGUMENTS = "--data_path Dahoas/full-hh-rlhf --model_name_or_path facebook/opt-13b --lora_dim 128 --deepspeed"
-
-
-def timed(host: str, *more: str, step: float = 0.2, batch: int = 64) -> list[str]:
-    """A log of 2023 with DeepSpeed's own lines, on this host."""
-    lines = [f"{host} slots=1", *more, f"[{at(9)}] [INFO] [config.py:964:print]   train_batch_size  {batch}"]
-    lines += [
-        f"[{at(10 + n * step)}] [INFO] [timer.py:199:stop] epoch=0/micro_step={n}/global_step={n}, "
-        f"RunningAvgSamplesPerSec={batch / step}, CurrSamplesPerSec={batch / step}, MemAllocated=5.53GB"
-        for n in range(10, 120, 10)
-    ]
-    return [*lines, f"[{at(99)}] [INFO] [launch.py:347:main] Process 26410 exits successfully."]
 
 
 def test_the_runner_and_the_launcher_say_the_same() -> None:
@@ -76,15 +61,3 @@ def test_other_runners(command: str, stem: str) -> None:
     frame.line(f"[2024-07-08 07:03:48,220] [INFO] [runner.py:9:main] cmd = {command}")
     assert (frame.workload, frame.recipe) == (stem, f"{stem} --lr 1")
     assert described(["python", "-u", "-m", "pkg.train", "--config", "x.py"])[0] == "pkg.train"
-
-
-def test_what_was_trained_can_be_said(tmp_path: Path) -> None:
-    for number in range(9):
-        step = 0.2 * (1 + (number * 37 % 11 - 5) / 5000) * (1.1 if number == 4 else 1)
-        (tmp_path / f"{number}.log").write_text("\n".join(timed(f"n{number}", step=step)) + "\n")
-    assert judge(tmp_path).summary["unknown"] == 9
-    found = judge(tmp_path, workload="gpt2")
-    assert {job.workload for job in found.jobs} == {"gpt2"}
-    (peers,) = found.peers
-    assert peers.jobs == 8
-    assert found.jobs[4].slower == pytest.approx(0.1, abs=0.005)
