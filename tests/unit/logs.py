@@ -126,6 +126,58 @@ def trainer_log(step: float = 1.0, steps: int = 300, *, batch: int | None = 64, 
     )
 
 
+def resumed_trainer_log(
+    first: int,
+    total: int,
+    last: int | None = None,
+    *,
+    counts: str = "all",
+    bars: bool = True,
+    info: bool = True,
+) -> list[str]:
+    """What the Trainer writes that goes on from step `first` and ends at `last` (None: `total`), four seconds
+    and two a step. `counts`: which steps its account divides: "all", or those of its "own" as since 5.23.
+    `info`: with the lines of that level."""
+    last = last or total
+    lines = [
+        "***** Running training *****", "  Num examples = 19,200", "  Num Epochs = 4",
+        "  Total train batch size (w. parallel, distributed & accumulation) = 64",
+        f"  Total optimization steps = {total:,}", "  Number of trainable parameters = 7,840,794",
+    ] if info else []  # fmt: skip
+    if first and info:
+        lines += ["  Continuing training from epoch 0", f"  Continuing training from global step {first}"]
+    for done in range(first + 1, last + 1):
+        seconds = 4 + 2 * (done - first)
+        if bars:
+            clock = f"{seconds // 60:02d}:{seconds % 60:02d}"
+            lines.append(f" {100 * done // total:2d}%|███  | {done}/{total} [{clock}<01:00, 2.00s/it]")
+        if done % 10 == 0:
+            lines.append(
+                f"{{'loss': 0.5, 'grad_norm': 1.2, 'learning_rate': 1e-05, 'epoch': {done / 300:.2f}}}"
+            )
+    runtime, counted = 4 + 2 * (last - first), total if counts == "all" else last - first
+    return [
+        *lines,
+        f"{{'train_runtime': {runtime:.4f}, 'train_samples_per_second': {64 * counted / runtime:.3f}, "
+        f"'train_steps_per_second': {counted / runtime:.3f}, 'epoch': {last / 300:.2f}}}",
+    ]
+
+
+def timer_log(first: int, steps: int, *, start: float = 0, before: int = 0, skipped: int = 0) -> list[str]:
+    """DeepSpeed's lines of a process that goes on from step `first`, up to which the loss scaler `before`
+    skipped some, and then `skipped` more at once; two seconds a step."""
+    lines = [f"[{at(start)}] [INFO] [config.py:1004:print]   train_batch_size ............. 64"]
+    for step in range(10, steps + 1, 10):
+        now = at(start + 30 + 2 * step)
+        lines += [
+            f"[{now}] [INFO] [logging.py:96:log_dist] [Rank 0] step={first + step}, "
+            f"skipped={before + skipped}, lr=[1e-05], mom=[(0.9, 0.95)]",
+            f"[{now}] [INFO] [timer.py:215:stop] epoch=0/micro_step={step}/global_step={step}, "
+            "RunningAvgSamplesPerSec=32.0, CurrSamplesPerSec=32.0, MemAllocated=1.0GB, MaxMemAllocated=2.0GB",
+        ]
+    return lines
+
+
 def metaseq_log(step: float = 2.0, *, overflow_at: int | None = 5, ends: bool = True) -> list[str]:
     """What metaseq writes: a line of train_inner every ten updates of 64 sequences of 2048 tokens."""
     lines, wall = ["2022-05-01 12:00:00 | INFO | metaseq.trainer | begin training epoch 1"], 60.0

@@ -669,3 +669,148 @@ def test_the_program_text_of_a_traceback_is_no_evidence(tmp_path: Path) -> None:
     )
     evidence = explain_logs(log).failure.evidence  # type: ignore[union-attr]
     assert evidence is not None and evidence.text.endswith(own) and evidence.line == 4
+
+
+# ----------------------------------------------------------------------------------------------------
+# Logs of no known format: what a program printed and went on from.
+
+MET = [TRACEBACK, '  File "/w/t.py", line 9, in save', "RuntimeError: CUDA out of memory. Tried 2 GiB"]
+STEPS = "step {n}: loss 2.{n}", "Epoch 0, iter {n}/900 | loss=1.{n}e-01", "[{n}/900] loss 0.4 batch {n}"
+PERHAPS = ["upload of shard {n}/90 done", "{n} samples processed"]
+
+
+@pytest.mark.parametrize("form", STEPS)
+def test_steps_after_an_exception(form: str) -> None:
+    """One step may come from another rank; two do not. The exception at the end is the one."""
+    steps = [form.format(n=n) for n in range(10, 90, 10)]
+    assert said(*steps[:3], *MET, *steps[3:]).answer == "nothing"
+    assert said(*MET, *steps).answer == "nothing"
+    once = said(*steps[:3], *MET, *steps[3:4])
+    assert (once.answer, once.exit_code, once.failure) == ("unknown", 1, None)
+    assert [each.text for each in once.others] == [MET[-1]]
+    last = said(*steps[:3], *MET, *steps[3:], TRACEBACK, "KeyError: 'late'")
+    assert last.failure is not None and last.failure.what == "KeyError: 'late'"
+    same = said(*steps[:4], *MET, steps[3], "wandb: step 100", "Saving checkpoint at step 40", "attempt 2/3")
+    assert same.failure is not None and same.failure.id == "cuda_oom"
+
+
+@pytest.mark.parametrize("form", PERHAPS)
+def test_work_of_any_kind_after_an_exception(form: str) -> None:
+    """Then it may be why, and is not said to be."""
+    lines = [form.format(n=n) for n in range(8)]
+    maybe = said("begin", *MET, *lines)
+    assert (maybe.answer, maybe.exit_code, maybe.failure) == ("unknown", 1, None)
+    assert [each.text for each in maybe.others] == [MET[-1]]
+    ended = said("begin", *MET, *lines[:1], "Training completed in 3 h", "bye")
+    assert (ended.answer, ended.exit_code) == ("nothing", 0)
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        ["config: {'on_oom': 'skip', 'note': 'RuntimeError: CUDA out of memory'}"],
+        ['Config(last_failure="NCCL WARN Duplicate GPU detected : rank 0 and rank 1", lr=1)'],
+        ["ModuleNotFoundError: No module named 'apex' (ignored)"],
+        ["CUDA out of memory. Tried to allocate 2 GiB, trying batch size 16"],
+        ["Exception ignored in: <function Pool.__del__ at 0x7f>", *MET],
+        ["--- Logging error ---", *MET],
+        ["State:  Terminated", "  Exit Code:    0", '"OOMKilled": false,'],
+    ],
+    ids=["dict", "repr", "ignored", "smaller", "del", "logging", "completed"],
+)
+def test_what_has_no_consequence(lines: list[str]) -> None:
+    found = said("begin", *lines, "end")
+    assert (found.answer, found.exit_code, found.failure) == ("nothing", 0, None)
+
+
+@pytest.mark.parametrize(
+    ("lines", "failure"),
+    [
+        (["Status: Failed", "Reason:  Evicted", "Message: The node was low on resource: memory."], "pod_evicted"),
+        (["Last State: Terminated", "  Reason:   OOMKilled", "  Exit Code: 137"], "container_oom"),
+        (["srun: Job step aborted", "*** JOB 7 ON n1 CANCELLED AT 2024-07-08T05:52 DUE TO PREEMPTION ***"], "preempted"),
+        (['docker: could not select device driver "nvidia" with capabilities: [[gpu]].'], "container_gpu"),
+        (["nvidia-container-cli: initialization error: nvml error: driver not loaded: unknown"], "container_gpu"),
+        (["nvidia-container-cli: initialization error: nvml error: driver/library version mismatch"], "driver_mixed"),
+        (['{"log":"RuntimeError: CUDA out of memory. Tried\\n","stream":"stderr"}', "bye"], "cuda_oom"),
+        (["[rank: 1] Child process with PID 3 terminated with code -11. Forcefully terminating all other "
+          "processes to avoid zombies", "Killed"], "crashed"),
+    ],
+)  # fmt: skip
+def test_what_schedulers_and_containers_say(lines: list[str], failure: str) -> None:
+    found = said("begin", *lines)
+    assert found.failure is not None and (found.answer, found.failure.id) == ("known", failure)
+
+
+def test_an_exception_when_the_training_has_ended() -> None:
+    """It ended the program; one that was got over, or was printed long before the end, did not."""
+    trained = trainer_log().rstrip("\n").split("\n")
+    failed = said(*trained, "***** Running Evaluation *****", *MET)
+    assert failed.failure is not None and failed.failure.id == "cuda_oom"
+    for rest in (["bye"] * 60, ["Training completed."]):
+        assert said(*trained, *MET, *rest).answer == "nothing"
+
+
+def test_colours_within_an_exception() -> None:
+    """As Python 3.13 prints it."""
+    file = '  File \x1b[35m"/w/t.py"\x1b[0m, line \x1b[35m9\x1b[0m, in \x1b[35mf\x1b[0m'
+    failure = said(TRACEBACK, file, "\x1b[1;35mRuntimeError\x1b[0m: \x1b[35mbad shard\x1b[0m").failure
+    assert failure is not None and failure.evidence is not None
+    assert (failure.what, failure.evidence.code) == ("RuntimeError: bad shard", "/w/t.py:9 in f")
+
+
+LOGIC = [TRACEBACK, '  File "/w/t.py", line 5, in f', "ValueError: unknown scheduler"]
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "TensorBoard: Port 6006 is in use, trying 6007. OSError: [Errno 98] Address already in use",
+        "libibverbs: Warning: couldn't load driver 'x': x.so: cannot open shared object file: No such file",
+        "Checkpoint /c/a.pt is corrupt (PytorchStreamReader failed reading zip archive), using /c/b.pt",
+        "Namespace(on_oom='skip', msg='CUDA out of memory', batch=8)",
+        "ssh: connect to host node9 port 22: Connection refused (spare, ignored)",
+    ],
+)
+def test_a_mistake_of_the_program_outweighs_a_line_that_it_printed_before(line: str) -> None:
+    """That is shown besides. What a tool says with a level, and what a program could not help, still counts."""
+    failure = said(line, "loading", *LOGIC).failure
+    assert failure is not None and (failure.what, failure.id) == (LOGIC[-1], None)
+    warned = said("n1:1:1 [0] NCCL WARN Duplicate GPU detected : rank 0 and rank 1 both", *LOGIC).failure
+    assert warned is not None and warned.id == "duplicate_gpu"
+    other = said(line, *LOGIC[:2], "RuntimeError: cannot start").failure
+    assert other is not None and (other.id is None) == any(
+        word in line for word in ("Warning", "ignored", "msg=")
+    )
+
+
+def test_a_program_that_says_that_it_goes_on() -> None:
+    """What it met is why only where nothing else is, and then it may be."""
+    met = [TRACEBACK, '  File "/w/hub.py", line 6, in push', "HfHubHTTPError: 504 Server Error"]
+    late = said(
+        "begin", *met, "push failed, going on", TRACEBACK, '  File "/w/t.py", line 5', "RuntimeError: x"
+    )
+    assert late.failure is not None and late.failure.what == "RuntimeError: x"
+    assert [each.text for each in late.others] == [met[-1]]
+    alone = said("begin", *met, "push failed, going on", "end")
+    assert (alone.answer, alone.exit_code, [each.text for each in alone.others]) == ("unknown", 1, [met[-1]])
+    dicts = [f"{{'loss': 0.{n}, 'learning_rate': 1e-05, 'epoch': 0.{n}}}" for n in range(1, 9)]
+    assert said(*dicts[:3], *met, *dicts[3:], *LOGIC).failure == said(*dicts, *["x"] * 3, *LOGIC).failure
+
+
+def test_of_two_ranks_the_one_that_raised_first_by_its_clock() -> None:
+    lines = []
+    for node, second, what in (
+        (2, 5, "RuntimeError: mat1 and mat2 shapes cannot be multiplied"),
+        (1, 1, "TypeError: no"),
+    ):
+        begin = f"node{node}: [rank{node}]: "
+        stamp = f"[2024-06-01 10:00:0{second},100] "
+        lines += [begin + stamp + TRACEBACK, begin + '  File "/w/t.py", line 7, in f', begin + what]
+    failure = said("node1 slots=1", "node2 slots=1", *lines).failure
+    assert failure is not None and (failure.what, failure.host) == ("TypeError: no", "node1")
+
+
+def test_a_log_that_breaks_off_in_a_traceback() -> None:
+    cut = said("begin", TRACEBACK, '  File "/w/t.py", line 6, in <module>', "    f()", '  File "/ven')
+    assert (cut.answer, cut.exit_code) == ("unknown", 1)

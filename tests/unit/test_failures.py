@@ -74,7 +74,7 @@ def test_remedies_name_keys_that_recipes_have() -> None:
     schema = json.dumps(schema_of("recipe"))
     for entry, phrase in PHRASES:
         for section, key in re.findall(
-            r"\b(batch|checkpoint|engine|launch|model|train)\.([a-z]\w*)", entry.remedy + phrase.remedy
+            r"\b(batch|checkpoint|engine|launch|model|train)\.([a-z]\w*)", f"{entry.remedy} {phrase.remedy}"
         ):
             assert f'"{section}": {{' in schema and f'"{key}": {{' in schema, (entry.id, section, key)
 

@@ -60,7 +60,7 @@ def needed(setting: Setting) -> Need:
 def test_a_model_that_is_made_in_shards_needs_no_room_for_the_whole() -> None:
     whole, shards = (needed(tiny(stage=3, create=create)) for create in ("whole", "sharded"))
     assert whole.host["the model while it is made"] == 4000
-    assert shards.host["the model while it is made"] == 4 * 128
+    assert shards.host["the model while it is made"] == 4 * 928  # the table of positions is the largest
     made, saved = needed(tiny(engine="fsdp", create="sharded")), needed(tiny(stage=3, saves=True))
     assert made.host["the whole model, made by the first rank"] == 4000 // 4  # a part of each rank's host
     assert saved.host["the whole model, saved by the first rank"] == 2000 // 4
@@ -176,7 +176,7 @@ def test_a_refusal_says_what_is_needed_and_what_would_fit() -> None:
     error = refusal(setting, A100, "opt-175b", remedies(setting, A100, "opt-175b"))
     assert isinstance(error, UsageError)
     assert error.where == "memory"
-    assert error.what.startswith("opt-175b needs about 819.")
+    assert error.what.startswith("opt-175b needs about 820.")
     assert "per rank with ZeRO-2 and gradient checkpointing on 8 ranks at micro-batch 1" in error.what
     assert "A100 of a has 85.9 GB for each" in error.what
     assert (error.hint or "").startswith("would fit: engine.zero=3 on 64 such ranks; or model.name=opt-13b; ")

@@ -506,3 +506,20 @@ def test_bf16_alone_needs_devices_that_can(given: str, usual: str) -> None:
     with pytest.raises(RecipeError, match="compute capability 8") as caught:
         plan("v100-32gb:8", *asked, given)
     assert caught.value.where == given.partition("=")[0] and caught.value.hint == usual
+
+
+@pytest.mark.parametrize(
+    ("name", "lora", "trained"),
+    [
+        ("Qwen/Qwen2.5-7B", ["lora.rank=64", "lora.targets=all-linear"], 161_480_704),
+        ("meta-llama/Llama-3.2-1B", ["lora.rank=8"], 851_968),
+        ("meta-llama/Llama-3.2-1B", ["lora.rank=8", "lora.targets=all-linear"], 5_636_096),
+        ("Qwen/Qwen3-0.6B", ["lora.rank=8", "lora.targets=all-linear"], 5_046_272),
+        ("gpt2", ["lora.rank=8"], 294_912),
+        ("facebook/opt-350m", ["lora.rank=8", "lora.targets=all-linear"], 3_563_520),
+    ],
+)
+def test_adapters_are_counted_by_their_targets(name: str, lora: list[str], trained: int) -> None:
+    """As PEFT makes them."""
+    made = plan("a100-40gb:1x1", f"model.name={name}", *lora, recipe="causal-lm")
+    assert made.trainable == trained

@@ -7,6 +7,8 @@ output/1cc-64xN/allnodes_8xN_opt-350m_bs24_zero0/opt-350m_1_8xN_batch0001.log.
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
+from typing import Any
 
 import pytest
 
@@ -14,7 +16,7 @@ from muster.judging import Settings
 from muster.judging.joblogs import judged
 from muster.readers._frame import Frame, moment
 from muster.readers.base import FIGURE, number
-from tests.unit.logs import chat_log, one
+from tests.unit.logs import chat_log, one, resumed_trainer_log, timer_log
 
 
 @pytest.mark.parametrize(
@@ -79,6 +81,69 @@ def test_a_rate_that_the_tool_contradicts_is_said() -> None:
     found = judged("x", logs, Settings(), {})
     (said,) = [note for note in found.notes if "1 job" in note]
     assert "n3.log" in said and "2 %" in said
+
+
+RESUMED, STOPPED, BARE = (480, 500), (0, 500, 30), {"bars": False, "info": False}
+
+
+@pytest.mark.parametrize(
+    ("steps", "how", "done", "rate"),
+    [
+        ((0, 40), {}, 40, 30.476),
+        (RESUMED, {}, 20, 29.091), (RESUMED, {"counts": "own"}, 20, 29.091),
+        (RESUMED, {"info": False}, 20, 29.091), (RESUMED, {"info": False, "counts": "own"}, 20, 29.091),
+        (RESUMED, {"bars": False}, 20, 29.091), (RESUMED, BARE, None, None),
+        (STOPPED, {}, 30, 30.0), (STOPPED, {"bars": False}, 30, 30.0), (STOPPED, {"info": False}, 30, 30.0),
+    ],
+)  # fmt: skip
+def test_the_trainers_account_is_of_the_steps_that_a_process_made(
+    steps: tuple[int, ...], how: dict[str, Any], done: int | None, rate: float | None
+) -> None:
+    """Before Transformers 5.23 it divides the samples of all steps by the time of the last process."""
+    log = one(resumed_trainer_log(*steps, **how))
+    assert log.steps == done
+    assert log.rate == (pytest.approx(rate, rel=1e-3) if rate else None)
+    assert log.batch == (None if rate is None else 64)
+
+
+@pytest.mark.parametrize("info", [True, False])
+def test_steps_of_several_processes_in_a_log_of_the_trainer(info: bool) -> None:
+    """The second one goes on from step 250."""
+    first, second = resumed_trainer_log(0, 500, 300, info=info)[:-1], resumed_trainer_log(250, 500, info=info)
+    log = one([*first, *second])
+    assert (log.steps, log.rate) == (550, pytest.approx(32, rel=1e-3))
+    assert log.reported == pytest.approx(64 * 250 / 504, rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("lines", "steps", "skipped"),
+    [
+        (timer_log(0, 100, skipped=7), 100, 7),
+        (timer_log(500, 100, before=7), 100, 0),
+        ([*timer_log(0, 100, skipped=7), *timer_log(100, 60, start=400, before=7)], 160, 7),
+        ([line for line in timer_log(0, 300, skipped=7) for _ in range(4)], 300, 7),
+        ([*timer_log(0, 90), *timer_log(50, 100, start=400)], 190, 0),
+        ([*timer_log(0, 10), *timer_log(10, 100, start=400)], 110, 0),
+    ],
+)
+def test_steps_of_several_processes_in_a_log_of_deepspeed(lines: list[str], steps: int, skipped: int) -> None:
+    """A checkpoint has the count of skipped steps, the timer begins anew, and each rank prints it."""
+    log = one(lines)
+    assert (log.steps, log.skipped_steps, log.rate) == (steps, skipped, pytest.approx(32, rel=1e-3))
+
+
+@pytest.mark.parametrize(
+    ("numbers", "steps"),
+    [
+        ([501, *range(510, 601, 10)], 100), (range(510, 601, 10), 100), (range(9, 200, 10), 200),
+        ([*range(10, 121, 10), *range(100, 201, 10)], 230), ([*range(1, 71), *range(51, 101)], 120),
+        (range(100), 100), ([0, *range(10, 101, 10)], 101), (range(1, 101), 100), (range(901, 1001), 100),
+    ],
+)  # fmt: skip
+def test_steps_of_lines_however_these_are_numbered(numbers: Sequence[int], steps: int) -> None:
+    """From 0 or 1, every so many, with the first one of a process or without it."""
+    lines = [f"iter {step}: loss 2.5, time 500.00ms, mfu 1.00%" for step in numbers]
+    assert one(lines).steps == steps
 
 
 def test_times_with_a_zone_are_of_one_clock() -> None:

@@ -94,6 +94,23 @@ def test_tensors_of_a_model_that_was_not_traced_are_of_its_sizes(name: str) -> N
     assert sum(each.numel for each in adapted if each.trained) == 1000
 
 
+@pytest.mark.parametrize(
+    ("name", "plain"),
+    [
+        ("gpt2", 121_344), ("facebook/opt-125m", 121_344), ("opt-1.3b", 643_072), ("t5-large", 125_952),
+        ("google/vit-base-patch16-224", 122_114), ("meta-llama/Llama-3.2-1B", 67_584),
+        ("Qwen/Qwen2.5-0.5B", 71_552),
+    ],
+)  # fmt: skip
+def test_tables_of_a_model_that_was_not_traced_decay(name: str, plain: int) -> None:
+    """Norms and biases alone do not, and T5's relative biases, by Transformers' get_decay_parameter_names of
+    the same model."""
+    config = families.size(name) or {}
+    count = families.parameters(config) or 0
+    groups = ModelSpread("ddp", 1).optimizer_groups(likely_tensors(config, count, count))
+    assert [sum(each.numel for each in group) for group in groups] == [count - plain, plain]
+
+
 # --- published -------------------------------------------------------------------------------------------
 
 

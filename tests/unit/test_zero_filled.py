@@ -184,3 +184,73 @@ def test_what_deepspeed_drops_is_not_shown() -> None:
 )
 def test_the_width_of_a_model(config: dict[str, Any], width: int) -> None:
     assert hidden_size(config) == width
+
+
+@pytest.mark.parametrize(
+    ("scheduler", "rate", "words"),
+    [
+        ({"type": "WarmupLR", "params": {"warmup_max_lr": 5e-4}}, 5e-4, "then constant"),
+        ({"type": "WarmupDecayLR", "params": {"warmup_max_lr": 5e-4, "warmup_min_lr": 1e-6}}, 5e-4, "1e-06"),
+        ({"type": "WarmupCosineLR", "params": {"cos_min_ratio": 0.1}}, 1e-3, "cosine to 0.1"),
+        (
+            {"type": "OneCycle", "params": {"cycle_min_lr": 1e-5, "cycle_max_lr": 2e-3}},
+            2e-3,
+            "beta1 from 0.9",
+        ),
+        ({"type": "LRRangeTest", "params": {"lr_range_test_min_lr": 2e-5}}, 2e-5, "2e-05"),
+        ({"type": "LRRangeTest", "params": {}}, 1e-3, "0.001"),
+        ({"type": "WarmupLR", "params": {}}, 1e-3, "then constant"),
+    ],
+)
+def test_the_rate_is_the_schedulers_where_that_sets_it(
+    tmp_path: Path, scheduler: dict[str, Any], rate: float, words: str
+) -> None:
+    """Whatever the optimizer says, and as both say it to Transformers, which refuses two that differ."""
+    file = tmp_path / "ds.json"
+    optimizer = {"type": "AdamW", "params": {"lr": 1e-3}}
+    file.write_text(json.dumps({**ALL_AUTO, "optimizer": optimizer, "scheduler": scheduler}))
+    plan = dry_run(read_inputs("demo", "node1,node2", [f"engine.config={file}"]), RunFolder(tmp_path / "r"))
+    decided = {each["field"]: each["value"] for each in plan["decisions"]}
+    assert decided["train.learning_rate"] == rate
+    assert f"learning rate {rate:g}," in plan["plan"]["training"]["optimizer"]
+    assert plan["deepspeed"]["optimizer"]["params"]["lr"] == rate
+    assert words in decided["train.schedule"]
+
+
+def test_a_rate_that_an_optimizer_leaves_out_is_the_recipes(file: Path, tmp_path: Path) -> None:
+    file.write_text(json.dumps({"optimizer": {"type": "AdamW"}}))
+    inputs = read_inputs("demo", "node1,node2", [f"engine.config={file}", *SETTINGS])
+    assert dry_run(inputs, RunFolder(tmp_path / "r"))["deepspeed"]["optimizer"]["params"]["lr"] == 0.003
+
+
+@pytest.mark.parametrize(
+    ("kind", "params", "coupled"),
+    [
+        ("Adam", {"adam_w_mode": False}, True), ("adam", {"adam_w_mode": False, "torch_adam": True}, True),
+        ("Adam", {}, False), ("Adam", {"adam_w_mode": True}, False), ("AdamW", {"adam_w_mode": False}, False),
+    ],
+)  # fmt: skip
+def test_adam_is_adamw_unless_its_mode_is_off(
+    file: Path, tmp_path: Path, kind: str, params: dict[str, Any], coupled: bool
+) -> None:
+    file.write_text(json.dumps({"optimizer": {"type": kind, "params": {"lr": 1e-3, **params}}}))
+    plan = dry_run(read_inputs("demo", "node1,node2", [f"engine.config={file}"]), RunFolder(tmp_path / "r"))
+    words = plan["plan"]["training"]["optimizer"]
+    assert ("adamw" not in words) == coupled
+    assert "betas 0.9 and 0.999" in words
+
+
+@pytest.mark.parametrize(
+    ("stage", "old", "new"),
+    [(2, "cpu_offload", "offload_optimizer"), (3, "cpu_offload_param", "offload_param")],
+)
+def test_old_names_of_offloading_are_offloading(
+    file: Path, tmp_path: Path, stage: int, old: str, new: str
+) -> None:
+    given = []
+    for number, zero in enumerate(({old: True}, {new: {"device": "cpu"}})):
+        file.write_text(json.dumps({"zero_optimization": {"stage": stage, **zero}}))
+        inputs = read_inputs("demo", "node1,node2", [f"engine.config={file}"])
+        given.append(dry_run(inputs, RunFolder(tmp_path / str(number))))
+    assert given[0]["deepspeed"] == given[1]["deepspeed"]
+    assert given[0]["plan"]["memory"] == given[1]["plan"]["memory"]

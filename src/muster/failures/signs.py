@@ -23,6 +23,19 @@ HINTS = tuple(
         | {"SIGINT", "CANCELLED", "Terminated", "Interrupt", "Segmentation", "Bus error", "exited with"}
         | {"  host      : ", "  rank      : ", "Root Cause (first observed", "what():"}
         | {"above exception", "<Signals.", "Hangup"}
+        | {
+            "HYDRA_FULL_ERROR",
+            "going on",
+            "ontinuing",
+            "etrying",
+            "kipping",
+            "Error response from daemon",
+            "Main process exited",
+            "Exit Code",
+            "exited with code",
+            "Exception ignored",
+            "terminated with code",
+        }
         | {"Aborted", "Illegal instruction", "Floating point exception"}
     )
 )
@@ -40,6 +53,8 @@ _EXITS = re.compile(
     r"exits with return code = (?P<code>-?\d{1,9})|"
     r"srun: error: .*[Ee]xited with exit code (?P<slurm>\d{1,9})|"
     r"pdsh@\S+: \S+: ssh exited with exit code (?P<pdsh>\d{1,9})|"
+    r"^\s*(?:Exit Code:\s+|\S+ exited with code )(?P<container>\d{1,9})\s*$|"
+    r"Child process with PID \d+ terminated with code (?P<lightning>-?\d{1,9})|"
     r"(?:failed \(exitcode|exitcode +): (?P<elastic>-?\d{1,9})\b|exited on signal (?P<mpi>\d{1,2})\b"
 )
 # What a shell says of a program that a signal ended: alone, or after its own name and the process's number.
@@ -50,13 +65,16 @@ _SHELL = re.compile(
 )
 # A signal that a program brings upon itself: 4, 5, 7, 8 and 11.
 _CRASH = re.compile(
-    r"(?:exits with return code =|exitcode *:) -(?:4|5|7|8|11)\b|exited on signal (?:4|5|7|8|11)\b|"
+    r"(?:exits with return code =|exitcode *:|terminated with code) -(?:4|5|7|8|11)\b|exited on signal (?:4|5|7|8|11)\b|"
     r"died with <Signals\.SIG(?:ILL|TRAP|BUS|FPE|SEGV)|"
     r"srun: error: \S+: tasks? [\d,-]+: (?:Segmentation fault|Bus error|Illegal instruction)"
 )
 # It says in so many words that a process of the job failed, and not why.
 _FAILED = re.compile(
     r"taking the entire process down|CANCELLED AT \S+ DUE TO TASK FAILURE|"
+    r"Main process exited, code=(?:exited, status=[1-9]|(?:killed|dumped), status=(?!2/|15/))|"
+    r"^docker: Error response from daemon: |"
+    r"^Error executing job with overrides|Set the environment variable HYDRA_FULL_ERROR=1|"
     r"srun: error: Task launch for \S+ failed"
 )
 # Signals that a scheduler sends, or others do.
@@ -83,8 +101,31 @@ _DATA = re.compile(
     r"[\"']: ?[\"'\[]",
     re.IGNORECASE,
 )
+# A field of a record or of a configuration, and its text; what a log's own fields are called that speak for
+# the program; and how Python and others write an exception's class before a text.
+_FIELD = re.compile(
+    r"(?<![\w.-])([A-Za-z_][\w.-]{0,60})[\"']?\s{0,9}[:=]\s{0,9}"
+    r"(\"(?:[^\"\\]|\\.){0,9000}\"|'(?:[^'\\]|\\.){0,9000}')"
+)
+_SPEAKS = re.compile(
+    r"(?:.*[._-])?(?:log|msg|message|event|err|error|errors|exc\w*|exception|stack\w*|trace\w*|text[Pp]ayload|"
+    r"body|line|what|cause|reason|detail|details|stderr|stdout|status|state)$|\w*(?:Error|Exception|Interrupt|Exit)$",
+    re.IGNORECASE,
+)
+_CALL = re.compile(r"[A-Z]\w*(?<!Error)(?<!Exception)\([^()]*$")  # of an object that is printed
+# What comes after these is printed and has no consequence: the traceback that follows, or the exception.
+_ASIDE = re.compile(
+    r"Exception ignored (?:in|while|on)\b|^--- Logging error ---|^Error in atexit\._run_exitfuncs"
+)
+# The program says itself that it goes on.
+_OVER = re.compile(
+    r"\((?:[^()]*, ?)?(?:ignored|ignoring|skipped|skipping|non-?fatal|will retry|retrying)[^)]*\)|"
+    r"\b(?:falling back|will (?:be )?retr(?:y|ied)|retrying|(?:ignoring|skipping)(?: (?:it|this|the|that))?|"
+    r"continuing(?: (?:anyway|without|with)|$)|going on|moving on|trying (?:batch size|again)|non-?fatal|recovered from)\b",
+    re.IGNORECASE,
+)
 # A warning: the program goes on.
-_WARNING = re.compile(r"\b[A-Z]\w*Warning: |\bWARNING\b|(?:^|\[)W\d* ")
+_WARNING = re.compile(r"\b[A-Z]\w*Warning: |\b[Ww]arning: |\bWARNING\b|(?:^|\[)W\d* ")
 # A level below that, as logging, loguru, glog, TensorFlow, NCCL and logfmt write it; and one above.
 _BELOW = re.compile(
     r"(?:^|[\s\[(|])(?:INFO|DEBUG|TRACE)(?=[\s\]):|]|$)|(?:^|\s)[ID]\d{4} \d\d:\d\d|: [ID] \w+/|"
@@ -98,6 +139,12 @@ _OWN_SIGNALS = frozenset(
 _ELASTIC = re.compile(r"\s+host +: (\S+)")  # torchrun's account of a process: its host, then its exit code
 _ACCOUNT = re.compile(r"\s+exitcode +: ")
 _RANK = re.compile(r"\s+rank +: (\d{1,9})")  # and the process's rank
+# Exceptions that a mistake in a program raises, and nothing of its surroundings; a level that tools print.
+_MISTAKE = re.compile(
+    r"(?:\[rank\d+\]: ?)?(?:Value|Type|Key|Attribute|Index|Name|Assertion|ZeroDivision|Overflow|NotImplemented|"
+    r"UnboundLocal|Recursion)Error\b"
+)
+_LEVEL = re.compile(r"\bNCCL WARN\b|\bERROR\b|\bFATAL\b|\bCRITICAL\b|(?:^|\[)[EF]\d* |\b[Ee]rror: |\bNVRM: ")
 _ORDER: dict[Weight, int] = {weight: number for number, weight in enumerate(get_args(Weight))}
 # Ways to end that one host does not cause in another: a host with one of them failed by itself.
 _ALIKE: tuple[frozenset[Weight], ...] = (frozenset(("killed", "crash")),)
@@ -110,7 +157,9 @@ _USUAL = 1000  # characters; longer lines are not remembered
 _MOST = 10_000  # ranks and hosts whose signs are kept
 _LAST = 64  # signs of a rank's chain of exceptions
 _SHAPES = 1000  # of echoes
+_AFTER = 3  # lines after an exception in which a program says that it goes on
 _NEAR = 20  # lines that launchers print when they are ended
+_ASIDE_LINES = 8  # that may be a failure's, among those of what is said aside
 _GAP = 10_000  # lines without a sign, after which a program that tells no steps has gone on
 
 
@@ -166,6 +215,9 @@ class Signs:
     now: dict[_Key, Sign] = field(default_factory=dict)
     earlier: dict[_Key, Sign] = field(default_factory=dict)  # before the last mark
     traceback: bool = False
+    met: dict[_Key, Sign] = field(default_factory=dict)  # what the program says that it got over, or handled
+    aside: int = 0  # lines in which what a program says aside may end
+    forced: bool = False  # a launcher says that it ends the processes itself
     since: int = 0  # marks of progress after the last one
     broke: bool = False  # it says in so many words that a process of the job did not end well
     elastic: str | None = None  # the host of the process that torchrun gives account of
@@ -182,6 +234,7 @@ class Signs:
     symptoms: dict[str, _Echo] = field(default_factory=dict)  # by their shape
     echoes: int = 0  # lines that say only that something else has failed
     finished: bool = False  # the training has ended; what comes is the end of the program
+    end: int | None = None  # the number of the first line that says so
     late: str = ""  # the first line that says that a process crashed after that
     shapes: set[str] = field(default_factory=set)  # of all lines that may be a reason, also of earlier ones
 
@@ -198,6 +251,7 @@ class Signs:
             before = self.echoes
             if quoted := _DATA.search(text):
                 text = text[: quoted.start()]
+            text = _unquoted(text)
             self._look(text, host)
             if shape and self.echoes > before and not quoted and len(raw) < _USUAL:
                 entry = find(text)
@@ -220,12 +274,15 @@ class Signs:
         """Another step was done."""
         self.marked, self.finished, self.onward = True, False, self.spot
         self.since += 1
+        self.met.clear()
         if self.now or self.earlier:
             self.now, self.earlier, self.echoes = {}, self.now, 0
             self.forget()
 
     def finish(self) -> None:
         """The training has ended as it should."""
+        if self.end is None and self.spot:
+            self.end = self.spot.number
         self.finished = True
 
     def decisive(self) -> Sign | None:
@@ -236,12 +293,47 @@ class Signs:
         gives a reason of its own, or none, it is this.
         """
         best = min(self._all(), key=lambda sign: _ORDER[sign.weight], default=None)
+        best = self._before(self._raised_after(best)) if best else None
         if best is None or self.first is None or best.weight not in (*_BY_ITSELF, "symptom", "exit"):
             return best
         own = [sign for sign in self._all() if sign.rank == self.first]
         first = min(own, key=lambda sign: _ORDER[sign.weight], default=best)
         nobodys = best.rank is None and best.weight in _BY_ITSELF  # who says it may be that very rank
         return best if first.weight == "symptom" or (first.weight == "exit" and nobodys) else first
+
+    def passed(self, sign: Sign) -> bool:
+        """Whether a mark of progress came after a sign: one, since two leave none."""
+        return any(each is sign for each in self.earlier.values())
+
+    def after_the_end(self) -> Sign | None:
+        """The first exception of a traceback that was raised when a training had ended; None: there is none, or
+        only what follows from the end of other ranks."""
+        end = self.end
+        if end is None:
+            return None
+        raised = (each for each in self.now.values() if each.weight in ("cause", "exception"))
+        late = [each for each in raised if each.code or is_exception(each.text)]
+        return next((each for each in late if (each.number or 0) > end), None)
+
+    def _raised_after(self, best: Sign) -> Sign:
+        """A mistake of the program that was raised after what a line tells of without a traceback and without a
+        level: the program got over that. Else the same sign."""
+        if best.weight != "cause" or best.code or _LEVEL.search(best.text):
+            return best
+        mistakes = (each for each in self.now.values() if each.weight == "exception" and each.code)
+        later = (each for each in mistakes if (each.number or 0) > (best.number or 0))
+        return next((each for each in later if _MISTAKE.match(each.text)), best)
+
+    def _before(self, best: Sign) -> Sign:
+        """An exception that another rank raised earlier, by its time stamps, than one whose name is in the table.
+        Else the same sign."""
+        entry = known_failures().get(best.failure or "")
+        if entry is None or entry.blame != "work" or not best.code or best.when is None:
+            return best
+        raised = (each for each in self._all() if each.weight == "exception" and each.code)
+        earlier = [each for each in raised if each.when is not None and each.when < best.when]
+        other = [each for each in earlier if (each.host, each.rank) != (best.host, best.rank)]
+        return min(other, key=lambda each: each.when or 0.0, default=best)
 
     @property
     def raising(self) -> bool:
@@ -323,6 +415,20 @@ class Signs:
             own = sign.rank == rank and sign.text in self.chains.get(rank, ())
             if own and sign.weight in ("cause", "exception") and not kept:
                 del self.now[key]
+                if (
+                    entry is None or entry.phase != "python"
+                ):  # what an import lacked, another took the place of
+                    self.met[key] = sign
+
+    def _get_over(self) -> None:
+        """The program says, right after what its rank said last, that it goes on."""
+        spot, rank = self.spot, self._rank()
+        if spot is None or (spot.number or 0) - self.last_number > _AFTER:
+            return
+        for key, sign in list(self.now.items()):
+            last = sign.rank == rank and sign.text == self.last
+            if last and sign.weight in ("cause", "exception"):
+                self.met[key] = self.now.pop(key)
 
     def _place_first(self) -> None:
         """What the rank that failed first has said is of the host that torchrun's account names."""
@@ -350,7 +456,17 @@ class Signs:
         return (crash and not {"cause", "exception"} & weights) or bool(self.late)
 
     def _leads(self, text: str) -> bool:
-        """Whether a line only says what those after it are of: a traceback, an account of a process."""
+        """Whether a line only says what those after it are of: a traceback, an account of a process; or belongs
+        to what is said aside."""
+        if _ASIDE.search(text):
+            self.aside = _ASIDE_LINES
+            return True
+        if self.aside:
+            self.aside -= 1
+            if _EXCEPTION.match(text):
+                self.aside = 0
+            if self.aside == 0 or "Traceback (most recent call last)" in text or text[:1].isspace():
+                return True
         if "Traceback (most recent call last)" in text:
             self.traceback, self.since = True, 0
             rank = self._rank()
@@ -379,11 +495,15 @@ class Signs:
     def _look(self, text: str, host: str | None) -> None:
         if self._leads(text):
             return
+        if _OVER.search(text) and not is_exception(text) and not find(text):
+            self._get_over()
+            return
         left = _EXITS.search(text)
         code = next((int(code) for code in left.groups() if code), 0) if left else 0
         code = -code if left and left["mpi"] else code
-        shell = _SHELL.search(text)
-        match = find(text)
+        self.forced = self.forced or "Forcefully terminating all other processes" in text
+        shell = None if self.forced else _SHELL.search(text)
+        match = None if self.forced and _SHELL.search(text) else find(text)
         native = match is None and _WHAT.match(text)
         crashed = bool(native or _CRASH.search(text) or (shell and shell["how"] != "Killed"))
         if self._is_late(code, crashed):
@@ -431,6 +551,21 @@ class Signs:
             self._add("exit", None, text, hosts, rank)
 
 
+def _unquoted(text: str) -> str:
+    """A line up to the text of a field that alone tells of a failure and is no word of the program's own, as in
+    a configuration that is printed."""
+    match = find(text) if '"' in text or "'" in text else None
+    cause = match.phrase.expression.search(text) if match else None
+    if match is None or cause is None or match.phrase.weight not in _MET:
+        return text
+    for field_ in _FIELD.finditer(text):
+        inside = field_.start(2) < cause.start() and cause.end() < field_.end(2)
+        speaks = _SPEAKS.match(field_[1]) and not _CALL.search(text[: field_.start()])
+        if inside and not speaks:
+            return text[: field_.start()]
+    return text
+
+
 def _goes_on(text: str, entry: Recognised) -> bool:
     """Whether the line says what its program met and got over, unlike the one in the table: it is a warning,
     or of a lower level."""
@@ -439,12 +574,26 @@ def _goes_on(text: str, entry: Recognised) -> bool:
     below = _BELOW.search(begin)
     if below and not _ABOVE.search(begin, below.end()) and not _BELOW.search(entry.phrase.example):
         return True
+    if _OVER.search(text) and not _OVER.search(entry.phrase.example):
+        return True
     return bool(_WARNING.search(text)) and not _WARNING.search(entry.phrase.example)
 
 
 def is_exception(text: str) -> bool:
     """Whether a line is Python's last word on an exception."""
     return bool(_EXCEPTION.match(text))
+
+
+def has_bare_exception(lines: Sequence[str]) -> bool:
+    """Whether one of these lines is Python's last word on an exception that was not printed aside."""
+    aside = False
+    for line in lines:
+        if is_exception(line) and not _OVER.search(line):
+            if not aside:
+                return True
+            aside = False
+        aside = aside or bool(_ASIDE.search(line))
+    return False
 
 
 def shape_of(text: str, *hosts: str | None) -> str:

@@ -111,6 +111,8 @@ def others_hold(text: str) -> float | None:
     total = told("total capacity of #") or told("# total capacity")
     free = told("of which # is free") or told("# free")
     own = told("this process has # memory in use") or told("# reserved in total by PyTorch")
+    if own is None:  # in a container no process has the number that the driver knows it by
+        own = told("# is allocated by PyTorch")
     if total is None or free is None or own is None:
         return None
     held = total - free - own

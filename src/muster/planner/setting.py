@@ -15,6 +15,7 @@ from muster.core.trace import Trace
 from muster.engines.base import spec_of
 from muster.engines.spread import ModelSpread
 from muster.inputs.model import config_of, decided_config, whole_config
+from muster.planner.memory.activations import stacks
 from muster.planner.memory.fit import MemoryLimit, Setting
 from muster.planner.memory.states import shape_of
 from muster.planner.placing import gpus_of
@@ -148,12 +149,38 @@ def _counted(recipe: Recipe, config: Mapping[str, Any], trace: Trace | None) -> 
     return count + adapters, adapters or count
 
 
+# By which names targets call the matrices of a layer.
+_ROLES = {
+    **dict.fromkeys(("q_proj", "q", "query"), "query"),
+    **dict.fromkeys(("k_proj", "k", "key"), "key"),
+    **dict.fromkeys(("v_proj", "v", "value"), "value"),
+    **dict.fromkeys(("o_proj", "out_proj", "o"), "output"),
+    **dict.fromkeys(("up_proj", "fc1", "wi", "wi_1"), "up"),
+    **dict.fromkeys(("gate_proj", "wi_0"), "gate"),
+    **dict.fromkeys(("down_proj", "fc2", "wo"), "down"),
+}
+
+
 def _adapters(recipe: Recipe, config: Mapping[str, Any]) -> int:
-    """At most so many parameters in LoRA's adapters: rank x (in + out) for every matrix of every layer."""
+    """Parameters of LoRA's adapters: rank x (in + out) of each target. PEFT's own targets are queries and
+    values (peft/utils/constants.py); by names that are not known here, all matrices of layers are counted."""
     assert recipe.lora is not None
-    width = hidden_size(config)
-    inner = next((config[k] for k in ("ffn_dim", "intermediate_size", "d_ff", "n_inner") if config.get(k)), 0)
-    layers = sum(int(config.get(key) or 0) for key in ("num_hidden_layers", "n_layer", "num_layers"))
-    layers += int(config.get("num_decoder_layers") or config.get("num_layers") or 0)
-    per_layer = 4 * 2 * width + 3 * (width + int(inner or 4 * width))
-    return recipe.lora.rank * layers * per_layer
+    given, fused = recipe.lora.targets, config.get("model_type") == "gpt2"
+    names = {"c_attn"} if fused else {"query", "value"}
+    if isinstance(given, list):
+        names = set(given) if fused else {_ROLES.get(each, each) for each in given}
+    every = given == "all-linear" or not names <= {*_ROLES.values(), "c_attn", "c_proj", "c_fc"}
+    sides = 0
+    for stack in stacks(config):
+        width, inner, query, keys = stack.width, stack.inner, stack.query, stack.keys
+        attention = {"query": query, "key": keys, "value": keys, "output": query}
+        layer = [(name, width + side) for name, side in attention.items()] * stack.attentions
+        layer += [(name, width + inner) for name in ("up", "down", *(["gate"] if stack.gated else []))]
+        if fused:
+            between = width + inner
+            layer = [("c_attn", 4 * width), ("c_proj", 2 * width), ("c_fc", between), ("c_proj", between)]
+        sides += stack.layers * sum(size for name, size in layer if every or name in names)
+    width, narrow = hidden_size(config), int(config.get("word_embed_proj_dim") or 0)
+    if every and narrow not in (0, width):  # OPT's projections of narrower embeddings
+        sides += 2 * (width + narrow)
+    return recipe.lora.rank * sides

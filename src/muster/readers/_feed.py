@@ -19,6 +19,8 @@ from muster.core.registry import broken, guarded, load_plugin, package_of, plugi
 from muster.failures.signs import HINTS as SIGN_HINTS
 from muster.failures.signs import Sign, is_exception
 from muster.failures.table import find
+from muster.readers._counters import HINTS as COUNTER_HINTS
+from muster.readers._counters import Counters
 from muster.readers._frame import FOR_FACTS, FOR_READERS, FOR_SIGNS, Frame, own_stamp, uncoloured
 from muster.readers._frame import HINTS as FRAME_HINTS
 from muster.readers.base import LineReader, Reading
@@ -29,11 +31,13 @@ ENOUGH = 100  # lines before a sign, and before a block's end, that show whether
 Made = Callable[[Frame], LineReader]
 _BACK = 200  # lines before it that are looked at
 # torch's own mark before what a rank raises; torchrun's redirects (a rank of its host); mpirun; srun --label.
-_RANK = re.compile(r"(?:\S+: )?(?:\[rank(\d{1,9})\]:|\[\d+,(\d{1,9})\]<std|\s*(\d{1,6}): )")
+_RANK = re.compile(r"(?!\S*sh: \d+: )(?:\S+: )?(?:\[rank(\d{1,9})\]:|\[\d+,(\d{1,9})\]<std|\s*(\d{1,6}): )")
 _PREFIX = re.compile(r"(?:\S+: )?(?:\[rank\d+\]:|\[\d+,\d+\]<std\w+>:|\[default\d+\]:|\s*\d{1,6}: )")
 _FRAME = re.compile(r"  File \"([^\"]+)\", line (\d+)(?:, in (.+))?")
 _MARK = re.compile(r"^\[rank\d+\]: ?")
-_NAMED = re.compile(r"(?:[A-Za-z_]\w*\.)*_?[A-Z]\w*(?:: .*)?")  # an exception's class, and what it says
+_NAMED = re.compile(
+    r"(?:[A-Za-z_]\w*\.)*(?:_?[A-Z]|(?<=\.)[a-z])\w*(?:: .*)?"
+)  # an exception's class, and what it says
 _OTHERS = (
     "/site-packages/",
     "/dist-packages/",
@@ -54,7 +58,7 @@ def _readers() -> tuple[tuple[tuple[str, ...], Made], ...]:
             readers.append(guarded_reader(name, module))
         except BrokenPluginError as error:
             warn(str(error))
-    return tuple(readers)
+    return (*readers, (COUNTER_HINTS, Counters))
 
 
 @functools.cache
@@ -281,9 +285,9 @@ class LinePlace(NamedTuple):
         for line in self._back():
             if _prefix(line) != prefix:
                 continue
-            if match := _FRAME.search(line):
+            if match := _FRAME.search(uncoloured(line)):
                 frames.append(match)
-            elif "Traceback (most recent call last)" in line:
+            elif "Traceback (most recent call last)" in uncoloured(line):
                 break
         own = next((each for each in frames if not any(part in each[1] for part in _OTHERS)), None)
         best = own or next(iter(frames), None)
@@ -296,19 +300,23 @@ class LinePlace(NamedTuple):
 
 
 def last_exception(frame: Frame, blocks: Sequence[Sequence[str]]) -> Sign | None:
-    """Return the exception at which the last traceback of these lines ends, whatever its name is; None: there
-    is none, or the sieve of words lets it through, which misses `StopIteration` and classes of users."""
+    """Return the exception at which the last traceback of these lines ends, whatever its name is, and that is
+    no echo of another rank; None: there is none, or the sieve of words lets it through, which misses
+    `StopIteration` and classes of users."""
     sign, waits, prefix = None, False, ""
     for number, block in enumerate(blocks):
         for place, line in enumerate(block):
             if "Traceback (most recent call last)" in line:
-                sign, waits, prefix = None, True, _prefix(line)
+                waits, prefix = True, _prefix(line)
             elif waits and _prefix(line) == prefix:
                 text = _MARK.sub("", frame.bare(line))
                 if not text.strip() or text[0].isspace():
                     continue
-                waits = False
-                if _NAMED.fullmatch(text.strip()) and not is_exception(text) and not find(text):
+                waits, entry = False, find(text)
+                if entry is not None and entry.phrase.weight == "symptom":
+                    continue
+                sign = None
+                if _NAMED.fullmatch(text.strip()) and not is_exception(text) and entry is None:
                     spot = LinePlace(block, place, blocks[number - 1] if number else ())
                     sign = Sign("exception", None, text, None, spot.rank, spot.number, spot.when, spot.code)
     return sign

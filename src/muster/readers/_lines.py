@@ -107,6 +107,8 @@ class Steps:
         self.total = 0  # of the whole training
         self.facts: dict[str, float] = {}  # what holds from step to step
         self.begun = self.steps = 0
+        self.every = 0  # steps between the last two lines
+        self.opens = True  # `last` is the first line of an attempt
         self.numbered = False  # lines say which step they are of
         self.span: tuple[float, float] | None = None
         self.skipped: int | None = None
@@ -208,6 +210,7 @@ class Steps:
         if walled := self._walled():
             own = self.series.scaled(batch if batch and unit == "steps" else 1.0).measured()
         recipe = "; ".join([self.form.name, *self.settings]) if self.size else ""
+        steps = self.steps + max(0, self.final.number - self.last.number) or self.last.number
         return [
             Reading(
                 format=self.form.name,
@@ -221,12 +224,14 @@ class Steps:
                 timed=self.timed,
                 batch=batch,
                 reported=None if self.series.total else _whole(self.final, batch),
-                steps=self.steps + max(0, self.final.number - self.last.number) or self.last.number,
+                steps=steps,
                 span=self.span,
                 skipped=self.skipped,
                 memory=int(self.memory) or None,
                 ended=True if self.ended else False if self.form.tells_end or self._cut() else None,
-                total=self.total or None,
+                total=(self.total or None)
+                if steps - self.final.number in (0, 1)
+                else None,  # both of one process
                 loss=self.loss,
                 notes=tuple(notes),
             )
@@ -264,13 +269,18 @@ class Steps:
             self.skipped = (self.skipped or 0) + int(lost)
         if last is None or now.number <= last.number:  # the first one, or it began anew
             self.back = self.back or last is not None
-            self.last, now.interrupted = now, False
+            self.last, now.interrupted, self.opens = now, False, True
             return
         steps = now.number - last.number
-        if self.steps == 0:  # of a job that goes on from a checkpoint, what came before is not its own
-            self.steps = first = min(last.number, steps)
+        if self.opens:  # of a job that goes on from a checkpoint, what came before is not its own
+            first = _first_of(last, now.number)
+            first, self.opens = min(first, self.every or first), False
             used = first - int(min(last.told.get("skipped", 0.0), first))
-            self.series.before = self.own.before = used + (steps - 1 if self.form.single else 0)
+            if self.steps == 0:
+                self.series.before = self.own.before = used + (steps - 1 if self.form.single else 0)
+            self.steps += first
+        else:
+            self.every = steps
         window = self._window(last, now, steps, int(min(lost, steps)))
         unclear = window is None and now.clock and last.clock and now.clock[0] > last.clock[0]
         at_once = window is not None and window.seconds == 0 and "seconds" not in now.told
@@ -415,6 +425,17 @@ class PlacedSteps:
 def _pace(reading: Reading) -> float:
     figures = reading.series.measured() if reading.series else None
     return figures.rate if figures else float("inf")
+
+
+def _first_of(first: _Step, second: int) -> int:
+    """How many steps an attempt had made at its first line, by the second one's number."""
+    every = second - first.number
+    if second % (every + 1) == 0 and (every + 1) % 5 == 0:  # 501, 510, 520: the first one is always printed
+        return 1
+    from_0 = (every > 1 and (first.number + 1) % every == 0) or (
+        not first.number and first.told.get("seconds")
+    )
+    return min(first.number + 1 if from_0 else first.number, every)
 
 
 def _since(last: _Step, now: _Step, name: str) -> float | None:

@@ -11,8 +11,9 @@ from itertools import islice
 from muster.core.state import LogEnd, State
 from muster.core.units import counted
 from muster.failures.signs import Sign, shape_of, shortened
+from muster.readers._counters import ended_well, works_on
 from muster.readers._feed import LineFeed
-from muster.readers._frame import Frame, own_stamp
+from muster.readers._frame import Frame, own_stamp, uncoloured
 from muster.readers._lines import STEPS_ONLY
 from muster.readers._paths import folder_of, hosts_of_path, is_slurm, split_hosts
 from muster.readers._user import Expression, UserFormat
@@ -27,6 +28,7 @@ MOST_RANKS = 8  # of a host, where nothing says how many hosts there are
 # What is kept to explain a failure: shapes of signs, and signs of each; lines at the end.
 TOLD, LAST = 5, 5
 RECENT = 1000  # lines at the end of a log that no reader knows, in which it says why it ended
+NEAR = 50  # lines that launchers still print after an exception that ended a program
 STAMPED = 10_000  # lines at the beginning and at the end, in which time stamps are looked for
 # Tables, documents and programs: what they say of failures, as results of earlier jobs do, is no job's end.
 _NO_LOG = re.compile(r"\.(?:csv|tsv|json|md|rst|html?|ya?ml|toml|ini|cfg|py|ipynb|sh)$", re.IGNORECASE)
@@ -60,7 +62,7 @@ def read_blocks(
         elif not jobs:
             jobs.append(_with_hosts(_unread(path, feed, whole), frame, named))
         jobs[started:] = [
-            replace(each, shapes=frozenset(frame.signs.shapes))
+            replace(each, shapes=frozenset(frame.signs.shapes), why=_late(feed))
             if each.outcome.good
             else replace(each, why=_why(feed, raised))
             for each in jobs[started:]
@@ -77,7 +79,7 @@ def _unread(path: str, feed: LineFeed, whole: _Whole) -> JobLog:
     """The job of a log that no reader knows: one that failed, or nobody knows."""
     frame = feed.frame
     decisive, last = frame.signs.decisive(), frame.signs.last
-    recent = decisive and any(last in line for line in islice(feed.backwards(), RECENT))
+    recent = decisive and any(last in uncoloured(line) for line in islice(feed.backwards(), RECENT))
     if (
         whole.broken is None and decisive and recent and not _NO_LOG.search(path)
     ):  # it failed before anything that could be recognised
@@ -86,14 +88,33 @@ def _unread(path: str, feed: LineFeed, whole: _Whole) -> JobLog:
     return JobLog(job=path, outcome=State.UNREADABLE, reason=why)
 
 
+def _late(feed: LineFeed) -> Why | None:
+    """What the program failed by when its training had ended well; None: nothing, or it went on."""
+    sign = feed.frame.signs.after_the_end() if feed.frame.signs.traceback else None
+    why = _why(feed, sign) if sign else None
+    return why if why and why.onward == "no" and why.quiet is not None and why.quiet <= NEAR else None
+
+
 def _why(feed: LineFeed, raised: Sign | None) -> Why:
     """What is left to explain an end by, when all lines of a job have been read."""
-    frame, signs, ends = feed.frame, feed.frame.signs, list(islice(feed.backwards(), RECENT))
+    frame, signs, ends = (
+        feed.frame,
+        feed.frame.signs,
+        [uncoloured(line) for line in islice(feed.backwards(), RECENT)],
+    )
     first = raised or signs.decisive()
+    met = list(signs.met.values())
+    if first is None and met and not frame.steps:
+        first, met = met[-1], met[:-1]
+    over = first in signs.met.values()
     last = first.text if first and first.weight == "exception" else signs.last
     others = [each for each in signs.by_weight() if each is not first]
     ways = [(each.weight, each.failure) for each in others]
     lines = (line for line in ends if line.strip())
+    quiet = next((number for number, line in enumerate(ends) if last and last in line), None)
+    after = [frame.bare(line) for line in reversed(ends[: quiet or 0])]
+    passed = first is not None and not signs.broke and (signs.passed(first) or works_on(after))
+    well = first is not None and not signs.broke and ended_well(after)
     return Why(
         signs=tuple(
             replace(each, text=shortened(each.text)) for each in _few([first, *others] if first else [])
@@ -101,8 +122,10 @@ def _why(feed: LineFeed, raised: Sign | None) -> Why:
         alike=ways.count((first.weight, first.failure)) if first else 0,
         echoes=signs.echoes,
         program=signs.broke or signs.traceback or frame.begun,
-        quiet=next((number for number, line in enumerate(ends) if last and last in line), None),
+        quiet=quiet,
         last=tuple(shortened(line) for line in islice(lines, LAST))[::-1],
+        met=tuple(replace(each, text=shortened(each.text)) for each in met[-TOLD:]),
+        onward="yes" if well else "perhaps" if passed or over else "no",
     )
 
 
@@ -214,6 +237,7 @@ def _job(
         memory=int(memory) if memory is not None else None,
         unit=best.unit if best else next((each.unit for each in ordered if not each.batch), "samples"),
         loss=told("loss"),
+        over=any(each.ended for each in ordered),
         started=spans[0][0] if spans else None,
         ended=spans[0][1] if spans else None,
         notes=tuple(dict.fromkeys(notes)),
@@ -310,8 +334,8 @@ def _outcome(job: JobLog, frame: Frame, ends: Sequence[bool], raised: Sign | Non
 
 def stopped(job: JobLog) -> JobLog:
     """Of a log that has no word of its end."""
-    whole = f" of {job.total}" if job.total else ""
-    where = f"after step {job.steps}{whole}" if job.steps else "before its first step"
+    whole = f"{job.steps} of {job.total} steps" if job.total else counted(job.steps or 0, "step")
+    where = f"after {whole}" if job.steps else "before its first step"
     why = f"the log stops {where} without an error and without an end"
     return replace(job, outcome=State.TIMEOUT, reason=why, failure=None, failed=())
 
@@ -382,7 +406,7 @@ def _without(log: JobLog, why: Why, harmless: set[str]) -> JobLog:
     if len(kept) == len(why.signs):
         return log
     log = replace(log, why=replace(why, signs=kept))
-    if why.signs[:1] == kept[:1] or log.outcome is State.UNREADABLE:
+    if why.signs[:1] == kept[:1] or log.outcome is State.UNREADABLE or log.outcome.good:
         return log
     if not kept:
         return stopped(log)

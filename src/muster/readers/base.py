@@ -228,7 +228,9 @@ class Reading:
 class Why:
     """What a log has to say of its end. `signs`: the lines that may be why, the decisive one first; `alike`:
     other ranks and hosts that say the same; `program`: it is plainly of a program that ran; `quiet`: lines
-    after the last sign, where these are few; `last`: the last lines that are not blank."""
+    after the last sign, where these are few; `last`: the last lines that are not blank; `met`: what the program
+    handled, or says that it got over; `onward`: whether the
+    program went on after that sign, where no format tells: it may have, or it has."""
 
     signs: tuple[Sign, ...]
     alike: int
@@ -236,6 +238,8 @@ class Why:
     program: bool
     quiet: int | None
     last: tuple[str, ...]
+    met: tuple[Sign, ...] = ()
+    onward: Literal["no", "perhaps", "yes"] = "no"
 
 
 @rows.dataclass(frozen=True, kw_only=True)
@@ -261,7 +265,8 @@ class JobLog(JobEntry):
     moment: str = ""  # what has the same one was measured side by side
     exchanges: bool = False  # its step is nothing but an exchange between hosts
     spread: float | None = None  # relative standard error of its step's time, by its own windows
-    why: Why | None = None  # of any outcome but succeeded
+    why: Why | None = None  # of any outcome but succeeded; and of what failed when the training had ended
+    over: bool = False  # the log says that the training has ended
     shapes: frozenset[str] = frozenset()  # of one that succeeded: lines that are reasons elsewhere
 
     def __post_init__(self) -> None:

@@ -20,6 +20,7 @@ _MICRO_STEP = re.compile(r"epoch=0/micro_step=(\d{1,12})/")
 _MICRO = re.compile(r"--per_device_train_batch_size[ =](\d{1,9})\b")
 _OTHER = re.compile(r"generation_batch|tensor[-_]model[-_]parallel|pipeline[-_]model|--ppo")
 OWN_TIMER = "the times are those of the tool's own timer, which leaves out loading and what is between steps"
+_SLACK, _LATEST = 2.0, 10.0  # seconds by which other ranks print later; where two marks are not there yet
 _START = 2  # steps that ThroughputTimer leaves out of its running average
 
 
@@ -36,11 +37,14 @@ class Reader:
         self.closed = False
         self.walled, self.timed = Series(), Series()  # both count steps; the second in seconds x batch
         self.step = 0
+        self.recent: tuple[tuple[int, float | None], ...] = ()  # the last two marks, and their stamps
+        self.engine = 0  # `counted` at the last mark
         self.marked = False
         self.stamp: float | None = None
         self.timer: float | None = None
         self.counter: int | None = None  # DeepSpeed's count of skipped steps, as last told
-        self.overflows = 0  # lines that tell of one
+        self.counted = 0  # steps of the engine then, which a resume takes over with that count
+        self.overflows = self.marked_overflows = 0  # lines that tell of one; of these, before the last mark
         self.skipped = 0  # at the last mark
         self.total_skipped = 0
         self.total_steps = 0
@@ -56,7 +60,7 @@ class Reader:
                 self.accumulation = int(micro[1]) // int(timer[1])
             self._mark(int(timer[1]), number(timer[2]), text)
         elif match := _SKIPPED.search(text):
-            self.counter = int(match[2])
+            self.counted, self.counter = int(match[1]), int(match[2])
         elif _OVERFLOW.search(text):
             self.overflows += 1
         elif "Skipping step" not in text and "SamplesPerSec=" not in text:
@@ -101,12 +105,28 @@ class Reader:
             return self.frame.left >= self.frame.spawned
         return True if 0 < (self.frame.ranks or 1) <= self.frame.left else None
 
+    def _is_another(self, step: int, now: float | None) -> bool:
+        """Whether a mark is that of another rank, each of which prints its timer's lines, and not of a later
+        process: it comes sooner than the next one would have."""
+        stamps = [at for _, at in self.recent if at is not None]
+        if now is None or not stamps:
+            return step in dict(self.recent) and self.counted == self.engine
+        if step not in dict(self.recent):
+            return step <= self.step and now < stamps[-1]
+        every = stamps[-1] - stamps[0] if len(stamps) > 1 else _LATEST
+        return now - stamps[-1] <= (_SLACK if self.counted != self.engine else max(every, _SLACK))
+
     def _mark(self, step: int, average: float | None, text: str) -> None:
+        if self._is_another(step, stamp(text)):
+            return
         skipped = self.counter if self.counter is not None else self.overflows
-        if step <= self.step:  # it began anew; DeepSpeed's count begins with it
+        if step <= self.step:  # it began anew; DeepSpeed's count begins with it, or goes on
             self.marked, self.step, self.stamp, self.timer, self.skipped = False, 0, None, None, 0
+            self.recent = ()
             if self.counter is None:
                 skipped = self.overflows = 0
+        if not self.marked and self.counter and self.counted > step:  # the timer counts a process's own
+            self.skipped = max(0, self.counter - max(0, self.overflows - self.marked_overflows))
         now = stamp(text)
         timer = (step - _START) / average if average and average > 0 and step > _START else None
         steps, lost = step - self.step, max(0, min(skipped - self.skipped, step - self.step))
@@ -121,8 +141,9 @@ class Reader:
             self.timed.before += steps - lost
         self.total_steps += steps
         self.total_skipped += lost
-        self.marked, self.interrupted = True, False
+        self.marked, self.interrupted, self.marked_overflows = True, False, self.overflows
         self.step, self.stamp, self.timer, self.skipped = step, now, timer, skipped
+        self.recent, self.engine = (*self.recent[-1:], (step, now)), self.counted
         peak = _PEAK.search(text)
         self.memory = max(self.memory, number(peak[1]) or 0.0) if peak else self.memory
         self.frame.progress(self.total_steps)

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import math
 import re
+from dataclasses import dataclass
 
 from muster.readers._frame import Frame
 from muster.readers._lines import STEPS_ONLY
-from muster.readers.base import FIGURE, LogWindow, Reading, Series, number
+from muster.readers.base import APART, FIGURE, LogWindow, Reading, Series, number
 
 FORMAT = "Transformers"
 HINTS = (
     "%|", "train_runtime", "train_samples_per_second", "Total train batch size",
     "Total optimization steps", "aving model checkpoint", "Running Evaluation", "eval_runtime",
     "Skipping step", "'loss': ", "  Num ", "  Number of trainable", "  Instantaneous batch",
-    "  Gradient Accum",
+    "  Gradient Accum", "train_steps_per_second", " global step ",
 )  # fmt: skip
 
 # " 11%|█         | 11/100 [00:25<03:45,  2.00s/it]": the Trainer's own bars have no words before them
@@ -27,6 +28,12 @@ _RUNTIME = re.compile(
     rf"({FIGURE})"
 )
 _SAMPLES = re.compile(rf"\btrain_samples_per_second['\"]?\s*[:=]\s*['\"]?({FIGURE})")
+_STEPS = re.compile(rf"\btrain_steps_per_second['\"]?\s*[:=]\s*['\"]?({FIGURE})")
+# "  Continuing training from global step 500"; since version 5 "  Resuming training from checkpoint with
+# epoch 1 and global step 500"
+_RESUMED = re.compile(
+    r"  (?:Continuing|Resuming) training from (?:checkpoint with epoch \d+ and )?global step (\d{1,12})"
+)
 _LOSS = re.compile(rf"\{{'loss': '?({FIGURE})")
 _EPOCH = re.compile(rf"'epoch': '?({FIGURE})")
 _OVERFLOW = re.compile(r"Overflow detected\. Skipping step|OVERFLOW! (?:Rank 0 )?Skipping step")
@@ -39,6 +46,37 @@ _SIZE = "Number of trainable parameters"
 _LEAST = 5  # seconds of a window: bars show whole ones
 _EXACT = 100  # seconds from where on what bars say is right to a percent
 _MOST_BARS = 16
+_MOST_ATTEMPTS = 1000
+EARLIER = (
+    "the Trainer's own {said:.5g} samples/s count {counted} steps, and this attempt made {done}: {true:.5g}"
+)
+UNTOLD = (
+    "it goes on from a checkpoint, and the Trainer's account counts steps before that: its rate is not taken"
+)
+
+
+@dataclass
+class _Attempt:
+    """What one process did of a training."""
+
+    before: int | None  # steps that an earlier one made, where the Trainer says it
+    first: int  # step of the first mark
+    began: float  # seconds of the bar's clock then
+    step: int  # of the last mark
+    seconds: float
+
+    def begun(self) -> int:
+        """Steps of earlier processes. The Trainer's bar jumps over them with its first own step: then more
+        stand there than fit into its clock at the pace that follows."""
+        if self.before is not None:
+            return self.before
+        passed, steps = self.seconds - self.began, self.step - self.first
+        fit = (self.began + 1) * steps / passed if passed > 0 else self.first
+        return self.first - 1 if self.first > 2 * fit + 1 else 0
+
+    def done(self) -> int:
+        """Steps of its own."""
+        return max(0, self.step - self.begun())
 
 
 class _Bar:
@@ -50,16 +88,24 @@ class _Bar:
         self.step = 0
         self.lost = 0  # overflows since the mark
         self.interrupted = False
+        self.attempts: list[_Attempt] = []
 
-    def mark(self, step: int, seconds: float) -> None:
-        """The bar has come to a step."""
+    def done(self) -> int:
+        """Steps of all processes."""
+        return sum(each.done() for each in self.attempts)
+
+    def mark(self, step: int, seconds: float, before: int | None) -> None:
+        """The bar has come to a step. `before`: steps of earlier processes, where the Trainer says it."""
         if step < 1 or (step == self.step and self.first):
             return
         if self.first is None or step < self.first[0] or seconds < self.first[1]:
+            if len(self.attempts) < _MOST_ATTEMPTS:
+                self.attempts.append(_Attempt(before, step, seconds, step, seconds))
             self.series.before = max(0, step - self.lost) if self.first is None else self.series.before
             self.first, self.step, self.lost, self.interrupted = (step, seconds), step, 0, False
             return
-        self.step = step
+        self.step = self.attempts[-1].step = step
+        self.attempts[-1].seconds = seconds
         steps, passed = step - self.first[0], seconds - self.first[1]
         if passed >= _LEAST and steps > 0:
             lost = min(self.lost, steps)
@@ -78,6 +124,10 @@ class Reader:
         self.total: int | None = None
         self.runtime: float | None = None
         self.reported: float | None = None
+        self.per_second: float | None = None  # steps, as the account says
+        self.before: int | None = None  # steps of earlier processes, as the Trainer says before its first one
+        self.epochs: list[float] = []  # of the first two lines with a loss
+        self.last = 0  # step of the account, by the epochs that it tells; 0: not known
         self.skipped = 0
         self.logged = False
         self.barred = False  # it prints bars
@@ -93,14 +143,19 @@ class Reader:
             self._progress(int(match[1]), int(match[2]), 3600 * hours + 60 * minutes + seconds)
         elif match := _SETTING.search(text):
             self.settings[match[1]] = number(match[2])
+            self.before = None if match[1] == "Num examples" else self.before  # a process begins
             if match[1] == "Total optimization steps":
                 self.total = int(number(match[2]) or 0) or self.total
         elif match := _BATCH.search(text):
             self.batch = number(match[1]) or None
-        elif "train_runtime" in text or "train_samples_per_second" in text:
+        elif match := _RESUMED.search(text):
+            self.before = int(match[1])
+        elif "train_runtime" in text or "train_samples_per" in text or "train_steps_per" in text:
             self._account(text)
         elif "'loss': " in text:
             self.logged = True
+            if len(self.epochs) < 2 and (match := _EPOCH.search(text)):
+                self.epochs.append(number(match[1]) or 0.0)
             if match := _LOSS.search(text):
                 self.loss = number(match[1])
             if self.frame.arrived is not None and not self.barred and (step := self._step_of(text)):
@@ -117,39 +172,73 @@ class Reader:
         total, bar = self._training()
         if bar is None and self.reported is None and self.runtime is None and not self.logged:
             return []
-        steps = bar.step if bar else None
-        batch = self.batch
-        if batch is None and self.reported and self.runtime and total:
-            batch = self.reported * self.runtime / total
-            batch = float(round(batch)) if round(batch) and abs(round(batch) / batch - 1) < 0.01 else batch
+        done = self._done(total, bar)
+        batch, reported, notes = self._accounted(total, done)
         seconds = sum(each.seconds for each in [*bar.series.head, *bar.series.tail]) if bar else 0
-        series = bar.series if bar and (seconds >= _EXACT or not self.reported) and bar.series.total else None
+        series = bar.series if bar and (seconds >= _EXACT or not reported) and bar.series.total else None
+        if bar and bar.attempts:
+            bar.series.before = max(0, bar.series.before - bar.attempts[0].begun())
         return [
             Reading(
                 format=FORMAT,
                 series=series,
                 per_step=True,
-                unit="samples" if batch or self.reported else "steps",
+                unit="samples" if batch or reported else "steps",
                 exact=False,
                 recipe=f"transformers {sorted(self.settings.items())}" if _SIZE in self.settings else "",
                 batch=batch,
-                reported=self.reported,
-                steps=steps,
+                reported=reported,
+                steps=bar.done() if bar else done,
                 skipped=self.skipped,
                 ended=self.runtime is not None,
                 loss=self.loss,
-                notes=(*([] if batch else [STEPS_ONLY]), "progress bars show whole seconds")
+                notes=(*notes, *([] if batch else [STEPS_ONLY]), "progress bars show whole seconds")
                 if series
-                else (),
+                else notes,
             )
         ]
 
     def _training(self) -> tuple[int | None, _Bar | None]:
         """The bar of the training: of the announced total, or the one that went on for longest."""
-        if self.total in self.bars:
-            return self.total, self.bars[self.total]
+        if self.total and (self.total in self.bars or not self.bars):
+            return self.total, self.bars.get(self.total)
         longest = max(self.bars, key=lambda total: (self.bars[total].first or (0, 0))[1], default=None)
         return longest, self.bars[longest] if longest is not None else None
+
+    def _done(self, total: int | None, bar: _Bar | None) -> int | None:
+        """Steps that the last process made; None: nothing tells."""
+        if bar and bar.attempts:
+            last = bar.attempts[-1]
+            cut = total and self.runtime and last.seconds < (1 - APART) * self.runtime  # bars are missing
+            return max(0, (total or 0) - last.begun()) if cut else last.done()
+        ended = self.last or self.total
+        return max(0, ended - (self.before or 0)) if self.runtime is not None and ended else None
+
+    def _accounted(
+        self, total: int | None, done: int | None
+    ) -> tuple[float | None, float | None, tuple[str, ...]]:
+        """The batch, samples/s, and a note on these. Before version 5.23 the Trainer divides the samples of
+        all steps of a training by the time of the last process, also where that made fewer: after a resume,
+        or where it stopped early."""
+        batch, reported = self.batch, self.reported
+        if not (reported and self.runtime):
+            return batch, reported, ()
+        first, second = (*self.epochs, 0.0, 0.0)[:2]
+        if done is None and first > 2 * (second - first) > -1 and len(self.epochs) == 2:
+            return batch, None, (UNTOLD,)
+        said = self.per_second * self.runtime if self.per_second else None
+        if said is None and batch:
+            said = reported * self.runtime / batch
+        counted = next(
+            iter(sorted((each for each in (total, done) if each), key=lambda n: abs(n - (said or n)))), 0
+        )
+        if batch is None and counted:
+            batch = reported * self.runtime / counted
+            batch = float(round(batch)) if round(batch) and abs(round(batch) / batch - 1) < 0.01 else batch
+        if not done or not counted or abs(counted / done - 1) <= APART:
+            return batch, reported, ()
+        true = reported * done / counted
+        return batch, true, (EARLIER.format(counted=counted, done=done, said=reported, true=true),)
 
     def _step_of(self, text: str) -> int:
         """The step at which the Trainer logged, by the epochs that it tells there; 0: its settings are not
@@ -170,7 +259,7 @@ class Reader:
                 bar.interrupted = True
         if step > self.bars[total].step:
             self.frame.progress(step)
-        self.bars[total].mark(step, seconds)
+        self.bars[total].mark(step, seconds, self.before)
 
     def _interrupt(self) -> None:
         for bar in self.bars.values():
@@ -185,3 +274,6 @@ class Reader:
                 self.runtime = seconds + 60 * (minutes + 60 * (hours + 24 * days))
         if match := _SAMPLES.search(text):
             self.reported = number(match[1]) or self.reported
+        if match := _STEPS.search(text):
+            self.per_second = number(match[1]) or self.per_second
+        self.last = self._step_of(text) or self.last

@@ -17,8 +17,8 @@ from muster.core.result import DecisiveLine, Failure, Result
 from muster.core.section import Part
 from muster.core.state import State
 from muster.core.units import counted
-from muster.failures.signs import Sign, is_exception, order, shortened
-from muster.failures.table import Blame, KnownFailure, Phase, Retry, find, known_failures
+from muster.failures.signs import Sign, has_bare_exception, is_exception, order, shortened
+from muster.failures.table import Blame, KnownFailure, Phase, Retry, Weight, find, known_failures
 from muster.fleet.cause import LAST_WORDS
 from muster.readers._feed import sign_of
 from muster.readers._paths import place_of
@@ -58,6 +58,9 @@ WHO: dict[Blame, str] = {
     "nobody": "nobody",
 }
 _ECHO = "no line says why: those here may only follow from what failed in another rank or host"
+_PRINTED: tuple[Weight, ...] = ("exception", "symptom", "exit")  # many programs do so, and go on
+_OPEN = re.compile(r"Traceback \(most recent call last\)|^\W*(?:\S+ )?File \"")
+_PERHAPS = "what may be why is in it, but the program seems to have gone on after it"
 _NAMED = {
     "exception": "The program raised an exception that nothing caught: {}",
     "crash": "A process crashed in native code: a signal that it brought upon itself.",
@@ -218,6 +221,7 @@ def _of_jobs(of: str, jobs: Sequence[JobLog]) -> Explanation:
         if (other.weight, other.failure) != (sign.weight, sign.failure)
         and order(other.weight) <= order("exception")
     ]
+    others += [(log, each) for each in (log.why.met if log.why else ())]  # which is no echo of another rank
     evidence = _evidence(log, sign)
     failure = Failure(
         what=sign.text,
@@ -246,9 +250,11 @@ def _sure(log: JobLog) -> bool:
     why = log.why
     if why is None or (log.outcome is State.UNREADABLE and why.quiet is None):
         return False
+    if _went_on(log):
+        return False
     sign = why.signs[0]
     printed = is_exception(sign.text) and not why.program  # by a program that may have met it and gone on
-    if log.format or not (printed or sign.weight in ("exception", "symptom", "exit")):
+    if log.format or not (printed or sign.weight in _PRINTED):
         return True
     recent = why.quiet is not None and why.quiet <= FEW
     return recent and (why.program or printed)
@@ -257,7 +263,10 @@ def _sure(log: JobLog) -> bool:
 def _nothing(of: str, jobs: Sequence[JobLog], notes: list[str]) -> Explanation:
     """No line says why anything failed. A log that stops without its format's end is no healthy one."""
     stopped = [
-        log for log in jobs if log.outcome is State.TIMEOUT or (log.outcome is State.FAILED and log.format)
+        log
+        for log in jobs
+        if (log.outcome is State.TIMEOUT and not _went_on(log))
+        or (log.outcome is State.FAILED and log.format)
     ]
     empty = [log for log in jobs if log.reason == "is empty"]
     if stopped or notes or len(empty) == len(jobs):
@@ -267,8 +276,13 @@ def _nothing(of: str, jobs: Sequence[JobLog], notes: list[str]) -> Explanation:
             says += ": it was killed from outside, hangs, or still runs"
         lines = _telling(stopped or jobs)
         return Explanation(of=of, answer="unknown", says=says, lines=lines, notes=notes)
-    if bare := [log for log in jobs if log.why and any(map(is_exception, log.why.last))]:
-        says = "an exception is among its last lines, and no traceback says where that was raised"
+    if maybe := [log for log in jobs if _may_be_why(log)]:
+        others = [_evidence(log, log.why.signs[0]) for log in maybe[:MOST] if log.why]
+        return Explanation(
+            of=of, answer="unknown", says=_PERHAPS, others=others, lines=_telling(maybe), notes=notes
+        )
+    if bare := [log for log in jobs if _breaks_off(log)]:
+        says = "an exception or its traceback is among its last lines, and not the whole of it"
         return Explanation(of=of, answer="unknown", says=says, lines=_telling(bare), notes=notes)
     if echoed := [log for log in jobs if not log.outcome.good and _echoes_alone(log)]:
         echoes = sum(log.why.echoes for log in echoed if log.why)
@@ -276,7 +290,7 @@ def _nothing(of: str, jobs: Sequence[JobLog], notes: list[str]) -> Explanation:
             of=of, answer="unknown", says=_ECHO, lines=_telling(echoed), echoes=echoes, notes=notes
         )
     notes += [f"{log.job}: {note}" for log in jobs for note in log.notes if note.startswith(LATE)]
-    good = sum(log.outcome.good for log in jobs)
+    good = sum(log.outcome.good and log.over for log in jobs)
     says = f"nothing failed here: {counted(good, 'job')} ended well" if good else "no known failure is in it"
     return Explanation(of=of, answer="nothing", says=says, notes=notes)
 
@@ -284,10 +298,31 @@ def _nothing(of: str, jobs: Sequence[JobLog], notes: list[str]) -> Explanation:
 def _echoes_alone(log: JobLog) -> bool:
     """Whether a log's last lines are what follows from a failure elsewhere, and nothing else."""
     why = log.why
-    if why is None or not why.signs or why.quiet is None or why.quiet > FEW:
+    if why is None or not why.signs or why.quiet is None or why.quiet > FEW or _went_on(log):
         return False
     entries = [known_failures().get(sign.failure or "") for sign in why.signs]
     return any(entry is not None and _is_echo(entry) for entry in entries)
+
+
+def _may_be_why(log: JobLog) -> bool:
+    """Whether the program seems to have gone on after what else would be why, and not for long."""
+    why = log.why
+    if log.format or why is None or not why.signs or why.onward != "perhaps" or why.quiet is None:
+        return False
+    return why.quiet <= FEW or why.signs[0].weight not in _PRINTED
+
+
+def _breaks_off(log: JobLog) -> bool:
+    """Whether an exception without a traceback is among a log's last lines, or a traceback without its end."""
+    why = log.why
+    if why is None or why.onward == "yes":
+        return False
+    open_ended = bool(why.last) and bool(_OPEN.search(why.last[-1]))
+    return open_ended or (not why.program and has_bare_exception(why.last))
+
+
+def _went_on(log: JobLog) -> bool:
+    return not log.format and log.why is not None and log.why.onward != "no"
 
 
 def _alike(one: Sign, other: Sign) -> bool:

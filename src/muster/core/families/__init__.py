@@ -9,6 +9,8 @@ DIVISIONS                    which numbers have to divide which
 SIZES: name -> fields        configurations of known sizes, with `model_type` (families/checkpoints.py: the
                              hub's, also of families without closed forms)
 parameters(config) -> int    trainable parameters, of a filled configuration
+tables(config)               shapes of the matrices outside of layers, but for the token embeddings; where
+                             there are any
 products(config, shape)      multiply-accumulates of a forward pass over a batch of some shape
 positions(config) -> int     tokens of a sequence at most; where there is such a limit
 PUBLISHED (where known)      name -> the learning rate and tokens per optimizer step of a size
@@ -99,6 +101,13 @@ def positions(config: Mapping[str, Any]) -> int | None:
         return family.positions(filled(config)) if hasattr(family, "positions") else None
     except (TypeError, ValueError):  # no number: families/checking.py says so
         return None
+
+
+def tables(config: Mapping[str, Any]) -> list[tuple[int, int]]:
+    """Shapes of the matrices outside of layers, but for the token embeddings; none where that is unknown."""
+    family = family_of(config)
+    own: list[tuple[int, int]] = family.tables(filled(config)) if family and hasattr(family, "tables") else []
+    return own
 
 
 def products(config: Mapping[str, Any], shape: Shape) -> Products | None:

@@ -62,6 +62,11 @@ def parameters(config: Mapping[str, Any]) -> int:
     return vocab * width + positions(config) * width + layers + 2 * width + untied
 
 
+def tables(config: Mapping[str, Any]) -> list[tuple[int, int]]:
+    """Positions."""
+    return [(positions(config), int(config["n_embd"]))]
+
+
 def positions(config: Mapping[str, Any]) -> int:
     """As many as there are rows of learned positions."""
     return int(config["n_positions"])

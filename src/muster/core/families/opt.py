@@ -102,10 +102,17 @@ def parameters(config: Mapping[str, Any]) -> int:
     feed_forward = 2 * width * inner + bias * (inner + width)
     layers = int(config["num_hidden_layers"]) * (attention + feed_forward + 2 * norm)
     embeddings = vocab * narrow * (1 if config["tie_word_embeddings"] else 2)
-    projections = 2 * narrow * width if narrow != width else 0
     before = config["do_layer_norm_before"] and not config["_remove_final_layer_norm"]
-    learned = (positions(config) + 2) * width
-    return embeddings + projections + learned + layers + (norm if before else 0)
+    outside = sum(rows * columns for rows, columns in tables(config))
+    return embeddings + outside + layers + (norm if before else 0)
+
+
+def tables(config: Mapping[str, Any]) -> list[tuple[int, int]]:
+    """Positions, and the matrices to and from narrower embeddings."""
+    width = int(config["hidden_size"])
+    narrow = int(config.get("word_embed_proj_dim") or width)
+    projections = [(width, narrow), (narrow, width)] if narrow != width else []
+    return [(positions(config) + 2, width), *projections]
 
 
 def positions(config: Mapping[str, Any]) -> int:

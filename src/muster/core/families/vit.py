@@ -87,12 +87,18 @@ def parameters(config: Mapping[str, Any]) -> int:
     Source: transformers/models/vit/modeling_vit.py (ViTForImageClassification, no pooler).
     """
     width, inner = int(config["hidden_size"]), int(config["intermediate_size"])
-    embeddings = _patch(config) * width + width + width + tokens(config) * width
+    outside = width + sum(rows * columns for rows, columns in tables(config)) + 2 * width + labels(config)
     bias = 1 if config["qkv_bias"] else 0
     attention = 4 * width * width + (3 * bias + 1) * width
     feed_forward = 2 * width * inner + inner + width
     layers = int(config["num_hidden_layers"]) * (attention + feed_forward + 4 * width)
-    return embeddings + layers + 2 * width + labels(config) * (width + 1)
+    return outside + layers
+
+
+def tables(config: Mapping[str, Any]) -> list[tuple[int, int]]:
+    """Patch projection, class token, positions and the classifier."""
+    width = int(config["hidden_size"])
+    return [(width, _patch(config)), (1, width), (tokens(config), width), (labels(config), width)]
 
 
 def products(config: Mapping[str, Any], shape: Shape) -> Products:

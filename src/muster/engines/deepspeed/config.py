@@ -37,7 +37,15 @@ _RATES = ("warmup_min_lr", "warmup_max_lr")
 _SCHEDULERS: dict[str, tuple[str, tuple[str, ...]]] = {
     "WarmupLR": ("then constant", ("warmup_num_steps", *_RATES)),
     "WarmupDecayLR": ("then linear to 0", ("warmup_num_steps", "total_num_steps", *_RATES)),
-    "WarmupCosineLR": ("then cosine", ("warmup_num_steps", "total_num_steps")),
+    "WarmupCosineLR": ("", ("warmup_num_steps", "total_num_steps")),
+}
+# Its schedulers that set the rate themselves, whatever the optimizer says: by which number, and its default
+# (runtime/lr_schedules.py). WarmupCosineLR scales the optimizer's.
+_OVERRULES: dict[str, tuple[str, float | str]] = {
+    "WarmupLR": ("warmup_max_lr", "auto"),
+    "WarmupDecayLR": ("warmup_max_lr", "auto"),
+    "OneCycle": ("cycle_max_lr", "auto"),
+    "LRRangeTest": ("lr_range_test_min_lr", 0.001),
 }
 _WHOLE = "each rank has whole layers and samples of its own"
 _SHARDS = "leave it out; stage 3 shards the model"
@@ -97,7 +105,7 @@ _EXAMPLES = {
 }
 # Fields of the recipe's `train` -> where DeepSpeed's file has them.
 _PLACES = {
-    "learning_rate": "optimizer.params.lr, or scheduler.params.warmup_max_lr,",
+    "learning_rate": "optimizer.params.lr, or the scheduler's own rate,",
     "beta1": "each of the two optimizer.params.betas",
     "beta2": "each of the two optimizer.params.betas",
     "epsilon": "optimizer.params.eps",
@@ -217,19 +225,30 @@ def user_batch(config: Mapping[str, Any]) -> dict[str, int]:
 _ADAM = {"betas": {"beta1": 0.9, "beta2": 0.999}, "eps": {"epsilon": 1e-8}}
 
 
+def _is_adam(config: Mapping[str, Any]) -> bool:
+    """Whether the optimizer that a file names is Adam or AdamW."""
+    return str(section(config, "optimizer").get("type")).lower() in ("adam", "adamw")
+
+
 def _adam_defaults(config: Mapping[str, Any]) -> dict[str, float]:
     """The fields of the recipe's `train` that an Adam of the file leaves to DeepSpeed."""
-    optimizer = section(config, "optimizer")
-    if optimizer.get("type") is None or other_optimizer(config):
+    if not _is_adam(config):
         return {}
-    params = section(optimizer, "params")
+    params = section(section(config, "optimizer"), "params")
     return {name: value for key, each in _ADAM.items() if key not in params for name, value in each.items()}
 
 
 def other_optimizer(config: Mapping[str, Any]) -> str | None:
-    """The optimizer that a file names, where it is no Adam."""
-    kind = section(config, "optimizer").get("type")
-    return str(kind) if kind is not None and str(kind).lower() not in ("adam", "adamw") else None
+    """The optimizer that a file names, where it is not AdamW. DeepSpeed's Adam is AdamW unless adam_w_mode is
+    false (_configure_basic_optimizer of runtime/engine.py)."""
+    optimizer = section(config, "optimizer")
+    kind = optimizer.get("type")
+    if kind is None:
+        return None
+    if not _is_adam(config):
+        return str(kind)
+    coupled = str(kind).lower() == "adam" and not section(optimizer, "params").get("adam_w_mode", True)
+    return "adam, its decay an L2 term of the gradient" if coupled else None
 
 
 def moments(config: Mapping[str, Any], *, offloaded: bool) -> int:
@@ -262,8 +281,8 @@ def user_training(config: Mapping[str, Any]) -> dict[str, Any]:
         "clip": config.get("gradient_clipping", "auto"),
         "warmup": scheduler.get("warmup_num_steps", "auto"),
     }
-    if given["learning_rate"] == "auto":
-        given["learning_rate"] = scheduler.get("warmup_max_lr", "auto")
+    overruled = _overruling(config)
+    given["learning_rate"] = overruled if overruled != "auto" else given["learning_rate"]
     for name, value in given.items():
         number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
         if value != "auto" and not number:
@@ -274,10 +293,27 @@ def user_training(config: Mapping[str, Any]) -> dict[str, Any]:
     return {**_adam_defaults(config), **{name: value for name, value in given.items() if value != "auto"}}
 
 
+def _overruling(config: Mapping[str, Any]) -> Any:
+    """The rate that the file's scheduler sets in place of the optimizer's; "auto": it leaves that open."""
+    scheduler = section(config, "scheduler")
+    name, default = _OVERRULES.get(str(scheduler.get("type")), ("", "auto"))
+    return section(scheduler, "params").get(name, default)
+
+
 def given_config(recipe: Recipe) -> dict[str, Any]:
     """What the user says to DeepSpeed itself: the own file, if any, with engine.options laid over it."""
     engine = recipe.engine
-    return _lay(read_user_config(engine.config) if engine.config else {}, engine.options)
+    return _renamed(_lay(read_user_config(engine.config) if engine.config else {}, engine.options))
+
+
+def _renamed(config: dict[str, Any]) -> dict[str, Any]:
+    """With the sections that DeepSpeed takes old keys for (zero/config.py, cpu_offload)."""
+    zero = section(config, "zero_optimization")
+    zero.pop("cpu_offload_use_pin_memory", None)  # which it ignores
+    for old, new in (("cpu_offload", "offload_optimizer"), ("cpu_offload_param", "offload_param")):
+        if zero.pop(old, False):
+            zero.setdefault(new, {"device": "cpu"})
+    return {**config, "zero_optimization": zero} if "zero_optimization" in config else config
 
 
 def tracker_packages(config: Mapping[str, Any]) -> tuple[str, ...]:
@@ -305,16 +341,38 @@ def user_schedule(config: Mapping[str, Any]) -> tuple[str, str] | None:
     if not name:
         return None
     if name not in _SCHEDULERS:
-        return f"{name} of DeepSpeed", ""
+        return f"{name} of DeepSpeed{_course(scheduler)}", ""
     kind = section(scheduler, "params").get("warmup_type", "auto")
     if kind not in ("auto", *_WARMUPS):
         raise RecipeError(
             f"warmup_type {kind!r} is none of {', '.join(_WARMUPS)}, and DeepSpeed would take log",
             where="the DeepSpeed configuration",
         )
-    words = f"{name} of DeepSpeed: {_WARMUPS[kind if kind != 'auto' else 'linear']}, {_SCHEDULERS[name][0]}"
+    words = f"{name} of DeepSpeed: {_WARMUPS[kind if kind != 'auto' else 'linear']}{_course(scheduler)}"
     open_ = "warmup_type is left out, which DeepSpeed would make logarithmic; the recipe's warm-up is linear"
     return words, open_ if kind == "auto" else ""
+
+
+def _course(scheduler: Mapping[str, Any]) -> str:
+    """From where to where a scheduler takes the rate, and what else it changes, for people."""
+    name, params = str(scheduler.get("type")), section(scheduler, "params")
+    if name == "LRRangeTest":
+        return f": it rises from {_overruling({'scheduler': scheduler})} on"
+    if name == "OneCycle":
+        beta1 = ""
+        if params.get("cycle_momentum", True):
+            low, high = params.get("cycle_min_mom", 0.8), params.get("cycle_max_mom", 0.9)
+            beta1 = f", and beta1 from {high} to {low} and back"
+        return f": from {params.get('cycle_min_lr')} to {params.get('cycle_max_lr')} and back{beta1}"
+    if name not in _SCHEDULERS:
+        return ""
+    least = params.get("warmup_min_lr", "auto")
+    start = f" from {least}" if least not in ("auto", 0) else ""
+    if name == "WarmupCosineLR":
+        ratio = params.get("warmup_min_ratio", 0)
+        start = f" from {ratio} of the rate" if ratio else ""
+        return f"{start}, then cosine to {params.get('cos_min_ratio', 0.0001)} of it"
+    return f"{start}, {_SCHEDULERS[name][0]}"
 
 
 def user_decisions(recipe: Recipe) -> list[Decision]:
@@ -356,6 +414,16 @@ def _complete_scheduler(config: dict[str, Any]) -> None:
     config["scheduler"] = {**scheduler, "params": params}
 
 
+def _complete_optimizer(config: dict[str, Any]) -> None:
+    """The rate of a file's optimizer is the recipe's where it is left out (DeepSpeed's is 0.001), and the
+    scheduler's where that sets one: Transformers refuses two that differ."""
+    optimizer, rate = section(config, "optimizer"), _overruling(config)
+    if optimizer.get("type"):
+        params = section(optimizer, "params")
+        params["lr"] = params.get("lr", "auto") if rate == "auto" else rate
+        config["optimizer"] = {**optimizer, "params": params}
+
+
 def _pair(value: Any) -> tuple[Any, Any]:
     return (value[0], value[1]) if isinstance(value, list) and len(value) == 2 else (value, value)
 
@@ -376,11 +444,12 @@ def deepspeed_config(recipe: Recipe, batch: Batch, precision: str) -> dict[str, 
     else:
         config = _own_config(recipe)
     _check_options(recipe.engine.options)
-    config = _lay(config, recipe.engine.options)
+    config = _renamed(_lay(config, recipe.engine.options))
     for key in (*_NOT_TRAINED_WITH, "graph_harvesting"):
         config.pop(key, None)  # switched off; DeepSpeed refuses even so what it has no longer
     user_schedule(config)
     _complete_scheduler(config)
+    _complete_optimizer(config)
     config["train_micro_batch_size_per_gpu"] = batch.micro
     config["gradient_accumulation_steps"] = batch.accumulation
     config["train_batch_size"] = batch.global_

@@ -75,9 +75,9 @@ def frozen_states(spread: ModelSpread, model: HeldModel, tensors: Tensors) -> St
 def likely_tensors(config: Mapping[str, Any], parameters: int, trainable: int) -> Tensors:
     """Tensors of about the model's sizes where it was not traced: exactly `parameters` elements in all.
 
-    The matrices of every layer, and the embeddings, as the family has them; what is left of the number is
-    dealt to the layers as vectors. With fewer `trainable` ones (LoRA) the model is frozen, and each layer
-    has a small matrix of its own that is trained.
+    The matrices of every layer, the embeddings, and the tables and matrices outside of layers, as the family
+    has them; what is left of the number is dealt to the layers as vectors. With fewer `trainable` ones (LoRA)
+    the model is frozen, and each layer has a small matrix of its own that is trained.
     """
     model = stacks(config)
     frozen = trainable < parameters
@@ -87,6 +87,8 @@ def likely_tensors(config: Mapping[str, Any], parameters: int, trainable: int) -
     vocabulary = (int(config.get("vocab_size", 0)), narrow)
     tied = families.filled(config).get("tie_word_embeddings", True)
     made = [Parameter("embeddings.weight", vocabulary, not frozen, "" if tied else EMBEDDINGS)]
+    tables = enumerate(families.tables(config))
+    made += [Parameter(f"table{i}.weight", shape, not frozen, "") for i, shape in tables]
     layers = [(stack, f"layers.{at}.{i}") for at, stack in enumerate(model) for i in range(stack.layers)]
     for stack, name in layers:
         shapes = enumerate(_matrices(stack))

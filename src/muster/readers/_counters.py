@@ -1,0 +1,108 @@
+"""Progress in logs of no known format: counters that grow from line to line. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+
+from muster.readers._frame import Frame
+from muster.readers.base import Reading
+
+HINTS = ("step", "Step", "iter", "Iter", "poch", "atch", "it/s", "s/it", "loss", "Loss")
+_WORD = r"(?:global[ _-]?step|step|iter(?:ation)?|epoch|(?:micro[ _-]?)?batch|update|round|episode)s?"
+_COUNTER = re.compile(
+    rf"(?<![A-Za-z]){_WORD}\b[\"']?[\s:=#\[(|]*(?P<after>\d[\d,]*(?:\.\d+)?)(?![\d.]*[eE]-)|"
+    rf"(?<![\d.])(?P<before>\d[\d,]*)(?:st|nd|rd|th)? {_WORD}\b|"
+    r"(?<![\d./])(?P<part>\d+)/\d+(?![\d/])(?=.*loss)|"
+    r"(?<![\d.])(?P<bar>\d+)/\d+ \[\d+:\d",
+    re.IGNORECASE,
+)
+# What speaks of the program's start, end and retries instead of its work: numbers grow there as well.
+_OTHER = re.compile(
+    r"error|exception|fail|retr(?:y|ies)|attempt|saving|saved|checkpoint|resum|restor|\b(?:down|re)?load|wandb:|"
+    r"stopp|shut|kill|exit|abort|timed? ?out|traceback|oom\b|out of memory|skipping",
+    re.IGNORECASE,
+)
+_LOSS = re.compile(r"loss", re.IGNORECASE)
+_MOST = 64  # kinds of lines with counters
+_EACH = 4  # counters of a line
+# Lines of work that is done, in any words; and what says that the program ended well.
+_WORK = re.compile(
+    r"\d ?%|\b\d+/\d+\b|/s\b|loss|\b(?:processed|done|completed|finished|generated|evaluated|tokenized|wrote|"
+    r"written|fetched|served|heartbeat|ok)\b",
+    re.IGNORECASE,
+)
+_WHOSE = re.compile(
+    r"\b(?:local_rank|rank|worker|pid|process|gpu|cuda|node|device|actor|host|thread|peer|trainer|port|frame|line)"
+    r"\W{0,3}\d+|\d{4}[-/]\d\d[-/]\d\d|\d\d:\d\d:\d\d(?:[.,]\d+)?|0x[0-9a-f]+|\d+(?:\.\d+){2,}",
+    re.IGNORECASE,
+)
+_WELL = re.compile(
+    r"worker group successfully finished|\bexit(?:ed)?(?: with)?(?: exit)? (?:code|status)[ :=]*0\b|"
+    r"\b[Tt]raining (?:is |has |run )?(?:been )?(?:complete|completed|finished|done)\b(?! with| but)|"
+    r"\b[Ff]inished training\b|\b(?:job|run|training) succeeded\b",
+)
+_GROWN = 3  # times that a kind of line has to grow
+
+
+class Counters:
+    """Marks progress wherever a step, an iteration or a batch of a higher number than before is spoken of;
+    only until a reader of a format knows the steps."""
+
+    def __init__(self, frame: Frame) -> None:
+        self.frame = frame
+        self.highest: dict[str, tuple[float, ...]] = {}  # by the kind of line
+
+    @property
+    def closed(self) -> bool:
+        """Whether the log has a known format."""
+        return self.frame.steps > 0
+
+    def line(self, text: str) -> None:
+        """Read a line."""
+        numbers, kind = [], ""
+        for match in _COUNTER.finditer(text):
+            numbers.append(_number(match[match.lastgroup or 0]))
+            kind = kind or re.sub(r"\d+", "", text[: match.start(match.lastgroup or 0)])[-40:]
+            if len(numbers) == _EACH:
+                break
+        if not numbers or text[:1].isspace() or _OTHER.search(text):
+            return
+        now, last = tuple(numbers), self.highest.get(kind)
+        if last is None and len(self.highest) >= _MOST:
+            return
+        self.highest[kind] = now
+        if now > last if last is not None else _LOSS.search(text):
+            self.frame.signs.progress()
+
+    def readings(self) -> list[Reading]:
+        """None: how fast it went is not known."""
+        return []
+
+
+def _number(digits: str) -> float:
+    return float(digits.replace(",", "")[:18])
+
+
+def ended_well(lines: Iterable[str]) -> bool:
+    """Whether one of these lines says that the program ended as it should."""
+    return any(_WELL.search(line) for line in lines)
+
+
+def works_on(lines: Sequence[str]) -> bool:
+    """Whether lines of one kind come again and again with higher numbers, as of a program at work. `lines`:
+    the earliest first."""
+    last: dict[str, tuple[float, ...]] = {}
+    grown: dict[str, int] = {}
+    for line in lines:
+        if line[:1].isspace() or _OTHER.search(line) or not _WORK.search(line):
+            continue
+        bare = _WHOSE.sub("", line)
+        kind = re.sub(r"\d+", "", bare)
+        numbers = tuple(map(_number, re.findall(r"\d+", bare)[:_EACH]))
+        if numbers and numbers > last.get(kind, numbers):
+            grown[kind] = grown.get(kind, 0) + 1
+            if grown[kind] == _GROWN:
+                return True
+        last[kind] = numbers
+    return False
