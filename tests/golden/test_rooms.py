@@ -55,6 +55,7 @@ from muster.planner.decide import Decided
 from muster.readers._user import PLACES, Expression, UserFormat
 from muster.readers.base import JobLog
 from muster.results.fold import fold, make_result
+from muster.results.stragglers import Stragglers
 from muster.store.events import Done, parse_event
 from muster.store.records import Splits, find_data
 from muster.workloads.seq2seq.spec import read_pairs
@@ -243,6 +244,19 @@ def results(stream: list[dict[str, Any]], job: Any, status: str, ended: float) -
     yield from lines(rounded(made.model_dump(mode="json", exclude_defaults=True), DIGITS))
 
 
+def paces(job: Any, stream: list[dict[str, Any]]) -> Iterator[str]:
+    """Who holds a run up, by its events: each time that it changes, and at the end."""
+    of = read_job(job)
+    assert of is not None
+    watch = Stragglers(of)
+    for each in stream:
+        if (changed := watch.add(parse_event(json.dumps(each)))) is not None:
+            yield f"at {each.get('time')}: {changed.words}"
+            yield from lines(rounded(changed.model_dump(mode="json", exclude_defaults=True), DIGITS))
+    last = watch.pace()
+    yield from lines(last and rounded(last.model_dump(mode="json", exclude_defaults=True), DIGITS))
+
+
 def hangs(ranks: list[Any], stepping: bool, looks: Any = None) -> Iterator[str]:
     """Whom ranks wait for, by how each was seen."""
     states = [
@@ -329,10 +343,10 @@ def benches(
 
 
 ROOMS: dict[str, Callable[..., Iterator[str]]] = {
-    "readings": readings, "judgements": judgements, "folders": folders, "findings": findings,
-    "groups": groups, "decided": decided, "deepspeed": configured, "recipes": recipes,
-    "samples": samples, "splits": splits, "dialogues": dialogues, "results": results, "hangs": hangs, "causes": causes, "hosts": hosts,
-    "profiles": profiles, "benches": benches,
+    "readings": readings, "judgements": judgements, "folders": folders, "paces": paces, "findings": findings,
+    "groups": groups, "decided": decided, "deepspeed": configured, "recipes": recipes, "samples": samples,
+    "splits": splits, "dialogues": dialogues, "results": results, "hangs": hangs, "causes": causes,
+    "hosts": hosts, "profiles": profiles, "benches": benches,
 }  # fmt: skip
 
 
