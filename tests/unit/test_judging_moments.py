@@ -11,7 +11,9 @@ import pytest
 from muster.core.state import State
 from muster.judging import Observation, Settings, Topology, judge
 from muster.judging.detrend import Detrended, moments_of, side_by_side
+from muster.judging.joblogs import observation_of
 from muster.judging.readings import read
+from muster.readers.base import JobLog, MeasuredWindows
 
 HOSTS = tuple(f"n{i}" for i in range(5))
 
@@ -223,3 +225,16 @@ def test_what_stays_unknown_of_a_moment_is_in_the_readings_doubt() -> None:
     for row, sigma in enumerate(rows.sigma):
         base = bases[rows.kind[row]].sigma
         assert sigma == pytest.approx(math.hypot(base, 0.03) if rows.source[row] == 0 else base)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "quiet", "paced"), [(100, 25, True), (100, 200, False), (3000, 400, False)]
+)
+def test_a_job_that_stood_still_before_it_was_ended_has_no_pace(
+    seconds: float, quiet: float, paced: bool
+) -> None:
+    """Of a short job a fifth of its time, or half a minute; of a long one five minutes."""
+    measured = MeasuredWindows(steps=100, skipped=0, samples=1000.0, seconds=seconds, windows=100)
+    log = JobLog(job="x", outcome=State.TIMEOUT, hosts=("n1",), measured=measured, quiet=quiet)
+    observation = observation_of(log, "w")
+    assert observation is not None and (observation.seconds is not None) == paced

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from muster.readers.base import JobLog
-from tests.unit.logs import chat_log, one
+from tests.unit.logs import LOGS, chat_log, one
 
 PREFIXES = {
     "srun --label": "0: ",
@@ -55,3 +55,11 @@ SHAPES: dict[str, tuple[str, Callable[[str], bytes]]] = {
     "gzip": ("log.gz", lambda text: gzip.compress(text.encode())),
     "gzip of UTF-16": ("out", lambda text: gzip.compress(text.encode("utf-16"))),
 }
+
+
+@pytest.mark.parametrize("label", ["[rank0]:", "0: ", "[default0]:", "[1,0]<stdout>:"])
+def test_labels_of_launchers_change_nothing(label: str) -> None:
+    for name in ("megatron", "olmo", "composer", "modded", "nemo", "nano"):
+        lines = LOGS[name].strip("\n").split("\n")
+        job, labelled = one(lines), one([label + line for line in lines])
+        assert labelled.measured == job.measured and labelled.batch == job.batch
