@@ -66,8 +66,8 @@ ROOMS: dict[str, tuple[Sequence[str], Sequence[str]]] = {
     ),
     "results": (
         ("results/*.py",),
-        ("tests/golden/test_folded.py", "tests/golden/test_shown.py", "tests/unit/test_fold*.py",
-         "tests/unit/test_stragglers.py"),
+        ("tests/golden/test_rooms.py", "tests/golden/test_folded.py", "tests/golden/test_shown.py",
+         "tests/unit/test_fold*.py", "tests/unit/test_stragglers.py"),
     ),
 }  # fmt: skip
 
