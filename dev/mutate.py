@@ -67,7 +67,8 @@ ROOMS: dict[str, tuple[Sequence[str], Sequence[str]]] = {
     ),
     "judging": (
         ("judging/*.py",),
-        ("tests/golden/test_judged.py", "tests/golden/test_verdicts.py", "tests/unit/test_judg*.py"),
+        ("tests/golden/test_rooms.py", "tests/golden/test_judged.py", "tests/golden/test_verdicts.py",
+         "tests/unit/test_judg*.py"),
     ),
     "results": (
         ("results/*.py",),

@@ -50,7 +50,10 @@ from muster.fleet.messages import ProbeAnswer, RankProbe
 from muster.fleet.standing import RankState
 from muster.fleet.standing import judge as judge_hang
 from muster.fleet.supervisor import Outcome
-from muster.judging import Baseline, Class
+from muster.judging import Baseline, Class, Settings
+from muster.judging.document import Judged
+from muster.judging.joblogs import judged as judge_jobs
+from muster.judging.logs import judge as judge_folder
 from muster.planner.decide import Decided
 from muster.planner.memory.activations import (
     Kept,
@@ -63,7 +66,9 @@ from muster.planner.memory.activations import (
 from muster.planner.memory.states import states
 from muster.planner.time.steptime import traffic_of
 from muster.readers._user import PLACES, Expression, UserFormat
+from muster.readers.base import JobLog
 from muster.results.fold import fold, make_result
+from muster.results.stragglers import Stragglers
 from muster.store.events import Done, parse_event
 from muster.store.records import Splits, find_data, parts_of
 from muster.workloads.causal_lm.texts import find_texts
@@ -71,6 +76,7 @@ from muster.workloads.image_classification.files import find_images
 from muster.workloads.seq2seq.spec import read_pairs
 from muster.workloads.text2sql.spec import TextToSqlData
 from tests.golden.documents import DIGITS, Documents, lines, rounded, workplace
+from tests.golden.test_judged import reduced
 from tests.support import on_hosts
 from tests.unit.judging import context
 from tests.unit.logs import read_log
@@ -132,6 +138,34 @@ def readings(path: str, text: list[str], user: Any = None, named: str | None = N
         derived = {"pace": job.pace, "step_seconds": job.step_seconds, "rate": job.rate}
         yield from sorted(lines(rounded(json.loads(json.dumps(own | derived)), DIGITS)))
         yield f"from {job.started} to {job.ended}"
+
+
+def judgements(
+    logs: list[Any], settings: Any = None, stored: Any = (), switches: Any = None
+) -> Iterator[str]:
+    """What is judged of jobs. `logs`: the path and the lines of each, or the fields of what was read."""
+    adapter, read = TypeAdapter(JobLog), []
+    for each in logs:
+        read += read_log(*each) if isinstance(each, list) else [adapter.validate_python(each)]
+    yield from told(judge_jobs("x", read, Settings(**(settings or {})), baselines(stored), switches))
+
+
+def folders(folder: str, baseline: str | None = None, **how: Any) -> Iterator[str]:
+    """What is judged of a folder of logs."""
+    yield from told(judge_folder(Path(folder), baseline=Path(baseline) if baseline else None, **how))
+
+
+def told(found: Judged) -> Iterator[str]:
+    """A judgement with its reasons and notes."""
+    yield from reduced(found.model_dump_json(exclude_defaults=True)).splitlines()
+    yield from (f"{each.hosts}: {each.reason}" for each in found.hosts)
+    yield from (f"{each.job} on {each.hosts}: {each.notes}" for each in found.jobs)
+    yield f"gate {found.gate}, one of {found.one_of}"
+
+
+def baselines(stored: Any) -> dict[Class, Baseline]:
+    """What was normal before, of each work on so many hosts."""
+    return {Class(work, size): Baseline(**baseline) for work, size, baseline in stored}
 
 
 def judged(findings: list[Finding]) -> Iterator[str]:
@@ -247,6 +281,19 @@ def results(stream: list[dict[str, Any]], job: Any, status: str, ended: float) -
     yield from lines(rounded(made.model_dump(mode="json", exclude_defaults=True), DIGITS))
 
 
+def paces(job: Any, stream: list[dict[str, Any]]) -> Iterator[str]:
+    """Who holds a run up, by its events: each time that it changes, and at the end."""
+    of = read_job(job)
+    assert of is not None
+    watch = Stragglers(of)
+    for each in stream:
+        if (changed := watch.add(parse_event(json.dumps(each)))) is not None:
+            yield f"at {each.get('time')}: {changed.words}"
+            yield from lines(rounded(changed.model_dump(mode="json", exclude_defaults=True), DIGITS))
+    last = watch.pace()
+    yield from lines(last and rounded(last.model_dump(mode="json", exclude_defaults=True), DIGITS))
+
+
 def hangs(ranks: list[Any], stepping: bool, looks: Any = None) -> Iterator[str]:
     """Whom ranks wait for, by how each was seen."""
     states = [
@@ -317,7 +364,7 @@ def benches(
             notes,
             0.0,
             100.0,
-            {Class(work, size): Baseline(**baseline) for work, size, baseline in stored},
+            baselines(stored),
         )
     )
     digests: dict[str, str] = {}  # of recipes: in their order, as each key of a recipe changes them all
@@ -394,11 +441,11 @@ def significant(figure: str) -> float:
 
 
 ROOMS: dict[str, Callable[..., Iterator[str]]] = {
-    "readings": readings, "findings": findings, "groups": groups, "decided": decided,
-    "deepspeed": configured, "recipes": recipes, "samples": samples, "splits": splits,
-    "dialogues": dialogues, "results": results, "hangs": hangs, "causes": causes, "hosts": hosts,
-    "profiles": profiles, "benches": benches, "values": values,
-    "spreads": spreads, "activations": activations, "files": files,
+    "readings": readings, "judgements": judgements, "folders": folders, "paces": paces, "findings": findings,
+    "groups": groups, "decided": decided, "deepspeed": configured, "recipes": recipes, "samples": samples,
+    "splits": splits, "dialogues": dialogues, "results": results, "hangs": hangs, "causes": causes,
+    "hosts": hosts, "profiles": profiles, "benches": benches,
+    "values": values, "spreads": spreads, "activations": activations, "files": files,
 }  # fmt: skip
 
 

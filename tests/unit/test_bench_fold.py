@@ -4,18 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from muster.benches.document import Bench
-from muster.benches.fold import fold_bench
 from muster.benches.logs import figures_of, logs_of
 from muster.benches.schedule import Task
 from muster.benches.suite import FIGURES
 from muster.cli.views.benches import figure_words
 from muster.core.recipes import load_recipe
 from muster.core.result import Flops, Quality, Result
-from muster.judging import Baseline, Class
-from muster.judging.document import Peers
 from muster.judging.joblogs import work_of
-from tests.unit.benches import ended, fabric_result, made, recorded, suite_of
+from tests.unit.benches import fabric_result, made, recorded
 
 PER_SLOT = {"figure": "samples_per_second", "at_least": 50, "per": "slot"}
 
@@ -28,23 +24,6 @@ def jitter(task: Task) -> float:
 def fleet(task: Task, slow: dict[str, float] | None = None) -> Result:
     worst = max((slow or {}).get(host, 1.0) for host in task.hosts)
     return made(task.hosts, 100.0 * len(task.hosts) * jitter(task) / worst)
-
-
-def verdicts(found: Bench) -> dict[str, str]:
-    return {each.host: each.verdict for each in found.hosts}
-
-
-def test_few_hosts_beside_an_earlier_bench() -> None:
-    """What bench.json says is normal convicts where there are no peers."""
-    suite = suite_of({"groups": [1], "repeats": 3})
-    before = fold_bench(ended(suite_of({"groups": [1]}), "local:8x1", fleet))
-    peers = [Peers.model_validate(each.model_dump()) for each in before.peers]
-    stored = {
-        Class(each.work, each.hosts): Baseline(each.step_seconds, each.deviation, each.jobs, stored=True)
-        for each in peers
-    }
-    found = fold_bench(ended(suite, "local:1x1", lambda task: fleet(task, {"local0": 1.1}), stored=stored))
-    assert verdicts(found) == {"local0": "slow"}
 
 
 def test_only_like_is_compared_with_like() -> None:

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-import pytest
-
-from muster.benches.fold import fold_bench
 from muster.benches.logs import logs_of
 from muster.benches.schedule import Task
 from muster.core.fabric import Matmul, Sweep, spread
 from muster.core.recipes import load_recipe
 from muster.core.result import Result
 from muster.judging.joblogs import observation_of, work_of
-from tests.unit.benches import ended, fabric_result, made, recorded, suite_of
+from tests.unit.benches import fabric_result, made, recorded
 
 
 def swept(hosts: Sequence[str], seconds: Mapping[int, float]) -> Result:
@@ -32,44 +29,12 @@ def swept(hosts: Sequence[str], seconds: Mapping[int, float]) -> Result:
 SIZES = (1 << 10, 1 << 14, 1 << 16, 1 << 18, 1 << 20)
 
 
-def measured(products: Sequence[Matmul]) -> Callable[[Task], Result]:
-    """Fabric jobs in which each host has these products."""
-
-    def result(task: Task) -> Result:
-        found = fabric_result(list(task.hosts), {})
-        assert found.fabric is not None
-        mine = []
-        for rank, host in enumerate(task.hosts):
-            for each in products:
-                factor = 0.3 if (host, each.precision) == ("local2", "bf16") else 1 + rank / 1e3
-                news = {"host": host, "rank": rank, "sustained": each.sustained * factor}
-                mine.append(each.model_copy(update=news))
-        return found.model_copy(update={"fabric": found.fabric.model_copy(update={"matmul": mine})})
-
-    return result
-
-
 def product(precision: str, **more: Any) -> Matmul:
     fields: dict[str, Any] = {
         "host": "", "rank": 0, "device": "cpu", "precision": precision, "n": 1000, "threads": 1, "best": 1e12,
         "sustained": 1e12, "products": 9, "seconds": 1.0, "right": True, "peak": None,
     }  # fmt: skip
     return Matmul(**{**fields, **more})
-
-
-def test_products_that_vary_are_no_measurement() -> None:
-    """Of a host whose own windows differ by more than 15 % nothing is said, and why stands in the notes."""
-    suite = suite_of({"recipe": "fabric", "groups": ["all"], "repeats": 4})
-    shaky = product("fp32", variation=0.4, windows=8)
-    found = fold_bench(ended(suite, "local:6x1", measured([shaky])))
-    assert not any("products" in each.work for each in found.peers)
-    assert all(any("local3" in note and "40" in note for note in job.notes) for job in found.jobs)
-    steady = product("fp32", variation=0.04, windows=16)
-    task = Task("j", "fabric", ("a", "b"), 60.0)
-    record = recorded(task, measured([steady])(task))
-    (told,) = logs_of({"j": record}, {"fabric": load_recipe("fabric")}).values()
-    seen = [observation_of(log, work_of(log)) for log in told]
-    assert [each.spread for each in seen if each and len(each.hosts) == 1] == [pytest.approx(0.01)] * 2
 
 
 def test_the_judge_hears_when_a_job_ran_and_what_was_an_exchange() -> None:

@@ -7,14 +7,16 @@ import io
 import os
 
 import pytest
+from rich.console import Console
 
 from muster.benches.bench import table_of
 from muster.benches.document import Bench
 from muster.benches.fold import fold_bench
 from muster.benches.inputs import read_bench
 from muster.benches.suite import load_suite
+from muster.cli.views.benches import print_bench
 from muster.judging.document import Judged
-from tests.unit.benches import ended, suite_of
+from tests.unit.benches import ended, made, suite_of
 from tests.unit.test_bench_fold import PER_SLOT, fleet
 
 
@@ -59,3 +61,11 @@ def test_the_published_benchmark_has_published_figures() -> None:
         for each in entry.published:
             rates = {count: rate / count for count, rate in each.samples_per_second.items() if count >= 8}
             assert max(rates.values()) / min(rates.values()) < 1.03
+
+
+def test_a_benchs_table_of_jobs_cuts_no_figure_in_a_narrow_terminal() -> None:
+    hosts = "cluster-node[1-9]:1"
+    bench = fold_bench(ended(suite_of({"groups": [1, 2]}), hosts, lambda task: made(task.hosts, 123.4)))
+    file = io.StringIO()
+    print_bench(bench, every=True, console=Console(file=file, width=80, force_terminal=True, no_color=True))
+    assert file.getvalue().count("500.0 MB") == len(bench.jobs) and "…" not in file.getvalue()

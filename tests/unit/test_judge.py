@@ -12,7 +12,7 @@ from muster.cli.app import main
 from muster.core.errors import UsageError
 from muster.judging.document import Judged
 from muster.judging.logs import judge, load_baselines, save_csv
-from tests.unit.logs import chat_log, metaseq_log
+from tests.unit.logs import chat_log
 
 FLEET = [f"node-{number:03d}" for number in range(1, 17)]
 
@@ -44,52 +44,6 @@ def conditions(found: Judged) -> dict[str, str]:
     return {each.hosts[0]: each.condition for each in found.hosts}
 
 
-def test_a_healthy_fleet(tmp_path: Path) -> None:
-    write_fleet(tmp_path)
-    found = judge(tmp_path)
-    assert not found.accused and conditions(found) == dict.fromkeys(FLEET, "fit")
-    assert [(each.hosts, each.jobs) for each in found.peers] == [(1, 16), (2, 8)]
-    assert found.outcomes == {"succeeded": 24, "failed": 0, "timeout": 0, "unreadable": 0}
-    assert found.peers[0].samples_per_second == pytest.approx(960, rel=2e-3)
-
-
-def test_a_slow_host_is_named_and_its_partner_is_not(tmp_path: Path) -> None:
-    write_fleet(tmp_path, {"node-006": 1.05})
-    found = judge(tmp_path)
-    named = conditions(found)
-    assert named.pop("node-006") == "slow" and "slow" not in named.values()
-    verdict = next(each for each in found.hosts if each.hosts == ["node-006"])
-    assert verdict.slower == pytest.approx(0.05, abs=0.006)
-    jobs = {each.job for each in verdict.evidence}
-    assert {"alone/job5.log", "pairs/job4.log"} <= jobs
-
-
-def test_a_failing_host_is_named_by_what_its_own_lines_say(tmp_path: Path) -> None:
-    write_fleet(tmp_path)
-    for number, hosts in ((0, FLEET[:2]), (90, FLEET[:1])):
-        cut = chat_log(hosts, ends=False, windows=2)
-        who = f"{hosts[0]}: "
-        broken = [f"{who}RuntimeError: CUDA error: uncorrectable ECC error encountered"]
-        write(tmp_path / "pairs" / f"job{number}.log", [*cut, *broken])
-    found = judge(tmp_path)
-    named = conditions(found)
-    assert named["node-001"] == "failing" and named["node-002"] != "failing"
-    failed = [job for job in found.jobs if job.outcome == "failed"]
-    assert {job.failure for job in failed} == {"gpu_hardware"}
-
-
-def test_what_most_jobs_meet_is_held_against_no_host(tmp_path: Path) -> None:
-    for number, host in enumerate(FLEET):
-        lines = chat_log([host], ends=False, windows=2)
-        write(
-            tmp_path / f"{number}.log",
-            [*lines, "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate"],
-        )
-    found = judge(tmp_path)
-    assert set(conditions(found).values()) == {"unknown"} and not found.accused
-    assert "16 jobs" in found.notes[0] and "cuda_oom" in found.notes[0]
-
-
 def test_few_hosts_need_a_baseline(tmp_path: Path) -> None:
     write_fleet(tmp_path / "fleet")
     document = judge(tmp_path / "fleet").model_dump(mode="json")
@@ -113,19 +67,6 @@ def test_many_files_are_read_by_several_processes_to_the_same_end(
     alone = judge(tmp_path)
     monkeypatch.setattr("muster.judging.logs.MANY", 2)
     assert judge(tmp_path) == alone
-
-
-def test_a_pattern_names_hosts(tmp_path: Path) -> None:
-    for number, host in enumerate(FLEET):
-        write(tmp_path / f"x-{host}-y.log", metaseq_log(step=round(20 * noise(number), 1)))
-    found = judge(tmp_path, host_pattern=r"x-(?P<host>node-\d+)-y")
-    assert set(conditions(found)) == set(FLEET)
-    other = r"x-(?P<host>node-01\d)-y|node-00\d"  # matches some paths without the group
-    named = judge(tmp_path, host_pattern=other)
-    assert {f"x-{host}-y" for host in FLEET[:9]} | set(FLEET[9:]) == set(conditions(named))
-    for pattern, what in (("(", "not a regular expression"), ("node", "has no named group")):
-        with pytest.raises(UsageError, match=what):
-            judge(tmp_path, host_pattern=pattern)
 
 
 def test_the_csv_has_the_benchmarks_columns(tmp_path: Path) -> None:
@@ -153,24 +94,3 @@ def test_json_is_one_document(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     assert left.value.code == 0
     found = Judged.model_validate(json.loads(capsys.readouterr().out))
     assert found.summary["fit"] == 16 and (tmp_path / "out.csv").exists()
-
-
-def test_the_workload_that_is_given_holds_for_lines_of_an_own_format(tmp_path: Path) -> None:
-    text = [f"{0.25 * n:.2f} step {n}" for n in range(1, 60)]
-    for number in range(4):
-        write(tmp_path / "logs" / f"node0{number}.txt", text)
-    (peers,) = judge(
-        tmp_path / "logs", lines=[r"^(?P<time>[\d.]+) step (?P<step>\d+)"], workload="mine"
-    ).peers
-    assert peers.work.startswith("mine")
-    with pytest.raises(UsageError, match="no step of it could be timed"):
-        judge(tmp_path / "logs", lines=[r"^(?P<time>\S+ step) (?P<step>\d+)"])
-
-
-def test_a_column_that_a_table_has_not_is_named(tmp_path: Path) -> None:
-    rows = ["iteration,hostname,ms", *(f"{n},node01,250" for n in range(9))]
-    write(tmp_path / "logs" / "a.csv", rows)
-    with pytest.raises(UsageError, match=r"'msx'.*did you mean ms"):
-        judge(tmp_path / "logs", columns=["step=iteration", "ms=msx"])
-    with pytest.raises(UsageError, match="neither a folder nor"):
-        judge(Path("/dev/null"))

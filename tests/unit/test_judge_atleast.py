@@ -14,7 +14,7 @@ from muster.core.errors import UsageError
 from muster.core.units import parse_rate
 from muster.judging.document import Gate, Judged
 from muster.judging.logs import judge
-from tests.unit.logs import chat_log, metaseq_log
+from tests.unit.logs import chat_log
 from tests.unit.test_judge import FLEET, conditions, noise, write
 
 
@@ -63,53 +63,6 @@ def test_a_fleet_whose_hosts_are_all_alike_and_all_too_slow(tmp_path: Path) -> N
     assert told.return_value == 1 and told.output.startswith("All 16 hosts are below")
     assert "640" in told.output  # what they reach
     assert judge(logs, at_least="600samples/s").gate is Gate.FIT
-
-
-def test_only_the_host_that_misses_it_and_slow_ones_stay_slow(tmp_path: Path) -> None:
-    """5 % is slow beside its peers, and 912 samples/s are enough."""
-    pairs = tuple((number, number + 1) for number in range(15))
-    logs = fleet(tmp_path, {FLEET[2]: 1.05, FLEET[7]: 1.5}, pairs)
-    found = conditions(judge(logs, at_least="800 samples/s"))
-    assert found.pop(FLEET[2]) == "slow" and found.pop(FLEET[7]) == "slow" and set(found.values()) == {"fit"}
-    entries = {job.hosts[0]: job.misses for job in judge(logs, at_least="800 samples/s").jobs}
-    assert entries[FLEET[7]] and not entries[FLEET[2]]
-
-
-@pytest.mark.parametrize(
-    ("pairs", "named"),
-    [
-        (((0, 1), (2, 3)), {0, 1}),  # nothing shows which of the two it is
-        (((0, 1), (1, 2)), {0}),  # the other reached it with somebody else
-    ],
-)
-def test_of_a_group_only_hosts_that_reached_it_nowhere(
-    tmp_path: Path, pairs: tuple[tuple[int, int], ...], named: set[int]
-) -> None:
-    found = judge(fleet(tmp_path, {FLEET[0]: 1.5}, pairs, alone=False), at_least="1500samples/s")
-    assert below(found) == {FLEET[number] for number in named} and found.gate is Gate.BAD
-
-
-def test_per_job_host_and_rank(tmp_path: Path) -> None:
-    """A bound is of a job, as large as it is; per host and per rank it holds for jobs of all sizes."""
-    logs = fleet(tmp_path, {}, ((0, 1), (2, 3)))
-    assert judge(logs, at_least="930samples/s").gate is Gate.FIT
-    assert judge(logs, at_least="930samples/s/host").gate is Gate.FIT
-    assert {len(job.hosts) for job in judge(logs, at_least="1000samples/s").jobs if job.misses} == {1}
-    assert {len(job.hosts) for job in judge(logs, at_least="940samples/s/host").jobs if job.misses} == {2}
-    assert {len(job.hosts) for job in judge(logs, at_least="117.5samples/s/rank").jobs if job.misses} == {2}
-
-
-def test_tokens_where_the_log_tells_them(tmp_path: Path) -> None:
-    write(tmp_path / "node-001" / "train.log", metaseq_log())
-    (job,) = judge(tmp_path).jobs
-    assert job.tokens_per_second
-    assert judge(tmp_path, at_least=f"{job.tokens_per_second * 1.01:.0f}tokens/s").gate is Gate.BAD
-    assert judge(tmp_path, at_least=f"{job.tokens_per_second * 0.99:.0f}tokens/s").gate is not Gate.BAD
-    fleet(tmp_path / "chat", {})
-    found = judge(tmp_path, at_least="1tokens/s")
-    assert any("16 jobs" in note and "tokens/s" in note for note in found.notes)
-    with pytest.raises(UsageError, match="tokens/s"):
-        judge(tmp_path / "chat", at_least="1tokens/s")
 
 
 def test_the_document_says_what_was_asked(tmp_path: Path) -> None:

@@ -8,14 +8,10 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from muster.benches.fold import fold_bench
 from muster.cli.app import app
-from muster.judging import Baseline, Class
-from muster.judging.document import Gate, Judged, Peers
+from muster.judging.document import Judged
 from muster.judging.logs import judge
-from tests.unit.benches import ended, made, suite_of
 from tests.unit.logs import chat_log
-from tests.unit.test_bench_fold import jitter
 from tests.unit.test_judge import FLEET, noise, write
 
 
@@ -59,34 +55,6 @@ def test_what_does_not_count(
     words = ["judge", str(logs), "--baseline", str(baseline), "--slow", str(slow)]
     told = CliRunner().invoke(app, words, standalone_mode=False)
     assert told.return_value == 0 and ("faster than the baseline" in told.output) is differs
-
-
-def test_a_baseline_of_other_work_is_no_comparison(tmp_path: Path, baseline: Path) -> None:
-    for number, host in enumerate(FLEET):
-        write(tmp_path / "now" / f"{number}.log", chat_log([host], 0.3 * noise(number), slots=4))
-    assert any("baseline" in note for note in judge(tmp_path / "now", baseline=baseline).notes)
-    assert not any("baseline" in note for note in judge(fleet(tmp_path / "same", 1), baseline=baseline).notes)
-
-
-def test_also_of_a_bench() -> None:
-    suite = suite_of({"groups": [1]})
-    before = fold_bench(ended(suite, "local:8x1", lambda task: made(task.hosts, 100.0 * jitter(task))))
-    peers = [Peers.model_validate(each.model_dump()) for each in before.peers]
-    stored = {
-        Class(each.work, each.hosts): Baseline(each.step_seconds, each.deviation, each.jobs, stored=True)
-        for each in peers
-    }
-    for factor, sound in ((1.2, False), (1.0, True)):
-        rate = 100.0 / factor
-        found = fold_bench(
-            ended(
-                suite,
-                "local:8x1",
-                lambda task, rate=rate: made(task.hosts, rate * jitter(task)),
-                stored=stored,
-            )  # type: ignore[misc]
-        )
-        assert (found.gate is Gate.FIT) is sound and len(found.drifted) == (not sound)
 
 
 def test_the_document_can_be_read_again(tmp_path: Path, baseline: Path) -> None:

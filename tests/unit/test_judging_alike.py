@@ -3,43 +3,28 @@
 from __future__ import annotations
 
 import random
-from pathlib import Path
 
 import pytest
-from simulate import Planted, SimulatedFleet, hunt
 
-from muster.core.errors import UsageError
-from muster.judging import Observation, Topology, judge, judge_state
+from muster.judging import Observation, Topology, judge
 from muster.judging.alike import hosts_alike
 from muster.judging.detrend import side_by_side
-from muster.judging.document import Gate
-from muster.judging.logs import judge as judge_logs
 from muster.judging.observation import Settings
 from muster.judging.readings import read
-from tests.unit.logs import chat_log
+from tests.unit.fleets import HOSTS, SWITCHED, jobs_alone
 
-HOSTS = tuple(f"n{i:02d}" for i in range(64))
-PLACE = Topology(HOSTS, tuple((f"leaf{k}", HOSTS[8 * k : 8 * k + 8]) for k in range(8)))
 OLDER = random.Random(1).sample(HOSTS, 16)
 
 
-def singles(older: dict[str, float], bad: str = "", seed: int = 1, jobs: int = 3) -> list[Observation]:
+def singles(older: dict[str, float], bad: str = "") -> list[Observation]:
     """Jobs of each host alone, some of them slower by a share, and one 5 % slow."""
-    draw = random.Random(seed)
-    return [
-        Observation(
-            f"{host}-{job}",
-            (host,),
-            (1 + older.get(host, 0.0)) * (1.05 if host == bad else 1.0) * draw.gauss(1, 0.004),
-        )
-        for job in range(jobs)
-        for host in HOSTS
-    ]
+    slower = older | ({bad: (1 + older.get(bad, 0.0)) * 1.05 - 1} if bad else {})
+    return jobs_alone(slower, 3)
 
 
 @pytest.mark.parametrize("slower", [0.08, 0.5, 2.0])
 def test_16_of_64_are_no_16_faults(slower: float) -> None:
-    found = judge(singles(dict.fromkeys(OLDER, slower)), PLACE)
+    found = judge(singles(dict.fromkeys(OLDER, slower)), SWITCHED)
     assert not found.accused and not found.one_of
     (group,) = found.alike
     assert set(group.hosts) == set(OLDER) and group.slower == pytest.approx(slower, rel=0.05)
@@ -57,7 +42,7 @@ def test_kinds_of_hardware_that_are_as_many_are_apart(kinds: tuple[float, ...], 
     draw = random.Random(5)
     hosts = draw.sample(HOSTS, 64)
     own = {hosts[each * kind + number]: by for kind, by in enumerate(kinds) for number in range(each)}
-    found = judge(singles(own), PLACE)
+    found = judge(singles(own), SWITCHED)
     assert not found.accused
     of_level = {by: {host for host, level in own.items() if level == by} for by in kinds}
     assert [set(group.hosts) for group in sorted(found.alike, key=lambda group: group.slower)] == [
@@ -69,60 +54,27 @@ def test_kinds_of_hardware_that_are_as_many_are_apart(kinds: tuple[float, ...], 
 @pytest.mark.parametrize("bad", [OLDER[3], next(host for host in HOSTS if host not in OLDER)])
 def test_a_slow_host_is_named_among_those_of_its_kind(bad: str) -> None:
     """One of them is not alike any more, and is held against the others."""
-    (verdict,) = judge(singles(dict.fromkeys(OLDER, 0.08), bad), PLACE).accused
+    (verdict,) = judge(singles(dict.fromkeys(OLDER, 0.08), bad), SWITCHED).accused
     slower = 1.05 * 1.08 - 1 if bad in OLDER else 0.05
     assert verdict.subject == (bad,) and verdict.slower == pytest.approx(slower, abs=0.01)
-
-
-def test_in_pairs_of_either_kind_while_jobs_are_asked_for() -> None:
-    for seed in range(4):
-        for faults in ((), (Planted("card", (HOSTS[7 * seed],), 0.05),)):
-            fleet = SimulatedFleet(PLACE, faults, seed=seed, timed=True, older=(16, 0.08))
-            found = judge_state(hunt(fleet, 6).state)
-            assert {each.subject for each in found.accused} == {each.where for each in faults}
-            assert sum(len(each.hosts) for each in found.alike) in (15, 16, 17)
-
-
-@pytest.mark.parametrize("fast", [1, 4, 16, 24, 30])
-@pytest.mark.parametrize("slower", [0.03, 0.08, 0.3])
-def test_hosts_that_are_faster_make_nobody_slow(fast: int, slower: float) -> None:
-    """Pairs of two fast hosts are few, and pairs at the pace of the others many: these are normal. A host of
-    the others that is slower still is named, where the fast ones are a quarter or fewer."""
-    for seed in (7, 11):
-        fleet = SimulatedFleet(PLACE, seed=seed, timed=True, older=(64 - fast, slower))
-        assert not judge_state(hunt(fleet, 6).state).accused
-    if fast > 16:
-        return
-    slow = next(host for host, own in fleet.own.items() if own > 0)
-    fault = Planted("card", (slow,), 0.1)
-    again = SimulatedFleet(PLACE, (fault,), seed=11, timed=True, older=(64 - fast, slower))
-    assert [each.subject for each in judge_state(hunt(again, 6).state).accused] == [(slow,)]
 
 
 @pytest.mark.parametrize("bad", [HOSTS[5], "n63"])
 def test_one_that_is_as_slow_as_hosts_alike_is_not_convicted(bad: str) -> None:
     """It may be of their hardware: whoever knows that is asked."""
     older = {host: 0.08 for host in OLDER if host != bad}
-    found = judge(singles(older | {bad: 0.083}), PLACE)
+    found = judge(singles(older | {bad: 0.083}), SWITCHED)
     assert not found.accused
     unsure = {each.subject[0]: each for each in found.hosts if each.condition != "fit"}
     assert unsure.keys() == older.keys() | {bad} and "hardware" in unsure[bad].settle
 
 
-def test_what_shows_in_groups_alone_is_no_hardware() -> None:
-    slow = tuple(Planted("card", (host,), 0.08) for host in OLDER)
-    fleet = SimulatedFleet(PLACE, slow, seed=3, timed=True)
-    found = judge_state(hunt(fleet, 8).state)
-    named = {each.subject[0] for each in found.accused if not each.switch and len(each.hosts) == 1}
-    assert named <= set(OLDER) and len(named) >= 12 and not found.alike
-
-
 def test_faults_of_one_size_or_of_many_are_faults() -> None:
     """Eight of 64, or as many as one likes that are not alike; and what hosts behind one switch share."""
-    few = judge(singles(dict.fromkeys(OLDER[:8], 0.08)), PLACE)
+    few = judge(singles(dict.fromkeys(OLDER[:8], 0.08)), SWITCHED)
     assert {each.subject[0] for each in few.accused} == set(OLDER[:8]) and not few.alike
     unlike = {host: 0.05 + 0.02 * number for number, host in enumerate(OLDER)}
-    many = judge(singles(unlike), PLACE)
+    many = judge(singles(unlike), SWITCHED)
     assert {each.subject[0] for each in many.accused} == set(OLDER) and not many.alike
     rack = judge(singles(dict.fromkeys(HOSTS[:8], 0.08))[:48], Topology(HOSTS[:16], (("leaf0", HOSTS[:8]),)))
     assert not rack.alike
@@ -133,7 +85,7 @@ def test_few_may_be_nearly_as_slow(strays: int, groups: int) -> None:
     """Two hosts at 5 %, beside 16 at 8 %, are strays; with more, the 16 are not judged apart, and only
     suspected."""
     others = [host for host in HOSTS if host not in OLDER][::8][:strays]  # not behind one switch
-    found = judge(singles(dict.fromkeys(OLDER, 0.08) | dict.fromkeys(others, 0.05)), PLACE)
+    found = judge(singles(dict.fromkeys(OLDER, 0.08) | dict.fromkeys(others, 0.05)), SWITCHED)
     assert len(found.alike) == groups
     assert {each.subject[0] for each in found.accused} == set(others)
     unsure = {each.subject[0] for each in found.hosts if each.condition not in ("fit", "slow")}
@@ -154,65 +106,6 @@ def test_one_of_four_jobs_in_groups_may_be_read_as_fast(jobs: int, forgiven: boo
                 made.append(
                     Observation(f"{pair}{wave}", pair, (1.08 if slow else 1.0) * draw.gauss(1, 0.004))
                 )
-    readings, _ = read(side_by_side(made, []), PLACE)
-    (group,) = hosts_alike(made, readings, PLACE, Settings())
+    readings, _ = read(side_by_side(made, []), SWITCHED)
+    (group,) = hosts_alike(made, readings, SWITCHED, Settings())
     assert (older[0] in group.hosts) == forgiven
-
-
-def logs_of_two_kinds(folder: Path) -> set[str]:
-    """Two jobs of each of 16 hosts, of which four are 8 % slower, and one of these 12 % slower still."""
-    slow = {f"lx{number:02d}" for number in range(1, 16, 4)}
-    for number in range(16):
-        for job in range(2):
-            slower = (1.08 if number % 4 == 1 else 1.0) * (1.12 if number == 5 else 1.0)
-            pace = 0.2 * slower * (1 + 0.002 * ((7 * number + 3 * job) % 5 - 2))
-            lines = chat_log([f"lx{number:02d}"], pace)
-            (folder / f"{number}-{job}.log").write_text("\n".join(lines) + "\n")
-    return slow
-
-
-def test_hardware_that_the_user_names_is_judged_apart(tmp_path: Path) -> None:
-    older = logs_of_two_kinds(tmp_path)
-    found = judge_logs(tmp_path, hardware=[f"older={','.join(sorted(older))}"])
-    (bad,) = (each for each in found.hosts if each.condition == "slow")
-    assert bad.hosts == ["lx05"] and bad.slower == pytest.approx(0.12, abs=0.01)
-    assert found.summary["fit"] == 15 and not any("other hardware?" in note for note in found.notes)
-    of_older = {job.work for job in found.jobs if older & set(job.hosts)}
-    assert len(of_older) == 1 and of_older.isdisjoint(
-        job.work for job in found.jobs if not older & set(job.hosts)
-    )
-
-
-def test_a_job_on_both_kinds_is_compared_with_such_jobs_alone(tmp_path: Path) -> None:
-    hosts = [f"lx{number:02d}" for number in range(8)]
-    for number in range(0, 8, 2):
-        for job, pair in enumerate((hosts[number : number + 2], [hosts[number], hosts[(number + 3) % 8]])):
-            (tmp_path / f"{number}-{job}.log").write_text("\n".join(chat_log(pair, 0.2)) + "\n")
-    found = judge_logs(tmp_path, hardware=["a=lx[00-03]", "b=lx[04-07]"])
-    ends = {work.rpartition(", ")[2] for work in (job.work for job in found.jobs)}
-    assert ends == {"on a", "on b", "on a and b"}
-
-
-@pytest.mark.parametrize(
-    "given", [["older"], ["older="], ["=lx01"], ["a=lx01", "b=lx[00-03]"], ["older=nosuch"]]
-)
-def test_hardware_that_cannot_be(given: list[str], tmp_path: Path) -> None:
-    logs_of_two_kinds(tmp_path)
-    with pytest.raises(UsageError) as error:
-        judge_logs(tmp_path, hardware=given)
-    assert "--hardware" in str(error.value)
-
-
-def test_from_logs(tmp_path: Path) -> None:
-    for number in range(16):
-        for job in range(2):
-            slower = 1.08 if number % 4 == 1 else 1.0
-            pace = 0.2 * slower * (1 + 0.002 * ((7 * number + 3 * job) % 5 - 2))
-            lines = chat_log([f"lx{number:02d}"], pace)
-            (tmp_path / f"{number}-{job}.log").write_text("\n".join(lines) + "\n")
-    found = judge_logs(tmp_path)
-    assert found.summary["slow"] == 0 and found.summary["probably fit"] == 4 and found.gate is Gate.OPEN
-    assert any("4 hosts alike" in note and "--hardware" in note for note in found.notes)
-    works = {job.work for job in found.jobs}
-    assert len(works) == 2 and works == {each.work for each in found.peers}
-    assert all(abs(job.slower or 0) < 0.02 for job in found.jobs)

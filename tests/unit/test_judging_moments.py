@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from dataclasses import replace
 
@@ -9,7 +10,10 @@ import pytest
 
 from muster.core.state import State
 from muster.judging import Observation, Settings, Topology, judge
-from muster.judging.detrend import moments_of, side_by_side
+from muster.judging.detrend import Detrended, moments_of, side_by_side
+from muster.judging.joblogs import observation_of
+from muster.judging.readings import read
+from muster.readers.base import JobLog, MeasuredWindows
 
 HOSTS = tuple(f"n{i}" for i in range(5))
 
@@ -177,3 +181,60 @@ def test_what_few_jobs_leave_of_a_moment_is_in_doubt() -> None:
         ]
         doubts.append(max(side_by_side(jobs, moments_of(jobs)).doubts))
     assert doubts[0] > doubts[1] > 0
+
+
+def test_less_than_half_of_a_job_is_not_the_same_moment() -> None:
+    """40 of 100 seconds beside the first job: another moment; 50 of 100: the same."""
+    for began, alike in ((60.0, False), (50.0, True)):
+        jobs = [
+            Observation("a", ("n1",), 1.0, began=0.0, ended=100.0),
+            Observation("b", ("n2",), 1.0, began=began, ended=began + 100.0),
+        ]
+        first, second = moments_of(jobs)
+        assert (first == second) is alike
+
+
+def test_what_hosts_computed_in_a_slow_moment_is_mended_as_their_steps_are() -> None:
+    """A moment of twice the time: steps and computing of pairs become those of the usual moment, sqrt(2)."""
+    jobs = [
+        Observation(
+            f"{pace}{n}",
+            (f"n{2 * n}", f"n{2 * n + 1}"),
+            pace,
+            computing=(pace / 2, pace / 4),
+            moment=str(pace),
+        )
+        for pace in (1.0, 2.0)
+        for n in range(8)
+    ]
+    for each in side_by_side(jobs, moments_of(jobs)).observations:
+        assert each.seconds == pytest.approx(2**0.5, rel=1e-3)
+        assert each.computing == pytest.approx((2**0.5 / 2, 2**0.5 / 4), rel=1e-3)
+
+
+MANY = tuple(f"n{i:02d}" for i in range(16))
+
+
+def test_what_stays_unknown_of_a_moment_is_in_the_readings_doubt() -> None:
+    """sqrt(deviation^2 + 0.03^2), of steps and of what hosts computed; without a doubt the deviation."""
+    jobs = tuple(
+        Observation(str(n), MANY[2 * n : 2 * n + 2], 1 + n / 1000, computing=(1 + n / 2000, 1 - n / 2000))
+        for n in range(8)
+    )
+    rows, bases = read(Detrended(jobs, (0.03**2, *[0.0] * 7)), Topology(MANY))
+    for row, sigma in enumerate(rows.sigma):
+        base = bases[rows.kind[row]].sigma
+        assert sigma == pytest.approx(math.hypot(base, 0.03) if rows.source[row] == 0 else base)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "quiet", "paced"), [(100, 25, True), (100, 200, False), (3000, 400, False)]
+)
+def test_a_job_that_stood_still_before_it_was_ended_has_no_pace(
+    seconds: float, quiet: float, paced: bool
+) -> None:
+    """Of a short job a fifth of its time, or half a minute; of a long one five minutes."""
+    measured = MeasuredWindows(steps=100, skipped=0, samples=1000.0, seconds=seconds, windows=100)
+    log = JobLog(job="x", outcome=State.TIMEOUT, hosts=("n1",), measured=measured, quiet=quiet)
+    observation = observation_of(log, "w")
+    assert observation is not None and (observation.seconds is not None) == paced

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 from muster.judging import Settings
 from muster.judging.joblogs import judged
-from muster.judging.logs import judge
 from muster.readers._paths import hosts_of_path
-from muster.readers.base import JobLog
-from tests.unit.logs import chat_log, metaseq_log, one
+from tests.unit.logs import metaseq_log, one
 
 
 @pytest.mark.parametrize(
@@ -88,33 +84,6 @@ UNKNOWN = {
 }
 
 
-@pytest.mark.parametrize("case", UNKNOWN)
-def test_a_job_on_unknown_hosts_is_no_evidence(case: str) -> None:
-    """It acquits nobody and accuses nobody, and its note says why; one of them took twice as long."""
-    lines, path = UNKNOWN[case]
-    logs = [one([*lines, *metaseq_log(step=40 if n == 3 else 20)], path.format(n)) for n in range(12)]
-    found = judged("x", logs, Settings(), {})
-    assert not any(each.judged for each in found.jobs)
-    assert {each.condition for each in found.hosts} <= {"unknown"} and not found.accused
-    assert all("hosts" in " ".join(job.notes) for job in found.jobs)
-    assert any("12 jobs" in note and "hosts" in note for note in found.notes)
-    assert all("hosts" in each.reason for each in found.hosts)
-
-
-def test_tables_whose_names_have_a_list_of_hosts_and_a_job_number(tmp_path: Path) -> None:
-    """Eight hosts, alone and in pairs; one of them takes a tenth longer."""
-    names = [[f"gpu0{n}"] for n in range(1, 9)] + [[f"gpu0{n}", f"gpu0{n + 1}"] for n in range(1, 8)]
-    for number, hosts in enumerate(names):
-        slow = (1.1 if "gpu03" in hosts else 1.0) * len(hosts) ** 0.1 * (1 + (number * 37 % 11 - 5) / 5000)
-        name = hosts[0] if len(hosts) == 1 else f"gpu[{','.join(host[3:] for host in hosts)}]"
-        rows = ["it,s", *(f"{n},{0.2 * slow:.5f}" for n in range(40))]
-        (tmp_path / f"{name}.slurm-{10000 + number}.out.csv").write_text("\n".join(rows) + "\n")
-    found = judge(tmp_path, columns=["step=it", "seconds=s"])
-    assert [each.hosts for each in found.hosts] == [[f"gpu0{n}"] for n in range(1, 9)]
-    assert [each.hosts[0] for each in found.hosts if each.condition == "slow"] == ["gpu03"]
-    assert {job.hosts_from for job in found.jobs} == {"guess: file name"}
-
-
 def test_ranks_that_go_on_make_the_hosts_known() -> None:
     """Files of two hosts, each of which knows of 16 ranks."""
     logs = [one(["world_size = 16", *metaseq_log()], f"run/node0{r // 8}.rank{r}.log") for r in range(16)]
@@ -123,54 +92,4 @@ def test_ranks_that_go_on_make_the_hosts_known() -> None:
     assert {tuple(each.hosts) for each in found.jobs} == {("node00", "node01")}
 
 
-def test_a_failed_job_on_unknown_hosts_accuses_none() -> None:
-    crash = [
-        "Traceback (most recent call last):",
-        "RuntimeError: CUDA error: uncorrectable ECC error encountered",
-    ]
-    logs = [one(["world_size = 64", *crash], f"node{n}.log") for n in range(3)]
-    assert not judged("x", logs, Settings(), {}).accused
-    said = one(["node3 slots=8", "node4 slots=8", *crash[:1], f"node4: {crash[1]}"], "slurm-5.out")
-    assert said.failed_hosts == ("node4",)
-
-
-def test_a_host_with_and_without_its_domain_is_one() -> None:
-    logs = [of([f"n{n}"], n, 0.2) for n in range(4)] + [
-        of([f"n{n}.cluster.local"], 9 + n, 0.2) for n in range(3)
-    ]
-    logs.append(of(["other.cluster.local", "10.0.0.1"], 20, 0.2))
-    found = judged("x", logs, Settings(), {})
-    assert {each.hosts[0] for each in found.hosts} == {
-        "n0",
-        "n1",
-        "n2",
-        "n3",
-        "other.cluster.local",
-        "10.0.0.1",
-    }
-
-
-def of(hosts: list[str], number: int, step: float) -> JobLog:
-    return one(chat_log(hosts, step * (1 + (number * 37 % 11 - 5) / 5000)), f"{number}.log")
-
-
-def test_no_host_in_two_jobs_is_said() -> None:
-    alone = [of([f"n{n}"], n, 0.2) for n in range(12)]
-    found = judged("x", alone, Settings(), {})
-    assert any("12 jobs" in note and "no host" in note for note in found.notes)
-    pairs = [of([f"n{n}", f"n{n + 1}"], 20 + n, 0.21) for n in range(0, 12, 2)]
-    assert not any("no host" in note for note in judged("x", [*alone, *pairs], Settings(), {}).notes)
-    assert not any("no host" in note for note in judged("x", alone[:4], Settings(), {}).notes)
-
-
 # ---- several jobs in one file ------------------------------------------------------------------------------
-
-
-def test_a_name_like_no_other_is_no_host(tmp_path: Path) -> None:
-    """Models, data sets and experiments have numbers too; hosts come in series, or say what they are."""
-    for name in ("t5-small", "wmt16-en-de", "abc9", "cifar10", "alpha1", "alpha2", "node7"):
-        (tmp_path / f"{name}.log").write_text("\n".join(metaseq_log()) + f"\n{name}\n")
-    found = judge(tmp_path)
-    assert [each.hosts for each in found.hosts] == [["alpha1"], ["alpha2"], ["node7"]]
-    lone = next(job for job in found.jobs if job.job == "cifar10.log")
-    assert (lone.hosts, lone.hosts_from, lone.outcome) == ((), "", "succeeded")

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import gzip
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 
-from muster.judging.logs import judge
 from muster.readers.base import JobLog
-from tests.unit.logs import chat_log, one
+from tests.unit.logs import LOGS, chat_log, one
 
 PREFIXES = {
     "srun --label": "0: ",
@@ -59,12 +57,9 @@ SHAPES: dict[str, tuple[str, Callable[[str], bytes]]] = {
 }
 
 
-@pytest.mark.parametrize("name", SHAPES)
-def test_files_in_other_shapes(name: str, tmp_path: Path) -> None:
-    ending, write = SHAPES[name]
-    lines = chat_log(["n1", "n2"])
-    (tmp_path / f"x.{ending}").write_bytes(write("\n".join(lines) + "\n"))
-    (job,) = judge(tmp_path).jobs
-    expected = one(lines)
-    assert (job.outcome, tuple(job.hosts), job.steps) == ("succeeded", expected.hosts, expected.steps)
-    assert job.samples_per_second == pytest.approx(expected.rate)
+@pytest.mark.parametrize("label", ["[rank0]:", "0: ", "[default0]:", "[1,0]<stdout>:"])
+def test_labels_of_launchers_change_nothing(label: str) -> None:
+    for name in ("megatron", "olmo", "composer", "modded", "nemo", "nano"):
+        lines = LOGS[name].strip("\n").split("\n")
+        job, labelled = one(lines), one([label + line for line in lines])
+        assert labelled.measured == job.measured and labelled.batch == job.batch

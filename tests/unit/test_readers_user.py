@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from muster.core.errors import UsageError
-from muster.judging.logs import judge
 from muster.readers._live import Live
 from muster.readers._user import FIELDS, PLACES, Expression, UserFormat
 from tests.unit.logs import read_log
@@ -16,11 +15,6 @@ from tests.unit.logs import read_log
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "judge.md"
 STEP = r"it=(?P<step>\d+) loss=(?P<loss>\S+) dt=(?P<ms>[\d.]+)"
 BATCH = r"^batch (?P<batch>\d+)"
-
-
-def own(steps: int = 40, dt: float = 250.0, head: str = "") -> list[str]:
-    """A line for every step of `dt` milliseconds, of 32 samples."""
-    return ["batch 32", *(f"{head}it={n} loss={9 / n:.3f} dt={dt}" for n in range(1, steps + 1)), "end"]
 
 
 # ---- lines -------------------------------------------------------------------------------------------------
@@ -98,21 +92,6 @@ def test_columns_that_are_refused(columns: list[str], what: str) -> None:
 
 
 # ---- paths -------------------------------------------------------------------------------------------------
-
-
-def test_files_of_one_job_count_once(tmp_path: Path) -> None:
-    """Two hosts' own logs of each of four jobs; one host is slow in both of its jobs."""
-    for number, hosts in enumerate((("n1", "n2"), ("n3", "n4"), ("n1", "n3"), ("n2", "n4"))):
-        for host in hosts:
-            file = tmp_path / f"job{number}" / f"{host}.log"
-            file.parent.mkdir(exist_ok=True)
-            file.write_text("\n".join(own(dt=300 if "n4" in hosts else 250)))
-    pattern = r"(?P<job>job\d)/(?P<host>n\d)"
-    found = judge(tmp_path, lines=[STEP], host_pattern=pattern, workload="ours")
-    assert {tuple(job.hosts) for job in found.jobs if job.judged} == {
-        ("n1", "n2"), ("n3", "n4"), ("n1", "n3"), ("n2", "n4")
-    }  # fmt: skip
-    assert sum(job.judged for job in found.jobs) == 4 and len(found.jobs) == 8
 
 
 def test_the_pages_example() -> None:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from muster.readers.base import HEAD, TAIL, LogWindow, Series
+from muster.readers._read import contradicting
+from muster.readers.base import HEAD, TAIL, LogWindow, MeasuredWindows, Reading, Series
 
 WINDOWS = st.builds(
     LogWindow,
@@ -54,3 +57,11 @@ def test_nonsense_is_no_window() -> None:
     ):
         series.add(window)
     assert series.measured() is None
+
+
+def test_formats_that_count_unlike_things_do_not_contradict_each_other() -> None:
+    steps = MeasuredWindows(steps=10, skipped=0, samples=10.0, seconds=10.0, unit="steps")
+    samples = replace(steps, samples=640.0, unit="samples")
+    first, other = Reading("a", unit="steps"), Reading("b", sure=False)
+    assert contradicting([(first, steps), (other, samples)]) is None
+    assert contradicting([(first, replace(samples, samples=700.0)), (other, samples)]) == 64.0

@@ -7,16 +7,9 @@ from public notes on fine-tuning ESM2 (April 2025).
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
-from muster.judging import Settings
-from muster.judging.joblogs import judged
-from muster.judging.logs import judge
 from muster.readers._frame import Frame, described
-from muster.readers.base import JobLog
-from tests.unit.logs import at, one
 
 # No line of 2023 says with which command a process was spawned: it stands in the runner's alone.
 RUNNER = (
@@ -35,17 +28,6 @@ PDSH = (
 )
 SCRIPT = "/home/ubuntu/x/training/step1_supervised_finetuning/main.py"
 ARGUMENTS = "--data_path Dahoas/full-hh-rlhf --model_name_or_path facebook/opt-13b --lora_dim 128 --deepspeed"
-
-
-def timed(host: str, *more: str, step: float = 0.2, batch: int = 64) -> list[str]:
-    """A log of 2023 with DeepSpeed's own lines, on this host."""
-    lines = [f"{host} slots=1", *more, f"[{at(9)}] [INFO] [config.py:964:print]   train_batch_size  {batch}"]
-    lines += [
-        f"[{at(10 + n * step)}] [INFO] [timer.py:199:stop] epoch=0/micro_step={n}/global_step={n}, "
-        f"RunningAvgSamplesPerSec={batch / step}, CurrSamplesPerSec={batch / step}, MemAllocated=5.53GB"
-        for n in range(10, 120, 10)
-    ]
-    return [*lines, f"[{at(99)}] [INFO] [launch.py:347:main] Process 26410 exits successfully."]
 
 
 def test_the_runner_and_the_launcher_say_the_same() -> None:
@@ -79,48 +61,3 @@ def test_other_runners(command: str, stem: str) -> None:
     frame.line(f"[2024-07-08 07:03:48,220] [INFO] [runner.py:9:main] cmd = {command}")
     assert (frame.workload, frame.recipe) == (stem, f"{stem} --lr 1")
     assert described(["python", "-u", "-m", "pkg.train", "--config", "x.py"])[0] == "pkg.train"
-
-
-def fleet(lines: list[str], count: int, first: int = 0, step: float = 0.2) -> list[JobLog]:
-    return [
-        one(timed(f"n{first + n}", *lines, step=step * (1 + (n * 37 % 11 - 5) / 5000)), f"{first + n}.log")
-        for n in range(count)
-    ]
-
-
-def test_jobs_of_another_model_are_not_slow() -> None:
-    """As hosts that ran opt-66b were, beside those that ran opt-1.3b."""
-    small = fleet([RUNNER.format(world=WORLD, model="opt-1.3b")], 8)
-    large = fleet([RUNNER.format(world=WORLD, model="opt-66b")], 6, first=8, step=0.6)
-    found = judged("x", [*small, *large], Settings(), {})
-    assert not found.accused and not found.summary["slow"]
-    assert len(found.peers) == 2
-
-
-def test_jobs_of_which_no_log_says_what_they_trained_are_compared_with_none() -> None:
-    found = judged("x", [*fleet([], 8), *fleet([], 6, first=8, step=0.6)], Settings(), {})
-    assert not found.accused and found.summary["unknown"] == 14 and not found.peers
-    assert len({job.work for job in found.jobs}) == 14
-    assert all("what it trained" in " ".join(job.notes) for job in found.jobs)
-    assert {each.reason for each in found.hosts} == {found.hosts[0].reason}
-    assert "trained" in found.hosts[0].reason
-    assert any("14 jobs" in note and "--workload" in note for note in found.notes)
-
-
-def test_what_was_trained_can_be_said(tmp_path: Path) -> None:
-    for number in range(9):
-        step = 0.2 * (1 + (number * 37 % 11 - 5) / 5000) * (1.1 if number == 4 else 1)
-        (tmp_path / f"{number}.log").write_text("\n".join(timed(f"n{number}", step=step)) + "\n")
-    assert judge(tmp_path).summary["unknown"] == 9
-    found = judge(tmp_path, workload="gpt2")
-    assert {job.workload for job in found.jobs} == {"gpt2"}
-    (peers,) = found.peers
-    assert peers.jobs == 8
-    assert found.jobs[4].slower == pytest.approx(0.1, abs=0.005)
-
-
-def test_a_job_of_an_unknown_work_can_still_fail() -> None:
-    """An error of hardware needs no peers."""
-    lines = [*timed("n7")[:9], "RuntimeError: CUDA error: uncorrectable ECC error encountered"]
-    found = judged("x", [*fleet([], 5), one(lines, "7.log")], Settings(), {})
-    assert [each.hosts for each in found.hosts if each.condition == "failing"] == [["n7"]]

@@ -15,7 +15,6 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -192,120 +191,6 @@ def told(watch: Stragglers, stream: Sequence[events.Event]) -> list[Pace]:
     return [found for event in stream if (found := watch.add(event)) is not None]
 
 
-def test_windows_name_the_host_that_waits_least_and_say_when_it_is_over() -> None:
-    watch = Stragglers(a_run())
-    slow = [window(10 * n, rank, 0.05 if rank == 1 else 0.3) for n in range(1, 12) for rank in range(3)]
-    (found,) = told(watch, slow)
-    (worst,) = found.stragglers
-    assert (worst.host, worst.kind, worst.part) == ("b", "computation", "backward")
-    assert worst.first_step == 10 * (1 + FEWEST), "the first window is the warm-up"
-    assert worst.cost == pytest.approx(0.25 / 0.75)
-    assert "b makes every step 33 % longer: its own computation takes 36 % longer" in worst.words
-    well = [window(10 * n, rank, 0.3) for n in range(12, 40) for rank in range(3)]
-    (found,) = told(watch, well)
-    assert [each.last_step for each in found.stragglers] != [None]
-    last = watch.pace()
-    assert last is not None and last.within == pytest.approx(0.0)
-
-
-def test_a_host_that_is_less_slow_than_it_was_stays_named() -> None:
-    """What is not sure enough to be named anew is not taken back."""
-    watch = Stragglers(a_run())
-    shares = [0.05] * 8 + [0.26] * 40  # of waiting; the others wait 0.3
-    stream = [
-        window(10 * n, rank, share if rank == 1 else 0.3)
-        for n, share in enumerate(shares, 1)
-        for rank in range(3)
-    ]
-    (found,) = told(watch, stream)
-    last = watch.pace()
-    assert last is not None
-    for pace in (found, last):
-        assert [(each.host, each.last_step) for each in pace.stragglers] == [("b", None)]
-
-
-def test_a_host_whose_batches_are_slow() -> None:
-    watch = Stragglers(a_run())
-    parts = {"forward": 0.2, "backward": 0.4}
-    stream = [
-        window(10 * n, rank, 0, data_seconds=0.4 if rank == 2 else 0.1, parts={**parts, "waiting": waits})
-        for n in range(1, 9)
-        for rank, waits in enumerate((0.3, 0.3, 0.0))
-    ]
-    (found,) = told(watch, stream)
-    assert found.stragglers[0].words.startswith("c makes every step 43 % longer: getting its batches")
-
-
-def test_of_several_ranks_the_one_that_all_wait_for_tells_why() -> None:
-    places = place([(Host("a"), 2), (Host("b"), 2)])
-    watch = Stragglers(Job("r", "ssh", places, Batch(1, 1, 4), "fp32", "cpu", {}))
-    slow = {"data_seconds": 0.4, "parts": {"forward": 0.2, "backward": 0.4, "waiting": 0.0}}
-    well = {"data_seconds": 0.1, "parts": {"forward": 0.2, "backward": 0.4, "waiting": 0.3}}
-    stream = [
-        window(10 * n, rank, 0, host="ab"[rank // 2], **(slow if rank == 0 else well))
-        for n in range(1, 9)
-        for rank in range(4)
-    ]
-    (found,) = told(watch, stream)
-    assert [(each.host, each.part) for each in found.stragglers] == [("a", "data")]
-
-
-def test_no_part_is_blamed_for_what_none_tells_of() -> None:
-    """A host that generates answers more slowly, and whose forward passes are a little longer."""
-    watch = Stragglers(a_run())
-    stream = [
-        window(10 * n, rank, 0, parts={"forward": 0.12 if rank == 2 else 0.1, "waiting": waits})
-        for n in range(1, 9)
-        for rank, waits in enumerate((0.5, 0.5, 0.1))
-    ]
-    (found,) = told(watch, stream)
-    assert [(each.host, each.part) for each in found.stragglers] == [("c", None)]
-
-
-def test_a_healthy_run_says_within_how_much() -> None:
-    watch = Stragglers(a_run())
-    rng = random.Random(0)
-    stream = [window(10 * n, rank, 0.3 + rng.gauss(0, 0.003)) for n in range(1, 20) for rank in range(3)]
-    assert not told(watch, stream)
-    found = watch.pace()
-    assert found is not None and found.within is not None and found.within < 0.01
-    assert found.words.startswith("none of 3 hosts is slow: what each does itself differs by 0.")
-
-
-def test_a_command_is_told_by_the_kernel_on_cpus_alone() -> None:
-    """A rank of a GPU that waits for it looks as if it computed."""
-    progress = events.Progress(time=0, format="nanoGPT", step=7)
-    stream = [sample(at, rank, 0.9 if rank == 0 else 0.6) for at in range(1, 10) for rank in range(3)]
-    (found,) = told(Stragglers(a_run()), [progress, *stream])
-    assert [(each.host, each.first_step) for each in found.stragglers] == [("a", 7)]
-    assert not told(Stragglers(a_run("cuda")), [progress, *stream])
-    assert not told(Stragglers(a_run()), stream), "before a step is known, ranks start"
-
-
-def test_of_commands_that_tell_phases_batches_and_forward_passes_count() -> None:
-    phases = {"forward": 0.2, "backward": 0.5}
-    watch = Stragglers(a_run())
-    stream = [
-        window(10 * n, rank, 0, parts={}, phases=phases, data_seconds=0.3 if rank == 0 else 0.1)
-        for n in range(1, 9)
-        for rank in range(3)
-    ]
-    (found,) = told(watch, stream)
-    assert [(each.host, each.part, each.cost) for each in found.stragglers] == [
-        ("a", "data", pytest.approx(0.25))
-    ]
-
-
-def test_profiled_windows_tell_nothing() -> None:
-    watch = Stragglers(a_run())
-    stream = [
-        window(10 * n, rank, 0.05 if rank == 1 else 0.3, profiled=True)
-        for n in range(1, 12)
-        for rank in range(3)
-    ]
-    assert not told(watch, stream) and watch.pace() is None
-
-
 def test_one_that_is_missed_now_and_then_is_not_over(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nor does a link of it become slow in such a moment: who has no time acknowledges late."""
     watch = Stragglers(a_run())
@@ -339,34 +224,6 @@ def test_it_is_written_down_and_shown(tmp_path: Path) -> None:
     assert fold([*events.read_events(run.events), attempt]).pace is None, "another attempt, other hosts"
 
 
-def test_a_host_for_which_the_others_sleep_whole_samples() -> None:
-    """Nobody can divide by what they do."""
-    watch = Stragglers(a_run())
-    stream = [sample(at, rank, 1.0 if rank == 2 else 0.0) for at in range(1, 9) for rank in range(3)]
-    (found,) = told(watch, [events.Progress(time=0, format="nanoGPT", step=1), *stream])
-    assert (
-        "c makes every step 1000 times as long: its own computation takes 1000 times as long as"
-        in found.words
-    )
-    assert Pace.model_validate_json(found.model_dump_json()) == found
-
-
-@pytest.mark.parametrize("silent", [0, 2])
-def test_a_host_that_samples_late_keeps_nothing_back(silent: int) -> None:
-    """The first and the last host of a job are like all others: of twenty one may say nothing."""
-    names = [f"h{n}" for n in range(20)]
-    job = replace(a_run(), placements=place([(Host(name), 1) for name in names]))
-    watch = Stragglers(job)
-    watch.add(events.Progress(time=0, format="nanoGPT", step=1))
-    stream = [
-        events.Hardware(time=at, heard=at, host=name, seconds=2.0, own={n: 1.6 if n == 5 else 1.0})
-        for at in range(1, 9)
-        for n, name in enumerate(names)
-        if n != (0 if silent == 0 else 19)
-    ]
-    assert [each.host for found in told(watch, stream) for each in found.stragglers] == ["h5"]
-
-
 def test_what_a_host_makes_up_stops_nobody() -> None:
     """Windows of ranks that are another's or nobody's, and times that are none."""
     watch = Stragglers(a_run())
@@ -394,38 +251,6 @@ def test_what_a_host_makes_up_stops_nobody() -> None:
 RING = {"a": "b", "b": "c", "c": "a"}
 
 
-def ring(busy: dict[tuple[str, str], float]) -> list[events.Event]:
-    rng = random.Random(1)
-    return [
-        events.Progress(time=0, format="nanoGPT", step=7),
-        *(
-            sample(at, rank, 0.3, [(RING[host], busy[host, RING[host]] * (1 + rng.gauss(0, 0.02)))])
-            for at in range(1, 14)
-            for rank, host in enumerate(HOSTS)
-        ),
-    ]
-
-
-@pytest.mark.parametrize(
-    ("busy", "host", "to"),
-    [
-        ((0.5, 0.5, 0.4), "b", None),  # all that goes to b and comes from it
-        ((0.4, 0.55, 0.4), "b", "c"),  # one way alone
-        ((0.4, 0.41, 0.42), None, None),
-        ((0.03, 0.04, 0.03), None, None),  # hardly used: it costs nothing
-    ],
-)
-def test_a_slow_link(busy: tuple[float, ...], host: str | None, to: str | None) -> None:
-    ends = [("a", "b"), ("b", "c"), ("c", "a")]
-    watch = Stragglers(a_run())
-    told(watch, ring(dict(zip(ends, busy, strict=True))))
-    found = watch.pace()
-    assert found is not None
-    assert [(each.host, each.to, each.kind) for each in found.stragglers] == (
-        [(host, to, "link")] if host else []
-    )
-
-
 def links_of(count: int, slow: Callable[[int, int], float], scale: Callable[[int, int], float]) -> list[Any]:
     """All to all: a second each for so many bytes, times what is slow."""
     rng = random.Random(3)
@@ -448,11 +273,6 @@ def test_links_that_carry_another_load_are_not_compared() -> None:
     assert slow_link(link_speeds(more)) is None
     two_speeds = links_of(8, lambda a, b: 2.0 if max(a, b) > 3 else 1.0, lambda a, b: 1.0)
     assert slow_link(link_speeds(two_speeds)) is None, "half of a switch is nobody's fault"
-
-
-def test_one_host_has_nothing_to_compare() -> None:
-    watch = Stragglers(a_run(hosts=1))
-    assert not told(watch, [window(10 * n, 0, 0.3) for n in range(1, 9)]) and watch.pace() is None
 
 
 # --- the agent's part --------------------------------------------------------------------------------------
