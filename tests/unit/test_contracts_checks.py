@@ -152,6 +152,34 @@ def judged(family: Family, heard: dict[str, HostAnswers], told: Context) -> list
     return family.judge(answers, peers, told)
 
 
+@EACH
+@pytest.mark.parametrize("changes", CONTEXTS, ids=["local", "recipe", "gpus", "no gpus", "no transport"])
+def test_every_check_has_one_finding_per_host(
+    family: Family, changes: dict[str, Any], heard: dict[str, HostAnswers]
+) -> None:
+    """And judging changes nothing, is the same twice, and has no finding about nobody."""
+    told = context(**changes)
+    before = json.dumps([one.answers.get(family.name) for one in heard.values()])
+    found = judged(family, heard, told)
+    assert found == judged(family, heard, told)
+    assert before == json.dumps([one.answers.get(family.name) for one in heard.values()])
+    assert family.judge({}, {}, told) == []
+    if family.judge_group is not None:
+        assert found == []  # real ranks answer it
+        return
+    assert sorted((each.check, each.host) for each in found) == sorted(
+        (check.name, host) for check in family.checks for host in HOSTS
+    )
+    for each in found:
+        assert isinstance(each.level, Level)
+        assert family.name != "gpu" or told.gpus_expected is not False or each.level != Level.PASS
+        if each.level in (Level.WARN, Level.FAIL):
+            assert each.problem and each.evidence and each.remedy, each
+        if each.level in (Level.UNKNOWN, Level.NOT_APPLICABLE):
+            assert each.problem, each
+        assert all(host not in each.problem for host in HOSTS), each  # hosts would not fold
+
+
 # ---- profiles ----------------------------------------------------------------------------------------------
 
 
