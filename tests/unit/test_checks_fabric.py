@@ -114,6 +114,7 @@ def missing(question: str, *ranks: int) -> dict[str, Any]:
 
 DONE = {"kind": "done"}
 ALL_DONE = [(rank, DONE) for rank in range(3)]
+NO_SPACE = {"kind": "failed", "question": "disk", "what": "OSError: no space left"}
 NO_MEMORY = {"kind": "failed", "question": "broadcast", "what": "RuntimeError: out of memory"}
 
 
@@ -148,6 +149,10 @@ def test_a_killed_rank_is_blamed_and_its_victims_are_not() -> None:
         pytest.param(
             [(2, begin("points")), (0, DONE), (1, DONE)], Outcome(lost={"n2": "silent for 15 s"}),
             {"n2": "the host was lost: silent for 15 s"}, id="a lost host",
+        ),
+        pytest.param(
+            [(0, NO_SPACE), (2, begin("disk")), (0, DONE), (1, DONE)], Outcome(lost={"n2": "silent"}),
+            {"n0": "no space left", "n2": "the host was lost"}, id="a failure of its own beside a lost host",
         ),
         pytest.param(
             [*((rank, NO_MEMORY) for rank in range(3)), *ALL_DONE], Outcome(),
