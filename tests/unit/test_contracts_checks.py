@@ -29,6 +29,7 @@ from muster.core.recipe import Recipe
 from muster.core.registry import load_plugin, plugin_names
 from muster.fleet.launchers import local
 from muster.fleet.shell import Shell
+from tests.pages import distribution
 from tests.unit.judging import ASK
 from tests.unit.judging import context as context_of
 
@@ -233,10 +234,7 @@ def judge(answers, peers, context):
 def test_third_parties_bring_families(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """By an entry point; it is listed, asked and judged like ours, and replaces none of ours."""
     (tmp_path / "theirs_checks.py").write_text(THEIRS)
-    info = tmp_path / "theirs-1.0.dist-info"
-    info.mkdir()
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: theirs\nVersion: 1.0\n")
-    (info / "entry_points.txt").write_text("[muster.checks]\ntheirs = theirs_checks\ngpu = theirs_checks\n")
+    distribution(tmp_path, "theirs", "[muster.checks]\ntheirs = theirs_checks\ngpu = theirs_checks\n")
     monkeypatch.syspath_prepend(str(tmp_path))
     try:
         assert plugin_names("muster.checks")["gpu"] == "muster.checks.families.gpu"

@@ -28,6 +28,7 @@ from muster.readers import _feed, _read
 from muster.readers._live import Live
 from muster.runs.requirements import check_hosts, needed
 from muster.schemas.documents import recipe_schema
+from tests.pages import distribution
 
 Offer = Callable[..., None]
 TRL = "{'loss': 2.0, 'grad_norm': 1.0, 'learning_rate': 1e-05, 'epoch': 0.1}"
@@ -43,10 +44,7 @@ def offer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Offer]:
         for file, text in {"__init__.py": "", **files}.items():
             (tmp_path / folder / file).parent.mkdir(exist_ok=True)
             (tmp_path / folder / file).write_text(text)
-        info = tmp_path / f"{package.replace('-', '_')}-1.dist-info"
-        info.mkdir()
-        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {package}\nVersion: 1\n")
-        (info / "entry_points.txt").write_text(f"[{group}]\n{name} = {folder}\n")
+        distribution(tmp_path, package, f"[{group}]\n{name} = {folder}\n")
         made.append(folder)
         _forget()
 
