@@ -79,10 +79,15 @@ def offer(folder: Path, more: str = "") -> None:
     table = r"^\[project\.entry-points\.\"([\w.]+)\"\]\n((?:[\w-]+ = .+\n)+)"
     points = "".join(f"[{group}]\n{each}" for group, each in re.findall(table, project, re.MULTILINE))
     assert points
-    about = folder / "page-1.0.dist-info"
+    distribution(folder, "page", points.replace('"', "") + more)
+
+
+def distribution(folder: Path, name: str, entry_points: str) -> None:
+    """An installed package of a folder on the path, as far as entry points are looked for."""
+    about = folder / f"{name.replace('-', '_')}-1.dist-info"
     about.mkdir()
-    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: page\nVersion: 1.0\n")
-    (about / "entry_points.txt").write_text(points.replace('"', "") + more)
+    (about / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1\n")
+    (about / "entry_points.txt").write_text(entry_points)
 
 
 def blocks(page: Path) -> list[Block]:

@@ -9,13 +9,9 @@ import stat
 from pathlib import Path
 
 _REASONS = (
-    "gpu_idle",
-    "sw_power_cap",
-    "hw_slowdown",
-    "hw_thermal_slowdown",
-    "hw_power_brake_slowdown",
-    "sync_boost",
-)
+    "gpu_idle", "sw_power_cap", "hw_slowdown", "hw_thermal_slowdown", "hw_power_brake_slowdown",
+    "sync_boost", "sw_thermal_slowdown", "display_clocks_setting",
+)  # fmt: skip
 
 
 def tags(**values: object) -> str:
@@ -24,8 +20,9 @@ def tags(**values: object) -> str:
 
 
 def _reasons(word: str, active: tuple[str, ...]) -> str:
-    names = (*_REASONS, "sw_thermal_slowdown", "display_clocks_setting")
-    lines = {f"clocks_{word}_reason_{name}": "Active" if name in active else "Not Active" for name in names}
+    lines = {
+        f"clocks_{word}_reason_{name}": "Active" if name in active else "Not Active" for name in _REASONS
+    }
     return f"<clocks_{word}_reasons>{tags(**lines)}</clocks_{word}_reasons>"
 
 

@@ -67,20 +67,10 @@ def probed(family: str, second: bool = False, **ask: Any) -> Any:
 
 
 ASK: dict[str, Any] = {
-    "host": "a",
-    "address": "127.0.0.1",
-    "hosts": {"a": "127.0.0.1"},
-    "slots": 1,
-    "world_size": 1,
-    "token": "0123456789abcdef0123456789abcdef",
-    "launcher": "ssh",
-    "one_machine": False,
-    "python": None,
-    "controller_python": None,
-    "packages": list(PACKAGES),
-    "folders": {},
-    "timeout": 10.0,
-}
+    "host": "a", "address": "127.0.0.1", "hosts": {"a": "127.0.0.1"}, "slots": 1, "world_size": 1,
+    "token": "0123456789abcdef0123456789abcdef", "launcher": "ssh", "one_machine": False, "python": None,
+    "controller_python": None, "packages": list(PACKAGES), "folders": {}, "timeout": 10.0,
+}  # fmt: skip
 
 
 def transport(**changes: Any) -> Transport:

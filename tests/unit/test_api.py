@@ -58,11 +58,7 @@ def test_a_plan_and_what_a_user_can_cause() -> None:
     assert caught.value.hint
 
 
-def test_one_override_or_question_needs_no_list(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A string is a sequence as well: of its letters, which nobody means."""
-    planned = muster.plan("digits", on="h100:8", overrides="train.max_steps=7", traced=False)
-    assert planned == muster.plan("digits", on="h100:8", overrides=["train.max_steps=7"], traced=False)
-    assert planned != muster.plan("digits", on="h100:8", traced=False)
+def test_one_question_needs_no_list(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[object] = []
     monkeypatch.setattr("muster.runs.ask.check_trained", lambda run: None)
     monkeypatch.setattr("muster.runs.ask.ask", lambda run, questions, **more: asked.append(questions))
@@ -119,11 +115,19 @@ def test_what_help_names_is_there() -> None:
 
 
 @pytest.mark.parametrize(
-    "overrides", [{"train.max_steps": 7}, {"train": {"max_steps": 7}}, ["train.max_steps=7"]]
+    ("recipe", "overrides"),
+    [
+        ("digits", {"train.max_steps": 7}),
+        ("digits", {"train": {"max_steps": 7}}),
+        ("digits", ["train.max_steps=7"]),
+        ({"inherit": "digits", "train": {"max_steps": 7}}, ()),
+    ],
 )
-def test_overrides_may_be_a_mapping(overrides: object) -> None:
-    planned = muster.plan("digits", on="h100:8", overrides=overrides, traced=False)  # type: ignore[arg-type]
+def test_a_recipe_and_overrides_in_any_form(recipe: Any, overrides: Any) -> None:
+    """A string is a sequence as well: of its letters, which nobody means."""
+    planned = muster.plan(recipe, on="h100:8", overrides=overrides, traced=False)
     assert planned == muster.plan("digits", on="h100:8", overrides="train.max_steps=7", traced=False)
+    assert planned != muster.plan("digits", on="h100:8", traced=False)
 
 
 def test_values_of_overrides_are_what_they_are() -> None:
@@ -134,8 +138,6 @@ def test_values_of_overrides_are_what_they_are() -> None:
 
 
 def test_a_recipe_may_be_a_mapping() -> None:
-    planned = muster.plan({"inherit": "digits", "train": {"max_steps": 7}}, on="h100:8", traced=False)
-    assert planned == muster.plan("digits", on="h100:8", overrides="train.max_steps=7", traced=False)
     with pytest.raises(muster.RecipeError, match="max_stepz"):
         muster.plan({"inherit": "digits", "train": {"max_stepz": 7}}, on="h100:8", traced=False)
 
@@ -149,18 +151,18 @@ def test_what_is_no_recipe_is_said(recipe: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    "figures",
-    [{"samples": -3}, {"samples": 0}, {"price": math.nan}, {"tokens": 0}, {"tokens": 5, "samples": 5}],
-)
-def test_figures_that_cannot_be_planned_with_are_refused(figures: dict[str, Any]) -> None:
+    "given",
+    [
+        {"samples": -3}, {"samples": 0}, {"price": math.nan}, {"tokens": 0}, {"tokens": 5, "samples": 5},
+        {"jobs": 0}, {"minutes": 0}, {"minutes": -1}, {"minutes": math.nan},
+    ],
+)  # fmt: skip
+def test_figures_that_mean_nothing_are_refused(given: dict[str, Any]) -> None:
     with pytest.raises(muster.UsageError):
-        muster.plan("digits", on="h100:8", traced=False, **figures)
-
-
-@pytest.mark.parametrize("given", [{"jobs": 0}, {"minutes": 0}, {"minutes": -1}, {"minutes": math.nan}])
-def test_a_bench_without_jobs_or_time_is_refused(given: dict[str, Any]) -> None:
-    with pytest.raises(muster.UsageError):
-        muster.bench("acceptance", "local:2", **given)
+        if {"jobs", "minutes"} & set(given):
+            muster.bench("acceptance", "local:2", **given)
+        else:
+            muster.plan("digits", on="h100:8", traced=False, **given)
 
 
 def test_hosts_may_be_a_list_or_a_path(tmp_path: Path) -> None:
@@ -198,12 +200,10 @@ def test_ctrl_c_is_raised_once_the_run_has_ended() -> None:
     assert terminated() == "stopped by SIGTERM"
 
 
-def test_no_time_has_a_reason() -> None:
+def test_no_time_has_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the workload, or where operations are not counted."""
     planned = muster.plan("s1-opt-350m-ppo", on="h100:8", traced=False)
     assert planned.time is None and any("time" in note for note in planned.notes)
-
-
-def test_no_time_where_operations_are_not_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(families, "products", lambda config, shape: None)
     planned = muster.plan("digits", on="h100:8", traced=False)
     assert planned.time is None and UNCOUNTED in planned.notes

@@ -40,11 +40,15 @@ def test_an_answer_is_said_token_by_token() -> None:
         assert said == 2 * list(answer)
 
 
-def test_questions_that_are_none() -> None:
+def test_what_is_refused_before_a_model_is_loaded(tmp_path: Path) -> None:
     check_questions(["How many?"])
     for questions in ([], [""], ["How many?", " \t"]):
         with pytest.raises(UsageError):
             check_questions(questions)
+    run = RunFolder(tmp_path / "run")
+    run.create()
+    with pytest.raises(RunFolderError):
+        TrainedModel(run)
 
 
 def test_only_questions_that_can_be_scored_are() -> None:
@@ -94,13 +98,6 @@ def test_a_model_of_few_positions_is_asked_for_fewer_tokens(
     assert json.dumps(str(run.model)) in loading_lines(run)
 
 
-def test_nothing_is_started_for_a_run_without_a_model(tmp_path: Path) -> None:
-    run = RunFolder(tmp_path / "run")
-    run.create()
-    with pytest.raises(RunFolderError):
-        TrainedModel(run)
-
-
 class Told:
     """In a trained model's place: answers with what it heard, and keeps it."""
 
@@ -129,48 +126,45 @@ class Told:
 @pytest.mark.parametrize("converses", [True, False])
 def test_a_conversation_goes_on(converses: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """What was said before comes with each question, until /new; to a model that takes it."""
-    typed = iter(["one", " ", "two", "/new", "three"])
+    typed = iter(["one", " ", "two", "/new", "three", EOFError()])
 
     def asked(_: str) -> str:
-        try:
-            return next(typed)
-        except StopIteration:
-            raise EOFError from None
+        given = next(typed)
+        if isinstance(given, EOFError):
+            raise given
+        return given
 
     monkeypatch.setattr("builtins.input", asked)
     model = Told(converses)
     _talk(model, None)  # type: ignore[arg-type]
+    before = [("user", "one"), ("assistant", "one!")]
     if converses:
-        before = [("user", "one"), ("assistant", "one!")]
         assert model.heard == [("one", []), ("two", before), ("three", [])]
     else:
-        assert [each for each, _ in model.heard] == ["one", "two", "/new", "three"]
-        assert all(before == [] for _, before in model.heard)
+        assert model.heard == [(each, []) for each in ("one", "two", "/new", "three")]
 
 
-def test_what_asks_and_hears(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_asks_and_hears() -> None:
     """Earlier turns reach the model."""
     model = _Model.__new__(_Model)
     model.recipe = load_recipe("sft")
     heard: list[object] = []
     model.answerer = SimpleNamespace(answer=lambda questions, **more: (heard.append(more), (["yes"], 1.0))[1])
-    say = lambda **_: None  # noqa: E731
-    model.answer(
-        {"questions": ["And?"], "stream": False, "before": [["user", "Hi"], ["assistant", "Ho"]]}, say
-    )
-    model.answer({"questions": ["Hi"], "stream": False, "before": []}, say)
+    for before in ([["user", "Hi"], ["assistant", "Ho"]], []):
+        model.answer({"questions": ["And?"], "stream": False, "before": before}, lambda **_: None)
     assert heard == [{"before": [("user", "Hi"), ("assistant", "Ho")]}, {}]
 
 
 def test_an_empty_answer_is_seen(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     """By people; a program reads it as it is."""
-    monkeypatch.setattr(
-        Told, "ask", lambda *_, **__: Answers([{"question": "a", "predicted": " "}], 1.0, "cpu")
-    )
-    _answer(Told(), ["a"], None, evaluate=False, limit=None, json=False, file=Path("none"))  # type: ignore[arg-type]
-    assert capsys.readouterr().out.strip() == "(empty answer)"
-    _answer(Told(), ["a"], None, evaluate=False, limit=None, json=True, file=Path("none"))  # type: ignore[arg-type]
-    assert json.loads(capsys.readouterr().out)["answers"][0]["predicted"] == " "
+    empty = Answers([{"question": "a", "predicted": " "}], 1.0, "cpu")
+    monkeypatch.setattr(Told, "ask", lambda *_, **__: empty)
+    shown = []
+    for json_ in (False, True):
+        more: dict[str, Any] = {"evaluate": False, "limit": None, "json": json_, "file": Path("none")}
+        _answer(Told(), ["a"], None, **more)  # type: ignore[arg-type]
+        shown.append(capsys.readouterr().out.strip())
+    assert shown[0] == "(empty answer)" and json.loads(shown[1])["answers"][0]["predicted"] == " "
     print_answers([{"question": "a", "predicted": ""}, {"question": "b", "predicted": "yes"}])
     assert capsys.readouterr().out.count("(empty answer)") == 1
 

@@ -180,9 +180,16 @@ def train(model: Any) -> Any:
     return model.train()
 
 
-@pytest.mark.parametrize("implementation", ["sdpa", "eager"])
-@pytest.mark.parametrize("family", FAMILIES)
-def test_as_by_a_plain_recomputation(family: str, implementation: str) -> None:
+@pytest.mark.parametrize(
+    ("family", "implementation", "recomputed"),
+    [
+        *((family, name, False) for family in FAMILIES for name in ("sdpa", "eager")),
+        ("llama", "sdpa", True),  # what is done again in the backward pass is not measured
+    ],
+)
+def test_as_by_a_plain_recomputation(
+    family: str, implementation: str, recomputed: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Every layer's extremes; and the loss and the gradients are those of the unwatched model."""
     model, inputs = make(family, implementation)
     wanted = plain(family, model, inputs)
@@ -191,6 +198,8 @@ def test_as_by_a_plain_recomputation(family: str, implementation: str) -> None:
     gradients = {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
     bare = float(model(**inputs).loss.detach())
     model.zero_grad()
+    if recomputed:
+        model.gradient_checkpointing_enable({"use_reentrant": False})
     listening = Listening(model, window=1)
     (loss,) = listening.step(inputs)
     ((kind, event),) = listening.events
@@ -204,6 +213,9 @@ def test_as_by_a_plain_recomputation(family: str, implementation: str) -> None:
     assert gradients and all(
         torch.equal(p.grad, gradients[name]) for name, p in model.named_parameters() if name in gradients
     )
+    line = capsys.readouterr().out.splitlines()[-1]  # they stand in the log, too
+    for name, value in (("largest", max(event["largest"])), ("smallest", min(event["smallest"]))):
+        assert f"{value:.5g} ({event['layers'][event[name].index(value)]})" in line
 
 
 def test_only_the_last_micro_step_of_a_window_is_watched(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -227,18 +239,6 @@ def test_only_the_last_micro_step_of_a_window_is_watched(monkeypatch: pytest.Mon
         model.train()
     assert per_step == [0, 0, 2, 0, 0, 2, 2]  # two layers; the last step ends a short window
     assert [event["step"] for _, event in listening.events] == [3, 6, 7]
-
-
-def test_gradient_checkpointing_is_not_disturbed() -> None:
-    """The forward pass that is done again in the backward pass is not measured, and fits what was saved."""
-    model, inputs = make("llama", "sdpa")
-    wanted = plain("llama", model, inputs)
-    train(model).gradient_checkpointing_enable({"use_reentrant": False})
-    listening = Listening(model, window=1)
-    listening.step(inputs)
-    ((_, event),) = listening.events
-    assert event["largest"] == pytest.approx([largest for largest, _ in wanted.values()], rel=1e-4)
-    assert all(p.grad is not None for p in model.parameters())
 
 
 @pytest.mark.parametrize("chunk", [1, 7, 40, 150, 700, 4000, 1 << 22])
@@ -358,11 +358,11 @@ def test_a_recipe_names_the_attention(family: str, name: str) -> None:
 
 def test_the_attention_is_a_field_of_the_configuration() -> None:
     """So a plan's trace, a changed shape and a frozen recipe have it too; auto leaves what stands there."""
-    named = asked("gpt2", attention="flash").model.config
-    assert named == {**FAMILIES["gpt2"], "model_type": "gpt2", "attn_implementation": "flash_attention_2"}
-    again = recipe_from(asked("gpt2", attention="eager").as_dict())
-    assert again.model.config["attn_implementation"] == "eager"
-    own = {**FAMILIES["gpt2"], "model_type": "gpt2", "attn_implementation": "eager"}
+    plain = {**FAMILIES["gpt2"], "model_type": "gpt2"}
+    own = {**plain, "attn_implementation": "eager"}
+    flash = asked("gpt2", attention="flash").model.config
+    assert flash == {**plain, "attn_implementation": "flash_attention_2"}
+    assert recipe_from(asked("gpt2", attention="eager").as_dict()).model.config == own
     assert asked("gpt2", config=own).model.config == own
     assert asked("gpt2", config=own, attention="sdpa").model.config["attn_implementation"] == "sdpa"
     only = recipe_from({"workload": "causal-lm", "model": {"name": "gpt2", "attention": "sdpa"}})
@@ -370,45 +370,24 @@ def test_the_attention_is_a_field_of_the_configuration() -> None:
     for wrong in ("fast", ["sdpa"], 1):
         with pytest.raises(ValidationError, match=r"model\.attention"):
             asked("gpt2", attention=wrong)
+    # A trace of it needs no package.
+    assert tasks.make(TraceRequest("causal-lm", flash, tokens=8), {}).config._attn_implementation == UNMASKED
 
 
-def test_an_attention_that_a_model_does_not_have() -> None:
-    """T5 has no flash attention, with the package or without."""
-    with pytest.raises(RecipeError, match="cannot be used") as caught:
-        made_by(asked("t5", attention="flash"))
-    assert caught.value.where == "model.attention"
-    assert "model.attention=sdpa" in (caught.value.hint or "")
-
-
-def test_a_trace_of_flash_attention_needs_no_package() -> None:
-    request = TraceRequest("causal-lm", asked("gpt2", attention="flash").model.config, tokens=8)
-    assert tasks.make(request, {}).config._attn_implementation == UNMASKED
-
-
-def test_another_error_is_not_the_attentions(tmp_path: Path) -> None:
-    """A shape that makes no model, and a folder that is none, are told as they are with any attention."""
-    odd = {**FAMILIES["gpt2"], "n_embd": 33}
-    with pytest.raises(ValueError, match="divisible"):
-        made_by(asked("gpt2", config={**odd, "model_type": "gpt2"}, attention="sdpa"))
-    config = transformers.T5Config(**FAMILIES["t5"])
-    transformers.T5ForConditionalGeneration(config).save_pretrained(tmp_path)
-    recipe = {"workload": "text2sql", "model": {"name": str(tmp_path), "attention": "flash"}}
-    with pytest.raises(RecipeError, match="cannot be used") as caught:
-        made_by(recipe_from(recipe))
-    assert caught.value.where == "model.attention"
+def test_an_attention_that_a_model_does_not_have(tmp_path: Path) -> None:
+    """T5 has no flash attention, with the package or without. Another error is not the attention's: a shape
+    that makes no model, and a folder that is none."""
+    transformers.T5ForConditionalGeneration(transformers.T5Config(**FAMILIES["t5"])).save_pretrained(tmp_path)
+    saved = {"workload": "text2sql", "model": {"name": str(tmp_path), "attention": "flash"}}
+    for recipe in (asked("t5", attention="flash"), recipe_from(saved)):
+        with pytest.raises(RecipeError, match="cannot be used") as caught:
+            made_by(recipe)
+        assert caught.value.where == "model.attention"
+        assert "model.attention=sdpa" in (caught.value.hint or "")
     (tmp_path / "model.safetensors").unlink()
     with pytest.raises(RecipeError, match="cannot be loaded") as caught:
-        made_by(recipe_from(recipe))
+        made_by(recipe_from(saved))
     assert caught.value.where == "model.name"
-
-
-def test_extremes_stand_in_the_log_too(capsys: pytest.CaptureFixture[str]) -> None:
-    model, inputs = make("t5", "eager")
-    listening = Listening(train(model), window=1)
-    listening.step(inputs)
-    (_, told) = listening.events[-1]
-    line = capsys.readouterr().out.splitlines()[-1]
-    assert line.startswith("step 1: ")
-    largest, smallest = max(told["largest"]), min(told["smallest"])
-    assert f"{largest:.5g} ({told['layers'][told['largest'].index(largest)]})" in line
-    assert f"{smallest:.5g} ({told['layers'][told['smallest'].index(smallest)]})" in line
+    odd = {**FAMILIES["gpt2"], "n_embd": 33, "model_type": "gpt2"}
+    with pytest.raises(ValueError, match="divisible"):
+        made_by(asked("gpt2", config=odd, attention="sdpa"))

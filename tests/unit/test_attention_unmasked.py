@@ -48,20 +48,29 @@ def attentions(model: Any, inputs: Any) -> list[tuple[Any, Any]]:
     return seen
 
 
-@pytest.mark.parametrize("kind", sorted(CAUSAL))
-def test_a_compiled_model_attends_causally_without_a_mask(kind: str) -> None:
+@pytest.mark.parametrize(
+    ("kind", "more"), [*((kind, {}) for kind in sorted(CAUSAL)), ("mistral", {"sliding_window": LENGTH + 1})]
+)
+def test_a_compiled_model_attends_causally_without_a_mask(
+    kind: str, more: dict[str, Any], tmp_path: Path
+) -> None:
+    """Also with a window that no row fills. What is saved says nothing of it."""
+    from transformers import AutoModelForCausalLM
+
     tokens = torch.randint(3, CLASSES, (3, LENGTH))
-    model = model_of(kind)
+    model = model_of(kind, **more)
     with torch.no_grad():
         masked = model(input_ids=tokens).logits
         assert unmask(model, LENGTH)
         torch.testing.assert_close(model(input_ids=tokens).logits, masked, rtol=1e-5, atol=1e-6)
         changed = tokens.clone()
         changed[:, 7:] = 3  # what comes later changes nothing before it
-        torch.testing.assert_close(
-            model(input_ids=changed).logits[:, :7], masked[:, :7], rtol=1e-5, atol=1e-6
-        )
+        before = model(input_ids=changed).logits[:, :7]
+        torch.testing.assert_close(before, masked[:, :7], rtol=1e-5, atol=1e-6)
         assert attentions(model, tokens) == [(None, True)] * 2
+    model.save_pretrained(tmp_path)
+    assert UNMASKED not in (tmp_path / "config.json").read_text()
+    assert AutoModelForCausalLM.from_pretrained(tmp_path).config._attn_implementation == "sdpa"
 
 
 @pytest.mark.parametrize("kind", sorted(CAUSAL))
@@ -98,22 +107,3 @@ def test_models_that_need_their_mask_keep_it(kind: str, more: dict[str, Any], lo
     before = model.config._attn_implementation
     assert not unmask(model, longest) and not is_unmasked(model)
     assert model.config._attn_implementation == before
-
-
-def test_a_window_that_no_row_fills_is_none() -> None:
-    model = model_of("mistral", sliding_window=LENGTH + 1)
-    tokens = torch.randint(3, CLASSES, (2, LENGTH))
-    with torch.no_grad():
-        masked = model(input_ids=tokens).logits
-        assert unmask(model, LENGTH)
-        torch.testing.assert_close(model(input_ids=tokens).logits, masked, rtol=1e-5, atol=1e-6)
-
-
-def test_what_is_saved_says_nothing_of_it(tmp_path: Path) -> None:
-    from transformers import AutoModelForCausalLM
-
-    model = model_of("llama")
-    assert unmask(model, LENGTH)
-    model.save_pretrained(tmp_path)
-    assert UNMASKED not in (tmp_path / "config.json").read_text()
-    assert AutoModelForCausalLM.from_pretrained(tmp_path).config._attn_implementation == "sdpa"

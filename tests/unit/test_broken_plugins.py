@@ -15,6 +15,7 @@ from muster.core.recipe import recipe_class, recipe_classes
 from muster.core.recipes import load_recipe
 from muster.core.registry import ENGINES, WORKLOADS, load_plugin
 from muster.engines.base import spec_of
+from tests.pages import distribution
 
 SPECS = {
     "lacking": "import nothing_like_this",
@@ -44,12 +45,9 @@ def broken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         (folder / "__init__.py").touch()
         (folder / "spec.py").write_text(text)
         (folder / "train.py").write_text("import nothing_like_this")
-    info = tmp_path / "broken-1.dist-info"
-    info.mkdir()
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: broken\nVersion: 1\n")
     points = "\n".join(f"{name} = broken_{name}" for name in BROKEN)
     groups = (WORKLOADS, ENGINES, LAUNCHERS)
-    (info / "entry_points.txt").write_text("\n".join(f"[{group}]\n{points}" for group in groups))
+    distribution(tmp_path, "broken", "\n".join(f"[{group}]\n{points}" for group in groups))
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     yield tmp_path
@@ -63,19 +61,13 @@ def test_other_workloads_go_on(broken: Path) -> None:
 
 
 @pytest.mark.parametrize("name", BROKEN)
-def test_a_broken_workload_is_named(broken: Path, name: str) -> None:
-    with pytest.raises(BrokenPluginError) as caught:
-        recipe_class(name)
-    assert caught.value.where == f"workload {name}" and "\n" not in str(caught.value)
+def test_a_broken_workload_or_engine_is_named(broken: Path, name: str) -> None:
+    for kind, asked in (("workload", recipe_class), ("engine", spec_of)):
+        with pytest.raises(BrokenPluginError) as caught:
+            asked(name)
+        assert caught.value.where == f"{kind} {name}" and "\n" not in str(caught.value)
     with pytest.raises(BrokenPluginError):
         load_recipe("demo", [f"workload={name}"])
-
-
-@pytest.mark.parametrize("name", BROKEN)
-def test_a_broken_engine_is_named(broken: Path, name: str) -> None:
-    with pytest.raises(BrokenPluginError) as caught:
-        spec_of(name)
-    assert caught.value.where == f"engine {name}" and "\n" not in str(caught.value)
 
 
 def test_its_ranks_half_and_a_launcher_too(broken: Path) -> None:
@@ -94,10 +86,7 @@ def test_a_broken_check_or_reader_is_named(
 ) -> None:
     (tmp_path / "their_module.py").write_text(text)
     (tmp_path / "node1.log").write_text("step 1 loss 2.0\n")
-    info = tmp_path / "theirs-1.dist-info"
-    info.mkdir()
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: theirs\nVersion: 1\n")
-    (info / "entry_points.txt").write_text(f"[{group}]\ntheirs = their_module\n")
+    distribution(tmp_path, "theirs", f"[{group}]\ntheirs = their_module\n")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     monkeypatch.chdir(tmp_path)
     done = muster(*words)

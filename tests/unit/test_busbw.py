@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -54,13 +56,22 @@ def test_by_hand() -> None:
     assert bus_factor("all-reduce", 1) == 0.0  # nothing is moved
 
 
-def test_nonsense_is_refused() -> None:
-    with pytest.raises(ValueError, match="above zero"):
-        algbw(1, 0)
-    with pytest.raises(ValueError, match="at least one rank"):
-        bus_factor("all-reduce", 0)
-    with pytest.raises(ValueError, match="no bus bandwidth"):
-        bus_factor("all-to-none", 2)
+@pytest.mark.parametrize(
+    ("ask", "error", "words"),
+    [
+        (lambda: algbw(1, 0), ValueError, "above zero"),
+        (lambda: bus_factor("all-reduce", 0), ValueError, "at least one rank"),
+        (lambda: bus_factor("all-to-none", 2), ValueError, "no bus bandwidth"),
+        (lambda: spread([]), ValueError, "no repeats"),
+        (lambda: FabricRequest(questions=("valus",)), UsageError, "unknown question 'valus'"),
+        (lambda: FabricRequest(pairs="some"), UsageError, "ring or all"),
+        (lambda: FabricRequest(seconds=0), UsageError, "seconds must be above zero"),
+    ],
+)
+def test_nonsense_is_refused(ask: Callable[[], Any], error: type[Exception], words: str) -> None:
+    with pytest.raises(error, match=words) as caught:
+        ask()
+    assert "valus" not in words or getattr(caught.value, "hint", "") == "did you mean values?"
 
 
 @pytest.mark.parametrize(
@@ -126,34 +137,17 @@ def test_rounds(count: int, pairs: str) -> None:
     assert len(plan) == most
 
 
-def test_nobody_to_talk_with() -> None:
-    assert rounds([], "all") == rounds([3], "ring") == []
-
-
-def test_sizes() -> None:
+def test_asked() -> None:
+    asked = FabricRequest()
+    assert sum(asked.share(question) for question in QUESTIONS) == pytest.approx(asked.seconds)
+    assert asked.grown(1024).patience == pytest.approx(20 + 102.4)
+    assert asked.grown(1024).limit > asked.limit + 200
     assert sweep_sizes(1024, 70_000) == [1024, 4096, 16_384, 65_536]
     assert sweep_sizes(1024, 10) == [1024]
-
-
-def test_asked() -> None:
-    """What makes no sense is refused."""
-    assert sum(FabricRequest().share(question) for question in QUESTIONS) == pytest.approx(
-        FabricRequest().seconds
-    )
-    assert FabricRequest().grown(1024).patience == pytest.approx(20 + 102.4)
-    assert FabricRequest().grown(1024).limit > FabricRequest().limit + 200
-    with pytest.raises(UsageError, match="unknown question 'valus'") as caught:
-        FabricRequest(questions=("valus",))
-    assert caught.value.hint == "did you mean values?"
-    with pytest.raises(UsageError, match="ring or all"):
-        FabricRequest(pairs="some")
-    with pytest.raises(UsageError, match="seconds must be above zero"):
-        FabricRequest(seconds=0)
+    assert rounds([], "all") == rounds([3], "ring") == []
 
 
 def test_spread() -> None:
     found = spread([1.0, 3.0, 2.0])
     assert (found.median, found.best, found.variation) == (2.0, 1.0, pytest.approx(0.5))
     assert spread([4.0]).variation is None
-    with pytest.raises(ValueError, match="no repeats"):
-        spread([])

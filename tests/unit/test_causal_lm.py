@@ -29,13 +29,21 @@ from muster.workloads.causal_lm import train as causal_lm
 from muster.workloads.causal_lm.model import make_config, positions_of, sequence_of
 from muster.workloads.causal_lm.sources import source_of
 from muster.workloads.causal_lm.spec import TextData
-from muster.workloads.causal_lm.tokens import Packed, Tokenizing, open_tokens
+from muster.workloads.causal_lm.tokens import Packed, Tokenizing, Tokens, open_tokens
 
 TEXTS = ["def f(x):\n    return x\n", "Ünïcödé 漢字 🙂 <|endoftext|> 12345\t\r\n"] * 20
 
 
 def recipe(**fields: Any) -> Recipe:
     return recipe_from({"workload": "causal-lm", **fields})
+
+
+def opened(folder: Path, text: bytes, data: Any = (), **fields: Any) -> tuple[Recipe, Tokens]:
+    """A recipe of a file with this text, and its tokens."""
+    (folder / "a.txt").write_bytes(text)
+    model = {"init": "random", "vocab_size": 300}
+    made = recipe(data={"path": str(folder / "a.txt"), **dict(data)}, model=model, **fields)
+    return made, open_tokens(source_of(made.data), causal_lm.tokenizing(made), folder / "cache")  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(("name", "global_batch", "layers"), [("gpt2-micro", 32, 2), ("gpt2-small", 512, 12)])
@@ -129,16 +137,14 @@ def test_everybody_reads_the_same_positions(kind: str, given: dict[str, int], le
 
 def test_positions_of_a_model_that_only_transformers_knows() -> None:
     """Ranks read its defaults, and its own name for them; who has but fields has what they say."""
-    fields: dict[str, Any] = {"model_type": "gpt_neox"}
-    assert positions_of(make_config(recipe(model={"init": "random", "config": fields}), None)) == 2048
-    assert families.positions(fields) is None
-    assert families.positions({**fields, "max_position_embeddings": 64, "n_positions": 256}) == 64
-    gptj = {"model_type": "gptj", "n_positions": 32}
-    assert positions_of(make_config(recipe(model={"init": "random", "config": gptj}), None)) == 32
-    assert families.positions(gptj) == 32
 
+    def of_ranks(fields: dict[str, Any]) -> int | None:
+        return positions_of(make_config(recipe(model={"init": "random", "config": fields}), None))
 
-def test_what_has_no_positions() -> None:
+    neox, gptj = {"model_type": "gpt_neox"}, {"model_type": "gptj", "n_positions": 32}
+    assert (of_ranks(neox), families.positions(neox)) == (2048, None)
+    assert families.positions({**neox, "max_position_embeddings": 64, "n_positions": 256}) == 64
+    assert of_ranks(gptj) == families.positions(gptj) == 32
     assert families.positions({"model_type": "t5", "n_positions": 512}) is None  # they are relative
     assert families.positions({"model_type": "gpt2", "n_positions": "many"}) is None
 
@@ -147,9 +153,7 @@ def test_what_has_no_positions() -> None:
 
 
 def test_too_little_text(tmp_path: Path) -> None:
-    (tmp_path / "a.txt").write_text("".join(map(chr, range(33, 123))))  # of which tokens are held out
-    made = recipe(data={"path": str(tmp_path / "a.txt")}, model={"init": "random", "vocab_size": 300})
-    tokens = open_tokens(source_of(made.data), causal_lm.tokenizing(made), tmp_path / "cache")  # type: ignore[arg-type]
+    made, tokens = opened(tmp_path, bytes(range(33, 123)))  # of which tokens are held out
     with pytest.raises(DataError, match="do not fill one sequence of 64"):
         causal_lm._packed(made, tokens, 64)
     train, held_out = causal_lm._packed(made, tokens, 4)
@@ -159,24 +163,18 @@ def test_too_little_text(tmp_path: Path) -> None:
     assert notes[-1] == "the held-out text does not fill one sequence: there is no perplexity"
 
 
-def test_text_that_a_limit_leaves_out_is_told(tmp_path: Path) -> None:
-    (tmp_path / "a.txt").write_text("so many words that some are held out\n" * 50)
-    data = {"path": str(tmp_path / "a.txt"), "validation_fraction": 0.5}
-    for limit, there in ((None, False), (1 << 20, False), (3, True)):
-        made = recipe(data=data, model={"init": "random", "vocab_size": 300}, evaluate={"limit": limit})
-        tokens = open_tokens(source_of(made.data), causal_lm.tokenizing(made), tmp_path / "cache")  # type: ignore[arg-type]
-        train, held_out = causal_lm._packed(made, tokens, 4)
-        told = [each for each in causal_lm._notes(tokens, train, held_out) if "evaluate.limit" in each]
-        assert bool(told) is there and len(held_out) == min(limit or 1 << 20, held_out.tokens // 4)  # type: ignore[union-attr]
+@pytest.mark.parametrize(("limit", "there"), [(None, False), (1 << 20, False), (3, True)])
+def test_text_that_a_limit_leaves_out_is_told(limit: int | None, there: bool, tmp_path: Path) -> None:
+    text, fraction = b"so many words that some are held out\n" * 50, {"validation_fraction": 0.5}
+    made, tokens = opened(tmp_path, text, fraction, evaluate={"limit": limit})
+    train, held_out = causal_lm._packed(made, tokens, 4)
+    told = [each for each in causal_lm._notes(tokens, train, held_out) if "evaluate.limit" in each]
+    assert bool(told) is there and len(held_out) == min(limit or 1 << 20, held_out.tokens // 4)  # type: ignore[union-attr]
 
 
 def test_what_was_skipped_is_told_also_from_the_cache(tmp_path: Path) -> None:
-    (tmp_path / "a.txt").write_bytes(b"good line\n" * 50 + b"\xff\xff\n")
-    made = recipe(
-        data={"path": str(tmp_path / "a.txt"), "bad": "skip"}, model={"init": "random", "vocab_size": 300}
-    )
     for _ in range(2):
-        tokens = open_tokens(source_of(made.data), causal_lm.tokenizing(made), tmp_path / "cache")  # type: ignore[arg-type]
+        made, tokens = opened(tmp_path, b"good line\n" * 50 + b"\xff\xff\n", {"bad": "skip"})
         notes = causal_lm._notes(tokens, *causal_lm._packed(made, tokens, 4))
         assert any(f"1; the first: {tmp_path}/a.txt:51" in note for note in notes)
 
@@ -189,20 +187,22 @@ def test_a_hub_data_set_by_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     for name, rows in (("train", [" = A = \n", "", "words here\n"] * 30), ("validation", ["held out\n"] * 9)):
         (folder / f"{name}.jsonl").write_text("".join(json.dumps({"body": row}) + "\n" for row in rows))
     monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path / "datasets")
-    source = source_of(TextData(name=str(folder), field="body"))
-    tokens = open_tokens(source, Tokenizing(None, 300, 0.05), tmp_path / "cache")
-    assert {name: part["documents"] for name, part in tokens.meta["parts"].items()} == {
-        "train": 1,
-        "validation": 1,
-    }
+
+    def tokens_of(name: str, **more: str) -> Tokens:
+        source = source_of(TextData(name=name, **more))  # type: ignore[arg-type]
+        return open_tokens(source, Tokenizing(None, 300, 0.05), tmp_path / "cache")
+
+    tokens = tokens_of(str(folder), field="body")
+    documents = {name: part["documents"] for name, part in tokens.meta["parts"].items()}
+    assert documents == {"train": 1, "validation": 1}
     path, dtype, _ = tokens.part("validation")
     text = tokens.tokenizer.decode(np.fromfile(path, dtype=dtype), clean_up_tokenization_spaces=False)
     assert text == "held out\n" * 9 + TEXT_END
     with pytest.raises(DataError, match="field 'text' is missing") as caught:
-        open_tokens(source_of(TextData(name=str(folder))), Tokenizing(None, 300, 0.05), tmp_path / "cache")
+        tokens_of(str(folder))
     assert "body" in (caught.value.hint or "")
     with pytest.raises(DataError, match="cannot be loaded"):
-        open_tokens(source_of(TextData(name=f"{folder}/no")), Tokenizing(None, 300, 0.05), tmp_path / "cache")
+        tokens_of(f"{folder}/no")
 
 
 def test_the_library_is_the_same_each_time(tmp_path: Path) -> None:
@@ -216,15 +216,11 @@ def test_the_library_is_the_same_each_time(tmp_path: Path) -> None:
 
 
 def test_hosts_with_other_text_are_named(tmp_path: Path) -> None:
-    digests = []
-    for text in ("one text\n" * 50, "another text\n" * 50):
-        (tmp_path / "a.txt").write_text(text)
-        made = recipe(data={"path": str(tmp_path / "a.txt")}, model={"init": "random", "vocab_size": 300})
-        tokens = open_tokens(source_of(made.data), causal_lm.tokenizing(made), tmp_path / "cache")  # type: ignore[arg-type]
-        digests.append(tokens.digest)
-    together.compare("the text is", [("node1", digests[0]), ("node2", digests[0])])
+    digests = [opened(tmp_path, text)[1].digest for text in (b"one text\n" * 50, b"another text\n" * 50)]
+    alike = [("node1", digests[0]), ("node2", digests[0])]
+    together.compare("the text is", alike)
     with pytest.raises(DataError, match=r"node\[1-2\] has [0-9]+ tokens, .*; node3 has [0-9]+ tokens"):
-        together.compare("the text is", [("node1", digests[0]), ("node2", digests[0]), ("node3", digests[1])])
+        together.compare("the text is", [*alike, ("node3", digests[1])])
 
 
 def test_the_warm_job_reads_no_text() -> None:

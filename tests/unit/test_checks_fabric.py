@@ -6,8 +6,10 @@ import json
 import random
 from typing import Any
 
-from muster.checks.base import Context, Finding, Level
-from muster.checks.families.fabric import CHECKS, judge_group
+import pytest
+
+from muster.checks.base import Finding, Level
+from muster.checks.families.fabric import judge_group
 from muster.checks.group import Collector, mpi_hello, mpi_hello_argv, read_hello
 from muster.core.fabric import GroupFabric
 from muster.core.inventory import Host, parse_hosts
@@ -16,8 +18,8 @@ from muster.core.launch import Launch
 from muster.fleet.supervisor import Outcome
 from muster.workloads.fabric.request import FabricRequest
 from tests.shell import FakeShell
+from tests.unit.judging import context
 
-GBIT = 1e9 / 8
 ABOUT: dict[str, Any] = {"address": "10.0.0.1", "port": 1, "launcher": "ssh", "seconds": 1.0, "mpi": None}
 
 
@@ -37,33 +39,23 @@ def group(hosts: int, **parts: Any) -> GroupFabric:
     return GroupFabric.model_validate({**base, **parts})
 
 
-def seconds(value: float) -> dict[str, Any]:
-    return {"seconds": [value], "median": value, "best": value, "variation": None}
+def links(count: int, gbit: float) -> list[dict[str, Any]]:
+    """A ring in both directions."""
+    rate, size = gbit * 1e9 / 8, 1 << 20
+    time = {"seconds": [size / rate], "median": size / rate, "best": size / rate, "variation": None}
+    ring = [(i, (i + 1) % count) for i in range(count)]
+    return [
+        {
+            "source": a, "target": b, "source_host": f"n{a}", "target_host": f"n{b}", "bytes": size,
+            "time": time, "bandwidth": rate, "bandwidth_best": rate, "latency_median": None,
+            "latency_best": None,
+        }
+        for a, b in [*ring, *((b, a) for a, b in ring)]
+    ]  # fmt: skip
 
 
-def pair(source: int, target: int, gbit: float, latency: float | None = None) -> dict[str, Any]:
-    rate = gbit * GBIT
-    return {
-        "source": source, "target": target, "source_host": f"n{source}", "target_host": f"n{target}",
-        "bytes": 1 << 20, "time": seconds((1 << 20) / rate), "bandwidth": rate, "bandwidth_best": rate,
-        "latency_median": latency, "latency_best": latency,
-    }  # fmt: skip
-
-
-def links(count: int, gbit: float, special: dict[tuple[int, int], float]) -> list[dict[str, Any]]:
-    """A ring in both directions, with other rates for some directions."""
-    ring = [(i, (i + 1) % count) for i in range(count)] if count > 2 else [(0, 1)]
-    both = [*ring, *((b, a) for a, b in ring)]
-    return [pair(a, b, special.get((a, b), gbit)) for a, b in both]
-
-
-def judged(found: GroupFabric, check: str, **expects: Any) -> dict[str, Finding]:
-    known = {each.name: dict(each.expects) for each in CHECKS}
-    known[check].update(expects)
-    context = Context(
-        expects=known, slots={}, world_size=None, gpus_expected=None, transport={}, recipe={}, launcher="ssh"
-    )
-    return {f.host: f for f in judge_group(found.model_dump(mode="json"), context) if f.check == check}
+def judged(found: GroupFabric, check: str) -> dict[str, Finding]:
+    return {f.host: f for f in judge_group(found.model_dump(mode="json"), context()) if f.check == check}
 
 
 def level(findings: dict[str, Finding]) -> dict[str, str]:
@@ -82,26 +74,18 @@ def test_noise_is_no_finding() -> None:
     dice = random.Random(7)
     for count in (3, 4, 8):
         for _ in range(50):
-            pairs = [
-                {
-                    **each,
-                    "bandwidth_best": dice.uniform(4, 10) * GBIT,
-                    "latency_best": dice.uniform(5e-5, 1e-3),
-                }
-                for each in links(count, 10, {})
-            ]
+            pairs = links(count, 10)
+            for each in pairs:
+                each["bandwidth_best"] = dice.uniform(4, 10) * 1e9 / 8
+                each["latency_best"] = dice.uniform(5e-5, 1e-3)
             found = group(count, pairs=pairs)
             assert level(judged(found, "fabric.bandwidth")) == {}
             assert level(judged(found, "fabric.latency")) == {}
 
 
 def test_what_was_not_asked_is_not_judged() -> None:
-    found = group(3, asked=["points"], pairs=links(3, 10, {}))
-    context = Context(
-        expects={each.name: each.expects for each in CHECKS}, slots={}, world_size=3, gpus_expected=None,
-        transport={}, recipe={}, launcher="ssh",
-    )  # fmt: skip
-    checks = {f.check for f in judge_group(found, context)}
+    found = group(3, asked=["points"], pairs=links(3, 10))
+    checks = {f.check for f in judge_group(found, context(world_size=3))}
     assert checks == {"fabric.rendezvous", "fabric.ranks", "fabric.bandwidth", "fabric.latency"}
 
 
@@ -129,6 +113,9 @@ def missing(question: str, *ranks: int) -> dict[str, Any]:
 
 
 DONE = {"kind": "done"}
+ALL_DONE = [(rank, DONE) for rank in range(3)]
+NO_SPACE = {"kind": "failed", "question": "disk", "what": "OSError: no space left"}
+NO_MEMORY = {"kind": "failed", "question": "broadcast", "what": "RuntimeError: out of memory"}
 
 
 def blamed(found: GroupFabric) -> dict[str, str]:
@@ -137,17 +124,8 @@ def blamed(found: GroupFabric) -> dict[str, str]:
 
 def test_a_killed_rank_is_blamed_and_its_victims_are_not() -> None:
     reset = {"kind": "failed", "question": "all-reduce", "what": "RuntimeError: Connection reset by peer"}
-    found = collected(
-        [
-            *((rank, begin("all-reduce")) for rank in range(3)),
-            (1, {"kind": "ended", "code": -9}),
-            (0, reset),
-            (2, reset),
-            (0, missing("all-reduce", 1)),
-            (0, DONE),
-            (2, DONE),
-        ]
-    )
+    ends = [(1, {"kind": "ended", "code": -9}), (0, reset), (2, reset), (0, missing("all-reduce", 1))]
+    found = collected([*((rank, begin("all-reduce")) for rank in range(3)), *ends, (0, DONE), (2, DONE)])
     assert blamed(found) == {"n1": "rank 1 was killed by SIGKILL"}
     assert {each.host for each in found.failures if not each.blamed} == {"n0", "n2"}
     ranks = judged(found, "fabric.ranks")
@@ -156,52 +134,45 @@ def test_a_killed_rank_is_blamed_and_its_victims_are_not() -> None:
     assert ranks["n0"].evidence.startswith("its ranks failed only because another host failed")
 
 
-def test_a_host_cut_off_from_the_others_is_outvoted() -> None:
-    """It misses the first host, which holds the store; both others miss it."""
-    found = collected(
-        [(0, missing("values", 2)), (1, missing("values", 2)), (2, missing("values", 0)), *_done(3)]
-    )
-    assert set(blamed(found)) == {"n2"}
-
-
-def test_a_rank_that_never_ends() -> None:
-    found = collected(
-        [(1, begin("disk")), (0, DONE), (2, DONE)], Outcome(stopped="timeout: nothing more was heard of n1")
-    )
-    assert blamed(found) == {"n1": "rank 1 did not finish, last at disk"}
-
-
-def test_a_lost_host() -> None:
-    found = collected([(2, begin("points")), (0, DONE), (1, DONE)], Outcome(lost={"n2": "silent for 15 s"}))
-    assert blamed(found) == {"n2": "the host was lost: silent for 15 s"}
-
-
-def test_what_all_report_is_told_of_all() -> None:
-    """A question that fails everywhere, with everyone there: nobody is an echo of somebody."""
-    failed = {"kind": "failed", "question": "broadcast", "what": "RuntimeError: out of memory"}
-    found = collected([*((rank, failed) for rank in range(3)), *_done(3)])
-    assert set(blamed(found)) == {"n0", "n1", "n2"}
+@pytest.mark.parametrize(
+    ("said", "outcome", "whats"),
+    [
+        pytest.param(
+            [(0, missing("values", 2)), (1, missing("values", 2)), (2, missing("values", 0)), *ALL_DONE],
+            Outcome(), {"n2": ""}, id="cut off from the first, and outvoted",
+        ),
+        pytest.param(
+            [(1, begin("disk")), (0, DONE), (2, DONE)],
+            Outcome(stopped="timeout: nothing more was heard of n1"),
+            {"n1": "rank 1 did not finish, last at disk"}, id="a rank that never ends",
+        ),
+        pytest.param(
+            [(2, begin("points")), (0, DONE), (1, DONE)], Outcome(lost={"n2": "silent for 15 s"}),
+            {"n2": "the host was lost: silent for 15 s"}, id="a lost host",
+        ),
+        pytest.param(
+            [(0, NO_SPACE), (2, begin("disk")), (0, DONE), (1, DONE)], Outcome(lost={"n2": "silent"}),
+            {"n0": "no space left", "n2": "the host was lost"}, id="a failure of its own beside a lost host",
+        ),
+        pytest.param(
+            [*((rank, NO_MEMORY) for rank in range(3)), *ALL_DONE], Outcome(),
+            {f"n{rank}": "RuntimeError: out of memory" for rank in range(3)}, id="all fail: no echo",
+        ),
+    ],
+)  # fmt: skip
+def test_who_is_blamed(said: list[Any], outcome: Outcome, whats: dict[str, str]) -> None:
+    found = blamed(collected(said, outcome))
+    assert found.keys() == whats.keys() and all(whats[host] in what for host, what in found.items())
 
 
 def test_lines_that_are_no_events_are_noted() -> None:
-    places = place([(Host("n0"), 1)])
-    collector = Collector(places, FabricRequest(), "cpu", lambda host, event: None)
-    lines = (
-        '{"kind": "sweep", "rank',
-        "[1]",
-        '{"kind": "disk", "rank": 0}',
-        '{"rank": 0}',
-        '{"kind": 1, "rank": 0}',
-    )
-    for line in ("", *lines):
+    collector = Collector(place([(Host("n0"), 1)]), FabricRequest(), "cpu", lambda host, event: None)
+    torn = ['{"kind": "sweep", "rank', "[1]", '{"kind": "disk", "rank": 0}']
+    for line in ("", *torn, '{"rank": 0}', '{"kind": 1, "rank": 0}'):
         collector.event("n0", line)
     assert collector.in_vain() is None
     notes = collector.result(Outcome(), **ABOUT).notes
     assert len(notes) == 5 and all(note.startswith("n0: ") for note in notes)
-
-
-def _done(count: int) -> list[tuple[int, dict[str, Any]]]:
-    return [(rank, DONE) for rank in range(count)]
 
 
 # MPI.

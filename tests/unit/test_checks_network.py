@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,53 +24,53 @@ def test_names_are_looked_up_for_real() -> None:
     assert seen["views"]["c"] == [] and "b" not in seen["views"]
 
 
-def test_real_ports_and_a_stranger_on_one_of_them() -> None:
+@pytest.fixture
+def endings() -> Iterator[list[Any]]:
+    """What probes do at their end; the fixture does what a test has left."""
+    made: list[Any] = []
+    yield made
+    end(made)
+
+
+def end(endings: list[Any]) -> None:
+    while endings:
+        endings.pop()()
+
+
+def test_real_ports_and_a_stranger_on_one_of_them(endings: list[Any]) -> None:
     """Two hosts on this machine: they reach each other, and neither a dead port nor another host passes."""
-    endings: list[Any] = []
     hosts = {"a": "127.0.0.1", "b": "127.0.0.1"}
-    try:
-        first = {name: probed("firewall", host=name, hosts=hosts, at_end=endings.append) for name in hosts}
-        assert first["a"]["stays"] and first["a"]["port"] != first["b"]["port"]
-        for name, peer in (("a", "b"), ("b", "a")):
-            seen = probed("firewall", True, host=name, hosts=hosts, peers=first)
-            assert seen == {"reached": {peer: None}}
-        swapped = {"a": first["a"], "b": first["a"]}  # b's address leads to a
-        wrong = probed("firewall", True, host="a", hosts=hosts, peers=swapped)["reached"]["b"]
-        assert "another host" in wrong
-    finally:
-        for end in endings:
-            end()
-    closed = probed("firewall", True, host="a", hosts=hosts, peers={"b": {"port": 1, "addresses": []}})
-    assert "127.0.0.1" in closed["reached"]["b"]
+    first = {name: probed("firewall", host=name, hosts=hosts, at_end=endings.append) for name in hosts}
+    assert first["a"]["stays"] and first["a"]["port"] != first["b"]["port"]
+    for name, peer in (("a", "b"), ("b", "a")):
+        seen = probed("firewall", True, host=name, hosts=hosts, peers=first)
+        assert seen == {"reached": {peer: None}}
+
+    def wrong(**peer: Any) -> str:
+        reached = probed("firewall", True, host="a", hosts=hosts, peers={"a": first["a"], "b": peer})
+        return str(reached["reached"]["b"])
+
+    assert "another host" in wrong(**first["a"])  # b's address leads to a
+    end(endings)
+    assert "127.0.0.1" in wrong(port=1, addresses=[])
+    told = wrong(port=1, addresses=["127.0.0.2", "127.0.0.3"])
+    assert "127.0.0.2: " in told and "; 127.0.0.3: " in told
 
 
-def test_a_peer_that_is_not_reached_is_told_for_each_address() -> None:
-    peer = {"port": 1, "addresses": ["127.0.0.2", "127.0.0.3"]}
-    wrong = probed("firewall", True, host="a", hosts={"a": "", "b": ""}, peers={"b": peer})["reached"]["b"]
-    assert "127.0.0.2: " in wrong and "; 127.0.0.3: " in wrong
-
-
-def test_a_folder_that_is_shared_and_one_that_is_not(tmp_path: Path) -> None:
+def test_a_folder_that_is_shared_and_one_that_is_not(tmp_path: Path, endings: list[Any]) -> None:
     """Three hosts: two see one disk, the third has its own. Nothing stays behind."""
-    endings: list[Any] = []
     places = {"n1": tmp_path / "common", "n2": tmp_path / "common", "n3": tmp_path / "own"}
     for place in set(places.values()):
         place.mkdir()
+    more = {"hosts": dict.fromkeys(HOSTS, ""), "at_end": endings.append}
     first = {
-        host: probed(
-            "shared",
-            host=host,
-            folders={"work": str(place / "later")},
-            hosts=dict.fromkeys(HOSTS, ""),
-            at_end=endings.append,
-        )
+        host: probed("shared", host=host, folders={"work": str(place / "later")}, **more)
         for host, place in places.items()
     }
     assert first["n1"] == {"wrote": {str(tmp_path / "common"): True}, "stays": True}
     second = {host: probed("shared", True, host=host, peers=first) for host in HOSTS}
     assert second["n2"] == {"sees": {str(tmp_path / "common"): ["n1", 2]}}
-    for end in endings:
-        end()
+    end(endings)
     assert [*places["n1"].iterdir(), *places["n3"].iterdir()] == []
 
 
@@ -82,22 +83,18 @@ def test_only_hosts_that_stay_leave_a_file(tmp_path: Path) -> None:
     assert judged("shared", {**stays, "n9": gone}, peers={})["folders", "n9"].level == NA
 
 
-def test_files_of_probes_that_were_killed_long_ago_are_removed(tmp_path: Path) -> None:
+def test_files_of_probes_that_were_killed_long_ago_are_removed(tmp_path: Path, endings: list[Any]) -> None:
+    """And folders for kernels and temporary files need not be shared."""
     old, other, fresh = (tmp_path / name for name in (".muster-check-00-n1", "mine", ".muster-check-11-n1"))
     for file in (old, other, fresh):
         file.touch()
     os.utime(old, (0, 0))
     os.utime(other, (0, 0))
-    endings: list[Any] = []
     probed("shared", folders={"work": str(tmp_path)}, at_end=endings.append)
-    for end in endings:
-        end()
+    end(endings)
     assert {path.name for path in tmp_path.iterdir()} == {"mine", fresh.name}
-
-
-def test_folders_for_kernels_and_temporary_files_need_not_be_shared(tmp_path: Path) -> None:
     folders = {"TMPDIR": str(tmp_path), "TRITON_CACHE_DIR": str(tmp_path)}
-    assert probed("shared", folders=folders, at_end=lambda end: None)["wrote"] == {}
+    assert probed("shared", folders=folders, at_end=endings.append)["wrote"] == {}
 
 
 def test_the_way_is_not_told_by_a_name_that_means_this_host_itself(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -50,14 +50,8 @@ print(json.dumps([first, second]))
 
 
 def run_script(argv: list[str], **env: str) -> list[dict[str, Any]]:
-    done = subprocess.run(
-        [*argv, "-I", "-S", "-"],
-        input=script(),
-        capture_output=True,
-        text=True,
-        timeout=60,
-        env={**os.environ, **env},
-    )
+    more: dict[str, Any] = {"capture_output": True, "text": True, "timeout": 60}
+    done = subprocess.run([*argv, "-I", "-S", "-"], input=script(), env={**os.environ, **env}, **more)
     assert done.returncode == 0, done.stderr[-2000:]
     rounds: list[dict[str, Any]] = json.loads(done.stdout)
     assert set(rounds[0]) == {family.name for family in FAMILIES if family.asks}
@@ -71,14 +65,9 @@ def test_the_probes_run_under_old_pythons() -> None:
     for python in pythons:
         first, second = run_script([python])
         assert second["firewall"] == {"reached": {}}
-        assert (
-            first["versions"]["python"]
-            == subprocess.run(
-                [python, "-c", "import platform; print(platform.python_version())"],
-                capture_output=True,
-                text=True,
-            ).stdout.strip()
-        )
+        code = "import platform; print(platform.python_version())"
+        version = subprocess.run([python, "-c", code], capture_output=True, text=True).stdout.strip()
+        assert first["versions"]["python"] == version
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can be somebody else")

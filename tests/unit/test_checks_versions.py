@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from pathlib import Path
 
@@ -35,74 +34,53 @@ def environment(root: Path, packages: dict[str, str], system: str = "false") -> 
     return python
 
 
-def test_an_environment_is_read_without_starting_it(tmp_path: Path) -> None:
+def test_an_environment_is_read_without_starting_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its own packages or those that are asked for, and the first folder on the path counts."""
     installed = {"torch": "2.8.0", "deepspeed": "0.18.1", "nvidia_nccl_cu12": "2.27.3", "Leftpad": "1.0"}
     python = environment(tmp_path / "venv", installed)
     python.unlink()
-    python.write_text("#!/bin/sh\ntouch started\nexit 1\n")
-    python.chmod(0o755)
+    script(python, "touch started; exit 1")
     answer = probed("versions", python=str(python))
-    assert answer["python"] == "3.11.9"
-    assert (answer["cuda"], answer["nccl"]) == ("12.8", "2.27.3")
+    assert (answer["python"], answer["cuda"], answer["nccl"]) == ("3.11.9", "12.8", "2.27.3")
     assert answer["packages"] == {"torch": "2.8.0", "deepspeed": "0.18.1"}
+    asked = probed("versions", python=str(python), packages=["leftpad"])
+    assert asked["packages"] == {"leftpad": "1.0"}
+    assert probed("versions", controller_python=str(python))["packages"]["torch"] == "2.8.0"
+    assert probed("versions", controller_python="/nowhere")["interpreter"] == sys.executable
+    (tmp_path / "mine" / "torch-1.26.0.dist-info").mkdir(parents=True)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "mine"))
+    assert probed("versions", python=str(python))["packages"]["torch"] == "1.26.0"
     assert not Path("started").exists()
 
 
-def test_packages_that_are_asked_for_are_told(tmp_path: Path) -> None:
-    python = environment(tmp_path / "venv", {"leftpad": "1.0"})
-    assert probed("versions", python=str(python), packages=["leftpad"])["packages"] == {"leftpad": "1.0"}
-
-
-def test_the_first_folder_on_the_path_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    python = environment(tmp_path / "venv", {"numpy": "2.0.0"})
-    (tmp_path / "mine" / "numpy-1.26.0.dist-info").mkdir(parents=True)
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "mine"))
-    assert probed("versions", python=str(python))["packages"]["numpy"] == "1.26.0"
+def script(path: Path, text: str) -> str:
+    """An executable shell script."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(f"#!/bin/sh\n{text}\n")
+    path.chmod(0o755)
+    return str(path)
 
 
 def test_an_interpreter_that_cannot_be_read_from_outside_is_asked(tmp_path: Path) -> None:
-    script = tmp_path / "python"
-    script.write_text(f'#!/bin/sh\nexec {sys.executable} "$@"\n')
-    script.chmod(0o755)
-    answer = probed("versions", python=str(script))
+    answer = probed("versions", python=script(tmp_path / "python", f'exec {sys.executable} "$@"'))
     assert answer["python"] == "{}.{}.{}".format(*sys.version_info[:3])
     assert answer["packages"]["pydantic"]
 
 
 def test_missing_and_broken_interpreters_fail(tmp_path: Path) -> None:
-    broken = tmp_path / "python"
-    broken.write_text("#!/bin/sh\nexit 7\n")
-    broken.chmod(0o755)
-    answers = {
-        "n1": probed("versions", python=str(broken)),
-        "n2": probed("versions", python="/nowhere/python"),
-        "n3": probed("versions", python=sys.executable),
-    }
+    pythons = {"n1": script(tmp_path / "python", "exit 7"), "n2": "/nowhere/python", "n3": sys.executable}
+    answers = {host: probed("versions", python=python) for host, python in pythons.items()}
     found = judged("versions", answers)
     assert [found["python", host].level for host in answers] == [FAIL, FAIL, PASS]
     assert found["python", "n1"].problem != found["python", "n2"].problem
     assert found["torch", "n1"].level == found["packages", "n2"].level == UNKNOWN
 
 
-def test_the_controllers_interpreter_is_taken_where_it_is(tmp_path: Path) -> None:
-    python = environment(tmp_path / "venv", {"torch": "9.9"})
-    assert probed("versions", controller_python=str(python))["packages"]["torch"] == "9.9"
-    assert probed("versions", controller_python="/nowhere")["interpreter"] == sys.executable
-
-
 def test_nvcc_is_asked_only_where_torch_has_cuda(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    python = environment(tmp_path / "venv", {"torch": "2.8.0"})
-    toolkit = tmp_path / "cuda"
-    (toolkit / "bin").mkdir(parents=True)
-    (toolkit / "bin" / "nvcc").write_text(
-        "#!/bin/sh\necho 'Cuda compilation tools, release 12.6, V12.6.85'\n"
-    )
-    (toolkit / "bin" / "nvcc").chmod(0o755)
+    python, toolkit = str(environment(tmp_path / "venv", {"torch": "2.8.0"})), tmp_path / "cuda"
+    nvcc = script(toolkit / "bin" / "nvcc", "echo 'Cuda compilation tools, release 12.6, V12.6.85'")
     monkeypatch.setenv("CUDA_HOME", str(toolkit))
-    answer = probed("versions", python=str(python))
-    assert (answer["tools"]["nvcc"], answer["tools"]["nvcc_version"]) == (
-        f"{toolkit}{os.sep}bin/nvcc",
-        "12.6",
-    )
+    tools = probed("versions", python=python)["tools"]
+    assert (tools["nvcc"], tools["nvcc_version"]) == (nvcc, "12.6")
     (toolkit / "version.json").write_text('{"cuda": {"name": "CUDA SDK", "version": "12.4.1"}}')
-    assert probed("versions", python=str(python))["tools"]["nvcc_version"] == "12.4.1"
+    assert probed("versions", python=python)["tools"]["nvcc_version"] == "12.4.1"

@@ -20,7 +20,7 @@ from muster.core.errors import UsageError
 from muster.core.recipes import shipped_pipelines, shipped_recipes
 from muster.core.state import State
 from muster.store.queries import runs_table
-from muster.store.runfolder import find_run, named_run_folder
+from muster.store.runfolder import named_run_folder
 
 LONG = "20261123-055338-image-classification-custom-6d0a"
 
@@ -87,29 +87,31 @@ def test_recipes_are_listed_with_a_line_each(capsys: pytest.CaptureFixture[str])
 
 def completed(words: str, folder: Path) -> list[str]:
     """What bash is offered for the last of the words."""
-    env = os.environ | {
-        "_MUSTER_COMPLETE": "bash_complete",
-        "COMP_WORDS": words,
-        "COMP_CWORD": str(len(words.split(" ")) - 1),
-    }
-    done = subprocess.run(
-        [sys.executable, "-m", "muster"], env=env, cwd=folder, capture_output=True, text=True, check=True
-    )
+    asked = {"COMP_WORDS": words, "COMP_CWORD": str(len(words.split(" ")) - 1)}
+    env = os.environ | {"_MUSTER_COMPLETE": "bash_complete"} | asked
+    argv = [sys.executable, "-m", "muster"]
+    done = subprocess.run(argv, env=env, cwd=folder, capture_output=True, text=True, check=True)
     return [line.partition(",")[2] for line in done.stdout.splitlines() if line]
 
 
-def test_a_shell_completes_verbs_recipes_and_runs(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("words", "offered"),
+    [
+        ("re", ["resume", "report", "recipes"]),
+        ("train text2sql-w", ["text2sql-wikisql"]),
+        ("train mi", ["mine.yaml"]),
+        ("show fi", ["first"]),
+        ("show --runs other ", ["last", "second"]),
+        ("train --host", ["--hosts"]),
+        ("train digits --hosts loc", ["local:2", "local:2x1", "localhost"]),
+        ("train digits train.epochs=", []),
+    ],
+)
+def test_a_shell_completes_verbs_recipes_and_runs(words: str, offered: list[str], tmp_path: Path) -> None:
     made(tmp_path / "runs" / "first", {"status": "succeeded"})
     made(tmp_path / "other" / "second", {"status": "succeeded"})
     (tmp_path / "mine.yaml").write_text("")
-    assert completed("muster re", tmp_path) == ["resume", "report", "recipes"]
-    assert completed("muster train text2sql-w", tmp_path) == ["text2sql-wikisql"]
-    assert completed("muster train mi", tmp_path) == ["mine.yaml"]
-    assert completed("muster show fi", tmp_path) == ["first"]
-    assert completed("muster show --runs other ", tmp_path) == ["last", "second"]
-    assert "--hosts" in completed("muster train --h", tmp_path)
-    assert completed("muster train digits --hosts loc", tmp_path) == ["local:2", "local:2x1", "localhost"]
-    assert completed("muster train digits train.epochs=", tmp_path) == []
+    assert completed(f"muster {words}", tmp_path) == offered
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
@@ -176,20 +178,19 @@ def test_a_damaged_result_is_listed_and_the_others_as_well(
         ("loss_final IS NULL", ["b", "c"]),
         ("world_size >= 8 OR status = 'interrupted'", ["a", "c"]),
         ("hosts = 2 -- and nothing else", ["a"]),
+        *((where, None) for where in ("stauts = 'failed'", "1; DROP TABLE runs", "", "status =")),
     ],
 )
-def test_a_condition_over_runs(where: str, ids: list[str], tmp_path: Path) -> None:
-    made(tmp_path / "a", RESULT)
+def test_a_condition_over_runs(where: str, ids: list[str] | None, tmp_path: Path) -> None:
+    """None: it is no condition. A run has the name that it is given."""
+    made(named_run_folder(tmp_path, "a").path, RESULT)
     made(tmp_path / "b", {"status": "failed", "failure": {"what": "out of memory"}})
     made(tmp_path / "c", None, {"world_size": 2})
-    assert sorted(row["id"] for row in runs_table(tmp_path, where)) == ids
-
-
-@pytest.mark.parametrize("where", ["stauts = 'failed'", "1; DROP TABLE runs", "", "status ="])
-def test_what_is_no_condition(where: str, tmp_path: Path) -> None:
-    made(tmp_path / "a", RESULT)
-    with pytest.raises(UsageError, match="is not a condition"):
-        runs_table(tmp_path, where)
+    if ids is None:
+        with pytest.raises(UsageError, match="is not a condition"):
+            runs_table(tmp_path, where)
+    else:
+        assert sorted(row["id"] for row in runs_table(tmp_path, where)) == ids
 
 
 def test_runs_beside_each_other_as_markdown_and_csv(
@@ -214,36 +215,26 @@ def test_runs_beside_each_other_as_markdown_and_csv(
 def test_what_counts_no_steps_shows_none(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     made(tmp_path / "fabric", {**RESULT, "model": None, "steps": 0, "world_size": 4})
     made(tmp_path / "broken", {**RESULT, "model": "t5-small", "steps": 0, "world_size": 4})
+    made(tmp_path / "early", None, {"recipe": {"workload": "digits"}})
     code, out, _ = typed(capsys, "ls", "--runs", str(tmp_path))
     cells = {line.split()[0]: line.split() for line in out.splitlines()}
     assert code == 0 and cells["fabric"].count("0") == 0 and cells["broken"].count("0") == 1
     code, out, _ = typed(capsys, "ls", "--runs", str(tmp_path), "--json")
-    assert [row["steps"] for row in json.loads(out)] == [0, 0]
-
-
-def test_a_table_without_a_step_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    made(tmp_path / "early", None, {"recipe": {"workload": "digits"}})
+    assert sorted(row["steps"] or 0 for row in json.loads(out)) == [0, 0, 0]
     code, out, err = typed(capsys, "show", "early", "--runs", str(tmp_path), "--csv")
     assert code == 0 and out.count("\n") == 1 and "no step" in err
-
-
-def test_a_run_has_the_name_that_it_is_given(tmp_path: Path) -> None:
-    made(named_run_folder(tmp_path, "baseline").path, RESULT)
-    made(named_run_folder(tmp_path, "baseline-2").path, RESULT)
-    assert find_run("baseline", tmp_path).id == "baseline"
-    assert [row["id"] for row in runs_table(tmp_path)] == ["baseline", "baseline-2"]
 
 
 def test_words_are_wrapped_at_spaces(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Recipes, errors and rows of results: no word is cut, and none is lost."""
-    whole = [typed(capsys, *words) for words in (["recipes"], ["train", "digits", "local", "data=x" * 40])]
+    typed_words = (["recipes"], ["train", "digits", "local", "data=x" * 40])
+    whole = [typed(capsys, *words) for words in typed_words]
     monkeypatch.setattr("muster.cli.output.terminal_width", lambda **_: 60)
-    narrow = [typed(capsys, *words) for words in (["recipes"], ["train", "digits", "local", "data=x" * 40])]
-    for (_, *before), (_, *after) in zip(whole, narrow, strict=True):
-        for text, lines in zip(before, after, strict=True):
-            assert text.split() == lines.split()
+    narrow = [typed(capsys, *words) for words in typed_words]
+    for before, after in zip(whole, narrow, strict=True):
+        assert [text.split() for text in before[1:]] == [text.split() for text in after[1:]]
     assert max(map(len, narrow[0][1].splitlines())) <= 60
     console = out_console()
     with console.capture() as caught:

@@ -9,6 +9,7 @@ import json
 import re
 import symtable
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,6 @@ from hypothesis import strategies as st
 
 from muster.checks.base import Context, Finding, Level, Transport
 from muster.checks.check import all_checks
-from muster.checks.families.versions import PACKAGES
 from muster.checks.profiles import load_profile, shipped_profiles
 from muster.checks.questions import HostAnswers, Patience, Questions, failed
 from muster.checks.registry import Family, checks_of, families, family_of
@@ -29,6 +29,9 @@ from muster.core.recipe import Recipe
 from muster.core.registry import load_plugin, plugin_names
 from muster.fleet.launchers import local
 from muster.fleet.shell import Shell
+from tests.pages import distribution
+from tests.unit.judging import ASK
+from tests.unit.judging import context as context_of
 
 FAMILIES = families()
 EACH = pytest.mark.parametrize("family", FAMILIES, ids=[family.name for family in FAMILIES])
@@ -36,34 +39,17 @@ HELPERS = {"text", "run", "at_end"}
 HOSTS = ("n1", "n2", "n3")
 
 
-def asked(host: str, **more: Any) -> dict[str, Any]:
-    """What a probe is told."""
-    return {
-        "host": host,
-        "address": host,
-        "hosts": {name: name for name in HOSTS},
-        "slots": None,
-        "world_size": None,
-        "token": "0123456789abcdef",
-        "launcher": "local",
-        "one_machine": True,
-        "python": None,
-        "controller_python": sys.executable,
-        "packages": list(PACKAGES),
-        "folders": {"work": "~/.cache/muster"},
-        "timeout": 20.0,
-        **more,
-    }
-
-
 @pytest.fixture(scope="module")
 def heard() -> dict[str, HostAnswers]:
     """Every family's answers, from three pretend hosts of this machine."""
+    about = {**ASK, "launcher": "local", "one_machine": True, "slots": None, "world_size": None}
+    about |= {"hosts": {name: name for name in HOSTS}, "controller_python": sys.executable, "timeout": 20.0}
+    about |= {"folders": {"work": "~/.cache/muster"}}
     asking = Questions(
         sources={family.name: family.source for family in FAMILIES if family.source},
         first=tuple(family.name for family in FAMILIES if family.asks),
         second=tuple(family.name for family in FAMILIES if family.meets),
-        ask=lambda place: asked(place.host),
+        ask=lambda place: {**about, "host": place.host, "address": place.host},
     )
     places = [Placement(name, name, 1, 0) for name in HOSTS]
     start = starter(local, Launch(), Shell(), sys.executable)
@@ -73,16 +59,8 @@ def heard() -> dict[str, HostAnswers]:
 
 
 def context(**changes: Any) -> Context:
-    facts: dict[str, Any] = {
-        "expects": load_profile(None, all_checks()).expects,
-        "slots": dict.fromkeys(HOSTS),
-        "world_size": None,
-        "gpus_expected": None,
-        "transport": {host: Transport(0.1, (), 0.0, 0.01, "3.11.2") for host in HOSTS},
-        "recipe": {},
-        "launcher": "ssh",
-    }
-    return Context(**{**facts, **changes})
+    transport = {host: Transport(0.1, (), 0.0, 0.01, "3.11.2") for host in HOSTS}
+    return context_of(**{"slots": dict.fromkeys(HOSTS), "transport": transport, **changes})
 
 
 def test_a_family_is_in_by_being_there() -> None:
@@ -180,7 +158,13 @@ def judged(family: Family, heard: dict[str, HostAnswers], told: Context) -> list
 def test_every_check_has_one_finding_per_host(
     family: Family, changes: dict[str, Any], heard: dict[str, HostAnswers]
 ) -> None:
-    found = judged(family, heard, context(**changes))
+    """And judging changes nothing, is the same twice, and has no finding about nobody."""
+    told = context(**changes)
+    before = json.dumps([one.answers.get(family.name) for one in heard.values()])
+    found = judged(family, heard, told)
+    assert found == judged(family, heard, told)
+    assert before == json.dumps([one.answers.get(family.name) for one in heard.values()])
+    assert family.judge({}, {}, told) == []
     if family.judge_group is not None:
         assert found == []  # real ranks answer it
         return
@@ -189,33 +173,12 @@ def test_every_check_has_one_finding_per_host(
     )
     for each in found:
         assert isinstance(each.level, Level)
+        assert family.name != "gpu" or told.gpus_expected is not False or each.level != Level.PASS
         if each.level in (Level.WARN, Level.FAIL):
             assert each.problem and each.evidence and each.remedy, each
         if each.level in (Level.UNKNOWN, Level.NOT_APPLICABLE):
             assert each.problem, each
         assert all(host not in each.problem for host in HOSTS), each  # hosts would not fold
-
-
-@EACH
-def test_a_family_has_no_findings_about_nobody(family: Family) -> None:
-    assert family.judge({}, {}, context(transport={})) == []
-
-
-@EACH
-def test_judging_changes_nothing_and_is_the_same_twice(family: Family, heard: dict[str, HostAnswers]) -> None:
-    before = json.dumps([one.answers.get(family.name) for one in heard.values()])
-    assert judged(family, heard, context()) == judged(family, heard, context())
-    assert before == json.dumps([one.answers.get(family.name) for one in heard.values()])
-
-
-@EACH
-def test_where_no_gpu_is_expected_its_checks_do_not_pass(
-    family: Family, heard: dict[str, HostAnswers]
-) -> None:
-    if family.name != "gpu":
-        return
-    levels = {each.level for each in judged(family, heard, context(gpus_expected=False))}
-    assert Level.PASS not in levels
 
 
 # ---- profiles ----------------------------------------------------------------------------------------------
@@ -269,23 +232,18 @@ def judge(answers, peers, context):
 
 
 def test_third_parties_bring_families(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By an entry point; it is listed, asked and judged like ours."""
+    """By an entry point; it is listed, asked and judged like ours, and replaces none of ours."""
     (tmp_path / "theirs_checks.py").write_text(THEIRS)
-    info = tmp_path / "theirs-1.0.dist-info"
-    info.mkdir()
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: theirs\nVersion: 1.0\n")
-    (info / "entry_points.txt").write_text("[muster.checks]\ntheirs = theirs_checks\ngpu = theirs_checks\n")
+    distribution(tmp_path, "theirs", "[muster.checks]\ntheirs = theirs_checks\ngpu = theirs_checks\n")
     monkeypatch.syspath_prepend(str(tmp_path))
     try:
-        assert (
-            plugin_names("muster.checks")["gpu"] == "muster.checks.families.gpu"
-        )  # appended, never replaced
+        assert plugin_names("muster.checks")["gpu"] == "muster.checks.families.gpu"
         family = family_of("theirs", load_plugin("muster.checks", "theirs"))
         assert "theirs.answer" in {check.name for check in all_checks()}
         space: dict[str, Any] = {}
         exec(family.source, space)
-        answers = {"n1": space["probe"](asked("n1"))}
-        told = context(expects={"theirs.answer": {"answer": 42}})
+        answers = {"n1": space["probe"](ASK)}
+        told = replace(context(), expects={"theirs.answer": {"answer": 42}})
         assert [each.level for each in family.judge(answers, {}, told)] == [Level.FAIL]
     finally:
         sys.modules.pop("theirs_checks", None)
@@ -294,15 +252,18 @@ def test_third_parties_bring_families(tmp_path: Path, monkeypatch: pytest.Monkey
 # ---- profiles of users -------------------------------------------------------------------------------------
 
 
+NUMBERS = [
+    (check, key)
+    for check in all_checks()
+    for key, value in check.expects.items()
+    if isinstance(value, int | float) and not isinstance(value, bool)
+]
+
+
 @settings(max_examples=100)
-@given(st.sampled_from([check for check in all_checks() if check.expects]), st.data())
-def test_numbers_of_a_profile_stay_numbers(tmp_path_factory: Any, check: Any, data: st.DataObject) -> None:
-    key = data.draw(st.sampled_from(sorted(check.expects)))
-    value = data.draw(st.integers(0, 10**12))
-    folder = tmp_path_factory.mktemp("profile")
-    (folder / "p.yaml").write_text(f"expect:\n  {check.name}: {{{key}: {value}}}\n")
-    default = check.expects[key]
-    if isinstance(default, int | float) and not isinstance(default, bool):
-        chosen = load_profile(str(folder / "p.yaml"), all_checks())
-        assert chosen.expects[check.name][key] == value
-        assert chosen.expects[check.name] == {**check.expects, key: value}
+@given(st.sampled_from(NUMBERS), st.integers(0, 10**12))
+def test_numbers_of_a_profile_stay_numbers(tmp_path_factory: Any, place: Any, value: int) -> None:
+    check, key = place
+    file = tmp_path_factory.mktemp("profile") / "p.yaml"
+    file.write_text(f"expect:\n  {check.name}: {{{key}: {value}}}\n")
+    assert load_profile(str(file), all_checks()).expects[check.name] == {**check.expects, key: value}

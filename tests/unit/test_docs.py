@@ -15,6 +15,7 @@ import statistics
 import struct
 import subprocess
 import sys
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -56,10 +57,6 @@ STANDS_FOR = {
     "N": "3",
 }  # fmt: skip
 COLOURS = ((255, 0, 0), (0, 255, 0), (0, 0, 255))
-
-
-def name_of(block: Block) -> str:
-    return block.where
 
 
 @pytest.fixture(scope="module")
@@ -143,7 +140,7 @@ def called(words: list[str], block: Block, capsys: pytest.CaptureFixture[str]) -
     return int(str(ended.value.code or 0))
 
 
-@pytest.mark.parametrize("block", CONSOLE, ids=name_of)
+@pytest.mark.parametrize("block", CONSOLE, ids=attrgetter("where"))
 def test_commands(
     block: Block, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -190,7 +187,7 @@ def other_program(words: list[str], block: Block) -> None:
         assert block.needs, f"{block.where}: {words[0]} is not muster's: say what it needs"
 
 
-def test_other_blocks_hold_no_commands() -> None:
+def test_commands_stand_in_their_blocks() -> None:
     """So that no command escapes for want of a mark."""
     for block in BLOCKS:
         if block.language in ("", "text"):
@@ -198,9 +195,6 @@ def test_other_blocks_hold_no_commands() -> None:
             assert not first & {"$", *PROGRAMS}, f"{block.where}: commands: ```console"
         else:
             assert block.language in ("console", "python", "yaml", "json", "toml", "csv"), block.where
-
-
-def test_no_command_stands_in_an_indented_block() -> None:
     for page in PAGES:
         for number, line in prose(page):
             word = (line.removeprefix("    ").split() or [""])[0] if line.startswith("    ") else ""
@@ -264,7 +258,7 @@ def test_commands_of_help_texts_and_shipped_files() -> None:
         parsed(argv_of(re.sub(r" \(.*\)$", "", command))[1])
 
 
-@pytest.mark.parametrize("block", [b for b in BLOCKS if b.language == "yaml"], ids=name_of)
+@pytest.mark.parametrize("block", [b for b in BLOCKS if b.language == "yaml"], ids=attrgetter("where"))
 def test_yaml(block: Block, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What is a recipe can be read as one."""
     write_files(block.page, folder)
@@ -277,7 +271,7 @@ def test_yaml(block: Block, folder: Path, monkeypatch: pytest.MonkeyPatch) -> No
         assert block.file or block.text.startswith("checkpoint:"), f"{block.where}: which file is it?"
 
 
-@pytest.mark.parametrize("block", [b for b in BLOCKS if b.language == "python"], ids=name_of)
+@pytest.mark.parametrize("block", [b for b in BLOCKS if b.language == "python"], ids=attrgetter("where"))
 def test_python(block: Block, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is run; what needs more is compiled, and what it imports of Muster is there."""
     code = compile(block.text, block.where, "exec")
@@ -327,20 +321,17 @@ def test_the_lines_that_load_a_model_are_those_that_a_run_prints() -> None:
     page = ROOT / "docs" / "using-the-model.md"
     shown = [ast.dump(ast.parse(block.text)) for block in blocks(page) if block.language == "python"]
     question = "How many singers are there?"
-    said: tuple[tuple[type[Recipe], str, int], ...] = (
+    kinds: tuple[tuple[type[Recipe], str, int], ...] = (
         (TextToSqlRecipe, TextToSqlData.model_fields["prefix"].default + question, 96),
         (CausalLmRecipe, "def main(", 64),
         (SftRecipe, question, 64),
         (RewardRecipe, "How are you? => Well.", 0),
         (ImageRecipe, "", 0),
     )
-    lines = [
-        (kind.loading_chat or kind.loading).format(
-            model='"RUN/model"', question=json.dumps(question), new=new, recipe=kind()
-        )
-        for kind, question, new in said
-    ]
-    assert shown == [ast.dump(ast.parse(each)) for each in lines]
+    for text, (kind, asked, new) in zip(shown, kinds, strict=True):
+        lines = kind.loading_chat or kind.loading
+        made = lines.format(model='"RUN/model"', question=json.dumps(asked), new=new, recipe=kind())
+        assert text == ast.dump(ast.parse(made))
 
 
 def test_each_auto_becomes_what_the_page_says(folder: Path) -> None:
@@ -356,15 +347,11 @@ def test_each_auto_becomes_what_the_page_says(folder: Path) -> None:
     assert (made["gradient_clipping"], made["fp16"]["enabled"], made["bf16"]["enabled"]) == (0.3, True, False)
     assert (made["train_micro_batch_size_per_gpu"], made["gradient_accumulation_steps"]) == (2, 8)
     third = json.loads((folder / "ds.json").read_text())
-    third["zero_optimization"] = {"stage": 3, "reduce_bucket_size": "auto"}
-    third["zero_optimization"] |= {"stage3_prefetch_bucket_size": "auto"}
-    third["zero_optimization"] |= {"stage3_param_persistence_threshold": "auto"}
+    sizes = ("reduce_bucket_size", "stage3_prefetch_bucket_size", "stage3_param_persistence_threshold")
+    third["zero_optimization"] = {"stage": 3, **dict.fromkeys(sizes, "auto")}
     (folder / "ds.json").write_text(json.dumps(third))
     zero = fill_auto(deepspeed_config(recipe, Batch(2, 8, 64), "fp16"), recipe, 128)["zero_optimization"]
-    assert zero["reduce_bucket_size"] == 128 * 128 and zero["stage3_prefetch_bucket_size"] == int(
-        0.9 * 128 * 128
-    )
-    assert zero["stage3_param_persistence_threshold"] == 1280
+    assert [zero[size] for size in sizes] == [128 * 128, int(0.9 * 128 * 128), 1280]
     assert zero["stage3_gather_16bit_weights_on_model_save"] is True
 
 
@@ -410,6 +397,7 @@ def anchors(page: Path) -> set[str]:
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_links_lead_somewhere(page: Path) -> None:
     for number, line in prose(page):
+        assert not line.startswith(("<<<<<<<", ">>>>>>>", "=======")), f"{page.name}:{number}: half a merge"
         for target in re.findall(r"\]\(([^)\s]+)\)", line):
             if target.startswith(("http://", "https://")):
                 continue
@@ -421,14 +409,8 @@ def test_links_lead_somewhere(page: Path) -> None:
 
 def test_the_readme_has_every_verb() -> None:
     table = [line for _, line in prose(PAGES[0]) if line.startswith("| `muster ")]
-    assert not [line for _, line in prose(PAGES[0]) if len(line) > 120]
-    shown = {verb for line in table for verb in re.findall(r"`muster ([a-z]+)", line)}
-    assert shown == set(cli.VERBS)
-
-
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_no_merge_was_left_half(page: Path) -> None:
-    assert not [n for n, line in prose(page) if line.startswith(("<<<<<<<", ">>>>>>>", "======="))]
+    assert {verb for line in table for verb in re.findall(r"`muster ([a-z]+)", line)} == set(cli.VERBS)
+    assert max(map(len, table)) <= 120
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
@@ -474,7 +456,5 @@ def test_figures_are_those_of_the_benchmarks() -> None:
 
 def test_nothing_is_installed_from_an_index_that_lacks_it() -> None:
     """No index has Muster: pages, hints and help name the checkout, the wheel, or the packages themselves."""
-    files = [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"), *(ROOT / "src").rglob("*.py")]
-    files += (ROOT / "src").rglob("*.json")
-    wrong = [path for path in files if re.search(r"pip install '?passmuster", path.read_text("utf-8"))]
-    assert not wrong
+    files = [*PAGES, *(ROOT / "src").rglob("*.py"), *(ROOT / "src").rglob("*.json")]
+    assert not [path for path in files if re.search(r"pip install '?passmuster", path.read_text("utf-8"))]

@@ -51,54 +51,63 @@ def packed(names: Sequence[str], link: str | None = None) -> bytes:
     return buffer.getvalue()
 
 
-def fetch(tmp_path: Path, code: int, out: bytes, err: bytes = b"") -> RunFolder:
+@pytest.fixture
+def run(tmp_path: Path) -> RunFolder:
     run = RunFolder(tmp_path / "run")
     run.create()
+    return run
+
+
+def fetch(run: RunFolder, code: int, out: bytes, err: bytes = b"") -> None:
     shell = FakeShell(answer_run=lambda argv: (code, out, err))
     try:
         fetch_model(remote, shell, NODE, "/base with space", run)
     finally:
         assert sorted(path.name for path in run.path.iterdir()) in (["logs"], ["logs", "model"])
         assert "'/base with space'" in shell.started[0][-1]
-    return run
 
 
-def test_a_model_after_the_noise_of_a_login_script(tmp_path: Path) -> None:
-    run = fetch(tmp_path, 0, b"Welcome!\nno newline" + MARK + packed(["model/config.json", "model/a/b.bin"]))
+def test_a_model_after_the_noise_of_a_login_script(run: RunFolder) -> None:
+    fetch(run, 0, b"Welcome!\nno newline" + MARK + packed(["model/config.json", "model/a/b.bin"]))
     assert (run.model / "config.json").read_bytes() == b"data"
     assert (run.model / "a" / "b.bin").read_bytes() == b"data"
 
 
+FULL = b"tar: cannot write: No space left on device\n"
+
+
 @pytest.mark.parametrize(
-    "out",
+    ("out", "err", "why"),
     [
-        b"",
-        b"Welcome!\n",
-        MARK,
-        MARK + b"not a tar at all, but long enough to be taken for one" * 50,
-        MARK + packed(["model/config.json", "model/big"])[:700],
-        MARK + packed(["model/../../escape"]),
-        MARK + packed(["/tmp/escape"]),
-        MARK + packed(["model/config.json"], link="/etc/passwd"),
-        MARK + packed(["other/config.json"]),
+        pytest.param(b"", b"", "", id="nothing"),
+        pytest.param(b"Welcome!\n", b"", "", id="noise"),
+        pytest.param(MARK, b"", "", id="mark alone"),
+        pytest.param(MARK + b"not a tar at all, but as long as one" * 50, b"", "", id="no tar"),
+        pytest.param(MARK + packed(["model/config.json", "model/big"])[:700], b"", "", id="cut short"),
+        pytest.param(MARK + packed(["model/../../escape"]), b"", "", id="dots"),
+        pytest.param(MARK + packed(["/tmp/escape"]), b"", "", id="absolute"),
+        pytest.param(MARK + packed(["model/config.json"], link="/etc/passwd"), b"", "", id="a link"),
+        pytest.param(MARK + packed(["other/config.json"]), b"", "", id="no model"),
+        pytest.param(MARK, FULL, "No space left", id="the host says why"),
+        pytest.param(
+            MARK, FULL + b"tar: Exiting with failure status due to previous errors\n", "No space left",
+            id="GNU tar's last line gives no reason",
+        ),
     ],
-    ids=["nothing", "noise", "mark alone", "no tar", "cut short", "dots", "absolute", "a link", "no model"],
-)
-def test_anything_else_is_refused_and_nothing_stays(out: bytes, tmp_path: Path) -> None:
+)  # fmt: skip
+def test_anything_else_is_refused_and_nothing_stays(out: bytes, err: bytes, why: str, run: RunFolder) -> None:
     with pytest.raises(HostError, match="the model could not be fetched") as caught:
-        fetch(tmp_path, 0, out)
-    assert caught.value.host == "node1"
+        fetch(run, 2 if err else 0, out, err)
+    assert caught.value.host == "node1" and why in caught.value.what
     assert "it is still there: me@node1:'/base with space'/model" in (caught.value.hint or "")
-    assert not (tmp_path / "run" / "model").exists()
+    assert not run.model.exists()
 
 
 @pytest.mark.parametrize("broken", range(ATTEMPTS + 1))
-def test_a_connection_that_breaks_is_tried_again(broken: int, tmp_path: Path) -> None:
+def test_a_connection_that_breaks_is_tried_again(broken: int, run: RunFolder) -> None:
     """So many times it breaks in the middle of the model; then it holds."""
     whole = MARK + packed(["model/config.json", "model/big"])
     answers = iter([(255, whole[:700], b"Connection closed\n")] * broken + [(0, whole, b"")])
-    run = RunFolder(tmp_path / "run")
-    run.create()
     shell = FakeShell(answer_run=lambda argv: next(answers))
     if broken == ATTEMPTS:
         with pytest.raises(HostError, match="could not be fetched: Connection closed"):
@@ -131,17 +140,6 @@ def test_a_model_that_was_fetched_before_is_replaced(whole: bool, tmp_path: Path
     assert whole != (run.path / "model.before").exists()
 
 
-@pytest.mark.parametrize(
-    "after",
-    [b"", b"tar: Exiting with failure status due to previous errors\n"],
-    ids=["alone", "then its end"],
-)
-def test_a_host_that_says_why(after: bytes, tmp_path: Path) -> None:
-    """GNU tar's last line gives no reason."""
-    with pytest.raises(HostError, match="No space left on device"):
-        fetch(tmp_path, 2, MARK, b"tar: cannot write: No space left on device\n" + after)
-
-
 # --- profiles ----------------------------------------------------------------------------------------------
 
 
@@ -152,21 +150,12 @@ def profiled(host: str, rank: int) -> events.Profiled:
     )
 
 
-def fetched_profiles(tmp_path: Path, answer: object, *, shared: bool = False) -> tuple[RunFolder, list[str]]:
+def fetched_profiles(run: RunFolder, answer: object, *, shared: bool = False) -> list[str]:
     """Two hosts, a rank each; the run folder has the first one's profile already."""
-    run = RunFolder(tmp_path / "run")
-    run.create()
     run.profile.mkdir()
     (run.profile / "trace-rank0.json.gz").write_bytes(b"here")
-    job = Job(
-        id="one",
-        launcher="ssh",
-        placements=place([(Host("node0"), 1), (Host("node1"), 1)]),
-        batch=Batch(1, 1, 2),
-        precision="fp32",
-        device="cpu",
-        recipe={},
-    )
+    places = place([(Host("node0"), 1), (Host("node1"), 1)])
+    job = Job("one", "ssh", places, Batch(1, 1, 2), "fp32", "cpu", {})
     facts = {
         "node0": {"shared": True, "base": str(run.path)},
         "node1": {"shared": shared, "base": "/far/base"},
@@ -176,26 +165,24 @@ def fetched_profiles(tmp_path: Path, answer: object, *, shared: bool = False) ->
     fetch_profiles(remote, shell, job, facts, run, told)
     assert len(shell.started) == (0 if shared else 1)
     assert sorted(path.name for path in run.path.iterdir()) == ["logs", "profile"]
-    return run, [event.path for event in told]
+    return [event.path for event in told]
 
 
-def test_profiles_come_beside_those_that_are_there(tmp_path: Path) -> None:
-    run, paths = fetched_profiles(tmp_path, (0, MARK + packed(["profile/trace-rank1.json.gz"]), b""))
+def test_profiles_come_beside_those_that_are_there(run: RunFolder) -> None:
+    paths = fetched_profiles(run, (0, MARK + packed(["profile/trace-rank1.json.gz"]), b""))
     assert (run.profile / "trace-rank0.json.gz").read_bytes() == b"here"
     assert (run.profile / "trace-rank1.json.gz").read_bytes() == b"data"
     assert paths[1] == str(run.profile / "trace-rank1.json.gz")
 
 
-@pytest.mark.parametrize("answer", [(255, b"", b"connection refused"), (0, b"noise", b"")])
-def test_where_a_host_cannot_be_asked_its_place_is_told(answer: object, tmp_path: Path) -> None:
-    _, paths = fetched_profiles(tmp_path, answer)
-    assert paths[0] == "/far/base/profile/trace-rank0.json.gz"  # of a host that shares the folder: as it is
-    assert paths[1] == "node1:/far/base/profile/trace-rank1.json.gz"
-
-
-def test_hosts_that_share_the_folder_are_not_asked(tmp_path: Path) -> None:
-    _, paths = fetched_profiles(tmp_path, None, shared=True)
-    assert paths == [f"/far/base/profile/trace-rank{rank}.json.gz" for rank in (0, 1)]
+@pytest.mark.parametrize(
+    ("answer", "shared"),
+    [((255, b"", b"connection refused"), False), ((0, b"noise", b""), False), (None, True)],
+)
+def test_where_a_host_is_not_asked_its_place_is_told(answer: object, shared: bool, run: RunFolder) -> None:
+    """It cannot be, or shares the folder: then the path is as it is."""
+    here, there = (f"/far/base/profile/trace-rank{rank}.json.gz" for rank in (0, 1))
+    assert fetched_profiles(run, answer, shared=shared) == [here, there if shared else f"node1:{there}"]
 
 
 def test_a_checkpoint_goes_from_one_host_to_another(tmp_path: Path) -> None:
@@ -235,10 +222,8 @@ def test_the_host_whose_end_of_a_copy_broke_is_named(broken: str, tmp_path: Path
     assert not (tmp_path / "here" / "checkpoint-4").exists()
 
 
-def test_a_model_that_came_damaged_is_fetched_again(tmp_path: Path) -> None:
+def test_a_model_that_came_damaged_is_fetched_again(run: RunFolder) -> None:
     """The rank that saved it said what its files are."""
-    run = RunFolder(tmp_path / "run")
-    run.create()
     came = [packed(["model/a"]).replace(b"data", b"dat_"), packed(["model/a"])]
     shell = FakeShell(answer_run=lambda argv: (0, MARK + came.pop(0), b""))
     files = {"a": {"bytes": 4, "sha256": hashlib.sha256(b"data").hexdigest()}}

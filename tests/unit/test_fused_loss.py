@@ -114,11 +114,11 @@ def test_a_cast_of_what_the_model_returns_changes_nothing(dtype: Any) -> None:
     assert torch.equal(found[0][1], found[1][1])
 
 
-def model_of(kind: str) -> Any:
+def model_of(kind: str, shape: str = "") -> Any:
     from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM
 
     torch.manual_seed(0)
-    given = {**MODELS[kind], "vocab_size": CLASSES, "use_cache": False}  # as it is trained
+    given = {**MODELS[shape or kind], "vocab_size": CLASSES, "use_cache": False}  # as it is trained
     config = AutoConfig.for_model(kind, **given)
     return (AutoModelForSeq2SeqLM if kind == "t5" else AutoModelForCausalLM).from_config(config).eval()
 
@@ -150,14 +150,15 @@ def test_a_models_gradients_are_the_same(kind: str) -> None:
 
 
 def test_few_rows_keep_their_logits_and_always_means_always() -> None:
+    """And labels are of one head alone: another model's output layer is asked meanwhile, and has none."""
     layer, hidden, labels = torch.nn.Linear(WIDTH, CLASSES), torch.randn(8, WIDTH), labels_of()[:8]
-    for always in (False, True):
-        loss = TokenLoss(head=fused(layer, always=always))
+    other = fused(torch.nn.Linear(WIDTH, CLASSES), always=True)
+    for ways, summed in (({"always": False}, False), ({"always": True}, True), ({"inside": True}, True)):
+        loss = TokenLoss(head=fused(layer, **ways))
         with loss.expecting(labels):
-            assert (layer(hidden).ndim == 0) is always
-    loss = TokenLoss(head=fused(layer, inside=True))
-    with loss.expecting(labels):
-        assert layer(hidden).ndim == 0
+            assert (layer(hidden).ndim == 0) is summed
+            assert other(hidden).shape == (8, CLASSES)
+        assert layer(hidden).shape == (8, CLASSES)
 
 
 def test_a_second_backward_pass_is_refused() -> None:
@@ -200,24 +201,16 @@ def test_a_compiler_does_not_take_labels_for_weights() -> None:
 
 
 def test_models_that_change_their_logits_afterwards_keep_them() -> None:
-    from transformers import AutoConfig, AutoModelForCausalLM
-
-    sizes = {**MODELS["llama"], "vocab_size": CLASSES}
     for kind, wanted in (("gemma2", "auto"), ("llama", False)):
-        model = AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, **sizes))
+        model = model_of(kind, shape="llama")
         assert fused_head(model, wanted=wanted) is None
         assert type(model.get_output_embeddings()) is torch.nn.Linear
 
 
 def test_an_output_layer_with_adapters_keeps_its_logits() -> None:
-    pytest.importorskip("peft")
-    from peft import LoraConfig, get_peft_model
-    from transformers import AutoConfig, AutoModelForCausalLM
-
-    config = AutoConfig.for_model("llama", **MODELS["llama"], vocab_size=CLASSES)
+    peft = pytest.importorskip("peft")
     for targets, possible in ((["q_proj"], True), (["lm_head"], False)):
-        model = AutoModelForCausalLM.from_config(config)
-        adapted = get_peft_model(model, LoraConfig(r=2, target_modules=targets))
+        adapted = peft.get_peft_model(model_of("llama"), peft.LoraConfig(r=2, target_modules=targets))
         assert (fused_head(adapted) is not None) is possible
 
 
@@ -233,12 +226,9 @@ def test_a_layer_that_has_trained_can_be_copied() -> None:
 
 def test_a_models_double_has_an_output_layer_of_its_own() -> None:
     """Its operations are counted on another device, while the model itself is trained."""
-    from transformers import AutoConfig, AutoModelForCausalLM
-
     from muster.worker.instruments.meta import count, double
 
-    config = AutoConfig.for_model("gpt2", **MODELS["gpt2"], vocab_size=CLASSES)
-    model = AutoModelForCausalLM.from_config(config)
+    model = model_of("gpt2")
     inputs = {"input_ids": torch.empty((4, 16), dtype=torch.long, device="meta")}
     plain = count(double(model), inputs)
     head = fused_head(model, wanted=True)
@@ -293,14 +283,3 @@ def test_a_compiled_graph_has_the_loss(kind: str, smoothing: float) -> None:
     assert whole == [(pytest.approx(sum_, rel=1e-6), count) for sum_, count in plain]
     for name, gradient in gradients.items():
         torch.testing.assert_close(others[name], gradient, rtol=1e-4, atol=1e-6)
-
-
-def test_labels_are_of_one_head_alone() -> None:
-    """Another model's output layer is asked meanwhile, and has none."""
-    first, other = (fused(torch.nn.Linear(4, 8), always=True) for _ in range(2))
-    hidden, labels = torch.ones(2, 3, 4), torch.tensor([[1, 2, 3], [4, 5, 6]])
-    loss = TokenLoss(head=first)
-    with loss.expecting(labels):
-        assert first(hidden).ndim == 0
-        assert other(hidden).shape == (2, 3, 8)
-    assert first(hidden).shape == (2, 3, 8)

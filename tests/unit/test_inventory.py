@@ -29,8 +29,10 @@ def test_a_host_file(tmp_path: Path) -> None:
         ("node1", 8), ("node2", 4), ("me@node3", 2), ("node4", 1), ("node5", 1), ("node6", None),
     ]  # fmt: skip
     assert inventory.names == ("node1", "node2", "node3", "node4", "node5", "node6")
-    assert inventory.launcher == "ssh"
-    assert inventory.source == str(path)
+    assert (inventory.launcher, inventory.source) == ("ssh", str(path))
+
+
+MISSING = ("hostfile", "hosts.txt", "fit.json", "machinefile", "my.hosts")
 
 
 def test_a_file_by_its_bare_name_wins_over_a_host_of_that_name(
@@ -42,30 +44,36 @@ def test_a_file_by_its_bare_name_wins_over_a_host_of_that_name(
     assert read_inventory("hosts").names == ("node1", "node2")
 
 
-@pytest.mark.parametrize("text", ["", "   ", "\n"])
-def test_nothing_given(text: str) -> None:
-    with pytest.raises(InventoryError, match="no hosts given"):
-        read_inventory(text)
-
-
 @pytest.mark.parametrize(
     ("text", "what"),
     [
+        *((text, "no hosts given") for text in ("", "   ", "\n")),
         ("./nowhere", "no such host file"),
+        *((name, "no such host file") for name in MISSING),
         (".", "is not a host name"),
         ("./", "is a folder"),
-        ("./bytes", "cannot be read"),
-        ("./nul\0byte", "cannot be read"),
-        ("./" + "x" * 300, "cannot be read"),
+        *((name, "is a folder") for name in ("hostfiles", "node_lists")),
+        *((text, "cannot be read") for text in ("./bytes", "./nul\0byte", "./" + "x" * 300)),
     ],
 )
 def test_a_file_that_cannot_be_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, what: str
 ) -> None:
+    """A folder of host files is no host, nor is such a file that is missing."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "bytes").write_bytes(b"node\xff\n")
-    with pytest.raises(InventoryError, match=what):
+    for name in ("hostfiles", "node_lists", "node1"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "first").write_text("n1 slots=2\n")
+    with pytest.raises(InventoryError, match=what) as caught:
         read_inventory(text)
+    if text in ("hostfiles", "node_lists"):
+        assert f"{text}/first" in (caught.value.hint or "")
+    if text in MISSING:
+        assert caught.value.where == text
+        (tmp_path / text).write_text("node1\n")
+        assert text.endswith(".json") or read_inventory(text).names == ("node1",)
+    assert read_inventory("node1").names == ("node1",)  # a folder of a host's name is not meant
 
 
 def test_a_host_name_longer_than_a_file_name_is_still_a_host_name() -> None:
@@ -87,24 +95,20 @@ def test_placement() -> None:
     ]
 
 
-@pytest.mark.parametrize("text", ["localhost", "localhost:2", "127.0.0.1", "[::1]:2", "LOCALHOST"])
-def test_this_machine_alone_needs_no_ssh(text: str) -> None:
-    found = read_inventory(text)
-    assert found.launcher == "local"
-    assert found.hosts == parse_hosts(text).hosts
+LOCAL = ("localhost", "localhost:2", "127.0.0.1", "[::1]:2", "LOCALHOST", "head", "head.cluster.org")
+REMOTE = (
+    "localhost,node2", "node1", "me@localhost", "localhost.example.org", "10.0.0.5", "[fe80::1]:2",
+    "head.other",
+)  # fmt: skip
 
 
 @pytest.mark.parametrize(
-    "text", ["localhost,node2", "node1", "me@localhost", "localhost.example.org", "10.0.0.5", "[fe80::1]:2"]
+    ("text", "launcher"), [*((each, "local") for each in LOCAL), *((each, "ssh") for each in REMOTE)]
 )
-def test_other_hosts_stay_with_ssh(text: str) -> None:
-    assert read_inventory(text).launcher == "ssh"
-
-
-def test_this_machines_own_name(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_this_machine_alone_needs_no_ssh(text: str, launcher: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("socket.gethostname", lambda: "head.cluster.org")
-    launchers = {name: read_inventory(name).launcher for name in ("head", "head.cluster.org", "head.other")}
-    assert launchers == {"head": "local", "head.cluster.org": "local", "head.other": "ssh"}
+    found = read_inventory(text)
+    assert (found.launcher, found.hosts) == (launcher, parse_hosts(text).hosts)
 
 
 def test_a_hostfile_with_this_machine_alone(tmp_path: Path) -> None:
@@ -137,28 +141,3 @@ def test_a_password_in_a_hosts_name_is_not_repeated(text: str, tmp_path: Path) -
         with pytest.raises(InventoryError) as caught:
             parse_hosts(source) if source == text else read_inventory(source)
         assert "pw-4711" not in f"{caught.value} {caught.value.hint} {caught.value.where}"
-
-
-@pytest.mark.parametrize("name", ["hostfiles", "node_lists"])
-def test_a_folder_of_host_files_is_no_host(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / name).mkdir()
-    (tmp_path / name / "first").write_text("n1 slots=2\n")
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(InventoryError, match="is a folder") as caught:
-        read_inventory(name)
-    assert caught.value.hint and f"{name}/first" in caught.value.hint
-    (tmp_path / "node1").mkdir()
-    assert read_inventory("node1").names == ("node1",)  # a folder of a host's name is not meant
-
-
-@pytest.mark.parametrize("name", ["hostfile", "hosts.txt", "fit.json", "machinefile", "my.hosts"])
-def test_a_missing_host_file_is_no_host(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(InventoryError, match="no such host file") as caught:
-        read_inventory(name)
-    assert caught.value.where == name
-    (tmp_path / name).write_text("node1\n")
-    if not name.endswith(".json"):
-        assert read_inventory(name).names == ("node1",)

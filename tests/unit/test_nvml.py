@@ -51,73 +51,59 @@ def gpu(letter: str, code: int = 0, name: str = H100, memory: int = 81_559) -> s
 EIGHT = [gpu(letter, name=f"{H100} {letter}") for letter in "abcdefgh"]
 
 
-def seen() -> list[str]:
-    return [str(each["name"])[-1] for each in gpu_facts()]
-
-
 def test_a_gpu_in_figures(host: Host) -> None:
     host(gpu("a"), there=1)
     assert gpu_facts() == [{"name": H100, "memory_total": 81_559 << 20, "capability": [9, 0]}]
 
 
 @pytest.mark.parametrize(
-    ("mask", "letters"),
+    ("lost", "mask", "letters"),
     [
-        (None, "abcdefgh"),
-        ("0,3", "ad"),
-        ("3,0", "da"),
-        ("", ""),
-        ("-1", ""),
-        ("1,-1,2", "b"),  # CUDA ends its list at the first that names none
-        ("1,8,2", "b"),
-        ("GPU-cccccccc-0000-0000-0000-000000000000", "c"),
-        ("GPU-ccc,GPU-a", "ca"),  # CUDA takes the beginning of a UUID, where only one GPU's begins so
-        ("GPU-", ""),
-        ("GPU-x,0", ""),
+        (False, None, "abcdefgh"),
+        (False, "0,3", "ad"),
+        (False, "3,0", "da"),
+        (False, "", ""),
+        (False, "-1", ""),
+        (False, "1,-1,2", "b"),  # CUDA ends its list at the first that names none
+        (False, "1,8,2", "b"),
+        (False, "GPU-cccccccc-0000-0000-0000-000000000000", "c"),
+        (False, "GPU-ccc,GPU-a", "ca"),  # CUDA takes the beginning of a UUID, where only one GPU's begins so
+        (False, "GPU-", ""),
+        (False, "GPU-x,0", ""),
+        (True, "0,1,2,4,5,6,7", "abcefgh"),
+        (True, "GPU-e,GPU-a", "ea"),
     ],
 )
-def test_cuda_visible_devices(host: Host, mask: str | None, letters: str) -> None:
-    host(*EIGHT, there=8, mask=mask)
-    assert "".join(seen()) == letters
+def test_cuda_visible_devices(host: Host, lost: bool, mask: str | None, letters: str) -> None:
+    """Also where it leaves out the one that is lost."""
+    host(*EIGHT[:3], gpu("d", 15) if lost else EIGHT[3], *EIGHT[4:], there=8, mask=mask)
+    assert "".join(str(each["name"])[-1] for each in gpu_facts()) == letters
+
+
+HARDWARE = "gpu_hardware"
+LOST = "GPU 1 does not answer: Unknown Error (NVML error 999)"
 
 
 @pytest.mark.parametrize(
-    ("lines", "there", "said", "failure"),
+    ("lines", "there", "mask", "said", "failure"),
     [
-        (["init 18"], 1, "driver shows none: Driver/library version mismatch (NVML error 18)", "no_gpu"),
-        (["count 999"], 8, "has 8 NVIDIA GPUs, and the driver shows none: Unknown Error", "no_gpu"),
-        ([], 1, "has 1 NVIDIA GPU, and the driver shows none", "no_gpu"),
-        (EIGHT[:7], 8, "has 8 NVIDIA GPUs, and the driver shows 7", "no_gpu"),
-        ([*EIGHT[:3], gpu("d", 15), *EIGHT[4:]], 8, "GPU 3 does not answer: GPU is lost", "gpu_hardware"),
-        (
-            [EIGHT[0], gpu("b", 999)],
-            2,
-            "GPU 1 does not answer: Unknown Error (NVML error 999)",
-            "gpu_hardware",
-        ),
+        (["init 18"], 1, None, "none: Driver/library version mismatch (NVML error 18)", "no_gpu"),
+        (["count 999"], 8, None, "has 8 NVIDIA GPUs, and the driver shows none: Unknown Error", "no_gpu"),
+        ([], 1, None, "has 1 NVIDIA GPU, and the driver shows none", "no_gpu"),
+        (EIGHT[:7], 8, None, "has 8 NVIDIA GPUs, and the driver shows 7", "no_gpu"),
+        ([*EIGHT[:3], gpu("d", 15), *EIGHT[4:]], 8, None, "GPU 3 does not answer: GPU is lost", HARDWARE),
+        ([EIGHT[0], gpu("b", 999)], 2, None, LOST, HARDWARE),
+        ([*EIGHT[:3], gpu("d", 999)], 4, "2,3", "GPU 1 of those in CUDA_VISIBLE_DEVICES", HARDWARE),
     ],
-)
+)  # fmt: skip
 def test_trouble_is_no_machine_without_gpus(
-    host: Host, lines: list[str], there: int, said: str, failure: str
+    host: Host, lines: list[str], there: int, mask: str | None, said: str, failure: str
 ) -> None:
-    host(*lines, there=there)
+    host(*lines, there=there, mask=mask)
     with pytest.raises(Problem) as raised:
         gpu_facts()
     assert said in str(raised.value) and raised.value.failure == failure
     assert "launch.device=cpu" in (raised.value.hint or "")
-
-
-def test_a_lost_gpu_that_is_left_out(host: Host) -> None:
-    host(*EIGHT[:3], gpu("d", 15), *EIGHT[4:], there=8, mask="0,1,2,4,5,6,7")
-    assert "".join(seen()) == "abcefgh"
-    host(*EIGHT[:3], gpu("d", 15), *EIGHT[4:], there=8, mask="GPU-e,GPU-a")
-    assert "".join(seen()) == "ea"
-
-
-def test_which_one_is_lost_under_a_mask(host: Host) -> None:
-    host(*EIGHT[:3], gpu("d", 999), there=4, mask="2,3")
-    with pytest.raises(Problem, match="GPU 1 of those in CUDA_VISIBLE_DEVICES does not answer"):
-        gpu_facts()
 
 
 def test_a_library_that_lacks_what_is_asked(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:

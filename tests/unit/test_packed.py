@@ -73,52 +73,36 @@ def test_held_out_rows_are_filled_up_with_rows_that_do_not_count(count: int, uni
 def test_held_out_rows_are_whole_batches_for_every_rank() -> None:
     """Else accelerate deals some of them twice, and the held-out loss depends on the number of ranks."""
     train = SimpleNamespace(label_smoothing=0.0, fused_loss=False, compiled=False, seed=0)
+    recipe = SimpleNamespace(
+        train=train, engine=SimpleNamespace(stage=0), keeps_half=False, computes_half=False,
+        precision="bf16", dropout=True,
+    )  # fmt: skip
     context: Any = SimpleNamespace(
-        recipe=SimpleNamespace(
-            train=train,
-            engine=SimpleNamespace(stage=0),
-            keeps_half=False,
-            computes_half=False,
-            precision="bf16",
-            dropout=True,
-        ),
-        engine=object(),
+        recipe=recipe, engine=object(), batch=SimpleNamespace(global_=6), world_size=3,
         spec=SimpleNamespace(shards_weights=lambda stage, ranks: False),
-        batch=SimpleNamespace(global_=6),
-        world_size=3,
-    )
-    rows = SyntheticTokens(8, 4, 50, 0, held_out=True)
-    trainer = wired(
-        SimpleNamespace,
-        context,
-        object(),
+    )  # fmt: skip
+    rows, arguments = (
+        SyntheticTokens(8, 4, 50, 0, held_out=True),
         SimpleNamespace(per_device_eval_batch_size=2),
-        train=rows,
-        held_out=rows,
-        lengths=[4] * 8,
-        collator=collate,
-        processing=None,
     )
+    more = {"train": rows, "held_out": rows, "lengths": [4] * 8, "collator": collate, "processing": None}
+    trainer = wired(SimpleNamespace, context, object(), arguments, **more)  # type: ignore[arg-type]
     assert len(trainer.eval_dataset) == 12
 
 
 def test_synthetic_tokens_depend_on_seed_part_and_row_alone() -> None:
-    rows = SyntheticTokens(100, 64, 51_200, 7, held_out=False)
-    again = SyntheticTokens(5000, 64, 51_200, 7, held_out=False)
-    for index in (99, 0, 41):
-        assert rows[index]["tokens"].tolist() == again[index]["tokens"].tolist()
-    others = [
-        SyntheticTokens(100, 64, 51_200, 8, held_out=False)[41],
-        SyntheticTokens(100, 64, 51_200, 7, held_out=True)[41],
-        rows[40],
-    ]
-    assert all(other["tokens"].tolist() != rows[41]["tokens"].tolist() for other in others)
+    def row(index: int, count: int = 100, seed: int = 7, held_out: bool = False) -> list[int]:
+        made: list[int] = SyntheticTokens(count, 64, 51_200, seed, held_out=held_out)[index][
+            "tokens"
+        ].tolist()
+        return made
+
+    assert all(row(index) == row(index, count=5000) for index in (99, 0, 41))
+    assert row(41) not in (row(41, seed=8), row(41, held_out=True), row(40))
     # The stream itself, so that no version of NumPy changes a benchmark unnoticed.
-    assert SyntheticTokens(1, 4, 51_200, 0, held_out=False)[0]["tokens"].tolist() == STREAM
+    stream = SyntheticTokens(1, 4, 51_200, 0, held_out=False)[0]["tokens"].tolist()
+    assert stream == [47259, 1458, 9849, 40156]
     SyntheticTokens(1, 4, 51_200, -3, held_out=False)[0]
-
-
-STREAM = [47259, 1458, 9849, 40156]
 
 
 def test_synthetic_tokens_use_the_whole_vocabulary() -> None:

@@ -30,16 +30,12 @@ def close(found: Any, expected: Any) -> None:
 
 
 def test_log_probabilities_are_those_of_the_tokens() -> None:
-    """At temperature 1/2 the logits count twice: 1/6, 4/6, 1/6."""
+    """At temperature 1/2 the logits count twice: 1/6, 4/6, 1/6. Entropy: 1/2 log 2 + 2 x 1/4 log 4."""
     logits, tokens = torch.tensor([[LOGITS, LOGITS]]), torch.tensor([[1, 2]])
     close(objective.log_probs_of(logits, tokens, 1.0), [[math.log(1 / 2), math.log(1 / 4)]])
     close(objective.log_probs_of(logits, tokens, 0.5), [[math.log(4 / 6), math.log(1 / 6)]])
     assert objective.log_probs_of(logits.bfloat16(), tokens, 1.0).dtype == torch.float32
-
-
-def test_entropy_is_that_of_the_distribution() -> None:
-    """1/2 log 2 + 2 x 1/4 log 4 = 1.5 log 2."""
-    close(objective.entropy_of(torch.tensor([[LOGITS]]), 1.0), [[1.5 * math.log(2)]])
+    close(objective.entropy_of(logits, 1.0), [[1.5 * math.log(2)] * 2])
 
 
 def test_the_reward_comes_at_the_last_token_and_the_penalty_at_each() -> None:
@@ -58,18 +54,13 @@ def test_advantages_of_three_tokens() -> None:
 
     delta: 8 - 4 = 4; 0 + 0.5 x 4 - 2 = 0; 0.5 + 0.5 x 2 - 1 = 0.5.
     A: 4; 0 + 0.25 x 4 = 1; 0.5 + 0.25 x 1 = 0.75.
+    With 1 and 1 a return is the rewards to come, whatever the critic says.
     """
     values, rewards = torch.tensor([[1.0, 2.0, 4.0]]), torch.tensor([[0.5, 0.0, 8.0]])
     advantages, returns = objective.advantages_of(values, rewards, torch.ones(1, 3), 0.5, 0.5)
     close(advantages, [[0.75, 1.0, 4.0]])
     close(returns, [[1.75, 3.0, 8.0]])
-
-
-def test_with_gamma_and_lambda_of_one_a_return_is_the_rewards_to_come() -> None:
-    """Whatever the critic says."""
-    rewards = torch.tensor([[1.0, 2.0, 3.0]])
-    _, returns = objective.advantages_of(torch.randn(1, 3), rewards, torch.ones(1, 3), 1.0, 1.0)
-    close(returns, [[6.0, 5.0, 3.0]])
+    close(objective.advantages_of(values, rewards, torch.ones(1, 3), 1.0, 1.0)[1], [[8.5, 8.0, 8.0]])
 
 
 def test_prompts_and_what_comes_after_the_end_count_for_nothing() -> None:
@@ -184,6 +175,7 @@ def test_the_critic_has_a_learning_rate_of_its_own() -> None:
 
 
 def test_a_step_on_the_same_answers_repeats_a_global_batch() -> None:
+    """An epoch has as many more samples."""
     from muster.dialogues.rollouts import Repeated
     from muster.worker.data.sampler import GroupedSampler
 
@@ -194,6 +186,8 @@ def test_a_step_on_the_same_answers_repeats_a_global_batch() -> None:
     grouped = list(Repeated(order, 2, 3))  # the answers to a prompt follow each other
     step = [index for index in once[:2] for _ in range(3)]
     assert grouped[:12] == [*step, *step] and len(grouped) == len(Repeated(order, 2, 3)) == 24
+    data = {"workload": "ppo", "data": {"generated": {"train": 50}}, "ppo": {"epochs": 3}}
+    assert recipe_from(data).epoch_samples() == 150
 
 
 @pytest.mark.parametrize(
@@ -247,9 +241,3 @@ def test_a_resumed_run_answers_anew_where_it_would_have(monkeypatch: pytest.Monk
             drawn.append((step, bool(trainer._waiting)))
             trainer._waiting = []
     assert drawn == [(0, True), (1, False), (2, True), (3, False), (1, True), (2, True), (3, False)]
-
-
-def test_steps_on_the_same_answers_are_counted() -> None:
-    """An epoch has as many more samples."""
-    data = {"workload": "ppo", "data": {"generated": {"train": 50}}, "ppo": {"epochs": 3}}
-    assert recipe_from(data).epoch_samples() == 150

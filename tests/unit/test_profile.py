@@ -138,16 +138,18 @@ def test_the_form_of_2021(tmp_path: Path) -> None:
 
 
 def test_no_file_is_summed_up_that_says_nothing_or_only_half(tmp_path: Path) -> None:
-    whole = busy().write(tmp_path / "whole.json.gz")
-    data = whole.read_bytes()
-    cut, text = tmp_path / "cut.json.gz", tmp_path / "cut.json"
-    cut.write_bytes(data[: len(data) // 2])
-    text.write_bytes(gzip.decompress(data)[:-200])
+    data = busy().write(tmp_path / "whole.json.gz").read_bytes()
     stepless = Cuda()
     stepless.kernel(0, 1, 2)
-    other, binary = save(tmp_path / "other.json", {"a": 1}), tmp_path / "b.json.gz"
-    binary.write_bytes(b"\x1f\x8b" + bytes(range(256)))
-    for path in (cut, text, other, binary, tmp_path / "missing.json", stepless.write(tmp_path / "s.json")):
+    paths = [stepless.write(tmp_path / "s.json"), save(tmp_path / "other.json", {"a": 1})]
+    for name, content in (
+        ("cut.json.gz", data[: len(data) // 2]),
+        ("cut.json", gzip.decompress(data)[:-200]),
+        ("b.json.gz", b"\x1f\x8b" + bytes(range(256))),
+    ):
+        (tmp_path / name).write_bytes(content)
+        paths.append(tmp_path / name)
+    for path in (*paths, tmp_path / "missing.json"):
         with pytest.raises(NoSummary):
             summarize(read(path))
 
@@ -265,15 +267,9 @@ def profiling(folder: Path, profile_steps: int, most: int) -> tuple[Any, Any, An
         def __call__(self, kind: Any, **content: Any) -> None:
             emitted.append(kind(time=0, **content))
 
-    context: Any = SimpleNamespace(
-        recipe=recipe_from({"measure": measure}),
-        rank=0,
-        main=True,
-        device="cpu",
-        base=folder,
-        emit=Emitted(),
-    )
-    control = SimpleNamespace(should_training_stop=False)
+    recipe, control = recipe_from({"measure": measure}), SimpleNamespace(should_training_stop=False)
+    about = {"rank": 0, "main": True, "device": "cpu", "base": folder}
+    context: Any = SimpleNamespace(recipe=recipe, emit=Emitted(), **about)
     return Profiler(context), SimpleNamespace(global_step=0, max_steps=most), control, emitted
 
 

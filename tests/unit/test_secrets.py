@@ -5,7 +5,9 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -142,18 +144,14 @@ def test_a_variable_without_a_value_is_that_of_the_environment(monkeypatch: pyte
 
 
 def test_a_dry_run_shows_names(inputs: Inputs, tmp_path: Path) -> None:
+    """And which file sets what, as the plan of a start does: ~/.deepspeed_env or the one here."""
     plan = dry_run(inputs, RunFolder(tmp_path / "run"))
     for text in (json.dumps(plan), format_dry_run(plan, verbose=True)):
         assert [value for value in EVERY if value in text] == []
         assert "WANDB_KEY" in text and "INFO" in text
-
-
-def test_a_start_says_which_file_sets_what(inputs: Inputs, tmp_path: Path) -> None:
-    """Of ~/.deepspeed_env and the one here: before the start, in a dry run, and on the page."""
-    told = f"GITHUB_PAT: set by {Path.cwd()}/.deepspeed_env"
-    assert told in format_dry_run(dry_run(inputs, RunFolder(tmp_path / "run")))
     run, _ = written(inputs, tmp_path / "other")
-    assert f"set by {Path.cwd()}/.deepspeed_env" in run.plan.read_text()
+    for text in (format_dry_run(plan), run.plan.read_text()):
+        assert f"set by {Path.cwd()}/.deepspeed_env" in text
 
 
 def test_a_batch_job_reads_them_where_they_are_kept(tmp_path: Path) -> None:
@@ -184,30 +182,49 @@ def test_logs_and_events_are_masked(tmp_path: Path) -> None:
     assert "the loss is 0.5" in run.rank_log("n1", 0).read_text()
 
 
-def test_a_value_that_another_begins_with_leaves_no_rest() -> None:
-    scrub = scrubber({"A_TOKEN": "abcdef", "B_TOKEN": "abcdefghi"})
-    assert scrub("abcdef, abcdefghi!") == "(hidden), (hidden)!"
-
-
 def test_a_password_in_a_variable_that_is_shown_is_not() -> None:
     env = {"http_proxy": "http://me:hunter2@proxy:80", "HF_TOKEN": "abc", "N": None}
     assert masked(env, ["http_proxy", "N"]) == {
         "http_proxy": "http://me:(hidden)@proxy:80", "HF_TOKEN": "(hidden)", "N": "(hidden)",
     }  # fmt: skip
+    upper = scrubbed_data(["my-own", {"a": ["my-own"]}], lambda text: text.upper())
+    assert upper == ["MY-OWN", {"a": ["MY-OWN"]}]
+
+
+SAME = [
+    ["--pad_token", "<pad>", "--max-token", "512", "--use_auth_token", "True"],
+    ["data.prompt_key=prompt", "LR=0.1", "--tokenizer", "gpt2", "--token", "--lr"],
+    ["--api_key"],
+    ["python", "-u", "x.py"],
+    ["--key", "input_ids"],
+    ["--auth", "none"],
+]
+BASH = ["bash", "-c", "export HF_TOKEN=hunter2; python x.py --secret hunter2 --lr 1 && y"]
 
 
 @pytest.mark.parametrize(
-    ("words", "shown"),
+    ("mask", "words", "shown"),
     [
-        (["-x", "token=abc"], ["-x", "token=(hidden)"]),
-        (["--export=ALL,A=1,B=2"], ["--export=ALL,A=(hidden),B=(hidden)"]),
-        (["-o", 'SetEnv=A="b c" B=d'], ["-o", "SetEnv=A=(hidden) B=(hidden)"]),
-        (["-o", "ProxyCommand=sshpass -p pw ssh x"], ["-o", "ProxyCommand=sshpass -p (hidden) ssh x"]),
-        *((words, words) for words in (["--gres=gpu:8"], ["-p", "2222"], ["-F", "/a"], ["--mca", "x", "y"])),
+        (masked_words, "-x|token=abc", "-x|token=(hidden)"),
+        (masked_words, "--export=ALL,A=1,B=2", "--export=ALL,A=(hidden),B=(hidden)"),
+        (masked_words, '-o|SetEnv=A="b c" B=d', "-o|SetEnv=A=(hidden) B=(hidden)"),
+        (masked_words, "-o|ProxyCommand=sshpass -p pw ssh x", "-o|ProxyCommand=sshpass -p (hidden) ssh x"),
+        *((masked_words, each, each) for each in ("--gres=gpu:8", "-p|2222", "-F|/a", "--mca|x|y")),
+        # Of a command: arguments whose names say it; a tokenizer's tokens and a data set's keys are none.
+        *(
+            (masked_program, words, words.replace("hunter2", "(hidden)").replace("aB3" * 8, "(hidden)"))
+            for words in (
+                "x.py|--api_key|hunter2", "--hub-token=hunter2", "+trainer.logger.wandb_key=hunter2",
+                '{"password": "hunter2", "n": 3}', "|".join(BASH), "curl|https://me:hunter2@host/x",
+                "curl|-u|me:hunter2|host", "--aws_session_token|hunter2", "logger.wandb.key=hunter2",
+                f"--cluster-key|{'aB3' * 8}", *("|".join(words) for words in SAME),
+            )
+        ),
+        (masked_program, "-H|Authorization: Bearer hunter2", "-H|Authorization: (hidden)"),
     ],
-)
-def test_words_of_launchers(words: list[str], shown: list[str]) -> None:
-    assert masked_words(words) == shown and masked_words(shown) == shown
+)  # fmt: skip
+def test_words_of_launchers_and_commands(mask: Any, words: str, shown: str) -> None:
+    assert mask(words.split("|")) == shown.split("|") == mask(shown.split("|"))
 
 
 @pytest.mark.parametrize(
@@ -228,57 +245,28 @@ def test_a_line_of_bash_keeps_its_commands(line: str, shown: str) -> None:
     assert filled == shown.replace("A=(hidden)", "A='1 2'").replace("B=(hidden)", "B=3")
 
 
-def test_a_password_without_a_name_before_it() -> None:
-    assert scrubbed("redis://:hunter2@cache:6379/0") == "redis://:(hidden)@cache:6379/0"
-    assert scrubbed_data(["my-own", {"a": ["my-own"]}], lambda text: text.upper()) == [
-        "MY-OWN", {"a": ["MY-OWN"]},
-    ]  # fmt: skip
-
-
-def test_a_url_that_was_taken_for_a_path_shows_no_password() -> None:
-    """Path("https://...") has one slash less."""
-    shown = scrubbed(f"{Path('https://me:hunter2@host/data.csv')}: no such data")
-    assert shown == "https:/me:(hidden)@host/data.csv: no such data"
-
-
 @pytest.mark.parametrize(
-    ("words", "shown"),
+    ("scrub", "text", "shown"),
     [
-        (["x.py", "--api_key", "hunter2"], ["x.py", "--api_key", "(hidden)"]),
-        (["--hub-token=hunter2"], ["--hub-token=(hidden)"]),
-        (["+trainer.logger.wandb_key=hunter2"], ["+trainer.logger.wandb_key=(hidden)"]),
-        (['{"password": "hunter2", "n": 3}'], ['{"password": "(hidden)", "n": 3}']),
-        (
-            ["bash", "-c", "export HF_TOKEN=hunter2; python x.py --secret hunter2 --lr 1 && y"],
-            ["bash", "-c", "export HF_TOKEN=(hidden); python x.py --secret (hidden) --lr 1 && y"],
+        pytest.param(
+            scrubber({"A_TOKEN": "abcdef", "B_TOKEN": "abcdefghi"}), "abcdef, abcdefghi!",
+            "(hidden), (hidden)!", id="a value that another begins with leaves no rest",
         ),
-        (["curl", "https://me:hunter2@host/x"], ["curl", "https://me:(hidden)@host/x"]),
-        (["curl", "-u", "me:hunter2", "host"], ["curl", "-u", "me:(hidden)", "host"]),
-        (["-H", "Authorization: Bearer hunter2"], ["-H", "Authorization: (hidden)"]),
-        (["--aws_session_token", "hunter2"], ["--aws_session_token", "(hidden)"]),
-        (["logger.wandb.key=hunter2"], ["logger.wandb.key=(hidden)"]),
-        (["--cluster-key", f"{'aB3' * 8}"], ["--cluster-key", "(hidden)"]),
-        *(
-            (words, words)
-            for words in (
-                ["--pad_token", "<pad>", "--max-token", "512", "--use_auth_token", "True"],
-                ["data.prompt_key=prompt", "LR=0.1", "--tokenizer", "gpt2", "--token", "--lr"],
-                ["--api_key"],
-                ["python", "-u", "x.py"],
-                ["--key", "input_ids"],
-                ["--auth", "none"],
-            )
+        pytest.param(
+            scrubber({}, ["x.py", "--password", "hunter2", "--pin=1", "bash -c 'A_KEY=sesame1 y'"]),
+            "args: ['hunter2', 1], sesame1", "args: ['(hidden)', 1], (hidden)", id="printed arguments",
+        ),
+        pytest.param(
+            scrubbed, "redis://:hunter2@cache:6379/0", "redis://:(hidden)@cache:6379/0", id="no user's name"
+        ),
+        pytest.param(
+            scrubbed, f"{Path('https://me:hunter2@host/data.csv')}: no such data",
+            "https:/me:(hidden)@host/data.csv: no such data", id="a URL as a path: one slash less",
         ),
     ],
-)
-def test_words_of_a_command(words: list[str], shown: list[str]) -> None:
-    """Arguments whose names say it; a tokenizer's tokens and a data set's keys are none."""
-    assert masked_program(words) == shown and masked_program(shown) == shown
-
-
-def test_a_program_that_prints_its_arguments() -> None:
-    scrub = scrubber({}, ["x.py", "--password", "hunter2", "--pin=1", "bash -c 'A_KEY=sesame1 y'"])
-    assert scrub("args: ['hunter2', 1], sesame1") == "args: ['(hidden)', 1], (hidden)"
+)  # fmt: skip
+def test_what_a_text_hides(scrub: Callable[[str], str], text: str, shown: str) -> None:
+    assert scrub(text) == shown
 
 
 def test_a_command_keeps_its_secrets_for_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -320,8 +308,8 @@ def test_what_is_no_secret_stays(text: str) -> None:
     assert scrubbed(text) == text and scrubber({"HF_TOKEN": "abc"})(text) == text
 
 
-def test_recipes_of_today_are_read(tmp_path: Path) -> None:
-    """Folders of earlier versions hold values: they go on as they are."""
+def test_recipes_of_earlier_versions_are_read() -> None:
+    """Their folders hold values: they go on as they are."""
     assert recipe_from({"env": {"A": "b", "N": 1}}).env == {"A": "b", "N": "1"}
 
 

@@ -24,6 +24,7 @@ from tests.images import write_folder
 
 GEO = "river: id INTEGER, name TEXT | Lake: name varchar(20), depth"
 SEA = "sea: name TEXT"
+PAIR = '{"question": "a", "answer": "b"'
 
 
 def database(file: Path, *statements: str) -> Path:
@@ -96,17 +97,11 @@ def test_what_the_recipe_names_is_taken(tmp_path: Path) -> None:
             '{"instruction": "a", "input": "b", "output": "c"}', {}, "fields instruction and input",
             "data.input=instruction, and data.schema=input",
         ),
-        ('{"question": "a", "answer": "b"}', {"schema": "tables"}, "'tables' is missing", "data.schema"),
-        ('{"question": "a", "answer": "b"}', {"schema": "database"}, "names no database", "question, answer"),
-        (
-            '{"question": "a", "answer": "b", "db_id": "x"}', {"schema": "database"},
-            "'x', and there is no such file", "database/x/x.sqlite",
-        ),
-        (
-            '{"question": "a", "answer": "b", "database": "a.jsonl"}', {"schema": "database"},
-            "not a SQLite file", "a.jsonl",
-        ),
-        ('{"question": "a", "answer": "b", "db_id": "no"}', {"schema": "database"}, "has no tables", ""),
+        (PAIR + "}", {"schema": "tables"}, "'tables' is missing", "data.schema"),
+        (PAIR + "}", {"schema": "database"}, "names no database", "question, answer"),
+        (PAIR + ', "db_id": "x"}', {"schema": "database"}, "no such file", "database/x/x.sqlite"),
+        (PAIR + ', "database": "a.jsonl"}', {"schema": "database"}, "not a SQLite file", "a.jsonl"),
+        (PAIR + ', "db_id": "no"}', {"schema": "database"}, "has no tables", ""),
     ],
 )  # fmt: skip
 def test_a_bad_row_is_named_by_file_and_line(
@@ -157,9 +152,8 @@ def test_a_database_is_found_in_the_usual_places(tmp_path: Path) -> None:
 
 
 def test_names_of_tables_that_need_quotes(tmp_path: Path) -> None:
-    file = database(
-        tmp_path / "a.db", 'CREATE TABLE "two words" ("a ""b""" INTEGER)', "CREATE VIEW v AS SELECT 1 c"
-    )
+    table = 'CREATE TABLE "two words" ("a ""b""" INTEGER)'
+    file = database(tmp_path / "a.db", table, "CREATE VIEW v AS SELECT 1 c")
     assert tables_of(file) == 'two words: a "b" INTEGER | v: c'
 
 
@@ -217,7 +211,7 @@ def test_the_schema_that_a_question_comes_with(spider: Path) -> None:
         read_schema(trained(spider / "plain"), SEA)
 
 
-def test_a_question_without_the_schema_that_it_needs(spider: Path) -> None:
+def test_a_question_without_the_schema_that_it_needs() -> None:
     with_schema, without = load_recipe("seq2seq", ["data.schema=database"]), load_recipe("seq2seq")
     assert with_schema.lacks_schema("which?") and not without.lacks_schema("which?")
     asked = with_schema.with_schema("which?", SEA)

@@ -71,17 +71,15 @@ def validation(folder: Path) -> Lines:
 
 
 def test_the_sizes_fields_and_shapes(folder: Path, train: Lines, validation: Lines) -> None:
+    """Questions are disjoint, and none is double."""
+    every = train + validation
     assert (len(train), len(validation)) == (TRAIN, VALIDATION)
-    assert all(list(line) == ["question", "sql", "database", "shape"] for line in train + validation)
+    assert len({line["question"] for line in every}) == len(every)
+    assert all(list(line) == ["question", "sql", "database", "shape"] for line in every)
     assert set(Counter(line["shape"] for line in validation).values()) == {VALIDATION // len(SHAPES)}
     assert {line["shape"] for line in train} == set(SHAPES)
     assert {line["database"] for line in train} == {f"databases/{schema.name}.sqlite" for schema in SCHEMAS}
     assert sorted(path.name for path in folder.parent.iterdir()) == ["set"]
-
-
-def test_questions_are_disjoint_and_none_is_double(train: Lines, validation: Lines) -> None:
-    questions = [line["question"] for line in train + validation]
-    assert len(set(questions)) == len(questions)
 
 
 def test_equal_questions_never_mean_different_sql(tmp_path: Path) -> None:
@@ -94,16 +92,13 @@ def test_equal_questions_never_mean_different_sql(tmp_path: Path) -> None:
 
 
 def test_most_validation_values_are_in_no_training_question(train: Lines, validation: Lines) -> None:
+    sql = "SELECT t1.name FROM t1 WHERE a = 'Red Sun' AND b2 > 34 LIMIT 3"
+    assert literals(sql) == ["Red Sun", "34", "3"]
+    few = [("", "SELECT 'Red Sun'"), ("", "SELECT 1"), ("", "SELECT a")]
+    assert unseen_share([("Red?", "SELECT 1")], few) == 0.5
     pairs = [[(line["question"], line["sql"]) for line in lines] for lines in (train, validation)]
     assert unseen_share(*pairs) > 0.6
     assert unseen_share(pairs[0], pairs[0]) == 0.0
-
-
-def test_literals() -> None:
-    sql = "SELECT t1.name FROM t1 WHERE a = 'Red Sun' AND b2 > 34 LIMIT 3"
-    assert literals(sql) == ["Red Sun", "34", "3"]
-    validation = [("", "SELECT 'Red Sun'"), ("", "SELECT 1"), ("", "SELECT a")]
-    assert unseen_share([("Red?", "SELECT 1")], validation) == 0.5
 
 
 def test_every_statement_runs_and_validation_answers_are_not_empty(
