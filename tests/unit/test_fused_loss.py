@@ -229,6 +229,7 @@ def test_a_models_double_has_an_output_layer_of_its_own() -> None:
     from muster.worker.instruments.meta import count, double
 
     model = model_of("gpt2")
+    model.config.use_cache = True  # as it comes
     inputs = {"input_ids": torch.empty((4, 16), dtype=torch.long, device="meta")}
     plain = count(double(model), inputs)
     head = fused_head(model, wanted=True)

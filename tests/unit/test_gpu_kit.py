@@ -250,7 +250,11 @@ def test_the_page_tells_what_was_measured_and_what_failed(tmp_path: Path) -> Non
     failed = {"status": "failed", "error": "a traceback\nNCCL is not there", "note": "A driver was missing."}
     results.add(piece("ddp-fp32"), MACHINE, failed)
     results.add(piece("smi"), MACHINE, {"status": "cut short", "error": "ended after 9 s"})
+    row = next(each for each in speed.rows() if each.name == "llama-8b-shape")
+    alone = {"status": "passed", "figures": compared(row, (rate(4),))}  # no peer, no plan, and no MFU
+    results.add(next(each for each in pieces() if each.key == f"speed/{row.name}"), MACHINE, alone)
     text = page.page(results)
+    assert "MFU not known, bar 0.45" in text
     missed, lacking = section(text, "Missed"), section(text, "Not measured")
     assert "| proof/ddp-fp32 | NCCL is not there. A driver was missing | passes |" in missed
     assert "a traceback" not in text and "Memory" not in text
