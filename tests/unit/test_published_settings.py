@@ -42,7 +42,7 @@ def test_why_the_third_step_of_opt_66b_was_left_out() -> None:
     assert made.memory.device["gathered parameters"] > 2 * 65e9
     smaller, larger = made.would_fit
     assert smaller == "model.name=facebook/opt-13b"
-    assert larger.startswith("GPUs of 20")
+    assert larger.startswith("GPUs of 197.9 GB")
     ran = plan_on(read_recipe("s1-opt-13b-ppo", []), "a100-80gb:8", told, traced=False).plan
     assert ran is not None
     assert ran.memory is not None
