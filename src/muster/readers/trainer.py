@@ -47,9 +47,7 @@ _LEAST = 5  # seconds of a window: bars show whole ones
 _EXACT = 100  # seconds from where on what bars say is right to a percent
 _MOST_BARS = 16
 _MOST_ATTEMPTS = 1000
-EARLIER = (
-    "the Trainer's own {said:.5g} samples/s count {counted} steps, and this attempt made {done}: {true:.5g}"
-)
+EARLIER = "the Trainer's own {claimed:.5g} samples/s count {counted} steps, and this attempt made {done}: {true:.5g}"
 UNTOLD = (
     "it goes on from a checkpoint, and the Trainer's account counts steps before that: its rate is not taken"
 )
@@ -226,11 +224,11 @@ class Reader:
         first, second = (*self.epochs, 0.0, 0.0)[:2]
         if done is None and first > 2 * (second - first) > -1 and len(self.epochs) == 2:
             return batch, None, (UNTOLD,)
-        said = self.per_second * self.runtime if self.per_second else None
-        if said is None and batch:
-            said = reported * self.runtime / batch
+        claimed = self.per_second * self.runtime if self.per_second else None
+        if claimed is None and batch:
+            claimed = reported * self.runtime / batch
         counted = next(
-            iter(sorted((each for each in (total, done) if each), key=lambda n: abs(n - (said or n)))), 0
+            iter(sorted((each for each in (total, done) if each), key=lambda n: abs(n - (claimed or n)))), 0
         )
         if batch is None and counted:
             batch = reported * self.runtime / counted
@@ -238,7 +236,7 @@ class Reader:
         if not done or not counted or abs(counted / done - 1) <= APART:
             return batch, reported, ()
         true = reported * done / counted
-        return batch, true, (EARLIER.format(counted=counted, done=done, said=reported, true=true),)
+        return batch, true, (EARLIER.format(counted=counted, done=done, claimed=reported, true=true),)
 
     def _step_of(self, text: str) -> int:
         """The step at which the Trainer logged, by the epochs that it tells there; 0: its settings are not
