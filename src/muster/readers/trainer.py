@@ -47,9 +47,11 @@ _LEAST = 5  # seconds of a window: bars show whole ones
 _EXACT = 100  # seconds from where on what bars say is right to a percent
 _MOST_BARS = 16
 _MOST_ATTEMPTS = 1000
-EARLIER = "the Trainer's own {claimed:.5g} samples/s count {counted} steps, and this attempt made {done}: {true:.5g}"
+EARLIER = (
     "the Trainer's own {claimed:.5g} samples/s count {counted} steps, and this attempt made {done}: "
     "{true:.5g}"
+)
+UNTOLD = (
     "it goes on from a checkpoint, and the Trainer's account counts steps before that: its rate is not taken"
 )
 
