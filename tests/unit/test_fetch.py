@@ -87,6 +87,9 @@ FULL = b"tar: cannot write: No space left on device\n"
         pytest.param(MARK + packed(["model/../../escape"]), b"", "", id="dots"),
         pytest.param(MARK + packed(["/tmp/escape"]), b"", "", id="absolute"),
         pytest.param(MARK + packed(["model/config.json"], link="/etc/passwd"), b"", "", id="a link"),
+        pytest.param(
+            MARK + packed(["model/config.json"], link="config.json"), b"", "", id="a link to its own file"
+        ),
         pytest.param(MARK + packed(["other/config.json"]), b"", "", id="no model"),
         pytest.param(MARK, FULL, "No space left", id="the host says why"),
         pytest.param(
