@@ -194,7 +194,7 @@ def bench(
     that starts should end; `baseline`: bench.json of an earlier bench; `output`: the bench's folder, which
     must not exist. Raises UsageError, RecipeError and InventoryError.
     """
-    from muster.benches.bench import Surroundings
+    from muster.benches.bench import BenchIO
     from muster.benches.bench import bench as run_bench
     from muster.benches.folder import BenchFolder, new_bench_folder
     from muster.benches.inputs import read_bench
@@ -204,7 +204,7 @@ def bench(
     inputs = read_bench(suite, _hosts(hosts), _overrides(overrides), recipe=recipe, at_once=jobs)
     folder = BenchFolder(Path(output).absolute()) if output else new_bench_folder(Path(runs), inputs.name)
     given = math.inf if minutes is None else minutes
-    around = Surroundings(baseline=Path(baseline) if baseline else None, minutes=given)
+    around = BenchIO(baseline=Path(baseline) if baseline else None, minutes=given)
     return run_bench(inputs, folder, around)
 
 

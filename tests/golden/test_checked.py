@@ -15,7 +15,7 @@ import pytest
 from muster.checks import check as inspecting
 from muster.checks.base import Transport
 from muster.checks.questions import HostAnswers
-from muster.checks.unreachable import Ending, Unreached, explain
+from muster.checks.unreachable import ConnectionEnd, UnreachableHost, explain
 from tests.golden.documents import Documents, muster
 
 HEALTHY: dict[str, Any] = json.loads((Path(__file__).parent / "host.json").read_text(encoding="utf-8"))
@@ -68,14 +68,14 @@ FAULTS: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 # Host -> how its connection ended.
 UNREACHED = {
-    "nowhere": Ending(255, ["ssh: Could not resolve hostname nowhere: Name or service not known"]),
-    "refused": Ending(255, ["ssh: connect to host refused port 22: Connection refused"]),
-    "no-route": Ending(255, ["ssh: connect to host no-route port 22: No route to host"]),
-    "silent": Ending(None, seconds=20.0),
-    "new-key": Ending(255, ["Host key verification failed."]),
-    "denied": Ending(255, ["ada@denied: Permission denied (publickey,password)."]),
-    "no-python": Ending(127, ["bash: line 1: python3: command not found"]),
-    "old-python": Ending(3, python="3.6.8"),
+    "nowhere": ConnectionEnd(255, ["ssh: Could not resolve hostname nowhere: Name or service not known"]),
+    "refused": ConnectionEnd(255, ["ssh: connect to host refused port 22: Connection refused"]),
+    "no-route": ConnectionEnd(255, ["ssh: connect to host no-route port 22: No route to host"]),
+    "silent": ConnectionEnd(None, seconds=20.0),
+    "new-key": ConnectionEnd(255, ["Host key verification failed."]),
+    "denied": ConnectionEnd(255, ["ada@denied: Permission denied (publickey,password)."]),
+    "no-python": ConnectionEnd(127, ["bash: line 1: python3: command not found"]),
+    "old-python": ConnectionEnd(3, python="3.6.8"),
 }
 WELL = ("pass", "not applicable")
 CASES: dict[str, tuple[Sequence[str], Sequence[str]]] = {
@@ -101,9 +101,9 @@ def planted(data: dict[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
     return data
 
 
-def heard(hosts: Sequence[str]) -> dict[str, HostAnswers | Unreached]:
+def heard(hosts: Sequence[str]) -> dict[str, HostAnswers | UnreachableHost]:
     """What a survey of these hosts would bring."""
-    found: dict[str, HostAnswers | Unreached] = {}
+    found: dict[str, HostAnswers | UnreachableHost] = {}
     for host in hosts:
         if host in UNREACHED:
             found[host] = explain(UNREACHED[host])

@@ -26,7 +26,7 @@ from muster.core.recipe import Recipe, recipe_from
 from muster.core.registry import load_plugin
 from muster.core.slurm import parse_ask
 from muster.fleet.launchers import local, openmpi, pdsh, slurm, ssh
-from muster.fleet.launchers.base import Home, Request, agent_source
+from muster.fleet.launchers.base import ControllerAddress, Request, agent_source
 from muster.inputs.read import Inputs
 from muster.planner.decide import Decided
 from muster.planner.orders import greeting, orders
@@ -48,7 +48,7 @@ def places(hosts: str, slots: int = 1) -> tuple[Placement, ...]:
 
 
 HERE = {"python": sys.executable}
-HOME = Home(("10.0.0.9", "fd00::9"), 40000, "5ec4e7")
+HOME = ControllerAddress(("10.0.0.9", "fd00::9"), 40000, "5ec4e7")
 
 
 def told(request: Request) -> list[str]:

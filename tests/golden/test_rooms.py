@@ -24,7 +24,7 @@ import pytest
 from pydantic import TypeAdapter
 
 from muster.benches.document import JobRecord
-from muster.benches.fold import Ended, fold_bench
+from muster.benches.fold import FoldedBench, fold_bench
 from muster.benches.inputs import BenchInputs
 from muster.benches.schedule import Task
 from muster.benches.suite import Suite
@@ -50,13 +50,13 @@ from muster.fleet.messages import ProbeAnswer, RankProbe
 from muster.fleet.standing import RankState
 from muster.fleet.standing import judge as judge_hang
 from muster.fleet.supervisor import Outcome
-from muster.judging import Baseline, Class, Settings
+from muster.judging import Baseline, JobClass, Settings
 from muster.judging.document import Judged
 from muster.judging.joblogs import judged as judge_jobs
 from muster.judging.logs import judge as judge_folder
 from muster.planner.decide import Decided
 from muster.planner.memory.activations import (
-    Kept,
+    KeptValues,
     activation_bytes,
     drawing_bytes,
     fused_bytes,
@@ -163,9 +163,9 @@ def told(found: Judged) -> Iterator[str]:
     yield f"gate {found.gate}, one of {found.one_of}"
 
 
-def baselines(stored: Any) -> dict[Class, Baseline]:
+def baselines(stored: Any) -> dict[JobClass, Baseline]:
     """What was normal before, of each work on so many hosts."""
-    return {Class(work, size): Baseline(**baseline) for work, size, baseline in stored}
+    return {JobClass(work, size): Baseline(**baseline) for work, size, baseline in stored}
 
 
 def judged(findings: list[Finding]) -> Iterator[str]:
@@ -355,7 +355,7 @@ def benches(
     own = {name: recipe_from(each) for name, each in (recipes or {}).items()}
     by_name = {each.name: own.get(each.name) or load_recipe(str(each.recipe)) for each in entries.jobs}
     made = fold_bench(
-        Ended(
+        FoldedBench(
             "bench",
             BenchInputs("test", entries, read_inventory(source), by_name),
             dropped or {},
@@ -404,9 +404,10 @@ def called(of: Any, name: str) -> list[tuple[Any, ...]]:
 
 
 KEPT = {
-    "fp32": Kept(4), "fp32 on a CPU, probabilities kept": Kept(4, fused=False, mask=4), "half": Kept(2),
-    "half, probabilities kept": Kept(2, fused=False), "mixed": Kept(2, mixed=True),
-    "mixed, probabilities kept": Kept(2, mixed=True, fused=False), "compiled": Kept(2, compiled=True),
+    "fp32": KeptValues(4), "fp32 on a CPU, probabilities kept": KeptValues(4, fused=False, mask=4),
+    "half": KeptValues(2), "half, probabilities kept": KeptValues(2, fused=False),
+    "mixed": KeptValues(2, mixed=True), "mixed, probabilities kept": KeptValues(2, mixed=True, fused=False),
+    "compiled": KeptValues(2, compiled=True),
 }  # fmt: skip
 
 

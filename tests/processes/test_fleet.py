@@ -23,7 +23,7 @@ from muster.core.launch import Launch
 from muster.fleet.addresses import own_addresses
 from muster.fleet.agents import Fleet
 from muster.fleet.connection import Connection
-from muster.fleet.launchers.base import Home, Request, agent_argv, dialling_argv, dialling_env
+from muster.fleet.launchers.base import ControllerAddress, Request, agent_argv, dialling_argv, dialling_env
 from muster.fleet.shell import Shell
 
 # An agent for tests: says its name, then gives back each line; a closed input ends it.
@@ -45,11 +45,11 @@ SOURCE = b"%010d" % len(ECHO) + ECHO
 THREE = place([(host, 1) for host in parse_hosts("node1,node2,node3").hosts])
 
 
-def launcher(make: Callable[[Home, tuple[Placement, ...]], str], *, told: bool = False) -> Any:
+def launcher(make: Callable[[ControllerAddress, tuple[Placement, ...]], str], *, told: bool = False) -> Any:
     """A launcher whose one process is a shell script."""
 
     def requests(
-        places: tuple[Placement, ...], launch: Launch, job_id: str, home: Home | None
+        places: tuple[Placement, ...], launch: Launch, job_id: str, home: ControllerAddress | None
     ) -> list[Request]:
         assert home is not None
         hosts = tuple(each.host for each in places)
@@ -59,14 +59,14 @@ def launcher(make: Callable[[Home, tuple[Placement, ...]], str], *, told: bool =
     return SimpleNamespace(ONE_MACHINE=False, DIALS=True, requests=requests)
 
 
-def dial(name: str, home: Home, *, with_secret: bool = False) -> str:
+def dial(name: str, home: ControllerAddress, *, with_secret: bool = False) -> str:
     argv = dialling_argv(
         sys.executable, "job-1", name, home, Launch(connect_timeout=5), with_secret=with_secret
     )
     return shlex.join(argv)
 
 
-def all_of(home: Home, places: tuple[Placement, ...]) -> str:
+def all_of(home: ControllerAddress, places: tuple[Placement, ...]) -> str:
     return " & ".join(dial(each.host, home) for each in places) + " & wait"
 
 
@@ -112,7 +112,7 @@ def test_no_module_is_from_the_folder_where_an_agent_begins(
     )
     assert (done.returncode, b'"here"' in done.stdout) == (0, True), done.stderr
 
-    def make(home: Home, places: tuple[Placement, ...]) -> str:
+    def make(home: ControllerAddress, places: tuple[Placement, ...]) -> str:
         return f"cd {shlex.quote(str(tmp_path))} && {dial('node1', home, with_secret=told)}"
 
     fleet = opened(launcher(make, told=told), THREE[:1])
@@ -122,7 +122,7 @@ def test_no_module_is_from_the_folder_where_an_agent_begins(
 
 @pytest.mark.parametrize("told", [False, True], ids=["environment", "argument"])
 def test_agents_come_home_by_name(opened: Callable[..., Fleet], told: bool) -> None:
-    def make(home: Home, places: tuple[Placement, ...]) -> str:
+    def make(home: ControllerAddress, places: tuple[Placement, ...]) -> str:
         return " & ".join(dial(each.host, home, with_secret=told) for each in reversed(places)) + " & wait"
 
     fleet = opened(launcher(make, told=told))
@@ -144,7 +144,7 @@ def test_agents_come_home_by_name(opened: Callable[..., Fleet], told: bool) -> N
 
 
 def test_a_name_is_taken_from_the_hosts_environment(opened: Callable[..., Fleet]) -> None:
-    def make(home: Home, places: tuple[Placement, ...]) -> str:
+    def make(home: ControllerAddress, places: tuple[Placement, ...]) -> str:
         return " & ".join(f"NODE={each.host} {dial('$NODE', home)}" for each in places) + " & wait"
 
     fleet = opened(launcher(make))
@@ -152,7 +152,7 @@ def test_a_name_is_taken_from_the_hosts_environment(opened: Callable[..., Fleet]
 
 
 def test_strangers_and_second_ones_are_refused(opened: Callable[..., Fleet]) -> None:
-    def make(home: Home, places: tuple[Placement, ...]) -> str:
+    def make(home: ControllerAddress, places: tuple[Placement, ...]) -> str:
         return f"{dial('node1', home)} & sleep 1; {dial('node9', home)}; {dial('node1', home)}; wait"
 
     fleet = opened(launcher(make), THREE[:1])
@@ -164,7 +164,7 @@ def test_strangers_and_second_ones_are_refused(opened: Callable[..., Fleet]) -> 
 
 
 def test_what_the_starter_says_goes_to_the_host_that_it_names(opened: Callable[..., Fleet]) -> None:
-    def make(home: Home, places: tuple[Placement, ...]) -> str:
+    def make(home: ControllerAddress, places: tuple[Placement, ...]) -> str:
         words = "echo 'node1: welcome to node1x'; echo 'pdsh@me: node2: ssh exited' >&2; echo all lost >&2"
         return f"{words}; exit 3"
 
@@ -187,7 +187,7 @@ def test_close_ends_the_agents_and_a_starter_that_stays(opened: Callable[..., Fl
     """A closed connection ends an agent; a process that ignores its agents' end is ended by its id."""
     note = tmp_path / "pid"
 
-    def make(home: Home, places: tuple[Placement, ...]) -> str:
+    def make(home: ControllerAddress, places: tuple[Placement, ...]) -> str:
         return f"{dial('node1', home)}; echo $$ > {note}; trap '' TERM; while :; do sleep 1; done"
 
     fleet = opened(launcher(make), THREE[:1])
@@ -202,8 +202,8 @@ def test_an_agent_that_cannot_come_home_says_where_it_tried(opened: Callable[...
     with socket.create_server(("127.0.0.1", 0)) as dead:
         port = dead.getsockname()[1]
 
-    def make(home: Home, places: tuple[Placement, ...]) -> str:
-        wrong = Home(("127.0.0.1",), port, home.secret)
+    def make(home: ControllerAddress, places: tuple[Placement, ...]) -> str:
+        wrong = ControllerAddress(("127.0.0.1",), port, home.secret)
         argv = dialling_argv(
             sys.executable, "job-1", "node1", wrong, Launch(connect_timeout=0.5), with_secret=True
         )
@@ -282,7 +282,7 @@ def test_hold_starts_nothing_more() -> None:
 
 
 def test_noise_accuses_nobody(opened: Callable[..., Fleet]) -> None:
-    def make(home: Home, places: tuple[Placement, ...]) -> str:
+    def make(home: ControllerAddress, places: tuple[Placement, ...]) -> str:
         return "echo \"Warning: Permanently added 'node1' to the list\" >&2; echo node2 is down >&2; exit 1"
 
     fleet = opened(launcher(make))

@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 
 from muster.checks.questions import OPENING, HostAnswers, Patience, Questions, clock, failed, well_formed
 from muster.checks.survey import STAY, Inquiry, sample, starter, survey
-from muster.checks.unreachable import Ending, Stage, Unreached, explain, remedy_for
+from muster.checks.unreachable import ConnectionEnd, Stage, UnreachableHost, explain, remedy_for
 from muster.core.errors import JobError
 from muster.core.job import Placement
 from muster.core.launch import Launch
@@ -97,7 +97,7 @@ def test_every_host_gets_an_answer_in_the_order_given() -> None:
     assert isinstance(noisy, HostAnswers) and noisy.transport.noise == ("hello", "unfinished")
     a = found["a"]
     assert isinstance(a, HostAnswers) and a.transport.noise == () and a.peers is None
-    stages = {name: one.stage for name, one in found.items() if isinstance(one, Unreached)}
+    stages = {name: one.stage for name, one in found.items() if isinstance(one, UnreachableHost)}
     assert stages == {"missing": Stage.PYTHON, "hanging": Stage.LOGIN, "closed": Stage.LOGIN}
     assert hosts.none_left()
 
@@ -316,7 +316,7 @@ def test_a_probe_that_is_given_up_leaves_no_file(tmp_path: Path) -> None:
         inquiry.close()
     assert list(tmp_path.iterdir()) == []
     one = inquiry.results["a"]
-    assert isinstance(one, Unreached) and one.stage is Stage.PYTHON
+    assert isinstance(one, UnreachableHost) and one.stage is Stage.PYTHON
     assert hosts.none_left()
 
 
@@ -404,7 +404,7 @@ def test_a_python_that_is_too_old_is_named(version: str) -> None:
         pytest.skip(f"no Python {version} here")
     hosts = Hosts(a=[python, "-c", BOOTSTRAP, "muster-probe"])
     one = survey(places("a"), hosts, questions({"echo": ECHO}), QUICK)["a"]
-    assert isinstance(one, Unreached)
+    assert isinstance(one, UnreachableHost)
     assert (one.stage, one.problem) == (Stage.PYTHON, "its python is older than 3.8")
     assert f"Python {version}." in one.said
 
@@ -456,7 +456,7 @@ SSH: list[tuple[str, Stage, str]] = [
 @pytest.mark.parametrize(("said", "stage", "words"), SSH, ids=[said[-60:] for said, _, _ in SSH])
 def test_what_ssh_says_names_the_stage(said: str, stage: Stage, words: str) -> None:
     noise = ["Warning: Permanently added 'n1' (ED25519) to the list of known hosts."]
-    found = explain(Ending(code=255, said=[*noise, *said.splitlines()]))
+    found = explain(ConnectionEnd(code=255, said=[*noise, *said.splitlines()]))
     assert found.stage is stage
     assert words in found.problem
     assert found.remedy
@@ -481,13 +481,15 @@ SHELLS: list[tuple[int, str, Stage]] = [
 
 @pytest.mark.parametrize(("code", "said", "stage"), SHELLS)
 def test_what_a_login_shell_says_names_the_stage(code: int, said: str, stage: Stage) -> None:
-    assert explain(Ending(code=code, said=said.splitlines())).stage is stage
+    assert explain(ConnectionEnd(code=code, said=said.splitlines())).stage is stage
 
 
 def test_what_happened_after_python_came_is_not_blamed_on_the_way_there() -> None:
-    broken = explain(Ending(code=255, said=["Connection to n1 closed by remote host."], python="3.11.2"))
+    broken = explain(
+        ConnectionEnd(code=255, said=["Connection to n1 closed by remote host."], python="3.11.2")
+    )
     assert (broken.stage, broken.problem) == (Stage.PYTHON, "the connection broke while the probe ran")
-    slow = explain(Ending(code=None, python="3.11.2", seconds=42.0))
+    slow = explain(ConnectionEnd(code=None, python="3.11.2", seconds=42.0))
     assert "42 s" in slow.said
 
 
@@ -533,7 +535,7 @@ def test_the_real_ssh_says_what_the_table_expects(silent_port: int) -> None:
     starts = {name: ssh_to(address, *options) for name, (address, options) in ways.items()}
     patience = Patience(connect=60, probe=60, fanout=4)
     found = survey(places(*ways), lambda place: starts[place.host](place), questions({}), patience)
-    got = {name: (one.stage, one.problem) for name, one in found.items() if isinstance(one, Unreached)}
+    got = {name: (one.stage, one.problem) for name, one in found.items() if isinstance(one, UnreachableHost)}
     assert got == {
         "name": (Stage.NAME, "the name is not known here"),
         "refused": (Stage.TCP, "the ssh port is closed"),

@@ -11,7 +11,7 @@ import pytest
 from muster.core import families
 from muster.core.trace import TraceRequest
 from muster.core.workload import Lengths
-from muster.planner.memory.activations import Kept, layer_bytes, stacks
+from muster.planner.memory.activations import KeptValues, layer_bytes, stacks
 from muster.planner.memory.fit import Setting, need
 from tests.real.traced import traced
 from tests.support import needs_torch, setting_with
@@ -83,7 +83,7 @@ def test_a_layer_keeps_what_the_closed_form_says(kind: str, attention: str, prec
         measured.append(kept_bytes(kind, fields, attention, precision))
     config = {"model_type": kind, **FAMILIES[kind]}
     element = 4 if precision == "fp32" else 2
-    kept = Kept(element, mixed=precision == "mixed", fused=attention == "sdpa", mask=element)
+    kept = KeptValues(element, mixed=precision == "mixed", fused=attention == "sdpa", mask=element)
     [stack] = stacks(config)
     predicted = 2 * SAMPLES * layer_bytes(stack, TOKENS, kept)
     weights = stack.width * (2 * (stack.query + stack.keys) + stack.inner * (3 if kind == "llama" else 2))

@@ -284,11 +284,11 @@ def test_what_getting_batches_takes(monkeypatch: pytest.MonkeyPatch, ahead: bool
     from muster.worker.feed import Feed
     from muster.worker.instruments import clock
     from muster.worker.instruments import meter as instrument
-    from muster.worker.later import Later
+    from muster.worker.later import DeferredWork
     from muster.worker.workloads.base import Counts
 
     told: list[dict[str, Any]] = []
-    passed, later = [100.0], Later("cpu")
+    passed, later = [100.0], DeferredWork("cpu")
     monkeypatch.setattr(clock, "time", SimpleNamespace(perf_counter=lambda: passed[0]))
 
     def batches() -> Iterator[str]:

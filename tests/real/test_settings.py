@@ -19,14 +19,14 @@ torch = pytest.importorskip("torch")
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(300)]
 
-Begun = tuple[Any, tuple[Any, ...], dict[str, Any]]
+StartedCollective = tuple[Any, tuple[Any, ...], dict[str, Any]]
 
 
-def begun(folder: Path, data: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> Begun:
+def begun(folder: Path, data: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> StartedCollective:
     """The watch of a training that started, and what it was called with."""
     from muster.worker.settings import SettingsWatch
 
-    calls: list[Begun] = []
+    calls: list[StartedCollective] = []
     original = SettingsWatch.on_train_begin
 
     def kept(watch: Any, *given: Any, **named: Any) -> None:
@@ -43,7 +43,7 @@ def begun(folder: Path, data: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -
     return found
 
 
-def refused(found: Begun, planted: AbstractContextManager[Any]) -> str | None:
+def refused(found: StartedCollective, planted: AbstractContextManager[Any]) -> str | None:
     """Which setting is refused where another one was planted; None: none is."""
     watch, given, named = found
     with planted:

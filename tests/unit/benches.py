@@ -9,9 +9,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from muster.benches.bench import Surroundings, bench
+from muster.benches.bench import BenchIO, bench
 from muster.benches.document import Bench, JobRecord
-from muster.benches.fold import Ended
+from muster.benches.fold import FoldedBench
 from muster.benches.folder import BenchFolder
 from muster.benches.inputs import BenchInputs, read_bench
 from muster.benches.schedule import Task, make_schedule
@@ -135,13 +135,13 @@ def suite_of(*jobs: dict[str, Any], **fields: Any) -> Suite:
     return suite_from({"jobs": entries, "warm_up": False, **fields}, where="test")
 
 
-def ended(suite: Suite, hosts: str, result: Callable[[Task], Result], **fields: Any) -> Ended:
+def ended(suite: Suite, hosts: str, result: Callable[[Task], Result], **fields: Any) -> FoldedBench:
     """A bench of which every job came to `result(task)`."""
     inventory = read_inventory(hosts)
     schedule = make_schedule(suite, inventory.names)
     recipes = fields.pop("recipes", None) or {each.name: load_recipe(str(each.recipe)) for each in suite.jobs}
     records = {task.id: recorded(task, result(task)) for task in schedule.tasks}
-    return Ended(
+    return FoldedBench(
         **{
             "id": "bench",
             "inputs": BenchInputs("test", suite, inventory, recipes),
@@ -203,7 +203,7 @@ def inputs_of(tmp_path: Path, hosts: str, *jobs: dict[str, Any], **fields: Any) 
 def play(tmp_path: Path, inputs: BenchInputs, plays: Plays, **around: Any) -> tuple[Bench, BenchFolder]:
     folder = BenchFolder(tmp_path / "bench", mark="")
     shell = player(tmp_path / "diary", plays)
-    return bench(inputs, folder, Surroundings(shell=shell, **around)), folder
+    return bench(inputs, folder, BenchIO(shell=shell, **around)), folder
 
 
 def well(job: str, hosts: Sequence[str]) -> tuple[float, int, Any]:

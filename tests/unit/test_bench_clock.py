@@ -14,12 +14,12 @@ import pytest
 from rich.console import Console
 
 from muster.benches import clock
-from muster.benches.bench import MANY_WAVES, SURE, Jobs, Spectator, Surroundings, continue_bench, more_waves
+from muster.benches.bench import MANY_WAVES, SURE, BenchIO, BenchWatcher, Jobs, continue_bench, more_waves
 from muster.benches.document import JobRecord
 from muster.benches.schedule import Task
 from muster.cli.views.bench import BenchView
 from muster.core.state import State
-from muster.judging import Class, Observation, Settings, Topology, localise
+from muster.judging import JobClass, Observation, Settings, Topology, localise
 from muster.judging.document import Gate
 from tests.unit.benches import diary_of, inputs_of, made, play, player, well
 
@@ -115,7 +115,7 @@ def test_no_job_starts_that_would_not_end_in_the_time_given(tmp_path: Path) -> N
     assert 1 <= len(ran) <= 4 and not found.complete and found.gate is Gate.OPEN
     assert all(job.outcome == "succeeded" for job in found.jobs)
     assert any("0.1 minutes given are over" in note for note in found.notes)
-    again = continue_bench(folder, Surroundings(shell=player(tmp_path / "again", well)))
+    again = continue_bench(folder, BenchIO(shell=player(tmp_path / "again", well)))
     assert again.complete and len(diary_of(tmp_path / "again")) == 8 - len(ran)
 
 
@@ -164,15 +164,15 @@ def test_how_many_waves_would_tell(sigma: float, slow: float, waves: int | None)
     expected = math.ceil((SURE * spread / slow) ** 2)
     assert (expected <= MANY_WAVES) == (waves is not None)
     assert (f"about {expected} waves" in words) == (waves is not None)
-    assert Class("w", 1) in state.baselines
+    assert JobClass("w", 1) in state.baselines
     assert "would tell" not in more_waves(state, expected)  # as many were made: it is not the spread
 
 
 def jobs_of(tasks: Sequence[Task], seconds: dict[clock.Kind, list[float]], **more: Any) -> Jobs:
     nothing: Any = None
     made_of = Jobs(
-        nothing, nothing, list(tasks), {}, nothing, Spectator(), lambda done, unstarted: list(tasks), nothing,
-        **more,
+        nothing, nothing, list(tasks), {}, nothing, BenchWatcher(), lambda done, unstarted: list(tasks),
+        nothing, **more,
     )  # fmt: skip
     made_of.seconds = seconds
     return made_of

@@ -108,7 +108,7 @@ def test_what_pruning_leaves(keep: Any, newest: int, left: set[int], tmp_path: P
 def test_the_keeper_asks_where_one_is_due(tmp_path: Path) -> None:
     """And clears the place of what is left there, whose files would else mix with the new ones."""
     pytest.importorskip("transformers")
-    from muster.worker.instruments.checkpoint_callback import Keeper
+    from muster.worker.instruments.checkpoint_callback import CheckpointCallback
 
     recipe = load_recipe("demo", ["checkpoint.every=[[2,4],[3,null]]"])
     for attempt in (1, 2):
@@ -117,7 +117,7 @@ def test_the_keeper_asks_where_one_is_due(tmp_path: Path) -> None:
         asked = []
         for step in range(1, 13):
             control = SimpleNamespace(should_save=step == 11)  # the trainer's own wish stays
-            Keeper(context).on_step_end(None, SimpleNamespace(global_step=step), control)  # type: ignore[arg-type]
+            CheckpointCallback(context).on_step_end(None, SimpleNamespace(global_step=step), control)  # type: ignore[arg-type]
             asked += [step] if control.should_save else []
         assert asked == [2, 4, 6, 9, 11, 12]
         assert not stale.exists()

@@ -420,12 +420,12 @@ def test_held_out_pairs_are_counted_by_their_margins() -> None:
     needs_torch()
     import torch
 
-    from muster.dialogues.pairs import ByPairs
+    from muster.dialogues.pairs import PairTrainer
 
     counting: Any = SimpleNamespace(_figures=[])
     inputs = {"completion_mask": torch.tensor([[1, 1], [0, 1], [1, 0], [0, 0]] * 2)}
     chosen, rejected = torch.tensor([2.0, 1.0, 0.0, 9.0]), torch.tensor([1.0, 3.0, -1.0, 0.0])
-    ByPairs.seen(counting, inputs, chosen, rejected)
+    PairTrainer.seen(counting, inputs, chosen, rejected)
     loss = sum(math.log(1 + math.exp(-margin)) for margin in (1, -2, 1))
     assert counting._figures[0].tolist() == pytest.approx([loss, 2, 0, 3])
 
@@ -564,11 +564,13 @@ def test_a_prompt_without_room_is_refused_before_the_start(workload: str, key: s
 def test_pairs_that_may_be_in_the_wrong_order() -> None:
     """With even odds the order is nothing, and equal rewards are no order."""
     torch, _ = pytest.importorskip("torch"), pytest.importorskip("trl")
-    from muster.dialogues.pairs import ByPairs
+    from muster.dialogues.pairs import PairTrainer
 
     trainer: Any = SimpleNamespace(see=lambda *_: None, _figures=[])
     chosen, rejected = torch.tensor([1.0, 3.0]), torch.tensor([0.0, 0.5])
-    losses = [ByPairs.preferring(trainer, *each, 0.5) for each in ((chosen, rejected), (rejected, chosen))]
+    losses = [
+        PairTrainer.preferring(trainer, *each, 0.5) for each in ((chosen, rejected), (rejected, chosen))
+    ]
     assert losses[0].item() == pytest.approx(losses[1].item()) and losses[0] > 0
-    ByPairs.seen(trainer, {"completion_mask": torch.ones(4, 3)}, chosen, chosen)
+    PairTrainer.seen(trainer, {"completion_mask": torch.ones(4, 3)}, chosen, chosen)
     assert trainer._figures[0].tolist()[1:] == [0.0, 0.0, 2.0]

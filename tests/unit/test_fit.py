@@ -13,7 +13,7 @@ from muster.core.trace import Pass, Trace
 from muster.core.workload import Drawing, HeldModel
 from muster.planner.forecast import memory_plan
 from muster.planner.memory.activations import (
-    Kept,
+    KeptValues,
     Lengths,
     activation_bytes,
     logit_bytes,
@@ -124,7 +124,7 @@ def test_opt_350m_as_it_was_measured_on_h100s() -> None:
     the time had no fused attention. 16 bytes per parameter stay."""
     config = {**(families.size("facebook/opt-350m") or {}), "dropout": 0.0}
     count = families.parameters(config) or 0
-    kept = Kept(2, fused=False)
+    kept = KeptValues(2, fused=False)
     activations = activation_bytes(config, Lengths(512), kept, checkpointing=False) or 0
     peak = 16 * count + 24 * (activations + logit_bytes(config, Lengths(512), kept))
     assert peak / (33.78 * GIB) == pytest.approx(1, abs=0.05)

@@ -12,7 +12,7 @@ torch = pytest.importorskip("torch")
 from torch.nn import functional  # noqa: E402
 
 from muster.core import loss_parts as losses  # noqa: E402
-from muster.worker.loss import IGNORED, Tally, TokenLoss, fused, fused_head  # noqa: E402
+from muster.worker.loss import IGNORED, LossSums, TokenLoss, fused, fused_head  # noqa: E402
 
 ROWS, WIDTH, CLASSES = 50, 16, 97
 MODELS: dict[str, dict[str, Any]] = {
@@ -134,7 +134,7 @@ def test_a_models_gradients_are_the_same(kind: str) -> None:
     model, (inputs, labels) = model_of(kind), batch_of(kind)
     found = []
     for head in (None, fused_head(model)):
-        tally = Tally()
+        tally = LossSums()
         loss = TokenLoss(moved=kind != "t5", tally=tally, head=head)
         model.zero_grad(set_to_none=True)
         with loss.expecting(labels):
@@ -265,7 +265,7 @@ def test_a_compiled_graph_has_the_loss(kind: str, smoothing: float) -> None:
         own, counter = copy.deepcopy(model), CompileCounterWithBackend("aot_eager")
         head = fused_head(own, wanted=False, inside=True) if inside else None
         called = torch.compile(own, backend=counter) if inside else own
-        loss, tally = TokenLoss(lambda: smoothing, moved=kind != "t5", tally=Tally(), head=head), []
+        loss, tally = TokenLoss(lambda: smoothing, moved=kind != "t5", tally=LossSums(), head=head), []
         for step in range(3):
             torch.manual_seed(step)
             batch, labels = batch_of(kind)

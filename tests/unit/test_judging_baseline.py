@@ -8,9 +8,9 @@ import statistics
 
 import pytest
 
-from muster.judging.baseline import Baseline, Class, drift, fleet_baselines, robust, settle
+from muster.judging.baseline import Baseline, JobClass, drift, fleet_baselines, robust, settle
 
-STEP = Class("opt", 2)
+STEP = JobClass("opt", 2)
 
 
 def jobs(count: int, slow: int, by: float, seed: int = 0, noise: float = 0.004) -> list[float]:
@@ -35,7 +35,7 @@ def test_a_mean_would_hide_the_slow_host() -> None:
     """Why not a mean: one host at half speed hides itself and another."""
     times = [*jobs(62, 0, 0), 2.0, 1.05]
     far = statistics.fmean(times) + 2 * statistics.stdev(times)
-    base = fleet_baselines({Class("opt", 1): times})[Class("opt", 1)]
+    base = fleet_baselines({JobClass("opt", 1): times})[JobClass("opt", 1)]
     assert far > 1.05 > base.seconds * (1 + 5 * base.sigma)
 
 
@@ -75,7 +75,7 @@ def test_of_few_the_stored_one() -> None:
 
 def test_classes_are_apart_and_help_each_other() -> None:
     """Their times are never mixed; the scale of the class with few values leans on the other's."""
-    alone = Class("opt", 1)
+    alone = JobClass("opt", 1)
     both = fleet_baselines({STEP: jobs(4, 0, 0), alone: [0.7 * t for t in jobs(64, 0, 0, 1)]})
     assert both[STEP].seconds == pytest.approx(1.0, abs=0.01)
     assert both[alone].seconds == pytest.approx(0.7, abs=0.01)
@@ -86,7 +86,7 @@ def test_drift_of_a_whole_fleet() -> None:
     """A fault that all hosts share shows against what was stored, nowhere else."""
     fleet = fleet_baselines({STEP: [1.08 * t for t in jobs(32, 0, 0)]})
     assert drift(fleet, {STEP: Baseline(1.0, 0.004, 64)})[STEP] == pytest.approx(0.08, abs=0.003)
-    assert drift(fleet, {Class("other", 2): Baseline(1.0, 0.004, 64)}) == {}
+    assert drift(fleet, {JobClass("other", 2): Baseline(1.0, 0.004, 64)}) == {}
 
 
 def test_two_of_four_that_are_slow_alike_are_not_what_is_normal() -> None:

@@ -13,7 +13,7 @@ import pytest
 from simulate import Planted, SimulatedFleet
 
 from muster.core.robust import halves_of
-from muster.judging import Baseline, Class, Observation, Topology, judge, judge_state, localise
+from muster.judging import Baseline, JobClass, Observation, Topology, judge, judge_state, localise
 from muster.judging.baseline import FEWEST
 from muster.judging.course import slow_halves
 from muster.judging.document import Judged
@@ -73,7 +73,7 @@ def test_half_of_its_only_job_is_a_suspicion(late: float) -> None:
 def test_few_jobs_tell_no_course_of_one(count: int, indexes: set[int]) -> None:
     some = [replace(each, halves=(1.0, 1.0), seconds=1.0) for each in in_halves(1, 0.0)[:count]]
     some[0] = replace(some[0], halves=(0.8, 1.2))
-    assert set(slow_halves(some, {Class("", 1): Baseline(1.0, 0.01, count)})) == indexes
+    assert set(slow_halves(some, {JobClass("", 1): Baseline(1.0, 0.01, count)})) == indexes
 
 
 def test_slower_halves_in_logs(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from simulate import NOISES, Noise, Planted, SimulatedFleet, by_size, hunt
 
 from muster.judging import (
     Baseline,
-    Class,
+    JobClass,
     Judgement,
     Observation,
     Settings,
@@ -348,7 +348,7 @@ def test_a_slow_job_without_a_reason_is_looked_into() -> None:
 def test_very_small_fleets(count: int) -> None:
     """Against stored baselines; without them it stops, and knows nothing."""
     topology = sized(count)
-    stored = {Class("", size): Baseline(1.0, 0.004, 64) for size in (1, 2)}
+    stored = {JobClass("", size): Baseline(1.0, 0.004, 64) for size in (1, 2)}
     fleet = SimulatedFleet(topology, (Planted("compute", ("n00",), 0.05),), seed=3)
     observations: list[Observation] = []
     for _ in range(6):

@@ -14,7 +14,7 @@ from muster.core.errors import UsageError
 from muster.core.state import State
 from muster.judging import (
     Baseline,
-    Class,
+    JobClass,
     Observation,
     Settings,
     Topology,
@@ -315,7 +315,7 @@ def test_small_fleets_need_a_stored_baseline(count: int, again: int, condition: 
     assert {each.condition for each in blind.hosts} == {"unknown"}
     assert "cannot be compared" in blind.hosts[0].reason
     twice = [*jobs, *[ran("again", "n00", slower=0.051)] * again]
-    seen = judge(twice, few, stored={Class("", 1): Baseline(1.0, 0.004, 64)})
+    seen = judge(twice, few, stored={JobClass("", 1): Baseline(1.0, 0.004, 64)})
     assert [each.condition for each in seen.hosts] == [condition, *["fit"] * (count - 1)]
 
 
@@ -523,7 +523,7 @@ def test_a_reading_costs_what_the_noise_of_its_own_side_says() -> None:
     rows = Readings()
     rows.slow, rows.fast = learn([0.5, 1.0, 4.0, 6.0, 8.0] * 20), learn([0.3, 0.7, 1.0, 1.5] * 20)
     for value in (-0.05, 0.05):
-        rows.add((0, 1), value, 0.01, 0, Class("w", 2))
+        rows.add((0, 1), value, 0.01, 0, JobClass("w", 2))
     faster, slower = rows.loss(0, 0.0), rows.loss(1, 0.0)
     assert faster == pytest.approx(rows.fast.cost(5.0)) and slower == pytest.approx(rows.slow.cost(5.0))
     assert faster > 8.0 > 5.0 > slower

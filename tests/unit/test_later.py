@@ -20,9 +20,9 @@ from muster.worker.feed import Feed  # noqa: E402
 from muster.worker.instruments.clock import DeviceClock  # noqa: E402
 from muster.worker.instruments.computing import Computing  # noqa: E402
 from muster.worker.instruments.flops import FlopsCounter  # noqa: E402
-from muster.worker.instruments.logbook import Logbook  # noqa: E402
+from muster.worker.instruments.logbook import LogCallback  # noqa: E402
 from muster.worker.instruments.meter import Meter, StepClock  # noqa: E402
-from muster.worker.later import Later, Scalars  # noqa: E402
+from muster.worker.later import DeferredWork, Scalars  # noqa: E402
 from muster.worker.workloads.base import Counts  # noqa: E402
 
 STEPS, WINDOW = 9, 2
@@ -76,7 +76,7 @@ def trained(folder: Path, launched: list[tuple[int, int]], **given: Any) -> list
         trainer.accelerator.scaler = Scaler()
     feed = Feed("cpu")
     feed.attach(trainer)
-    trainer.add_callback(Logbook(record, main=True, max_minutes=None))  # type: ignore[arg-type]
+    trainer.add_callback(LogCallback(record, main=True, max_minutes=None))  # type: ignore[arg-type]
     Meter(
         record,  # type: ignore[arg-type]
         lambda inputs: Counts(len(inputs["x"]), (inputs["x"] > 1).sum(), 4 * len(inputs["x"])),
@@ -160,7 +160,7 @@ def test_a_loss_that_is_no_number_ends_the_run_at_its_step(tmp_path: Path, ahead
 def test_a_device_that_does_not_answer_hides_no_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("muster.worker.later.PATIENCE", 0.05)
     done: list[int] = []
-    later = Later("cpu")
+    later = DeferredWork("cpu")
     later.add(lambda: done.append(1))
     later.mark = SimpleNamespace(query=lambda: False)
     later.rescue()
@@ -180,7 +180,7 @@ def test_only_what_the_work_reads_is_waited_for(monkeypatch: pytest.MonkeyPatch)
     )
     monkeypatch.setattr(torch.cuda, "Event", lambda: mark)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: pytest.fail("it waits for all"))
-    later = Later("cuda")
+    later = DeferredWork("cuda")
     later.add(lambda: calls.append("done"))
     calls.append("launched")
     later.drain()
@@ -277,7 +277,7 @@ def test_no_second_of_a_device_counts_twice(window: int, ahead: bool) -> None:
         "cpu",
     )
     device = meter.clock = Device()
-    later, args, state = Later("cpu"), None, SimpleNamespace(global_step=0, max_steps=12)
+    later, args, state = DeferredWork("cpu"), None, SimpleNamespace(global_step=0, max_steps=12)
     meter.trainer = SimpleNamespace(
         later=later, runs_ahead=lambda: ahead and not control.should_save, accelerator=None
     )

@@ -19,8 +19,8 @@ from hypothesis import strategies as st
 from torch.nn import functional
 
 from muster.core import loss_parts as losses
-from muster.worker.heldout import Filled
-from muster.worker.loss import IGNORED, Tally, TokenLoss, summed_cross_entropy
+from muster.worker.heldout import PaddedRows
+from muster.worker.loss import IGNORED, LossSums, TokenLoss, summed_cross_entropy
 from muster.worker.trainer import wired
 from muster.workloads.causal_lm.sources import joined
 from muster.workloads.causal_lm.tokens import Packed, SyntheticTokens, collate, count_batch
@@ -63,7 +63,7 @@ def test_a_batch_counts_every_token_and_predicts_all_but_the_first(tmp_path: Pat
 
 @given(st.integers(1, 40), st.integers(1, 12))
 def test_held_out_rows_are_filled_up_with_rows_that_do_not_count(count: int, unit: int) -> None:
-    rows = Filled(SyntheticTokens(count, 4, 50, 0, held_out=True), unit)
+    rows = PaddedRows(SyntheticTokens(count, 4, 50, 0, held_out=True), unit)
     assert len(rows) % unit == 0
     assert 0 <= len(rows) - count < unit
     labels = collate([rows[index] for index in range(len(rows))])["labels"]
@@ -151,7 +151,7 @@ def test_each_token_is_predicted_from_those_before_it() -> None:
     labels = tokens.clone()
     labels[:, 0] = IGNORED
     plain = functional.cross_entropy(logits[:, :-1].reshape(-1, 11), tokens[:, 1:].reshape(-1))
-    tally = Tally()
+    tally = LossSums()
     loss = TokenLoss(moved=True, tally=tally)
     assert loss({"logits": logits}, labels).item() == pytest.approx(plain.item(), rel=1e-6)
     assert loss({"logits": logits}, labels, torch.tensor(42)).item() == pytest.approx(

@@ -36,7 +36,7 @@ from muster.prepare.pinned import pinned_here, read_requirements
 from muster.prepare.plan import Options, make_plan, plan_as_dict
 from muster.prepare.prepare import provision as provision_hosts
 from muster.prepare.result import differences
-from muster.prepare.warm import Warmer, kernel_folders, warm_recipe
+from muster.prepare.warm import WarmJob, kernel_folders, warm_recipe
 from muster.store.tree import Tree
 from muster.worker import locks
 from tests.support import wait_until
@@ -591,11 +591,11 @@ def test_contents_that_have_their_places_go_though_the_warm_job_fails(
         kept = {"home_is_remote": False, "uid": 0, "marks": []}
         return {"lacks": {}, "environment": there, "copied": [0], "fetched": [], **kept}
 
-    def fail(warmer: Warmer, host: Host) -> str:
+    def fail(warmer: WarmJob, host: Host) -> str:
         raise HostError("out of memory", host=host.label)
 
     monkeypatch.setattr(HostJobs, "run", run)
-    monkeypatch.setattr(Warmer, "run", fail)
+    monkeypatch.setattr(WarmJob, "run", fail)
     recipe = read_inputs(
         "sft", "node1:1", [f"data.path={file}", "launch.launcher=ssh", "model.name=null", "model.init=random"]
     )

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 import muster.readers
 from muster.core.registry import plugin_names
-from muster.readers._feed import Sieve
+from muster.readers._feed import KeywordFilter
 from muster.readers._frame import Frame, stamp
 from muster.readers._paths import hosts_of_path, place_of
 from muster.readers._user import PLACES, Expression, UserFormat
@@ -135,7 +135,7 @@ PIECES = st.lists(
 def test_no_line_with_a_word_in_it_is_missed(blocks: list[list[str]]) -> None:
     """And those that have none of the words, even with other digits or none, are told by nobody."""
     groups = [WORDS[:2], WORDS[2:4], WORDS[4:]]
-    sieve = Sieve(groups)
+    sieve = KeywordFilter(groups)
     for lines in blocks:
         told = {place: bits for place, bits, _ in sieve.telling(lines)}
         for place, line in enumerate(lines):
@@ -148,7 +148,7 @@ def test_no_line_with_a_word_in_it_is_missed(blocks: list[list[str]]) -> None:
 
 def test_what_the_sieve_remembers_is_bounded() -> None:
     """20 MB of lines that differ in more than digits."""
-    sieve, letters = Sieve([["step"]]), str.maketrans("0123456789", "abcdefghij")
+    sieve, letters = KeywordFilter([["step"]]), str.maketrans("0123456789", "abcdefghij")
     tracemalloc.start()
     try:
         for block in range(20):

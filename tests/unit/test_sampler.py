@@ -99,7 +99,7 @@ def test_unequal_shares_are_cuts_of_the_same_micro_steps(
     resume, and with other shares from there on."""
     from accelerate.data_loader import BatchSamplerShard, SkipBatchSampler
 
-    from muster.worker.data.sampler import Dealt, GroupedSampler
+    from muster.worker.data.sampler import GroupedSampler, RankBatches
 
     step = sum(shares)
     lengths = [5 + (7919 * i) % 90 for i in range(count)]
@@ -108,7 +108,7 @@ def test_unequal_shares_are_cuts_of_the_same_micro_steps(
     whole = [indices[i : i + step] for i in range(0, len(indices), step)]
 
     def together(cut: tuple[int, ...], skip: int = 0) -> list[list[int]]:
-        dealt = Dealt(sampler, cut)
+        dealt = RankBatches(sampler, cut)
         shards = [BatchSamplerShard(dealt, len(cut), rank) for rank in range(len(cut))]
         rest = [list(SkipBatchSampler(shard, skip)) for shard in shards]
         assert [len(shard) - skip for shard in shards] == [len(batches) for batches in rest]

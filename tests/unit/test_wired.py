@@ -14,7 +14,7 @@ torch = pytest.importorskip("torch")
 
 from muster.worker import arithmetic, main, uneven  # noqa: E402
 from muster.worker.loss import FusedHead  # noqa: E402
-from muster.worker.trainer import Common, wired  # noqa: E402
+from muster.worker.trainer import TrainerBase, wired  # noqa: E402
 
 
 def context_of(device: str = "cuda", spread: bool = False, **recipe: Any) -> Any:
@@ -110,7 +110,7 @@ def test_an_optimizer_of_deepspeed_decays_what_every_engine_decays() -> None:
         def create_optimizer(self, model: Any = None) -> Any:
             return DummyOptim([*self.model.parameters()])  # type: ignore[attr-defined]
 
-    class Own(Common, Base):  # type: ignore[misc]
+    class Own(TrainerBase, Base):  # type: ignore[misc]
         args = SimpleNamespace(weight_decay=0.3)
         model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.LayerNorm(4), torch.nn.Linear(4, 2))
 

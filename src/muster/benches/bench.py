@@ -19,7 +19,7 @@ from typing import Any
 from muster.benches.child import Child, adopted, finished
 from muster.benches.clock import Kind, durations, expected, kind_of, late_after
 from muster.benches.document import Bench, JobRecord
-from muster.benches.fold import Ended, fold_bench
+from muster.benches.fold import FoldedBench, fold_bench
 from muster.benches.folder import BenchFolder
 from muster.benches.inputs import (
     BenchInputs,
@@ -44,7 +44,7 @@ from muster.core.state import State
 from muster.core.units import counted, format_seconds
 from muster.fleet.interrupts import interrupts
 from muster.fleet.shell import Shell, more_files
-from muster.judging import Baseline, Class, Posterior, Settings, localise, next_wave
+from muster.judging import Baseline, JobClass, Posterior, Settings, localise, next_wave
 from muster.judging.baseline import FEWEST
 from muster.judging.joblogs import how_ended
 from muster.judging.logs import COLUMNS, csv_text, load_baselines
@@ -60,7 +60,7 @@ LINGER = 5.0  # seconds in which agents end whose controller was killed; no othe
 PATIENCE = 60.0  # seconds until a process that was started holds its run, or has ended
 
 
-class Spectator:
+class BenchWatcher:
     """Who watches a bench; this one does not look."""
 
     def begins(self, at_once: int) -> None:
@@ -92,7 +92,7 @@ class Jobs:
     tasks: list[Task]
     done: dict[str, JobRecord]
     shell: Shell
-    spectator: Spectator
+    spectator: BenchWatcher
     grown: Grown
     claim: Claim
     minutes: float = math.inf
@@ -374,7 +374,7 @@ class Growth:
 
     inputs: BenchInputs
     folder: BenchFolder
-    stored: Mapping[Class, Baseline]
+    stored: Mapping[JobClass, Baseline]
     notes: list[str] = field(default_factory=list)
     over: set[str] = field(default_factory=set)
     timed: bool = False
@@ -482,10 +482,10 @@ def all_alike(records: Iterable[JobRecord], wave: int) -> str | None:
 
 
 @dataclass
-class Surroundings:
+class BenchIO:
     """What a bench speaks with; tests give their own."""
 
-    spectator: Spectator = field(default_factory=Spectator)
+    spectator: BenchWatcher = field(default_factory=BenchWatcher)
     announce: Callable[[str], None] = lambda text: None
     progress: Progress = lambda done, total, unreached: None
     shell: Shell = field(default_factory=Shell)
@@ -493,12 +493,12 @@ class Surroundings:
     minutes: float = math.inf  # the time given
 
 
-def bench(inputs: BenchInputs, folder: BenchFolder, around: Surroundings | None = None) -> Bench:
+def bench(inputs: BenchInputs, folder: BenchFolder, around: BenchIO | None = None) -> Bench:
     """Run a suite to its end, or until Ctrl-C. The results are also in the folder.
 
     Raises UsageError (nothing was started then) and JobError.
     """
-    around = around or Surroundings()
+    around = around or BenchIO()
     stored = load_baselines(around.baseline) if around.baseline else {}
     if "," in str(folder.path):
         raise UsageError("a comma in it would divide hosts", where=str(folder.path), hint="another --output")
@@ -510,11 +510,11 @@ def bench(inputs: BenchInputs, folder: BenchFolder, around: Surroundings | None 
 
 
 def continue_bench(
-    folder: BenchFolder, around: Surroundings | None = None, *, at_once: int | None = None
+    folder: BenchFolder, around: BenchIO | None = None, *, at_once: int | None = None
 ) -> Bench:
     """Go on where a bench was broken off: jobs that are over are not run again. What is normal is as it was
     told last. Raises as `bench`."""
-    around = around or Surroundings()
+    around = around or BenchIO()
     folder = folder.marked()
     inputs = reread(folder, at_once)
     baseline = around.baseline or (folder.baseline if folder.baseline.exists() else None)
@@ -567,8 +567,8 @@ def dry_run(inputs: BenchInputs, folder: BenchFolder) -> dict[str, Any]:
 def _inspected(
     inputs: BenchInputs,
     folder: BenchFolder,
-    around: Surroundings,
-    stored: Mapping[Class, Baseline],
+    around: BenchIO,
+    stored: Mapping[JobClass, Baseline],
     claim: Claim,
 ) -> Bench:
     """The inspection, where the suite asks for one and none was made yet; then the jobs."""
@@ -586,7 +586,7 @@ def _inspected(
     return _jobs(inputs, folder, around, stored, claim, dropped, begun)
 
 
-def _inspection(inputs: BenchInputs, around: Surroundings, claim: Claim) -> Inspection:
+def _inspection(inputs: BenchInputs, around: BenchIO, claim: Claim) -> Inspection:
     def progress(done: int, total: int, unreached: int) -> None:
         claim.touch()
         around.progress(done, total, unreached)
@@ -610,8 +610,8 @@ def _inspection(inputs: BenchInputs, around: Surroundings, claim: Claim) -> Insp
 def _jobs(
     inputs: BenchInputs,
     folder: BenchFolder,
-    around: Surroundings,
-    stored: Mapping[Class, Baseline],
+    around: BenchIO,
+    stored: Mapping[JobClass, Baseline],
     claim: Claim,
     dropped: Mapping[str, str],
     begun: float,
@@ -632,7 +632,7 @@ def _jobs(
     )  # fmt: skip
     stopped = jobs.run()
     document = fold_bench(
-        Ended(
+        FoldedBench(
             id=folder.id,
             inputs=inputs,
             dropped=dropped,

@@ -95,7 +95,7 @@ class Comparison(Part):
     )
 
 
-class BesidePublished(Part):
+class PublishedComparison(Part):
     """What an entry's jobs measured on so many ranks, beside what somebody published of its recipe."""
 
     entry: str
@@ -126,7 +126,7 @@ class Bench(Findings[HostVerdict]):
     versions: dict[str, str] = Field(default_factory=dict)
     curves: list[Curve] = Field(default_factory=list)
     comparison: Comparison | None = None
-    published: list[BesidePublished] = Field(default_factory=list)
+    published: list[PublishedComparison] = Field(default_factory=list)
 
     @property
     def gate(self) -> Gate:

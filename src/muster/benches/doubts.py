@@ -21,7 +21,7 @@ STOLEN = 0.05  # share of the cores' time that a virtual machine's own host may 
 SLOWED = 0.05  # share of samples in which a GPU may be slowed down
 
 _Use = Sequence[tuple[float, float, float]]  # time, core-seconds by then: of all processes, of the job's
-_Known = Sequence[tuple[float, float]]  # time, core-seconds by then: of a job, or of its controller
+_CoreSeconds = Sequence[tuple[float, float]]  # time, core-seconds by then: of a job, or of its controller
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ def doubts_of(
 ) -> dict[str, Doubts]:
     """Of every job that succeeded. What the bench's other jobs and controllers did on the same machine is
     known, and others' work is what none of them did. `speeds`: of those that are commands."""
-    own: dict[str, list[_Known]] = defaultdict(list)  # by machine
+    own: dict[str, list[_CoreSeconds]] = defaultdict(list)  # by machine
     for record in records.values():
         if record.machine:
             own[record.machine].append(record.controller_use)
@@ -101,7 +101,7 @@ def _exchanges(record: JobRecord) -> Iterable[str]:
         yield f"its all-reduces varied by more than {UNSTEADY:.0%}"
 
 
-def _disturbed(record: JobRecord, own: Mapping[str, Sequence[_Known]]) -> Iterable[str]:
+def _disturbed(record: JobRecord, own: Mapping[str, Sequence[_CoreSeconds]]) -> Iterable[str]:
     seen = set()
     for each in _reports(record):
         if each.strangers:
@@ -122,7 +122,7 @@ def _disturbed(record: JobRecord, own: Mapping[str, Sequence[_Known]]) -> Iterab
             yield f"the machine that {each.host} is virtual on gave {each.stolen:.0%} of its time to others"
 
 
-def _others(use: _Use, own: Sequence[_Known]) -> float | None:
+def _others(use: _Use, own: Sequence[_CoreSeconds]) -> float | None:
     """Cores that processes used on average which are of no job of the bench."""
     if len(use) < 2:
         return None
@@ -136,7 +136,7 @@ def _busy(use: _Use) -> float:
     return use[-1][1] / (use[-1][0] - use[0][0])
 
 
-def _until(use: _Known, moment: float) -> float:
+def _until(use: _CoreSeconds, moment: float) -> float:
     """Core-seconds that a job's own processes had used by then: evenly between two samples."""
     before: tuple[float, float] | None = None
     for point in use:

@@ -11,12 +11,12 @@ from typing import Any, Literal
 from muster.benches.commands import CLOCK, notes_on, speeds
 from muster.benches.document import (
     Bench,
-    BesidePublished,
     Compared,
     Comparison,
     Curve,
     CurvePoint,
     JobRecord,
+    PublishedComparison,
 )
 from muster.benches.doubts import UNSTEADY
 from muster.benches.inputs import BenchInputs
@@ -29,7 +29,7 @@ from muster.core.result import JobEntry
 from muster.core.robust import variation
 from muster.core.state import State
 from muster.core.units import format_seconds
-from muster.judging import Baseline, Class, Settings, document
+from muster.judging import Baseline, JobClass, Settings, document
 from muster.judging.baseline import FEWEST
 from muster.judging.joblogs import judged
 
@@ -41,7 +41,7 @@ SPEEDS = (
 
 
 @dataclass(frozen=True)
-class Ended:
+class FoldedBench:
     """A bench as it stands: all that the document is made of."""
 
     id: str
@@ -52,11 +52,11 @@ class Ended:
     notes: Sequence[str]
     started: float
     ended: float
-    stored: Mapping[Class, Baseline]
+    stored: Mapping[JobClass, Baseline]
     unfinished: bool = False  # an adaptive entry would have asked for more
 
 
-def fold_bench(bench: Ended) -> Bench:
+def fold_bench(bench: FoldedBench) -> Bench:
     """The document."""
     records = {task.id: bench.records[task.id] for task in bench.tasks if task.id in bench.records}
     logs_by_job = logs_of(records, bench.inputs.recipes)
@@ -97,7 +97,7 @@ def fold_bench(bench: Ended) -> Bench:
     )
 
 
-def _job(bench: Ended, record: JobRecord, entries: Mapping[str, JobEntry]) -> JobEntry:
+def _job(bench: FoldedBench, record: JobRecord, entries: Mapping[str, JobEntry]) -> JobEntry:
     """A job's row. Of one that measured the fabric of a single host its products are judged."""
     recipe = bench.inputs.recipes[record.entry]
     row = entries.get(record.job) or row_of(record, bench.inputs.recipes)
@@ -166,7 +166,9 @@ def _missed(job: JobEntry, bound: Threshold, normal: float | None) -> str | None
     return None if bound.met(value) else f"{bound.figure} is {value:.6g}; it must be {bound.words}"
 
 
-def _hosts(bench: Ended, jobs: Sequence[JobEntry], judgement: document.Judged) -> list[document.HostVerdict]:
+def _hosts(
+    bench: FoldedBench, jobs: Sequence[JobEntry], judgement: document.Judged
+) -> list[document.HostVerdict]:
     """One verdict per host, in the order of the inventory; those that took no part last."""
     verdicts = {each.hosts[0]: each for each in judgement.hosts}
     counted = [job for job in jobs if not job.warm_up]
@@ -407,7 +409,7 @@ def comparison_of(suite: Suite, recipes: Mapping[str, Recipe], jobs: Sequence[Jo
 
 def beside_published(
     suite: Suite, jobs: Sequence[JobEntry], devices: Mapping[str, Mapping[str, str]]
-) -> list[BesidePublished]:
+) -> list[PublishedComparison]:
     """What was published of entries beside what their jobs measured. `devices`: per job, its hosts'."""
     rows = []
     for entry in suite.jobs:
@@ -422,7 +424,7 @@ def beside_published(
                 )
                 published = each.samples_per_second[nearest] / nearest * ranks
                 rows.append(
-                    BesidePublished(
+                    PublishedComparison(
                         entry=entry.name,
                         ranks=ranks,
                         jobs=len(alike),

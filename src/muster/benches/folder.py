@@ -12,7 +12,7 @@ from typing import IO, TYPE_CHECKING, Any
 from muster.core.errors import NO_ROOM, JobError, RunFolderError
 from muster.store.atomic import write_json, write_text
 from muster.store.runfolder import (
-    Inside,
+    FolderItem,
     LockedFolder,
     PipelineFolder,
     RunFolder,
@@ -42,15 +42,15 @@ class BenchFolder(LockedFolder):
         """The command that continues it."""
         return f"muster bench --continue {self.path}"
 
-    suite = Inside("suite.yaml")  # the suite as it was resolved
-    schedule = Inside("schedule.json")  # hosts, jobs and their order; adaptive entries add theirs
-    inspection = Inside("inspection.json")  # what was found before the first job
+    suite = FolderItem("suite.yaml")  # the suite as it was resolved
+    schedule = FolderItem("schedule.json")  # hosts, jobs and their order; adaptive entries add theirs
+    inspection = FolderItem("inspection.json")  # what was found before the first job
     # A copy of what an earlier bench found normal. Not there: there was none to begin with.
-    baseline = Inside("baseline.json")
-    result = Inside("bench.json")
-    table = Inside("results.csv")  # the results of jobs, a row each
-    runs = Inside("runs")  # the jobs' run folders: `muster ls --runs` lists them
-    lock = Inside("bench.lock")
+    baseline = FolderItem("baseline.json")
+    result = FolderItem("bench.json")
+    table = FolderItem("results.csv")  # the results of jobs, a row each
+    runs = FolderItem("runs")  # the jobs' run folders: `muster ls --runs` lists them
+    lock = FolderItem("bench.lock")
 
     def recipe(self, entry: str) -> Path:
         """An entry's recipe as it was resolved."""

@@ -18,7 +18,7 @@ from muster.checks.profiles import Profile, load_profile
 from muster.checks.questions import HostAnswers, Patience, Questions, failed
 from muster.checks.registry import Family, checks_of, families
 from muster.checks.survey import Progress, sample, starter, survey
-from muster.checks.unreachable import Unreached, remedy_for
+from muster.checks.unreachable import UnreachableHost, remedy_for
 from muster.core.errors import BrokenPluginError, JobError, refused
 from muster.core.hostlist import fold_hosts
 from muster.core.inventory import Host, Inventory, inventory_document
@@ -117,17 +117,17 @@ def _with_slots(job: Inputs, gpus: int | None) -> Inputs:
 
 
 def _fit(
-    inventory: Inventory, findings: Sequence[Finding], answers: Mapping[str, HostAnswers | Unreached]
+    inventory: Inventory, findings: Sequence[Finding], answers: Mapping[str, HostAnswers | UnreachableHost]
 ) -> Inventory:
     """The hosts on which nothing has failed."""
     bad = {each.host for each in findings if each.level is Level.FAIL}
-    bad |= {host for host, one in answers.items() if isinstance(one, Unreached)}
+    bad |= {host for host, one in answers.items() if isinstance(one, UnreachableHost)}
     return replace(inventory, hosts=tuple(host for host in inventory.hosts if host.label not in bad))
 
 
 def _ask(
     job: Inputs, kinds: Sequence[Family], shell: Shell, progress: Progress
-) -> dict[str, HostAnswers | Unreached]:
+) -> dict[str, HostAnswers | UnreachableHost]:
     """Both rounds, on every host."""
     launch = job.recipe.launch
     places = [Placement(host.label, host.address, host.slots or 1, 0) for host in job.inventory.hosts]
@@ -183,7 +183,7 @@ def _folders(job: Inputs) -> dict[str, str]:
 
 
 def _context(
-    job: Inputs, profile: Profile, wanted: WantedChecks, answers: Mapping[str, HostAnswers | Unreached]
+    job: Inputs, profile: Profile, wanted: WantedChecks, answers: Mapping[str, HostAnswers | UnreachableHost]
 ) -> Context:
     return Context(
         expects=profile.expects,
@@ -219,7 +219,7 @@ ANSWERED = Check(
 )
 UNREAD = "the probe's answer could not be read"
 UNJUDGED = "the check itself failed"
-Heard = Mapping[str, HostAnswers | Unreached]
+Heard = Mapping[str, HostAnswers | UnreachableHost]
 
 
 def judge(kinds: Sequence[Family], given: Heard, context: Context) -> list[Finding]:
@@ -311,7 +311,7 @@ def _frame(by_host: Heard) -> list[Finding]:
     """Whether each host could be reached, and whether its probes came to an end."""
     findings = []
     for host, one in by_host.items():
-        if isinstance(one, Unreached):
+        if isinstance(one, UnreachableHost):
             problem = f"unreachable ({one.stage.value}): {one.problem}"
             findings.append(Finding(REACHED.name, host, Level.FAIL, problem, one.said, one.remedy))
             continue
@@ -332,7 +332,7 @@ def _frame(by_host: Heard) -> list[Finding]:
     return findings
 
 
-def _report(host: Host, answer: HostAnswers | Unreached, findings: Sequence[Finding]) -> InspectedHost:
+def _report(host: Host, answer: HostAnswers | UnreachableHost, findings: Sequence[Finding]) -> InspectedHost:
     results = [
         CheckResult(
             check=each.check,
@@ -345,7 +345,7 @@ def _report(host: Host, answer: HostAnswers | Unreached, findings: Sequence[Find
         )
         for each in findings
     ]
-    if isinstance(answer, Unreached):
+    if isinstance(answer, UnreachableHost):
         return InspectedHost(
             host=host.label,
             name=host.name,

@@ -19,7 +19,7 @@ from typing import Any
 from muster.checks.base import Check, Context, Finding, Level
 from muster.checks.questions import HostAnswers
 from muster.checks.registry import Family
-from muster.checks.unreachable import Unreached
+from muster.checks.unreachable import UnreachableHost
 from muster.core.errors import BrokenPluginError, JobError, MusterError, UsageError
 from muster.core.fabric import (
     Copy,
@@ -69,7 +69,7 @@ Logs = Mapping[str, Iterable[str]]  # host -> its last lines
 def together(
     job: Inputs,
     kinds: Sequence[Family],
-    answers: Mapping[str, HostAnswers | Unreached],
+    answers: Mapping[str, HostAnswers | UnreachableHost],
     context: Context,
     announce: Callable[[str], None],
     shell: Shell,
@@ -125,7 +125,7 @@ def _refused(error: MusterError, blamed: Sequence[Host], hosts: Sequence[Host]) 
     ]
 
 
-def _has_torch(one: HostAnswers | Unreached | None) -> bool:
+def _has_torch(one: HostAnswers | UnreachableHost | None) -> bool:
     """Whether the ranks' interpreter has it, as the family `versions` was told."""
     if not isinstance(one, HostAnswers):
         return False

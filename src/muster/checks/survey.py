@@ -15,7 +15,7 @@ from typing import Any
 
 from muster.checks.base import Transport
 from muster.checks.questions import OPENING, HostAnswers, Patience, Questions, clock, failed, well_formed
-from muster.checks.unreachable import Ending, Unreached, explain
+from muster.checks.unreachable import ConnectionEnd, UnreachableHost, explain
 from muster.core.errors import JobError
 from muster.core.job import Placement
 from muster.core.launch import Launch
@@ -152,7 +152,7 @@ class Inquiry(Loop[_Session]):
         self.start = start
         self.questions = questions
         self.patience = patience
-        self.results: dict[str, HostAnswers | Unreached] = {}
+        self.results: dict[str, HostAnswers | UnreachableHost] = {}
         self.unreached = 0
         self.sessions: list[_Session] = []
         self.met = False
@@ -317,7 +317,7 @@ class Inquiry(Loop[_Session]):
         if session.place.host not in self.results:
             self.unreached += 1
             self.results[session.place.host] = explain(
-                Ending(
+                ConnectionEnd(
                     code=None if session.impatient else session.process.poll(),
                     said=tuple(session.complaints),
                     printed=tuple(session.noise),
@@ -350,7 +350,7 @@ def survey(
     questions: Questions,
     patience: Patience,
     progress: Progress = lambda done, total, unreached: None,
-) -> dict[str, HostAnswers | Unreached]:
+) -> dict[str, HostAnswers | UnreachableHost]:
     """Ask every host. Label -> what it said, or why it did not, in the order of `places`.
 
     Raises JobError where nothing can be started here, and after Ctrl-C; then, as always, no session is left.

@@ -27,7 +27,7 @@ class Stage(str, Enum):
 
 
 @dataclass(frozen=True)
-class Unreached:
+class UnreachableHost:
     """A host that gave no answer. `remedy` may have {host}: see `remedy_for`."""
 
     stage: Stage
@@ -38,7 +38,7 @@ class Unreached:
 
 
 @dataclass(frozen=True)
-class Ending:
+class ConnectionEnd:
     """How a connection ended that gave no answer."""
 
     code: int | None  # the client's exit code; None: it was ended here, out of patience
@@ -56,29 +56,35 @@ _CRASHED = re.compile(
 _HARMLESS = ("Warning: Permanently added", "debug1:", "** WARNING: connection is not using a post-quantum")
 
 
-def explain(ending: Ending) -> Unreached:
+def explain(ending: ConnectionEnd) -> UnreachableHost:
     """The stage that failed, in whose words, and what to do."""
     lines = [line for line in ending.said if line.strip() and not line.startswith(_HARMLESS)]
     if ending.python is not None:
         return _after_python(ending, lines)
     if ending.code in (255, None) and (match := find_ssh(lines)):
         failure, phrase = match.failure, match.phrase
-        return Unreached(Stage(failure.phase), phrase.problem, match.line.strip(), phrase.remedy, failure.id)
+        return UnreachableHost(
+            Stage(failure.phase), phrase.problem, match.line.strip(), phrase.remedy, failure.id
+        )
     last = lines[-1].strip() if lines else ""
     if ending.code is None:
         quiet = f"no answer within {ending.seconds:.0f} s" + (f"; the last words: {last}" if last else "")
-        return Unreached(Stage.LOGIN, "the login does not come to an end", quiet, "time ssh {host} true")
+        return UnreachableHost(
+            Stage.LOGIN, "the login does not come to an end", quiet, "time ssh {host} true"
+        )
     if ending.code == 255:
         problem = "the connection broke before the login was done"
-        return Unreached(Stage.LOGIN, problem, last or "ssh ended without a word", _remedy("ssh_closed"))
+        return UnreachableHost(
+            Stage.LOGIN, problem, last or "ssh ended without a word", _remedy("ssh_closed")
+        )
     return _at_the_shell(ending, lines)
 
 
-def _after_python(ending: Ending, lines: Sequence[str]) -> Unreached:
+def _after_python(ending: ConnectionEnd, lines: Sequence[str]) -> UnreachableHost:
     version = tuple(int(part) for part in re.findall(r"\d+", ending.python or "")[:2])
     if version < OLDEST_PYTHON:
         need = ".".join(map(str, OLDEST_PYTHON))
-        return Unreached(
+        return UnreachableHost(
             Stage.PYTHON,
             f"its python is older than {need}",
             f"{ending.interpreter} is Python {ending.python}",
@@ -89,24 +95,26 @@ def _after_python(ending: Ending, lines: Sequence[str]) -> Unreached:
     if ending.code is None:
         problem = "the probe does not come to an end"
         last = f"no answer within {ending.seconds:.0f} s" + (f"; the last words: {last}" if lines else "")
-    return Unreached(Stage.PYTHON, problem, last, "ssh {host} " + shlex.quote(f"{ending.interpreter} -V"))
+    return UnreachableHost(
+        Stage.PYTHON, problem, last, "ssh {host} " + shlex.quote(f"{ending.interpreter} -V")
+    )
 
 
-def _at_the_shell(ending: Ending, spoken: Sequence[str]) -> Unreached:
+def _at_the_shell(ending: ConnectionEnd, spoken: Sequence[str]) -> UnreachableHost:
     """Logged in, and then no interpreter came to say a word."""
     lines = [*spoken, *ending.printed]
     missing = [line for line in lines if _NO_PYTHON.search(line)]
     if ending.code == 127 or (missing and ending.code in (1, 126)):
         words = (missing or lines or ["exit code 127"])[-1].strip()
         problem, remedy = f"no {ending.interpreter} there", _remedy("remote_python_missing")
-        return Unreached(Stage.PYTHON, problem, words, remedy, failure="remote_python_missing")
+        return UnreachableHost(Stage.PYTHON, problem, words, remedy, failure="remote_python_missing")
     crashed = [line for line in spoken if _CRASHED.match(line)]
     if crashed or ending.code == 126:
         words = (crashed or lines or ["exit code 126"])[-1].strip()
         problem = f"{ending.interpreter} does not run there"
-        return Unreached(Stage.PYTHON, problem, words, _remedy("remote_python_missing"))
+        return UnreachableHost(Stage.PYTHON, problem, words, _remedy("remote_python_missing"))
     words = lines[-1].strip() if lines else f"it ended with exit code {ending.code}"
-    return Unreached(Stage.LOGIN, "the login runs no commands", words, _remedy("ssh_closed"))
+    return UnreachableHost(Stage.LOGIN, "the login runs no commands", words, _remedy("ssh_closed"))
 
 
 def _remedy(failure: str) -> str:

@@ -99,7 +99,7 @@ def bench(
     """
     import click
 
-    from muster.benches.bench import Surroundings, continue_bench
+    from muster.benches.bench import BenchIO, continue_bench
     from muster.benches.bench import bench as run_bench
     from muster.benches.bench import dry_run as schedule
     from muster.benches.folder import BenchFolder, new_bench_folder
@@ -149,7 +149,7 @@ def bench(
     console = err_console()
     with BenchView(console) as view:
         given = math.inf if minutes is None else minutes
-        around = Surroundings(view, view.announce, view.progress, baseline=baseline, minutes=given)
+        around = BenchIO(view, view.announce, view.progress, baseline=baseline, minutes=given)
         if inputs is None:
             document = continue_bench(folder, around, at_once=at_once)
         else:

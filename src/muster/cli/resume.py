@@ -51,12 +51,12 @@ def resume(
     folder = find_any(run, root)
     if isinstance(folder, PipelineFolder):
         from muster.cli.views.pipelines import finish_pipeline, seeing
-        from muster.runs.pipeline import GoingOn, resume_pipeline
+        from muster.runs.pipeline import StepResume, resume_pipeline
 
         if step is not None:
             hint = f"muster resume {folder.trained.word} --step {step}"
             raise UsageError("is of a run, and this is a pipeline", where="--step", hint=hint)
-        again = GoingOn(hosts, leave or (), copy)
+        again = StepResume(hosts, leave or (), copy)
         return finish_pipeline(resume_pipeline(folder, again, seeing=seeing), folder, json)
     with ProgressView(err_console()) as view:
         view.now("asking the hosts, and planning")

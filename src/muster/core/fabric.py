@@ -219,7 +219,7 @@ class Product(Part):
     method: str = Field(description="what gathered: native, or what stood in for it")
 
 
-class Beside(Part):
+class Overlap(Part):
     """Computation and an all-reduce at the same time, each as a share of its speed alone, on the slowest
     rank; and what it costs ranks to meet that have computed apart."""
 
@@ -239,7 +239,7 @@ class Figures(Part):
     latencies: list[Latency] = Field(default_factory=list)
     matmul: list[Matmul] = Field(default_factory=list)
     products: list[Product] = Field(default_factory=list)
-    beside: list[Beside] = Field(default_factory=list)
+    beside: list[Overlap] = Field(default_factory=list)
 
     def of(self, operation: str) -> list[Sweep]:
         """The sweeps of one collective, in the order in which they were measured."""

@@ -14,7 +14,7 @@ from muster.dialogues.load import Encoding
 from muster.dialogues.rl import GroupRecipe
 from muster.dialogues.rollouts import Prompts, Repeated, Rollouts, as_asked
 from muster.dialogues.scoring import Scorer
-from muster.dialogues.trl import ByTrl
+from muster.dialogues.trl import TrlTrainer
 from muster.worker.context import Context
 from muster.worker.decoders import make_config, make_model
 from muster.worker.trainer import OrderedSamples, wired
@@ -23,7 +23,7 @@ from muster.worker.workloads.base import Built, Counts
 __all__ = ["Answerer", "Grouped", "build", "questions"]
 
 
-class Grouped(Rollouts, ByTrl):
+class Grouped(Rollouts, TrlTrainer):
     """Goes before TRL's GRPOTrainer and RLOOTrainer among the base classes. Set `prompts` as well.
 
     `placed`: the model takes position_ids.

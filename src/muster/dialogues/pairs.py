@@ -11,14 +11,14 @@ from torch.nn import functional
 from muster.dialogues.answer import executed
 from muster.dialogues.load import Encoding
 from muster.dialogues.tokens import PreferenceCollator, count_pairs, pairs
-from muster.dialogues.trl import ByTrl, Means
+from muster.dialogues.trl import Means, TrlTrainer
 from muster.worker.context import Context
 from muster.worker.decoders import make_config
 from muster.worker.trainer import wired
 from muster.worker.workloads.base import Built
 
 
-class ByPairs(Means, ByTrl):
+class PairTrainer(Means, TrlTrainer):
     """The loss of pairs, of which one is preferred, and exact figures over held-out ones. Rows that fill up
     the last batches have no answer in `completion_mask`, and count for nothing.
 

@@ -8,12 +8,12 @@ from typing import Any
 import datasets
 import torch
 
-from muster.worker.trainer import Common
+from muster.worker.trainer import TrainerBase
 
 REFERENCE = "ref"  # TRL's name of a copy of the adapters
 
 
-class ByTrl(Common):
+class TrlTrainer(TrainerBase):
     """Goes before one of TRL's trainers among the base classes."""
 
     def __init__(

@@ -20,7 +20,7 @@ from muster.core.job import Placement
 from muster.core.launch import Launch
 from muster.fleet.addresses import own_addresses
 from muster.fleet.connection import NOISE, Connection, LineSplitter
-from muster.fleet.launchers.base import Home, Request
+from muster.fleet.launchers.base import ControllerAddress, Request
 from muster.fleet.listener import ProvenPeer, SecretListener
 from muster.fleet.messages import Check
 from muster.fleet.shell import Process, Shell, more_files
@@ -146,12 +146,12 @@ class Fleet(Loop[Connection]):
                 place=launcher.__file__,
             )
 
-    def _open_door(self, places: tuple[Placement, ...]) -> Home:
+    def _open_door(self, places: tuple[Placement, ...]) -> ControllerAddress:
         secret = secrets.token_hex(16)
         self._door = SecretListener(secret, patience=self.launch.connect_timeout)
         self.selector.register(self._door.fileno(), selectors.EVENT_READ, None)
         addresses = (self.launch.home,) if self.launch.home else own_addresses(places)
-        return Home(addresses, self._door.port, secret)
+        return ControllerAddress(addresses, self._door.port, secret)
 
     # --- a turn of the loop --------------------------------------------------------------------------------
 

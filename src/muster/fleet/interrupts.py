@@ -30,7 +30,7 @@ def meaning(number: int, env: Mapping[str, str], now: float) -> str:
 
 
 @dataclass
-class Wish:
+class EndRequest:
     """Why the user, or the system, wants the job to end; None: it may go on."""
 
     stop: str | None = None
@@ -55,9 +55,9 @@ def keyboard_interrupts() -> Iterator[None]:
 
 
 @contextmanager
-def interrupts() -> Iterator[Wish]:
+def interrupts() -> Iterator[EndRequest]:
     """While inside, those signals set the wish. Elsewhere than in the main thread nothing changes."""
-    wish = Wish()
+    wish = EndRequest()
     if threading.current_thread() is not threading.main_thread():
         yield wish
         return

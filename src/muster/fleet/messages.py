@@ -88,7 +88,7 @@ class _Beat(_Message):
     ungrouped: list[int] = Field(default_factory=list)
 
 
-class Begun(Part):
+class StartedCollective(Part):
     """A collective operation that a rank began. `number`: in the order of its group; `pending`: it has not
     ended; `started`: its GPU has come to it (gloo does not say)."""
 
@@ -99,14 +99,14 @@ class Begun(Part):
     started: bool = False
 
 
-class GroupSeen(Part):
+class GroupProgress(Part):
     """What a rank did in one process group: its last collective's number, and those that have not ended, or
     else that one. `p2p`: the same of what it sent or received."""
 
     group: str
     last: int
     p2p: int = 0
-    calls: list[Begun]
+    calls: list[StartedCollective]
 
 
 Frame = tuple[str, str, int]  # function, file, line
@@ -119,7 +119,7 @@ class Thread(Part):
     frames: list[Frame]
 
 
-class HeldChild(Part):
+class StoppedChild(Part):
     """A process below a rank that is stopped (T), traced (t) or in the kernel's hands (D)."""
 
     pid: int
@@ -147,9 +147,9 @@ class RankProbe(Part):
     functions: int | None = None  # stacks of them that the main thread showed in two seconds of many looks
     mains: list[list[Frame]]
     others: list[Thread]
-    stopped: list[HeldChild]
-    before: list[GroupSeen] | None
-    after: list[GroupSeen] | None
+    stopped: list[StoppedChild]
+    before: list[GroupProgress] | None
+    after: list[GroupProgress] | None
     addresses: list[str] = Field(default_factory=list)  # its own, of its connections
     # Its end and the other one, where data are sent again and again without an answer.
     silent: list[tuple[str, str]] = Field(default_factory=list)

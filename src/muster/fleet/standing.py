@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Literal
 
-from muster.fleet.messages import Begun, Frame, GroupSeen, ProbeAnswer, RankProbe
+from muster.fleet.messages import Frame, GroupProgress, ProbeAnswer, RankProbe, StartedCollective
 
 BUSY = 0.05  # of a core: less is a process that only keeps its threads alive
 WANTS = 0.5  # of the time: who wants a processor for so long computes, though others may have them all
@@ -60,7 +60,7 @@ def _function(frame: Frame) -> str:
     return f"{frame[0]} ({'/'.join(frame[1].split('/')[-2:])})"
 
 
-def _pending(groups: Iterable[GroupSeen]) -> dict[str, list[Begun]]:
+def _pending(groups: Iterable[GroupProgress]) -> dict[str, list[StartedCollective]]:
     pending = {each.group: [call for call in each.calls if call.pending] for each in groups}
     return {name: calls for name, calls in pending.items() if calls}
 
@@ -97,7 +97,7 @@ class RankState:
         return line_of(mains[-1]) if mains else None
 
     @cached_property
-    def pending(self) -> dict[str, list[Begun]]:
+    def pending(self) -> dict[str, list[StartedCollective]]:
         """Per process group, collectives that it began and that have not ended."""
         return _pending((self.look.after or self.look.before or []) if self.look else [])
 
@@ -239,7 +239,7 @@ class _Case:
 
     def hear_the_recorder(self) -> None:
         """Who has begun fewer collectives of a group than others wait in."""
-        begun: dict[str, dict[int, Begun]] = {}
+        begun: dict[str, dict[int, StartedCollective]] = {}
         started: dict[str, set[int]] = {}
         for each in self.stands:
             for group, calls in each.pending.items():

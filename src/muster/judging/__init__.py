@@ -8,7 +8,7 @@
 """
 
 from muster.judging.ask import next_wave
-from muster.judging.baseline import Baseline, Class, drift, fleet_baselines
+from muster.judging.baseline import Baseline, JobClass, drift, fleet_baselines
 from muster.judging.document import Evidence, Subject, Verdict
 from muster.judging.localise import Posterior, localise
 from muster.judging.observation import Group, Observation, Settings, Topology
@@ -16,9 +16,9 @@ from muster.judging.verdict import Judgement, judge, judge_state
 
 __all__ = [
     "Baseline",
-    "Class",
     "Evidence",
     "Group",
+    "JobClass",
     "Judgement",
     "Observation",
     "Posterior",

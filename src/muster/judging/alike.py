@@ -28,7 +28,7 @@ KINDS = 3  # of hardware, beside that of the others, that a work is split into
 
 
 @dataclass(frozen=True)
-class Alike:
+class SlowerGroup:
     """Hosts that are slower than the others of a work by the same (share of a step's time)."""
 
     work: str
@@ -53,7 +53,7 @@ def hosts_alike(
     topology: Topology,
     settings: Settings,
     strays: float = STRAY,
-) -> list[Alike]:
+) -> list[SlowerGroup]:
     """One group of each work in which there is one, the largest. `observations`: with the times that jobs
     had, whatever their moments; `strays`: as many hosts as this share of a group may be nearly as slow."""
     rows: dict[str, dict[int, list[int]]] = {}
@@ -76,7 +76,7 @@ def hosts_alike(
         others = {topology.hosts[host] for host, its in levels.items() if its < level / 2}
         if not _good_alone(observations, work, {topology.hosts[host] for host in mine}, others, level):
             slower = math.expm1(level)
-            groups.append(Alike(work, tuple([topology.hosts[host] for host in sorted(mine)]), slower))
+            groups.append(SlowerGroup(work, tuple([topology.hosts[host] for host in sorted(mine)]), slower))
     return groups
 
 
@@ -125,7 +125,7 @@ def _together(levels: dict[int, float], sigma: float, settings: Settings, strays
     return set() if few or near > strays * len(mine) else mine
 
 
-def apart(observations: Sequence[Observation], groups: Sequence[Alike]) -> list[Observation]:
+def apart(observations: Sequence[Observation], groups: Sequence[SlowerGroup]) -> list[Observation]:
     """The jobs with those of each group, of which a work has one at most, as work of its own: a job runs at
     the pace of its slowest host."""
     of_work = {group.work: (frozenset(group.hosts), f"with the {group.name}") for group in groups}

@@ -32,7 +32,7 @@ ONE_FASTER = 64  # of so many values (and of fewer), one may be faster than all 
 ALONE = 4  # how many values the assumed deviation counts for
 
 
-class Class(NamedTuple):
+class JobClass(NamedTuple):
     """What is compared with each other: the same work on the same number of hosts."""
 
     work: str
@@ -94,10 +94,10 @@ def robust(logs: Sequence[float]) -> tuple[float, float, int]:
 
 
 def fleet_baselines(
-    times: Mapping[Class, Sequence[float]],
-    stored: Mapping[Class, Baseline] | None = None,
-    hosts: Mapping[Class, int] | None = None,
-) -> dict[Class, Baseline]:
+    times: Mapping[JobClass, Sequence[float]],
+    stored: Mapping[JobClass, Baseline] | None = None,
+    hosts: Mapping[JobClass, int] | None = None,
+) -> dict[JobClass, Baseline]:
     """A baseline per class, from `times` (seconds) of as many different `hosts` (default: as many as times).
 
     Of a class with fewer than FEWEST of either, the stored one if there is one, else none: two hosts cannot
@@ -108,7 +108,7 @@ def fleet_baselines(
         for key, values in times.items()
         if min(len(values), hosts[key] if hosts else FEWEST) >= FEWEST
     }
-    result: dict[Class, Baseline] = {}
+    result: dict[JobClass, Baseline] = {}
     for key in times:
         if key in scales:
             middle, scale, count = scales[key]
@@ -131,7 +131,7 @@ def settle(scale: float, count: int, others: Sequence[tuple[float, float, int]])
     return max(FLOOR, math.sqrt((count * scale**2 + weight * prior**2) / (count + weight)))
 
 
-def drift(fleet: Mapping[Class, Baseline], stored: Mapping[Class, Baseline]) -> dict[Class, float]:
+def drift(fleet: Mapping[JobClass, Baseline], stored: Mapping[JobClass, Baseline]) -> dict[JobClass, float]:
     """How much slower (share of the time) the fleet as a whole is than what was stored: a fault that all
     share shows nowhere else."""
     return {

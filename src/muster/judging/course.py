@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from muster.core.robust import deviation
-from muster.judging.baseline import FEWEST, FLOOR, Baseline, Class
+from muster.judging.baseline import FEWEST, FLOOR, Baseline, JobClass
 from muster.judging.observation import Observation
 
 STEEP = 5.0  # deviations that the halves of a job are apart, at least
@@ -30,14 +30,14 @@ class SlowHalf(NamedTuple):
 
 
 def slow_halves(
-    observations: Sequence[Observation], baselines: Mapping[Class, Baseline]
+    observations: Sequence[Observation], baselines: Mapping[JobClass, Baseline]
 ) -> dict[int, SlowHalf]:
     """Of the jobs, by their index, one half of which was slower than the other."""
-    by_class: dict[Class, list[tuple[int, float, float]]] = {}
+    by_class: dict[JobClass, list[tuple[int, float, float]]] = {}
     for index, each in enumerate(observations):
         if each.halves is not None and each.seconds is not None and each.outcome.good:
             first, second = (math.log(half / each.seconds) for half in each.halves)
-            by_class.setdefault(Class(each.work, len(each.hosts)), []).append((index, first, second))
+            by_class.setdefault(JobClass(each.work, len(each.hosts)), []).append((index, first, second))
     slow: dict[int, SlowHalf] = {}
     for kind, jobs in by_class.items():
         base = baselines.get(kind)

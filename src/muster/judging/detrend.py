@@ -19,7 +19,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from muster.core.robust import deviation
-from muster.judging.baseline import FEWEST, FLOOR, TYPICAL, Class, robust
+from muster.judging.baseline import FEWEST, FLOOR, TYPICAL, JobClass, robust
 from muster.judging.observation import Observation
 
 _Kind = tuple[str, int]  # work, and number of hosts
@@ -37,7 +37,7 @@ class Detrended:
 
     observations: tuple[Observation, ...]
     doubts: tuple[float, ...]
-    usual: Mapping[Class, float] = field(default_factory=dict)
+    usual: Mapping[JobClass, float] = field(default_factory=dict)
 
 
 def moments_of(observations: Sequence[Observation]) -> list[str]:

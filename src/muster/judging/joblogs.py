@@ -17,7 +17,7 @@ from muster.core.units import counted
 from muster.failures.table import blame_of, is_hardware, known_failures
 from muster.judging import (
     Baseline,
-    Class,
+    JobClass,
     Judgement,
     Observation,
     Posterior,
@@ -55,7 +55,7 @@ def judged(
     source: str,
     logs: Sequence[JobLog],
     settings: Settings,
-    stored: Mapping[Class, Baseline],
+    stored: Mapping[JobClass, Baseline],
     switches: Mapping[str, Sequence[str]] | None = None,
     hardware: Mapping[str, str] | None = None,
 ) -> document.Judged:
@@ -105,9 +105,9 @@ def judged(
     )
 
 
-def _least(state: Posterior) -> dict[Class, float]:
+def _least(state: Posterior) -> dict[JobClass, float]:
     """What a job must be slower by, at least, to count as slow."""
-    rows: dict[Class, list[int]] = {}
+    rows: dict[JobClass, list[int]] = {}
     for row, kind in enumerate(state.case.readings.kind):
         rows.setdefault(kind, []).append(row)
     return {
@@ -147,7 +147,7 @@ def _job(log: JobLog, shared: SharedEnds, hardware: Mapping[str, str]) -> _Job:
 def _with_errors(jobs: Sequence[_Job]) -> list[_Job]:
     """With how well each job's pace is known by its own windows, beyond what is usual for its work: where
     steps differ alike in all jobs, as with batches of unlike lengths, that says nothing of one of them."""
-    errors: dict[Class, list[float]] = {}
+    errors: dict[JobClass, list[float]] = {}
     for job in jobs:
         if (error := _error_of(job)) is not None:
             errors.setdefault(_class_of(job), []).append(error)
@@ -184,8 +184,8 @@ def _error_of(job: _Job) -> float | None:
     return None if settled or job.log.measured is None else job.log.measured.error
 
 
-def _class_of(job: _Job) -> Class:
-    return Class(job.log.work, len(set(job.log.hosts)))
+def _class_of(job: _Job) -> JobClass:
+    return JobClass(job.log.work, len(set(job.log.hosts)))
 
 
 def _silent(jobs: Sequence[_Job], shared: SharedEnds, verdict: Judgement) -> dict[str, str]:
@@ -240,9 +240,9 @@ def _cut(log: JobLog, shared: SharedEnds | None) -> bool:
     return went_on or (shared is not None and shared.of(log))
 
 
-def _peers(jobs: Sequence[_Job], baselines: Mapping[Class, Baseline]) -> dict[Class, document.Peers]:
+def _peers(jobs: Sequence[_Job], baselines: Mapping[JobClass, Baseline]) -> dict[JobClass, document.Peers]:
     """What is normal for whole steps."""
-    logs = {Class(each.log.work, len(each.log.hosts)): each.log for each in jobs}
+    logs = {JobClass(each.log.work, len(each.log.hosts)): each.log for each in jobs}
     return {
         key: document.Peers(
             work=key.work,
@@ -260,7 +260,7 @@ def _peers(jobs: Sequence[_Job], baselines: Mapping[Class, Baseline]) -> dict[Cl
 
 
 def _drifted(
-    jobs: Sequence[_Job], verdict: Judgement, settings: Settings, stored: Mapping[Class, Baseline]
+    jobs: Sequence[_Job], verdict: Judgement, settings: Settings, stored: Mapping[JobClass, Baseline]
 ) -> list[document.Drift]:
     """Works in which all hosts together differ from the baseline, by more than what counts as slow in one
     host and more than chance: the standard error of a median is 1.25 times that of a mean."""
@@ -277,14 +277,14 @@ def _drifted(
     return sorted(drifts, key=lambda each: -each.slower)
 
 
-def _apart(verdict: Judgement, stored: Mapping[Class, Baseline]) -> list[str]:
+def _apart(verdict: Judgement, stored: Mapping[JobClass, Baseline]) -> list[str]:
     """Where a baseline is of no use."""
     if not stored or verdict.baselines.keys() & stored.keys():
         return []
     return ["nothing was compared with the baseline: it has no jobs of the same work on as many hosts"]
 
 
-def _drifting(state: Posterior, least: Mapping[Class, float]) -> list[str]:
+def _drifting(state: Posterior, least: Mapping[JobClass, float]) -> list[str]:
     """Works whose jobs are slow at times, whoever runs them."""
     dated = {each.work for each in state.observations if each.moment or each.began is not None}
     notes = []

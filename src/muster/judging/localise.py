@@ -6,14 +6,14 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from muster.judging.alike import KINDS, REACH, Alike, apart, hosts_alike
-from muster.judging.baseline import Baseline, Class
+from muster.judging.alike import KINDS, REACH, SlowerGroup, apart, hosts_alike
+from muster.judging.baseline import Baseline, JobClass
 from muster.judging.detrend import moments_of, side_by_side
 from muster.judging.explain import Component, explain, outstanding, rests_on_one_job, shown_by, switch_faults
 from muster.judging.faults import OF_HOSTS, FaultCase, Fit
 from muster.judging.observation import Observation, Settings, Topology
 from muster.judging.readings import Readings, read
-from muster.judging.spells import Spell, spells
+from muster.judging.spells import SlowSpell, spells
 from muster.judging.stalls import usual_paces
 from muster.judging.unpaced import unpaced, with_doubt
 
@@ -32,14 +32,14 @@ class Posterior:
     observations: tuple[Observation, ...]
     case: FaultCase
     parts: tuple[Component, ...]
-    baselines: Mapping[Class, Baseline]
+    baselines: Mapping[JobClass, Baseline]
     suspects: Mapping[int, float]
     part_of: Mapping[int, Component] = field(repr=False)
     once: frozenset[int] = frozenset()
-    alike: tuple[Alike, ...] = ()
+    alike: tuple[SlowerGroup, ...] = ()
     drifts: Mapping[str, float] = field(default_factory=dict)
     akin: frozenset[int] = frozenset()
-    spells: tuple[Spell, ...] = ()
+    spells: tuple[SlowSpell, ...] = ()
 
     @property
     def topology(self) -> Topology:
@@ -58,7 +58,7 @@ def localise(
     observations: Sequence[Observation],
     topology: Topology,
     settings: Settings | None = None,
-    stored: Mapping[Class, Baseline] | None = None,
+    stored: Mapping[JobClass, Baseline] | None = None,
 ) -> Posterior:
     """What the observations say, in whatever order and groups they were made.
 
@@ -67,7 +67,7 @@ def localise(
     settings = settings or Settings()
     observations = usual_paces(observations)
     moments = moments_of(observations)
-    alike: list[Alike] = []
+    alike: list[SlowerGroup] = []
     for left in reversed(range(KINDS + 1)):
         slowed = _slowed_by_switches(observations, moments, topology, settings, stored)
         detrended = side_by_side(observations, moments, slowed)
@@ -118,7 +118,7 @@ def localise(
 
 
 def _of_racks(
-    case: FaultCase, parts: Sequence[Component], groups: Sequence[Alike]
+    case: FaultCase, parts: Sequence[Component], groups: Sequence[SlowerGroup]
 ) -> Iterator[tuple[int, Component, float]]:
     """Hosts that a fault shared behind their switch makes suspects, and the probability. One of which most
     readings are good is none."""
@@ -134,7 +134,7 @@ def _of_racks(
                     yield host, part, part.of_host(host, switch)
 
 
-def _akin(fit: Fit, readings: Readings, groups: Sequence[Alike]) -> bool:
+def _akin(fit: Fit, readings: Readings, groups: Sequence[SlowerGroup]) -> bool:
     """Whether it is slower by as much as a group of hosts alike: it may be of their hardware."""
     near = REACH * max([readings.sigma[row] for row, _ in fit.expects], default=0.0)
     return any(abs(fit.by - math.log1p(group.slower)) <= near for group in groups)
@@ -145,7 +145,7 @@ def _slowed_by_switches(
     moments: Sequence[str],
     topology: Topology,
     settings: Settings,
-    stored: Mapping[Class, Baseline] | None,
+    stored: Mapping[JobClass, Baseline] | None,
 ) -> set[int]:
     """The jobs, by their index, that a switch slows as far as can be seen without moments. The jobs of a
     moment are on different hosts, but a switch may slow most of them: these say nothing of their moment."""

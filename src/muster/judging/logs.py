@@ -22,7 +22,7 @@ from muster.core.hostlist import fold_hosts
 from muster.core.inventory import parse_hosts
 from muster.core.state import State
 from muster.core.units import counted, format_number, parse_rate
-from muster.judging import Baseline, Class, Settings
+from muster.judging import Baseline, JobClass, Settings
 from muster.judging.document import JobEntry, Judged, Peers, Verdict
 from muster.judging.grouping import without_lone_guesses
 from muster.judging.joblogs import judged
@@ -127,7 +127,7 @@ def _read(file: LogFile, *, user: UserFormat, named: Expression | None) -> list[
     return [job for path, text in members_of(file) for job in read_blocks(path, text, user, named)]
 
 
-def load_baselines(path: Path) -> dict[Class, Baseline]:
+def load_baselines(path: Path) -> dict[JobClass, Baseline]:
     """What is normal, from a document of `muster judge --json`. Raises UsageError."""
     try:
         document = json.loads(path.read_text(encoding="utf-8"))
@@ -139,7 +139,7 @@ def load_baselines(path: Path) -> dict[Class, Baseline]:
             "is not the output of muster judge --json", where=str(path), hint="muster judge DIR --json > FILE"
         ) from None
     return {
-        Class(each.work, each.hosts): Baseline(each.step_seconds, each.deviation, each.jobs, stored=True)
+        JobClass(each.work, each.hosts): Baseline(each.step_seconds, each.deviation, each.jobs, stored=True)
         for each in peers
         if each.step_seconds > 0
     }

@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from muster.judging.baseline import FLOOR, KEPT, Baseline, Class, fleet_baselines
+from muster.judging.baseline import FLOOR, KEPT, Baseline, JobClass, fleet_baselines
 from muster.judging.course import slow_halves
 from muster.judging.detrend import Detrended
 from muster.judging.noise import PRIOR, RARE, Hiccups, NoiseTail, learn, learn_hiccups
@@ -63,7 +63,7 @@ class Readings:
     hint: list[bool] = field(default_factory=list)
     hosts: list[tuple[int, ...]] = field(default_factory=list)
     source: list[int] = field(default_factory=list)
-    kind: list[Class] = field(default_factory=list)
+    kind: list[JobClass] = field(default_factory=list)
     of_host: dict[int, list[int]] = field(default_factory=dict)
     hiccups: Hiccups = RARE
     only: int | None = None
@@ -78,7 +78,7 @@ class Readings:
         value: float,
         sigma: float,
         source: int,
-        kind: Class,
+        kind: JobClass,
         most: float = 0.0,
         least: float = FASTER,
         hint: bool = False,
@@ -134,22 +134,22 @@ class Readings:
 
 
 def _times(
-    observations: Sequence[Observation], without: Mapping[Class, set[str]]
-) -> tuple[dict[Class, list[float]], dict[Class, int]]:
+    observations: Sequence[Observation], without: Mapping[JobClass, set[str]]
+) -> tuple[dict[JobClass, list[float]], dict[JobClass, int]]:
     """Seconds by class, of steps and of what hosts did outside collectives; and from how many hosts.
     `without`: hosts whose jobs are left out."""
-    times: dict[Class, list[float]] = {}
-    hosts: dict[Class, set[str]] = {}
+    times: dict[JobClass, list[float]] = {}
+    hosts: dict[JobClass, set[str]] = {}
     for each in observations:
         if each.seconds is None or not each.outcome.good:
             continue
         size = len(each.hosts)
-        key = Class(each.work, size)
+        key = JobClass(each.work, size)
         if not without or not without.get(key, set()) & set(each.hosts):
             times.setdefault(key, []).append(each.seconds)
             hosts.setdefault(key, set()).update(each.hosts)
         if each.computing and size > 1:
-            key = Class(each.work, size, "busy")
+            key = JobClass(each.work, size, "busy")
             times.setdefault(key, []).extend(busy for busy in each.computing if busy > 0)
             hosts.setdefault(key, set()).update(each.hosts)
     for key in without:
@@ -159,15 +159,15 @@ def _times(
 
 
 def _baselines(
-    observations: Sequence[Observation], stored: Mapping[Class, Baseline] | None
-) -> dict[Class, Baseline]:
+    observations: Sequence[Observation], stored: Mapping[JobClass, Baseline] | None
+) -> dict[JobClass, Baseline]:
     """Of every class. Where all jobs that look normal have a host in common, and others are faster or there
     are none, it may be this host that is not normal: then from the jobs without it."""
-    steps: dict[Class, list[tuple[float, set[str]]]] = {}
+    steps: dict[JobClass, list[tuple[float, set[str]]]] = {}
     for each in observations:
         if each.seconds is not None and each.outcome.good:
-            steps.setdefault(Class(each.work, len(each.hosts)), []).append((each.seconds, set(each.hosts)))
-    without: dict[Class, set[str]] = {}
+            steps.setdefault(JobClass(each.work, len(each.hosts)), []).append((each.seconds, set(each.hosts)))
+    without: dict[JobClass, set[str]] = {}
     while True:
         times, counts = _times(observations, without)
         baselines = fleet_baselines(times, stored, counts)
@@ -188,8 +188,8 @@ def _baselines(
 def read(
     detrended: Detrended,
     topology: Topology,
-    stored: Mapping[Class, Baseline] | None = None,
-) -> tuple[Readings, dict[Class, Baseline]]:
+    stored: Mapping[JobClass, Baseline] | None = None,
+) -> tuple[Readings, dict[JobClass, Baseline]]:
     """Readings of all observations that can be compared with something, and the baselines used. Jobs with a
     host that is not in the topology help to make the baselines, no more."""
     baselines = {
@@ -203,7 +203,7 @@ def read(
         if any(host not in index for host in each.hosts):
             continue
         hosts = tuple([index[host] for host in each.hosts])
-        kind = Class(each.work, len(hosts))
+        kind = JobClass(each.work, len(hosts))
         if not each.outcome.good or each.seconds is None:
             culprits = [index[host] for host in each.culprits if host in index]
             for host in culprits:
@@ -222,7 +222,7 @@ def read(
             least = BESIDE if each.moment and len(hosts) == 1 else FASTER
             rows.add(hosts, value, sigma, number, kind, 0.0, least)
         if each.computing and len(hosts) > 1:
-            kind = Class(each.work, len(hosts), "busy")
+            kind = JobClass(each.work, len(hosts), "busy")
             base = baselines.get(kind)
             for host, busy in zip(hosts, each.computing, strict=True):
                 if base is not None and busy > 0:

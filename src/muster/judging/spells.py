@@ -15,14 +15,14 @@ from muster.judging.observation import Topology
 from muster.judging.readings import STANDS_OUT, Readings
 
 
-class Spell(NamedTuple):
+class SlowSpell(NamedTuple):
     """The switch, by its index, and the readings of one moment."""
 
     switch: int
     rows: tuple[int, ...]
 
 
-def spells(readings: Readings, moments: Sequence[str], topology: Topology) -> list[Spell]:
+def spells(readings: Readings, moments: Sequence[str], topology: Topology) -> list[SlowSpell]:
     """Moments in which all jobs behind a switch were slow, while such jobs were good in another. `moments`:
     of each observation; nothing where none is known."""
     rows: dict[tuple[int, str], dict[bool, list[int]]] = {}  # by whether they leave it
@@ -45,5 +45,5 @@ def spells(readings: Readings, moments: Sequence[str], topology: Topology) -> li
     for (switch, _), ways in rows.items():
         mine = [row for own in ways.values() for row in own]
         if len(mine) >= FEWEST and slow(mine) == len(mine) and any((switch, way) in good for way in ways):
-            made.append(Spell(switch, tuple(mine)))
+            made.append(SlowSpell(switch, tuple(mine)))
     return made

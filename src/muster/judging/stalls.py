@@ -17,7 +17,7 @@ from heapq import heapify, heappop, heappush
 from typing import Any
 
 from muster.judging.alike import SHARE
-from muster.judging.baseline import FEWEST, Class
+from muster.judging.baseline import FEWEST, JobClass
 from muster.judging.observation import Group, Observation
 
 LOST = 0.02  # of a job's time are lost in steps that stall, more than in other jobs
@@ -27,10 +27,10 @@ CLEAN = 8  # one in so many jobs stalls least
 def usual_paces(observations: Sequence[Observation]) -> list[Observation]:
     """The observations with the pace of their usual steps, in works in which jobs stall whoever runs them: as
     long as of the jobs that stall least. Observations that are so already stay as they are."""
-    jobs: dict[Class, list[int]] = {}
+    jobs: dict[JobClass, list[int]] = {}
     for index, each in enumerate(observations):
         if each.seconds is not None and each.outcome.good:
-            jobs.setdefault(Class(each.work, len(each.hosts)), []).append(index)
+            jobs.setdefault(JobClass(each.work, len(each.hosts)), []).append(index)
     made = list(observations)
     for own in jobs.values():
         halves = [its for index in own if (its := observations[index].halves) is not None]

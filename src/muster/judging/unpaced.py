@@ -13,7 +13,7 @@ import statistics
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from muster.judging.baseline import Class
+from muster.judging.baseline import JobClass
 from muster.judging.detrend import Detrended
 from muster.judging.readings import DOUBTFUL, STANDS_OUT, Readings
 from muster.judging.stalls import of_the_fleet
@@ -29,13 +29,13 @@ class Unpaced:
     much (log) a usual moment is slower than the baseline, which is a fast one's."""
 
     deviation: Mapping[str, float] = field(default_factory=dict)
-    usual: Mapping[Class, float] = field(default_factory=dict)
+    usual: Mapping[JobClass, float] = field(default_factory=dict)
 
 
 def unpaced(readings: Readings, moments: Sequence[str], slowed: Collection[int]) -> Unpaced:
     """Works of which many jobs are slow though their hosts are good in others. `moments`: of each
     observation; `slowed`: those that a switch explains, by their index."""
-    rows: dict[Class, list[int]] = {}
+    rows: dict[JobClass, list[int]] = {}
     for row, source in enumerate(readings.source):
         if not (source in slowed or readings.failed(row) or readings.hint[row] or row in readings.half):
             rows.setdefault(readings.kind[row], []).append(row)
@@ -47,7 +47,7 @@ def unpaced(readings: Readings, moments: Sequence[str], slowed: Collection[int])
         return readings.deviations(row) > STANDS_OUT
 
     deviation: dict[str, float] = {}
-    usual: dict[Class, float] = {}
+    usual: dict[JobClass, float] = {}
     for kind, own in rows.items():
         undated = [row for row in own if not moments[readings.source[row]]]
         whoever = _whoever(readings, undated, stands_out, UNDATED)

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from muster.core.units import counted, format_slower
-from muster.judging.alike import Alike
+from muster.judging.alike import SlowerGroup
 from muster.judging.ask import next_wave
-from muster.judging.baseline import FLOOR, Baseline, Class
+from muster.judging.baseline import FLOOR, Baseline, JobClass
 from muster.judging.document import Condition, Evidence, Subject, Verdict, looked_at
 from muster.judging.explain import Component, FaultExplanation, blamed, shown_by
 from muster.judging.faults import COST, OF_HOSTS, OF_SWITCHES, Fault, Fit, Kind
@@ -36,9 +36,9 @@ class Judgement:
     hosts: tuple[Verdict, ...]
     links: tuple[Verdict, ...]
     switches: tuple[Verdict, ...]
-    baselines: Mapping[Class, Baseline]
+    baselines: Mapping[JobClass, Baseline]
     one_of: tuple[tuple[str, ...], ...] = ()
-    alike: tuple[Alike, ...] = ()
+    alike: tuple[SlowerGroup, ...] = ()
 
     @property
     def accused(self) -> tuple[Verdict, ...]:
@@ -50,7 +50,7 @@ def judge(
     observations: Sequence[Observation],
     topology: Topology,
     settings: Settings | None = None,
-    stored: Mapping[Class, Baseline] | None = None,
+    stored: Mapping[JobClass, Baseline] | None = None,
 ) -> Judgement:
     """Verdicts from whatever jobs there were. `judge_state` takes a Posterior that is there already."""
     return judge_state(localise(observations, topology, settings, stored))
@@ -416,11 +416,11 @@ class _Hosts:
         return None
 
 
-def _usual_deviations(state: Posterior) -> dict[Class, float]:
+def _usual_deviations(state: Posterior) -> dict[JobClass, float]:
     """Of each kind of job, the deviation that those of two of three hosts do not exceed, by their own steps
     too: a host's median alone, its steadiest in groups, which are as unsteady as any of their hosts. Where a
     stored baseline stands in for too few jobs: its own."""
-    deviations: dict[Class, list[float]] = {}
+    deviations: dict[JobClass, list[float]] = {}
     readings = state.case.readings
     for rows in readings.of_host.values():
         for own in _by_kind(readings, [row for row in rows if not readings.failed(row)]):
@@ -440,7 +440,7 @@ def below(chance: float) -> str:
 
 def _by_kind(readings: Readings, rows: Sequence[int]) -> list[list[int]]:
     """The readings of each work and size."""
-    kinds: dict[Class, list[int]] = {}
+    kinds: dict[JobClass, list[int]] = {}
     for row in rows:
         kinds.setdefault(readings.kind[row], []).append(row)
     return list(kinds.values())

@@ -32,7 +32,7 @@ from muster.planner.placing import device_and_slots, gpu_numbers, gpus_of
 from muster.planner.remedies import refusal, remedies
 from muster.planner.setting import room_of
 from muster.planner.time.steptime import Calibration
-from muster.planner.ways import Tracer, TrainingWay, Where, best, compared, open_choices, ways
+from muster.planner.ways import RunTarget, Tracer, TrainingWay, best, compared, open_choices, ways
 
 FIELD = "launch.hosts"
 NOWHERE = MemoryLimit(None, None)
@@ -139,7 +139,7 @@ def decide(
         recipe = decide_loss(recipe, precision, room, world_size, decisions)
         machines = model.on(slots, device, precision) if model else None
         calibration = model.calibration if model else Calibration()
-        where = Where(precision, device, slots, room, machines, calibration, tracer)
+        where = RunTarget(precision, device, slots, room, machines, calibration, tracer)
         way, candidates, refused, would_fit = _choose(recipe, where, decisions)
         check_cuda_graphs(way.recipe, way.batch)
         if isinstance(recipe.batch.split, list):
@@ -178,7 +178,7 @@ def decide(
     )
 
 
-def _choose(recipe: Recipe, where: Where, decisions: list[Decision]) -> Choice:
+def _choose(recipe: Recipe, where: RunTarget, decisions: list[Decision]) -> Choice:
     """Return the best way, all that were compared, why it does not fit, and what would.
 
     Raises RecipeError for numbers that contradict each other.

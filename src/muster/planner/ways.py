@@ -32,7 +32,7 @@ Tracer = Callable[[Recipe, str, str, int], "Trace | None"]  # recipe, precision,
 
 
 @dataclass(frozen=True)
-class Where:
+class RunTarget:
     """What a job runs on, in what precision, and what is known of it. `machines`: that its time rests on,
     None: not known; `tracer`: of real models, None: nothing is traced."""
 
@@ -82,7 +82,7 @@ class TrainingWay:
         return self.step.samples_per_second if self.step else 0.0
 
 
-def ways(recipe: Recipe, where: Where) -> list[TrainingWay]:
+def ways(recipe: Recipe, where: RunTarget) -> list[TrainingWay]:
     """Return every combination of what is open, mildest first, whether it fits or not: without recomputation,
     at low stages; where it accumulates and the recipe leaves open when gradients are reduced, both, the one
     with less communication first.
@@ -161,7 +161,7 @@ def compared(tried: Sequence[TrainingWay], chosen: TrainingWay, reason: str) -> 
 
 
 def size(
-    recipe: Recipe, config: Mapping[str, Any] | None, where: Where, changes: Mapping[str, str]
+    recipe: Recipe, config: Mapping[str, Any] | None, where: RunTarget, changes: Mapping[str, str]
 ) -> TrainingWay:
     """Return the way that a recipe goes, with everything decided that depends on how large the model is.
 

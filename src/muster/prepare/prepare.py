@@ -23,7 +23,7 @@ from muster.inputs.read import Inputs
 from muster.prepare.host import Contents, HostJobs, Progress, own_uv
 from muster.prepare.plan import LocalFile, Options, PreparePlan, make_plan
 from muster.prepare.result import Difference, PreparedHost, Provisioned, differences
-from muster.prepare.warm import Warmer, kernel_folders, warm_recipe
+from muster.prepare.warm import WarmJob, kernel_folders, warm_recipe
 
 AT_ONCE = 64  # hosts that are made ready at the same time
 _LOOK = 0.2  # seconds between two looks whether all is to stop
@@ -230,7 +230,7 @@ class _Preparation:
         """Make folders for kernels, run one short job of each recipe on each host alone, and tidy up."""
         first = next((label for label, report in self.reports.items() if report.failure is None), None)
         warmers = [
-            Warmer(
+            WarmJob(
                 inputs,
                 warm_recipe(inputs, use, self.plan.cache, self.options.timeout),
                 self.contents.folder / f"warm{number}",

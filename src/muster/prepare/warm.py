@@ -89,7 +89,7 @@ def _kind(recipe: Recipe) -> str:
     return str((model_config(recipe) or {}).get("model_type") or default or "").lower()
 
 
-class Warmer:
+class WarmJob:
     """Runs one recipe's short job (`data`) on each host alone. `folder` is this machine's, and the caller's
     to remove."""
 

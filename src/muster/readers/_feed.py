@@ -62,10 +62,10 @@ def _readers() -> tuple[tuple[tuple[str, ...], Made], ...]:
 
 
 @functools.cache
-def _sieve() -> Sieve:
+def _sieve() -> KeywordFilter:
     """For the frame (FOR_FACTS, FOR_SIGNS), then for each reader that does not want every line."""
     some = [hints for hints, _ in _readers() if "" not in hints]
-    return Sieve([FRAME_HINTS, SIGN_HINTS, *some])
+    return KeywordFilter([FRAME_HINTS, SIGN_HINTS, *some])
 
 
 class LineFeed:
@@ -360,7 +360,7 @@ def _with_any(words: Iterable[str]) -> Callable[[list[str]], list[str]]:
     return TypeAdapter(list[OnErrorOmit[Annotated[str, StringConstraints(pattern=pattern)]]]).validate_python
 
 
-class Sieve:
+class KeywordFilter:
     """For each of some groups of words (group n has bit n): which lines may have one of them. An empty word
     is in every line. It remembers, so one is to be kept for all files."""
 

@@ -17,7 +17,7 @@ from muster.readers._frame import Frame, own_stamp, uncoloured
 from muster.readers._lines import STEPS_ONLY
 from muster.readers._paths import folder_of, hosts_of_path, is_slurm, split_hosts
 from muster.readers._user import Expression, UserFormat
-from muster.readers.base import APART, NOWHERE, JobLog, MeasuredWindows, Reading, Unit, Why
+from muster.readers.base import APART, NOWHERE, EndOfLog, JobLog, MeasuredWindows, Reading, Unit
 from muster.store.logfiles import BrokenFile
 
 UNKNOWN_WORK = "the log does not say what it trained (no command, no settings): compared with no other job"
@@ -90,14 +90,14 @@ def _unread(path: str, feed: LineFeed, whole: _Whole) -> JobLog:
     return JobLog(job=path, outcome=State.UNREADABLE, reason=why)
 
 
-def _late(feed: LineFeed) -> Why | None:
+def _late(feed: LineFeed) -> EndOfLog | None:
     """What the program failed by when its training had ended well; None: nothing, or it went on."""
     sign = feed.frame.signs.after_the_end() if feed.frame.signs.traceback else None
     why = _why(feed, sign) if sign else None
     return why if why and why.onward == "no" and why.quiet is not None and why.quiet <= NEAR else None
 
 
-def _why(feed: LineFeed, raised: Sign | None) -> Why:
+def _why(feed: LineFeed, raised: Sign | None) -> EndOfLog:
     """What is left to explain an end by, when all lines of a job have been read."""
     frame, signs, ends = (
         feed.frame,
@@ -121,7 +121,7 @@ def _why(feed: LineFeed, raised: Sign | None) -> Why:
     if first is not None and signs.offhand(first):
         passed = passed or (quiet or 0) > NEAR or seems_done(after)
     well = first is not None and not signs.broke and ended_well(after)
-    return Why(
+    return EndOfLog(
         signs=tuple(
             replace(each, text=shortened(each.text)) for each in _few([first, *others] if first else [])
         ),
@@ -422,7 +422,7 @@ def without_harmless(logs: Sequence[JobLog]) -> list[JobLog]:
     return [_without(log, log.why, harmless) if log.why and harmless else log for log in logs]
 
 
-def _without(log: JobLog, why: Why, harmless: set[str]) -> JobLog:
+def _without(log: JobLog, why: EndOfLog, harmless: set[str]) -> JobLog:
     kept = tuple(each for each in why.signs if shape_of(each.text, each.host) not in harmless)
     if len(kept) == len(why.signs):
         return log

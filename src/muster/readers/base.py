@@ -224,7 +224,7 @@ class Reading:
 
 
 @dataclass(frozen=True)
-class Why:
+class EndOfLog:
     """What a log has to say of its end. `signs`: the lines that may be why, the decisive one first; `alike`:
     other ranks and hosts that say the same; `program`: it is plainly of a program that ran; `quiet`: lines
     after the last sign, where these are few; `last`: the last lines that are not blank; `met`: what the
@@ -264,7 +264,9 @@ class JobLog(JobEntry):
     moment: str = ""  # what has the same one was measured side by side
     exchanges: bool = False  # its step is nothing but an exchange between hosts
     spread: float | None = None  # relative standard error of its step's time, by its own windows
-    why: Why | None = None  # of any outcome but succeeded; and of what failed when the training had ended
+    why: EndOfLog | None = (
+        None  # of any outcome but succeeded; and of what failed when the training had ended
+    )
     over: bool = False  # the log says that the training has ended
     shapes: frozenset[str] = frozenset()  # of one that succeeded: lines that are reasons elsewhere
 

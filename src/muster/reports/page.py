@@ -22,7 +22,7 @@ from muster.store.runfolder import RunFolder
 
 
 @dataclass(frozen=True)
-class Picture:
+class DrawnChart:
     """A chart as drawn, with the legend of its lines."""
 
     chart: Chart
@@ -88,12 +88,12 @@ def key_figures(data: RunData, *, measured: bool = False) -> list[tuple[str, lis
     return grouped(figures(data.figures, begun.total_steps if begun else None), measured=measured)
 
 
-def draw(chart: Chart) -> Picture:
+def draw(chart: Chart) -> DrawnChart:
     """A chart with its legend; a single line needs none."""
     names = [(each.name, each.style) for each in chart.series]
     if chart.band:
         names.append((chart.band_name, f"{chart.series[0].style} faint"))
-    return Picture(chart, line_chart(chart), tuple(names))
+    return DrawnChart(chart, line_chart(chart), tuple(names))
 
 
 def notes(data: RunData) -> list[str]:

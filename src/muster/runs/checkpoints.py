@@ -50,7 +50,7 @@ def choose(
     """
     if wanted.step == BEGINNING:
         return Start()
-    seals = _Known(run)
+    seals = _RecordedCheckpoints(run)
     steps = sorted(_steps(facts), reverse=True)
     if wanted.step is not None and wanted.step not in steps:
         there = ", ".join(str(step) for step in reversed(steps)) or "none"
@@ -91,7 +91,7 @@ def _hint(passed: Mapping[int, str], steps: Iterable[int], wanted: WantedCheckpo
     return f"{copied}--step N takes the checkpoint of that step, --step 0 none: it starts from the first step"
 
 
-class _Known:
+class _RecordedCheckpoints:
     """What the controller has a record of: the events of earlier attempts."""
 
     def __init__(self, run: RunFolder) -> None:

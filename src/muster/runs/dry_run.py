@@ -25,7 +25,7 @@ from muster.core.recipes import dump_yaml
 from muster.core.secrets import masked, masked_program, masked_words, shareable
 from muster.core.units import counted
 from muster.engines.base import spec_of
-from muster.fleet.launchers.base import Home
+from muster.fleet.launchers.base import ControllerAddress
 from muster.fleet.shell import Shell
 from muster.inputs.hub import check_names
 from muster.inputs.read import INHERITED, Inputs
@@ -165,7 +165,7 @@ def _document(inputs: Inputs, run: RunFolder, decided: Decided) -> dict[str, Any
     """Everything, as plain data; secrets are hidden."""
     job, orders, plan = decided.job, decided.orders, decided.plan
     recipe, first = decided.recipe, job.placements[0]
-    home = Home((recipe.launch.home or "this-machine",), "PORT", "SECRET")  # made at the start
+    home = ControllerAddress((recipe.launch.home or "this-machine",), "PORT", "SECRET")  # made at the start
     data = job.as_dict()
     shown = recipe.env_show
     warnings = [f"{d.field} {d.value}: {d.why}" for d in job.decisions if d.value in WARNINGS]

@@ -13,7 +13,7 @@ from muster.fleet.interrupts import interrupts
 from muster.fleet.shell import Shell
 from muster.runs.recorder import Watcher
 from muster.runs.slurm_queue import (
-    Whereabouts,
+    QueueState,
     cancel,
     ended_without_result,
     is_submitted,
@@ -104,7 +104,7 @@ class _Queue:
     def __init__(self, run: RunFolder, shell: Shell, say: Callable[[str], None]) -> None:
         self._run, self._shell, self._say = run, shell, say
         self._asked: float | None = None
-        self._known: Whereabouts | None = None
+        self._known: QueueState | None = None
         self._silent_since: float | None = None
         self._told: str | None = None
         self._over_since: float | None = None
@@ -126,7 +126,7 @@ class _Queue:
         elif now - self._over_since > _LATE or about.state == "CANCELLED":
             raise ended_without_result(self._run, about)
 
-    def _about(self) -> Whereabouts | None:
+    def _about(self) -> QueueState | None:
         now = time.monotonic()
         if self._asked is not None and now - self._asked < _ASK:
             return self._known

@@ -164,7 +164,7 @@ def plan_steps(
 
 
 @dataclass(frozen=True)
-class GoingOn:
+class StepResume:
     """How the step that was broken off goes on; None: on its own hosts."""
 
     hosts: str | None = None
@@ -193,7 +193,7 @@ def run_pipeline(
 
 
 def resume_pipeline(
-    folder: PipelineFolder, again: GoingOn, *, seeing: Seeing = unseen, shell: Shell | None = None
+    folder: PipelineFolder, again: StepResume, *, seeing: Seeing = unseen, shell: Shell | None = None
 ) -> PipelineResult:
     """Go on: finished steps are kept, the one that was broken off goes on from its checkpoint, or from its
     first step where there is none; the others follow. Raises RunFolderError where it cannot be."""
@@ -222,7 +222,7 @@ class _Steps:
     folder: PipelineFolder
     seeing: Seeing
     shell: Shell | None
-    again: GoingOn | None = None
+    again: StepResume | None = None
 
     def run(self, claim: Claim) -> PipelineResult:
         """Run those that have not ended well, one after the other, and write what all came to."""
@@ -278,7 +278,7 @@ class _Steps:
                 check_model(source)
             models[name] = str(source.model)
         if run.job.exists():
-            again = self.again or GoingOn()
+            again = self.again or StepResume()
             return resume(
                 run,
                 wanted=WantedCheckpoint(copy=again.copy),
@@ -366,7 +366,7 @@ def _freeze(inputs: PipelineInputs, folder: PipelineFolder) -> None:
         write_text(folder.pipeline, dump_yaml({"about": inputs.about, "pipeline": steps}))
 
 
-def _reread(folder: PipelineFolder, again: GoingOn) -> PipelineInputs:
+def _reread(folder: PipelineFolder, again: StepResume) -> PipelineInputs:
     steps = read_steps(folder.pipeline, frozen=True)
     before = frozen_inventory(folder.read_json(folder.hosts), str(folder.hosts))
     if not again.hosts and not again.leave:

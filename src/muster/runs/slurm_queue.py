@@ -18,7 +18,7 @@ _OVER = {
 
 
 @dataclass(frozen=True)
-class Whereabouts:
+class QueueState:
     """What Slurm says of a job. `state` None: it does not know the job (any more)."""
 
     job: str
@@ -43,7 +43,7 @@ def is_submitted(run: RunFolder) -> bool:
     return run.submission.is_file()
 
 
-def whereabouts(run: RunFolder, shell: Shell | None = None) -> Whereabouts:
+def whereabouts(run: RunFolder, shell: Shell | None = None) -> QueueState:
     """Ask Slurm about a submitted run. Raises RunFolderError, JobError where Slurm does not answer."""
     job, cluster = _job(run)
     argv = ["squeue", "--noheader", "--all", "--states=all", f"--jobs={job}", "--format=%T|%r|%N", *cluster]
@@ -51,13 +51,13 @@ def whereabouts(run: RunFolder, shell: Shell | None = None) -> Whereabouts:
     if code != 0:
         words = err.decode("utf-8", "replace").strip()
         if "Invalid job id" in words:
-            return Whereabouts(job, None)
+            return QueueState(job, None)
         raise JobError(words or f"ended with exit code {code}", where="squeue")
     lines = [line for line in out.decode("utf-8", "replace").splitlines() if "|" in line]
     if not lines:
-        return Whereabouts(job, None)
+        return QueueState(job, None)
     state, reason, nodes = lines[-1].strip().split("|")
-    return Whereabouts(job, state, reason if reason != "None" else None, nodes or None)
+    return QueueState(job, state, reason if reason != "None" else None, nodes or None)
 
 
 def cancel(run: RunFolder, shell: Shell | None = None) -> None:
@@ -74,7 +74,7 @@ def waits(run: RunFolder, shell: Shell | None = None) -> bool:
     return is_submitted(run) and run.controller_alive() is False and not whereabouts(run, shell).over
 
 
-def ended_without_result(run: RunFolder, about: Whereabouts) -> MusterError:
+def ended_without_result(run: RunFolder, about: QueueState) -> MusterError:
     """Why a job that is over has left no result, as far as can be told."""
     tail = ""
     if run.batch_output.exists():

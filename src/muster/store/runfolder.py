@@ -60,7 +60,7 @@ def read_object(path: Path) -> dict[str, Any]:
     return data
 
 
-class Inside:
+class FolderItem:
     """A file or a folder in a run's or a bench's folder, by its name there; read, it is the whole path."""
 
     def __init__(self, name: str) -> None:
@@ -89,11 +89,11 @@ class LockedFolder:
         """The command that continues it."""
         return f"muster resume {self.path}"
 
-    result = Inside("result.json")  # written last. Not there: not finished
-    report = Inside("report.html")  # the page
-    lock = Inside("controller.lock")
-    controller = Inside("controller.json")  # who supervises it now
-    stop_request = Inside("stop.request")  # `muster stop` creates it; the controller obeys
+    result = FolderItem("result.json")  # written last. Not there: not finished
+    report = FolderItem("report.html")  # the page
+    lock = FolderItem("controller.lock")
+    controller = FolderItem("controller.json")  # who supervises it now
+    stop_request = FolderItem("stop.request")  # `muster stop` creates it; the controller obeys
 
     def create(self) -> None:
         """Make the folder. Raises RunFolderError where it is there already or cannot be made."""
@@ -225,35 +225,35 @@ class RunFolder(Folder):
         """The name of its folder below `launch.workdir`, on hosts with disks of their own."""
         return name_elsewhere(self.path.name, self.mark)
 
-    _mark = Inside("mark")
-    recipe = Inside("recipe.yaml")  # the recipe as it was resolved, frozen before the launch
-    plan = Inside("plan.json")  # decisions with their reasons
-    job = Inside("job.json")  # the placement and everything else that was fixed
+    _mark = FolderItem("mark")
+    recipe = FolderItem("recipe.yaml")  # the recipe as it was resolved, frozen before the launch
+    plan = FolderItem("plan.json")  # decisions with their reasons
+    job = FolderItem("job.json")  # the placement and everything else that was fixed
     # The configuration that the engine gets, and a copy of the user's own: named when one engine had any.
-    engine_config = Inside("deepspeed.json")
-    engine_config_given = Inside("deepspeed-given.json")
+    engine_config = FolderItem("deepspeed.json")
+    engine_config_given = FolderItem("deepspeed-given.json")
     # The measured peaks of the hosts' devices, out of the document that the recipe named.
-    peaks = Inside("peaks.json")
-    env = Inside("env.json")  # versions and environment of the controller
-    events = Inside("events.jsonl")  # all events of all attempts, in the order of arrival
-    logs = Inside("logs")  # one file per host and one per rank
-    checkpoints = Inside("checkpoints")  # where hosts that share this folder save to
-    model = Inside("model")  # the trained model, in the Hugging Face format
-    tensorboard = Inside("tensorboard")  # TensorBoard event files
+    peaks = FolderItem("peaks.json")
+    env = FolderItem("env.json")  # versions and environment of the controller
+    events = FolderItem("events.jsonl")  # all events of all attempts, in the order of arrival
+    logs = FolderItem("logs")  # one file per host and one per rank
+    checkpoints = FolderItem("checkpoints")  # where hosts that share this folder save to
+    model = FolderItem("model")  # the trained model, in the Hugging Face format
+    tensorboard = FolderItem("tensorboard")  # TensorBoard event files
     # Profiles that were asked for: breakdowns by module and traces, a file per rank.
-    profile = Inside("profile")
-    code = Inside("code")  # of a command, where it was brought to hosts that share this folder
+    profile = FolderItem("profile")
+    code = FolderItem("code")  # of a command, where it was brought to hosts that share this folder
     # Held-out questions with the model's answers, one JSON object per line.
-    predictions = Inside("predictions.jsonl")
-    asked = Inside("asked.jsonl")  # what `muster ask --evaluate` answered last
-    hang = Inside("hang.json")  # where each rank stood when the job was found to hang
-    fabric = Inside("fabric")  # the fabric workload's tables, as CSV files
-    room = Inside(".room")  # holds some room on the disk while the job runs, for its result
+    predictions = FolderItem("predictions.jsonl")
+    asked = FolderItem("asked.jsonl")  # what `muster ask --evaluate` answered last
+    hang = FolderItem("hang.json")  # where each rank stood when the job was found to hang
+    fabric = FolderItem("fabric")  # the fabric workload's tables, as CSV files
+    room = FolderItem(".room")  # holds some room on the disk while the job runs, for its result
     # What was handed to a batch system: there before the job is, and the way to find it again.
-    submission = Inside("submission.json")
-    submitted_recipe = Inside("submitted.yaml")  # the recipe that the batch job reads
-    batch_script = Inside("job.sh")  # what the batch system runs
-    batch_output = Inside("job.log")  # what the batch job printed
+    submission = FolderItem("submission.json")
+    submitted_recipe = FolderItem("submitted.yaml")  # the recipe that the batch job reads
+    batch_script = FolderItem("job.sh")  # what the batch system runs
+    batch_output = FolderItem("job.log")  # what the batch job printed
 
     def host_log(self, host: str) -> Path:
         """What the agent said on a host."""
@@ -313,8 +313,8 @@ class RunFolder(Folder):
 class PipelineFolder(Folder):
     """Paths of one pipeline. Each step has its run's folder in it, by the step's name."""
 
-    pipeline = Inside(PIPELINE)  # the steps as they were resolved, in the order in which they run
-    hosts = Inside("hosts.json")  # where they run
+    pipeline = FolderItem(PIPELINE)  # the steps as they were resolved, in the order in which they run
+    hosts = FolderItem("hosts.json")  # where they run
 
     def step(self, name: str) -> RunFolder:
         """A step's run folder, which need not be there yet."""

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch.utils.data import Dataset
 
-from muster.worker.loss import Tally
+from muster.worker.loss import LossSums
 
 
 class ExactHeldOut:
@@ -20,7 +20,7 @@ class ExactHeldOut:
     batches for every rank (Filled), or some samples count twice.
     """
 
-    tally: Tally | None = None
+    tally: LossSums | None = None
     per_token = False  # the loss is one per token of text: its exponential is the perplexity
 
     def evaluation_loop(self, *args: Any, metric_key_prefix: str = "eval", **named: Any) -> Any:
@@ -39,7 +39,7 @@ class ExactHeldOut:
         return output
 
 
-class Filled(Dataset[dict[str, Any]]):  # type: ignore[misc]
+class PaddedRows(Dataset[dict[str, Any]]):  # type: ignore[misc]
     """Held-out rows, filled up to a multiple of `unit` with rows whose labels count for nothing.
 
     So that every rank has whole batches, and none is dealt a sample twice.

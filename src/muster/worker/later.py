@@ -38,7 +38,7 @@ class Scalars:
         ]
 
 
-class Later:
+class DeferredWork:
     """Work that is done, in order, when the next micro-step has been launched: `drain` does it."""
 
     def __init__(self, device: str) -> None:

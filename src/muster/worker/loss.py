@@ -16,7 +16,7 @@ from muster.core.loss_parts import PLAIN_OUTPUT, most_rows, part_rows
 IGNORED = -100  # labels that never count in a loss
 
 
-class Tally:
+class LossSums:
     """Sums of losses and numbers of labels while no gradient is wanted: for a mean that is exact."""
 
     def __init__(self) -> None:
@@ -46,7 +46,7 @@ class TokenLoss:
         smoothing: Callable[[], float] = lambda: 0.0,
         *,
         moved: bool = False,
-        tally: Tally | None = None,
+        tally: LossSums | None = None,
         head: FusedHead | None = None,
     ) -> None:
         self.smoothing, self.moved, self.tally, self.head = smoothing, moved, tally, head

@@ -23,12 +23,12 @@ from muster.core.errors import DataError
 from muster.worker.arithmetic import cast_weights
 from muster.worker.context import Context
 from muster.worker.data.loading import CONTEXT
-from muster.worker.data.sampler import Dealt, GroupedSampler
+from muster.worker.data.sampler import GroupedSampler, RankBatches
 from muster.worker.float8 import convert
-from muster.worker.heldout import ExactHeldOut, Filled
-from muster.worker.later import Later, Scalars
+from muster.worker.heldout import ExactHeldOut, PaddedRows
+from muster.worker.later import DeferredWork, Scalars
 from muster.worker.lean import keep_mode, remember_packages
-from muster.worker.loss import Tally, TokenLoss, fused_head
+from muster.worker.loss import LossSums, TokenLoss, fused_head
 from muster.worker.models import without_dropout
 
 # ----------------------------------------------------------------------------------------------------
@@ -94,7 +94,7 @@ class OrderedSamples:
         args: Any = self.args  # type: ignore[attr-defined]
         loader = DataLoader(
             self.train_dataset,  # type: ignore[attr-defined]
-            batch_sampler=Dealt(self.sampler, self.shares),
+            batch_sampler=RankBatches(self.sampler, self.shares),
             collate_fn=self.data_collator,  # type: ignore[attr-defined]
             num_workers=args.dataloader_num_workers,
             pin_memory=args.dataloader_pin_memory,
@@ -121,9 +121,9 @@ class RunsAhead:
     _globalstep_last_logged: int
 
     @cached_property
-    def later(self) -> Later:
+    def later(self) -> DeferredWork:
         """What is put off."""
-        return Later(self.args.device.type)  # type: ignore[attr-defined]
+        return DeferredWork(self.args.device.type)  # type: ignore[attr-defined]
 
     def runs_ahead(self) -> bool:
         """Whether the next step follows this one, and nothing comes between."""
@@ -187,7 +187,7 @@ class RunsAhead:
         self.later.add(log)
 
 
-class Common(RunsAhead, ConvertedWeights, ExactHeldOut, OrderedSamples):
+class TrainerBase(RunsAhead, ConvertedWeights, ExactHeldOut, OrderedSamples):
     """Goes before a Transformers trainer among the base classes of every workload's own."""
 
     lean: Any = None  # the model that it trains without needless work
@@ -241,7 +241,7 @@ class Common(RunsAhead, ConvertedWeights, ExactHeldOut, OrderedSamples):
             super()._run_epoch(*args, **kwargs)
 
 
-class Trainer(Common, transformers.Trainer):  # type: ignore[misc]
+class Trainer(TrainerBase, transformers.Trainer):  # type: ignore[misc]
     """Transformers' trainer with what Muster adds."""
 
 
@@ -290,7 +290,7 @@ def wired(
         )
     if not len(held_out):
         arguments.eval_strategy = IntervalStrategy.NO  # Transformers refuses any other without data
-    recipe, tally = context.recipe, Tally()
+    recipe, tally = context.recipe, LossSums()
     if hasattr(context.engine, "before_trainer"):
         context.engine.before_trainer()
     adjust_model(context, model)
@@ -312,7 +312,7 @@ def wired(
         model=model,
         args=arguments,
         train_dataset=train,
-        eval_dataset=Filled(held_out, unit) if len(held_out) else None,
+        eval_dataset=PaddedRows(held_out, unit) if len(held_out) else None,
         processing_class=processing,
         data_collator=collator,
         **more,

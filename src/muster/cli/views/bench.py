@@ -12,7 +12,7 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from muster.benches.bench import Spectator
+from muster.benches.bench import BenchWatcher
 from muster.benches.child import Child
 from muster.benches.clock import durations, remaining
 from muster.benches.document import JobRecord
@@ -27,7 +27,7 @@ QUIET = 30.0  # seconds between two lines where there is no terminal
 TURN = 0.5  # seconds between two pictures
 
 
-class BenchView(Spectator):
+class BenchView(BenchWatcher):
     """Watches a bench. A context manager."""
 
     def __init__(self, console: Console) -> None:

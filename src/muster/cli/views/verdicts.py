@@ -175,7 +175,7 @@ def _all(total: int) -> str:
 
 def print_hosts(console: Console, document: _Found, *, every: bool) -> None:
     """The bad ones with the jobs that say so; those in doubt; the others in a line, or all in a table."""
-    rows, evidence = rows_of(document), _Told(document, every=every)
+    rows, evidence = rows_of(document), _JobRows(document, every=every)
     alike: dict[tuple[str, str], list[Row]] = {}
     for row in rows:
         by_itself = row.verdict in BAD[:-1] or _suspected(row)
@@ -222,7 +222,7 @@ def print_normal(console: Console, peers: Sequence[Peers], slow: float) -> None:
         say(console, "slower: by so much more time for a step; 100% slower is half the speed", style="dim")
 
 
-class _Told:
+class _JobRows:
     """What the jobs of a document say, by their names."""
 
     def __init__(self, found: _Found, *, every: bool) -> None:

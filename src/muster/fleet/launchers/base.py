@@ -73,7 +73,7 @@ SECRET, CODE = "MUSTER_SECRET", "MUSTER_CODE"
 
 
 @dataclass(frozen=True)
-class Home:
+class ControllerAddress:
     """Where agents that dial home find the controller."""
 
     addresses: tuple[str, ...]  # of the controller, the likeliest first
@@ -186,7 +186,7 @@ def _dialling_code() -> str:
 
 
 def dialling_argv(
-    python: str, job_id: str, name: str, home: Home, launch: Launch, *, with_secret: bool
+    python: str, job_id: str, name: str, home: ControllerAddress, launch: Launch, *, with_secret: bool
 ) -> list[str]:
     """The command that dials home and then waits for the agent's source there.
 
@@ -204,7 +204,7 @@ def dialling_argv(
     return [python, "-S", "-u", "-c", start, "muster-agent", job_id, *words]
 
 
-def dialling_env(home: Home) -> dict[str, str]:
+def dialling_env(home: ControllerAddress) -> dict[str, str]:
     """What the environment of `dialling_argv` brings, where the command does not."""
     return {SECRET: home.secret, CODE: _dialling_code()}
 

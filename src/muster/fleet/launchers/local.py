@@ -6,7 +6,7 @@ import sys
 
 from muster.core.job import Placement
 from muster.core.launch import Launch
-from muster.fleet.launchers.base import Home, Request, agent_argv
+from muster.fleet.launchers.base import ControllerAddress, Request, agent_argv
 
 ONE_MACHINE = True
 DIALS = False
@@ -17,6 +17,8 @@ def remote(place: Placement, launch: Launch, argv: list[str]) -> list[str]:
     return argv
 
 
-def requests(places: tuple[Placement, ...], launch: Launch, job_id: str, home: Home | None) -> list[Request]:
+def requests(
+    places: tuple[Placement, ...], launch: Launch, job_id: str, home: ControllerAddress | None
+) -> list[Request]:
     """One interpreter per pretend host."""
     return [Request((place.host,), tuple(agent_argv(sys.executable, job_id))) for place in places]

@@ -14,7 +14,7 @@ from muster.core.launch import Launch
 from muster.fleet.launchers.base import (
     CODE,
     SECRET,
-    Home,
+    ControllerAddress,
     Request,
     dialling_argv,
     dialling_env,
@@ -34,7 +34,9 @@ def remote(place: Placement, launch: Launch, argv: list[str]) -> list[str]:
     return ssh_argv(place, launch, argv)
 
 
-def requests(places: tuple[Placement, ...], launch: Launch, job_id: str, home: Home | None) -> list[Request]:
+def requests(
+    places: tuple[Placement, ...], launch: Launch, job_id: str, home: ControllerAddress | None
+) -> list[Request]:
     """One mpirun for all hosts. Raises InventoryError and RecipeError for what mpirun cannot express."""
     assert home is not None
     argv = _mpirun(launch, len(places))

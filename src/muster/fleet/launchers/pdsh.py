@@ -10,7 +10,14 @@ import shlex
 from muster.core.errors import InventoryError
 from muster.core.job import Placement
 from muster.core.launch import Launch
-from muster.fleet.launchers.base import Home, Request, dialling_argv, interpreter, ssh_argv, ssh_words
+from muster.fleet.launchers.base import (
+    ControllerAddress,
+    Request,
+    dialling_argv,
+    interpreter,
+    ssh_argv,
+    ssh_words,
+)
 
 ONE_MACHINE = False
 DIALS = True
@@ -24,7 +31,9 @@ def remote(place: Placement, launch: Launch, argv: list[str]) -> list[str]:
     return ssh_argv(place, launch, argv)
 
 
-def requests(places: tuple[Placement, ...], launch: Launch, job_id: str, home: Home | None) -> list[Request]:
+def requests(
+    places: tuple[Placement, ...], launch: Launch, job_id: str, home: ControllerAddress | None
+) -> list[Request]:
     """One pdsh for all hosts. Raises InventoryError and RecipeError for what pdsh cannot express."""
     assert home is not None
     for place in places:

@@ -13,7 +13,7 @@ from muster.core.job import Placement
 from muster.core.launch import Launch
 from muster.core.slurm import SlurmAsk
 from muster.fleet.interrupts import GRACE
-from muster.fleet.launchers.base import Home, Request, dialling_argv, dialling_env, interpreter
+from muster.fleet.launchers.base import ControllerAddress, Request, dialling_argv, dialling_env, interpreter
 
 ONE_MACHINE = False
 DIALS = True
@@ -44,7 +44,9 @@ def remote(place: Placement, launch: Launch, argv: list[str]) -> list[str]:
     return [*_SRUN, "--nodes=1", "--ntasks=1", *_STEP, f"--nodelist={place.host}", *launch.options, *argv]
 
 
-def requests(places: tuple[Placement, ...], launch: Launch, job_id: str, home: Home | None) -> list[Request]:
+def requests(
+    places: tuple[Placement, ...], launch: Launch, job_id: str, home: ControllerAddress | None
+) -> list[Request]:
     """One srun for all nodes."""
     assert home is not None
     agent = dialling_argv(interpreter(launch), job_id, "$SLURMD_NODENAME", home, launch, with_secret=False)

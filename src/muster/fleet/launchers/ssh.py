@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from muster.core.job import Placement
 from muster.core.launch import Launch
-from muster.fleet.launchers.base import Home, Request, agent_argv, interpreter, ssh_argv
+from muster.fleet.launchers.base import ControllerAddress, Request, agent_argv, interpreter, ssh_argv
 
 ONE_MACHINE = False
 DIALS = False
@@ -16,7 +16,9 @@ def remote(place: Placement, launch: Launch, argv: list[str]) -> list[str]:
     return ssh_argv(place, launch, argv)
 
 
-def requests(places: tuple[Placement, ...], launch: Launch, job_id: str, home: Home | None) -> list[Request]:
+def requests(
+    places: tuple[Placement, ...], launch: Launch, job_id: str, home: ControllerAddress | None
+) -> list[Request]:
     """One ssh per host."""
     agent = agent_argv(interpreter(launch), job_id)
     return [Request((place.host,), tuple(ssh_argv(place, launch, agent))) for place in places]

@@ -28,7 +28,7 @@ WIDTHS = ("word_embed_proj_dim", "d_model", "n_embd", "hidden_size")  # of the o
 
 
 @dataclass(frozen=True)
-class Kept:
+class KeptValues:
     """How values are kept. `element`: bytes of one; `mixed`: by autocast, which leaves what runs between
     matrix products in fp32; `fused`: attention without its matrix of probabilities."""
 
@@ -144,7 +144,7 @@ def stacks(config: Mapping[str, Any]) -> list[Stack]:
     return sizes(families.filled(config)) if sizes else []
 
 
-def layer_bytes(stack: Stack, tokens: int, kept: Kept) -> int:
+def layer_bytes(stack: Stack, tokens: int, kept: KeptValues) -> int:
     """Return what one layer of a decoder keeps for one sample of so many tokens.
 
     Per token: norms; queries, keys, values and output of the attention; the feed-forward; dropout's masks
@@ -173,7 +173,7 @@ def layer_bytes(stack: Stack, tokens: int, kept: Kept) -> int:
 
 
 def activation_bytes(
-    config: Mapping[str, Any], lengths: Lengths, kept: Kept, *, checkpointing: bool
+    config: Mapping[str, Any], lengths: Lengths, kept: KeptValues, *, checkpointing: bool
 ) -> int | None:
     """Return what a decoder keeps for one sample between its forward and its backward pass, without logits
     and loss.
@@ -204,7 +204,7 @@ def activations_missing(config: Mapping[str, Any]) -> str:
 
 
 def fused_bytes(
-    config: Mapping[str, Any], rows: int, kept: Kept, device: str, wanted: bool | str
+    config: Mapping[str, Any], rows: int, kept: KeptValues, device: str, wanted: bool | str
 ) -> int | None:
     """Output layer and loss of `rows` predictions as one: of a part the logits, their logarithms
     in fp32 and their gradient; the gradients of the layer's input and, in fp32, of its weight.
@@ -221,7 +221,7 @@ def fused_bytes(
     return part * classes * (2 * kept.element + 4) + rows * width * kept.element + 4 * classes * width
 
 
-def tile_bytes(config: Mapping[str, Any], rows: int, kept: Kept, device: str) -> int:
+def tile_bytes(config: Mapping[str, Any], rows: int, kept: KeptValues, device: str) -> int:
     """Log-probabilities of `rows` predictions by TRL (kernels/chunked_logprob.py): a tile of logits, on CPUs
     with what PyTorch's operations make of it in place of one kernel; in fp32 the gradients of the output
     layer's input and of its weight."""
@@ -232,7 +232,7 @@ def tile_bytes(config: Mapping[str, Any], rows: int, kept: Kept, device: str) ->
     return min(rows, TILE[0]) * columns * per_value + 4 * width * (rows + classes)
 
 
-def drawing_bytes(config: Mapping[str, Any], drawing: Drawing, rows: int, kept: Kept) -> dict[str, int]:
+def drawing_bytes(config: Mapping[str, Any], drawing: Drawing, rows: int, kept: KeptValues) -> dict[str, int]:
     """Drawing `rows` answers at once: the keys and values of all tokens, of one layer twice while a token's
     are added; what a layer makes of the prompts; logits of the next token, with the copies of sampling."""
     model, tokens = stacks(config), drawing.prompt + drawing.answer
@@ -246,7 +246,7 @@ def drawing_bytes(config: Mapping[str, Any], drawing: Drawing, rows: int, kept: 
     }
 
 
-def logit_bytes(config: Mapping[str, Any], lengths: Lengths, kept: Kept) -> int:
+def logit_bytes(config: Mapping[str, Any], lengths: Lengths, kept: KeptValues) -> int:
     """Logits and loss of one sample: the logits, and three fp32 tensors of their size (their logarithms, two
     gradients) at the peak, which is inside the loss's backward pass."""
     return int(config["vocab_size"]) * lengths.tokens * (kept.element + 12)

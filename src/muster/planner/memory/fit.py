@@ -23,7 +23,7 @@ from muster.engines.spread import ModelSpread, Tensors, trained
 from muster.engines.states import Parts, States, added, elements, largest
 from muster.planner.document import UNCOUNTED
 from muster.planner.memory.activations import (
-    Kept,
+    KeptValues,
     activation_bytes,
     drawing_bytes,
     fused_bytes,
@@ -106,14 +106,16 @@ class Setting:
         return self.engine.arithmetic(self.precision, self.spread.ranks, whole=whole)
 
     @property
-    def kept(self) -> Kept:
+    def kept(self) -> KeptValues:
         """How activations are kept. CPUs have no fused attention with dropout, and GPUs none of grouped keys
         in fp32."""
         model, cpu, element = stacks(self.config), self.spread.device == "cpu", self.spread.element
         fused = not (cpu and any(each.attention_dropout for each in model))
         fused = fused and (element == 2 or cpu or all(each.keys == each.query for each in model))
         mixed = self.arithmetic == "autocast"
-        return Kept(element, mixed=mixed, fused=fused, mask=element if cpu else 1, compiled=self.compiled)
+        return KeptValues(
+            element, mixed=mixed, fused=fused, mask=element if cpu else 1, compiled=self.compiled
+        )
 
     @property
     def tensors(self) -> Tensors:

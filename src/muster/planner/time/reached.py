@@ -14,7 +14,7 @@ from muster.core.hardware.devices import CPU, WIDE, Device
 
 
 @dataclass(frozen=True)
-class Reached:
+class Utilization:
     """Shares of the stated peak (`products`, `attention`) and of the stated bandwidth (`memory`). `off`: by
     what share all of them may be higher or lower in 9 of 10 cases."""
 
@@ -24,26 +24,26 @@ class Reached:
     off: float
 
 
-NOMINAL = Reached(0.6, 0.6, 0.6, 0.5)  # of CPUs, whose peak is none, and of devices given by hand
-AMPERE = Reached(0.66, 0.60, 0.75, 0.15)  # A100
-HOPPER = Reached(0.54, 0.33, 0.60, 0.15)  # H100, H200
+NOMINAL = Utilization(0.6, 0.6, 0.6, 0.5)  # of CPUs, whose peak is none, and of devices given by hand
+AMPERE = Utilization(0.66, 0.60, 0.75, 0.15)  # A100
+HOPPER = Utilization(0.54, 0.33, 0.60, 0.15)  # H100, H200
 # By compute capability, in half precision.
 HALF = {
-    (7, 0): Reached(0.55, 0.40, 0.75, 0.3),
+    (7, 0): Utilization(0.55, 0.40, 0.75, 0.3),
     (8, 0): AMPERE,
     (9, 0): HOPPER,
-    (10, 0): Reached(0.50, 0.30, 0.70, 0.3),
+    (10, 0): Utilization(0.50, 0.30, 0.70, 0.3),
 }
-OTHER_HALF = Reached(0.60, 0.45, 0.75, 0.3)
-AMD_HALF = Reached(0.42, 0.25, 0.65, 0.3)
-TF32 = Reached(0.55, 0.40, 0.75, 0.25)
-FP32 = Reached(0.75, 0.50, 0.75, 0.25)  # without tensor cores
+OTHER_HALF = Utilization(0.60, 0.45, 0.75, 0.3)
+AMD_HALF = Utilization(0.42, 0.25, 0.65, 0.3)
+TF32 = Utilization(0.55, 0.40, 0.75, 0.25)
+FP32 = Utilization(0.75, 0.50, 0.75, 0.25)  # without tensor cores
 # Where half of the stated units compute integers as well (NVIDIA's GA102 white paper): RTX 30 and later.
-FP32_SHARED = Reached(0.55, 0.40, 0.75, 0.3)
+FP32_SHARED = Utilization(0.55, 0.40, 0.75, 0.3)
 CAPPED = 0.6  # times as much, at a power limit of 150 W or less
 
 
-def reached(device: Device, precision: str) -> Reached:
+def reached(device: Device, precision: str) -> Utilization:
     """What a device is taken to reach in a precision."""
     if device.kind == CPU or device.capability is None:
         return NOMINAL
@@ -56,7 +56,7 @@ def reached(device: Device, precision: str) -> Reached:
         shares = HALF.get(device.capability, OTHER_HALF)
     if not device.power_capped:
         return shares
-    return Reached(CAPPED * shares.products, CAPPED * shares.attention, shares.memory, 0.4)
+    return Utilization(CAPPED * shares.products, CAPPED * shares.attention, shares.memory, 0.4)
 
 
 def speed(device: Device, precision: str) -> float:

@@ -90,7 +90,7 @@ class GroupedSampler(Sampler[int]):  # type: ignore[misc]
         return int(lengths.reshape(-1, self.global_batch, lengths.shape[1]).amax(1).sum())
 
 
-class Dealt(Sampler[list[int]]):  # type: ignore[misc]
+class RankBatches(Sampler[list[int]]):  # type: ignore[misc]
     """Cuts an order of samples into micro-steps, and each of them into one batch per rank, of that rank's
     share.
 

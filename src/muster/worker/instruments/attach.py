@@ -5,10 +5,10 @@ from __future__ import annotations
 from muster.worker.context import Context
 from muster.worker.feed import Feed
 from muster.worker.instruments.attention import AttentionMonitor
-from muster.worker.instruments.checkpoint_callback import Keeper
+from muster.worker.instruments.checkpoint_callback import CheckpointCallback
 from muster.worker.instruments.computing import Computing
 from muster.worker.instruments.flops import FlopsCounter
-from muster.worker.instruments.logbook import Heart, Logbook
+from muster.worker.instruments.logbook import HeartbeatCallback, LogCallback
 from muster.worker.instruments.meter import Meter
 from muster.worker.instruments.profile import Profiler
 from muster.worker.instruments.weights import WeightWatch
@@ -44,16 +44,16 @@ def attach_instruments(context: Context, built: Built) -> tuple[WeightWatch, Met
         feed=feed,
         after=built.after,
     )
-    trainer.add_callback(Keeper(context))
+    trainer.add_callback(CheckpointCallback(context))
     trainer.add_callback(SettingsWatch(context, trainer))
     if measure.attention:
         monitor = AttentionMonitor(
             context.emit, main=context.main, window=measure.window, device=context.device
         )
         monitor.attach(trainer)
-    trainer.add_callback(Logbook(context.emit, main=context.main, max_minutes=recipe.train.max_minutes))
+    trainer.add_callback(LogCallback(context.emit, main=context.main, max_minutes=recipe.train.max_minutes))
     if context.emit.pulse:
-        trainer.add_callback(Heart(context.emit.pulse))
+        trainer.add_callback(HeartbeatCallback(context.emit.pulse))
     if measure.profiled:
         Profiler(context).attach(trainer)
     meter.attach(trainer)  # last: what the others do after a step is not the step's

@@ -28,7 +28,7 @@ PREFIX = "checkpoint-"
 STATE = "trainer_state.json"
 
 
-class Keeper(TrainerCallback):  # type: ignore[misc]
+class CheckpointCallback(TrainerCallback):  # type: ignore[misc]
     """Asks for checkpoints, marks them complete and keeps the last `keep` of them, or all."""
 
     def __init__(self, context: Context) -> None:

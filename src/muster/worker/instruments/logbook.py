@@ -25,7 +25,7 @@ FIGURES = {
 }  # fmt: skip
 
 
-class Heart(TrainerCallback):  # type: ignore[misc]
+class HeartbeatCallback(TrainerCallback):  # type: ignore[misc]
     """Tells the agent of every step, and of what is done between steps, so that a hang is noticed."""
 
     def __init__(self, pulse: Pulse) -> None:
@@ -42,7 +42,7 @@ class Heart(TrainerCallback):  # type: ignore[misc]
     on_substep_end = on_prediction_step = on_evaluate = on_save = on_log = on_train_begin = _beat
 
 
-class Logbook(TrainerCallback):  # type: ignore[misc]
+class LogCallback(TrainerCallback):  # type: ignore[misc]
     """Rank 0 records; the figures are averages over all ranks already."""
 
     def __init__(self, emit: Emitter, *, main: bool, max_minutes: float | None) -> None:

@@ -22,7 +22,7 @@ from muster.worker.feed import Feed
 from muster.worker.instruments.clock import DeviceClock
 from muster.worker.instruments.computing import Computing
 from muster.worker.instruments.flops import FlopsCounter
-from muster.worker.later import Later, Scalars
+from muster.worker.later import DeferredWork, Scalars
 from muster.worker.workloads.base import Counts
 
 
@@ -175,7 +175,7 @@ class Meter(TrainerCallback):  # type: ignore[misc]
         self.clock.restart()
         return self.clock.seconds(began, ended)
 
-    def _close(self, step: int, later: Later | None = None) -> None:
+    def _close(self, step: int, later: DeferredWork | None = None) -> None:
         """End the window. `later`: where to put off reading and writing it; else the device is waited for."""
         write = functools.partial(
             self._write,

@@ -17,7 +17,7 @@ from muster.worker.context import Context
 from muster.worker.data.tokenizer import named_tokenizer
 from muster.worker.decoders import make_config, make_model, room_of
 from muster.worker.heldout import perplexity
-from muster.worker.loss import Tally, TokenLoss, fused_head
+from muster.worker.loss import LossSums, TokenLoss, fused_head
 from muster.worker.models import load_from, to_answer
 from muster.worker.together import check_alike
 from muster.worker.trainer import Trainer, wired
@@ -245,7 +245,7 @@ def score(answerer: Answerer, cache: Path, limit: int | None) -> dict[str, float
     if not count:
         raise DataError("the held-out text does not fill one sequence", where="data")
     began = time.perf_counter()
-    tally = Tally()
+    tally = LossSums()
     loss = TokenLoss(moved=True, tally=tally, head=fused_head(answerer.model))
     size = recipe.batch.micro or 8
     for start in range(0, count, size):

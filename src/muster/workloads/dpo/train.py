@@ -8,7 +8,7 @@ from trl import DPOConfig, DPOTrainer
 
 from muster.dialogues.answer import Answerer, questions
 from muster.dialogues.load import Encoding
-from muster.dialogues.pairs import ByPairs
+from muster.dialogues.pairs import PairTrainer
 from muster.dialogues.pairs import build as build_pairs
 from muster.worker.context import Context
 from muster.worker.decoders import make_model
@@ -18,7 +18,7 @@ from muster.workloads.dpo.spec import DpoRecipe
 __all__ = ["Answerer", "build", "questions"]
 
 
-class _Trainer(ByPairs, DPOTrainer):  # type: ignore[misc]
+class _Trainer(PairTrainer, DPOTrainer):  # type: ignore[misc]
     """TRL's, with exact figures over held-out pairs."""
 
     def compute_loss(self, model: Any, inputs: dict[str, Any], *args: Any, **named: Any) -> Any:

@@ -12,10 +12,10 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from muster.core.fabric import (
-    Beside,
     FabricRun,
     Latency,
     Matmul,
+    Overlap,
     PairMatrix,
     Product,
     Slowest,
@@ -95,7 +95,7 @@ class RankEvents:
             "latencies": self.each("latency", lambda host, event: Latency(**content(event))),
             "matmul": self.each("matmul", self._matmul),
             "products": self.each("product", self._product),
-            "beside": self.each("beside", lambda host, event: Beside(**content(event))),
+            "beside": self.each("beside", lambda host, event: Overlap(**content(event))),
         }
 
     def devices(self, host: str) -> list[str]:

@@ -85,7 +85,7 @@ class RollCall:
     unwell: int
 
 
-class Meeting:
+class GroupStore:
     """The store on the first host, and one process group at a time on top of it.
 
     The store is a line of its own beside the group: when an operation hangs, the ranks that gave up call the

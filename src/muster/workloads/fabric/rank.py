@@ -15,7 +15,7 @@ import torch
 from muster.core.errors import MusterError
 from muster.worker.explain import explain
 from muster.workloads.fabric import collectives, devices
-from muster.workloads.fabric.group import Meeting, RankGroup, Report, RollCall
+from muster.workloads.fabric.group import GroupStore, RankGroup, Report, RollCall
 from muster.workloads.fabric.request import BESIDE, PRODUCT, TOGETHER
 
 _GRACE = 5.0  # seconds beyond an operation's patience
@@ -28,7 +28,7 @@ class Round:
     def __init__(self, group: RankGroup, report: Report) -> None:
         self.group = group
         self.report = report
-        self.meeting = Meeting(group)
+        self.meeting = GroupStore(group)
         self.together = False  # whether there is a process group of all ranks
 
     def run(self) -> None:

@@ -14,7 +14,7 @@ from trl import RewardConfig, RewardTrainer
 from muster.core.errors import UsageError
 from muster.dialogues.answer import Answerer as Dialogues
 from muster.dialogues.load import Encoding, read
-from muster.dialogues.pairs import ByPairs
+from muster.dialogues.pairs import PairTrainer
 from muster.dialogues.pairs import build as build_pairs
 from muster.dialogues.rewarding import make_reward_model, read_at_end, rewards, settle_padding
 from muster.dialogues.rows import Dialogue, Turn
@@ -34,7 +34,7 @@ class _Padding(TrainerCallback):  # type: ignore[misc]
         settle_padding(model, processing_class)
 
 
-class _Trainer(ByPairs, RewardTrainer):  # type: ignore[misc]
+class _Trainer(PairTrainer, RewardTrainer):  # type: ignore[misc]
     """TRL's, with exact figures over held-out pairs."""
 
     def __init__(self, **named: Any) -> None:

@@ -30,7 +30,7 @@ from muster.worker.data.tokenizer import named_tokenizer, train_tokenizer
 from muster.worker.loss import IGNORED
 from muster.worker.models import load_from, to_answer
 from muster.worker.together import check_alike, first_on_disk
-from muster.worker.trainer import Common, wired
+from muster.worker.trainer import TrainerBase, wired
 from muster.worker.workloads.base import Built, Counts, HeldOut, limit_notes
 from muster.workloads.seq2seq.model import make_model, mask_unasked
 from muster.workloads.seq2seq.shapes import Shape, choose_shapes, round_up, shape_of
@@ -50,7 +50,7 @@ def data_of(recipe: Recipe) -> PairData:
     return recipe.data
 
 
-class _Trainer(Common, Seq2SeqTrainer):  # type: ignore[misc]
+class _Trainer(TrainerBase, Seq2SeqTrainer):  # type: ignore[misc]
     """Transformers' trainer with what Muster adds."""
 
 
