@@ -852,3 +852,16 @@ def test_what_was_printed_before_an_exception_may_stand_after_it() -> None:
     ended = said(*steps[:9], *main, *steps[9:], "Training completed")
     later = said(*steps[:9], *main, *(f"step {n}: loss 2.{n}" for n in range(20, 900)))
     assert caught.answer == ended.answer == later.answer == "nothing"
+
+
+def test_a_traceback_behind_the_words_of_a_logger() -> None:
+    """As vLLM logs it, which then kills its own processes; a server that goes on has not failed."""
+    logger = "ERROR 03-18 07:13:58 [core.py:390] "
+    lines = [f"{logger}EngineCore hit an exception: {TRACEBACK}"]
+    lines += [f'{logger}  File "/v/core.py", line 378, in run', f"{logger}ValueError: no KV cache is left"]
+    died = said(
+        *lines, "CRITICAL Got fatal signal from worker processes, shutting down. See above.", "Killed"
+    )
+    assert died.failure is not None and died.failure.what == "ValueError: no KV cache is left"
+    served = said(*lines, "INFO:     Application shutdown complete.", "INFO:     Finished server process [1]")
+    assert (served.answer, served.failure) == ("nothing", None)

@@ -25,6 +25,7 @@ HINTS = tuple(
         | {"above exception", "<Signals.", "Hangup"}
         | {
             "HYDRA_FULL_ERROR",
+            "Got fatal signal",
             "going on",
             "ontinuing",
             "etrying",
@@ -137,6 +138,10 @@ _ABOVE = re.compile(r"\b(?:ERROR|FATAL|CRITICAL)\b")
 # Exit codes of a program that brought a signal upon itself, as the launcher, a shell and ssh count them.
 _OWN_SIGNALS = frozenset(
     code for signal in (4, 5, 6, 7, 8, 11) for code in (-signal, 128 + signal, 256 - signal)
+)
+# A launcher ends what is left by itself: Lightning, vLLM.
+_FORCED = re.compile(
+    r"Forcefully terminating all other processes|Got fatal signal from worker processes, shutting down"
 )
 _ELASTIC = re.compile(r"\s+host +: (\S+)")  # torchrun's account of a process: its host, then its exit code
 _OWN_WORDS = "  traceback : Traceback"
@@ -528,7 +533,7 @@ class Signs:
         left = _EXITS.search(text)
         code = next((int(code) for code in left.groups() if code), 0) if left else 0
         code = -code if left and left["mpi"] else code
-        self.forced = self.forced or "Forcefully terminating all other processes" in text
+        self.forced = self.forced or bool(_FORCED.search(text))
         shell = None if self.forced else _SHELL.search(text)
         match = None if self.forced and _SHELL.search(text) else find(text)
         native = match is None and _WHAT.match(text)

@@ -38,7 +38,7 @@ _WHOSE = re.compile(
 _WELL = re.compile(
     r"worker group successfully finished|\bexit(?:ed)?(?: with)?(?: exit)? (?:code|status)[ :=]*0\b|"
     r"\b[Tt]raining (?:is |has |run )?(?:been )?(?:complete|completed|finished|done)\b(?! with| but)|"
-    r"\b[Ff]inished training\b|\b(?:job|run|training) succeeded\b",
+    r"\b[Ff]inished training\b|\bApplication shutdown complete\b|\b(?:job|run|training) succeeded\b",
 )
 _SOFTLY = re.compile(
     r"^\W*(?:all )?(?:done|finished|success)\b|\b(?:model|weights) saved\b|\bsuccessfully\b",

@@ -137,9 +137,11 @@ class Frame:
         of a program, with any numbers in place of its own."""
         if prefix == "  traceback : ":  # torchrun's account of a process
             return
-        if prefix.strip() and len(prefix) <= OWN and len(self.prefixes) < _MOST_PREFIXES:
-            pattern = re.sub(r"\d+", r"\\d+", re.escape(prefix))
-            self.prefixes.setdefault(pattern, re.compile(pattern))
+        logger = prefix[: prefix.rfind("] ") + 2]  # words of the program may stand behind its own
+        for each in (prefix, logger if re.search(r"\d", logger) else ""):
+            if each.strip() and len(each) <= OWN and len(self.prefixes) < _MOST_PREFIXES:
+                pattern = re.sub(r"\d+", r"\\d+", re.escape(each))
+                self.prefixes.setdefault(pattern, re.compile(pattern))
 
     def _without_prefix(self, text: str) -> str:
         matches = (pattern.match(text) for pattern in self.prefixes.values())

@@ -293,7 +293,7 @@ def _nothing(of: str, jobs: Sequence[JobLog], notes: list[str]) -> Explanation:
     good = sum(log.outcome.good and log.over for log in jobs)
     says = f"nothing failed here: {counted(good, 'job')} ended well" if good else "no known failure is in it"
     if open_ended := max((log.steps or 0 for log in jobs if log.outcome.good and not log.over), default=0):
-        says += f"; after step {open_ended} nothing says whether it ended"
+        says += f"; after {counted(open_ended, 'step')} nothing says whether it ended"
     return Explanation(of=of, answer="nothing", says=says, notes=notes)
 
 
