@@ -396,3 +396,13 @@ def test_adapters_are_counted_by_their_targets(name: str, lora: list[str], train
     """As PEFT makes them."""
     made = plan("a100-40gb:1x1", f"model.name={name}", *lora, recipe="causal-lm")
     assert made.trainable == trained
+
+
+def test_mfu_of_unlike_devices_is_of_the_sum_of_their_peaks() -> None:
+    """rtx-3070: 20.3 TFLOP/s in fp32, gtx-1070: 6.5."""
+    settings = ["model.name=gpt2", "precision=fp32", "batch.micro=2"]
+    slow = plan("gtx-1070:1x2,10Gbit", *settings, recipe="causal-lm").time
+    unlike = plan("rtx-3070:1x1,gtx-1070:1x1,10Gbit", *settings, recipe="causal-lm").time
+    assert slow is not None and unlike is not None and slow.mfu and unlike.mfu
+    rates = unlike.samples_per_second / slow.samples_per_second
+    assert unlike.mfu == pytest.approx(slow.mfu * rates * 2 * 6.5 / (20.3 + 6.5), rel=0.01)

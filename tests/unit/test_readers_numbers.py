@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from muster.core.state import State
 from muster.judging import Settings
 from muster.judging.joblogs import judged
 from muster.readers._frame import Frame, moment
@@ -157,3 +158,12 @@ def test_a_part_of_the_ranks_is_not_all_of_them() -> None:
     for ranks in (16, 8, 2):
         frame.line(f"n1:10:20 [0] NCCL INFO comm 0x1 rank 0 nranks {ranks}")
     assert frame.ranks == 16
+
+
+def test_a_log_of_an_older_launcher_that_just_stops() -> None:
+    """It names no process that it starts, and each that ends."""
+    outcomes = []
+    for ends in (True, False):
+        lines = [line for line in chat_log(["node-1"], ends=ends) if "spawned with command" not in line]
+        outcomes.append(one(lines).outcome)
+    assert outcomes == [State.SUCCEEDED, State.TIMEOUT]

@@ -8,9 +8,16 @@ from typing import Any
 
 import pytest
 
+from muster.core.errors import RecipeError
 from muster.core.job import read_job
 from muster.core.recipe import Train, recipe_from
-from muster.engines.deepspeed.config import fill_auto, given_stage, uncounted, user_decisions
+from muster.engines.deepspeed.config import (
+    fill_auto,
+    given_stage,
+    uncounted,
+    user_decisions,
+    user_training,
+)
 from muster.inputs.read import read_inputs
 from muster.planner.remedies import hidden_size
 from muster.runs.dry_run import dry_run, open_values
@@ -186,6 +193,20 @@ def test_what_deepspeed_drops_is_not_shown() -> None:
         ),
         ({"type": "LRRangeTest", "params": {"lr_range_test_min_lr": 2e-5}}, 2e-5, "2e-05"),
         ({"type": "LRRangeTest", "params": {}}, 1e-3, "0.001"),
+        ({"type": "WarmupDecayLR", "params": {"warmup_min_lr": 1e-6}}, 1e-3, "then linear to 1e-06"),
+        (
+            {
+                "type": "OneCycle",
+                "params": {
+                    "cycle_min_lr": 1e-5,
+                    "cycle_max_lr": 2e-3,
+                    "decay_lr_rate": 0.1,
+                    "decay_step_size": 10,
+                },
+            },
+            2e-3,
+            "and falls on",
+        ),
         ({"type": "WarmupLR", "params": {}}, 1e-3, "then constant"),
     ],
 )
@@ -256,3 +277,24 @@ def test_what_no_plan_counts_is_named() -> None:
         "zero_optimization.offload_optimizer.ratio",
     ]  # fmt: skip
     assert uncounted(ALL_AUTO) == []
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "cycles", "beta2"),
+    [
+        ({"type": "Adam", "params": {"betas": [0.8, 0.999]}}, True, 0.99),
+        ({"type": "Adam", "params": {"betas": [0.8, 0.999]}}, False, 0.999),
+        ({"type": "SGD", "params": {}}, True, None),
+    ],
+)
+def test_one_cycle_sets_the_betas_of_those_that_have_some(
+    optimizer: dict[str, Any], cycles: bool, beta2: float | None
+) -> None:
+    scheduler = {"type": "OneCycle", "params": {"cycle_max_lr": 1e-3, "cycle_momentum": cycles}}
+    assert user_training({"optimizer": optimizer, "scheduler": scheduler}).get("beta2") == beta2
+
+
+def test_a_clip_that_deepspeed_refuses_is_refused_before_the_start() -> None:
+    with pytest.raises(RecipeError, match="max_grad_norm") as refused:
+        user_training({"optimizer": {"type": "Adam", "params": {"max_grad_norm": 1.0}}})
+    assert "gradient_clipping" in (refused.value.hint or "")

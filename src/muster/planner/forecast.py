@@ -164,7 +164,7 @@ def _timed(
     counted = samples is not None
     fastest = max(points, key=lambda each: (each.step.samples_per_second, -each.hosts), default=None)
     made = {
-        "time": _time_plan(decided, now, calibration, per_epoch, counted=counted, alike=fewer is None),
+        "time": _time_plan(decided, now, calibration, per_epoch, counted=counted, fewer=fewer),
         "scaling": [_scaling(each, points[0], counted=counted) for each in points],
         "fastest_hosts": fastest.hosts if fastest else None,
         "sentence": sentence(compared, length, calibration) if counted and compared else None,
@@ -253,18 +253,18 @@ def _time_plan(
     per_epoch: int | None,
     *,
     counted: bool,
-    alike: bool,
+    fewer: Fewer | None,
 ) -> TimePlan:
-    """`per_epoch`: steps; `alike`: the devices are."""
+    """`per_epoch`: steps."""
     step, machines, setting = now.step, now.case.machines, decided.setting
     assert setting is not None
     device = machines.device
     assumed = [] if now.case.work.moved else ["operations only: memory traffic is not counted"]
     if decided.recipe.padding_varies:
         assumed.append("steps are for the longest samples; with dynamic padding they are shorter")
-    watts = device.watts if counted and alike else None
+    watts = device.watts if counted and fewer is None else None
     tokens = step.samples_per_second * setting.lengths.all if decided.recipe.tokenized else None
-    flops, peak = _needed(setting), device.peak(float8.peak_of(setting.precision))
+    flops, peak = _needed(setting), _peak(machines, float8.peak_of(setting.precision), fewer)
     rate = now.case.share * now.case.spread.micro_steps * flops / step.seconds if flops else None
     return TimePlan(
         **{name: getattr(step, name) for name in PARTS},
@@ -283,6 +283,21 @@ def _time_plan(
         assumed=[*step.assumed, *assumed],
         calibrated=case_key(now.case) in calibration.efficiency,
     )
+
+
+def _peak(machines: Machines, precision: str, fewer: Fewer | None) -> float | None:
+    """Operations per second that makers state of a rank's device, the mean of all ranks. `fewer` gives the n
+    fastest hosts, whose slowest is the n-th."""
+    if fewer is None:
+        return machines.device.peak(precision)
+    whole, ranks = 0.0, 0
+    for hosts in range(1, machines.hosts + 1):
+        some = fewer(hosts)
+        peak = some.device.peak(precision) if some else None
+        if some is None or peak is None:
+            return None
+        whole, ranks = whole + peak * (some.ranks - ranks), some.ranks
+    return whole / ranks
 
 
 def _needed(setting: Setting) -> float | None:

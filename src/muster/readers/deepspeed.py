@@ -100,9 +100,12 @@ class Reader:
         return float(micro[1]) * ranks * self.accumulation
 
     def _ended(self) -> bool | None:
-        """Whether all processes left well. Launchers of 2023 do not say how many they start."""
+        """Whether all processes left well. Launchers of 2023 do not say how many they start; all name those
+        that end."""
         if self.frame.spawned:
             return self.frame.left >= self.frame.spawned
+        if self.frame.launched and not self.frame.left:
+            return False
         return True if 0 < (self.frame.ranks or 1) <= self.frame.left else None
 
     def _is_another(self, step: int, now: float | None) -> bool:

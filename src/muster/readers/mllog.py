@@ -59,8 +59,9 @@ class Reader:
             self.begun = self.begun or time / 1000
         self.last = time / 1000
         if key == "run_stop":
-            self.ended = True
-            self.frame.finish()
+            self.ended = about.get("status") != "aborted"
+            if self.ended:
+                self.frame.finish()
         if key == "tracked_stats" and isinstance(value, dict):
             if (rate := number(value.get("throughput"))) and len(self.throughputs) < _MOST:
                 self.throughputs.append(rate)

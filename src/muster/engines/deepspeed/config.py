@@ -283,6 +283,14 @@ def user_training(config: Mapping[str, Any]) -> dict[str, Any]:
     }
     overruled = _overruling(config)
     given["learning_rate"] = overruled if overruled != "auto" else given["learning_rate"]
+    if _cycles_momentum(config):
+        given["beta2"] = _CYCLED_BETA2
+    if "max_grad_norm" in optimizer:
+        raise RecipeError(
+            "optimizer.params.max_grad_norm is refused by DeepSpeed",
+            where="the DeepSpeed configuration",
+            hint="gradient_clipping clips gradients",
+        )
     for name, value in given.items():
         number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
         if value != "auto" and not number:
@@ -293,6 +301,13 @@ def user_training(config: Mapping[str, Any]) -> dict[str, Any]:
     return {**_adam_defaults(config), **{name: value for name, value in given.items() if value != "auto"}}
 
 
+def _cycles_momentum(config: Mapping[str, Any]) -> bool:
+    """Whether OneCycle sets the betas of the optimizer, which it does where that has some."""
+    scheduler, optimizer = section(config, "scheduler"), section(config, "optimizer")
+    cycles = scheduler.get("type") == "OneCycle" and section(scheduler, "params").get("cycle_momentum", True)
+    return bool(cycles) and str(optimizer.get("type")).lower() not in _WITHOUT_BETAS
+
+
 def _overruling(config: Mapping[str, Any]) -> Any:
     """The rate that the file's scheduler sets in place of the optimizer's; "auto": it leaves that open."""
     scheduler = section(config, "scheduler")
@@ -300,6 +315,8 @@ def _overruling(config: Mapping[str, Any]) -> Any:
     return section(scheduler, "params").get(name, default)
 
 
+_CYCLED_BETA2 = 0.99  # lr_schedules.py, OneCycle._initialize_momentum
+_WITHOUT_BETAS = ("sgd", "adagrad", "rmsprop")
 # What changes the type in which master weights, states and sums of gradients are held or sent: section, key.
 _UNCOUNTED = (
     ("bf16", "bf16_master_weights_and_grads"),
@@ -365,29 +382,32 @@ def user_schedule(config: Mapping[str, Any]) -> tuple[str, str] | None:
     if not name:
         return None
     if name not in _SCHEDULERS:
-        return f"{name} of DeepSpeed{_course(scheduler)}", ""
+        return f"{name} of DeepSpeed{_course(config)}", ""
     kind = section(scheduler, "params").get("warmup_type", "auto")
     if kind not in ("auto", *_WARMUPS):
         raise RecipeError(
             f"warmup_type {kind!r} is none of {', '.join(_WARMUPS)}, and DeepSpeed would take log",
             where="the DeepSpeed configuration",
         )
-    words = f"{name} of DeepSpeed: {_WARMUPS[kind if kind != 'auto' else 'linear']}{_course(scheduler)}"
+    words = f"{name} of DeepSpeed: {_WARMUPS[kind if kind != 'auto' else 'linear']}{_course(config)}"
     open_ = "warmup_type is left out, which DeepSpeed would make logarithmic; the recipe's warm-up is linear"
     return words, open_ if kind == "auto" else ""
 
 
-def _course(scheduler: Mapping[str, Any]) -> str:
+def _course(config: Mapping[str, Any]) -> str:
     """From where to where a scheduler takes the rate, and what else it changes, for people."""
+    scheduler = section(config, "scheduler")
     name, params = str(scheduler.get("type")), section(scheduler, "params")
     if name == "LRRangeTest":
-        return f": it rises from {_overruling({'scheduler': scheduler})} on"
+        return f": it rises from {_overruling(config)} on"
     if name == "OneCycle":
         beta1 = ""
-        if params.get("cycle_momentum", True):
+        if _cycles_momentum(config):
             low, high = params.get("cycle_min_mom", 0.8), params.get("cycle_max_mom", 0.9)
             beta1 = f", and beta1 from {high} to {low} and back"
-        return f": from {params.get('cycle_min_lr')} to {params.get('cycle_max_lr')} and back{beta1}"
+        falls = params.get("decay_lr_rate", 0) and params.get("decay_step_size", 0)
+        back = "and back, and falls on after that" if falls else "and back"
+        return f": from {params.get('cycle_min_lr')} to {params.get('cycle_max_lr')} {back}{beta1}"
     if name not in _SCHEDULERS:
         return ""
     least = params.get("warmup_min_lr", "auto")
@@ -396,24 +416,19 @@ def _course(scheduler: Mapping[str, Any]) -> str:
         ratio = params.get("warmup_min_ratio", 0)
         start = f" from {ratio} of the rate" if ratio else ""
         return f"{start}, then cosine to {params.get('cos_min_ratio', 0.0001)} of it"
-    return f"{start}, {_SCHEDULERS[name][0]}"
+    end = f"then linear to {least}" if start and name == "WarmupDecayLR" else _SCHEDULERS[name][0]
+    return f"{start}, {end}"
 
 
 def user_decisions(recipe: Recipe) -> list[Decision]:
     """Numbers and the schedule, where the user's own DeepSpeed configuration has them: they win."""
     given, source = given_config(recipe), recipe.engine.config or "engine.options"
     numbers = user_training(given).items()
-    defaults = _adam_defaults(given)
-    made = [
-        Decision(
-            f"train.{name}",
-            value,
-            f"DeepSpeed's default, which the optimizer of {source} leaves as it is"
-            if name in defaults
-            else f"{source} says so",
-        )
-        for name, value in numbers
-    ]
+    left = f"DeepSpeed's default, which the optimizer of {source} leaves as it is"
+    whys = dict.fromkeys(_adam_defaults(given), left)
+    if _cycles_momentum(given):
+        whys["beta2"] = f"the OneCycle of {source} sets it"
+    made = [Decision(f"train.{name}", value, whys.get(name, f"{source} says so")) for name, value in numbers]
     stage = given_stage(recipe)
     if stage is not None:
         made.insert(0, Decision("engine.zero", stage, f"{source} says so"))
