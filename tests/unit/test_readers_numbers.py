@@ -167,3 +167,24 @@ def test_a_log_of_an_older_launcher_that_just_stops() -> None:
         lines = [line for line in chat_log(["node-1"], ends=ends) if "spawned with command" not in line]
         outcomes.append(one(lines).outcome)
     assert outcomes == [State.SUCCEEDED, State.TIMEOUT]
+
+
+def test_what_lies_between_two_processes_is_no_training() -> None:
+    """torchtitan, resumed 400 s after it had stopped: four seconds a step before and after."""
+    head, now, lines = "[rank0]:[titan] 2026-05-04 {} - root - INFO - ", 0.0, []
+    for first in (1, 101):
+        now += 400.0
+        start = head.format(moment_of(now))
+        lines += [f"{start}Model llama3 8B size: 8,030,261,248 total parameters"]
+        lines += [f"{start}Trainer is initialized with local batch size 2, global batch size 16, x"]
+        lines += [f"{start}Training starts at step {first}"]
+        for step in (first, *range(first + 9, first + 100, 10)):
+            at = now + 4.0 * (step - first + 1)
+            lines.append(f"{head.format(moment_of(at))}step: {step:2d}  loss:  2.5  tps: 4,096")
+        now = at
+    job = one(lines)
+    assert (job.steps, job.step_seconds) == (200, pytest.approx(4.0, rel=1e-3))
+
+
+def moment_of(seconds: float) -> str:
+    return f"{int(seconds // 3600):02d}:{int(seconds // 60) % 60:02d}:{seconds % 60:06.3f}".replace(".", ",")

@@ -129,6 +129,7 @@ class Steps:
             self.begin(match.groupdict(), stamp(text))
         for place, setting in enumerate(self.form.settings):
             if (match := setting.search(text)) and len(self.settings) < _MOST_SETTINGS:
+                self.interrupted = True  # a process of the training begins
                 self.settings.setdefault(" ".join(match[0].split()))
                 self.size = self.size or (match[0] if place == 0 else "")
         for fact in self.form.facts:
