@@ -4,7 +4,7 @@ that a person wants. Pure."""
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -20,7 +20,7 @@ from muster.core.units import format_seconds
 from muster.engines.base import spec_of
 from muster.planner.decide import Decided
 from muster.planner.document import MemoryPlan, ScalingPoint, TimePlan
-from muster.planner.machines import UserFigures
+from muster.planner.machines import UnlikeHosts, UserFigures
 from muster.planner.memory.fit import (
     MARGIN,
     MemoryLimit,
@@ -50,7 +50,6 @@ UNTRACED = (
     "0.9 to 1.4 times as long from about 1 G parameters on, and several times as long with 0.1 G and less"
 )
 UNCOUNTED = "no time: the model was not traced, and no formula has its operations"
-Fewer = Callable[[int], Machines | None]  # the machines of so many hosts, where they differ
 
 
 @dataclass(frozen=True)
@@ -112,7 +111,7 @@ def predictions(
     figures: UserFigures,
     samples: int | None,
     calibration: Calibration,
-    fewer: Fewer | None = None,
+    fewer: UnlikeHosts | None = None,
 ) -> tuple[dict[str, Any], list[str]]:
     """Return the fields of a Plan that are predicted, as far as they can be, and notes on them. `samples`: of
     an epoch, None: not known here."""
@@ -143,7 +142,7 @@ def _timed(
     figures: UserFigures,
     samples: int | None,
     calibration: Calibration,
-    fewer: Fewer | None,
+    fewer: UnlikeHosts | None,
 ) -> tuple[dict[str, Any], list[str]]:
     """Raises UsageError where a figure that the time rests on is neither stated nor measured."""
     recipe, setting, once = decided.recipe, decided.setting, figures.tokens is not None
@@ -212,11 +211,11 @@ def on_hosts(
     machines: Machines,
     room: MemoryLimit,
     hosts: int,
-    fewer: Fewer | None = None,
+    fewer: UnlikeHosts | None = None,
 ) -> StepCase | None:
     """Return the job on another number of hosts; None: it does not fit or work out there. The global batch
     stays where the recipe says which, else micro-batch and accumulation do."""
-    those = fewer(hosts) if fewer is not None and hosts < machines.hosts else machines.on(hosts)
+    those = fewer.fastest(hosts) if fewer is not None and hosts < machines.hosts else machines.on(hosts)
     if those is None:
         return None
     ranks, now = those.ranks, setting.spread
@@ -253,7 +252,7 @@ def _time_plan(
     per_epoch: int | None,
     *,
     counted: bool,
-    fewer: Fewer | None,
+    fewer: UnlikeHosts | None,
 ) -> TimePlan:
     """`per_epoch`: steps."""
     step, machines, setting = now.step, now.case.machines, decided.setting
@@ -264,7 +263,7 @@ def _time_plan(
         assumed.append("steps are for the longest samples; with dynamic padding they are shorter")
     watts = device.watts if counted and fewer is None else None
     tokens = step.samples_per_second * setting.lengths.all if decided.recipe.tokenized else None
-    flops, peak = _needed(setting), _peak(machines, float8.peak_of(setting.precision), fewer)
+    flops, peak = _needed(setting), (fewer or device).peak(float8.peak_of(setting.precision))
     rate = now.case.share * now.case.spread.micro_steps * flops / step.seconds if flops else None
     return TimePlan(
         **{name: getattr(step, name) for name in PARTS},
@@ -283,21 +282,6 @@ def _time_plan(
         assumed=[*step.assumed, *assumed],
         calibrated=case_key(now.case) in calibration.efficiency,
     )
-
-
-def _peak(machines: Machines, precision: str, fewer: Fewer | None) -> float | None:
-    """Operations per second that makers state of a rank's device, the mean of all ranks. `fewer` gives the n
-    fastest hosts, whose slowest is the n-th."""
-    if fewer is None:
-        return machines.device.peak(precision)
-    whole, ranks = 0.0, 0
-    for hosts in range(1, machines.hosts + 1):
-        some = fewer(hosts)
-        peak = some.device.peak(precision) if some else None
-        if some is None or peak is None:
-            return None
-        whole, ranks = whole + peak * (some.ranks - ranks), some.ranks
-    return whole / ranks
 
 
 def _needed(setting: Setting) -> float | None:

@@ -6,7 +6,7 @@ from __future__ import annotations
 import math
 import os
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from itertools import chain
 from pathlib import Path
@@ -118,21 +118,42 @@ class MachineModel:
         peak = CPU_PEAK * threads
         return Device(name, {"fp32": peak, "bf16": peak, "fp16": peak}, source="nominal")
 
-    def fewer(
-        self, slots: Sequence[int], device: str, precision: str
-    ) -> Callable[[int], Machines | None] | None:
-        """The machines of so many hosts, the fastest ones; None: all hosts are alike."""
+    def fewer(self, slots: Sequence[int], device: str, precision: str) -> UnlikeHosts | None:
+        """The hosts where they differ, the fastest first; None: all are alike."""
         count = {host.label: number for host, number in zip(self.hosts, slots, strict=True)}
         alone = [self.of((host,)).on([count[host.label]], device, precision) for host in self.hosts]
-        if len({(each.device.name, each.per_host) for each in alone if each is not None}) < 2:
+        each = tuple(machines for machines in alone if machines is not None)
+        if len({(machines.device.name, machines.per_host) for machines in each}) < 2:
             return None
         ordered = by_speed(self.hosts, self.facts, device, self.env, precision)
+        return UnlikeHosts(self.of(tuple(ordered)), count, each, device, precision)
 
-        def on(hosts: int) -> Machines | None:
-            some = tuple(ordered[:hosts])
-            return self.of(some).on([count[host.label] for host in some], device, precision)
 
-        return on
+@dataclass(frozen=True)
+class UnlikeHosts:
+    """Hosts that differ, the fastest first. `count`: ranks of each, by its label; `each`: the machines of
+    every host by itself, as far as they are known."""
+
+    model: MachineModel
+    count: Mapping[str, int]
+    each: tuple[Machines, ...]
+    device: str
+    precision: str
+
+    def fastest(self, hosts: int) -> Machines | None:
+        """The machines of so many; None: not known."""
+        some = self.model.hosts[:hosts]
+        slots = [self.count[host.label] for host in some]
+        return self.model.of(some).on(slots, self.device, self.precision)
+
+    def peak(self, precision: str) -> float | None:
+        """Operations per second that makers state of a rank's device, the mean of all ranks; None: not of
+        all devices."""
+        peaks = [machines.device.peak(precision) for machines in self.each]
+        if len(peaks) < len(self.count) or None in peaks:
+            return None
+        ranks = [machines.ranks for machines in self.each]
+        return sum((peak or 0.0) * n for peak, n in zip(peaks, ranks, strict=True)) / sum(ranks)
 
 
 def machine_model(
