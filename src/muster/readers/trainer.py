@@ -224,15 +224,13 @@ class Reader:
         batch, reported = self.batch, self.reported
         if not (reported and self.runtime):
             return batch, reported, ()
-        first, second = (*self.epochs, 0.0, 0.0)[:2]
-        if done is None and first > 2 * (second - first) > -1 and len(self.epochs) == 2:
+        if done is None and self._begins_late():
             return batch, None, (UNTOLD,)
         claimed = self.per_second * self.runtime if self.per_second else None
         if claimed is None and batch:
             claimed = reported * self.runtime / batch
-        counted = next(
-            iter(sorted((each for each in (total, done) if each), key=lambda n: abs(n - (claimed or n)))), 0
-        )
+        either = [each for each in (total, done) if each]
+        counted = min(either, key=lambda steps: abs(steps - (claimed or steps)), default=0)
         if batch is None and counted:
             batch = reported * self.runtime / counted
             batch = float(round(batch)) if round(batch) and abs(round(batch) / batch - 1) < 0.01 else batch
@@ -240,6 +238,14 @@ class Reader:
             return batch, reported, ()
         true = reported * done / counted
         return batch, true, (EARLIER.format(counted=counted, done=done, claimed=reported, true=true),)
+
+    def _begins_late(self) -> bool:
+        """Whether the epochs of its first two lines with a loss tell of steps before these: the first is more
+        than twice as far from the start as from the second."""
+        if len(self.epochs) < 2:
+            return False
+        first, second = self.epochs
+        return first > 2 * (second - first) > -1
 
     def _step_of(self, text: str) -> int:
         """The step at which the Trainer logged, by the epochs that it tells there; 0: its settings are not
