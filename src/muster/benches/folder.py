@@ -35,6 +35,7 @@ class BenchFolder(LockedFolder):
     """
 
     inside = ("jobs", "recipes", "runs")
+    named_by = "--output"
     mark: str = field(default_factory=lambda: os.urandom(3).hex())
 
     @property

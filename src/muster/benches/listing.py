@@ -48,6 +48,8 @@ def stop_bench(folder: BenchFolder, *, patience: float = 60) -> bool:
         raise RunFolderError("is not running", where=folder.id)
     folder.stop_request.touch()
     limit = time.monotonic() + patience
-    while (ended := folder.controller_alive() is False) is False and time.monotonic() < limit:
+    while folder.controller_alive() is not False:
+        if time.monotonic() >= limit:
+            return False
         time.sleep(0.2)
-    return ended
+    return True

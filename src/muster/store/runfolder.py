@@ -78,6 +78,7 @@ class LockedFolder:
 
     path: Path
     inside: ClassVar[tuple[str, ...]] = ()  # folders that it has from its begin
+    named_by: ClassVar[str] = "--name or --output"
 
     @property
     def id(self) -> str:
@@ -354,9 +355,9 @@ class PipelineFolder(Folder):
 def taken(folder: LockedFolder) -> RunFolderError:
     """The error where a folder is there already."""
     return RunFolderError(
-        "is already there, and a run never writes over another",
+        "is already there, and nothing is ever written over",
         where=str(folder.path),
-        hint=f"choose another --name or --output, or `{folder.go_on}`",
+        hint=f"choose another {folder.named_by}, or `{folder.go_on}`",
     )
 
 
