@@ -58,7 +58,7 @@ def test_what_processes_used_is_what_is_left_of_the_clock(
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 3})
     monkeypatch.setattr(os, "sysconf", lambda _: 100)
     clock = iter([50.0, 60.0])
-    monkeypatch.setattr(sampler.time, "monotonic", lambda: next(clock))
+    monkeypatch.setattr(sampler, "time", SimpleNamespace(monotonic=lambda: next(clock)))
     stat = tmp_path / "stat"
     zero, none = "0 0 0 0 0 0 0 0 0 0", "900 0 0 100 0 0 0 0 0 0"
     stat.write_text(f"cpu  {none}\ncpu0 {zero}\ncpu1 {zero}\ncpu3 {zero}\nintr 5 0\n")

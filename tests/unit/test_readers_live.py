@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import itertools
+from types import SimpleNamespace
 
 import pytest
 
@@ -92,7 +93,7 @@ TRAINER = """
 def test_a_trainer_without_bars(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its steps follow from the epochs that it logs, their times from when lines come: ten steps in 6 s."""
     clock = itertools.count(1000.0, 6.0)
-    monkeypatch.setattr("muster.readers._live.time.time", lambda: next(clock))
+    monkeypatch.setattr("muster.readers._live.time", SimpleNamespace(time=lambda: next(clock)))
     live, steps = Live(), []
     for line in TRAINER.strip().split("\n"):
         live.lines([line])

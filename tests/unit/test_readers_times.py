@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tracemalloc
 from datetime import datetime, timezone
+from types import SimpleNamespace
 
 import pytest
 
@@ -31,7 +32,7 @@ def test_steps_that_arrive_together_are_counted_with_those_that_arrive_next(
 ) -> None:
     """Lines without stamps, ten a second, which come once a second."""
     clock = iter(range(1_000_000_000, 1_000_000_020))
-    monkeypatch.setattr("muster.readers._live.time.time", lambda: float(next(clock)))
+    monkeypatch.setattr("muster.readers._live.time", SimpleNamespace(time=lambda: float(next(clock))))
     live = Live(UserFormat.of([r"step (?P<step>\d+)"]))
     for second in range(20):
         live.lines([f"step {10 * second + step}" for step in range(1, 11)])
