@@ -865,3 +865,13 @@ def test_a_traceback_behind_the_words_of_a_logger() -> None:
     assert died.failure is not None and died.failure.what == "ValueError: no KV cache is left"
     served = said(*lines, "INFO:     Application shutdown complete.", "INFO:     Finished server process [1]")
     assert (served.answer, served.failure) == ("nothing", None)
+
+
+def test_lines_that_only_say_that_a_program_goes_on_are_left_out_far_from_what_it_met() -> None:
+    """Loaders print millions of them; right after what was met they count, and so do those with a reason."""
+    signs = Signs(last_number=10)
+    line, shape = "Skipping sample 7, retrying", "Skipping sample , retrying"
+    assert [signs.idle(line, shape, number) for number in (11, 13, 14, 15)] == [False, False, True, True]
+    assert not signs.idle(f"{line}: CUDA out of memory", f"{shape}: CUDA out of memory", 16)
+    signs.aside = 1
+    assert not signs.idle(line, shape, 17)

@@ -16,7 +16,8 @@ from muster.failures.table import Recognised, Weight, find, known_failures, phra
 
 LONGEST = 300  # characters of a reason
 
-HINTS = tuple(
+_ONWARD = ("going on", "ontinuing", "etrying", "kipping")  # a program may go on after what it met
+_REASONS = tuple(
     sorted(
         {phrase.hint for _, phrase in phrases("log") if phrase.weight != "notice"}
         | {"rror", "Exception", "Traceback", "exit code", "exitcode", "exits with", "signal", "SIGTERM"}
@@ -26,10 +27,6 @@ HINTS = tuple(
         | {
             "HYDRA_FULL_ERROR",
             "Got fatal signal",
-            "going on",
-            "ontinuing",
-            "etrying",
-            "kipping",
             "Error response from daemon",
             "Main process exited",
             "Exit Code",
@@ -40,6 +37,7 @@ HINTS = tuple(
         | {"Aborted", "Illegal instruction", "Floating point exception"}
     )
 )
+HINTS = (*_REASONS, *_ONWARD)
 _EXCEPTION = re.compile(
     r"(?:\[rank\d+\]: ?)?(?:[A-Za-z_]\w*\.)*_?[A-Z]\w*(?:Error|Exception|Interrupt|Exit)\b(?=: |\s*$)"
 )
@@ -246,6 +244,7 @@ class Signs:
     chains: dict[int | None, deque[str]] = field(default_factory=dict)  # by rank: signs of its last chain
     caused: set[int | None] = field(default_factory=set)  # ranks whose next exception is of the same chain
     symptoms: dict[str, _Echo] = field(default_factory=dict)  # by their shape
+    onwards: set[str] = field(default_factory=set)  # shapes that say only that the program goes on
     echoes: int = 0  # lines that say only that something else has failed
     finished: bool = False  # the training has ended; what comes is the end of the program
     end: int | None = None  # the number of the first line that says so
@@ -271,6 +270,18 @@ class Signs:
                 entry = find(text)
                 if entry and entry.phrase.weight == "symptom" and not _WHO.search(text):
                     self._remember(entry, raw, shape)
+
+    def idle(self, raw: str, shape: str, number: int) -> bool:
+        """Whether a line says only that the program goes on, and nothing right before it that it met: data
+        loaders print millions of these."""
+        if self.aside or number - self.last_number <= _AFTER:
+            return False
+        if shape in self.onwards:
+            return True
+        only = any(word in raw for word in _ONWARD) and not any(hint in raw for hint in _REASONS)
+        if only and shape and len(self.onwards) < _SHAPES:
+            self.onwards.add(shape)
+        return only
 
     def again(self, raw: str, shape: str, number: int) -> bool:
         """Whether a line says once more what its rank has said, as those of thousands do that miss another

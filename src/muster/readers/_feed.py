@@ -106,8 +106,11 @@ class LineFeed:
             if self.brief and before and len(sieved) > ENOUGH:
                 sieved = _thinned(sieved)
             for place, telling, shape in sieved:
-                line = block[place]
-                if telling == FOR_SIGNS and frame.signs.again(line, shape, first + place):
+                line, number = block[place], first + place
+                signs = frame.signs
+                if telling == FOR_SIGNS and (
+                    signs.again(line, shape, number) or signs.idle(line, shape, number)
+                ):
                     continue
                 if telling & FOR_FACTS and frame.another(line):
                     own, rest = _cut(block, place)
