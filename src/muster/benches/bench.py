@@ -658,7 +658,7 @@ def _jobs(
 
 def table_of(document: Bench) -> str:
     """A row per job as CSV: the columns of the benchmark that this one stands in for first."""
-    verdicts = {each.host: each.verdict for each in document.hosts}
+    verdicts = {each.host: each.condition for each in document.hosts}
     extra = sorted({name for job in document.jobs for name in job.figures} - {"samples_per_second", "memory"})
     more = (
         "entry",

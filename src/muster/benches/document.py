@@ -12,7 +12,7 @@ from muster.core.result import JobEntry, Result
 from muster.core.section import Part
 from muster.core.state import JobEnd
 from muster.judging.baseline import FEWEST
-from muster.judging.document import Findings, Gate, HostVerdict, gate, not_judged
+from muster.judging.document import Gate, Judged, gate
 
 
 @rows.dataclass(frozen=True, kw_only=True)
@@ -113,7 +113,7 @@ class PublishedComparison(Part):
     ratio: float = Field(description="measured over published")
 
 
-class Bench(Findings[HostVerdict]):
+class Bench(Judged):
     """The document that `muster bench --json` prints."""
 
     id: str
@@ -142,7 +142,6 @@ class Bench(Findings[HostVerdict]):
     def left(self) -> dict[str, str]:
         """What of each host is open, in words; empty: nothing. Also what none of its jobs measured."""
         counted = [job for job in self.jobs if not job.warm_up]
-        grouped = {host for job in counted if job.size > 1 for host in job.hosts}
         short = _short(counted)
         sound = {
             (host, job.entry, job.size)
@@ -157,11 +156,7 @@ class Bench(Findings[HostVerdict]):
                     what = "not measured" if job.not_measured else "its jobs were not compared with others'"
                     where = "1 host" if job.size == 1 else f"{job.size} hosts"
                     unmeasured.setdefault(host, f"{what} by {job.entry} on {where}")
-        return {
-            each.host: not_judged(each.verdict, each.subjects, exchanged=each.host in grouped)
-            or unmeasured.get(each.host, "")
-            for each in self.hosts
-        }
+        return {host: what or unmeasured.get(host, "") for host, what in super().left.items()}
 
 
 def _short(jobs: Sequence[JobEntry]) -> set[tuple[str, int]]:

@@ -31,7 +31,9 @@ from muster.core.state import State
 from muster.core.units import format_seconds
 from muster.judging import Baseline, JobClass, Settings, document
 from muster.judging.baseline import FEWEST
+from muster.judging.document import Verdict
 from muster.judging.joblogs import judged
+from muster.judging.logs import below
 
 # A threshold of one of these, met alone, makes a host fit where there is no fleet to compare it with.
 SPEEDS = (
@@ -81,6 +83,7 @@ def fold_bench(bench: FoldedBench) -> Bench:
         started=bench.started,
         ended=bench.ended,
         versions=versions,
+        slow=judgement.slow,
         hosts=hosts,
         links=judgement.links,
         switches=judgement.switches,
@@ -166,11 +169,9 @@ def _missed(job: JobEntry, bound: Threshold, normal: float | None) -> str | None
     return None if bound.met(value) else f"{bound.figure} is {value:.6g}; it must be {bound.words}"
 
 
-def _hosts(
-    bench: FoldedBench, jobs: Sequence[JobEntry], judgement: document.Judged
-) -> list[document.HostVerdict]:
+def _hosts(bench: FoldedBench, jobs: Sequence[JobEntry], judgement: document.Judged) -> list[Verdict]:
     """One verdict per host, in the order of the inventory; those that took no part last."""
-    verdicts = {each.hosts[0]: each for each in judgement.hosts}
+    verdicts = {each.host: each for each in judgement.hosts}
     counted = [job for job in jobs if not job.warm_up]
     bounded = {
         each.name
@@ -180,54 +181,56 @@ def _hosts(
             for bound in bench.inputs.suite.of(each).thresholds
         )
     }
+    reason = "no job of this host could be evaluated"
     made = [
-        _host(host, verdicts.get(host), [job for job in counted if host in job.hosts], bounded)
+        _host(
+            verdicts.get(host) or Verdict(hosts=[host], condition="unknown", confidence=0.0, reason=reason),
+            [job for job in counted if host in job.hosts],
+            bounded,
+        )
         for host in bench.inputs.inventory.names
     ]
-    known_bad = {each.host for each in made if each.verdict in document.BAD}
+    known_bad = {each.host for each in made if each.condition in document.BAD}
     made = [_in_doubt(each, counted, known_bad) for each in made]
     dropped = bench.dropped.items()
-    return [*made, *(document.HostVerdict(host=host, verdict="unfit", reason=why) for host, why in dropped)]
+    return [
+        *made,
+        *(Verdict(hosts=[host], condition="unfit", confidence=1.0, reason=why) for host, why in dropped),
+    ]
 
 
-def _host(
-    host: str, verdict: document.Verdict | None, jobs: Sequence[JobEntry], bounded: set[str]
-) -> document.HostVerdict:
-    """By what it did alone, and beside others. `bounded`: entries with a threshold of their speed that
+def _host(verdict: Verdict, jobs: Sequence[JobEntry], bounded: set[str]) -> Verdict:
+    """By what it did beside others, and against thresholds. `bounded`: entries with a threshold of speed that
     needs no fleet."""
     alone = [f"{job.job}: {miss}" for job in jobs if job.size == 1 for miss in job.misses]
-    condition: document.Condition = verdict.condition if verdict else "unknown"
-    reason = verdict.reason if verdict else "no job of this host could be evaluated"
-    subjects = {each.name: each for each in verdict.subjects} if verdict else {}
     well = bool(jobs) and all(job.outcome.good and not job.misses for job in jobs)
-    if condition not in ("slow", "failing") and alone:
-        condition, reason = "below", alone[0]
-    elif condition == "unknown" and not (verdict and verdict.evidence) and well:
-        reason = "its jobs succeeded, but there are too few similar jobs to compare them with"
-        sound = [job for job in jobs if not job.not_measured]
-        if not sound:
-            reason = f"its jobs are no measurements: {jobs[0].not_measured[0]}"
-        by_thresholds = _by_thresholds([job for job in sound if job.entry in bounded])
-        subjects |= by_thresholds
-        if any(job.size > 1 for job in jobs):
-            subjects.setdefault("card", document.Subject(name="card", condition="unknown"))
-        if "compute" in by_thresholds:
-            condition = "fit"
-            reason = "it meets the thresholds; there are too few similar jobs to compare it with"
+    if not verdict.bad and alone:
+        return below(verdict, alone[0])
+    if verdict.condition == "unknown" and not verdict.evidence and well:
+        verdict = _uncompared(verdict, jobs, bounded)
     left = document.not_judged(
-        condition, list(subjects.values()), exchanged=any(job.size > 1 for job in jobs)
+        verdict.condition, verdict.subjects, exchanged=any(job.size > 1 for job in jobs)
     )
-    if condition in document.GOOD and left and left not in reason:
-        reason += f"; {left}"
-    return document.HostVerdict(
-        host=host,
-        verdict=condition,
-        reason=reason,
-        jobs=len(jobs),
-        misses=alone,
-        subjects=list(subjects.values()),
-        beside_others=verdict,
-    )
+    if verdict.condition in document.GOOD and left and left not in verdict.reason:
+        return verdict.model_copy(update={"reason": f"{verdict.reason}; {left}"})
+    return verdict
+
+
+def _uncompared(verdict: Verdict, jobs: Sequence[JobEntry], bounded: set[str]) -> Verdict:
+    """Of a host whose jobs succeeded and were compared with nothing: by the thresholds that they met."""
+    reason = "its jobs succeeded, but there are too few similar jobs to compare them with"
+    sound = [job for job in jobs if not job.not_measured]
+    if not sound:
+        reason = f"its jobs are no measurements: {jobs[0].not_measured[0]}"
+    by_thresholds = _by_thresholds([job for job in sound if job.entry in bounded])
+    subjects = {each.name: each for each in verdict.subjects} | by_thresholds
+    if any(job.size > 1 for job in jobs):
+        subjects.setdefault("card", document.Subject(name="card", condition="unknown"))
+    fields: dict[str, Any] = {"reason": reason, "subjects": list(subjects.values())}
+    if "compute" in by_thresholds:
+        reason = "it meets the thresholds; there are too few similar jobs to compare it with"
+        fields |= {"condition": "fit", "confidence": 1.0, "reason": reason}
+    return verdict.model_copy(update=fields)
 
 
 def _by_thresholds(jobs: Sequence[JobEntry]) -> dict[Literal["compute", "card", "links"], document.Subject]:
@@ -244,10 +247,10 @@ def _by_thresholds(jobs: Sequence[JobEntry]) -> dict[Literal["compute", "card", 
     }
 
 
-def _in_doubt(verdict: document.HostVerdict, jobs: Sequence[JobEntry], bad: set[str]) -> document.HostVerdict:
+def _in_doubt(verdict: Verdict, jobs: Sequence[JobEntry], bad: set[str]) -> Verdict:
     """A fit host whose groups missed a threshold is in doubt, unless another of them is known to be bad, or
     another job of the entry met everything."""
-    if verdict.verdict not in document.GOOD:
+    if verdict.condition not in document.GOOD:
         return verdict
     own = [job for job in jobs if verdict.host in job.hosts and job.outcome.good]
     good = {(job.entry, job.size) for job in own if not job.misses}
@@ -257,7 +260,8 @@ def _in_doubt(verdict: document.HostVerdict, jobs: Sequence[JobEntry], bad: set[
                 "its group missed a threshold, and which host caused that is unknown: "
                 f"{job.job}: {job.misses[0]}"
             )
-            return verdict.model_copy(update={"verdict": "unknown", "reason": reason})
+            doubt = {"condition": "unknown", "confidence": 1.0 - verdict.confidence, "reason": reason}
+            return verdict.model_copy(update=doubt)
     return verdict
 
 

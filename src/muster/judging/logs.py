@@ -196,8 +196,6 @@ def _hardware_of(given: Sequence[str]) -> dict[str, str]:
 # ----------------------------------------------------------------------------------------------------
 # A speed that jobs must reach, whatever their peers do (`muster judge --at-least`). Pure.
 
-_ACCUSED = ("slow", "failing")
-
 
 @dataclass(frozen=True)
 class Bound:
@@ -245,7 +243,9 @@ def held(document: Judged, bound: Bound) -> Judged:
         for job in document.jobs
     ]
     why = _to_blame(jobs, document.hosts)
-    hosts = [_below(each, why.get(each.hosts[0])) for each in document.hosts]
+    hosts = [
+        below(each, why[each.host]) if each.host in why and not each.bad else each for each in document.hosts
+    ]
     return document.model_copy(
         update={
             "at_least": bound.words,
@@ -262,7 +262,7 @@ def _to_blame(jobs: list[JobEntry], hosts: list[Verdict]) -> dict[str, str]:
     well = {host for job in jobs if job.outcome.good and not job.misses for host in job.hosts}
     missed = [job for job in jobs if job.misses]
     why = {job.hosts[0]: f"{job.misses[0]} alone ({job.job})" for job in missed if len(job.hosts) == 1}
-    bad = why.keys() | {each.hosts[0] for each in hosts if each.condition in _ACCUSED}
+    bad = why.keys() | {each.hosts[0] for each in hosts if each.bad}
     for job in missed:
         if len(job.hosts) > 1 and not bad & set(job.hosts):
             words = f"{job.misses[0]} in {fold_hosts(job.hosts)} ({job.job}); no job shows which host it is"
@@ -270,7 +270,6 @@ def _to_blame(jobs: list[JobEntry], hosts: list[Verdict]) -> dict[str, str]:
     return why
 
 
-def _below(verdict: Verdict, why: str | None) -> Verdict:
-    if why is None or verdict.condition in _ACCUSED:
-        return verdict
+def below(verdict: Verdict, why: str) -> Verdict:
+    """The verdict of a host that misses a threshold."""
     return verdict.model_copy(update={"condition": "below", "reason": why, "confidence": 1.0, "settle": ""})
