@@ -47,8 +47,9 @@ from muster.fleet.shell import Shell, more_files
 from muster.judging import Baseline, JobClass, Posterior, Settings, localise, next_wave
 from muster.judging.baseline import FEWEST
 from muster.judging.joblogs import how_ended
-from muster.judging.logs import COLUMNS, csv_text, load_baselines
+from muster.judging.logs import COLUMNS, load_baselines
 from muster.runs.listing import stop
+from muster.store.atomic import csv_text
 from muster.store.runfolder import RunFolder
 from muster.store.runlock import Claim
 

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 import os
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
@@ -29,7 +27,7 @@ from muster.judging.joblogs import judged
 from muster.readers._read import read_blocks, without_harmless
 from muster.readers._user import PLACES, Expression, UserFormat
 from muster.readers.base import JobLog
-from muster.store.atomic import write_text
+from muster.store.atomic import csv_text, write_text
 from muster.store.logfiles import LogFile, blocks_of, find_logs, members_of
 
 # Of a row per job.
@@ -165,13 +163,6 @@ def save_csv(document: Judged, path: Path) -> None:
         write_text(path, csv_text(COLUMNS, rows))
     except OSError as error:
         raise JobError(f"cannot be written: {error.strerror}", where=str(path)) from None
-
-
-def csv_text(head: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
-    """A table as CSV; None is an empty cell."""
-    text = io.StringIO()
-    csv.writer(text, lineterminator="\n").writerows([head, *rows])
-    return text.getvalue()
 
 
 def _figure(value: float | None, form: str) -> str | None:
