@@ -12,7 +12,7 @@ from muster.core.result import JobEntry, Result
 from muster.core.section import Part
 from muster.core.state import JobEnd
 from muster.judging.baseline import FEWEST
-from muster.judging.document import Gate, Judged, gate
+from muster.judging.document import Gate, Judged
 
 
 @rows.dataclass(frozen=True, kw_only=True)
@@ -133,10 +133,10 @@ class Bench(Judged):
         """Whether the hosts may be handed over: bad where anything is known against a host, a link, a switch,
         a job or the whole fleet; open where something was neither judged nor measured, or not all jobs
         have ended."""
-        failed = any(count for name, count in self.outcomes.items() if not name.good)
-        verdict = gate(self.accused or failed, self.left.values())
+        if any(not job.outcome.good for job in self.jobs):
+            return Gate.BAD
         some = any(not job.warm_up for job in self.jobs)
-        return Gate.OPEN if verdict is Gate.FIT and not (self.complete and some) else verdict
+        return Gate.OPEN if super().gate is Gate.FIT and not (self.complete and some) else super().gate
 
     @property
     def left(self) -> dict[str, str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from enum import IntEnum
 from typing import Any, Literal, get_args
 
@@ -27,12 +27,6 @@ class Gate(IntEnum):
     FIT = 0  # every host is fit, or differs from its peers by no more than this fleet's hosts do
     BAD = 1  # something is known against a host, a link, a switch, or a job
     OPEN = 3  # nothing is, but not everything was judged
-
-
-def gate(bad: bool, left: Iterable[str]) -> Gate:
-    """`left`: per host, what of it was not judged (`not_judged`). Where there is no host, nothing was."""
-    listed = list(left)
-    return Gate.BAD if bad else Gate.OPEN if any(listed) or not listed else Gate.FIT
 
 
 class Evidence(Part):
@@ -210,8 +204,11 @@ class Judged(Part):
 
     @property
     def gate(self) -> Gate:
-        """Whether all hosts are fit, somebody is bad, or something was not judged."""
-        return gate(self.accused, self.left.values())
+        """Whether all hosts are fit, somebody is bad, or something was not judged: where there is no host,
+        nothing was."""
+        if self.accused:
+            return Gate.BAD
+        return Gate.OPEN if any(self.left.values()) or not self.hosts else Gate.FIT
 
     @property
     def left(self) -> dict[str, str]:

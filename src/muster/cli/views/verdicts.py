@@ -80,7 +80,7 @@ def _accused(document: Judged) -> list[tuple[str, str]]:
     bad = [row for row in rows_of(document) if row.condition in BAD]
     lines = []
     if bad:
-        below = f"below {getattr(document, 'at_least', '') or 'a threshold'}"
+        below = f"below {document.at_least or 'a threshold'}"
         how = " or ".join(dict.fromkeys(below if row.condition == "below" else row.condition for row in bad))
         named = [f"{row.host} ({_short(row)})" for row in bad if row.condition != "below"]
         low = fold_hosts([row.host for row in bad if row.condition == "below"])
