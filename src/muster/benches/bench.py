@@ -19,7 +19,7 @@ from typing import Any
 from muster.benches.child import Child, adopted, finished
 from muster.benches.clock import Kind, durations, expected, kind_of, late_after
 from muster.benches.document import Bench, JobRecord
-from muster.benches.fold import FoldedBench, fold_bench
+from muster.benches.fold import fold_bench
 from muster.benches.folder import BenchFolder
 from muster.benches.inputs import (
     BenchInputs,
@@ -633,24 +633,22 @@ def _jobs(
     )  # fmt: skip
     stopped = jobs.run()
     document = fold_bench(
-        FoldedBench(
-            id=folder.id,
-            inputs=inputs,
-            dropped=dropped,
-            tasks=jobs.tasks,
-            records=jobs.done,
-            notes=[
-                *left_out,
-                *inputs.schedule.notes,
-                *growth.notes,
-                *not_started(jobs.unstarted),
-                *([stopped] if stopped else []),
-            ],
-            started=started_of(folder),
-            ended=time.time(),
-            stored=stored,
-            unfinished=stopped is not None,
-        )
+        id=folder.id,
+        inputs=inputs,
+        dropped=dropped,
+        tasks=jobs.tasks,
+        records=jobs.done,
+        notes=[
+            *left_out,
+            *inputs.schedule.notes,
+            *growth.notes,
+            *not_started(jobs.unstarted),
+            *([stopped] if stopped else []),
+        ],
+        started=started_of(folder),
+        ended=time.time(),
+        stored=stored,
+        unfinished=stopped is not None,
     )
     folder.write_data(folder.result, document.model_dump(mode="json"))
     folder.write(folder.table, table_of(document))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, Literal
 
 from muster.benches.commands import CLOCK, notes_on, speeds
@@ -42,46 +42,43 @@ SPEEDS = (
 )  # fmt: skip
 
 
-@dataclass(frozen=True)
-class FoldedBench:
-    """A bench as it stands: all that the document is made of."""
-
-    id: str
-    inputs: BenchInputs  # its hosts are those that take part
-    dropped: Mapping[str, str]  # those that do not, and why
-    tasks: Sequence[Task]
-    records: Mapping[str, JobRecord]
-    notes: Sequence[str]
-    started: float
-    ended: float
-    stored: Mapping[JobClass, Baseline]
-    unfinished: bool = False  # an adaptive entry would have asked for more
-
-
-def fold_bench(bench: FoldedBench) -> Bench:
-    """The document."""
-    records = {task.id: bench.records[task.id] for task in bench.tasks if task.id in bench.records}
-    logs_by_job = logs_of(records, bench.inputs.recipes)
+def fold_bench(
+    *,
+    id: str,
+    inputs: BenchInputs,
+    dropped: Mapping[str, str],
+    tasks: Sequence[Task],
+    records: Mapping[str, JobRecord],
+    notes: Sequence[str],
+    started: float,
+    ended: float,
+    stored: Mapping[JobClass, Baseline],
+    unfinished: bool = False,
+) -> Bench:
+    """Make the document of a bench as it stands. The hosts of `inputs` are those that take part; `dropped`:
+    those that do not, and why; `unfinished`: an adaptive entry would have asked for more."""
+    records = {task.id: records[task.id] for task in tasks if task.id in records}
+    logs_by_job = logs_of(records, inputs.recipes)
     logs = [log for each in logs_by_job.values() for log in each]
-    settings = Settings(slow=bench.inputs.suite.slow)
-    judgement = judged(bench.inputs.name, logs, settings, bench.stored, switches_of(bench.inputs.suite))
+    settings = Settings(slow=inputs.suite.slow)
+    judgement = judged(inputs.name, logs, settings, stored, switches_of(inputs.suite))
     entries = {each.job: each for each in judgement.jobs}
-    ran = speeds(records, bench.inputs.recipes)
-    jobs = [_job(bench, record, entries) for record in records.values()]
-    jobs = with_misses(jobs, bench.inputs.suite, judgement.peers)
-    hosts = _hosts(bench, jobs, judgement)
+    ran = speeds(records, inputs.recipes)
+    jobs = [_job(inputs, record, entries) for record in records.values()]
+    jobs = with_misses(jobs, inputs.suite, judgement.peers)
+    hosts = _hosts(inputs, dropped, jobs, judgement)
     versions = next((r.result.versions for r in records.values() if r.result and r.result.versions), {})
     well = [job for job in jobs if not job.warm_up and job.outcome.good]
     measured = [job for job in well if not job.not_measured]
     return Bench(
-        id=bench.id,
-        suite=bench.inputs.name,
-        about=bench.inputs.suite.about,
-        source=bench.inputs.inventory.source,
-        overrides=list(bench.inputs.overrides),
-        complete=not bench.unfinished and len(records) == len(bench.tasks),
-        started=bench.started,
-        ended=bench.ended,
+        id=id,
+        suite=inputs.name,
+        about=inputs.suite.about,
+        source=inputs.inventory.source,
+        overrides=list(inputs.overrides),
+        complete=not unfinished and len(records) == len(tasks),
+        started=started,
+        ended=ended,
         versions=versions,
         slow=judgement.slow,
         hosts=hosts,
@@ -91,19 +88,19 @@ def fold_bench(bench: FoldedBench) -> Bench:
         drifted=judgement.drifted,
         peers=sorted(judgement.peers, key=lambda each: (each.work.partition(",")[0], each.hosts, each.work)),
         jobs=jobs,
-        curves=curves_of(bench.inputs.suite, well),
-        comparison=comparison_of(bench.inputs.suite, bench.inputs.recipes, measured),
+        curves=curves_of(inputs.suite, well),
+        comparison=comparison_of(inputs.suite, inputs.recipes, measured),
         published=beside_published(
-            bench.inputs.suite, measured, {name: record.devices for name, record in records.items()}
+            inputs.suite, measured, {name: record.devices for name, record in records.items()}
         ),
-        notes=[*bench.notes, *notes_on(ran, records), *judgement.notes],
+        notes=[*notes, *notes_on(ran, records), *judgement.notes],
     )
 
 
-def _job(bench: FoldedBench, record: JobRecord, entries: Mapping[str, JobEntry]) -> JobEntry:
+def _job(inputs: BenchInputs, record: JobRecord, entries: Mapping[str, JobEntry]) -> JobEntry:
     """A job's row. Of one that measured the fabric of a single host its products are judged."""
-    recipe = bench.inputs.recipes[record.entry]
-    row = entries.get(record.job) or row_of(record, bench.inputs.recipes)
+    recipe = inputs.recipes[record.entry]
+    row = entries.get(record.job) or row_of(record, inputs.recipes)
     alone = entries.get(f"{record.job}#{record.hosts[0]}") if record.size == 1 else None
     if alone and not row.judged:
         row = replace(row, slower=alone.slower, judged=alone.judged, work=alone.work)
@@ -114,7 +111,7 @@ def _job(bench: FoldedBench, record: JobRecord, entries: Mapping[str, JobEntry])
         outcome=record.outcome,  # one that was cut is judged by its speed all the same
         hosts=record.hosts,
         failed_host=record.failed_host,
-        recipe=next(each.called for each in bench.inputs.suite.jobs if each.name == record.entry),
+        recipe=next(each.called for each in inputs.suite.jobs if each.name == record.entry),
     )
 
 
@@ -169,17 +166,16 @@ def _missed(job: JobEntry, bound: Threshold, normal: float | None) -> str | None
     return None if bound.met(value) else f"{bound.figure} is {value:.6g}; it must be {bound.words}"
 
 
-def _hosts(bench: FoldedBench, jobs: Sequence[JobEntry], judgement: document.Judged) -> list[Verdict]:
+def _hosts(
+    inputs: BenchInputs, dropped: Mapping[str, str], jobs: Sequence[JobEntry], judgement: document.Judged
+) -> list[Verdict]:
     """One verdict per host, in the order of the inventory; those that took no part last."""
     verdicts = {each.host: each for each in judgement.hosts}
     counted = [job for job in jobs if not job.warm_up]
     bounded = {
         each.name
-        for each in bench.inputs.suite.jobs
-        if any(
-            bound.per != "fleet" and bound.figure in SPEEDS
-            for bound in bench.inputs.suite.of(each).thresholds
-        )
+        for each in inputs.suite.jobs
+        if any(bound.per != "fleet" and bound.figure in SPEEDS for bound in inputs.suite.of(each).thresholds)
     }
     reason = "no job of this host could be evaluated"
     made = [
@@ -188,15 +184,14 @@ def _hosts(bench: FoldedBench, jobs: Sequence[JobEntry], judgement: document.Jud
             [job for job in counted if host in job.hosts],
             bounded,
         )
-        for host in bench.inputs.inventory.names
+        for host in inputs.inventory.names
     ]
     known_bad = {each.host for each in made if each.condition in document.BAD}
     made = [_in_doubt(each, counted, known_bad) for each in made]
-    dropped = bench.dropped.items()
-    return [
-        *made,
-        *(Verdict(hosts=[host], condition="unfit", confidence=1.0, reason=why) for host, why in dropped),
+    made += [
+        Verdict(hosts=[host], condition="unfit", confidence=1.0, reason=why) for host, why in dropped.items()
     ]
+    return made
 
 
 def _host(verdict: Verdict, jobs: Sequence[JobEntry], bounded: set[str]) -> Verdict:
