@@ -36,8 +36,8 @@ def metrics_csv(folder: EventFold, world_size: int | None) -> str:
         )
     more = dict.fromkeys(name for step in sorted(rows) for name in rows[step] if name not in COLUMNS)
     head = (*COLUMNS, *more)
-    cells = ([step, *(_cell(rows[step].get(name)) for name in head[1:])] for step in sorted(rows))
-    return csv_text(head, cells)
+    lines = ([step, *(_cell(rows[step].get(name)) for name in head[1:])] for step in sorted(rows))
+    return csv_text(head, lines)
 
 
 def _window(ranks: list[events.Window], world_size: int | None) -> dict[str, Any]:
