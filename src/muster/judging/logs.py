@@ -66,7 +66,7 @@ def judge(
         raise UsageError(f"must be between 0 and 1 (a share of the step time), not {slow:g}", where="--slow")
     named = Expression.of(host_pattern, PLACES, "--host-pattern") if host_pattern else None
     user = UserFormat.of(lines, columns, workload)
-    bound = Bound.of(at_least) if at_least else None
+    bound = Bound(*parse_rate(at_least, "--at-least")) if at_least else None
     kinds = _hardware_of(hardware)
     stored = load_baselines(baseline) if baseline else {}
     files = [each for each in find_logs(where) if not baseline or each.path.resolve() != baseline.resolve()]
@@ -195,11 +195,6 @@ class Bound:
     value: float
     figure: str
     per: str
-
-    @classmethod
-    def of(cls, text: str) -> Bound:
-        """From what people write. Raises UsageError."""
-        return cls(*parse_rate(text, "--at-least"))
 
     @property
     def unit(self) -> str:
