@@ -107,12 +107,10 @@ def said(found: Bench) -> dict[str, Any]:
     unmeasured = [job.not_measured[0] for job in found.jobs if job.not_measured]
     return {
         "exit_code": int(found.gate),
-        "accused": [each.host for each in found.hosts if each.verdict in BAD],
-        "kinds": [
-            each.beside_others.kind for each in found.hosts if each.verdict in BAD and each.beside_others
-        ],
+        "accused": [each.host for each in found.hosts if each.condition in BAD],
+        "kinds": [each.kind for each in found.hosts if each.condition in BAD],
         "links": [" - ".join(each.hosts) for each in found.links],
-        "verdicts": {each.host: f"{each.verdict}: {each.reason}" for each in found.hosts},
+        "verdicts": {each.host: f"{each.condition}: {each.reason}" for each in found.hosts},
         "outcomes": {name: count for name, count in found.outcomes.items() if count},
         "jobs": len(found.jobs),
         "not_measured": len(unmeasured),

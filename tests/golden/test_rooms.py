@@ -24,7 +24,7 @@ import pytest
 from pydantic import TypeAdapter
 
 from muster.benches.document import JobRecord
-from muster.benches.fold import FoldedBench, fold_bench
+from muster.benches.fold import fold_bench
 from muster.benches.inputs import BenchInputs
 from muster.benches.schedule import Task
 from muster.benches.suite import Suite
@@ -355,17 +355,15 @@ def benches(
     own = {name: recipe_from(each) for name, each in (recipes or {}).items()}
     by_name = {each.name: own.get(each.name) or load_recipe(str(each.recipe)) for each in entries.jobs}
     made = fold_bench(
-        FoldedBench(
-            "bench",
-            BenchInputs("test", entries, read_inventory(source), by_name),
-            dropped or {},
-            jobs,
-            {each["job"]: adapter.validate_python({**rows[each["job"]], **each}) for each in records},
-            notes,
-            0.0,
-            100.0,
-            baselines(stored),
-        )
+        id="bench",
+        inputs=BenchInputs("test", entries, read_inventory(source), by_name),
+        dropped=dropped or {},
+        tasks=jobs,
+        records={each["job"]: adapter.validate_python({**rows[each["job"]], **each}) for each in records},
+        notes=notes,
+        started=0.0,
+        ended=100.0,
+        stored=baselines(stored),
     )
     digests: dict[str, str] = {}  # of recipes: in their order, as each key of a recipe changes them all
     text = re.sub(

@@ -11,7 +11,7 @@ from typing import Any
 
 from muster.benches.bench import BenchIO, bench
 from muster.benches.document import Bench, JobRecord
-from muster.benches.fold import FoldedBench
+from muster.benches.fold import fold_bench
 from muster.benches.folder import BenchFolder
 from muster.benches.inputs import BenchInputs, read_bench
 from muster.benches.schedule import Task, make_schedule
@@ -135,13 +135,13 @@ def suite_of(*jobs: dict[str, Any], **fields: Any) -> Suite:
     return suite_from({"jobs": entries, "warm_up": False, **fields}, where="test")
 
 
-def ended(suite: Suite, hosts: str, result: Callable[[Task], Result], **fields: Any) -> FoldedBench:
-    """A bench of which every job came to `result(task)`."""
+def ended(suite: Suite, hosts: str, result: Callable[[Task], Result], **fields: Any) -> Bench:
+    """The document of a bench of which every job came to `result(task)`."""
     inventory = read_inventory(hosts)
     schedule = make_schedule(suite, inventory.names)
     recipes = fields.pop("recipes", None) or {each.name: load_recipe(str(each.recipe)) for each in suite.jobs}
     records = {task.id: recorded(task, result(task)) for task in schedule.tasks}
-    return FoldedBench(
+    return fold_bench(
         **{
             "id": "bench",
             "inputs": BenchInputs("test", suite, inventory, recipes),

@@ -12,7 +12,6 @@ import pytest
 from rich.console import Console
 
 from muster.benches.child import Child
-from muster.benches.fold import fold_bench
 from muster.benches.inputs import read_bench
 from muster.benches.schedule import Task
 from muster.cli import main
@@ -149,7 +148,7 @@ def result(task: Task) -> Result:
 
 
 def test_of_many_the_bad_ones_are_shown(capsys: pytest.CaptureFixture[str]) -> None:
-    found = fold_bench(ended(suite_of({"groups": [1]}), "local:130x1", result))
+    found = ended(suite_of({"groups": [1]}), "local:130x1", result)
     out, _ = printed(found, capsys)
     assert "digits-1x-002" in out and "digits-1x-050" not in out
     assert "--all shows them" in out
@@ -163,7 +162,7 @@ def test_a_comparison_is_printed_with_what_confounds_it(capsys: pytest.CaptureFi
         {"name": "zero1", "recipe": "text2sql-t5-small-zero1"},
         compare=["engine.zero"],
     )
-    out, _ = printed(fold_bench(ended(suite, "local:3x1", result)), capsys)
+    out, _ = printed(ended(suite, "local:3x1", result), capsys)
     assert re.search(r"zero1 +3 +1 ", out)
     assert "confounded engine.name differs as well (no-zero: ddp, zero1: deepspeed)" in out
 

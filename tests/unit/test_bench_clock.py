@@ -98,7 +98,7 @@ def test_a_late_job_is_cut_and_counts_against_its_host(
     late = jobs["local4"]
     assert late.outcome == "timeout" and "jobs alike took" in (late.reason or "")
     assert late.started and late.ended and late.ended - late.started < 60
-    verdicts = {each.host: each.verdict for each in found.hosts}
+    verdicts = {each.host: each.condition for each in found.hosts}
     assert verdicts == {**dict.fromkeys(("local0", "local1", "local2", "local3"), "fit"), "local4": "slow"}
     assert found.gate is Gate.BAD
 

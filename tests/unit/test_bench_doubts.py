@@ -9,7 +9,6 @@ import pytest
 
 from muster.benches.document import Bench, Curve
 from muster.benches.doubts import doubts_of
-from muster.benches.fold import fold_bench
 from muster.benches.schedule import Task
 from muster.core.result import Result
 from tests.unit.benches import ended, made, recorded, suite_of
@@ -37,7 +36,7 @@ def on(found: Result, machine: str = "", **report: Any) -> Result:
 
 
 def curve(result: Callable[[Task], Result], **entry: Any) -> tuple[Curve, Bench]:
-    found = fold_bench(ended(suite_of({**CURVED, **entry}), "local:2x1", result))
+    found = ended(suite_of({**CURVED, **entry}), "local:2x1", result)
     return found.curves[0], found
 
 

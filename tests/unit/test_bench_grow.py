@@ -48,7 +48,9 @@ def test_groups_chosen_from_results(tmp_path: Path) -> None:
     assert dry_run(inputs, BenchFolder(tmp_path / "x"))["adaptive"] == ["digits"]
     found, folder = play(tmp_path, inputs, plays)
     assert found.complete
-    assert {each.host: each.verdict for each in found.hosts if each.verdict != "fit"} == {"local3": "slow"}
+    assert {each.host: each.condition for each in found.hosts if each.condition != "fit"} == {
+        "local3": "slow"
+    }
     waves = {job.wave for job in found.jobs}
     assert len(waves) > 1 and None not in waves
     assert len(folder.read_schedule()["jobs"]) == len(found.jobs)
@@ -79,7 +81,9 @@ def test_one_dead_host_does_not_end_the_waves(tmp_path: Path) -> None:
     found, _ = play(tmp_path, inputs_of(tmp_path, "local:8x1", ADAPTIVE), plays)
     assert max(job.wave or 0 for job in found.jobs) > 1
     assert not any("the same way" in note for note in found.notes)
-    assert {each.host: each.verdict for each in found.hosts if each.verdict != "fit"} == {"local5": "failing"}
+    assert {each.host: each.condition for each in found.hosts if each.condition != "fit"} == {
+        "local5": "failing"
+    }
 
 
 def test_what_was_refused_once_is_not_asked_again(tmp_path: Path) -> None:
@@ -148,7 +152,7 @@ def test_a_bad_switch_is_named(kind: str, tmp_path: Path, capsys: pytest.Capture
     (named,) = found.switches
     assert (named.switch, named.kind, named.condition) == ("leaf1", kind, "slow")
     assert set(named.hosts) == behind and named.slower == pytest.approx(0.2, abs=0.02)
-    assert not any(each.verdict == "slow" for each in found.hosts) and not found.links
+    assert not any(each.condition == "slow" for each in found.hosts) and not found.links
     assert found.model_copy(update={"switches": []}).gate is not Gate.BAD and found.gate is Gate.BAD
     assert json.loads(folder.result.read_text())["switches"][0]["switch"] == "leaf1"
     print_bench(found, every=False)

@@ -247,16 +247,16 @@ def test_what_is_normal_is_kept_for_a_bench_that_goes_on(tmp_path: Path) -> None
     inputs = inputs_of(tmp_path, "local:1x1", {"groups": [1], "repeats": 3})
     slow = lambda job, hosts: (0.0, 0, made(hosts, 90.0))  # noqa: E731
     found, folder = play(tmp_path, inputs, slow, baseline=before.result)
-    assert [each.verdict for each in found.hosts] == ["slow"]
+    assert [each.condition for each in found.hosts] == ["slow"]
     shutil.rmtree(earlier)
     again = continue_bench(folder, BenchIO(shell=FakeShell()))
-    assert [each.verdict for each in again.hosts] == ["slow"]
+    assert [each.condition for each in again.hosts] == ["slow"]
     other = found.model_copy(update={"peers": [each.model_copy(update={"step_seconds": each.step_seconds * 2})
                                                for each in found.peers]})  # fmt: skip
     (tmp_path / "other.json").write_text(other.model_dump_json())
     told = continue_bench(folder, BenchIO(shell=FakeShell(), baseline=tmp_path / "other.json"))
     (tmp_path / "other.json").unlink()
-    assert [each.verdict for each in told.hosts] != ["slow"]
+    assert [each.condition for each in told.hosts] != ["slow"]
     assert continue_bench(folder, BenchIO(shell=FakeShell())).hosts == told.hosts
 
 

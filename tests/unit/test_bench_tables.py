@@ -11,7 +11,6 @@ from rich.console import Console
 
 from muster.benches.bench import table_of
 from muster.benches.document import Bench
-from muster.benches.fold import fold_bench
 from muster.benches.inputs import read_bench
 from muster.benches.suite import load_suite
 from muster.cli.views.benches import print_bench
@@ -34,7 +33,7 @@ def test_sizes_of_pretend_hosts_have_the_same_threads() -> None:
 
 def test_the_table() -> None:
     """S1's columns first, then what is known besides; unknown is empty."""
-    found = fold_bench(ended(suite_of({"groups": [1, 2]}, thresholds=[PER_SLOT]), "local:3x1", fleet))
+    found = ended(suite_of({"groups": [1, 2]}, thresholds=[PER_SLOT]), "local:3x1", fleet)
     rows = list(csv.DictReader(io.StringIO(table_of(found))))
     assert len(rows) == 6
     assert rows[3]["Hostnames"] == "local0,local1"
@@ -65,7 +64,7 @@ def test_the_published_benchmark_has_published_figures() -> None:
 
 def test_a_benchs_table_of_jobs_cuts_no_figure_in_a_narrow_terminal() -> None:
     hosts = "cluster-node[1-9]:1"
-    bench = fold_bench(ended(suite_of({"groups": [1, 2]}), hosts, lambda task: made(task.hosts, 123.4)))
+    bench = ended(suite_of({"groups": [1, 2]}), hosts, lambda task: made(task.hosts, 123.4))
     file = io.StringIO()
     print_bench(bench, every=True, console=Console(file=file, width=80, force_terminal=True, no_color=True))
     assert file.getvalue().count("500.0 MB") == len(bench.jobs) and "…" not in file.getvalue()

@@ -30,7 +30,7 @@ from muster.planner.decide import decide
 from muster.planner.orders import orders
 from muster.reports import answers, charts, tables, words
 from muster.reports.page import render
-from muster.reports.rundata import Prediction, RunData, gather, read_stream
+from muster.reports.rundata import RunData, gather, read_stream
 from muster.results.figures import figures, interval
 from muster.results.fold import EventFold
 from muster.runs.resume import frozen_recipe
@@ -197,15 +197,23 @@ def a_run(*, ranks=2, windows=4, hosts=("a", "b"), **changes) -> RunData:
     return replace(data, **changes)
 
 
+def answer(index, question, predicted, expected, exact, executed):
+    """To a held-out question."""
+    return events.Answer(
+        time=0.0, index=index, question=question, predicted=predicted, expected=expected, exact=exact,
+        executed=executed,
+    )  # fmt: skip
+
+
 def some_predictions(count):
     for index in range(count):
         right = index % 3 == 0
-        answer = f"SELECT {index}" if right else f"SELECT {index} FROM t"
-        yield Prediction(index, f"How many {index}?", answer, f"SELECT {index}", right, index % 3 != 1)
+        given = f"SELECT {index}" if right else f"SELECT {index} FROM t"
+        yield answer(index, f"How many {index}?", given, f"SELECT {index}", right, index % 3 != 1)
 
 
 def test_hostile_text_is_only_text():
-    prediction = Prediction(0, HOSTILE, HOSTILE, HOSTILE + "x", False, None)
+    prediction = answer(0, HOSTILE, HOSTILE, HOSTILE + "x", False, None)
     failure = Failure(what=HOSTILE, where=HOSTILE, host=HOSTILE, hint=HOSTILE)
     facts = {"versions": {HOSTILE: HOSTILE}, "gpus": [{"name": HOSTILE}]}
     page = check(
@@ -357,12 +365,12 @@ def test_ticks_cover_and_are_few(low, high):
 
 
 def test_predictions_show_every_kind_and_count_all():
-    predictions = [Prediction(i, "q", "a", "a", True, True) for i in range(500)]
-    predictions += [Prediction(500 + i, "q", "b", "a", False, True) for i in range(300)]
-    predictions += [Prediction(800 + i, "q", "c", "a", False, False) for i in range(200)]
+    predictions = [answer(i, "q", "a", "a", True, True) for i in range(500)]
+    predictions += [answer(500 + i, "q", "b", "a", False, True) for i in range(300)]
+    predictions += [answer(800 + i, "q", "c", "a", False, False) for i in range(200)]
     predictions += [
-        Prediction(1000, "q", " ", "a", False, False),
-        Prediction(1001, "q", "a", "a", True, False),
+        answer(1000, "q", " ", "a", False, False),
+        answer(1001, "q", "a", "a", True, False),
     ]
     shown, counts = answers.choose(predictions)
     assert len(shown) == answers.SHOWN

@@ -19,7 +19,7 @@ from typing import Any
 from muster.benches.child import Child, adopted, finished
 from muster.benches.clock import Kind, durations, expected, kind_of, late_after
 from muster.benches.document import Bench, JobRecord
-from muster.benches.fold import FoldedBench, fold_bench
+from muster.benches.fold import fold_bench
 from muster.benches.folder import BenchFolder
 from muster.benches.inputs import (
     BenchInputs,
@@ -47,8 +47,9 @@ from muster.fleet.shell import Shell, more_files
 from muster.judging import Baseline, JobClass, Posterior, Settings, localise, next_wave
 from muster.judging.baseline import FEWEST
 from muster.judging.joblogs import how_ended
-from muster.judging.logs import COLUMNS, csv_text, load_baselines
+from muster.judging.logs import COLUMNS, load_baselines
 from muster.runs.listing import stop
+from muster.store.atomic import csv_text
 from muster.store.runfolder import RunFolder
 from muster.store.runlock import Claim
 
@@ -632,24 +633,22 @@ def _jobs(
     )  # fmt: skip
     stopped = jobs.run()
     document = fold_bench(
-        FoldedBench(
-            id=folder.id,
-            inputs=inputs,
-            dropped=dropped,
-            tasks=jobs.tasks,
-            records=jobs.done,
-            notes=[
-                *left_out,
-                *inputs.schedule.notes,
-                *growth.notes,
-                *not_started(jobs.unstarted),
-                *([stopped] if stopped else []),
-            ],
-            started=started_of(folder),
-            ended=time.time(),
-            stored=stored,
-            unfinished=stopped is not None,
-        )
+        id=folder.id,
+        inputs=inputs,
+        dropped=dropped,
+        tasks=jobs.tasks,
+        records=jobs.done,
+        notes=[
+            *left_out,
+            *inputs.schedule.notes,
+            *growth.notes,
+            *not_started(jobs.unstarted),
+            *([stopped] if stopped else []),
+        ],
+        started=started_of(folder),
+        ended=time.time(),
+        stored=stored,
+        unfinished=stopped is not None,
     )
     folder.write_data(folder.result, document.model_dump(mode="json"))
     folder.write(folder.table, table_of(document))
@@ -658,7 +657,7 @@ def _jobs(
 
 def table_of(document: Bench) -> str:
     """A row per job as CSV: the columns of the benchmark that this one stands in for first."""
-    verdicts = {each.host: each.verdict for each in document.hosts}
+    verdicts = {each.host: each.condition for each in document.hosts}
     extra = sorted({name for job in document.jobs for name in job.figures} - {"samples_per_second", "memory"})
     more = (
         "entry",

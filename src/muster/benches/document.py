@@ -12,7 +12,7 @@ from muster.core.result import JobEntry, Result
 from muster.core.section import Part
 from muster.core.state import JobEnd
 from muster.judging.baseline import FEWEST
-from muster.judging.document import Findings, Gate, HostVerdict, gate, not_judged
+from muster.judging.document import Gate, Judged
 
 
 @rows.dataclass(frozen=True, kw_only=True)
@@ -113,7 +113,7 @@ class PublishedComparison(Part):
     ratio: float = Field(description="measured over published")
 
 
-class Bench(Findings[HostVerdict]):
+class Bench(Judged):
     """The document that `muster bench --json` prints."""
 
     id: str
@@ -133,16 +133,15 @@ class Bench(Findings[HostVerdict]):
         """Whether the hosts may be handed over: bad where anything is known against a host, a link, a switch,
         a job or the whole fleet; open where something was neither judged nor measured, or not all jobs
         have ended."""
-        failed = any(count for name, count in self.outcomes.items() if not name.good)
-        verdict = gate(self.accused or failed, self.left.values())
+        if any(not job.outcome.good for job in self.jobs):
+            return Gate.BAD
         some = any(not job.warm_up for job in self.jobs)
-        return Gate.OPEN if verdict is Gate.FIT and not (self.complete and some) else verdict
+        return Gate.OPEN if super().gate is Gate.FIT and not (self.complete and some) else super().gate
 
     @property
     def left(self) -> dict[str, str]:
         """What of each host is open, in words; empty: nothing. Also what none of its jobs measured."""
         counted = [job for job in self.jobs if not job.warm_up]
-        grouped = {host for job in counted if job.size > 1 for host in job.hosts}
         short = _short(counted)
         sound = {
             (host, job.entry, job.size)
@@ -157,11 +156,7 @@ class Bench(Findings[HostVerdict]):
                     what = "not measured" if job.not_measured else "its jobs were not compared with others'"
                     where = "1 host" if job.size == 1 else f"{job.size} hosts"
                     unmeasured.setdefault(host, f"{what} by {job.entry} on {where}")
-        return {
-            each.host: not_judged(each.verdict, each.subjects, exchanged=each.host in grouped)
-            or unmeasured.get(each.host, "")
-            for each in self.hosts
-        }
+        return {host: what or unmeasured.get(host, "") for host, what in super().left.items()}
 
 
 def _short(jobs: Sequence[JobEntry]) -> set[tuple[str, int]]:

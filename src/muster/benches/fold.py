@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, Literal
 
 from muster.benches.commands import CLOCK, notes_on, speeds
@@ -31,7 +31,9 @@ from muster.core.state import State
 from muster.core.units import format_seconds
 from muster.judging import Baseline, JobClass, Settings, document
 from muster.judging.baseline import FEWEST
+from muster.judging.document import Verdict
 from muster.judging.joblogs import judged
+from muster.judging.logs import below
 
 # A threshold of one of these, met alone, makes a host fit where there is no fleet to compare it with.
 SPEEDS = (
@@ -40,47 +42,45 @@ SPEEDS = (
 )  # fmt: skip
 
 
-@dataclass(frozen=True)
-class FoldedBench:
-    """A bench as it stands: all that the document is made of."""
-
-    id: str
-    inputs: BenchInputs  # its hosts are those that take part
-    dropped: Mapping[str, str]  # those that do not, and why
-    tasks: Sequence[Task]
-    records: Mapping[str, JobRecord]
-    notes: Sequence[str]
-    started: float
-    ended: float
-    stored: Mapping[JobClass, Baseline]
-    unfinished: bool = False  # an adaptive entry would have asked for more
-
-
-def fold_bench(bench: FoldedBench) -> Bench:
-    """The document."""
-    records = {task.id: bench.records[task.id] for task in bench.tasks if task.id in bench.records}
-    logs_by_job = logs_of(records, bench.inputs.recipes)
+def fold_bench(
+    *,
+    id: str,
+    inputs: BenchInputs,
+    dropped: Mapping[str, str],
+    tasks: Sequence[Task],
+    records: Mapping[str, JobRecord],
+    notes: Sequence[str],
+    started: float,
+    ended: float,
+    stored: Mapping[JobClass, Baseline],
+    unfinished: bool = False,
+) -> Bench:
+    """Make the document of a bench as it stands. The hosts of `inputs` are those that take part; `dropped`:
+    those that do not, and why; `unfinished`: an adaptive entry would have asked for more."""
+    records = {task.id: records[task.id] for task in tasks if task.id in records}
+    logs_by_job = logs_of(records, inputs.recipes)
     logs = [log for each in logs_by_job.values() for log in each]
-    settings = Settings(slow=bench.inputs.suite.slow)
-    judgement = judged(bench.inputs.name, logs, settings, bench.stored, switches_of(bench.inputs.suite))
+    settings = Settings(slow=inputs.suite.slow)
+    judgement = judged(inputs.name, logs, settings, stored, switches_of(inputs.suite))
     entries = {each.job: each for each in judgement.jobs}
-    ran = speeds(records, bench.inputs.recipes)
-    jobs = [_job(bench, record, entries) for record in records.values()]
-    jobs = with_misses(jobs, bench.inputs.suite, judgement.peers)
-    hosts = _hosts(bench, jobs, judgement)
+    ran = speeds(records, inputs.recipes)
+    jobs = [_job(inputs, record, entries) for record in records.values()]
+    jobs = with_misses(jobs, inputs.suite, judgement.peers)
+    hosts = _hosts(inputs, dropped, jobs, judgement)
     versions = next((r.result.versions for r in records.values() if r.result and r.result.versions), {})
     well = [job for job in jobs if not job.warm_up and job.outcome.good]
     measured = [job for job in well if not job.not_measured]
     return Bench(
-        id=bench.id,
-        suite=bench.inputs.name,
-        about=bench.inputs.suite.about,
-        source=bench.inputs.inventory.source,
-        overrides=list(bench.inputs.overrides),
-        complete=not bench.unfinished and len(records) == len(bench.tasks),
-        started=bench.started,
-        ended=bench.ended,
+        id=id,
+        suite=inputs.name,
+        about=inputs.suite.about,
+        source=inputs.inventory.source,
+        overrides=list(inputs.overrides),
+        complete=not unfinished and len(records) == len(tasks),
+        started=started,
+        ended=ended,
         versions=versions,
+        slow=judgement.slow,
         hosts=hosts,
         links=judgement.links,
         switches=judgement.switches,
@@ -88,19 +88,19 @@ def fold_bench(bench: FoldedBench) -> Bench:
         drifted=judgement.drifted,
         peers=sorted(judgement.peers, key=lambda each: (each.work.partition(",")[0], each.hosts, each.work)),
         jobs=jobs,
-        curves=curves_of(bench.inputs.suite, well),
-        comparison=comparison_of(bench.inputs.suite, bench.inputs.recipes, measured),
+        curves=curves_of(inputs.suite, well),
+        comparison=comparison_of(inputs.suite, inputs.recipes, measured),
         published=beside_published(
-            bench.inputs.suite, measured, {name: record.devices for name, record in records.items()}
+            inputs.suite, measured, {name: record.devices for name, record in records.items()}
         ),
-        notes=[*bench.notes, *notes_on(ran, records), *judgement.notes],
+        notes=[*notes, *notes_on(ran, records), *judgement.notes],
     )
 
 
-def _job(bench: FoldedBench, record: JobRecord, entries: Mapping[str, JobEntry]) -> JobEntry:
+def _job(inputs: BenchInputs, record: JobRecord, entries: Mapping[str, JobEntry]) -> JobEntry:
     """A job's row. Of one that measured the fabric of a single host its products are judged."""
-    recipe = bench.inputs.recipes[record.entry]
-    row = entries.get(record.job) or row_of(record, bench.inputs.recipes)
+    recipe = inputs.recipes[record.entry]
+    row = entries.get(record.job) or row_of(record, inputs.recipes)
     alone = entries.get(f"{record.job}#{record.hosts[0]}") if record.size == 1 else None
     if alone and not row.judged:
         row = replace(row, slower=alone.slower, judged=alone.judged, work=alone.work)
@@ -111,7 +111,7 @@ def _job(bench: FoldedBench, record: JobRecord, entries: Mapping[str, JobEntry])
         outcome=record.outcome,  # one that was cut is judged by its speed all the same
         hosts=record.hosts,
         failed_host=record.failed_host,
-        recipe=next(each.called for each in bench.inputs.suite.jobs if each.name == record.entry),
+        recipe=next(each.called for each in inputs.suite.jobs if each.name == record.entry),
     )
 
 
@@ -167,67 +167,65 @@ def _missed(job: JobEntry, bound: Threshold, normal: float | None) -> str | None
 
 
 def _hosts(
-    bench: FoldedBench, jobs: Sequence[JobEntry], judgement: document.Judged
-) -> list[document.HostVerdict]:
+    inputs: BenchInputs, dropped: Mapping[str, str], jobs: Sequence[JobEntry], judgement: document.Judged
+) -> list[Verdict]:
     """One verdict per host, in the order of the inventory; those that took no part last."""
-    verdicts = {each.hosts[0]: each for each in judgement.hosts}
+    verdicts = {each.host: each for each in judgement.hosts}
     counted = [job for job in jobs if not job.warm_up]
     bounded = {
         each.name
-        for each in bench.inputs.suite.jobs
-        if any(
-            bound.per != "fleet" and bound.figure in SPEEDS
-            for bound in bench.inputs.suite.of(each).thresholds
-        )
+        for each in inputs.suite.jobs
+        if any(bound.per != "fleet" and bound.figure in SPEEDS for bound in inputs.suite.of(each).thresholds)
     }
+    reason = "no job of this host could be evaluated"
     made = [
-        _host(host, verdicts.get(host), [job for job in counted if host in job.hosts], bounded)
-        for host in bench.inputs.inventory.names
+        _host(
+            verdicts.get(host) or Verdict(hosts=[host], condition="unknown", confidence=0.0, reason=reason),
+            [job for job in counted if host in job.hosts],
+            bounded,
+        )
+        for host in inputs.inventory.names
     ]
-    known_bad = {each.host for each in made if each.verdict in document.BAD}
+    known_bad = {each.host for each in made if each.condition in document.BAD}
     made = [_in_doubt(each, counted, known_bad) for each in made]
-    dropped = bench.dropped.items()
-    return [*made, *(document.HostVerdict(host=host, verdict="unfit", reason=why) for host, why in dropped)]
+    made += [
+        Verdict(hosts=[host], condition="unfit", confidence=1.0, reason=why) for host, why in dropped.items()
+    ]
+    return made
 
 
-def _host(
-    host: str, verdict: document.Verdict | None, jobs: Sequence[JobEntry], bounded: set[str]
-) -> document.HostVerdict:
-    """By what it did alone, and beside others. `bounded`: entries with a threshold of their speed that
+def _host(verdict: Verdict, jobs: Sequence[JobEntry], bounded: set[str]) -> Verdict:
+    """By what it did beside others, and against thresholds. `bounded`: entries with a threshold of speed that
     needs no fleet."""
     alone = [f"{job.job}: {miss}" for job in jobs if job.size == 1 for miss in job.misses]
-    condition: document.Condition = verdict.condition if verdict else "unknown"
-    reason = verdict.reason if verdict else "no job of this host could be evaluated"
-    subjects = {each.name: each for each in verdict.subjects} if verdict else {}
     well = bool(jobs) and all(job.outcome.good and not job.misses for job in jobs)
-    if condition not in ("slow", "failing") and alone:
-        condition, reason = "below", alone[0]
-    elif condition == "unknown" and not (verdict and verdict.evidence) and well:
-        reason = "its jobs succeeded, but there are too few similar jobs to compare them with"
-        sound = [job for job in jobs if not job.not_measured]
-        if not sound:
-            reason = f"its jobs are no measurements: {jobs[0].not_measured[0]}"
-        by_thresholds = _by_thresholds([job for job in sound if job.entry in bounded])
-        subjects |= by_thresholds
-        if any(job.size > 1 for job in jobs):
-            subjects.setdefault("card", document.Subject(name="card", condition="unknown"))
-        if "compute" in by_thresholds:
-            condition = "fit"
-            reason = "it meets the thresholds; there are too few similar jobs to compare it with"
+    if not verdict.bad and alone:
+        return below(verdict, alone[0])
+    if verdict.condition == "unknown" and not verdict.evidence and well:
+        verdict = _uncompared(verdict, jobs, bounded)
     left = document.not_judged(
-        condition, list(subjects.values()), exchanged=any(job.size > 1 for job in jobs)
+        verdict.condition, verdict.subjects, exchanged=any(job.size > 1 for job in jobs)
     )
-    if condition in document.GOOD and left and left not in reason:
-        reason += f"; {left}"
-    return document.HostVerdict(
-        host=host,
-        verdict=condition,
-        reason=reason,
-        jobs=len(jobs),
-        misses=alone,
-        subjects=list(subjects.values()),
-        beside_others=verdict,
-    )
+    if verdict.condition in document.GOOD and left and left not in verdict.reason:
+        return verdict.model_copy(update={"reason": f"{verdict.reason}; {left}"})
+    return verdict
+
+
+def _uncompared(verdict: Verdict, jobs: Sequence[JobEntry], bounded: set[str]) -> Verdict:
+    """Of a host whose jobs succeeded and were compared with nothing: by the thresholds that they met."""
+    reason = "its jobs succeeded, but there are too few similar jobs to compare them with"
+    sound = [job for job in jobs if not job.not_measured]
+    if not sound:
+        reason = f"its jobs are no measurements: {jobs[0].not_measured[0]}"
+    by_thresholds = _by_thresholds([job for job in sound if job.entry in bounded])
+    subjects = {each.name: each for each in verdict.subjects} | by_thresholds
+    if any(job.size > 1 for job in jobs):
+        subjects.setdefault("card", document.Subject(name="card", condition="unknown"))
+    fields: dict[str, Any] = {"reason": reason, "subjects": list(subjects.values())}
+    if "compute" in by_thresholds:
+        reason = "it meets the thresholds; there are too few similar jobs to compare it with"
+        fields |= {"condition": "fit", "confidence": 1.0, "reason": reason}
+    return verdict.model_copy(update=fields)
 
 
 def _by_thresholds(jobs: Sequence[JobEntry]) -> dict[Literal["compute", "card", "links"], document.Subject]:
@@ -244,10 +242,10 @@ def _by_thresholds(jobs: Sequence[JobEntry]) -> dict[Literal["compute", "card", 
     }
 
 
-def _in_doubt(verdict: document.HostVerdict, jobs: Sequence[JobEntry], bad: set[str]) -> document.HostVerdict:
+def _in_doubt(verdict: Verdict, jobs: Sequence[JobEntry], bad: set[str]) -> Verdict:
     """A fit host whose groups missed a threshold is in doubt, unless another of them is known to be bad, or
     another job of the entry met everything."""
-    if verdict.verdict not in document.GOOD:
+    if verdict.condition not in document.GOOD:
         return verdict
     own = [job for job in jobs if verdict.host in job.hosts and job.outcome.good]
     good = {(job.entry, job.size) for job in own if not job.misses}
@@ -257,7 +255,8 @@ def _in_doubt(verdict: document.HostVerdict, jobs: Sequence[JobEntry], bad: set[
                 "its group missed a threshold, and which host caused that is unknown: "
                 f"{job.job}: {job.misses[0]}"
             )
-            return verdict.model_copy(update={"verdict": "unknown", "reason": reason})
+            doubt = {"condition": "unknown", "confidence": 1.0 - verdict.confidence, "reason": reason}
+            return verdict.model_copy(update=doubt)
     return verdict
 
 

@@ -53,6 +53,7 @@ def ls(
 ) -> int:
     """List runs and benches."""
     from muster.benches.listing import benches
+    from muster.store.atomic import csv_text
     from muster.store.queries import runs_table
 
     rows = runs_table(root, where)
@@ -60,7 +61,9 @@ def ls(
         print_json(rows)
         return 0
     if markdown or as_csv:
-        say(_markdown(rows) if markdown else _csv(rows), end="")
+        keys = [key for key, _ in _COMPARED.values()]
+        cells = ([row[key] for key in keys] for row in rows)
+        say(_markdown(rows) if markdown else csv_text(keys, cells), end="")
         return 0
     if rows:
         _table(rows)
@@ -87,17 +90,6 @@ def _markdown(rows: list[dict[str, Any]]) -> str:
     lines = [names, ["---" if _COMPARED[name][1] == "s" else "---:" for name in names]]
     lines += [[written[name][place].replace("|", "\\|") for name in names] for place in range(len(rows))]
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)
-
-
-def _csv(rows: list[dict[str, Any]]) -> str:
-    import csv
-    import io
-
-    text = io.StringIO()
-    table = csv.writer(text, lineterminator="\n")
-    table.writerow([key for key, _ in _COMPARED.values()])
-    table.writerows([row[key] for key, _ in _COMPARED.values()] for row in rows)
-    return text.getvalue()
 
 
 def _table(rows: list[dict[str, Any]]) -> None:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from enum import IntEnum
-from typing import Generic, Literal, TypeVar, get_args
+from typing import Any, Literal, get_args
 
-from pydantic import ConfigDict, Field, computed_field
+from pydantic import ConfigDict, Field, computed_field, model_validator
 
 from muster.core.hostlist import fold_hosts
 from muster.core.result import JobEntry
@@ -27,12 +27,6 @@ class Gate(IntEnum):
     FIT = 0  # every host is fit, or differs from its peers by no more than this fleet's hosts do
     BAD = 1  # something is known against a host, a link, a switch, or a job
     OPEN = 3  # nothing is, but not everything was judged
-
-
-def gate(bad: bool, left: Iterable[str]) -> Gate:
-    """`left`: per host, what of it was not judged (`not_judged`). Where there is no host, nothing was."""
-    listed = list(left)
-    return Gate.BAD if bad else Gate.OPEN if any(listed) or not listed else Gate.FIT
 
 
 class Evidence(Part):
@@ -97,26 +91,31 @@ class Verdict(Part):
     slower: float | None = Field(None, description="share of a healthy step's time")
     within: float | None = Field(None, description="standard error of it")
     at_most: float | None = Field(None, description="a slowdown above this is ruled out")
-    confidence: float = Field(description="that the condition is right; of an unknown one: that it is bad")
+    confidence: float = Field(
+        description="that the condition is right; of an unknown one: that it is bad. 1: by a threshold or an "
+        "inspection"
+    )
     reason: str
     evidence: list[Evidence] = Field(default_factory=list)
-    subjects: list[Subject] = Field(default_factory=list, description="of a host: what was looked at")
+    subjects: list[Subject] = Field(
+        default_factory=list, description="of a host: what was looked at, beside others or by thresholds"
+    )
     settle: str = Field("", description="of what is not known: which jobs would tell")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _of_older_bench(cls, data: Any) -> Any:
+        """Read a host's row of an older bench.json, which had the judge's verdict inside it."""
+        if not isinstance(data, dict) or "beside_others" not in data:
+            return data
+        own = {"hosts": [data["host"]], "condition": data["verdict"], "reason": data["reason"]}
+        judged = data["beside_others"] or {"confidence": float(data["verdict"] != "unknown")}
+        return {**judged, **own, "subjects": data["subjects"]}
 
     @property
     def host(self) -> str:
         """The host, or the first of the link's or the switch's."""
         return self.hosts[0]
-
-    @property
-    def verdict(self) -> Condition:
-        """The condition; a bench's verdict on a host can be another than the judge's."""
-        return self.condition
-
-    @property
-    def beside_others(self) -> Verdict:
-        """The verdict itself: here it is the judge's."""
-        return self
 
     @property
     def subject(self) -> tuple[str, ...]:
@@ -127,29 +126,6 @@ class Verdict(Part):
     def bad(self) -> bool:
         """Whether it is accused of something."""
         return self.condition in ("slow", "failing")
-
-
-class HostVerdict(Part):
-    """A host of a bench: unfit by the inspection; slow or failing beside others; below a threshold of the
-    suite."""
-
-    model_config = ConfigDict(extra="ignore")
-
-    host: str
-    verdict: Condition
-    reason: str
-    jobs: int = Field(0, description="that it took part in, warm-ups apart")
-    misses: list[str] = Field(default_factory=list, description="thresholds, of jobs that it ran alone")
-    subjects: list[Subject] = Field(
-        default_factory=list, description="what was looked at, beside others or by thresholds"
-    )
-    beside_others: Verdict | None = Field(None, description="None: it was in no job that counts")
-
-    @computed_field  # type: ignore[prop-decorator]
-    @property
-    def evidence(self) -> list[Evidence]:
-        """The judge's."""
-        return self.beside_others.evidence if self.beside_others else []
 
 
 class Peers(Part):
@@ -182,17 +158,14 @@ class Drift(Part):
     baseline: Peers
 
 
-Host = TypeVar("Host", Verdict, HostVerdict)
-
-
-class Findings(Part, Generic[Host]):
-    """What the documents of `muster judge` and `muster bench` both have."""
+class Judged(Part):
+    """The document that `muster judge --json` prints. That of a bench has its schedule and curves as well."""
 
     model_config = ConfigDict(extra="ignore")
 
     schema_version: int = SCHEMA_VERSION
     source: str = Field(description="the logs, or the hosts, as they were given")
-    hosts: list[Host]
+    hosts: list[Verdict]
     links: list[Verdict] = Field(description="that are slow or failing; healthy ones are not listed")
     switches: list[Verdict] = Field(
         default_factory=list, description="that are slow or failing; none where none are known"
@@ -204,12 +177,14 @@ class Findings(Part, Generic[Host]):
     peers: list[Peers]
     jobs: list[JobEntry]
     notes: list[str] = Field(default_factory=list)
+    slow: float = Field(0.01, description="the smallest slowdown that counts, share of a step's time")
+    at_least: str = Field("", description="the speed that each job must reach; empty: none")
 
     @computed_field  # type: ignore[prop-decorator]
     @property
     def summary(self) -> dict[Condition, int]:
         """Hosts by their verdict."""
-        counts = Counter(each.verdict for each in self.hosts)
+        counts = Counter(each.condition for each in self.hosts)
         return {name: counts[name] for name in get_args(Condition)}
 
     @computed_field  # type: ignore[prop-decorator]
@@ -227,22 +202,18 @@ class Findings(Part, Generic[Host]):
         missed = any(job.misses for job in self.jobs)
         return bool(bad or drifted or missed or self.links or self.switches or self.one_of)
 
-
-class Judged(Findings[Verdict]):
-    """The document that `muster judge --json` prints."""
-
-    slow: float = Field(description="the smallest slowdown that counts, share of a step's time")
-    at_least: str = Field("", description="the speed that each job must reach; empty: none")
-
     @property
     def gate(self) -> Gate:
-        """Whether all hosts are fit, somebody is bad, or something was not judged."""
-        return gate(self.accused, self.left.values())
+        """Whether all hosts are fit, somebody is bad, or something was not judged: where there is no host,
+        nothing was."""
+        if self.accused:
+            return Gate.BAD
+        return Gate.OPEN if any(self.left.values()) or not self.hosts else Gate.FIT
 
     @property
     def left(self) -> dict[str, str]:
         """What of each host is open, in words; empty: nothing."""
-        grouped = {host for job in self.jobs if len(job.hosts) > 1 for host in job.hosts}
+        grouped = {host for job in self.jobs if job.size > 1 and not job.warm_up for host in job.hosts}
         return {
             each.host: not_judged(each.condition, each.subjects, exchanged=each.host in grouped)
             for each in self.hosts

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 import os
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
@@ -29,7 +27,7 @@ from muster.judging.joblogs import judged
 from muster.readers._read import read_blocks, without_harmless
 from muster.readers._user import PLACES, Expression, UserFormat
 from muster.readers.base import JobLog
-from muster.store.atomic import write_text
+from muster.store.atomic import csv_text, write_text
 from muster.store.logfiles import LogFile, blocks_of, find_logs, members_of
 
 # Of a row per job.
@@ -68,7 +66,7 @@ def judge(
         raise UsageError(f"must be between 0 and 1 (a share of the step time), not {slow:g}", where="--slow")
     named = Expression.of(host_pattern, PLACES, "--host-pattern") if host_pattern else None
     user = UserFormat.of(lines, columns, workload)
-    bound = Bound.of(at_least) if at_least else None
+    bound = Bound(*parse_rate(at_least, "--at-least")) if at_least else None
     kinds = _hardware_of(hardware)
     stored = load_baselines(baseline) if baseline else {}
     files = [each for each in find_logs(where) if not baseline or each.path.resolve() != baseline.resolve()]
@@ -167,13 +165,6 @@ def save_csv(document: Judged, path: Path) -> None:
         raise JobError(f"cannot be written: {error.strerror}", where=str(path)) from None
 
 
-def csv_text(head: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
-    """A table as CSV; None is an empty cell."""
-    text = io.StringIO()
-    csv.writer(text, lineterminator="\n").writerows([head, *rows])
-    return text.getvalue()
-
-
 def _figure(value: float | None, form: str) -> str | None:
     return None if value is None else format(value, form)
 
@@ -196,8 +187,6 @@ def _hardware_of(given: Sequence[str]) -> dict[str, str]:
 # ----------------------------------------------------------------------------------------------------
 # A speed that jobs must reach, whatever their peers do (`muster judge --at-least`). Pure.
 
-_ACCUSED = ("slow", "failing")
-
 
 @dataclass(frozen=True)
 class Bound:
@@ -206,11 +195,6 @@ class Bound:
     value: float
     figure: str
     per: str
-
-    @classmethod
-    def of(cls, text: str) -> Bound:
-        """From what people write. Raises UsageError."""
-        return cls(*parse_rate(text, "--at-least"))
 
     @property
     def unit(self) -> str:
@@ -245,7 +229,9 @@ def held(document: Judged, bound: Bound) -> Judged:
         for job in document.jobs
     ]
     why = _to_blame(jobs, document.hosts)
-    hosts = [_below(each, why.get(each.hosts[0])) for each in document.hosts]
+    hosts = [
+        below(each, why[each.host]) if each.host in why and not each.bad else each for each in document.hosts
+    ]
     return document.model_copy(
         update={
             "at_least": bound.words,
@@ -262,7 +248,7 @@ def _to_blame(jobs: list[JobEntry], hosts: list[Verdict]) -> dict[str, str]:
     well = {host for job in jobs if job.outcome.good and not job.misses for host in job.hosts}
     missed = [job for job in jobs if job.misses]
     why = {job.hosts[0]: f"{job.misses[0]} alone ({job.job})" for job in missed if len(job.hosts) == 1}
-    bad = why.keys() | {each.hosts[0] for each in hosts if each.condition in _ACCUSED}
+    bad = why.keys() | {each.hosts[0] for each in hosts if each.bad}
     for job in missed:
         if len(job.hosts) > 1 and not bad & set(job.hosts):
             words = f"{job.misses[0]} in {fold_hosts(job.hosts)} ({job.job}); no job shows which host it is"
@@ -270,7 +256,6 @@ def _to_blame(jobs: list[JobEntry], hosts: list[Verdict]) -> dict[str, str]:
     return why
 
 
-def _below(verdict: Verdict, why: str | None) -> Verdict:
-    if why is None or verdict.condition in _ACCUSED:
-        return verdict
+def below(verdict: Verdict, why: str) -> Verdict:
+    """The verdict of a host that misses a threshold."""
     return verdict.model_copy(update={"condition": "below", "reason": why, "confidence": 1.0, "settle": ""})

@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from muster.reports.rundata import Prediction
+from muster.store.events import Answer
 
 SHOWN = 50
 NOTHING: Mapping[str, str] = {}
@@ -28,7 +28,7 @@ class AnswerKind:
     mark: str
     name: str
     right: bool
-    test: Callable[[Prediction], bool]
+    test: Callable[[Answer], bool]
 
 
 # In the order in which they are shown; the first that fits.
@@ -48,7 +48,7 @@ KINDS = (
 class ShownAnswer:
     """A prediction on the page."""
 
-    prediction: Prediction
+    prediction: Answer
     kind: AnswerKind
     predicted: Words
     expected: Words
@@ -63,18 +63,18 @@ class Count:
     shown: int
 
 
-def kind_of(prediction: Prediction) -> AnswerKind:
+def kind_of(prediction: Answer) -> AnswerKind:
     """How a prediction is right or wrong."""
     return next(kind for kind in KINDS if kind.test(prediction))
 
 
 def choose(
-    predictions: Sequence[Prediction], names: Mapping[str, str] = NOTHING, most: int = SHOWN
+    predictions: Sequence[Answer], names: Mapping[str, str] = NOTHING, most: int = SHOWN
 ) -> tuple[list[ShownAnswer], list[Count]]:
     """All kinds of wrong first, then a few that are right; and the counts of all, shown or not. `names`: what
     kinds are called where answers are not texts."""
     kinds = [replace(kind, name=names.get(kind.key, kind.name)) for kind in KINDS]
-    groups: dict[str, list[Prediction]] = {kind.key: [] for kind in KINDS}
+    groups: dict[str, list[Answer]] = {kind.key: [] for kind in KINDS}
     for each in predictions:
         groups[kind_of(each).key].append(each)
     share = _shares({key: len(group) for key, group in groups.items()}, most)

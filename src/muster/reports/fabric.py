@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import math
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
-from typing import Any
 
 from muster.core.fabric import FabricRun, Matmul, PairMatrix
 from muster.core.result import Result
 from muster.core.units import counted, format_bytes
 from muster.reports.charts import Chart, ChartSeries, style_of
 from muster.results.figures import gbit, micro, nominal, number, tflops
-from muster.store.atomic import write_text
+from muster.store.atomic import csv_text, write_text
 from muster.store.runfolder import RunFolder
 from muster.workloads.fabric.figures import best_links
 
@@ -47,7 +44,7 @@ def files(fabric: FabricRun) -> dict[str, str]:
         of = attrgetter(
             "operation", "bytes", "time.median", "time.best", "time.variation", "algbw", "busbw", "method"
         )
-        texts["sweep.csv"] = _csv(names, map(of, fabric.sweeps))
+        texts["sweep.csv"] = csv_text(names, map(of, fabric.sweeps))
     if fabric.pairs:
         texts |= {
             "bandwidth.csv": _matrix(fabric.pairs, fabric.pairs.bandwidth, "bytes/s from row to column"),
@@ -56,9 +53,9 @@ def files(fabric: FabricRun) -> dict[str, str]:
     if fabric.matmul:
         names = ("host", "rank", "device", "precision", "n", "best", "sustained", "peak")
         ordered = sorted(fabric.matmul, key=attrgetter("precision", "rank"))
-        texts["matmul.csv"] = _csv(names, map(attrgetter(*names), ordered))
+        texts["matmul.csv"] = csv_text(names, map(attrgetter(*names), ordered))
     if fabric.products:
-        texts["product.csv"] = _csv(
+        texts["product.csv"] = csv_text(
             ("n", "rank", "compute", "total", "communication", "flops"),
             (
                 (p.n, rank, seconds, p.total, p.communication, p.flops)
@@ -71,13 +68,7 @@ def files(fabric: FabricRun) -> dict[str, str]:
 
 def _matrix(pairs: PairMatrix, cells: Sequence[Sequence[float | None]], corner: str) -> str:
     rows = ((name, *row) for name, row in zip(pairs.names, cells, strict=True))
-    return _csv((corner, *pairs.names), rows)
-
-
-def _csv(head: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
-    file = io.StringIO()
-    csv.writer(file, lineterminator="\n").writerows([head, *rows])
-    return file.getvalue()
+    return csv_text((corner, *pairs.names), rows)
 
 
 def sweep_rows(fabric: FabricRun) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:

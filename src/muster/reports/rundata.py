@@ -25,18 +25,6 @@ _ESCAPES = re.compile(
 
 
 @dataclass(frozen=True)
-class Prediction:
-    """A held-out question with the model's answer. `executed` is None where nothing could be executed."""
-
-    index: int
-    question: str
-    predicted: str
-    expected: str
-    exact: bool
-    executed: bool | None = None
-
-
-@dataclass(frozen=True)
 class RunData:
     """Everything that a report shows. `folder` is only read."""
 
@@ -48,7 +36,7 @@ class RunData:
     plan: dict[str, Any] = field(default_factory=dict)
     job: dict[str, Any] = field(default_factory=dict)
     env: dict[str, Any] = field(default_factory=dict)
-    predictions: tuple[Prediction, ...] = ()
+    predictions: tuple[events.Answer, ...] = ()
     unreadable: int = 0  # lines of predictions.jsonl that are not a prediction
     log: tuple[str, tuple[str, ...]] | None = None  # of a run that failed: a log's name, its last lines
 
@@ -101,10 +89,10 @@ def gather(run: RunFolder) -> RunData:
     )
 
 
-def read_stream(stream: Iterable[events.Event]) -> tuple[EventFold, tuple[Prediction, ...], float | None]:
+def read_stream(stream: Iterable[events.Event]) -> tuple[EventFold, tuple[events.Answer, ...], float | None]:
     """Events -> the folder, the last attempt's answers by index, and when the last event was heard."""
     folder = EventFold()
-    answers: dict[int, Prediction] = {}
+    answers: dict[int, events.Answer] = {}
     last: float | None = None
     for event in stream:
         folder.add(event)
@@ -112,9 +100,7 @@ def read_stream(stream: Iterable[events.Event]) -> tuple[EventFold, tuple[Predic
         if isinstance(event, events.JobState) and event.state == "begin":
             answers.clear()
         elif isinstance(event, events.Answer):
-            answers[event.index] = Prediction(
-                event.index, event.question, event.predicted, event.expected, event.exact, event.executed
-            )
+            answers[event.index] = event
     return folder, tuple(answers[index] for index in sorted(answers)), last
 
 
@@ -129,26 +115,15 @@ def so_far(folder: EventFold, job: dict[str, Any], last: float | None) -> Result
         return None
 
 
-def read_predictions(path: Path) -> tuple[tuple[Prediction, ...], int]:
-    """The predictions of a file, and how many of its lines are none."""
+def read_predictions(path: Path) -> tuple[tuple[events.Answer, ...], int]:
+    """The predictions of a file, which has no times of them, and how many of its lines are none."""
     predictions, bad = [], 0
     for line in _text(path).split("\n"):
         if not line.strip():
             continue
         try:
-            data = json.loads(line)
-            executed = data.get("executed")
-            predictions.append(
-                Prediction(
-                    index=int(data["index"]),
-                    question=str(data["question"]),
-                    predicted=str(data["predicted"]),
-                    expected=str(data["expected"]),
-                    exact=bool(data["exact"]),
-                    executed=None if executed is None else bool(executed),
-                )
-            )
-        except (ValueError, KeyError, TypeError, AttributeError):
+            predictions.append(events.Answer.model_validate({**json.loads(line), "time": 0.0}))
+        except (ValueError, TypeError):
             bad += 1
     return tuple(predictions), bad
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import math
 from collections.abc import Callable, Iterable
 from typing import Any
 
 from muster.results.fold import EventFold
 from muster.store import events
+from muster.store.atomic import csv_text
 
 COLUMNS = (
     "step", "epoch", "time", "loss", "learning_rate", "gradient_norm", "evaluation_loss", "perplexity",
@@ -35,13 +34,10 @@ def metrics_csv(folder: EventFold, world_size: int | None) -> str:
         rows.setdefault(step, {}).update(
             attention_largest=_known(seen.largest, max), attention_smallest=_known(seen.smallest, min)
         )
-    text = io.StringIO()
     more = dict.fromkeys(name for step in sorted(rows) for name in rows[step] if name not in COLUMNS)
-    table = csv.DictWriter(text, [*COLUMNS, *more], lineterminator="\n")
-    table.writeheader()
-    for step in sorted(rows):
-        table.writerow({"step": step, **{name: _cell(value) for name, value in rows[step].items()}})
-    return text.getvalue()
+    head = (*COLUMNS, *more)
+    lines = ([step, *(_cell(rows[step].get(name)) for name in head[1:])] for step in sorted(rows))
+    return csv_text(head, lines)
 
 
 def _window(ranks: list[events.Window], world_size: int | None) -> dict[str, Any]:

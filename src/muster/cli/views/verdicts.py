@@ -19,11 +19,9 @@ from muster.judging.document import (
     BAD,
     Drift,
     Evidence,
-    HostVerdict,
     JobEntry,
     Judged,
     Peers,
-    Subject,
     Verdict,
     looked_at,
 )
@@ -40,19 +38,15 @@ _NETWORK = "the network was not judged: no job on more than one host could be co
 _COMPUTE = "computing was not judged: no job on one host could be compared"
 _SPEEDS = (("samples_per_second", "samples/s"), ("tokens_per_second", "tokens/s"))
 _MARK = re.compile(r", [0-9a-f]{8}(?:,|$)")
-Row = Verdict | HostVerdict
-_Found = Judged | Bench
 
 
-def rows_of(document: _Found) -> list[Row]:
+def rows_of(document: Judged) -> list[Verdict]:
     """A row per host, the worst first; among equals the slowest, then as they stand."""
     order = (*BAD, *DOUBT, *SOUND)
-    return sorted(
-        document.hosts, key=lambda row: (order.index(row.verdict), -(_beside(row, "slower") or 0.0))
-    )
+    return sorted(document.hosts, key=lambda row: (order.index(row.condition), -(row.slower or 0.0)))
 
 
-def print_answer(console: Console, document: _Found) -> None:
+def print_answer(console: Console, document: Judged) -> None:
     """What whoever ran this wants to know, in a line or a few."""
     lines = [("red", _drift(each)) for each in document.drifted if each.slower > 0]
     if lines:
@@ -62,7 +56,7 @@ def print_answer(console: Console, document: _Found) -> None:
         say(console, text[:1].upper() + text[1:], style=style)
 
 
-def count_words(document: _Found) -> str:
+def count_words(document: Judged) -> str:
     """Hosts by verdict, and jobs by how they ended, on one line."""
     ends = [f"{count} {end_words(outcome)}" for outcome, count in document.outcomes.items() if count]
     hosts = f"{counted(len(document.hosts), 'host')}: {tinted(document.summary, COLOURS) or 'none'}"
@@ -74,22 +68,22 @@ def end_words(outcome: str) -> str:
     return "timed out" if outcome == State.TIMEOUT else outcome
 
 
-def print_notes(console: Console, document: _Found) -> None:
+def print_notes(console: Console, document: Judged) -> None:
     """What became faster, which is no fault, and the document's notes."""
     faster = [_drift(each) for each in document.drifted if each.slower <= 0]
     for note in [*faster, *document.notes]:
         console.print(f"[yellow]note[/yellow] {escape(note)}")
 
 
-def _accused(document: _Found) -> list[tuple[str, str]]:
+def _accused(document: Judged) -> list[tuple[str, str]]:
     """Who is bad; nothing, where nobody is."""
-    bad = [row for row in rows_of(document) if row.verdict in BAD]
+    bad = [row for row in rows_of(document) if row.condition in BAD]
     lines = []
     if bad:
-        below = f"below {getattr(document, 'at_least', '') or 'a threshold'}"
-        how = " or ".join(dict.fromkeys(below if row.verdict == "below" else row.verdict for row in bad))
-        named = [f"{row.host} ({_short(row)})" for row in bad if row.verdict != "below"]
-        low = fold_hosts([row.host for row in bad if row.verdict == "below"])
+        below = f"below {document.at_least or 'a threshold'}"
+        how = " or ".join(dict.fromkeys(below if row.condition == "below" else row.condition for row in bad))
+        named = [f"{row.host} ({_short(row)})" for row in bad if row.condition != "below"]
+        low = fold_hosts([row.host for row in bad if row.condition == "below"])
         whom = ", ".join(part for part in (_some(named), low) if part)
         verb = "is" if len(bad) == 1 else "are"
         total = len(document.hosts)
@@ -103,7 +97,7 @@ def _accused(document: _Found) -> list[tuple[str, str]]:
         lines.append(f"{some} is bad: {reason}")
     guilty = {row.host for row in bad}
     missed = [job.job for job in document.jobs if job.misses and guilty.isdisjoint(job.hosts)]
-    if missed and not any(row.verdict == "below" for row in bad):
+    if missed and not any(row.condition == "below" for row in bad):
         count = counted(len(missed), "job")
         lines.append(f"no host alone is to blame, but {count} missed what was asked: {_some(missed)}")
     failed = [job.job for job in document.jobs if job.outcome in (State.FAILED, State.TIMEOUT)]
@@ -113,7 +107,7 @@ def _accused(document: _Found) -> list[tuple[str, str]]:
     return [*(("red", line) for line in lines), *(suspects if lines else ())]
 
 
-def _suspects(document: _Found) -> list[str]:
+def _suspects(document: Judged) -> list[str]:
     """Who may well be bad, and what speaks against them most; not those of whom one surely is."""
     named = {name for names in document.one_of for name in names}
     return [
@@ -123,7 +117,7 @@ def _suspects(document: _Found) -> list[str]:
     ]
 
 
-def _against(rows: Sequence[Row], document: _Found) -> str:
+def _against(rows: Sequence[Verdict], document: Judged) -> str:
     """What speaks most against these hosts."""
     evidence = [one for row in rows for one in row.evidence]
     ended = {one.job for one in evidence if one.slower is None}
@@ -134,7 +128,7 @@ def _against(rows: Sequence[Row], document: _Found) -> str:
     return "no job tells" if slowest is None else format_slower(slowest)
 
 
-def _nobody(document: _Found, *, after_others: bool) -> list[tuple[str, str]]:
+def _nobody(document: Judged, *, after_others: bool) -> list[tuple[str, str]]:
     """Where nobody is bad: how far that is known."""
     rows, total = rows_of(document), len(document.hosts)
     but = "beside each other, " if after_others else ""
@@ -152,7 +146,7 @@ def _nobody(document: _Found, *, after_others: bool) -> list[tuple[str, str]]:
     if parts:
         return [("yellow", f"{but}no host is known to be slow or failing, but {'; '.join(parts)}")]
     who = f"{_all(total)} {'is' if total == 1 else 'are'} fit"
-    differ = sum(row.verdict == "differs" for row in rows)
+    differ = sum(row.condition == "differs" for row in rows)
     more = f"; {differ} of them slower by no more than this fleet's hosts differ" if differ else ""
     return [("green", "; ".join([f"{but}{who}{more}", *_unjudged(rows)]))]
 
@@ -173,14 +167,15 @@ def _all(total: int) -> str:
     return {1: "the host", 2: "both hosts"}.get(total, f"all {total} hosts")
 
 
-def print_hosts(console: Console, document: _Found, *, every: bool) -> None:
+def print_hosts(console: Console, document: Judged, *, every: bool) -> None:
     """The bad ones with the jobs that say so; those in doubt; the others in a line, or all in a table."""
     rows, evidence = rows_of(document), _JobRows(document, every=every)
-    alike: dict[tuple[str, str], list[Row]] = {}
+    alike: dict[tuple[str, str], list[Verdict]] = {}
     for row in rows:
-        by_itself = row.verdict in BAD[:-1] or _suspected(row)
-        why = row.host if by_itself else row.reason if row.verdict == "unknown" else ""
-        alike.setdefault((row.verdict, why), []).append(row)
+        by_itself = row.condition in BAD[:-1] or _suspected(row)
+        alone = row.condition == "unknown" or _by_thresholds(row)
+        why = row.host if by_itself else row.reason if alone else ""
+        alike.setdefault((row.condition, why), []).append(row)
     bad, doubt, sound = (
         [some for (verdict, _), some in alike.items() if verdict in among] for among in (BAD, DOUBT, SOUND)
     )
@@ -225,7 +220,7 @@ def print_normal(console: Console, peers: Sequence[Peers], slow: float) -> None:
 class _JobRows:
     """What the jobs of a document say, by their names."""
 
-    def __init__(self, found: _Found, *, every: bool) -> None:
+    def __init__(self, found: Judged, *, every: bool) -> None:
         self.room = len(found.hosts) if every else NAMED
         self.jobs = {job.job: job for job in found.jobs}
         self.peers = {(each.work, each.hosts): each for each in found.peers}
@@ -245,9 +240,9 @@ class _JobRows:
         which = "" if len(guessed) == len(hosts) else f"{fold_hosts(guessed)}: "
         return f" ({which}a guess)"
 
-    def show(self, console: Console, rows: Sequence[Row]) -> None:
+    def show(self, console: Console, rows: Sequence[Verdict]) -> None:
         """Hosts of which the same is said."""
-        hosts, verdict = [row.host for row in rows], rows[0].verdict
+        hosts, verdict = [row.host for row in rows], rows[0].condition
         lines = self.fit(rows) if verdict == "fit" else self.why(rows)
         name = fold_hosts(hosts) + (f" ({len(hosts)} hosts)" if len(hosts) > 1 else "")
         block(console, COLOURS[verdict], verdict, name + self.guess(hosts), lines)
@@ -288,18 +283,12 @@ class _JobRows:
             return f": {format_number(own)} {unit}, beside jobs at the same time {spread}"
         return f": {format_number(own)} {unit}, {whose} {format_number(theirs)} {spread}"
 
-    def fit(self, rows: Sequence[Row]) -> list[str]:
+    def fit(self, rows: Sequence[Verdict]) -> list[str]:
         """What was looked at, and who differs most."""
-        parts = looked_at({row.host: _subjects(row) for row in rows})
-        bounds = {row.host: bound for row in rows if (bound := _beside(row, "at_most")) is not None}
-        if not parts and bounds:
-            parts = [
-                f"at most {max(bounds.values()):.1%} slower than {'its' if len(rows) == 1 else 'their'} peers"
-            ]
-        every = ", in every work" if self.several and parts else ""
-        lines = (
-            [", ".join(parts) + every] if parts else list(dict.fromkeys(row.reason for row in rows))[:NAMED]
-        )
+        parts = looked_at({row.host: row.subjects for row in rows})
+        bounds = {row.host: row.at_most for row in rows if row.at_most is not None}
+        every = ", in every work" if self.several else ""
+        lines = [rows[0].reason] if _by_thresholds(rows[0]) else [", ".join(parts) + every]
         means = {
             row.host: mean
             for row in rows
@@ -310,7 +299,7 @@ class _JobRows:
             lines.append(f"differs most: {most}, {format_slower(means[most])} alone")
         return lines
 
-    def _alone(self, row: Row) -> float | None:
+    def _alone(self, row: Verdict) -> float | None:
         """Its mean alone: beside jobs of the same moment, where the evidence has that."""
         slowdowns = {
             one.job: one.slower for one in row.evidence if one.slower is not None and one.what == "step"
@@ -318,15 +307,14 @@ class _JobRows:
         times = [slowdowns.get(job, slower) for job, slower in self.alone.get(row.host, {}).items()]
         return sum(times) / len(times) if times else None
 
-    def why(self, rows: Sequence[Row]) -> list[str]:
+    def why(self, rows: Sequence[Verdict]) -> list[str]:
         """The reasons, what would settle it; of one host also the jobs that decided."""
         lines = list(dict.fromkeys(row.reason for row in rows))
         if len(lines) > 1:
             more = [f"and {len(rows) - self.room} more; --all shows them"] if len(rows) > self.room else []
             lines = [*(f"{row.host}: {row.reason}" for row in rows[: self.room]), *more]
-        compared = [row.beside_others for row in rows if row.beside_others]
-        settle = list(dict.fromkeys(each.settle for each in compared if each.settle))
-        jobs = rows[0].evidence if len(rows) == 1 and rows[0].verdict not in ("below", "differs") else []
+        settle = list(dict.fromkeys(row.settle for row in rows if row.settle))
+        jobs = rows[0].evidence if len(rows) == 1 and rows[0].condition not in ("below", "differs") else []
         return [
             *lines,
             *([f"what would settle it: {_some(settle)}"] if settle else []),
@@ -366,29 +354,29 @@ def _drift(each: Drift) -> str:
     )
 
 
-def _short(row: Row) -> str:
+def _short(row: Verdict) -> str:
     """In brackets behind a host's name."""
-    verdict = row.beside_others
-    if row.verdict == "slow" and verdict is not None and verdict.slower is not None:
-        where = verdict.reason.partition(":")[0].partition(", ")[2]
-        by = format_slower(verdict.slower, digits=1)
+    if row.condition == "slow" and row.slower is not None:
+        where = row.reason.partition(":")[0].partition(", ")[2]
+        by = format_slower(row.slower, digits=1)
         return f"{by}{f', {where}' if where else ''}"
-    return "its jobs fail" if row.verdict == "failing" else row.reason
+    return "its jobs fail" if row.condition == "failing" else row.reason
 
 
-def _subjects(row: Row) -> Sequence[Subject]:
-    return row.beside_others.subjects if row.beside_others else ()
+def _by_thresholds(row: Verdict) -> bool:
+    """Whether a host is fit by thresholds, without others to compare it with."""
+    return row.condition == "fit" and row.at_most is None
 
 
-def _unjudged(rows: Sequence[Row]) -> list[str]:
+def _unjudged(rows: Sequence[Verdict]) -> list[str]:
     """What no reading told of, of any host."""
-    seen = {each.name for row in rows for each in _subjects(row) if each.condition != "unknown"}
+    seen = {each.name for row in rows for each in row.subjects if each.condition != "unknown"}
     if not seen:
         return []
     return [*([] if "compute" in seen else [_COMPUTE]), *([] if seen & {"card", "links"} else [_NETWORK])]
 
 
-def _table(document: _Found, rows: Sequence[Row]) -> Table:
+def _table(document: Judged, rows: Sequence[Verdict]) -> Table:
     """A row per host: how much slower it was in its slowest work, by the size of the group."""
     means = means_of(document.jobs)
     sizes = sorted({size for _, size in means})[:6]
@@ -397,16 +385,11 @@ def _table(document: _Found, rows: Sequence[Row]) -> Table:
         own = [means.get((row.host, size)) for size in sizes]
         made.add_row(
             escape(row.host),
-            f"[{COLOURS[row.verdict]}]{row.verdict}[/{COLOURS[row.verdict]}]",
+            f"[{COLOURS[row.condition]}]{row.condition}[/{COLOURS[row.condition]}]",
             *("" if mean is None else signed(mean) for mean in own),
             escape(row.reason),
         )
     return made
-
-
-def _beside(row: Row, name: str) -> float | None:
-    value: float | None = getattr(row.beside_others, name, None)
-    return value
 
 
 def _label(work: str) -> str:
@@ -414,8 +397,8 @@ def _label(work: str) -> str:
     return _MARK.split(work, maxsplit=1)[0]
 
 
-def _suspected(row: Row) -> bool:
-    return row.verdict in DOUBT and (_beside(row, "confidence") or 0.0) >= SUSPECTED
+def _suspected(row: Verdict) -> bool:
+    return row.condition in DOUBT and row.confidence >= SUSPECTED
 
 
 def _name(verdict: Verdict) -> str:
