@@ -3,6 +3,7 @@
 What a pattern may name (all but `step` may be missing):
 
 step, epoch, total          the step's number; with an epoch: within it, of so many
+last_epoch, all_steps       the number of the last epoch; steps of the whole training, in another line
 time                        the time stamp of the line; without it, the first one in the line counts
 seconds, ms                 of a step: the mean since the line before, or of this one (`single`);
 ms_fwd, ms_bwd, ms_step     parts of it, which are added
@@ -56,7 +57,7 @@ class LineFormat:
     whole: bool = False  # all of that is among the settings
     ends: tuple[str, ...] = ()  # words of the end of a training that was not cut off
     tells_end: bool = False  # it always writes them
-    counts_down: bool = False  # `total` is of the whole training: a log that stops before it was cut off
+    counts_down: bool = False  # `total` is of the whole training or epoch: a log that stops before it was cut
     single: bool = False  # a step's time is its own, not the mean since the line before
     device: bool = False  # tokens are those of one device
     rough: bool = False  # what other formats say of the same steps is better
@@ -105,6 +106,7 @@ class Steps:
         self.clocks = False  # stamps go back after that: they are of several clocks
         self.back = False  # a step came after a later one: of a new attempt, or of a rank that prints late
         self.total = 0  # of the whole training
+        self.left = 0  # steps that the last line says are missing, of the training or of its epoch
         self.facts: dict[str, float] = {}  # what holds from step to step
         self.begun = self.steps = 0
         self.every = 0  # steps between the last two lines
@@ -146,8 +148,12 @@ class Steps:
             return
         self.begun, self.numbered = self.begun + 1, step_number is not None
         step = self.begun if step_number is None else int(step_number)  # without numbers, each line is a step
+        whole, left = int(number(groups.get("total")) or 0), 0
+        if self.form.counts_down:
+            left = whole - step
         if epoch := groups.get("epoch"):
-            step += int(number(epoch) or 0) * int(number(groups.get("total")) or 0)
+            step += int(number(epoch) or 0) * whole
+            whole *= int(number(groups.get("last_epoch")) or -1) + 1
         if not 0 <= step <= _LARGEST_STEP:
             return
         self._flush()
@@ -158,11 +164,10 @@ class Steps:
         if self.other:
             return
         self.recent, self.stamps = (*self.recent[-1:], step), (*self.stamps[-1:], at)
-        if self.form.counts_down and epoch is None:
-            self.total = int(number(groups.get("total")) or 0)
-            if step == self.total > 0:
-                self.ended = True
-                self.frame.finish()
+        self.left, self.total = left, whole if self.form.counts_down else self.total
+        if step == self.total > 0:
+            self.ended = True
+            self.frame.finish()
         if at is not None and at > _A_DATE:
             self.span = (self.span[0] if self.span else at), at
         self.now = _Step(step, at, self.interrupted)
@@ -194,6 +199,7 @@ class Steps:
             self.memory = max(self.memory, figures.pop(name) * _BYTES[name])
         self.facts |= {name: figures[name] for name in ("batch", "step_tokens") if figures.get(name, 0) > 0}
         self.loss = figures.get("loss", self.loss)
+        self.total = int(figures.pop("all_steps", self.total))
         if self.now is not None and not self.other:
             self.now.told |= figures
 
@@ -256,7 +262,7 @@ class Steps:
         """Whether a line of a later step is missing. Lines come every so many steps, the last one need not be
         of the last step."""
         every = self.recent[-1] - self.recent[0] if len(self.recent) > 1 else 1
-        return bool(self.total) and self.total - self.recent[-1] >= max(1, every)
+        return max(self.left, self.total - self.recent[-1] if self.total else 0) >= max(1, every)
 
     def _flush(self) -> None:
         """The step is complete: the next one begins, or there is none."""

@@ -78,6 +78,7 @@ FORMATS = (
             r"\bmemory: *(?P<memory_gib>[\d.]+)GiB",
             r"\b[tw]ps: *(?P<tokens_per_second>[\d,.]+)",
             r"\bglobal batch size (?P<batch>\d+)",
+            r"\btotal steps (?P<all_steps>\d+)",
         ),
         settings=_all(
             r"- Model .* total parameters",
@@ -121,17 +122,19 @@ FORMATS = (
         settings=_all(r"^Trainable params: .*\S|^[\d.]+ +[KMBT]? +Trainable params"),
         stops=("Validation", "alidating"),
         ends=("`Trainer.fit` stopped: ",),
+        counts_down=True,
     ),
     LineFormat(
         "Lightning",
         hints=("\u2501",),
         step=re.compile(
-            r"Epoch (?P<epoch>\d+)/\d+ .*?[\u2501\u2578\u257a] (?P<step>\d+)/(?P<total>\d+) "
+            r"Epoch (?P<epoch>\d+)/(?P<last_epoch>\d+) .*?[\u2501\u2578\u257a] (?P<step>\d+)/(?P<total>\d+) "
             r"(?P<clock>\d{1,6}:\d\d:\d\d) \u2022"
         ),
         facts=_all(r" (?:train_)?loss: (?P<loss>[\d.e+-]+)"),
         stops=("Validation",),
         ends=("`Trainer.fit` stopped: ",),
+        counts_down=True,
     ),
     LineFormat(
         "nanoGPT",
