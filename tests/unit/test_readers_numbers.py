@@ -147,6 +147,60 @@ def test_steps_of_lines_however_these_are_numbered(numbers: Sequence[int], steps
     assert one(lines).steps == steps
 
 
+FAIRSEQ = (
+    "{stamp} | INFO | train_inner | epoch 001:   {n} / 900 loss=3.1, wps=1000, ups=1, wpb=1000, bsz=50, "
+    "num_updates={n}, lr=0.0001, wall={wall}"
+)
+METASEQ = (
+    '{stamp} | INFO | train_inner | {{"epoch": 1, "loss": "3.1", "wps": "1000", "wpb": "1000", "bsz": "50", '
+    '"num_updates": "{n}", "wall": "{wall}"}}'
+)
+LOADED = "{stamp} | INFO | fairseq.trainer | Loaded checkpoint ckpt/last.pt (epoch 1 @ {n} updates)"
+SIZE = "{stamp} | INFO | fairseq_cli.train | num. model params: 86,066,176 (num. trained: 86,066,176)"
+
+
+@pytest.mark.parametrize("form", [FAIRSEQ, METASEQ])
+@pytest.mark.parametrize(
+    ("restarts", "steps"),
+    [
+        ([(None, 10, 61), (LOADED, 60, 111)], 110),  # goes on at once
+        ([(None, 10, 61), (LOADED, 50, 101)], 110),  # ten updates are made twice
+        ([(None, 10, 61), (SIZE, 60, 101)], 100),
+        ([(None, 10, 61), (None, 50, 101)], 110),
+        ([(LOADED, 50, 101)], 50),
+        ([(None, 60, 101)], 50),
+    ],
+)
+def test_updates_of_several_processes(form: str, restarts: list[tuple[str | None, int, int]], steps: int) -> None:
+    """A process begins 500 s after the one before has ended; a second an update, its `wall` goes on."""
+    lines, now = [], 0.0
+    for said, first, last in restarts:
+        now += 500.0
+        if said:
+            lines.append(said.format(stamp=f"2023-06-13 {moment_of(now)[:8]}", n=first))
+        for updates in range(first + 10 if said or first == 50 else first, last, 10):
+            now += 10.0
+            stamp = f"2023-06-13 {moment_of(now)[:8]}"
+            lines.append(form.format(stamp=stamp, n=updates, wall=int(now)))
+    job = one(lines)
+    assert (job.steps, job.step_seconds) == (steps, pytest.approx(1.0))
+
+
+def test_steps_of_a_log_of_swift_that_was_restarted() -> None:
+    """Steps 50 to 60 are made twice; its lines have no stamps, and a clock that begins again."""
+    lines = []
+    for first, last in ((0, 60), (50, 100)):
+        for step in ([1] if not first else []) + list(range(first + 5, last + 1, 5)):
+            seconds = 30 + 4 * (step - first)
+            lines.append(
+                f"{{'loss': '0.3', 'global_step/max_steps': '{step}/100', "
+                f"'elapsed_time': '{seconds // 60}m {seconds % 60}s', "
+                f"'train_speed(s/it)': '{seconds / (step - first):.6f}'}}"
+            )
+    job = one(lines)
+    assert (job.outcome, job.steps, job.total) == ("succeeded", 110, None)
+
+
 def test_times_with_a_zone_are_of_one_clock() -> None:
     there, here = moment("2024-05-01T14:00:00+02:00"), moment("2024-05-01T12:00:00Z")
     assert there == here == 1714564800

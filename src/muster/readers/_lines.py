@@ -159,7 +159,10 @@ class Steps:
         self._flush()
         if at is not None and self.anew is not None:
             self.clocks = self.clocks or at < self.anew
+        clock = _clock(groups)
         self.anew = at if step in self.recent and self._began_anew(at) else None
+        if clock and self.final and self.final.clock and clock[0] < self.final.clock[0] - _SLACK:
+            self.recent = ()  # a later process, whose clock has begun again
         self.other = step in self.recent and self.anew is None
         if self.other:
             return
@@ -171,7 +174,7 @@ class Steps:
         if at is not None and at > _A_DATE:
             self.span = (self.span[0] if self.span else at), at
         self.now = _Step(step, at, self.interrupted)
-        self.now.clock = _clock(groups)
+        self.now.clock = clock
         self.interrupted = False
         self.learn(groups)
         self.frame.progress(step)
