@@ -163,11 +163,17 @@ def resumed_trainer_log(
     ]
 
 
-def timer_log(first: int, steps: int, *, start: float = 0, before: int = 0, skipped: int = 0) -> list[str]:
+def timer_log(
+    first: int, steps: int, *, start: float = 0, before: int = 0, skipped: int = 0, every: int = 10
+) -> list[str]:
     """DeepSpeed's lines of a process that goes on from step `first`, up to which the loss scaler `before`
     skipped some, and then `skipped` more at once; two seconds a step."""
-    lines = [f"[{at(start)}] [INFO] [config.py:1004:print]   train_batch_size ............. 64"]
-    for step in range(10, steps + 1, 10):
+    version = "DeepSpeed info: version=0.14.4, git-hash=unknown, git-branch=unknown"
+    lines = [
+        f"[{at(start)}] [INFO] [logging.py:96:log_dist] [Rank 0] {version}",
+        f"[{at(start)}] [INFO] [config.py:1004:print]   train_batch_size ............. 64",
+    ]
+    for step in range(every, steps + 1, every):
         now = at(start + 30 + 2 * step)
         lines += [
             f"[{now}] [INFO] [logging.py:96:log_dist] [Rank 0] step={first + step}, "

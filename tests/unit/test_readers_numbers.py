@@ -125,6 +125,10 @@ def test_steps_of_several_processes_in_a_log_of_the_trainer(info: bool) -> None:
         ([line for line in timer_log(0, 300, skipped=7) for _ in range(4)], 300, 7),
         ([*timer_log(0, 90), *timer_log(50, 100, start=400)], 190, 0),
         ([*timer_log(0, 10), *timer_log(10, 100, start=400)], 110, 0),
+        ([*timer_log(0, 100), *timer_log(100, 800, start=400, every=200)], 900, 0),
+        ([*timer_log(0, 100), *timer_log(50, 800, start=400, every=200)], 900, 0),
+        ([*timer_log(0, 100), *timer_log(0, 800, start=400, every=200)], 900, 0),
+        ([*timer_log(0, 100)[:-3], *timer_log(0, 1)[:1], *timer_log(0, 100)[-3:]], 100, 0),
     ],
 )
 def test_steps_of_several_processes_in_a_log_of_deepspeed(lines: list[str], steps: int, skipped: int) -> None:
