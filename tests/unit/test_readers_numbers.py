@@ -107,6 +107,23 @@ def test_the_trainers_account_is_of_the_steps_that_a_process_made(
     assert log.batch == (None if rate is None else 64)
 
 
+def test_the_trainers_account_of_steps_that_may_not_have_been_made() -> None:
+    """Nothing tells how many there were but a learning rate that has not fallen to its end."""
+    for falls in (True, False):
+        assert one(resumed_trainer_log(0, 500, falls=falls, **BARE)).rate == pytest.approx(31.873, rel=1e-3)
+    assert one(resumed_trainer_log(*STOPPED, falls=True, **BARE)).rate is None
+
+
+def test_the_pace_of_the_trainers_dictionaries_by_their_stamps() -> None:
+    """It was cut at step 200 of 500, of 300 an epoch; then it goes on from step 150."""
+    first = resumed_trainer_log(0, 500, 200, bars=False, stamped=True)[:-1]
+    log = one(first)
+    assert (log.outcome, log.steps, log.rate) == ("timeout", 200, pytest.approx(32, rel=1e-3))
+    second = resumed_trainer_log(150, 500, 465, bars=False, stamped=True)
+    log = one([*first, *(line.replace("07-08T", "07-09T") for line in second)])
+    assert (log.outcome, log.steps, log.rate) == ("succeeded", 515, pytest.approx(32, rel=1e-3))
+
+
 @pytest.mark.parametrize("info", [True, False])
 def test_steps_of_several_processes_in_a_log_of_the_trainer(info: bool) -> None:
     """The second one goes on from step 250."""
