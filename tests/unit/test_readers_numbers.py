@@ -17,7 +17,7 @@ from muster.judging import Settings
 from muster.judging.joblogs import judged
 from muster.readers._frame import Frame, moment
 from muster.readers.base import FIGURE, number
-from tests.unit.logs import chat_log, one, resumed_trainer_log, timer_log
+from tests.unit.logs import at, chat_log, one, resumed_trainer_log, timer_log
 
 
 @pytest.mark.parametrize(
@@ -82,6 +82,26 @@ def test_a_rate_that_the_tool_contradicts_is_said() -> None:
     found = judged("x", logs, Settings(), {})
     (said,) = [note for note in found.notes if "1 job" in note]
     assert "n3.log" in said and "2 %" in said
+
+
+@pytest.mark.parametrize(("between", "rate"), [(0.0, 10.0), (0.02, 10.0), (0.1, 32 / 3.3)])
+def test_what_is_between_steps_that_a_tool_times(between: float, rate: float) -> None:
+    """DeepSpeed-Chat's third step: two engines print stamps at every tenth, the latencies have none."""
+    lines, now = [], 10.0
+    for step in range(1, 101):
+        now += 3.2 + between
+        for _ in range(2 if step % 10 == 0 else 0):
+            lines += [
+                f"[{at(now)}] [INFO] [timer.py:215:stop] epoch=0/micro_step={step}/global_step={step}, "
+                "RunningAvgSamplesPerSec=41.0, CurrSamplesPerSec=41.0, MemAllocated=1.0GB, MaxMemAllocated=2.0GB"
+            ]
+        lines.append(
+            "|E2E latency=3.20s |Gather latency=0.00s (0.00%) |Generate time=2.09s (65.3%) |Training time="
+            "0.79s (24.6%) |Others=0.32 (10.0%)|CurSamplesPerSec=10.00 |AvgSamplesPerSec=10.00"
+        )
+    job = one(lines)
+    assert (job.steps, job.rate) == (100, pytest.approx(rate, rel=2e-3))
+    assert len(job.notes) == (rate != 10.0)
 
 
 RESUMED, STOPPED, BARE = (480, 500), (0, 500, 30), {"bars": False, "info": False}
