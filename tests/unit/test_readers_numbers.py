@@ -281,5 +281,26 @@ def test_what_lies_between_two_processes_is_no_training() -> None:
     assert (job.steps, job.step_seconds) == (200, pytest.approx(4.0, rel=1e-3))
 
 
+def test_a_batch_that_a_resumed_training_changes_and_evaluations() -> None:
+    """torchtitan: 16 samples in four seconds, then 64 in eight; each twentieth step is followed by 30 s."""
+    head, now, lines = "[rank0]:[titan] 2026-05-04 {} - root - INFO - ", 0.0, []
+    for first, batch, took in ((1, 16, 4.0), (101, 64, 8.0)):
+        now += 400.0
+        said = f"Trainer is initialized with local batch size 2, global batch size {batch}, total steps 200 (w"
+        lines += [f"{head.format(moment_of(now))}{said}"]
+        for step in range(first, first + 100):
+            now += took
+            lines.append(f"{head.format(moment_of(now))}step: {step:2d}  loss:  2.5  tps: 4,096")
+            if step % 20 == 0:
+                now += 30.0
+                lines.append(f"{head.format(moment_of(now))}validate step: {step:2d}  loss:  2.5  tps: 9,000")
+    job = one(lines)
+    assert job.measured is not None and job.steps == 200
+    used = {4.0: 90 - 4, 8.0: 99 - 4}  # without the warm-up, and the steps that an evaluation is in
+    samples, seconds = 16 * used[4.0] + 64 * used[8.0], sum(took * n for took, n in used.items())
+    assert job.rate == pytest.approx(samples / seconds, rel=5e-3)
+    assert job.tokens_per_second == pytest.approx(4096) and [note for note in job.notes if "16, 64" in note]
+
+
 def moment_of(seconds: float) -> str:
     return f"{int(seconds // 3600):02d}:{int(seconds // 60) % 60:02d}:{seconds % 60:06.3f}".replace(".", ",")

@@ -33,6 +33,7 @@ STEPS_ONLY = "the batch size is unknown: rates are in steps, not in samples"
 _TEXTS = ("time", "clock", "per", "host", "rank")
 _BYTES = {"memory_gib": 2.0**30, "memory_mib": 2.0**20, "memory_gb": 1e9, "memory_mb": 1e6}
 _MOST_SETTINGS = 32
+_MOST_BATCHES = 8
 _SLACK = 2.0  # seconds by which ranks may print a step later than the first one
 _A_DATE = 1e8  # seconds since 1970; less is a time of day
 _LEAST = 20  # times as long as a clock's resolution is what is told from it
@@ -108,6 +109,7 @@ class Steps:
         self.total = 0  # of the whole training
         self.left = 0  # steps that the last line says are missing, of the training or of its epoch
         self.facts: dict[str, float] = {}  # what holds from step to step
+        self.batches: dict[float, None] = {}  # that were told
         self.begun = self.steps = 0
         self.every = 0  # steps between the last two lines
         self.opens = True  # `last` is the first line of an attempt
@@ -122,6 +124,7 @@ class Steps:
     def line(self, text: str) -> None:
         """A line with one of the format's words."""
         if any(word in text for word in self.form.stops):
+            self._flush()  # what an evaluation tells is not of the step
             self.interrupted = True
         if any(word in text for word in self.form.ends):
             self.ended = True
@@ -131,7 +134,8 @@ class Steps:
             self.begin(match.groupdict(), stamp(text))
         for place, setting in enumerate(self.form.settings):
             if (match := setting.search(text)) and len(self.settings) < _MOST_SETTINGS:
-                self.interrupted = True  # a process of the training begins
+                self._flush()  # a process of the training begins
+                self.interrupted, self.ended = True, False
                 self.settings.setdefault(" ".join(match[0].split()))
                 self.size = self.size or (match[0] if place == 0 else "")
         for fact in self.form.facts:
@@ -167,6 +171,8 @@ class Steps:
         if self.other:
             return
         self.recent, self.stamps = (*self.recent[-1:], step), (*self.stamps[-1:], at)
+        if self.opens and self.back and self.last and step > self.last.number:
+            self.ended = False  # of the process before
         self.left, self.total = left, whole if self.form.counts_down else self.total
         if step == self.total > 0:
             self.ended = True
@@ -201,6 +207,8 @@ class Steps:
         for name in _BYTES.keys() & figures.keys():
             self.memory = max(self.memory, figures.pop(name) * _BYTES[name])
         self.facts |= {name: figures[name] for name in ("batch", "step_tokens") if figures.get(name, 0) > 0}
+        if "batch" in self.facts and len(self.batches) < _MOST_BATCHES:
+            self.batches.setdefault(self.facts["batch"])
         self.loss = figures.get("loss", self.loss)
         self.total = int(figures.pop("all_steps", self.total))
         if self.now is not None and not self.other:
@@ -216,6 +224,9 @@ class Steps:
         notes = [STEPS_ONLY] if unit == "steps" and not batch else []
         if self.form.device and self.series.total and not self.frame.ranks:
             notes.append("tokens are those of one device")
+        if len(self.batches) > 1:
+            sizes = ", ".join(f"{each:g}" for each in self.batches)
+            notes.append(f"its batch changed ({sizes} samples): figures of a step are means of unlike steps")
         own = self.own.measured() if self.own.total == self.series.total and unit == "samples" else None
         if walled := self._walled():
             own = self.series.scaled(batch if batch and unit == "steps" else 1.0).measured()

@@ -73,7 +73,7 @@ FORMATS = (
             "Training starts at step",
             " total parameters",
         ),
-        step=re.compile(r"(?:\[rank(?P<rank>\d+)\]:.*)?\bstep: *(?P<step>\d+) +loss: *(?P<loss>\S+)"),
+        step=re.compile(r"(?:\[rank(?P<rank>\d+)\]:.*)?(?<!validate )\bstep: *(?P<step>\d+) +loss: *(?P<loss>\S+)"),
         facts=_all(
             r"\bmemory: *(?P<memory_gib>[\d.]+)GiB",
             r"\b[tw]ps: *(?P<tokens_per_second>[\d,.]+)",
@@ -90,7 +90,7 @@ FORMATS = (
             "Saving a checkpoint",
             "Loading the checkpoint",
             "Training starts at step",
-            "  validate step:",
+            "validate step:",
         ),
         ends=("Training completed",),
         device=True,

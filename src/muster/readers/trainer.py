@@ -150,7 +150,8 @@ class Reader:
             self._progress(int(match[1]), int(match[2]), 3600 * hours + 60 * minutes + seconds)
         elif match := _SETTING.search(text):
             self.settings[match[1]] = number(match[2])
-            self.before = None if match[1] == "Num examples" else self.before  # a process begins
+            if match[1] == "Num examples":  # a process begins
+                self.before = self.runtime = None
             if match[1] == "Total optimization steps":
                 self.total = int(number(match[2]) or 0) or self.total
         elif match := _BATCH.search(text):
