@@ -227,6 +227,24 @@ def test_updates_of_several_processes(form: str, restarts: list[tuple[str | None
     assert (job.steps, job.step_seconds) == (steps, pytest.approx(1.0))
 
 
+def test_a_batch_that_a_later_process_of_deepspeed_changes() -> None:
+    later = [line.replace(". 64", ". 128") for line in timer_log(100, 100, start=900)]
+    log = one([*timer_log(0, 100), *later])
+    assert (log.steps, log.rate) == (200, pytest.approx((80 * 64 + 90 * 128) / (2 * 170), rel=0.02))
+    assert any("64, 128" in note for note in log.notes)
+
+
+def test_steps_of_nemo_over_epochs() -> None:
+    """Of 150; the total beside them is the epoch's, or the training's."""
+    for total in (149, 299):
+        lines = [
+            f"Training epoch {step // 150}, iteration {step % 150}/{total} | lr: 3e-05 | global_batch_size: 8 | "
+            f"global_step: {step} | reduced_train_loss: 1.233 | train_step_timing in s: 0.5"
+            for step in range(300)
+        ]
+        assert (one(lines).steps, one(lines).step_seconds) == (300, 0.5)
+
+
 def test_steps_of_a_log_of_swift_that_was_restarted() -> None:
     """Steps 50 to 60 are made twice; its lines have no stamps, and a clock that begins again."""
     lines = []

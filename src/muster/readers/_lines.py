@@ -30,6 +30,7 @@ from muster.readers._frame import Frame, stamp
 from muster.readers.base import APART, WARM_UP, LogWindow, Reading, Series, Unit, number
 
 STEPS_ONLY = "the batch size is unknown: rates are in steps, not in samples"
+CHANGED = "its batch changed ({sizes} samples): figures of a step are means of unlike steps"
 _TEXTS = ("time", "clock", "per", "host", "rank")
 _BYTES = {"memory_gib": 2.0**30, "memory_mib": 2.0**20, "memory_gb": 1e9, "memory_mb": 1e6}
 _MOST_SETTINGS = 32
@@ -226,7 +227,7 @@ class Steps:
             notes.append("tokens are those of one device")
         if len(self.batches) > 1:
             sizes = ", ".join(f"{each:g}" for each in self.batches)
-            notes.append(f"its batch changed ({sizes} samples): figures of a step are means of unlike steps")
+            notes.append(CHANGED.format(sizes=sizes))
         own = self.own.measured() if self.own.total == self.series.total and unit == "samples" else None
         if walled := self._walled():
             own = self.series.scaled(batch if batch and unit == "steps" else 1.0).measured()

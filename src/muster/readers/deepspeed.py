@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from muster.readers._frame import Frame, stamp
-from muster.readers._lines import STEPS_ONLY
+from muster.readers._lines import CHANGED, STEPS_ONLY
 from muster.readers.base import FIGURE, LogWindow, Reading, Series, number
 
 FORMAT = "DeepSpeed"
@@ -54,6 +54,8 @@ class Reader:
         self.total_steps = 0
         self.interrupted = False
         self.memory = 0.0
+        self.batch: float | None = None  # of which the series count steps; it can change with a process
+        self.notes: tuple[str, ...] = ()
         self.accumulation = 0  # micro-steps of a step; 0: not known
 
     def line(self, text: str) -> None:
@@ -93,7 +95,7 @@ class Reader:
                 skipped=self.total_skipped,
                 memory=int(self.memory * 2**30) or None,
                 ended=self._ended(),
-                notes=notes,
+                notes=(*notes, *self.notes),
             )
         ]
 
@@ -104,6 +106,15 @@ class Reader:
         if micro is None or not ranks or not self.accumulation or _OTHER.search(self.frame.recipe):
             return None
         return float(micro[1]) * ranks * self.accumulation
+
+    def _take_batch(self) -> None:
+        """Count the steps of a process with another batch in steps of the new one."""
+        batch = self.frame.batch
+        if batch and self.batch and batch != self.batch and self.marked:
+            share = self.batch / batch
+            self.walled, self.timed = self.walled.scaled(share), self.timed.scaled(share, share)
+            self.notes = (CHANGED.format(sizes=f"{self.batch:g}, {batch:g}"),)
+        self.batch = batch or self.batch
 
     def _ended(self) -> bool | None:
         """Whether all processes left well. Launchers of 2023 do not say how many they start; all name those
@@ -131,6 +142,7 @@ class Reader:
         begins, self.begins = self.begins and step != self.step + every, False
         if not begins and self._is_another(step, stamp(text)):
             return
+        self._take_batch()
         skipped = self.counter if self.counter is not None else self.overflows
         if begins or step <= self.step:  # it began anew; DeepSpeed's count begins with it, or goes on
             self.marked, self.step, self.stamp, self.timer, self.skipped = False, 0, None, None, 0

@@ -13,6 +13,12 @@ def _all(*patterns: str) -> tuple[re.Pattern[str], ...]:
     return tuple(re.compile(pattern) for pattern in patterns)
 
 
+_NEMO = _all(
+    r"train_step_timing in s: (?P<seconds>[\d.e-]+)",
+    r"global_batch_size: (?P<batch>\d+)",
+    r"reduced_train_loss: (?P<loss>[\d.e+-]+)",
+)
+_VALIDATES, _STOPPED = ("Validation ", "alidation epoch"), ("`Trainer.fit` stopped: ",)
 FORMATS = (
     LineFormat(  # Megatron-LM since 2019 and what was made of it: Megatron-DeepSpeed, Megatron-Bridge, Primus
         "Megatron-LM",
@@ -95,17 +101,24 @@ FORMATS = (
         ends=("Training completed",),
         device=True,
     ),
+    LineFormat(  # whose iterations can be of the epoch beside the total of the training
+        "NeMo",
+        hints=("train_step_timing in s",),
+        step=re.compile(r"Training epoch \d+, iteration \d+/\d+ \|.*?\bglobal_step: (?P<step>\d+)"),
+        facts=_NEMO,
+        stops=_VALIDATES,
+        ends=_STOPPED,
+        single=True,
+    ),
     LineFormat(
         "NeMo",
         hints=("train_step_timing in s",),
-        step=re.compile(r"Training epoch (?P<epoch>\d+), iteration (?P<step>\d+)/(?P<total>\d+) \|"),
-        facts=_all(
-            r"train_step_timing in s: (?P<seconds>[\d.e-]+)",
-            r"global_batch_size: (?P<batch>\d+)",
-            r"reduced_train_loss: (?P<loss>[\d.e+-]+)",
+        step=re.compile(
+            r"Training epoch (?P<epoch>\d+), iteration (?P<step>\d+)/(?P<total>\d+) \|(?!.*global_step: )"
         ),
-        stops=("Validation ", "alidation epoch"),
-        ends=("`Trainer.fit` stopped: ",),
+        facts=_NEMO,
+        stops=_VALIDATES,
+        ends=_STOPPED,
         single=True,
     ),
     LineFormat(  # the main bar of Lightning, and of NeMo, which is made with it
@@ -121,7 +134,7 @@ FORMATS = (
         ),
         settings=_all(r"^Trainable params: .*\S|^[\d.]+ +[KMBT]? +Trainable params"),
         stops=("Validation", "alidating"),
-        ends=("`Trainer.fit` stopped: ",),
+        ends=_STOPPED,
         counts_down=True,
     ),
     LineFormat(
@@ -133,7 +146,7 @@ FORMATS = (
         ),
         facts=_all(r" (?:train_)?loss: (?P<loss>[\d.e+-]+)"),
         stops=("Validation",),
-        ends=("`Trainer.fit` stopped: ",),
+        ends=_STOPPED,
         counts_down=True,
     ),
     LineFormat(
