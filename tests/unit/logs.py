@@ -155,7 +155,10 @@ def resumed_trainer_log(
             clock = f"{seconds // 60:02d}:{seconds % 60:02d}"
             lines.append(f" {100 * done // total:2d}%|███  | {done}/{total} [{clock}<01:00, 2.00s/it]")
         if done % 10 == 0:
-            rate, epoch = 1e-05 * (1 - done / total if falls else 1), f"{done / 300:{'' if stamped else '.2f'}}"
+            rate, epoch = (
+                1e-05 * (1 - done / total if falls else 1),
+                f"{done / 300:{'' if stamped else '.2f'}}",
+            )
             when = f"{at(seconds).replace(' ', 'T').replace(',', '.')}123456Z " if stamped else ""
             lines.append(
                 f"{when}{{'loss': 0.5, 'grad_norm': 1.2, 'learning_rate': {rate}, 'epoch': {epoch}}}"

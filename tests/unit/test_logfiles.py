@@ -62,7 +62,7 @@ def test_a_file_of_dockers_json_driver(piece: int, monkeypatch: pytest.MonkeyPat
     """Each line has its own number; what a bar overwrote is a line of its own."""
     monkeypatch.setattr("muster.store.logfiles.CHUNK", piece)
     monkeypatch.setattr("muster.store.logfiles._HEAD", max(piece, 8))
-    printed = ["caf\u00e9 \"1\"", "\r 1/2 [00:01<\r 2/2 [00:02<", "\x1b[32mok"]
+    printed = ['caf\u00e9 "1"', "\r 1/2 [00:01<\r 2/2 [00:02<", "\x1b[32mok"]
     data = "".join(
         json.dumps({"log": f"{line}\n", "stream": "stderr", "time": f"2024-07-08T05:52:0{n}.123456789Z"},
                    separators=(",", ":")) + "\n"

@@ -93,7 +93,7 @@ def test_what_is_between_steps_that_a_tool_times(between: float, rate: float) ->
         for _ in range(2 if step % 10 == 0 else 0):
             lines += [
                 f"[{at(now)}] [INFO] [timer.py:215:stop] epoch=0/micro_step={step}/global_step={step}, "
-                "RunningAvgSamplesPerSec=41.0, CurrSamplesPerSec=41.0, MemAllocated=1.0GB, MaxMemAllocated=2.0GB"
+                "RunningAvgSamplesPerSec=41.0, CurrSamplesPerSec=41.0, MaxMemAllocated=2.0GB"
             ]
         lines.append(
             "|E2E latency=3.20s |Gather latency=0.00s (0.00%) |Generate time=2.09s (65.3%) |Training time="
@@ -212,7 +212,9 @@ SIZE = "{stamp} | INFO | fairseq_cli.train | num. model params: 86,066,176 (num.
         ([(None, 60, 101)], 50),
     ],
 )
-def test_updates_of_several_processes(form: str, restarts: list[tuple[str | None, int, int]], steps: int) -> None:
+def test_updates_of_several_processes(
+    form: str, restarts: list[tuple[str | None, int, int]], steps: int
+) -> None:
     """A process begins 500 s after the one before has ended; a second an update, its `wall` goes on."""
     lines, now = [], 0.0
     for said, first, last in restarts:
@@ -238,7 +240,7 @@ def test_steps_of_nemo_over_epochs() -> None:
     """Of 150; the total beside them is the epoch's, or the training's."""
     for total in (149, 299):
         lines = [
-            f"Training epoch {step // 150}, iteration {step % 150}/{total} | lr: 3e-05 | global_batch_size: 8 | "
+            f"Training epoch {step // 150}, iteration {step % 150}/{total} | global_batch_size: 8 | "
             f"global_step: {step} | reduced_train_loss: 1.233 | train_step_timing in s: 0.5"
             for step in range(300)
         ]
@@ -304,7 +306,9 @@ def test_a_batch_that_a_resumed_training_changes_and_evaluations() -> None:
     head, now, lines = "[rank0]:[titan] 2026-05-04 {} - root - INFO - ", 0.0, []
     for first, batch, took in ((1, 16, 4.0), (101, 64, 8.0)):
         now += 400.0
-        said = f"Trainer is initialized with local batch size 2, global batch size {batch}, total steps 200 (w"
+        said = (
+            f"Trainer is initialized with local batch size 2, global batch size {batch}, total steps 200 (w"
+        )
         lines += [f"{head.format(moment_of(now))}{said}"]
         for step in range(first, first + 100):
             now += took

@@ -79,7 +79,9 @@ FORMATS = (
             "Training starts at step",
             " total parameters",
         ),
-        step=re.compile(r"(?:\[rank(?P<rank>\d+)\]:.*)?(?<!validate )\bstep: *(?P<step>\d+) +loss: *(?P<loss>\S+)"),
+        step=re.compile(
+            r"(?:\[rank(?P<rank>\d+)\]:.*)?(?<!validate )\bstep: *(?P<step>\d+) +loss: *(?P<loss>\S+)"
+        ),
         facts=_all(
             r"\bmemory: *(?P<memory_gib>[\d.]+)GiB",
             r"\b[tw]ps: *(?P<tokens_per_second>[\d,.]+)",
