@@ -229,7 +229,11 @@ def test_updates_of_several_processes(
     assert (job.steps, job.step_seconds) == (steps, pytest.approx(1.0))
 
 
-def test_a_batch_that_a_later_process_of_deepspeed_changes() -> None:
+def test_a_batch_that_a_later_process_changes() -> None:
+    first, second = resumed_trainer_log(0, 300, 100)[:-1], resumed_trainer_log(100, 300)
+    log = one([*first, *(line.replace("= 64", "= 128") for line in second)])
+    assert (log.steps, log.rate) == (300, pytest.approx((89 * 64 + 199 * 128) / (2 * 288), rel=0.01))
+    assert any("64, 128" in note for note in log.notes)
     later = [line.replace(". 64", ". 128") for line in timer_log(100, 100, start=900)]
     log = one([*timer_log(0, 100), *later])
     assert (log.steps, log.rate) == (200, pytest.approx((80 * 64 + 90 * 128) / (2 * 170), rel=0.02))

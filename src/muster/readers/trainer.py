@@ -7,7 +7,7 @@ import re
 from dataclasses import dataclass
 
 from muster.readers._frame import Frame, stamp
-from muster.readers._lines import STEPS_ONLY
+from muster.readers._lines import CHANGED, STEPS_ONLY
 from muster.readers.base import APART, FIGURE, LogWindow, Reading, Series, number
 
 FORMAT = "Transformers"
@@ -139,6 +139,7 @@ class Reader:
         self.logged = False
         self.barred = False  # it prints bars
         self.settings: dict[str, float | None] = {}
+        self.changed: tuple[str, ...] = ()  # what is said of batches that were not the same
         self.loss: float | None = None
         self.closed = False
 
@@ -155,7 +156,7 @@ class Reader:
             if match[1] == "Total optimization steps":
                 self.total = int(number(match[2]) or 0) or self.total
         elif match := _BATCH.search(text):
-            self.batch = number(match[1]) or None
+            self._take_batch(number(match[1]) or None)
         elif match := _RESUMED.search(text):
             self.before = int(match[1])
         elif "train_runtime" in text or "train_samples_per" in text or "train_steps_per" in text:
@@ -205,11 +206,24 @@ class Reader:
                 skipped=self.skipped,
                 ended=self.runtime is not None,
                 loss=self.loss,
-                notes=(*notes, *([] if batch else [STEPS_ONLY]), "progress bars show whole seconds")
+                notes=(
+                    *notes,
+                    *self.changed,
+                    *([] if batch else [STEPS_ONLY]),
+                    "progress bars show whole seconds",
+                )
                 if series
                 else notes,
             )
         ]
+
+    def _take_batch(self, batch: float | None) -> None:
+        """Count the steps of earlier processes, with another batch, in steps of this one."""
+        if batch and self.batch and batch != self.batch and self.bars:
+            for bar in self.bars.values():
+                bar.series = bar.series.scaled(self.batch / batch)
+            self.changed = (CHANGED.format(sizes=f"{self.batch:g}, {batch:g}"),)
+        self.batch = batch
 
     def _training(self) -> tuple[int | None, _Bar | None]:
         """The bar of the training: of the announced total, or the one that went on for longest."""
@@ -277,7 +291,7 @@ class Reader:
         match, examples = _EPOCH.search(text), self.settings.get("Num examples")
         if not match or not examples or not self.batch:
             return False
-        return examples / self.batch <= 10 ** len(match[1].partition(".")[2])
+        return examples / self.batch <= 10.0 ** len(match[1].partition(".")[2])
 
     def _progress(self, step: int, total: int, seconds: float) -> None:
         if total not in self.bars:
