@@ -134,10 +134,13 @@ def resumed_trainer_log(
     counts: str = "all",
     bars: bool = True,
     info: bool = True,
+    falls: bool = False,
+    stamped: bool = False,
 ) -> list[str]:
     """What the Trainer writes that goes on from step `first` and ends at `last` (None: `total`), four seconds
     and two a step. `counts`: which steps its account divides: "all", or those of its "own" as since 5.23.
-    `info`: with the lines of that level."""
+    `info`: with the lines of that level; `falls`: the learning rate does; `stamped`: as `kubectl logs
+    --timestamps` prints it, with all digits of the epochs."""
     last = last or total
     lines = [
         "***** Running training *****", "  Num examples = 19,200", "  Num Epochs = 4",
@@ -152,8 +155,13 @@ def resumed_trainer_log(
             clock = f"{seconds // 60:02d}:{seconds % 60:02d}"
             lines.append(f" {100 * done // total:2d}%|███  | {done}/{total} [{clock}<01:00, 2.00s/it]")
         if done % 10 == 0:
+            rate, epoch = (
+                1e-05 * (1 - done / total if falls else 1),
+                f"{done / 300:{'' if stamped else '.2f'}}",
+            )
+            when = f"{at(seconds).replace(' ', 'T').replace(',', '.')}123456Z " if stamped else ""
             lines.append(
-                f"{{'loss': 0.5, 'grad_norm': 1.2, 'learning_rate': 1e-05, 'epoch': {done / 300:.2f}}}"
+                f"{when}{{'loss': 0.5, 'grad_norm': 1.2, 'learning_rate': {rate}, 'epoch': {epoch}}}"
             )
     runtime, counted = 4 + 2 * (last - first), total if counts == "all" else last - first
     return [
@@ -163,11 +171,17 @@ def resumed_trainer_log(
     ]
 
 
-def timer_log(first: int, steps: int, *, start: float = 0, before: int = 0, skipped: int = 0) -> list[str]:
+def timer_log(
+    first: int, steps: int, *, start: float = 0, before: int = 0, skipped: int = 0, every: int = 10
+) -> list[str]:
     """DeepSpeed's lines of a process that goes on from step `first`, up to which the loss scaler `before`
     skipped some, and then `skipped` more at once; two seconds a step."""
-    lines = [f"[{at(start)}] [INFO] [config.py:1004:print]   train_batch_size ............. 64"]
-    for step in range(10, steps + 1, 10):
+    version = "DeepSpeed info: version=0.14.4, git-hash=unknown, git-branch=unknown"
+    lines = [
+        f"[{at(start)}] [INFO] [logging.py:96:log_dist] [Rank 0] {version}",
+        f"[{at(start)}] [INFO] [config.py:1004:print]   train_batch_size ............. 64",
+    ]
+    for step in range(every, steps + 1, every):
         now = at(start + 30 + 2 * step)
         lines += [
             f"[{now}] [INFO] [logging.py:96:log_dist] [Rank 0] step={first + step}, "

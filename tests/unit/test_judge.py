@@ -44,6 +44,15 @@ def conditions(found: Judged) -> dict[str, str]:
     return {each.hosts[0]: each.condition for each in found.hosts}
 
 
+def test_a_host_that_is_too_fast_is_named_in_a_note(tmp_path: Path) -> None:
+    write_fleet(tmp_path / "alike", {"node-003": 1.1}, pairs=False)
+    assert not any("node-003" in note for note in judge(tmp_path / "alike").notes)
+    write_fleet(tmp_path / "fast", {"node-003": 0.5}, pairs=False)
+    found = judge(tmp_path / "fast")
+    assert set(conditions(found).values()) == {"fit"}
+    assert [note for note in found.notes if "node-003" in note]
+
+
 def test_few_hosts_need_a_baseline(tmp_path: Path) -> None:
     write_fleet(tmp_path / "fleet")
     document = judge(tmp_path / "fleet").model_dump(mode="json")

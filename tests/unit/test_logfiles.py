@@ -5,6 +5,7 @@ from __future__ import annotations
 import bz2
 import gzip
 import io
+import json
 import lzma
 import os
 import tarfile
@@ -54,6 +55,24 @@ def test_lines_are_what_was_written(written: list[str], end: str) -> None:
     written = [line.replace("\ufeff", "") for line in written]
     data = end.join(written).encode()
     assert [line for line in lines(io.BytesIO(data)) if line] == [line for line in written if line]
+
+
+@pytest.mark.parametrize("piece", [7, 40, 1 << 20])
+def test_a_file_of_dockers_json_driver(piece: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each line has its own number; what a bar overwrote is a line of its own."""
+    monkeypatch.setattr("muster.store.logfiles.CHUNK", piece)
+    monkeypatch.setattr("muster.store.logfiles._HEAD", max(piece, 8))
+    printed = ['caf\u00e9 "1"', "\r 1/2 [00:01<\r 2/2 [00:02<", "\x1b[32mok"]
+    data = "".join(
+        json.dumps({"log": f"{line}\n", "stream": "stderr", "time": f"2024-07-08T05:52:0{n}.123456789Z"},
+                   separators=(",", ":")) + "\n"
+        for n, line in enumerate(printed)
+    )  # fmt: skip
+    found = [(line, block.number(place)) for block in blocks(io.BytesIO(data.encode()))
+             for place, line in enumerate(block)]  # fmt: skip
+    assert [each for each in found if each[0]] == [
+        ("caf\u00e9 \"1\"", 1), (" 1/2 [00:01<", 2), (" 2/2 [00:02<", 2), ("\x1b[32mok", 3)
+    ]  # fmt: skip
 
 
 def test_invalid_utf8_is_replaced() -> None:

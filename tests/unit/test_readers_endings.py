@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import pytest
+
 from muster.readers._read import without_harmless
 from muster.store.logfiles import BrokenFile
 from tests.unit.logs import chat_log, one, read_log
@@ -63,3 +65,42 @@ def test_what_every_rank_prints_hides_no_crash() -> None:
     bad = one([*chat_log(hosts, ends=False, windows=3), *met, crash], "bad.log")
     found = without_harmless([*good, bad])[-1]
     assert (found.outcome, found.failure, found.failed_hosts) == ("failed", "crashed", ("n3",))
+
+
+TITAN = "[rank0]:[titan] 2025-08-22 07:53:{:02d},498 - root - INFO - step: {:2d}  loss:  3.2  tps: 7,282"
+ANNOUNCED = (
+    "[rank0]:[titan] 2025-08-22 07:52:57,498 - root - INFO - Trainer is initialized with local batch size 1, "
+    "global batch size 8, gradient accumulation steps 1, sequence length 8192, total steps {} (warmup 200)"
+)
+DONE = [
+    ANNOUNCED.format(20), *(TITAN.format(at, at) for at in range(1, 21)),
+    "[rank0]:[titan] 2025-08-22 07:53:21,498 - root - INFO - Training completed",
+]  # fmt: skip
+BAR = "Epoch {}: 50%|#####     | {}/200 [{}<00:07, 12.51it/s, train_loss=0.306]"
+RICH = "Epoch {}/2  ━━━━━━━━ {}/200 0:00:{:02d} •        18.02it/s train_loss: 0.358"
+COMPOSED = "[epoch={}][batch={}/60]:"
+
+
+@pytest.mark.parametrize(
+    ("lines", "outcome", "steps"),
+    [
+        ([TITAN.format(at, at) for at in range(1, 21)], "succeeded", 20),
+        ([ANNOUNCED.format(40), *(TITAN.format(at, at) for at in range(1, 21))], "timeout", 20),
+        ([ANNOUNCED.format(20), *(TITAN.format(at, at) for at in range(1, 21))], "succeeded", 20),
+        ([ANNOUNCED.format(25), *(TITAN.format(at, at) for at in range(10, 21, 10))], "succeeded", 20),
+        ([*DONE, ANNOUNCED.format(40), *(TITAN.format(at, at) for at in range(21, 31))], "timeout", 30),
+        ([*DONE, ANNOUNCED.format(40), *(TITAN.format(at, at) for at in range(21, 41))], "succeeded", 40),
+        ([*DONE, *(TITAN.format(at + 30, at) for at in range(11, 16))], "timeout", 25),
+        ([*DONE, *(TITAN.format(at + 30, at) for at in range(11, 21))], "succeeded", 30),
+        ([BAR.format(0, at, f"00:{at // 10:02d}") for at in range(20, 201, 20)], "succeeded", 200),
+        ([BAR.format(1, at, f"00:{at // 10:02d}") for at in range(20, 101, 20)], "timeout", 100),
+        ([RICH.format(2, at, at // 10) for at in range(20, 201, 20)], "succeeded", 200),
+        ([RICH.format(1, at, at // 10) for at in range(20, 201, 20)], "timeout", 200),
+        ([COMPOSED.format(1, at) for at in range(1, 61)], "succeeded", 60),
+        ([COMPOSED.format(1, at) for at in range(1, 51)], "timeout", 50),
+    ],
+)
+def test_a_log_that_ends_before_its_own_total_was_cut(lines: list[str], outcome: str, steps: int) -> None:
+    """The total of the training, or of its epoch. Lines come every so many steps."""
+    job = one(lines)
+    assert (job.outcome, job.steps) == (outcome, steps)

@@ -288,3 +288,10 @@ def test_bytes_are_counted_over_the_lines_that_are_left_out(tmp_path: Path) -> N
     assert [f"at {len(LINE) + place} " in error.what for place, error in zip((0, 4), left, strict=True)] == [
         True
     ] * 2
+
+
+def test_a_list_on_one_line(tmp_path: Path) -> None:
+    """As json.dump writes it: of more than a line of JSON lines may have."""
+    rows = [{"input": "x" * (1 << 20), "target": str(n)} for n in range(18)]
+    (tmp_path / "data.json").write_text(json.dumps(rows))
+    assert [row for _, row in read_rows(tmp_path / "data.json")] == rows

@@ -37,6 +37,7 @@ from muster.readers.base import APART, JobLog
 AS_MOST = "its jobs ended like most jobs of the same work, so they do not show how the host is"
 MANY = 8  # jobs, of which some should share a host
 WENT_ON = 30.0, 300.0  # seconds without progress, within which a short and a long job are not called hung
+FASTER = 1.2, 6.0  # times, and deviations, by which a job is too fast to be of its peers' work
 DRIFTED = 3.0  # standard errors by which a whole fleet differs from its baseline, at least
 ALONE = "it is not known what its jobs trained (--workload NAME says it), so they are compared with no others"
 UNPLACED = "it is not known on which hosts its jobs ran, so they are no evidence"
@@ -97,6 +98,7 @@ def judged(
             *notes_of(files),
             *shared.notes(),
             *_notes(jobs),
+            *_too_fast(jobs, verdict, askable=hardware is not None),
             *_apart(verdict, stored),
             *_alike(verdict, askable=hardware is not None),
             *_drifting(state, least),
@@ -378,6 +380,26 @@ def _notes(jobs: Sequence[_Job]) -> list[str]:
     ):
         notes.append(f"no host is in two of the {len(host_sets)} jobs: were the hosts read rightly?")
     return notes
+
+
+def _too_fast(jobs: Sequence[_Job], verdict: Judgement, *, askable: bool) -> list[str]:
+    """Jobs that took much less time than their peers: nothing makes a host so fast."""
+    fast: list[tuple[float, JobLog]] = []
+    for job in jobs:
+        seconds = job.observation.seconds if job.observation else None
+        base = verdict.baselines.get(_class_of(job))
+        if seconds and base:
+            by = base.seconds / seconds
+            if math.log(by) > max(math.log(FASTER[0]), FASTER[1] * base.sigma):
+                fast.append((by, job.log))
+    if not fast:
+        return []
+    by, log = max(fast, key=lambda each: each[0])
+    how = "; --hardware NAME=HOSTS says that hosts are of another" if askable else ""
+    return [
+        f"{counted(len(fast), 'job')} much faster than the others of the same work: {log.job} on "
+        f"{fold_hosts(log.hosts)}, {by:.3g} times as fast. Was it the same work on the same hardware?{how}"
+    ]
 
 
 def _stalled(log: JobLog) -> tuple[float, str]:

@@ -3,6 +3,7 @@
 What a pattern may name (all but `step` may be missing):
 
 step, epoch, total          the step's number; with an epoch: within it, of so many
+last_epoch, all_steps       the number of the last epoch; steps of the whole training, in another line
 time                        the time stamp of the line; without it, the first one in the line counts
 seconds, ms                 of a step: the mean since the line before, or of this one (`single`);
 ms_fwd, ms_bwd, ms_step     parts of it, which are added
@@ -29,9 +30,11 @@ from muster.readers._frame import Frame, stamp
 from muster.readers.base import APART, WARM_UP, LogWindow, Reading, Series, Unit, number
 
 STEPS_ONLY = "the batch size is unknown: rates are in steps, not in samples"
+CHANGED = "its batch changed ({sizes} samples): figures of a step are means of unlike steps"
 _TEXTS = ("time", "clock", "per", "host", "rank")
 _BYTES = {"memory_gib": 2.0**30, "memory_mib": 2.0**20, "memory_gb": 1e9, "memory_mb": 1e6}
 _MOST_SETTINGS = 32
+_MOST_BATCHES = 8
 _SLACK = 2.0  # seconds by which ranks may print a step later than the first one
 _A_DATE = 1e8  # seconds since 1970; less is a time of day
 _LEAST = 20  # times as long as a clock's resolution is what is told from it
@@ -56,7 +59,7 @@ class LineFormat:
     whole: bool = False  # all of that is among the settings
     ends: tuple[str, ...] = ()  # words of the end of a training that was not cut off
     tells_end: bool = False  # it always writes them
-    counts_down: bool = False  # `total` is of the whole training: a log that stops before it was cut off
+    counts_down: bool = False  # `total` is of the whole training or epoch: a log that stops before it was cut
     single: bool = False  # a step's time is its own, not the mean since the line before
     device: bool = False  # tokens are those of one device
     rough: bool = False  # what other formats say of the same steps is better
@@ -105,7 +108,9 @@ class Steps:
         self.clocks = False  # stamps go back after that: they are of several clocks
         self.back = False  # a step came after a later one: of a new attempt, or of a rank that prints late
         self.total = 0  # of the whole training
+        self.left = 0  # steps that the last line says are missing, of the training or of its epoch
         self.facts: dict[str, float] = {}  # what holds from step to step
+        self.batches: dict[float, None] = {}  # that were told
         self.begun = self.steps = 0
         self.every = 0  # steps between the last two lines
         self.opens = True  # `last` is the first line of an attempt
@@ -120,6 +125,7 @@ class Steps:
     def line(self, text: str) -> None:
         """A line with one of the format's words."""
         if any(word in text for word in self.form.stops):
+            self._flush()  # what an evaluation tells is not of the step
             self.interrupted = True
         if any(word in text for word in self.form.ends):
             self.ended = True
@@ -129,7 +135,8 @@ class Steps:
             self.begin(match.groupdict(), stamp(text))
         for place, setting in enumerate(self.form.settings):
             if (match := setting.search(text)) and len(self.settings) < _MOST_SETTINGS:
-                self.interrupted = True  # a process of the training begins
+                self._flush()  # a process of the training begins
+                self.interrupted, self.ended = True, False
                 self.settings.setdefault(" ".join(match[0].split()))
                 self.size = self.size or (match[0] if place == 0 else "")
         for fact in self.form.facts:
@@ -146,27 +153,35 @@ class Steps:
             return
         self.begun, self.numbered = self.begun + 1, step_number is not None
         step = self.begun if step_number is None else int(step_number)  # without numbers, each line is a step
+        whole, left = int(number(groups.get("total")) or 0), 0
+        if self.form.counts_down:
+            left = whole - step
         if epoch := groups.get("epoch"):
-            step += int(number(epoch) or 0) * int(number(groups.get("total")) or 0)
+            step += int(number(epoch) or 0) * whole
+            whole *= int(number(groups.get("last_epoch")) or -1) + 1
         if not 0 <= step <= _LARGEST_STEP:
             return
         self._flush()
         if at is not None and self.anew is not None:
             self.clocks = self.clocks or at < self.anew
+        clock = _clock(groups)
         self.anew = at if step in self.recent and self._began_anew(at) else None
+        if clock and self.final and self.final.clock and clock[0] < self.final.clock[0] - _SLACK:
+            self.recent = ()  # a later process, whose clock has begun again
         self.other = step in self.recent and self.anew is None
         if self.other:
             return
         self.recent, self.stamps = (*self.recent[-1:], step), (*self.stamps[-1:], at)
-        if self.form.counts_down and epoch is None:
-            self.total = int(number(groups.get("total")) or 0)
-            if step == self.total > 0:
-                self.ended = True
-                self.frame.finish()
+        if self.opens and self.back and self.last and step > self.last.number:
+            self.ended = False  # of the process before
+        self.left, self.total = left, whole if self.form.counts_down else self.total
+        if step == self.total > 0:
+            self.ended = True
+            self.frame.finish()
         if at is not None and at > _A_DATE:
             self.span = (self.span[0] if self.span else at), at
         self.now = _Step(step, at, self.interrupted)
-        self.now.clock = _clock(groups)
+        self.now.clock = clock
         self.interrupted = False
         self.learn(groups)
         self.frame.progress(step)
@@ -193,7 +208,10 @@ class Steps:
         for name in _BYTES.keys() & figures.keys():
             self.memory = max(self.memory, figures.pop(name) * _BYTES[name])
         self.facts |= {name: figures[name] for name in ("batch", "step_tokens") if figures.get(name, 0) > 0}
+        if "batch" in self.facts and len(self.batches) < _MOST_BATCHES:
+            self.batches.setdefault(self.facts["batch"])
         self.loss = figures.get("loss", self.loss)
+        self.total = int(figures.pop("all_steps", self.total))
         if self.now is not None and not self.other:
             self.now.told |= figures
 
@@ -207,6 +225,9 @@ class Steps:
         notes = [STEPS_ONLY] if unit == "steps" and not batch else []
         if self.form.device and self.series.total and not self.frame.ranks:
             notes.append("tokens are those of one device")
+        if len(self.batches) > 1:
+            sizes = ", ".join(f"{each:g}" for each in self.batches)
+            notes.append(CHANGED.format(sizes=sizes))
         own = self.own.measured() if self.own.total == self.series.total and unit == "samples" else None
         if walled := self._walled():
             own = self.series.scaled(batch if batch and unit == "steps" else 1.0).measured()
@@ -256,7 +277,7 @@ class Steps:
         """Whether a line of a later step is missing. Lines come every so many steps, the last one need not be
         of the last step."""
         every = self.recent[-1] - self.recent[0] if len(self.recent) > 1 else 1
-        return bool(self.total) and self.total - self.recent[-1] >= max(1, every)
+        return max(self.left, self.total - self.recent[-1] if self.total else 0) >= max(1, every)
 
     def _flush(self) -> None:
         """The step is complete: the next one begins, or there is none."""

@@ -23,6 +23,10 @@ from muster.store.logfiles import BrokenFile
 UNKNOWN_WORK = "the log does not say what it trained (no command, no settings): compared with no other job"
 NO_FORMAT = "no known log format was recognised; --line REGEX can say how its lines are read"
 LATE = "a process crashed after the training had ended"
+BETWEEN = (
+    "by their time stamps its steps make {whole:,.5g} samples/s, where the latencies that it prints come to "
+    "{tool:,.5g}: these leave out what is between steps"
+)
 FROM_USER = {"table", "own lines"}  # formats
 MOST_RANKS = 8  # of a host, where nothing says how many hosts there are
 # What is kept to explain a failure: shapes of signs, and signs of each; lines at the end.
@@ -223,7 +227,7 @@ def _job(
     raised: Sign | None,
 ) -> JobLog:
     """One job from all that was found of it, the best measured first."""
-    figures = ranked(readings)
+    figures = _by_stamps(ranked(readings))
     ordered = [reading for reading, _ in figures]
     best = figures[0][1] if figures else None
 
@@ -302,6 +306,26 @@ def ranked(readings: Sequence[Reading]) -> list[tuple[Reading, MeasuredWindows |
     return sorted(
         ((each, _measured(each)) for each in readings), key=lambda each: _worth(*each), reverse=True
     )
+
+
+def _by_stamps(
+    best_first: list[tuple[Reading, MeasuredWindows | None]],
+) -> list[tuple[Reading, MeasuredWindows | None]]:
+    """The same, where a format times whole steps and stamps of another one tell that as many take longer:
+    these have what is between steps as well, and their samples are those of the first."""
+    best, figures = best_first[0] if best_first else (None, None)
+    if best is None or figures is None or not best.whole or figures.unit != "samples":
+        return best_first
+    for place, (other, walled) in enumerate(best_first[1:], 1):
+        if walled is None or walled.unit != "steps" or not (best.steps and other.steps and other.exact):
+            continue
+        each = figures.samples / figures.steps
+        longer = replace(walled, samples=walled.samples * each, unit="samples", tokens=None)
+        short = best.steps - other.steps  # lines come every so many steps
+        if 0 <= short * walled.windows <= other.steps and longer.rate < (1 - APART) * figures.rate:
+            note = BETWEEN.format(whole=longer.rate, tool=figures.rate)
+            return [(replace(other, notes=(note,)), longer), *best_first[:place], *best_first[place + 1 :]]
+    return best_first
 
 
 def _measured(reading: Reading) -> MeasuredWindows | None:

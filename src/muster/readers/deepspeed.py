@@ -5,11 +5,14 @@ from __future__ import annotations
 import re
 
 from muster.readers._frame import Frame, stamp
-from muster.readers._lines import STEPS_ONLY
+from muster.readers._lines import CHANGED, STEPS_ONLY
 from muster.readers.base import FIGURE, LogWindow, Reading, Series, number
 
 FORMAT = "DeepSpeed"
-HINTS = ("SamplesPerSec=", "skipped=", "Skipping step", "Evaluating", "aving model", "aving checkpoint")
+_BEGINS = "DeepSpeed info: version="  # an engine is made
+HINTS = (
+    "SamplesPerSec=", "skipped=", "Skipping step", "Evaluating", "aving model", "aving checkpoint", _BEGINS
+)  # fmt: skip
 
 # 0.3: "0/10, SamplesPerSec=12.3"; later "epoch=0/micro_step=40/global_step=10, RunningAvgSamplesPerSec=..."
 _TIMER = re.compile(rf"(?:global_step=|\b\d{{1,12}}/)(\d{{1,12}}), (?:RunningAvg)?SamplesPerSec=({FIGURE})")
@@ -40,6 +43,7 @@ class Reader:
         self.recent: tuple[tuple[int, float | None], ...] = ()  # the last two marks, and their stamps
         self.engine = 0  # `counted` at the last mark
         self.marked = False
+        self.begins = False  # another process seems to begin
         self.stamp: float | None = None
         self.timer: float | None = None
         self.counter: int | None = None  # DeepSpeed's count of skipped steps, as last told
@@ -50,6 +54,8 @@ class Reader:
         self.total_steps = 0
         self.interrupted = False
         self.memory = 0.0
+        self.batch: float | None = None  # of which the series count steps; it can change with a process
+        self.notes: tuple[str, ...] = ()
         self.accumulation = 0  # micro-steps of a step; 0: not known
 
     def line(self, text: str) -> None:
@@ -63,6 +69,8 @@ class Reader:
             self.counted, self.counter = int(match[1]), int(match[2])
         elif _OVERFLOW.search(text):
             self.overflows += 1
+        elif _BEGINS in text:
+            self.begins = self.marked
         elif "Skipping step" not in text and "SamplesPerSec=" not in text:
             self.interrupted = True
 
@@ -87,7 +95,7 @@ class Reader:
                 skipped=self.total_skipped,
                 memory=int(self.memory * 2**30) or None,
                 ended=self._ended(),
-                notes=notes,
+                notes=(*notes, *self.notes),
             )
         ]
 
@@ -98,6 +106,15 @@ class Reader:
         if micro is None or not ranks or not self.accumulation or _OTHER.search(self.frame.recipe):
             return None
         return float(micro[1]) * ranks * self.accumulation
+
+    def _take_batch(self) -> None:
+        """Count the steps of a process with another batch in steps of the new one."""
+        batch = self.frame.batch
+        if batch and self.batch and batch != self.batch and self.marked:
+            share = self.batch / batch
+            self.walled, self.timed = self.walled.scaled(share), self.timed.scaled(share, share)
+            self.notes = (CHANGED.format(sizes=f"{self.batch:g}, {batch:g}"),)
+        self.batch = batch or self.batch
 
     def _ended(self) -> bool | None:
         """Whether all processes left well. Launchers of 2023 do not say how many they start; all name those
@@ -120,10 +137,14 @@ class Reader:
         return now - stamps[-1] <= (_SLACK if self.counted != self.engine else max(every, _SLACK))
 
     def _mark(self, step: int, average: float | None, text: str) -> None:
-        if self._is_another(step, stamp(text)):
+        # A process has its marks every so many steps: with others it is a later one, and not another engine.
+        every = self.step - self.recent[0][0] if len(self.recent) > 1 else self.step
+        begins, self.begins = self.begins and step != self.step + every, False
+        if not begins and self._is_another(step, stamp(text)):
             return
+        self._take_batch()
         skipped = self.counter if self.counter is not None else self.overflows
-        if step <= self.step:  # it began anew; DeepSpeed's count begins with it, or goes on
+        if begins or step <= self.step:  # it began anew; DeepSpeed's count begins with it, or goes on
             self.marked, self.step, self.stamp, self.timer, self.skipped = False, 0, None, None, 0
             self.recent = ()
             if self.counter is None:

@@ -13,6 +13,12 @@ def _all(*patterns: str) -> tuple[re.Pattern[str], ...]:
     return tuple(re.compile(pattern) for pattern in patterns)
 
 
+_NEMO = _all(
+    r"train_step_timing in s: (?P<seconds>[\d.e-]+)",
+    r"global_batch_size: (?P<batch>\d+)",
+    r"reduced_train_loss: (?P<loss>[\d.e+-]+)",
+)
+_VALIDATES, _STOPPED = ("Validation ", "alidation epoch"), ("`Trainer.fit` stopped: ",)
 FORMATS = (
     LineFormat(  # Megatron-LM since 2019 and what was made of it: Megatron-DeepSpeed, Megatron-Bridge, Primus
         "Megatron-LM",
@@ -73,11 +79,14 @@ FORMATS = (
             "Training starts at step",
             " total parameters",
         ),
-        step=re.compile(r"(?:\[rank(?P<rank>\d+)\]:.*)?\bstep: *(?P<step>\d+) +loss: *(?P<loss>\S+)"),
+        step=re.compile(
+            r"(?:\[rank(?P<rank>\d+)\]:.*)?(?<!validate )\bstep: *(?P<step>\d+) +loss: *(?P<loss>\S+)"
+        ),
         facts=_all(
             r"\bmemory: *(?P<memory_gib>[\d.]+)GiB",
             r"\b[tw]ps: *(?P<tokens_per_second>[\d,.]+)",
             r"\bglobal batch size (?P<batch>\d+)",
+            r"\btotal steps (?P<all_steps>\d+)",
         ),
         settings=_all(
             r"- Model .* total parameters",
@@ -89,22 +98,29 @@ FORMATS = (
             "Saving a checkpoint",
             "Loading the checkpoint",
             "Training starts at step",
-            "  validate step:",
+            "validate step:",
         ),
         ends=("Training completed",),
         device=True,
     ),
+    LineFormat(  # whose iterations can be of the epoch beside the total of the training
+        "NeMo",
+        hints=("train_step_timing in s",),
+        step=re.compile(r"Training epoch \d+, iteration \d+/\d+ \|.*?\bglobal_step: (?P<step>\d+)"),
+        facts=_NEMO,
+        stops=_VALIDATES,
+        ends=_STOPPED,
+        single=True,
+    ),
     LineFormat(
         "NeMo",
         hints=("train_step_timing in s",),
-        step=re.compile(r"Training epoch (?P<epoch>\d+), iteration (?P<step>\d+)/(?P<total>\d+) \|"),
-        facts=_all(
-            r"train_step_timing in s: (?P<seconds>[\d.e-]+)",
-            r"global_batch_size: (?P<batch>\d+)",
-            r"reduced_train_loss: (?P<loss>[\d.e+-]+)",
+        step=re.compile(
+            r"Training epoch (?P<epoch>\d+), iteration (?P<step>\d+)/(?P<total>\d+) \|(?!.*global_step: )"
         ),
-        stops=("Validation ", "alidation epoch"),
-        ends=("`Trainer.fit` stopped: ",),
+        facts=_NEMO,
+        stops=_VALIDATES,
+        ends=_STOPPED,
         single=True,
     ),
     LineFormat(  # the main bar of Lightning, and of NeMo, which is made with it
@@ -120,18 +136,20 @@ FORMATS = (
         ),
         settings=_all(r"^Trainable params: .*\S|^[\d.]+ +[KMBT]? +Trainable params"),
         stops=("Validation", "alidating"),
-        ends=("`Trainer.fit` stopped: ",),
+        ends=_STOPPED,
+        counts_down=True,
     ),
     LineFormat(
         "Lightning",
         hints=("\u2501",),
         step=re.compile(
-            r"Epoch (?P<epoch>\d+)/\d+ .*?[\u2501\u2578\u257a] (?P<step>\d+)/(?P<total>\d+) "
+            r"Epoch (?P<epoch>\d+)/(?P<last_epoch>\d+) .*?[\u2501\u2578\u257a] (?P<step>\d+)/(?P<total>\d+) "
             r"(?P<clock>\d{1,6}:\d\d:\d\d) \u2022"
         ),
         facts=_all(r" (?:train_)?loss: (?P<loss>[\d.e+-]+)"),
         stops=("Validation",),
-        ends=("`Trainer.fit` stopped: ",),
+        ends=_STOPPED,
+        counts_down=True,
     ),
     LineFormat(
         "nanoGPT",

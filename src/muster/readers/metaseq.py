@@ -13,9 +13,11 @@ FORMAT = "metaseq"
 HINTS = (
     '"num_updates"', "num_updates=", "overflow detected", "done training", "begin validation",
     "valid on '", "aved checkpoint", "model params:", "max tokens per ", "| task: ", "| model: ",
+    "oaded checkpoint",
 )  # fmt: skip
 # What it says of a training before it begins: "... | fairseq_cli.train | num. model params: 74155008 ..."
 _SETTING = re.compile(r"\| ((?:num\. [\w -]*model params|max tokens per \w+|task|model)\b.*)")
+_LOADED = re.compile(r"oaded checkpoint .*@ (\d{1,12}) updates")
 _COARSE = 1.5  # seconds that a difference of whole ones is off by, and a little
 _FIGURE = re.compile(r"\b(\w+)=([^\s,\]]+)")
 
@@ -31,6 +33,11 @@ class Reader:
         self.closed = False
         self.series = Series()
         self.last: tuple[int, float | None, float | None] | None = None  # updates, wall, stamp
+        self.first: int | None = None  # updates of this process up to its first line; None: not known
+        self.loaded: int | None = None  # those of the checkpoint that it began with
+        self.every = 0  # updates between the last two lines
+        self.anew = False  # another process has begun
+        self.used = 0  # updates of all processes
         self.overflows = 0
         self.skipped = 0
         self.interrupted = False
@@ -51,7 +58,11 @@ class Reader:
         elif "num_updates" in text and (figures := _figures(text)):
             self.format = FORMAT if '"num_updates"' in text else "fairseq"
             self._mark(text, figures)
+        elif "oaded checkpoint" in text:
+            match = _LOADED.search(text)
+            self.loaded, self.anew = int(match[1]) if match else None, True
         elif match := _SETTING.search(text):
+            self.anew = self.last is not None
             if len(self.settings) < 16:
                 self.settings.setdefault(match[1])
         else:
@@ -67,7 +78,7 @@ class Reader:
                 series=self.series,
                 batch=self.batch,
                 recipe=self._recipe(),
-                steps=self.last[0] + self.skipped + self.overflows,
+                steps=(self.used if self.first else self.used + self.last[0]) + self.skipped + self.overflows,
                 skipped=self.skipped + self.overflows,
                 ended=self.done,
                 loss=self.loss,
@@ -86,10 +97,19 @@ class Reader:
         if updates is None or not 1 <= updates <= 1e12:
             return
         now = (int(updates), wall, stamp(text))
+        before, self.anew = self.last, self.anew or self.last is None
+        if before == now:  # the same line once more
+            return
         self.batch, self.loss = batch or self.batch, number(figures.get("loss")) or self.loss
-        before = self.last
-        if before is not None and now[0] > before[0]:
+        if before is None or self.anew or now[0] <= before[0]:
+            self._begin(now[0])
+        else:
             used = now[0] - before[0]
+            self.every, self.used = used, self.used + used
+            if self.first is None:  # lines come every so many updates
+                self.first = min(before[0], used)
+                self.used += self.first
+                self.series.before = self.series.before or self.first
             seconds = _exactly(_between(before, now), used, words, number(figures.get("wps")))
             if batch and seconds is not None:
                 tokens = used * words if words else None
@@ -97,12 +117,19 @@ class Reader:
                 self.series.add(
                     LogWindow(steps, self.overflows, used * batch, seconds, tokens, self.interrupted)
                 )
-        elif before is None:
-            self.series.before = now[0]
         self.last = now
         self.skipped += self.overflows
         self.overflows, self.interrupted = 0, False
         self.frame.progress(now[0])
+
+    def _begin(self, updates: int) -> None:
+        """The first line of a process: what lies before it is no training."""
+        known = self.loaded is not None and self.loaded < updates
+        self.first = updates - (self.loaded or 0) if known else min(updates, self.every) or None
+        self.used += self.first or 0
+        if self.last is None:
+            self.series.before = self.first or 0
+        self.loaded, self.anew, self.done = None, False, False
 
 
 def _figures(text: str) -> dict[str, object]:

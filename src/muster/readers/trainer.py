@@ -6,8 +6,8 @@ import math
 import re
 from dataclasses import dataclass
 
-from muster.readers._frame import Frame
-from muster.readers._lines import STEPS_ONLY
+from muster.readers._frame import Frame, stamp
+from muster.readers._lines import CHANGED, STEPS_ONLY
 from muster.readers.base import APART, FIGURE, LogWindow, Reading, Series, number
 
 FORMAT = "Transformers"
@@ -36,6 +36,7 @@ _RESUMED = re.compile(
 )
 _LOSS = re.compile(rf"\{{'loss': '?({FIGURE})")
 _EPOCH = re.compile(rf"'epoch': '?({FIGURE})")
+_RATE = re.compile(rf"'learning_rate': '?({FIGURE})")
 _OVERFLOW = re.compile(r"Overflow detected\. Skipping step|OVERFLOW! (?:Rank 0 )?Skipping step")
 # What the Trainer says of a training before it begins. The length of its sequences is not among it.
 _SETTING = re.compile(
@@ -53,6 +54,10 @@ EARLIER = (
 )
 UNTOLD = (
     "it goes on from a checkpoint, and the Trainer's account counts steps before that: its rate is not taken"
+)
+UNENDED = (
+    "its learning rate still falls at its last line: the Trainer's account may count steps that it did not "
+    "make, so its rate is not taken"
 )
 
 
@@ -128,11 +133,13 @@ class Reader:
         self.per_second: float | None = None  # steps, as the account says
         self.before: int | None = None  # steps of earlier processes, as the Trainer says before its first one
         self.epochs: list[float] = []  # of the first two lines with a loss
+        self.rates: tuple[float, ...] = ()  # learning rates of the last two
         self.last = 0  # step of the account, by the epochs that it tells; 0: not known
         self.skipped = 0
         self.logged = False
         self.barred = False  # it prints bars
         self.settings: dict[str, float | None] = {}
+        self.changed: tuple[str, ...] = ()  # what is said of batches that were not the same
         self.loss: float | None = None
         self.closed = False
 
@@ -144,11 +151,12 @@ class Reader:
             self._progress(int(match[1]), int(match[2]), 3600 * hours + 60 * minutes + seconds)
         elif match := _SETTING.search(text):
             self.settings[match[1]] = number(match[2])
-            self.before = None if match[1] == "Num examples" else self.before  # a process begins
+            if match[1] == "Num examples":  # a process begins
+                self.before = self.runtime = None
             if match[1] == "Total optimization steps":
                 self.total = int(number(match[2]) or 0) or self.total
         elif match := _BATCH.search(text):
-            self.batch = number(match[1]) or None
+            self._take_batch(number(match[1]) or None)
         elif match := _RESUMED.search(text):
             self.before = int(match[1])
         elif "train_runtime" in text or "train_samples_per" in text or "train_steps_per" in text:
@@ -159,8 +167,13 @@ class Reader:
                 self.epochs.append(number(match[1]) or 0.0)
             if match := _LOSS.search(text):
                 self.loss = number(match[1])
-            if self.frame.arrived is not None and not self.barred and (step := self._step_of(text)):
-                self._progress(step, self.total or 0, self.frame.arrived)
+            if match := _RATE.search(text):
+                self.rates = (*self.rates[-1:], number(match[1]) or 0.0)
+            at = self.frame.arrived
+            if at is None and self._is_exact(text):
+                at = stamp(text)
+            if at is not None and not self.barred and (step := self._step_of(text)):
+                self._progress(step, self.total or 0, at)
         elif _OVERFLOW.search(text):
             self.skipped += 1
             for bar in self.bars.values():
@@ -193,11 +206,24 @@ class Reader:
                 skipped=self.skipped,
                 ended=self.runtime is not None,
                 loss=self.loss,
-                notes=(*notes, *([] if batch else [STEPS_ONLY]), "progress bars show whole seconds")
+                notes=(
+                    *notes,
+                    *self.changed,
+                    *([] if batch else [STEPS_ONLY]),
+                    "progress bars show whole seconds",
+                )
                 if series
                 else notes,
             )
         ]
+
+    def _take_batch(self, batch: float | None) -> None:
+        """Count the steps of earlier processes, with another batch, in steps of this one."""
+        if batch and self.batch and batch != self.batch and self.bars:
+            for bar in self.bars.values():
+                bar.series = bar.series.scaled(self.batch / batch)
+            self.changed = (CHANGED.format(sizes=f"{self.batch:g}, {batch:g}"),)
+        self.batch = batch
 
     def _training(self) -> tuple[int | None, _Bar | None]:
         """The bar of the training: of the announced total, or the one that went on for longest."""
@@ -224,8 +250,8 @@ class Reader:
         batch, reported = self.batch, self.reported
         if not (reported and self.runtime):
             return batch, reported, ()
-        if done is None and self._begins_late():
-            return batch, None, (UNTOLD,)
+        if done is None and (self._begins_late() or self._stops_early()):
+            return batch, None, (UNTOLD if self._begins_late() else UNENDED,)
         claimed = self.per_second * self.runtime if self.per_second else None
         if claimed is None and batch:
             claimed = reported * self.runtime / batch
@@ -247,6 +273,10 @@ class Reader:
         first, second = self.epochs
         return first > 2 * (second - first) > -1
 
+    def _stops_early(self) -> bool:
+        """Whether a learning rate that falls to zero as it fell last takes more than one line more."""
+        return len(self.rates) > 1 and 1.1 * (self.rates[0] - self.rates[1]) < self.rates[1] < self.rates[0]
+
     def _step_of(self, text: str) -> int:
         """The step at which the Trainer logged, by the epochs that it tells there; 0: its settings are not
         printed."""
@@ -255,6 +285,13 @@ class Reader:
         if not (examples and self.batch and self.total and epochs):
             return 0
         return min(round(epochs * math.ceil(examples / self.batch)), self.total)
+
+    def _is_exact(self, text: str) -> bool:
+        """Whether the epochs that a line tells have enough digits to tell one step from the next."""
+        match, examples = _EPOCH.search(text), self.settings.get("Num examples")
+        if not match or not examples or not self.batch:
+            return False
+        return examples / self.batch <= 10.0 ** len(match[1].partition(".")[2])
 
     def _progress(self, step: int, total: int, seconds: float) -> None:
         if total not in self.bars:
@@ -284,3 +321,5 @@ class Reader:
         if match := _STEPS.search(text):
             self.per_second = number(match[1]) or self.per_second
         self.last = self._step_of(text) or self.last
+        if not self.barred and self.last and (bar := self._training()[1]) and bar.attempts:
+            bar.attempts[-1].step = max(bar.attempts[-1].step, self.last)  # no line is of its last steps

@@ -76,16 +76,18 @@ def each_made(
         yield made
 
 
-def read_lines(file: Path, skip: Skip | None = None, *, way: str = "") -> Iterator[tuple[int, str]]:
+def read_lines(
+    file: Path, skip: Skip | None = None, *, way: str = "", longest: int = LONGEST_LINE
+) -> Iterator[tuple[int, str]]:
     """(number, line with its end) of every line that can be read: UTF-8, gzip by the file's name.
 
     `skip` is told of each line that cannot be read, which is then left out; None: DataError is raised. `way`
-    is added to the hints of these errors.
+    is added to the hints of these errors; `longest`: bytes of a line, at most.
     """
     try:
         opener = gzip.open if file.name.lower().endswith(".gz") else open
         with opener(file, "rb") as stream:
-            yield from _decoded(stream, file, skip, way)
+            yield from _decoded(stream, file, skip, way, longest)
     except FileNotFoundError:
         raise DataError("no such file", where=str(file)) from None
     except (OSError, EOFError, zlib.error) as error:
@@ -96,17 +98,17 @@ def read_lines(file: Path, skip: Skip | None = None, *, way: str = "") -> Iterat
 
 
 def _decoded(
-    stream: IO[bytes] | gzip.GzipFile, file: Path, skip: Skip | None, way: str
+    stream: IO[bytes] | gzip.GzipFile, file: Path, skip: Skip | None, way: str, longest: int
 ) -> Iterator[tuple[int, str]]:
     number = offset = 0
-    while raw := stream.readline(LONGEST_LINE + 1):
+    while raw := stream.readline(longest + 1):
         number += 1
         where, size = f"{file}:{number}", len(raw)
-        if size > LONGEST_LINE:
-            while not raw.endswith(b"\n") and (raw := stream.readline(LONGEST_LINE)):
+        if size > longest:
+            while not raw.endswith(b"\n") and (raw := stream.readline(longest)):
                 size += len(raw)
             error = DataError(
-                f"a line of {format_bytes(size)}, where {format_bytes(LONGEST_LINE)} is the most",
+                f"a line of {format_bytes(size)}, where {format_bytes(longest)} is the most",
                 where=where,
                 hint=f"break it into lines{way}",
             )

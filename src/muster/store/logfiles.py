@@ -6,6 +6,7 @@ import bz2
 import codecs
 import gzip
 import io
+import json
 import lzma
 import os
 import re
@@ -32,6 +33,7 @@ _OPENERS: tuple[tuple[bytes, Callable[[IO[bytes]], io.BufferedIOBase]], ...] = (
     (b"BZh", bz2.BZ2File),
 )
 _ARCHIVE = re.compile(r"\.(?:tar|tgz|txz|tbz2?|tar\.(?:gz|xz|bz2))$", re.IGNORECASE)
+_DOCKER = b'{"log":"'  # how a file of docker's json-file driver begins
 _BROKEN = (OSError, EOFError, zlib.error, lzma.LZMAError, tarfile.TarError, ValueError)
 
 
@@ -150,7 +152,8 @@ def blocks(raw: IO[bytes], first: int = 1) -> Iterator[Lines]:
         text = codecs.getincrementaldecoder(_encoding(head))(errors="replace")
         rest, block = "", head
         while block:
-            full = _lines(rest + decoder.decode(text.decode(block)).replace("\x00", ""), first)
+            whole = rest + decoder.decode(text.decode(block)).replace("\x00", "")
+            full = _lines(_printed(whole) if head.startswith(_DOCKER) else whole, first)
             rest = full.pop()[:LONGEST_LINE]
             first += len(full) - full.text.count("\r")
             yield full
@@ -162,6 +165,21 @@ def blocks(raw: IO[bytes], first: int = 1) -> Iterator[Lines]:
         yield full
     except _BROKEN as error:
         raise BrokenFile(f"cannot be read to its end: {error}") from None
+
+
+def _printed(whole: str) -> str:
+    """What a container printed, of docker's lines {"log": ..., "stream": ..., "time": ...}; what is no such
+    line, as one that is not complete, is left as it is."""
+    return "\n".join(map(_printed_of, whole.split("\n")))
+
+
+def _printed_of(line: str) -> str:
+    try:
+        entry = json.loads(line) if line.startswith(_DOCKER.decode()) else None
+    except (ValueError, RecursionError):
+        entry = None
+    said = entry.get("log") if isinstance(entry, dict) else None
+    return said.removesuffix("\n").replace("\n", " ") if isinstance(said, str) else line
 
 
 def _lines(whole: str, first: int) -> Lines:

@@ -38,6 +38,7 @@ HELD_OUT_NAMES = ("validation", "valid", "val", "dev", "test", "eval", "heldout"
 _SHARD = re.compile(r"([-_ ]?[0-9]+([-_ ]of[-_ ][0-9]+)?)?(-[0-9a-f]{16})?$")
 ROWS = 1024  # of a Parquet file that are in memory at a time
 
+LONGEST_LIST = 1 << 30  # bytes of a list on one line, as json.dump writes it
 csv.field_size_limit(LONGEST_LINE)
 
 
@@ -308,11 +309,11 @@ def read_rows(
     if is_of(file, PARQUET):
         yield from _parquet(file, skip, fields)
         return
-    lines = read_lines(file, skip, way=SKIPPABLE)
+    listed = is_of(file, (".json", ".json.gz"))
+    lines = read_lines(file, skip, way=SKIPPABLE, longest=LONGEST_LIST if listed else LONGEST_LINE)
     if is_of(file, TABLES):
         yield from _table(file, lines, skip)
         return
-    listed = is_of(file, (".json", ".json.gz"))
     for number, line in lines:
         if listed and line.lstrip().startswith("["):
             rest = "".join(text for _, text in lines)
