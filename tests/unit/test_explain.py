@@ -297,7 +297,7 @@ def test_what_cannot_be_explained(tmp_path: Path) -> None:
 
 
 SYMPTOMS = [phrase.example for _, phrase in PHRASES if phrase.weight == "symptom"]
-WHOSE = ["[rank{}]: ", "node{}: ", "n1: [rank{}]: ", "[1,{}]<stdout>:", "  {}: ", "\x1b[31m[rank{}]: ", ""]
+WHOSE = ["[pod/w-{}/c] ", "(W pid=1, ip=10.0.0.{}) ", "[rank{}]: ", "node{}: ", "n1: [rank{}]: ", "[1,{}]<stdout>:", "  {}: ", "\x1b[31m[rank{}]: ", ""]
 
 
 def mixed(chance: random.Random) -> bytes:
@@ -875,3 +875,49 @@ def test_lines_that_only_say_that_a_program_goes_on_are_left_out_far_from_what_i
     assert not signs.idle(f"{line}: CUDA out of memory", f"{shape}: CUDA out of memory", 16)
     signs.aside = 1
     assert not signs.idle(line, shape, 17)
+
+
+# ----------------------------------------------------------------------------------------------------
+# Whose line it is, and what Slurm says.
+
+OWN = [TRACEBACK, '  File "/w/t.py", line 3, in <module>', "ValueError: bad"]
+REQUEUE = "slurmstepd: error: *** JOB 31182239 ON sh-06-34 CANCELLED AT 2018-11-05T10:35:06 DUE TO JOB REQUEUE ***"
+
+
+@pytest.mark.parametrize(
+    ("lines", "rank", "host"),
+    [
+        ([f"[pod/worker-3/pytorch] {line}" for line in OWN], None, "worker-3"),
+        ([f"[pod/worker-3/pytorch] [rank3]: {line}" for line in OWN], 3, "worker-3"),
+        ([f"(RayTrainWorker pid=31, ip=10.0.0.7) {line}" for line in OWN], None, "10.0.0.7"),
+        ([f"\x1b[36m(WorkerDict(a) pid=31, ip=10.0.0.7)\x1b[0m {line}" for line in OWN], None, "10.0.0.7"),
+        ([f"(RayTrainWorker pid=31) {line}" for line in OWN], None, None),
+        ([f"Nov 26 00:41:4{n} gpu-7 python[9]: {line}" for n, line in enumerate(OWN)], None, "gpu-7"),
+        (["Nov 26 00:41:42 n7 kernel: NVRM: Xid (PCI:0000:02:00): 79, GPU has fallen off the bus."], None, "n7"),
+        ([f"[prterun-head-42@1,3]<stderr>: {line}" for line in OWN], 3, None),
+        ([*(f"3: {line}" for line in OWN), "srun: error: n7: tasks 2-3: Exited with exit code 1"], 3, "n7"),
+        (["n7:1:2 [0] init.cc:1043 NCCL WARN Mismatched NCCL version detected : rank 0"], None, "n7"),
+        (["srun: error: n7: task 3: Exited with exit code 1", "srun: error: n8: task 4: Killed"], None, "n7"),
+    ],
+)  # fmt: skip
+def test_whose_line_it_is(lines: list[str], rank: int | None, host: str | None) -> None:
+    """By what kubectl, Ray, journald, Open MPI, srun and NCCL put there."""
+    failure = said("begin", *lines).failure
+    assert failure is not None and failure.evidence is not None
+    assert (failure.host, failure.evidence.rank) == (host, rank)
+
+
+@pytest.mark.parametrize(
+    ("lines", "failure"),
+    [
+        (["srun: error: n7: task 3: Killed", "srun: Terminating StepId=1.0"], "host_oom_killed"),
+        (["srun: error: n7: task 3: Exited with exit code 1", "srun: error: n8: tasks 4-7: Killed"], None),
+        (["srun: Job step aborted: Waiting up to 32 seconds", "srun: error: n7: task 0: Killed"], None),
+        (["srun: error: n7: task 3: Aborted (core dumped)", "srun: error: n8: tasks 0-7: Killed"], None),
+        ([REQUEUE], "requeued"),
+    ],
+)
+def test_what_srun_says_of_tasks_that_were_killed(lines: list[str], failure: str | None) -> None:
+    """It ends the tasks of a step itself, where another one failed or somebody cancels it."""
+    found = said("begin", *lines)
+    assert (found.failure.id if found.failure else None) == failure and found.answer != "nothing"

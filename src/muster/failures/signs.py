@@ -33,6 +33,11 @@ _REASONS = tuple(
             "exited with code",
             "Exception ignored",
             "terminated with code",
+            "srun: Force Terminated",
+            "Job step aborted",
+            "Terminating StepId",
+            "Terminating job step",
+            "forcing job termination",
         }
         | {"Aborted", "Illegal instruction", "Floating point exception"}
     )
@@ -48,6 +53,9 @@ _SOURCE = re.compile(r"\s+raise \w")  # a line of a program, in a traceback
 _CAUGHT = re.compile(r": Caught \w+ in DataLoader worker process \d")
 _WHAT = re.compile(r"\s*what\(\): +\S")  # an exception of C++ that ended the process
 _MARK = re.compile(r"^\[rank\d+\]: ?")  # whose line it is
+_NCCL = re.compile(
+    r"(?:\[\d{4}-\d\d-\d\d [\d:.]+\] )?([A-Za-z][\w.-]*):\d+:\d+ \[\d+\] (?:\S+ )?NCCL WARN"
+)
 _EXITS = re.compile(
     r"exits with return code = (?P<code>-?\d{1,9})|"
     r"srun: error: .*[Ee]xited with exit code (?P<slurm>\d{1,9})|"
@@ -57,6 +65,7 @@ _EXITS = re.compile(
     r"(?:failed \(exitcode|exitcode +): (?P<elastic>-?\d{1,9})\b|exited on signal (?P<mpi>\d{1,2})\b"
 )
 # What a shell says of a program that a signal ended: alone, or after its own name and the process's number.
+_SRUN_KILLED = re.compile(r"srun: error: \S+: tasks? [\d,-]+: Killed")
 _SHELL = re.compile(
     r"(?:^(?:\S+: )?|: line \d+: +\d+ )"
     r"(?P<how>Killed|Aborted|Segmentation fault|Bus error|Illegal instruction|Floating point exception)"
@@ -75,7 +84,9 @@ _FAILED = re.compile(
     r"Main process exited, code=(?:exited, status=[1-9]|(?:killed|dumped), status=(?!2/|15/))|"
     r"^docker: Error response from daemon: |"
     r"^Error executing job with overrides|Set the environment variable HYDRA_FULL_ERROR=1|"
-    r"srun: error: Task launch for \S+ failed"
+    r"srun: error: \S+: tasks? [\d,-]+: Aborted|"
+    r"srun: error: Task launch for \S+ failed|"
+    r"slurmstepd: error: \*\*\* .* FAILED \(non-zero exit code or other failure mode\)"
 )
 # Signals that a scheduler sends, or others do.
 _EXTERNAL = re.compile(
@@ -85,10 +96,16 @@ _EXTERNAL = re.compile(
     r"Received (?:Signals\.)?(?:SIGTERM|SIGINT|15|2) death signal|"
     r"^(?:Terminated|KeyboardInterrupt)(?:: |  |\s*$)"
 )
+# What kubectl, Ray and syslog put before the lines of each pod, process and host.
+SENDER = (
+    r"(?:\[pod/(?P<pod>[\w.-]+)/[\w.-]+\] ?|"
+    r"\((?:[\w.]+(?:\([^()]*\))? (?P<pid>pid=\d+)|raylet)(?:, ip=(?P<ip>[\w.:]+))?\) ?|"
+    r"[A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d (?P<machine>[\w.-]+) [\w./@-]+(?:\[\d+\])?: )"
+)
 # Hosts that a line itself names: "srun: error: node07: task 3: ...", "srun: error: Node failure on node07",
 # "pdsh@head: node07: ssh exited ...", "ssh: connect to host node07 port 22: ...", Open MPI's "on node n7".
 _WHO = re.compile(
-    r"srun: error: (?P<srun>[\w.,\[\]-]+): tasks? [\d,-]+: |error: Node failure on (?P<node>[\w.,\[\]-]+)|"
+    r"srun: error: (?P<srun>[\w.,\[\]-]+): tasks? (?P<tasks>[\d,-]+): |error: Node failure on (?P<node>[\w.,\[\]-]+)|"
     r"pdsh@\S+: (?P<pdsh>[\w.-]+): ssh exited|ssh: connect to host (?P<ssh>\S+) port|"
     r"on node (?P<mpi>\S+) exited on signal"
 )
@@ -137,9 +154,11 @@ _ABOVE = re.compile(r"\b(?:ERROR|FATAL|CRITICAL)\b")
 _OWN_SIGNALS = frozenset(
     code for signal in (4, 5, 6, 7, 8, 11) for code in (-signal, 128 + signal, 256 - signal)
 )
-# A launcher ends what is left by itself: Lightning, vLLM.
+# A launcher ends what is left by itself: Lightning, vLLM, Slurm.
 _FORCED = re.compile(
-    r"Forcefully terminating all other processes|Got fatal signal from worker processes, shutting down"
+    r"Forcefully terminating all other processes|Got fatal signal from worker processes, shutting down|"
+    r"srun: (?:Force Terminated |Job step aborted|(?:\S+: )*Terminating (?:StepId|job step)|forcing job termination)|"
+    r"slurmstepd: error: \*\*\* .* CANCELLED AT "
 )
 _ELASTIC = re.compile(r"\s+host +: (\S+)")  # torchrun's account of a process: its host, then its exit code
 _OWN_WORDS = "  traceback : Traceback"
@@ -160,7 +179,7 @@ _ORDER: dict[Weight, int] = {weight: number for number, weight in enumerate(get_
 _ALIKE: tuple[frozenset[Weight], ...] = (frozenset(("killed", "crash")),)
 _BY_ITSELF: tuple[Weight, ...] = ("cause", "killed", "crash", "exception")
 # What a line begins with, where it says whose it is: a host, then what torch, mpirun and srun put before it.
-_WHOSE = re.compile(r"(?:\S+: )?(?:\[(?:rank|default)\d+\]:|\[\d+,\d+\]<std|\s*\d{1,6}: )?")
+_WHOSE = re.compile(rf"{SENDER}?(?:\S+: )?(?:\[(?:rank|default)\d+\]:|\[\S*\d+,\d+\]<std|\s*\d{{1,6}}: )?")
 _MET: tuple[Weight, ...] = ("cause", "exception", "symptom")  # what a program can meet and get over
 _MORE = 8  # digits that another one's may have more
 _USUAL = 1000  # characters; longer lines are not remembered
@@ -462,12 +481,27 @@ class Signs:
             if last and sign.weight in ("cause", "exception"):
                 self.met[key] = self.now.pop(key)
 
-    def _place_first(self) -> None:
-        """What the rank that failed first has said is of the host that torchrun's account names."""
+    def _hosts(self, text: str, host: str | None, account: bool) -> Sequence[str | None]:
+        """Of a line, the hosts that it names, or else the one whose line it is. `account`: of a process's
+        end."""
+        named = _WHO.search(text)
+        if named is None:
+            nccl = _NCCL.match(text)
+            return (host or (nccl[1] if nccl else self.elastic if account else None),)
+        hosts = split_hosts(next(name for name in named.groups() if name))
+        if named["tasks"] and len(hosts) == 1:
+            for first, last in re.findall(r"(\d{1,6})(?:-(\d{1,6}))?", named["tasks"]):
+                for task in range(int(first), min(int(last or first), int(first) + _MOST) + 1):
+                    if self.elastic is None:  # under torchrun tasks are no ranks
+                        self._place(task, hosts[0])
+        return hosts
+
+    def _place(self, rank: int | None, host: str | None) -> None:
+        """What a rank has said is of the host that a launcher's account of its end names."""
         for signs in (self.now, self.earlier):
             for key, sign in signs.items():
-                if sign.rank == self.first and sign.host is None:
-                    signs[key] = replace(sign, host=self.elastic)
+                if sign.rank == rank and sign.host is None:
+                    signs[key] = replace(sign, host=host)
 
     def _remember(self, entry: Recognised, raw: str, shape: str) -> None:
         if len(self.symptoms) < _SHAPES and (match := _WHOSE.match(raw)):
@@ -520,7 +554,7 @@ class Signs:
             self.elastic_rank = int(match[1])
             if self.root:
                 self.root, self.first = False, self.elastic_rank
-                self._place_first()
+                self._place(self.first, self.elastic)
         else:
             return False
         return True
@@ -541,12 +575,14 @@ class Signs:
     def _look(self, text: str, host: str | None) -> None:
         if self._leads(text) or self._follows(text):
             return
-        left = _EXITS.search(text)
+        left, failed = _EXITS.search(text), False
         code = next((int(code) for code in left.groups() if code), 0) if left else 0
         code = -code if left and left["mpi"] else code
         self.forced = self.forced or bool(_FORCED.search(text))
         shell = None if self.forced else _SHELL.search(text)
         match = None if self.forced and _SHELL.search(text) else find(text)
+        if match and _SRUN_KILLED.search(text) and (self.forced or self.now):
+            match, failed, hosts = None, True, (None,)  # srun ends the other tasks of a step in which one has failed
         native = match is None and _WHAT.match(text)
         hangs = "watchdog hang" in text
         broken = hangs or (match is not None and match.phrase.weight == "crash")
@@ -554,12 +590,10 @@ class Signs:
         if self._is_late(code, crashed):
             self.late = self.late or text
             return
-        failed = _FAILED.search(text)
+        failed = failed or bool(_FAILED.search(text))
         if shell or failed or (code and code not in (-15, -2)):  # those were ended because of another
             self.broke = True
-        named = _WHO.search(text)
-        who = next((name for name in named.groups() if name), "") if named else ""
-        hosts: Sequence[str | None] = split_hosts(who) if who else (host or (self.elastic if left else None),)
+        hosts = self._hosts(text, host, left is not None)
         weights = {weight for weight, *_ in (*self.now, *self.earlier)}
         rank = self.elastic_rank if _ACCOUNT.match(text) else None
         if match and match.phrase.weight == "limit":

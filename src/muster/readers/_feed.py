@@ -17,7 +17,7 @@ from muster.core.errors import BrokenPluginError
 from muster.core.promises import fits
 from muster.core.registry import broken, guarded, load_plugin, package_of, plugin_names, warn
 from muster.failures.signs import HINTS as SIGN_HINTS
-from muster.failures.signs import Sign, is_exception
+from muster.failures.signs import SENDER, Sign, is_exception
 from muster.failures.table import find
 from muster.readers._counters import Counters
 from muster.readers._frame import FOR_FACTS, FOR_READERS, FOR_SIGNS, Frame, own_stamp, uncoloured
@@ -31,8 +31,13 @@ Made = Callable[[Frame], LineReader]
 _FEW = 8  # lines before a block's end that are enough where nothing tells of a failure
 _BACK = 200  # lines before it that are looked at
 # torch's own mark before what a rank raises; torchrun's redirects (a rank of its host); mpirun; srun --label.
-_RANK = re.compile(r"(?!\S*sh: \d+: )(?:\S+: )?(?:\[rank(\d{1,9})\]:|\[\d+,(\d{1,9})\]<std|\s*(\d{1,6}): )")
-_PREFIX = re.compile(r"(?:\S+: )?(?:\[rank\d+\]:|\[\d+,\d+\]<std\w+>:|\[default\d+\]:|\s*\d{1,6}: )")
+_RANK = re.compile(
+    r"(?!\S*sh: \d+: )(?:\S+: )?(?:\[rank(\d{1,9})\]:|\[(?:prterun-\S+@)?\d+,(\d{1,9})\]<std|\s*(\d{1,6}): )"
+)
+_PREFIX = re.compile(
+    r"(?:\S+: )?(?:\[rank\d+\]:|\[(?:prterun-\S+@)?\d+,\d+\]<std\w+>:|\[default\d+\]:|\s*\d{1,6}: )"
+)
+_SENDER = re.compile(SENDER)
 _FRAME = re.compile(r"  File \"([^\"]+)\", line (\d+)(?:, in (.+))?")
 _MARK = re.compile(r"^\[rank\d+\]: ?")
 _NAMED = re.compile(
@@ -286,7 +291,7 @@ class LinePlace(NamedTuple):
     @property
     def rank(self) -> int | None:
         """Whose line it is, where it says so."""
-        match = _RANK.match(uncoloured(self.block[self.place]))
+        match = _RANK.match(_sent(self.block[self.place])[1])
         return next((int(group) for group in match.groups() if group), None) if match else None
 
     @property
@@ -339,9 +344,17 @@ def last_exception(frame: Frame, blocks: Sequence[Sequence[str]]) -> Sign | None
     return sign
 
 
+def _sent(line: str) -> tuple[str, str]:
+    """Whose line it is, by what kubectl, Ray or syslog put before it; and what is left."""
+    text = uncoloured(line)
+    match = _SENDER.match(text)
+    return (" ".join(filter(None, match.groups())), text[match.end() :]) if match else ("", text)
+
+
 def _prefix(line: str) -> str:
-    match = _PREFIX.match(line)
-    return match[0].strip() if match else ""
+    sender, text = _sent(line)
+    match = _PREFIX.match(text)
+    return sender + (match[0].strip() if match else "")
 
 
 # ----------------------------------------------------------------------------------------------------

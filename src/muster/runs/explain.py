@@ -207,12 +207,11 @@ def _of_jobs(of: str, jobs: Sequence[JobLog]) -> Explanation:
         explanation = Explanation(
             of=of, answer="unknown", says=_ECHO, lines=lines, echoes=echoes, notes=notes
         )
-        if sign.weight == "symptom" or sign.rank is None:
+        if sign.weight == "symptom" or (sign.rank is None and sign.host is None):
             return explanation
-        first = Failure(
-            what=sign.text, where=f"rank {sign.rank}", host=sign.host, evidence=_evidence(log, sign)
-        )
-        says = f"rank {sign.rank} ended first, and no line says why"
+        where = None if sign.rank is None else f"rank {sign.rank}"
+        first = Failure(what=sign.text, where=where, host=sign.host, evidence=_evidence(log, sign))
+        says = f"{where or f'a process on {sign.host}'} ended first, and no line says why"
         return explanation.model_copy(update={"says": says, "failure": first})
     others = [
         (each, other)
