@@ -297,7 +297,17 @@ def test_what_cannot_be_explained(tmp_path: Path) -> None:
 
 
 SYMPTOMS = [phrase.example for _, phrase in PHRASES if phrase.weight == "symptom"]
-WHOSE = ["[pod/w-{}/c] ", "(W pid=1, ip=10.0.0.{}) ", "[rank{}]: ", "node{}: ", "n1: [rank{}]: ", "[1,{}]<stdout>:", "  {}: ", "\x1b[31m[rank{}]: ", ""]
+WHOSE = [
+    "[pod/w-{}/c] ",
+    "(W pid=1, ip=10.0.0.{}) ",
+    "[rank{}]: ",
+    "node{}: ",
+    "n1: [rank{}]: ",
+    "[1,{}]<stdout>:",
+    "  {}: ",
+    "\x1b[31m[rank{}]: ",
+    "",
+]
 
 
 def mixed(chance: random.Random) -> bytes:
@@ -881,7 +891,7 @@ def test_lines_that_only_say_that_a_program_goes_on_are_left_out_far_from_what_i
 # Whose line it is, and what Slurm says.
 
 OWN = [TRACEBACK, '  File "/w/t.py", line 3, in <module>', "ValueError: bad"]
-REQUEUE = "slurmstepd: error: *** JOB 31182239 ON sh-06-34 CANCELLED AT 2018-11-05T10:35:06 DUE TO JOB REQUEUE ***"
+REQUEUE = "slurmstepd: error: *** JOB 3118 ON sh-06 CANCELLED AT 2018-11-05T10:35:06 DUE TO JOB REQUEUE ***"
 
 
 @pytest.mark.parametrize(
@@ -893,7 +903,7 @@ REQUEUE = "slurmstepd: error: *** JOB 31182239 ON sh-06-34 CANCELLED AT 2018-11-
         ([f"\x1b[36m(WorkerDict(a) pid=31, ip=10.0.0.7)\x1b[0m {line}" for line in OWN], None, "10.0.0.7"),
         ([f"(RayTrainWorker pid=31) {line}" for line in OWN], None, None),
         ([f"Nov 26 00:41:4{n} gpu-7 python[9]: {line}" for n, line in enumerate(OWN)], None, "gpu-7"),
-        (["Nov 26 00:41:42 n7 kernel: NVRM: Xid (PCI:0000:02:00): 79, GPU has fallen off the bus."], None, "n7"),
+        (["Nov 26 00:41:42 n7 kernel: NVRM: Xid (PCI:0000:02): 79, GPU has fallen off the bus."], None, "n7"),
         ([f"[prterun-head-42@1,3]<stderr>: {line}" for line in OWN], 3, None),
         ([*(f"3: {line}" for line in OWN), "srun: error: n7: tasks 2-3: Exited with exit code 1"], 3, "n7"),
         (["n7:1:2 [0] init.cc:1043 NCCL WARN Mismatched NCCL version detected : rank 0"], None, "n7"),
@@ -921,3 +931,65 @@ def test_what_srun_says_of_tasks_that_were_killed(lines: list[str], failure: str
     """It ends the tasks of a step itself, where another one failed or somebody cancels it."""
     found = said("begin", *lines)
     assert (found.failure.id if found.failure else None) == failure and found.answer != "nothing"
+
+
+WAITED = (
+    "[rank{0}]:[E1126 ProcessGroupNCCL.cpp:629] [Rank {0}] Watchdog caught collective operation timeout: "
+    "WorkNCCL(SeqNum={1}, OpType={2}, NumelIn={3}, NumelOut=8, Timeout(ms)=600000) ran for 600029 ms"
+)
+DUMPED = (
+    "[rank{0}]:[E1126 ProcessGroupNCCL.cpp:1765] [Rank {0}] Received a dump signal due to a "
+    "collective timeout from rank 1 and we will try our best to dump the debug info. Last enqueued NCCL "
+    "work: {1}, last completed NCCL work: {1}."
+)
+
+
+@pytest.mark.parametrize(
+    ("lines", "answer", "rank"),
+    [
+        ([WAITED.format(n, 51, "ALLGATHER" if n == 2 else "ALLREDUCE", 9) for n in range(4)], "known", 2),
+        ([WAITED.format(n, 51, "ALLREDUCE", 7 if n == 3 else 9) for n in range(4)], "known", 3),
+        ([WAITED.format(n, 52 if n == 1 else 51, "ALLREDUCE", 9) for n in range(4)], "unknown", 1),
+        ([*(WAITED.format(n, 11, "ALLREDUCE", 9) for n in (0, 1)), DUMPED.format(2, 10)], "unknown", 2),
+        ([WAITED.format(n, 51, "ALLREDUCE" if n else "BROADCAST", 9) for n in (0, 1)], "known", None),
+        ([WAITED.format(n, 51, "ALLREDUCE", 9) for n in range(4)], "unknown", None),
+        ([WAITED.format(n, 51, "RECV" if n else "SEND", 9) for n in range(3)], "unknown", 0),
+        (["Not all ranks joining collective, sequence number: 5", "missing ranks: {3}"], "unknown", 3),
+        (["error msg: Culprit rank 2; Error type: COLLECTIVE_TYPE_MISMATCH, Expected"], "unknown", 2),
+    ],
+)  # fmt: skip
+def test_the_rank_that_waited_elsewhere(
+    lines: list[str], answer: str, rank: int | None, tmp_path: Path
+) -> None:
+    """By NCCL's watchdog and PyTorch's flight recorder (torch 2.13's words); also from a log of each rank."""
+    found = said("begin", *lines)
+    assert found.answer == answer and (found.failure is not None) == (rank is not None or answer == "known")
+    if found.failure:
+        assert found.failure.where == (None if rank is None else f"rank {rank}")
+        assert found.failure.id == ("collective_mismatch" if answer == "known" else None)
+    for number, line in enumerate(lines):
+        (tmp_path / f"rank{number}.log").write_text(f"begin\n{line}\n")
+    assert explain_logs(tmp_path).failure == found.failure
+
+
+@pytest.mark.parametrize(
+    ("line", "answer"),
+    [
+        ('The job stopped: writing the checkpoint failed with "No space left on device" on /ckpt', "known"),
+        ("Process 3 ran into CUDA out of memory and was stopped", "known"),
+        ("tee: train.log: No space left on device", "known"),
+        ("Job failed when saving: OSError: [Errno 28] No space left on device", "known"),
+        ("the scheduler knows about CUDA out of memory in worker 3", "unknown"),
+        ('Watching for "Address already in use" on port 29500', "unknown"),
+        ("Tip: if you see 'CUDA out of memory', lower the batch size.", "nothing"),
+        ("CUDA out of memory errors may occur with larger batches", "nothing"),
+        ('See docs/faq.md for what to do when "Too many open files" is raised.', "nothing"),
+        ("checkpoints are written atomically so that No space left on device would do no harm", "unknown"),
+        ("2025-11-01 10:00:00 | the last job on this node ended with CUDA out of memory", "nothing"),
+    ],
+)
+def test_the_words_of_a_failure_within_a_sentence(line: str, answer: str) -> None:
+    """Of a log of no known format and without a traceback: said as sure only where it says that it happened."""
+    found = said("begin", line, "bye")
+    assert (found.answer, found.exit_code) == (answer, int(answer == "unknown"))
+    assert said("begin", line, TRACEBACK, "KeyError: 'x'").answer in ("named", answer)

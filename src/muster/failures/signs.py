@@ -12,6 +12,8 @@ from dataclasses import dataclass, field, replace
 from typing import Protocol, get_args
 
 from muster.core.inventory import split_hosts
+from muster.failures.collectives import HINTS as COLLECTIVES
+from muster.failures.collectives import Collectives
 from muster.failures.table import Recognised, Weight, find, known_failures, phrases
 
 LONGEST = 300  # characters of a reason
@@ -42,7 +44,7 @@ _REASONS = tuple(
         | {"Aborted", "Illegal instruction", "Floating point exception"}
     )
 )
-HINTS = (*_REASONS, *_ONWARD)
+HINTS = (*_REASONS, *_ONWARD, *COLLECTIVES)
 _EXCEPTION = re.compile(
     r"(?:\[rank\d+\]: ?)?(?:[A-Za-z_]\w*\.)*_?[A-Z]\w*(?:Error|Exception|Interrupt|Exit)\b(?=: |\s*$)"
 )
@@ -53,9 +55,7 @@ _SOURCE = re.compile(r"\s+raise \w")  # a line of a program, in a traceback
 _CAUGHT = re.compile(r": Caught \w+ in DataLoader worker process \d")
 _WHAT = re.compile(r"\s*what\(\): +\S")  # an exception of C++ that ended the process
 _MARK = re.compile(r"^\[rank\d+\]: ?")  # whose line it is
-_NCCL = re.compile(
-    r"(?:\[\d{4}-\d\d-\d\d [\d:.]+\] )?([A-Za-z][\w.-]*):\d+:\d+ \[\d+\] (?:\S+ )?NCCL WARN"
-)
+_NCCL = re.compile(r"(?:\[\d{4}-\d\d-\d\d [\d:.]+\] )?([A-Za-z][\w.-]*):\d+:\d+ \[\d+\] (?:\S+ )?NCCL WARN")
 _EXITS = re.compile(
     r"exits with return code = (?P<code>-?\d{1,9})|"
     r"srun: error: .*[Ee]xited with exit code (?P<slurm>\d{1,9})|"
@@ -105,7 +105,8 @@ SENDER = (
 # Hosts that a line itself names: "srun: error: node07: task 3: ...", "srun: error: Node failure on node07",
 # "pdsh@head: node07: ssh exited ...", "ssh: connect to host node07 port 22: ...", Open MPI's "on node n7".
 _WHO = re.compile(
-    r"srun: error: (?P<srun>[\w.,\[\]-]+): tasks? (?P<tasks>[\d,-]+): |error: Node failure on (?P<node>[\w.,\[\]-]+)|"
+    r"srun: error: (?P<srun>[\w.,\[\]-]+): tasks? (?P<tasks>[\d,-]+): |"
+    r"error: Node failure on (?P<node>[\w.,\[\]-]+)|"
     r"pdsh@\S+: (?P<pdsh>[\w.-]+): ssh exited|ssh: connect to host (?P<ssh>\S+) port|"
     r"on node (?P<mpi>\S+) exited on signal"
 )
@@ -134,6 +135,28 @@ _CALL = re.compile(r"[A-Z]\w*(?<!Error)(?<!Exception)\([^()]*$")  # of an object
 _ASIDE = re.compile(
     r"Exception ignored (?:in|while|on)\b|^--- Logging error ---|^Error in atexit\._run_exitfuncs"
 )
+# A sentence that speaks of what may happen, or asks for it, before and behind the words of a failure; and
+# words that say that it did happen.
+_ADVICE = re.compile(
+    r"\b(?:if|when(?:ever)?|unless|until|in case(?: of)?|to (?:avoid|prevent|reproduce|fix)|tips?|hints?|faq|"
+    r"docs?|(?:last|previous|earlier|prior|other) (?:job|run|attempt|time|user)|"
+    r"see (?:also|https?)|might|may|would|should|can (?:cause|lead)|hope(?:fully)?|without|never|no longer|"
+    r"do(?:es)? not|don't|won't|not see|handl(?:es|ing)|simulat\w+|inject\w*|pretend\w*|"
+    r"(?:test|check)(?:s|ed|ing)? (?:for|that|whether)|e\.g\.|looking for|protects?|safe from|instead of)\b",
+    re.IGNORECASE,
+)
+_MAY = re.compile(
+    r"[\"'`)\]]*,? ?(?:errors?|exceptions?)?,? ?(?:may|might|can|could|would|will|should|"
+    r"(?:is|are) (?:raised|fine|normal|expected|common|harmless)|often|sometimes|usually|handler|handling|"
+    r"(?:try|lower|reduce|set|use|increase)\b(?! to allocate))\b",
+    re.IGNORECASE,
+)
+_HAPPENED = re.compile(
+    r"fail|error|abort|crash|cannot|can't|could(?: not|n't)|unable|fatal|due to|because|stopp|rais|exit|"
+    r"got\b|hit\b|ran\b|run\b|died|terminat|caught|except|encounter|report|panic|kill|lost|went|caus|detect|receiv|"
+    r"broke|reason|with\b|problem|after\b",
+    re.IGNORECASE,
+)
 # The program says itself that it goes on.
 _OVER = re.compile(
     r"\((?:[^()]*, ?)?(?:ignored|ignoring|skipped|skipping|non-?fatal|will retry|retrying)[^)]*\)|"
@@ -157,7 +180,7 @@ _OWN_SIGNALS = frozenset(
 # A launcher ends what is left by itself: Lightning, vLLM, Slurm.
 _FORCED = re.compile(
     r"Forcefully terminating all other processes|Got fatal signal from worker processes, shutting down|"
-    r"srun: (?:Force Terminated |Job step aborted|(?:\S+: )*Terminating (?:StepId|job step)|forcing job termination)|"
+    r"srun: (?:Force Terminated |Job step aborted|(?:\S+: )*Terminating (?:StepId|job step)|forcing job )|"
     r"slurmstepd: error: \*\*\* .* CANCELLED AT "
 )
 _ELASTIC = re.compile(r"\s+host +: (\S+)")  # torchrun's account of a process: its host, then its exit code
@@ -265,6 +288,7 @@ class Signs:
     symptoms: dict[str, _Echo] = field(default_factory=dict)  # by their shape
     onwards: set[str] = field(default_factory=set)  # shapes that say only that the program goes on
     echoes: int = 0  # lines that say only that something else has failed
+    collectives: Collectives = field(default_factory=Collectives)
     finished: bool = False  # the training has ended; what comes is the end of the program
     end: int | None = None  # the number of the first line that says so
     late: str = ""  # the first line that says that a process crashed after that
@@ -273,6 +297,8 @@ class Signs:
     def line(self, text: str, host: str | None, raw: str = "", shape: str = "") -> None:
         """Look at a line, without its host's prefix. What it quotes of others says nothing of this job.
         `raw`: with it and with colours; `shape`: that without its digits."""
+        if any(hint in text for hint in COLLECTIVES):
+            self.collectives.line(text, self._rank())
         echo = self.symptoms.get(shape)
         if echo and echo.search(text):
             self._add("symptom", echo.failure, text, (host,))
@@ -323,6 +349,7 @@ class Signs:
             raised = [each for each in self.earlier.values() if each.code]
             self.got_over = raised[-1] if raised else self.got_over
             self.now, self.earlier, self.echoes = {}, self.now, 0
+            self.collectives = Collectives()
             self.forget()
 
     def finish(self) -> None:
@@ -353,6 +380,15 @@ class Signs:
         entry = known_failures().get(sign.failure or "")
         plain = sign.weight == "cause" and not (is_exception(sign.text) or self.traceback or self.broke)
         return plain and entry is not None and entry.blame != "host" and not _LEVEL.search(sign.text)
+
+    def in_a_sentence(self, sign: Sign) -> bool:
+        """Whether the words of a failure stand in the middle of a sentence that does not say that it
+        happened, and nothing else says that the program failed."""
+        if sign.weight != "cause" or is_exception(sign.text) or self.traceback or self.broke:
+            return False
+        entry = find(sign.text)
+        begin = _before_it(sign.text, entry) if entry and not _LEVEL.search(sign.text) else None
+        return begin is not None and bool(re.search(r"\w [\"'`]?$", begin)) and not _HAPPENED.search(begin)
 
     def passed(self, sign: Sign) -> bool:
         """Whether a mark of progress came after a sign: one, since two leave none."""
@@ -582,7 +618,7 @@ class Signs:
         shell = None if self.forced else _SHELL.search(text)
         match = None if self.forced and _SHELL.search(text) else find(text)
         if match and _SRUN_KILLED.search(text) and (self.forced or self.now):
-            match, failed, hosts = None, True, (None,)  # srun ends the other tasks of a step in which one has failed
+            match, failed, hosts = None, True, (None,)  # srun ends the other tasks of a step itself
         native = match is None and _WHAT.match(text)
         hangs = "watchdog hang" in text
         broken = hangs or (match is not None and match.phrase.weight == "crash")
@@ -609,6 +645,8 @@ class Signs:
                 self._add(weight, asked or sent, self.last if asked else text, hosts)
             return
         if match and match.phrase.weight in ("cause", "symptom") and _goes_on(text, match):
+            match = None
+        if match and match.phrase.weight in _MET and _is_advice(text, match):
             match = None
         raised = _WHAT.match(text) or (self.traceback and _EXCEPTION.match(text))
         if match and match.phrase.weight == "exception" and not raised:
@@ -656,6 +694,28 @@ def _goes_on(text: str, entry: Recognised) -> bool:
     if _OVER.search(text) and not _OVER.search(entry.phrase.example):
         return True
     return bool(_WARNING.search(text)) and not _WARNING.search(entry.phrase.example)
+
+
+def _before_it(text: str, entry: Recognised) -> str | None:
+    """What stands in a line before the words of a failure; None: what the tool itself says there, by the
+    table's example."""
+    expression = entry.phrase.expression
+    match, example = expression.search(text), expression.search(entry.phrase.example)
+    if match is None or not match.start():
+        return None
+    own = entry.phrase.example[: example.start()] if example else ""
+    return None if own and text[: match.start()].endswith(own[-12:]) else text[: match.start()]
+
+
+def _is_advice(text: str, entry: Recognised) -> bool:
+    """Whether a sentence only says what may happen, or what to do then."""
+    match = entry.phrase.expression.search(text)
+    begin = _before_it(text, entry) if match and match.start() else ""
+    if begin is None or is_exception(text) or _EXCEPTION.search(begin):
+        return False
+    clause = re.split(r"[.;!] |: ", begin)[-1] if _HAPPENED.search(begin) else begin
+    behind = text[match.end() :] if match else ""
+    return bool(_ADVICE.search(clause)) or bool(_MAY.match(behind) and not _HAPPENED.search(begin))
 
 
 def is_exception(text: str) -> bool:

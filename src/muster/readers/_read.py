@@ -120,6 +120,8 @@ def _why(feed: LineFeed, raised: Sign | None) -> EndOfLog:
     passed = first is not None and not signs.broke and (signs.passed(first) or works_on(after))
     if first is not None and signs.offhand(first):
         passed = passed or (quiet or 0) > NEAR or seems_done(after)
+    if first is not None and signs.in_a_sentence(first):
+        passed = True
     well = first is not None and not signs.broke and ended_well(after)
     return EndOfLog(
         signs=tuple(
@@ -132,6 +134,7 @@ def _why(feed: LineFeed, raised: Sign | None) -> EndOfLog:
         last=tuple(shortened(line) for line in islice(lines, LAST))[::-1],
         met=tuple(replace(each, text=shortened(each.text)) for each in met[-TOLD:]),
         onward="yes" if well else "perhaps" if passed or over else "no",
+        collectives=signs.collectives,
     )
 
 

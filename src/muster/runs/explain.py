@@ -17,6 +17,7 @@ from muster.core.result import DecisiveLine, Failure, Result
 from muster.core.section import Part
 from muster.core.state import State
 from muster.core.units import counted
+from muster.failures.collectives import merged
 from muster.failures.signs import Sign, has_bare_exception, is_exception, order, shortened
 from muster.failures.table import Blame, KnownFailure, Phase, Retry, Weight, find, known_failures
 from muster.fleet.cause import LAST_WORDS
@@ -60,7 +61,7 @@ WHO: dict[Blame, str] = {
 _ECHO = "no line says why: those here may only follow from what failed in another rank or host"
 _PRINTED: tuple[Weight, ...] = ("exception", "symptom", "exit")  # many programs do so, and go on
 _OPEN = re.compile(r"Traceback \(most recent call last\)|^\W*(?:\S+ )?File \"")
-_PERHAPS = "what may be why is in it, but the program seems to have gone on after it"
+_PERHAPS = "what may be why is in it, but the program seems to have gone on after it, or says it in passing"
 _NAMED = {
     "exception": "The program raised an exception that nothing caught: {}",
     "crash": "A process crashed in native code: a signal that it brought upon itself.",
@@ -178,7 +179,7 @@ def explain_logs(where: Path) -> Explanation:
         raise UsageError("is no text", where=str(where))
     if len({re.sub(r"#\d+$", "", job.job) for job in jobs}) == 1:  # the name of one log is no host's
         jobs = [replace(job, hosts=()) if job.hosts_from.startswith("guess") else job for job in jobs]
-    return _of_jobs(str(where), without_harmless(jobs))
+    return _with_odd_rank(_of_jobs(str(where), without_harmless(jobs)), jobs)
 
 
 def explain_stream(raw: IO[bytes]) -> Explanation:
@@ -186,7 +187,7 @@ def explain_stream(raw: IO[bytes]) -> Explanation:
     jobs = read_blocks("-", blocks(raw), brief=True)
     if jobs[0].reason == "is no text":
         raise UsageError("is no text", where="standard input")
-    return _of_jobs("-", jobs)
+    return _with_odd_rank(_of_jobs("-", jobs), jobs)
 
 
 # ----------------------------------------------------------------------------------------------------
@@ -242,6 +243,23 @@ def _of_jobs(of: str, jobs: Sequence[JobLog]) -> Explanation:
         notes=notes,
     )
     return _with_entry(explanation, entry, failure.host)
+
+
+def _with_odd_rank(explanation: Explanation, jobs: Sequence[JobLog]) -> Explanation:
+    """Where nothing says why, with the rank that waited in another collective than the others."""
+    whole = merged(log.why.collectives for log in jobs if log.why and log.why.collectives)
+    odd, answered = whole.odd(), explanation.answer in ("known", "named")
+    if odd is None or answered or explanation.failure or (explanation.answer == "nothing" and not whole.said):
+        return explanation
+    entry = known_failures().get(odd.failure or "")
+    where = None if odd.rank is None else f"rank {odd.rank}"
+    own = [sign for log in jobs if log.why for sign in log.why.signs if sign.rank == odd.rank]
+    host = next((sign.host for sign in own if where and sign.host), None)
+    failure = Failure(what=odd.words, where=where, host=host, id=odd.failure)
+    answer: Answer = "known" if entry else "unknown"
+    says = entry.cause if entry else f"{odd.words}: what kept it is the cause, and no line says what"
+    found = explanation.model_copy(update={"answer": answer, "says": says, "failure": failure})
+    return _with_entry(found, entry, host)
 
 
 def _sure(log: JobLog) -> bool:
