@@ -984,12 +984,40 @@ def test_the_rank_that_waited_elsewhere(
         ("Tip: if you see 'CUDA out of memory', lower the batch size.", "nothing"),
         ("CUDA out of memory errors may occur with larger batches", "nothing"),
         ('See docs/faq.md for what to do when "Too many open files" is raised.', "nothing"),
-        ("checkpoints are written atomically so that No space left on device would do no harm", "unknown"),
+        ("checkpoints are written atomically so that No space left on device would do no harm", "nothing"),
         ("2025-11-01 10:00:00 | the last job on this node ended with CUDA out of memory", "nothing"),
     ],
 )
 def test_the_words_of_a_failure_within_a_sentence(line: str, answer: str) -> None:
-    """Of a log of no known format and without a traceback: said as sure only where it says that it happened."""
+    """Of a log of no known format and without a traceback: sure only where it says that it happened."""
     found = said("begin", line, "bye")
     assert (found.answer, found.exit_code) == (answer, int(answer == "unknown"))
     assert said("begin", line, TRACEBACK, "KeyError: 'x'").answer in ("named", answer)
+
+
+UNUSABLE = (
+    "UserWarning: CUDA initialization: Unexpected error from cudaGetDeviceCount(). Error {}"
+    " (Triggered internally at ../c10/cuda/CUDAFunctions.cpp:108.)"
+)
+
+
+@pytest.mark.parametrize(
+    "met",
+    [
+        UNUSABLE.format("802: system not yet initialized"),
+        UNUSABLE.format("803: system has unsupported display driver / cuda driver combination"),
+        "CUDA init: Error 803: system has unsupported display driver / cuda driver combination",
+        "Failed to initialize NVML: Driver/library version mismatch",
+        "the host knows of No space left on device at times",
+    ],
+)
+def test_a_gpu_that_computed_was_no_reason(met: str) -> None:
+    """Whatever a driver's warning said before; alone it is one."""
+    file = "../aten/src/ATen/native/cuda/Indexing.cu:1284: indexSelectLargeIndex: block: [5,0], thread: [6,0]"
+    asserted = f"{file} Assertion `srcIndex < srcSelectDimSize` failed."
+    raised = [*MET[:2], "RuntimeError: CUDA error: device-side assert triggered"]
+    for lines, failure in (([asserted, *raised], "index_out_of_range"), (raised, "illegal_memory_access")):
+        found = said(met, "loading", *lines)
+        assert found.failure is not None and found.failure.id in (failure, "illegal_memory_access")
+    if "NVML" in met:
+        assert said(met, "exit code 1").answer == "known"

@@ -204,6 +204,11 @@ _BY_ITSELF: tuple[Weight, ...] = ("cause", "killed", "crash", "exception")
 # What a line begins with, where it says whose it is: a host, then what torch, mpirun and srun put before it.
 _WHOSE = re.compile(rf"{SENDER}?(?:\S+: )?(?:\[(?:rank|default)\d+\]:|\[\S*\d+,\d+\]<std|\s*\d{{1,6}}: )?")
 _MET: tuple[Weight, ...] = ("cause", "exception", "symptom")  # what a program can meet and get over
+# Entries that say that no program can use the GPU; and those that only one says that uses it.
+_NO_GPU = frozenset(("fabric_manager", "driver_mixed", "driver_too_old", "no_gpu", "container_gpu"))
+_COMPUTED = frozenset(
+    ("illegal_memory_access", "index_out_of_range", "cuda_oom", "cublas_alloc", "gpu_hardware")
+)
 _MORE = 8  # digits that another one's may have more
 _USUAL = 1000  # characters; longer lines are not remembered
 _MOST = 10_000  # ranks and hosts whose signs are kept
@@ -383,8 +388,8 @@ class Signs:
 
     def in_a_sentence(self, sign: Sign) -> bool:
         """Whether the words of a failure stand in the middle of a sentence that does not say that it
-        happened, and nothing else says that the program failed."""
-        if sign.weight != "cause" or is_exception(sign.text) or self.traceback or self.broke:
+        happened."""
+        if sign.weight != "cause" or sign.code or is_exception(sign.text):
             return False
         entry = find(sign.text)
         begin = _before_it(sign.text, entry) if entry and not _LEVEL.search(sign.text) else None
@@ -409,9 +414,10 @@ class Signs:
         a level: the program got over that. Else the same sign."""
         if best.weight != "cause" or best.code or _LEVEL.search(best.text):
             return best
-        mistakes = (each for each in self.now.values() if each.weight == "exception" and each.code)
-        later = (each for each in mistakes if (each.number or 0) > (best.number or 0))
-        return next((each for each in later if _MISTAKE.match(each.text)), best)
+        raised = (each for each in self.now.values() if each.weight == "exception")
+        later = [each for each in raised if (each.number or 0) > (best.number or 0)]
+        passing = self.in_a_sentence(best)
+        return next((each for each in later if passing or (each.code and _MISTAKE.match(each.text))), best)
 
     def _before(self, best: Sign) -> Sign:
         """An exception that another rank raised earlier, by its time stamps, than one whose name is in the
@@ -471,6 +477,13 @@ class Signs:
         self.echoes += weight in ("symptom", "exit")
         for host in hosts:
             key = weight, host, rank
+            old = self.now.get(key) if weight == "cause" else None
+            if (
+                old
+                and (old.failure in _NO_GPU or self.in_a_sentence(old))
+                and self._outdone(old, failure, text)
+            ):
+                del self.now[key]
             if key not in self.now and len(self.now) < _MOST:
                 if weight in _MET and len(self.shapes) < _SHAPES:
                     self.shapes.add(shape_of(text, host))
@@ -479,6 +492,14 @@ class Signs:
                 self.now[key] = Sign(weight, failure, text, host, rank, *place)
         if rank in self.chains:
             self.chains[rank].append(text)
+
+    def _outdone(self, old: Sign, failure: str | None, text: str) -> bool:
+        """Whether another line of the same weight is the cause: it was raised, where the first only speaks
+        of a failure; or the GPU has computed, though a line says that there is none."""
+        computed = failure in _COMPUTED and bool(re.search(r"CUDA|\.cu:\d", text))
+        if old.failure in _NO_GPU:
+            return computed
+        return is_exception(text) and self.traceback
 
     def _asked_till_now(self) -> str | None:
         """The failure that the program did not get past before it was ended from outside: what it said last,
