@@ -634,6 +634,7 @@ class Spot:
     number: int
     when: float | None = None
     code: str | None = None
+    uncaught: bool = False
 
 
 def met_by(signs: Signs, rank: int, *lines: str) -> None:
@@ -1021,3 +1022,64 @@ def test_a_gpu_that_computed_was_no_reason(met: str) -> None:
         assert found.failure is not None and found.failure.id in (failure, "illegal_memory_access")
     if "NVML" in met:
         assert said(met, "exit code 1").answer == "known"
+
+
+def steps_of(first: int, last: int) -> list[str]:
+    """Of a log of no known format."""
+    return [f"step {n}: loss 2.{n}" for n in range(first, last)]
+
+
+TOP = [
+    TRACEBACK,
+    '  File "/w/t.py", line 30, in <module>',
+    "    main()",
+    "RuntimeError: CUDA out of memory. 2 GiB",
+]
+INNER = [TRACEBACK, '  File "/w/t.py", line 9, in push', "    f()", "HfHubHTTPError: 504 Server Error"]
+TRAINED = trainer_log().rstrip("\n").split("\n")
+
+
+@pytest.mark.parametrize(
+    ("lines", "answer", "others"),
+    [
+        ([*steps_of(1, 9), *TOP, "run 2", *steps_of(1, 30), "Training completed."], "known", 0),
+        ([*steps_of(1, 9), *INNER, *steps_of(1, 30), "Training completed."], "nothing", 0),  # an epoch
+        ([*steps_of(1, 9), *TOP, "run 2", *steps_of(1, 30), *LOGIC], "named", 1),
+        ([*TRAINED[:11], *TOP, *TRAINED], "known", 0),
+        ([*TRAINED, *TRAINED[:11], *TOP], "known", 0),
+        ([*metaseq_log()[:20], *TOP, *metaseq_log()], "known", 0),
+    ],
+)
+def test_several_runs_in_one_log(lines: list[str], answer: str, others: int) -> None:
+    """As of a sweep: what ended one before another that ended well is said, unless the program caught it."""
+    found = said(*lines)
+    assert (found.answer, len(found.others)) == (answer, others)
+    if answer == "known":
+        assert found.failure is not None and found.failure.id == "cuda_oom"
+        assert found.failure.evidence is not None and found.failure.evidence.line
+        assert bool(found.notes) == (lines[-1] != TOP[-1])
+
+
+@pytest.mark.parametrize(
+    ("lines", "answer"),
+    [
+        ([*(log := chat_log(["n1"], ends=False))[:-10], *TOP, *log[-10:]], "unknown"),  # in Python's buffer
+        ([*log, *INNER, *["evaluated an example"] * 300], "unknown"),
+        ([*log, *TOP, *["wandb: history"] * 300], "known"),
+        ([*log, *INNER, "bye"], "named"),
+    ],
+)
+def test_what_a_known_format_says_after_an_exception(lines: list[str], answer: str) -> None:
+    """Steps may have stood in a buffer; what was caught and is long ago is not said to be why."""
+    found = said(*lines)
+    assert found.answer == answer
+    if answer == "unknown":
+        assert [each.text for each in found.others] == [INNER[-1] if INNER[-1] in lines else TOP[-1]]
+
+
+def test_many_ranks_that_raise_one_after_the_other() -> None:
+    """The first one's lines are far from the end then."""
+    frames = [f'  File "/w/t.py", line {n}, in f' for n in range(9)]
+    every = [of_rank(n, *TOP[:2], *frames, f"ValueError: bad row {n}") for n in range(30)]
+    failure = said("begin", *(line for each in every for line in each)).failure
+    assert failure is not None and failure.where == "rank 0"

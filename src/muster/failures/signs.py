@@ -215,6 +215,8 @@ _MOST = 10_000  # ranks and hosts whose signs are kept
 _LAST = 64  # signs of a rank's chain of exceptions
 _SHAPES = 1000  # of echoes
 _AFTER = 3  # lines after an exception in which a program says that it goes on
+NEAR = 50  # lines that launchers still print after an exception that ended a program
+_FEW = 5  # signs of earlier runs
 _NEAR = 20  # lines that launchers print when they are ended
 _ASIDE_LINES = 8  # that may be a failure's, among those of what is said aside
 _GAP = 10_000  # lines without a sign, after which a program that tells no steps has gone on
@@ -232,6 +234,7 @@ class Sign:
     number: int | None = None  # of its line, from 1
     when: float | None = None  # seconds since 1970, by the clock of who wrote the log
     code: str | None = None  # an exception's: where in the program it was raised
+    uncaught: bool = False  # its traceback begins where the program does
 
 
 class LineSpot(Protocol):
@@ -245,6 +248,8 @@ class LineSpot(Protocol):
     def when(self) -> float | None: ...
     @property
     def code(self) -> str | None: ...
+    @property
+    def uncaught(self) -> bool: ...
 
 
 _Key = tuple[Weight, str | None, int | None]  # with the host and the rank
@@ -273,6 +278,9 @@ class Signs:
     earlier: dict[_Key, Sign] = field(default_factory=dict)  # before the last mark
     traceback: bool = False
     got_over: Sign | None = None  # the last exception of a traceback after which it went on
+    before: list[Sign] = field(default_factory=list)  # what ended runs before the last one in this log
+    run_begin: int = 0  # the number of the first of the last signs that stand close together, and of the last
+    run_end: int = 0
     met: dict[_Key, Sign] = field(default_factory=dict)  # what the program says that it got over, or handled
     account: bool = False  # a process's own traceback is part of torchrun's account of it
     aside: int = 0  # lines in which what a program says aside may end
@@ -342,8 +350,16 @@ class Signs:
         if number - self.last_number > _GAP and not self.marked:
             return False
         self.echoes += 1
+        self._run_on(number)
         self.last, self.last_number = raw, number
         return True
+
+    def restart(self) -> None:
+        """Another run begins: steps are counted anew. What ended a process ended the run before."""
+        for sign in (*self.earlier.values(), *self.now.values()):
+            ended = sign.uncaught or sign.weight in ("killed", "crash")
+            if ended and sign not in self.before and len(self.before) < _FEW:
+                self.before.append(sign)
 
     def progress(self) -> None:
         """Another step was done."""
@@ -470,6 +486,7 @@ class Signs:
         if spot is not None:
             rank = spot.rank if rank is None else rank
             number = spot.number or 0
+            self._run_on(number)
             if not self.marked and number - self.last_number > _GAP:
                 self.now = {}
                 self.forget()
@@ -488,10 +505,17 @@ class Signs:
                 if weight in _MET and len(self.shapes) < _SHAPES:
                     self.shapes.add(shape_of(text, host))
                 raised = weight == "exception" or (self.traceback and _EXCEPTION.match(text))
-                place = (spot.number, spot.when, spot.code if raised else None) if spot else ()
+                code, uncaught = (spot.code, spot.uncaught) if spot and raised else (None, False)
+                place = (spot.number, spot.when, code, uncaught) if spot else ()
                 self.now[key] = Sign(weight, failure, text, host, rank, *place)
         if rank in self.chains:
             self.chains[rank].append(text)
+
+    def _run_on(self, number: int) -> None:
+        """One more of the signs that stand close together, or the first one of others."""
+        if number - self.run_end > NEAR:
+            self.run_begin = number
+        self.run_end = number
 
     def _outdone(self, old: Sign, failure: str | None, text: str) -> bool:
         """Whether another line of the same weight is the cause: it was raised, where the first only speaks
@@ -593,6 +617,8 @@ class Signs:
         if "Traceback (most recent call last)" in text:
             self.account = text.startswith(_OWN_WORDS)
             self.traceback, self.since = True, 0
+            if self.spot is not None:
+                self._run_on(self.spot.number or 0)
             rank = self._rank()
             if rank not in self.caused and (rank in self.chains or len(self.chains) < _MOST):
                 self.chains[rank] = deque(maxlen=_LAST)

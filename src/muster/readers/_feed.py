@@ -128,25 +128,38 @@ class LineFeed:
                 whole = _feed_whole(whole, block[fed : place + 1]) if whole else whole
                 fed = place + 1
                 text = frame.line(line, telling, shape)
+                ended = frame.signs.finished
                 for bit, hints, reader in bits:
                     # A prefix or a colour that was taken off can have hidden a word, or had one in it.
                     wanted = telling & bit or "\x1b" in line
                     if wanted and not reader.closed and any(hint in text for hint in hints):
                         reader.line(text)
+                if frame.signs.finished and not ended:
+                    self._count(block, max(counted, place - ENOUGH), place, before, ended)
+                    counted = place
+            ended = frame.signs.finished
             whole = _feed_whole(whole, block[fed:]) if whole else whole
             near = ENOUGH if frame.signs.now or frame.signs.earlier else _FEW
-            self._count(block, max(counted, len(block) - near), len(block), before)
+            self._count(block, max(counted, len(block) - near), len(block), before, ended)
             before = block
             self.ends = [*self.ends[-2:], block]
         return None
 
-    def _count(self, block: Sequence[str], begin: int, end: int, before: Sequence[str]) -> None:
-        """Look for progress in lines of no known format: in those before a sign, and before a block's end."""
+    def _count(
+        self, block: Sequence[str], begin: int, end: int, before: Sequence[str], ended: bool = True
+    ) -> None:
+        """Look for progress in lines of no known format: in those before a sign, and before a block's end.
+        `ended`: whether the training was over before them; a line after them may have said so."""
+        signs = self.frame.signs
+        after = signs.finished and not ended and not self.frame.steps
+        signs.finished = signs.finished and not after
         for place in range(begin, end):
             if self.counters.closed:
-                return
-            self.frame.signs.spot = LinePlace(block, place, before)
+                break
+            signs.spot = LinePlace(block, place, before)
             self.counters.line(self.frame.bare(block[place]))
+        if after:
+            self.frame.finish()
 
     def backwards(self) -> Iterator[str]:
         """The job's last lines, the last one first."""
@@ -302,6 +315,19 @@ class LinePlace(NamedTuple):
     @property
     def code(self) -> str | None:
         """The innermost line of the user's program in the traceback that ends here, or else of any."""
+        frames = self._frames()
+        own = next((each for each in frames if not any(part in each[1] for part in _OTHERS)), None)
+        best = own or next(iter(frames), None)
+        return f"{best[1]}:{best[2]}" + (f" in {best[3].strip()}" if best[3] else "") if best else None
+
+    @property
+    def uncaught(self) -> bool:
+        """Whether the traceback that ends here begins where a program does: nothing caught the exception."""
+        frames = self._frames()
+        return bool(frames) and (frames[-1][3] or "").strip() == "<module>"
+
+    def _frames(self) -> list[re.Match[str]]:
+        """Of the traceback that ends here, the innermost first."""
         frames = []
         prefix = _prefix(self.block[self.place])
         for line in self._back():
@@ -311,9 +337,7 @@ class LinePlace(NamedTuple):
                 frames.append(match)
             elif "Traceback (most recent call last)" in uncoloured(line):
                 break
-        own = next((each for each in frames if not any(part in each[1] for part in _OTHERS)), None)
-        best = own or next(iter(frames), None)
-        return f"{best[1]}:{best[2]}" + (f" in {best[3].strip()}" if best[3] else "") if best else None
+        return frames
 
     def _back(self) -> Iterator[str]:
         """This line and those before it, the last one first."""
@@ -340,7 +364,8 @@ def last_exception(frame: Frame, blocks: Sequence[Sequence[str]]) -> Sign | None
                 sign = None
                 if _NAMED.fullmatch(text.strip()) and not is_exception(text) and entry is None:
                     spot = LinePlace(block, place, blocks[number - 1] if number else ())
-                    sign = Sign("exception", None, text, None, spot.rank, spot.number, spot.when, spot.code)
+                    place = (spot.rank, spot.number, spot.when, spot.code, spot.uncaught)
+                    sign = Sign("exception", None, text, None, *place)
     return sign
 
 

@@ -182,6 +182,8 @@ class Frame:
 
     def progress(self, step: int) -> None:
         """A reader has seen that the job does its work."""
+        if step < self.steps:
+            self.signs.restart()
         self.steps = step
         self.signs.progress()
 

@@ -198,8 +198,12 @@ def _of_jobs(of: str, jobs: Sequence[JobLog]) -> Explanation:
     failed = [(log, log.why.signs[0]) for log in jobs if log.why and log.why.signs and _sure(log)]
     notes = [f"{log.job}: {log.reason}" for log in jobs if (log.reason or "").startswith("cannot be read")]
     echoes = sum(log.why.echoes for log in jobs if log.why)
+    before = [(log, sign) for log in jobs if log.why for sign in log.why.before]
     if not failed:
-        return _nothing(of, jobs, notes)
+        nothing = _nothing(of, jobs, notes)
+        if not before or nothing.answer != "nothing":
+            return nothing
+        failed, notes = before, [*notes, f"an earlier run in the same log; of the last one: {nothing.says}"]
     ranked = sorted(failed, key=lambda each: (order(each[1].weight), each[1].when or float("inf")))
     log, sign = ranked[0]
     entry = known_failures().get(sign.failure or "") or _known_of(sign)
@@ -221,6 +225,7 @@ def _of_jobs(of: str, jobs: Sequence[JobLog]) -> Explanation:
         if (other.weight, other.failure) != (sign.weight, sign.failure)
         and order(other.weight) <= order("exception")
     ]
+    others += [each for each in before if each[1] is not sign]
     others += [(log, each) for each in (log.why.met if log.why else ())]  # which is no echo of another rank
     evidence = _evidence(log, sign)
     failure = Failure(
@@ -282,8 +287,8 @@ def _nothing(of: str, jobs: Sequence[JobLog], notes: list[str]) -> Explanation:
     stopped = [
         log
         for log in jobs
-        if (log.outcome is State.TIMEOUT and not _went_on(log))
-        or (log.outcome is State.FAILED and log.format)
+        if not _went_on(log)
+        and (log.outcome is State.TIMEOUT or (log.outcome is State.FAILED and log.format))
     ]
     empty = [log for log in jobs if log.reason == "is empty"]
     if stopped or notes or len(empty) == len(jobs):
@@ -326,7 +331,11 @@ def _echoes_alone(log: JobLog) -> bool:
 def _may_be_why(log: JobLog) -> bool:
     """Whether the program seems to have gone on after what else would be why, and not for long."""
     why = log.why
-    if log.format or why is None or not why.signs or why.onward != "perhaps" or why.quiet is None:
+    if why is None or not why.signs or why.onward != "perhaps":
+        return False
+    if log.format:  # it has no word of its end
+        return True
+    if why.quiet is None:
         return False
     return why.quiet <= FEW or why.signs[0].weight not in _PRINTED
 
@@ -342,7 +351,7 @@ def _breaks_off(log: JobLog) -> bool:
 
 
 def _went_on(log: JobLog) -> bool:
-    return not log.format and log.why is not None and log.why.onward != "no"
+    return log.why is not None and log.why.onward != "no"
 
 
 def _alike(one: Sign, other: Sign) -> bool:
