@@ -297,7 +297,17 @@ def test_what_cannot_be_explained(tmp_path: Path) -> None:
 
 
 SYMPTOMS = [phrase.example for _, phrase in PHRASES if phrase.weight == "symptom"]
-WHOSE = ["[rank{}]: ", "node{}: ", "n1: [rank{}]: ", "[1,{}]<stdout>:", "  {}: ", "\x1b[31m[rank{}]: ", ""]
+WHOSE = [
+    "[pod/w-{}/c] ",
+    "(W pid=1, ip=10.0.0.{}) ",
+    "[rank{}]: ",
+    "node{}: ",
+    "n1: [rank{}]: ",
+    "[1,{}]<stdout>:",
+    "  {}: ",
+    "\x1b[31m[rank{}]: ",
+    "",
+]
 
 
 def mixed(chance: random.Random) -> bytes:
@@ -624,6 +634,7 @@ class Spot:
     number: int
     when: float | None = None
     code: str | None = None
+    uncaught: bool = False
 
 
 def met_by(signs: Signs, rank: int, *lines: str) -> None:
@@ -875,3 +886,200 @@ def test_lines_that_only_say_that_a_program_goes_on_are_left_out_far_from_what_i
     assert not signs.idle(f"{line}: CUDA out of memory", f"{shape}: CUDA out of memory", 16)
     signs.aside = 1
     assert not signs.idle(line, shape, 17)
+
+
+# ----------------------------------------------------------------------------------------------------
+# Whose line it is, and what Slurm says.
+
+OWN = [TRACEBACK, '  File "/w/t.py", line 3, in <module>', "ValueError: bad"]
+REQUEUE = "slurmstepd: error: *** JOB 3118 ON sh-06 CANCELLED AT 2018-11-05T10:35:06 DUE TO JOB REQUEUE ***"
+
+
+@pytest.mark.parametrize(
+    ("lines", "rank", "host"),
+    [
+        ([f"[pod/worker-3/pytorch] {line}" for line in OWN], None, "worker-3"),
+        ([f"[pod/worker-3/pytorch] [rank3]: {line}" for line in OWN], 3, "worker-3"),
+        ([f"(RayTrainWorker pid=31, ip=10.0.0.7) {line}" for line in OWN], None, "10.0.0.7"),
+        ([f"\x1b[36m(WorkerDict(a) pid=31, ip=10.0.0.7)\x1b[0m {line}" for line in OWN], None, "10.0.0.7"),
+        ([f"(RayTrainWorker pid=31) {line}" for line in OWN], None, None),
+        ([f"Nov 26 00:41:4{n} gpu-7 python[9]: {line}" for n, line in enumerate(OWN)], None, "gpu-7"),
+        (["Nov 26 00:41:42 n7 kernel: NVRM: Xid (PCI:0000:02): 79, GPU has fallen off the bus."], None, "n7"),
+        ([f"[prterun-head-42@1,3]<stderr>: {line}" for line in OWN], 3, None),
+        ([*(f"3: {line}" for line in OWN), "srun: error: n7: tasks 2-3: Exited with exit code 1"], 3, "n7"),
+        (["n7:1:2 [0] init.cc:1043 NCCL WARN Mismatched NCCL version detected : rank 0"], None, "n7"),
+        (["srun: error: n7: task 3: Exited with exit code 1", "srun: error: n8: task 4: Killed"], None, "n7"),
+    ],
+)  # fmt: skip
+def test_whose_line_it_is(lines: list[str], rank: int | None, host: str | None) -> None:
+    """By what kubectl, Ray, journald, Open MPI, srun and NCCL put there."""
+    failure = said("begin", *lines).failure
+    assert failure is not None and failure.evidence is not None
+    assert (failure.host, failure.evidence.rank) == (host, rank)
+
+
+@pytest.mark.parametrize(
+    ("lines", "failure"),
+    [
+        (["srun: error: n7: task 3: Killed", "srun: Terminating StepId=1.0"], "host_oom_killed"),
+        (["srun: error: n7: task 3: Exited with exit code 1", "srun: error: n8: tasks 4-7: Killed"], None),
+        (["srun: Job step aborted: Waiting up to 32 seconds", "srun: error: n7: task 0: Killed"], None),
+        (["srun: error: n7: task 3: Aborted (core dumped)", "srun: error: n8: tasks 0-7: Killed"], None),
+        ([REQUEUE], "requeued"),
+    ],
+)
+def test_what_srun_says_of_tasks_that_were_killed(lines: list[str], failure: str | None) -> None:
+    """It ends the tasks of a step itself, where another one failed or somebody cancels it."""
+    found = said("begin", *lines)
+    assert (found.failure.id if found.failure else None) == failure and found.answer != "nothing"
+
+
+WAITED = (
+    "[rank{0}]:[E1126 ProcessGroupNCCL.cpp:629] [Rank {0}] Watchdog caught collective operation timeout: "
+    "WorkNCCL(SeqNum={1}, OpType={2}, NumelIn={3}, NumelOut=8, Timeout(ms)=600000) ran for 600029 ms"
+)
+DUMPED = (
+    "[rank{0}]:[E1126 ProcessGroupNCCL.cpp:1765] [Rank {0}] Received a dump signal due to a "
+    "collective timeout from rank 1 and we will try our best to dump the debug info. Last enqueued NCCL "
+    "work: {1}, last completed NCCL work: {1}."
+)
+
+
+@pytest.mark.parametrize(
+    ("lines", "answer", "rank"),
+    [
+        ([WAITED.format(n, 51, "ALLGATHER" if n == 2 else "ALLREDUCE", 9) for n in range(4)], "known", 2),
+        ([WAITED.format(n, 51, "ALLREDUCE", 7 if n == 3 else 9) for n in range(4)], "known", 3),
+        ([WAITED.format(n, 52 if n == 1 else 51, "ALLREDUCE", 9) for n in range(4)], "unknown", 1),
+        ([*(WAITED.format(n, 11, "ALLREDUCE", 9) for n in (0, 1)), DUMPED.format(2, 10)], "unknown", 2),
+        ([WAITED.format(n, 51, "ALLREDUCE" if n else "BROADCAST", 9) for n in (0, 1)], "known", None),
+        ([WAITED.format(n, 51, "ALLREDUCE", 9) for n in range(4)], "unknown", None),
+        ([WAITED.format(n, 51, "RECV" if n else "SEND", 9) for n in range(3)], "unknown", 0),
+        (["Not all ranks joining collective, sequence number: 5", "missing ranks: {3}"], "unknown", 3),
+        (["error msg: Culprit rank 2; Error type: COLLECTIVE_TYPE_MISMATCH, Expected"], "unknown", 2),
+    ],
+)  # fmt: skip
+def test_the_rank_that_waited_elsewhere(
+    lines: list[str], answer: str, rank: int | None, tmp_path: Path
+) -> None:
+    """By NCCL's watchdog and PyTorch's flight recorder (torch 2.13's words); also from a log of each rank."""
+    found = said("begin", *lines)
+    assert found.answer == answer and (found.failure is not None) == (rank is not None or answer == "known")
+    if found.failure:
+        assert found.failure.where == (None if rank is None else f"rank {rank}")
+        assert found.failure.id == ("collective_mismatch" if answer == "known" else None)
+    for number, line in enumerate(lines):
+        (tmp_path / f"rank{number}.log").write_text(f"begin\n{line}\n")
+    assert explain_logs(tmp_path).failure == found.failure
+
+
+@pytest.mark.parametrize(
+    ("line", "answer"),
+    [
+        ('The job stopped: writing the checkpoint failed with "No space left on device" on /ckpt', "known"),
+        ("Process 3 ran into CUDA out of memory and was stopped", "known"),
+        ("tee: train.log: No space left on device", "known"),
+        ("Job failed when saving: OSError: [Errno 28] No space left on device", "known"),
+        ("the scheduler knows about CUDA out of memory in worker 3", "unknown"),
+        ('Watching for "Address already in use" on port 29500', "unknown"),
+        ("Tip: if you see 'CUDA out of memory', lower the batch size.", "nothing"),
+        ("CUDA out of memory errors may occur with larger batches", "nothing"),
+        ('See docs/faq.md for what to do when "Too many open files" is raised.', "nothing"),
+        ("checkpoints are written atomically so that No space left on device would do no harm", "nothing"),
+        ("2025-11-01 10:00:00 | the last job on this node ended with CUDA out of memory", "nothing"),
+    ],
+)
+def test_the_words_of_a_failure_within_a_sentence(line: str, answer: str) -> None:
+    """Of a log of no known format and without a traceback: sure only where it says that it happened."""
+    found = said("begin", line, "bye")
+    assert (found.answer, found.exit_code) == (answer, int(answer == "unknown"))
+    assert said("begin", line, TRACEBACK, "KeyError: 'x'").answer in ("named", answer)
+
+
+UNUSABLE = (
+    "UserWarning: CUDA initialization: Unexpected error from cudaGetDeviceCount(). Error {}"
+    " (Triggered internally at ../c10/cuda/CUDAFunctions.cpp:108.)"
+)
+
+
+@pytest.mark.parametrize(
+    "met",
+    [
+        UNUSABLE.format("802: system not yet initialized"),
+        UNUSABLE.format("803: system has unsupported display driver / cuda driver combination"),
+        "CUDA init: Error 803: system has unsupported display driver / cuda driver combination",
+        "Failed to initialize NVML: Driver/library version mismatch",
+        "the host knows of No space left on device at times",
+    ],
+)
+def test_a_gpu_that_computed_was_no_reason(met: str) -> None:
+    """Whatever a driver's warning said before; alone it is one."""
+    file = "../aten/src/ATen/native/cuda/Indexing.cu:1284: indexSelectLargeIndex: block: [5,0], thread: [6,0]"
+    asserted = f"{file} Assertion `srcIndex < srcSelectDimSize` failed."
+    raised = [*MET[:2], "RuntimeError: CUDA error: device-side assert triggered"]
+    for lines, failure in (([asserted, *raised], "index_out_of_range"), (raised, "illegal_memory_access")):
+        found = said(met, "loading", *lines)
+        assert found.failure is not None and found.failure.id in (failure, "illegal_memory_access")
+    if "NVML" in met:
+        assert said(met, "exit code 1").answer == "known"
+
+
+def steps_of(first: int, last: int) -> list[str]:
+    """Of a log of no known format."""
+    return [f"step {n}: loss 2.{n}" for n in range(first, last)]
+
+
+TOP = [
+    TRACEBACK,
+    '  File "/w/t.py", line 30, in <module>',
+    "    main()",
+    "RuntimeError: CUDA out of memory. 2 GiB",
+]
+INNER = [TRACEBACK, '  File "/w/t.py", line 9, in push', "    f()", "HfHubHTTPError: 504 Server Error"]
+TRAINED = trainer_log().rstrip("\n").split("\n")
+
+
+@pytest.mark.parametrize(
+    ("lines", "answer", "others"),
+    [
+        ([*steps_of(1, 9), *TOP, "run 2", *steps_of(1, 30), "Training completed."], "known", 0),
+        ([*steps_of(1, 9), *INNER, *steps_of(1, 30), "Training completed."], "nothing", 0),  # an epoch
+        ([*steps_of(1, 9), *TOP, "run 2", *steps_of(1, 30), *LOGIC], "named", 1),
+        ([*TRAINED[:11], *TOP, *TRAINED], "known", 0),
+        ([*TRAINED, *TRAINED[:11], *TOP], "known", 0),
+        ([*metaseq_log()[:20], *TOP, *metaseq_log()], "known", 0),
+    ],
+)
+def test_several_runs_in_one_log(lines: list[str], answer: str, others: int) -> None:
+    """As of a sweep: what ended one before another that ended well is said, unless the program caught it."""
+    found = said(*lines)
+    assert (found.answer, len(found.others)) == (answer, others)
+    if answer == "known":
+        assert found.failure is not None and found.failure.id == "cuda_oom"
+        assert found.failure.evidence is not None and found.failure.evidence.line
+        assert bool(found.notes) == (lines[-1] != TOP[-1])
+
+
+@pytest.mark.parametrize(
+    ("lines", "answer"),
+    [
+        ([*(log := chat_log(["n1"], ends=False))[:-10], *TOP, *log[-10:]], "unknown"),  # in Python's buffer
+        ([*log, *INNER, *["evaluated an example"] * 300], "unknown"),
+        ([*log, *TOP, *["wandb: history"] * 300], "known"),
+        ([*log, *INNER, "bye"], "named"),
+    ],
+)
+def test_what_a_known_format_says_after_an_exception(lines: list[str], answer: str) -> None:
+    """Steps may have stood in a buffer; what was caught and is long ago is not said to be why."""
+    found = said(*lines)
+    assert found.answer == answer
+    if answer == "unknown":
+        assert [each.text for each in found.others] == [INNER[-1] if INNER[-1] in lines else TOP[-1]]
+
+
+def test_many_ranks_that_raise_one_after_the_other() -> None:
+    """The first one's lines are far from the end then."""
+    frames = [f'  File "/w/t.py", line {n}, in f' for n in range(9)]
+    every = [of_rank(n, *TOP[:2], *frames, f"ValueError: bad row {n}") for n in range(30)]
+    failure = said("begin", *(line for each in every for line in each)).failure
+    assert failure is not None and failure.where == "rank 0"

@@ -12,6 +12,8 @@ from dataclasses import dataclass, field, replace
 from typing import Protocol, get_args
 
 from muster.core.inventory import split_hosts
+from muster.failures.collectives import HINTS as COLLECTIVES
+from muster.failures.collectives import Collectives
 from muster.failures.table import Recognised, Weight, find, known_failures, phrases
 
 LONGEST = 300  # characters of a reason
@@ -33,11 +35,16 @@ _REASONS = tuple(
             "exited with code",
             "Exception ignored",
             "terminated with code",
+            "srun: Force Terminated",
+            "Job step aborted",
+            "Terminating StepId",
+            "Terminating job step",
+            "forcing job termination",
         }
         | {"Aborted", "Illegal instruction", "Floating point exception"}
     )
 )
-HINTS = (*_REASONS, *_ONWARD)
+HINTS = (*_REASONS, *_ONWARD, *COLLECTIVES)
 _EXCEPTION = re.compile(
     r"(?:\[rank\d+\]: ?)?(?:[A-Za-z_]\w*\.)*_?[A-Z]\w*(?:Error|Exception|Interrupt|Exit)\b(?=: |\s*$)"
 )
@@ -48,6 +55,7 @@ _SOURCE = re.compile(r"\s+raise \w")  # a line of a program, in a traceback
 _CAUGHT = re.compile(r": Caught \w+ in DataLoader worker process \d")
 _WHAT = re.compile(r"\s*what\(\): +\S")  # an exception of C++ that ended the process
 _MARK = re.compile(r"^\[rank\d+\]: ?")  # whose line it is
+_NCCL = re.compile(r"(?:\[\d{4}-\d\d-\d\d [\d:.]+\] )?([A-Za-z][\w.-]*):\d+:\d+ \[\d+\] (?:\S+ )?NCCL WARN")
 _EXITS = re.compile(
     r"exits with return code = (?P<code>-?\d{1,9})|"
     r"srun: error: .*[Ee]xited with exit code (?P<slurm>\d{1,9})|"
@@ -57,6 +65,7 @@ _EXITS = re.compile(
     r"(?:failed \(exitcode|exitcode +): (?P<elastic>-?\d{1,9})\b|exited on signal (?P<mpi>\d{1,2})\b"
 )
 # What a shell says of a program that a signal ended: alone, or after its own name and the process's number.
+_SRUN_KILLED = re.compile(r"srun: error: \S+: tasks? [\d,-]+: Killed")
 _SHELL = re.compile(
     r"(?:^(?:\S+: )?|: line \d+: +\d+ )"
     r"(?P<how>Killed|Aborted|Segmentation fault|Bus error|Illegal instruction|Floating point exception)"
@@ -75,7 +84,9 @@ _FAILED = re.compile(
     r"Main process exited, code=(?:exited, status=[1-9]|(?:killed|dumped), status=(?!2/|15/))|"
     r"^docker: Error response from daemon: |"
     r"^Error executing job with overrides|Set the environment variable HYDRA_FULL_ERROR=1|"
-    r"srun: error: Task launch for \S+ failed"
+    r"srun: error: \S+: tasks? [\d,-]+: Aborted|"
+    r"srun: error: Task launch for \S+ failed|"
+    r"slurmstepd: error: \*\*\* .* FAILED \(non-zero exit code or other failure mode\)"
 )
 # Signals that a scheduler sends, or others do.
 _EXTERNAL = re.compile(
@@ -85,10 +96,17 @@ _EXTERNAL = re.compile(
     r"Received (?:Signals\.)?(?:SIGTERM|SIGINT|15|2) death signal|"
     r"^(?:Terminated|KeyboardInterrupt)(?:: |  |\s*$)"
 )
+# What kubectl, Ray and syslog put before the lines of each pod, process and host.
+SENDER = (
+    r"(?:\[pod/(?P<pod>[\w.-]+)/[\w.-]+\] ?|"
+    r"\((?:[\w.]+(?:\([^()]*\))? (?P<pid>pid=\d+)|raylet)(?:, ip=(?P<ip>[\w.:]+))?\) ?|"
+    r"[A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d (?P<machine>[\w.-]+) [\w./@-]+(?:\[\d+\])?: )"
+)
 # Hosts that a line itself names: "srun: error: node07: task 3: ...", "srun: error: Node failure on node07",
 # "pdsh@head: node07: ssh exited ...", "ssh: connect to host node07 port 22: ...", Open MPI's "on node n7".
 _WHO = re.compile(
-    r"srun: error: (?P<srun>[\w.,\[\]-]+): tasks? [\d,-]+: |error: Node failure on (?P<node>[\w.,\[\]-]+)|"
+    r"srun: error: (?P<srun>[\w.,\[\]-]+): tasks? (?P<tasks>[\d,-]+): |"
+    r"error: Node failure on (?P<node>[\w.,\[\]-]+)|"
     r"pdsh@\S+: (?P<pdsh>[\w.-]+): ssh exited|ssh: connect to host (?P<ssh>\S+) port|"
     r"on node (?P<mpi>\S+) exited on signal"
 )
@@ -117,6 +135,28 @@ _CALL = re.compile(r"[A-Z]\w*(?<!Error)(?<!Exception)\([^()]*$")  # of an object
 _ASIDE = re.compile(
     r"Exception ignored (?:in|while|on)\b|^--- Logging error ---|^Error in atexit\._run_exitfuncs"
 )
+# A sentence that speaks of what may happen, or asks for it, before and behind the words of a failure; and
+# words that say that it did happen.
+_ADVICE = re.compile(
+    r"\b(?:if|when(?:ever)?|unless|until|in case(?: of)?|to (?:avoid|prevent|reproduce|fix)|tips?|hints?|faq|"
+    r"docs?|(?:last|previous|earlier|prior|other) (?:job|run|attempt|time|user)|"
+    r"see (?:also|https?)|might|may|would|should|can (?:cause|lead)|hope(?:fully)?|without|never|no longer|"
+    r"do(?:es)? not|don't|won't|not see|handl(?:es|ing)|simulat\w+|inject\w*|pretend\w*|"
+    r"(?:test|check)(?:s|ed|ing)? (?:for|that|whether)|e\.g\.|looking for|protects?|safe from|instead of)\b",
+    re.IGNORECASE,
+)
+_MAY = re.compile(
+    r"[\"'`)\]]*,? ?(?:errors?|exceptions?)?,? ?(?:may|might|can|could|would|will|should|"
+    r"(?:is|are) (?:raised|fine|normal|expected|common|harmless)|often|sometimes|usually|handler|handling|"
+    r"(?:try|lower|reduce|set|use|increase)\b(?! to allocate))\b",
+    re.IGNORECASE,
+)
+_HAPPENED = re.compile(
+    r"fail|error|abort|crash|cannot|can't|could(?: not|n't)|unable|fatal|due to|because|stopp|rais|exit|"
+    r"got\b|hit\b|ran\b|run\b|died|terminat|caught|except|encounter|report|panic|kill|lost|went|caus|detect|receiv|"
+    r"broke|reason|with\b|problem|after\b",
+    re.IGNORECASE,
+)
 # The program says itself that it goes on.
 _OVER = re.compile(
     r"\((?:[^()]*, ?)?(?:ignored|ignoring|skipped|skipping|non-?fatal|will retry|retrying)[^)]*\)|"
@@ -137,9 +177,11 @@ _ABOVE = re.compile(r"\b(?:ERROR|FATAL|CRITICAL)\b")
 _OWN_SIGNALS = frozenset(
     code for signal in (4, 5, 6, 7, 8, 11) for code in (-signal, 128 + signal, 256 - signal)
 )
-# A launcher ends what is left by itself: Lightning, vLLM.
+# A launcher ends what is left by itself: Lightning, vLLM, Slurm.
 _FORCED = re.compile(
-    r"Forcefully terminating all other processes|Got fatal signal from worker processes, shutting down"
+    r"Forcefully terminating all other processes|Got fatal signal from worker processes, shutting down|"
+    r"srun: (?:Force Terminated |Job step aborted|(?:\S+: )*Terminating (?:StepId|job step)|forcing job )|"
+    r"slurmstepd: error: \*\*\* .* CANCELLED AT "
 )
 _ELASTIC = re.compile(r"\s+host +: (\S+)")  # torchrun's account of a process: its host, then its exit code
 _OWN_WORDS = "  traceback : Traceback"
@@ -160,14 +202,21 @@ _ORDER: dict[Weight, int] = {weight: number for number, weight in enumerate(get_
 _ALIKE: tuple[frozenset[Weight], ...] = (frozenset(("killed", "crash")),)
 _BY_ITSELF: tuple[Weight, ...] = ("cause", "killed", "crash", "exception")
 # What a line begins with, where it says whose it is: a host, then what torch, mpirun and srun put before it.
-_WHOSE = re.compile(r"(?:\S+: )?(?:\[(?:rank|default)\d+\]:|\[\d+,\d+\]<std|\s*\d{1,6}: )?")
+_WHOSE = re.compile(rf"{SENDER}?(?:\S+: )?(?:\[(?:rank|default)\d+\]:|\[\S*\d+,\d+\]<std|\s*\d{{1,6}}: )?")
 _MET: tuple[Weight, ...] = ("cause", "exception", "symptom")  # what a program can meet and get over
+# Entries that say that no program can use the GPU; and those that only one says that uses it.
+_NO_GPU = frozenset(("fabric_manager", "driver_mixed", "driver_too_old", "no_gpu", "container_gpu"))
+_COMPUTED = frozenset(
+    ("illegal_memory_access", "index_out_of_range", "cuda_oom", "cublas_alloc", "gpu_hardware")
+)
 _MORE = 8  # digits that another one's may have more
 _USUAL = 1000  # characters; longer lines are not remembered
 _MOST = 10_000  # ranks and hosts whose signs are kept
 _LAST = 64  # signs of a rank's chain of exceptions
 _SHAPES = 1000  # of echoes
 _AFTER = 3  # lines after an exception in which a program says that it goes on
+NEAR = 50  # lines that launchers still print after an exception that ended a program
+_FEW = 5  # signs of earlier runs
 _NEAR = 20  # lines that launchers print when they are ended
 _ASIDE_LINES = 8  # that may be a failure's, among those of what is said aside
 _GAP = 10_000  # lines without a sign, after which a program that tells no steps has gone on
@@ -185,6 +234,7 @@ class Sign:
     number: int | None = None  # of its line, from 1
     when: float | None = None  # seconds since 1970, by the clock of who wrote the log
     code: str | None = None  # an exception's: where in the program it was raised
+    uncaught: bool = False  # its traceback begins where the program does
 
 
 class LineSpot(Protocol):
@@ -198,6 +248,8 @@ class LineSpot(Protocol):
     def when(self) -> float | None: ...
     @property
     def code(self) -> str | None: ...
+    @property
+    def uncaught(self) -> bool: ...
 
 
 _Key = tuple[Weight, str | None, int | None]  # with the host and the rank
@@ -226,6 +278,9 @@ class Signs:
     earlier: dict[_Key, Sign] = field(default_factory=dict)  # before the last mark
     traceback: bool = False
     got_over: Sign | None = None  # the last exception of a traceback after which it went on
+    before: list[Sign] = field(default_factory=list)  # what ended runs before the last one in this log
+    run_begin: int = 0  # the number of the first of the last signs that stand close together, and of the last
+    run_end: int = 0
     met: dict[_Key, Sign] = field(default_factory=dict)  # what the program says that it got over, or handled
     account: bool = False  # a process's own traceback is part of torchrun's account of it
     aside: int = 0  # lines in which what a program says aside may end
@@ -246,6 +301,7 @@ class Signs:
     symptoms: dict[str, _Echo] = field(default_factory=dict)  # by their shape
     onwards: set[str] = field(default_factory=set)  # shapes that say only that the program goes on
     echoes: int = 0  # lines that say only that something else has failed
+    collectives: Collectives = field(default_factory=Collectives)
     finished: bool = False  # the training has ended; what comes is the end of the program
     end: int | None = None  # the number of the first line that says so
     late: str = ""  # the first line that says that a process crashed after that
@@ -254,6 +310,8 @@ class Signs:
     def line(self, text: str, host: str | None, raw: str = "", shape: str = "") -> None:
         """Look at a line, without its host's prefix. What it quotes of others says nothing of this job.
         `raw`: with it and with colours; `shape`: that without its digits."""
+        if any(hint in text for hint in COLLECTIVES):
+            self.collectives.line(text, self._rank())
         echo = self.symptoms.get(shape)
         if echo and echo.search(text):
             self._add("symptom", echo.failure, text, (host,))
@@ -292,8 +350,16 @@ class Signs:
         if number - self.last_number > _GAP and not self.marked:
             return False
         self.echoes += 1
+        self._run_on(number)
         self.last, self.last_number = raw, number
         return True
+
+    def restart(self) -> None:
+        """Another run begins: steps are counted anew. What ended a process ended the run before."""
+        for sign in (*self.earlier.values(), *self.now.values()):
+            ended = sign.uncaught or sign.weight in ("killed", "crash")
+            if ended and sign not in self.before and len(self.before) < _FEW:
+                self.before.append(sign)
 
     def progress(self) -> None:
         """Another step was done."""
@@ -304,6 +370,7 @@ class Signs:
             raised = [each for each in self.earlier.values() if each.code]
             self.got_over = raised[-1] if raised else self.got_over
             self.now, self.earlier, self.echoes = {}, self.now, 0
+            self.collectives = Collectives()
             self.forget()
 
     def finish(self) -> None:
@@ -335,6 +402,15 @@ class Signs:
         plain = sign.weight == "cause" and not (is_exception(sign.text) or self.traceback or self.broke)
         return plain and entry is not None and entry.blame != "host" and not _LEVEL.search(sign.text)
 
+    def in_a_sentence(self, sign: Sign) -> bool:
+        """Whether the words of a failure stand in the middle of a sentence that does not say that it
+        happened."""
+        if sign.weight != "cause" or sign.code or is_exception(sign.text):
+            return False
+        entry = find(sign.text)
+        begin = _before_it(sign.text, entry) if entry and not _LEVEL.search(sign.text) else None
+        return begin is not None and bool(re.search(r"\w [\"'`]?$", begin)) and not _HAPPENED.search(begin)
+
     def passed(self, sign: Sign) -> bool:
         """Whether a mark of progress came after a sign: one, since two leave none."""
         return any(each is sign for each in self.earlier.values())
@@ -354,9 +430,10 @@ class Signs:
         a level: the program got over that. Else the same sign."""
         if best.weight != "cause" or best.code or _LEVEL.search(best.text):
             return best
-        mistakes = (each for each in self.now.values() if each.weight == "exception" and each.code)
-        later = (each for each in mistakes if (each.number or 0) > (best.number or 0))
-        return next((each for each in later if _MISTAKE.match(each.text)), best)
+        raised = (each for each in self.now.values() if each.weight == "exception")
+        later = [each for each in raised if (each.number or 0) > (best.number or 0)]
+        passing = self.in_a_sentence(best)
+        return next((each for each in later if passing or (each.code and _MISTAKE.match(each.text))), best)
 
     def _before(self, best: Sign) -> Sign:
         """An exception that another rank raised earlier, by its time stamps, than one whose name is in the
@@ -409,6 +486,7 @@ class Signs:
         if spot is not None:
             rank = spot.rank if rank is None else rank
             number = spot.number or 0
+            self._run_on(number)
             if not self.marked and number - self.last_number > _GAP:
                 self.now = {}
                 self.forget()
@@ -416,14 +494,36 @@ class Signs:
         self.echoes += weight in ("symptom", "exit")
         for host in hosts:
             key = weight, host, rank
+            old = self.now.get(key) if weight == "cause" else None
+            if (
+                old
+                and (old.failure in _NO_GPU or self.in_a_sentence(old))
+                and self._outdone(old, failure, text)
+            ):
+                del self.now[key]
             if key not in self.now and len(self.now) < _MOST:
                 if weight in _MET and len(self.shapes) < _SHAPES:
                     self.shapes.add(shape_of(text, host))
                 raised = weight == "exception" or (self.traceback and _EXCEPTION.match(text))
-                place = (spot.number, spot.when, spot.code if raised else None) if spot else ()
+                code, uncaught = (spot.code, spot.uncaught) if spot and raised else (None, False)
+                place = (spot.number, spot.when, code, uncaught) if spot else ()
                 self.now[key] = Sign(weight, failure, text, host, rank, *place)
         if rank in self.chains:
             self.chains[rank].append(text)
+
+    def _run_on(self, number: int) -> None:
+        """One more of the signs that stand close together, or the first one of others."""
+        if number - self.run_end > NEAR:
+            self.run_begin = number
+        self.run_end = number
+
+    def _outdone(self, old: Sign, failure: str | None, text: str) -> bool:
+        """Whether another line of the same weight is the cause: it was raised, where the first only speaks
+        of a failure; or the GPU has computed, though a line says that there is none."""
+        computed = failure in _COMPUTED and bool(re.search(r"CUDA|\.cu:\d", text))
+        if old.failure in _NO_GPU:
+            return computed
+        return is_exception(text) and self.traceback
 
     def _asked_till_now(self) -> str | None:
         """The failure that the program did not get past before it was ended from outside: what it said last,
@@ -462,12 +562,27 @@ class Signs:
             if last and sign.weight in ("cause", "exception"):
                 self.met[key] = self.now.pop(key)
 
-    def _place_first(self) -> None:
-        """What the rank that failed first has said is of the host that torchrun's account names."""
+    def _hosts(self, text: str, host: str | None, account: bool) -> Sequence[str | None]:
+        """Of a line, the hosts that it names, or else the one whose line it is. `account`: of a process's
+        end."""
+        named = _WHO.search(text)
+        if named is None:
+            nccl = _NCCL.match(text)
+            return (host or (nccl[1] if nccl else self.elastic if account else None),)
+        hosts = split_hosts(next(name for name in named.groups() if name))
+        if named["tasks"] and len(hosts) == 1:
+            for first, last in re.findall(r"(\d{1,6})(?:-(\d{1,6}))?", named["tasks"]):
+                for task in range(int(first), min(int(last or first), int(first) + _MOST) + 1):
+                    if self.elastic is None:  # under torchrun tasks are no ranks
+                        self._place(task, hosts[0])
+        return hosts
+
+    def _place(self, rank: int | None, host: str | None) -> None:
+        """What a rank has said is of the host that a launcher's account of its end names."""
         for signs in (self.now, self.earlier):
             for key, sign in signs.items():
-                if sign.rank == self.first and sign.host is None:
-                    signs[key] = replace(sign, host=self.elastic)
+                if sign.rank == rank and sign.host is None:
+                    signs[key] = replace(sign, host=host)
 
     def _remember(self, entry: Recognised, raw: str, shape: str) -> None:
         if len(self.symptoms) < _SHAPES and (match := _WHOSE.match(raw)):
@@ -502,6 +617,8 @@ class Signs:
         if "Traceback (most recent call last)" in text:
             self.account = text.startswith(_OWN_WORDS)
             self.traceback, self.since = True, 0
+            if self.spot is not None:
+                self._run_on(self.spot.number or 0)
             rank = self._rank()
             if rank not in self.caused and (rank in self.chains or len(self.chains) < _MOST):
                 self.chains[rank] = deque(maxlen=_LAST)
@@ -520,7 +637,7 @@ class Signs:
             self.elastic_rank = int(match[1])
             if self.root:
                 self.root, self.first = False, self.elastic_rank
-                self._place_first()
+                self._place(self.first, self.elastic)
         else:
             return False
         return True
@@ -541,12 +658,14 @@ class Signs:
     def _look(self, text: str, host: str | None) -> None:
         if self._leads(text) or self._follows(text):
             return
-        left = _EXITS.search(text)
+        left, failed = _EXITS.search(text), False
         code = next((int(code) for code in left.groups() if code), 0) if left else 0
         code = -code if left and left["mpi"] else code
         self.forced = self.forced or bool(_FORCED.search(text))
         shell = None if self.forced else _SHELL.search(text)
         match = None if self.forced and _SHELL.search(text) else find(text)
+        if match and _SRUN_KILLED.search(text) and (self.forced or self.now):
+            match, failed, hosts = None, True, (None,)  # srun ends the other tasks of a step itself
         native = match is None and _WHAT.match(text)
         hangs = "watchdog hang" in text
         broken = hangs or (match is not None and match.phrase.weight == "crash")
@@ -554,12 +673,10 @@ class Signs:
         if self._is_late(code, crashed):
             self.late = self.late or text
             return
-        failed = _FAILED.search(text)
+        failed = failed or bool(_FAILED.search(text))
         if shell or failed or (code and code not in (-15, -2)):  # those were ended because of another
             self.broke = True
-        named = _WHO.search(text)
-        who = next((name for name in named.groups() if name), "") if named else ""
-        hosts: Sequence[str | None] = split_hosts(who) if who else (host or (self.elastic if left else None),)
+        hosts = self._hosts(text, host, left is not None)
         weights = {weight for weight, *_ in (*self.now, *self.earlier)}
         rank = self.elastic_rank if _ACCOUNT.match(text) else None
         if match and match.phrase.weight == "limit":
@@ -575,6 +692,8 @@ class Signs:
                 self._add(weight, asked or sent, self.last if asked else text, hosts)
             return
         if match and match.phrase.weight in ("cause", "symptom") and _goes_on(text, match):
+            match = None
+        if match and match.phrase.weight in _MET and _is_advice(text, match):
             match = None
         raised = _WHAT.match(text) or (self.traceback and _EXCEPTION.match(text))
         if match and match.phrase.weight == "exception" and not raised:
@@ -622,6 +741,28 @@ def _goes_on(text: str, entry: Recognised) -> bool:
     if _OVER.search(text) and not _OVER.search(entry.phrase.example):
         return True
     return bool(_WARNING.search(text)) and not _WARNING.search(entry.phrase.example)
+
+
+def _before_it(text: str, entry: Recognised) -> str | None:
+    """What stands in a line before the words of a failure; None: what the tool itself says there, by the
+    table's example."""
+    expression = entry.phrase.expression
+    match, example = expression.search(text), expression.search(entry.phrase.example)
+    if match is None or not match.start():
+        return None
+    own = entry.phrase.example[: example.start()] if example else ""
+    return None if own and text[: match.start()].endswith(own[-12:]) else text[: match.start()]
+
+
+def _is_advice(text: str, entry: Recognised) -> bool:
+    """Whether a sentence only says what may happen, or what to do then."""
+    match = entry.phrase.expression.search(text)
+    begin = _before_it(text, entry) if match and match.start() else ""
+    if begin is None or is_exception(text) or _EXCEPTION.search(begin):
+        return False
+    clause = re.split(r"[.;!] |: ", begin)[-1] if _HAPPENED.search(begin) else begin
+    behind = text[match.end() :] if match else ""
+    return bool(_ADVICE.search(clause)) or bool(_MAY.match(behind) and not _HAPPENED.search(begin))
 
 
 def is_exception(text: str) -> bool:

@@ -74,6 +74,8 @@ class Counters:
         if last is None and len(self.highest) >= _MOST:
             return
         self.highest[kind] = now
+        if last is not None and now < last:
+            self.frame.signs.restart()
         if now > last if last is not None else _LOSS.search(text):
             self.frame.signs.progress()
 

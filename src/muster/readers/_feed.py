@@ -17,7 +17,7 @@ from muster.core.errors import BrokenPluginError
 from muster.core.promises import fits
 from muster.core.registry import broken, guarded, load_plugin, package_of, plugin_names, warn
 from muster.failures.signs import HINTS as SIGN_HINTS
-from muster.failures.signs import Sign, is_exception
+from muster.failures.signs import SENDER, Sign, is_exception
 from muster.failures.table import find
 from muster.readers._counters import Counters
 from muster.readers._frame import FOR_FACTS, FOR_READERS, FOR_SIGNS, Frame, own_stamp, uncoloured
@@ -31,8 +31,13 @@ Made = Callable[[Frame], LineReader]
 _FEW = 8  # lines before a block's end that are enough where nothing tells of a failure
 _BACK = 200  # lines before it that are looked at
 # torch's own mark before what a rank raises; torchrun's redirects (a rank of its host); mpirun; srun --label.
-_RANK = re.compile(r"(?!\S*sh: \d+: )(?:\S+: )?(?:\[rank(\d{1,9})\]:|\[\d+,(\d{1,9})\]<std|\s*(\d{1,6}): )")
-_PREFIX = re.compile(r"(?:\S+: )?(?:\[rank\d+\]:|\[\d+,\d+\]<std\w+>:|\[default\d+\]:|\s*\d{1,6}: )")
+_RANK = re.compile(
+    r"(?!\S*sh: \d+: )(?:\S+: )?(?:\[rank(\d{1,9})\]:|\[(?:prterun-\S+@)?\d+,(\d{1,9})\]<std|\s*(\d{1,6}): )"
+)
+_PREFIX = re.compile(
+    r"(?:\S+: )?(?:\[rank\d+\]:|\[(?:prterun-\S+@)?\d+,\d+\]<std\w+>:|\[default\d+\]:|\s*\d{1,6}: )"
+)
+_SENDER = re.compile(SENDER)
 _FRAME = re.compile(r"  File \"([^\"]+)\", line (\d+)(?:, in (.+))?")
 _MARK = re.compile(r"^\[rank\d+\]: ?")
 _NAMED = re.compile(
@@ -123,25 +128,38 @@ class LineFeed:
                 whole = _feed_whole(whole, block[fed : place + 1]) if whole else whole
                 fed = place + 1
                 text = frame.line(line, telling, shape)
+                ended = frame.signs.finished
                 for bit, hints, reader in bits:
                     # A prefix or a colour that was taken off can have hidden a word, or had one in it.
                     wanted = telling & bit or "\x1b" in line
                     if wanted and not reader.closed and any(hint in text for hint in hints):
                         reader.line(text)
+                if frame.signs.finished and not ended:
+                    self._count(block, max(counted, place - ENOUGH), place, before, ended)
+                    counted = place
+            ended = frame.signs.finished
             whole = _feed_whole(whole, block[fed:]) if whole else whole
             near = ENOUGH if frame.signs.now or frame.signs.earlier else _FEW
-            self._count(block, max(counted, len(block) - near), len(block), before)
+            self._count(block, max(counted, len(block) - near), len(block), before, ended)
             before = block
             self.ends = [*self.ends[-2:], block]
         return None
 
-    def _count(self, block: Sequence[str], begin: int, end: int, before: Sequence[str]) -> None:
-        """Look for progress in lines of no known format: in those before a sign, and before a block's end."""
+    def _count(
+        self, block: Sequence[str], begin: int, end: int, before: Sequence[str], ended: bool = True
+    ) -> None:
+        """Look for progress in lines of no known format: in those before a sign, and before a block's end.
+        `ended`: whether the training was over before them; a line after them may have said so."""
+        signs = self.frame.signs
+        after = signs.finished and not ended and not self.frame.steps
+        signs.finished = signs.finished and not after
         for place in range(begin, end):
             if self.counters.closed:
-                return
-            self.frame.signs.spot = LinePlace(block, place, before)
+                break
+            signs.spot = LinePlace(block, place, before)
             self.counters.line(self.frame.bare(block[place]))
+        if after:
+            self.frame.finish()
 
     def backwards(self) -> Iterator[str]:
         """The job's last lines, the last one first."""
@@ -286,7 +304,7 @@ class LinePlace(NamedTuple):
     @property
     def rank(self) -> int | None:
         """Whose line it is, where it says so."""
-        match = _RANK.match(uncoloured(self.block[self.place]))
+        match = _RANK.match(_sent(self.block[self.place])[1])
         return next((int(group) for group in match.groups() if group), None) if match else None
 
     @property
@@ -297,6 +315,19 @@ class LinePlace(NamedTuple):
     @property
     def code(self) -> str | None:
         """The innermost line of the user's program in the traceback that ends here, or else of any."""
+        frames = self._frames()
+        own = next((each for each in frames if not any(part in each[1] for part in _OTHERS)), None)
+        best = own or next(iter(frames), None)
+        return f"{best[1]}:{best[2]}" + (f" in {best[3].strip()}" if best[3] else "") if best else None
+
+    @property
+    def uncaught(self) -> bool:
+        """Whether the traceback that ends here begins where a program does: nothing caught the exception."""
+        frames = self._frames()
+        return bool(frames) and (frames[-1][3] or "").strip() == "<module>"
+
+    def _frames(self) -> list[re.Match[str]]:
+        """Of the traceback that ends here, the innermost first."""
         frames = []
         prefix = _prefix(self.block[self.place])
         for line in self._back():
@@ -306,9 +337,7 @@ class LinePlace(NamedTuple):
                 frames.append(match)
             elif "Traceback (most recent call last)" in uncoloured(line):
                 break
-        own = next((each for each in frames if not any(part in each[1] for part in _OTHERS)), None)
-        best = own or next(iter(frames), None)
-        return f"{best[1]}:{best[2]}" + (f" in {best[3].strip()}" if best[3] else "") if best else None
+        return frames
 
     def _back(self) -> Iterator[str]:
         """This line and those before it, the last one first."""
@@ -335,13 +364,22 @@ def last_exception(frame: Frame, blocks: Sequence[Sequence[str]]) -> Sign | None
                 sign = None
                 if _NAMED.fullmatch(text.strip()) and not is_exception(text) and entry is None:
                     spot = LinePlace(block, place, blocks[number - 1] if number else ())
-                    sign = Sign("exception", None, text, None, spot.rank, spot.number, spot.when, spot.code)
+                    place = (spot.rank, spot.number, spot.when, spot.code, spot.uncaught)
+                    sign = Sign("exception", None, text, None, *place)
     return sign
 
 
+def _sent(line: str) -> tuple[str, str]:
+    """Whose line it is, by what kubectl, Ray or syslog put before it; and what is left."""
+    text = uncoloured(line)
+    match = _SENDER.match(text)
+    return (" ".join(filter(None, match.groups())), text[match.end() :]) if match else ("", text)
+
+
 def _prefix(line: str) -> str:
-    match = _PREFIX.match(line)
-    return match[0].strip() if match else ""
+    sender, text = _sent(line)
+    match = _PREFIX.match(text)
+    return sender + (match[0].strip() if match else "")
 
 
 # ----------------------------------------------------------------------------------------------------

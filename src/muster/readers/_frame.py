@@ -14,7 +14,7 @@ from datetime import datetime, timezone
 
 from muster.core.errors import UsageError
 from muster.core.inventory import parse_hosts
-from muster.failures.signs import Signs
+from muster.failures.signs import SENDER, Signs
 from muster.readers._paths import is_host
 from muster.readers._user import UserFormat
 from muster.readers.base import FIGURE, number
@@ -25,7 +25,8 @@ _TRACEBACK = "Traceback (most recent call last)"
 OWN = 100  # characters of a line, in which its own time stamp stands
 _COLOUR = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 # srun --label, mpirun --tag-output, torchrun's redirects
-_LABEL = re.compile(r"(?:\s*\d{1,6}: |\[\d+,\d+\]<std(?:out|err)>: ?|\[default\d+\]: ?)+")
+_LABEL = re.compile(r"(?:\s*\d{1,6}: |\[(?:prterun-\S+@)?\d+,\d+\]<std(?:out|err)>: ?|\[default\d+\]: ?)+")
+_SENDER = re.compile(SENDER)
 _HOSTFILE = re.compile(r"(\S+)\s+slots\s*=\s*(\d{1,5})(?:\s+max_slots\s*=\s*\d+)?\s*")
 _WORLD_INFO = re.compile(r"--world_info[= ]([A-Za-z0-9+/_=-]+)")
 _NODELIST = re.compile(r"SLURM_(?:JOB_|STEP_)?NODELIST\s*[=:]\s*(\S+)")
@@ -109,6 +110,7 @@ class Frame:
             if colon and (head in self.slots or self._is_pdsh(head, text)):
                 host = head
                 text = rest[label.end() :] if (label := _LABEL.match(rest)) else rest
+        sender, before = _SENDER.match(text), text
         if _TRACEBACK in text:
             self._learn(text.partition(_TRACEBACK)[0])
         if self.prefixes:
@@ -117,7 +119,9 @@ class Frame:
             self._facts(text)
             self.signs.forget()
         if telling & FOR_SIGNS:
-            self.signs.line(text, host, raw, shape)
+            host = host or (sender and (sender["pod"] or sender["ip"] or sender["machine"])) or None
+            own = before[sender.end() :] if sender and text == before else text
+            self.signs.line(own, host, raw, shape)
         return text
 
     def _is_pdsh(self, head: str, text: str) -> bool:
@@ -178,6 +182,8 @@ class Frame:
 
     def progress(self, step: int) -> None:
         """A reader has seen that the job does its work."""
+        if step < self.steps:
+            self.signs.restart()
         self.steps = step
         self.signs.progress()
 

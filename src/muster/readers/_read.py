@@ -10,7 +10,7 @@ from itertools import islice, takewhile
 
 from muster.core.state import LogEnd, State
 from muster.core.units import counted
-from muster.failures.signs import Sign, shape_of, shortened
+from muster.failures.signs import NEAR, Sign, shape_of, shortened
 from muster.readers._counters import ended_well, seems_done, works_on
 from muster.readers._feed import LineFeed
 from muster.readers._frame import Frame, own_stamp, uncoloured
@@ -32,7 +32,6 @@ MOST_RANKS = 8  # of a host, where nothing says how many hosts there are
 # What is kept to explain a failure: shapes of signs, and signs of each; lines at the end.
 TOLD, LAST = 5, 5
 RECENT = 1000  # lines at the end of a log that no reader knows, in which it says why it ended
-NEAR = 50  # lines that launchers still print after an exception that ended a program
 _BUFFER = 8192  # bytes that Python holds back of what it prints to a file or a pipe
 _SOURCE = re.compile(r"File \"[^\"]+\", line \d+, in ")
 STAMPED = 10_000  # lines at the beginning and at the end, in which time stamps are looked for
@@ -68,9 +67,9 @@ def read_blocks(
         elif not jobs:
             jobs.append(_with_hosts(_unread(path, feed, whole), frame, named))
         jobs[started:] = [
-            replace(each, shapes=frozenset(frame.signs.shapes), why=_late(feed))
+            replace(each, shapes=frozenset(frame.signs.shapes), why=_late(feed) or _earlier(feed))
             if each.outcome.good
-            else replace(each, why=_why(feed, raised))
+            else replace(each, why=_why(feed, raised, bool(each.format)))
             for each in jobs[started:]
         ]
         if faults := feed.faults():  # which the processes of a pool say nowhere else
@@ -101,8 +100,19 @@ def _late(feed: LineFeed) -> EndOfLog | None:
     return why if why and why.onward == "no" and why.quiet is not None and why.quiet <= NEAR else None
 
 
-def _why(feed: LineFeed, raised: Sign | None) -> EndOfLog:
-    """What is left to explain an end by, when all lines of a job have been read."""
+def _earlier(feed: LineFeed) -> EndOfLog | None:
+    """What ended runs before one that ended well; None: nothing."""
+    before = tuple(replace(each, text=shortened(each.text)) for each in feed.frame.signs.before)
+    return (
+        EndOfLog(signs=(), alike=0, echoes=0, program=True, quiet=None, last=(), before=before)
+        if before
+        else None
+    )
+
+
+def _why(feed: LineFeed, raised: Sign | None, known: bool = False) -> EndOfLog:
+    """What is left to explain an end by, when all lines of a job have been read. `known`: a format tells its
+    steps."""
     frame, signs, ends = (
         feed.frame,
         feed.frame.signs,
@@ -113,9 +123,10 @@ def _why(feed: LineFeed, raised: Sign | None) -> EndOfLog:
     if first is None and met and not frame.steps:
         first, met = met[-1], met[:-1]
     over = first in signs.met.values()
-    if first is None and signs.got_over and not frame.steps and _may_be_late(ends, signs.got_over.text):
+    if first is None and signs.got_over and _may_be_late(ends, signs.got_over.text):
         first, over = signs.got_over, True
-    last = first.text if first and (over or first.weight == "exception") else signs.last
+    alone = first is not None and (first is raised or (first.number or 0) < signs.run_begin)
+    last = first.text if first and (over or (alone and first.weight == "exception")) else signs.last
     others = [each for each in signs.by_weight() if each is not first]
     ways = [(each.weight, each.failure) for each in others]
     lines = (line for line in ends if line.strip())
@@ -124,7 +135,12 @@ def _why(feed: LineFeed, raised: Sign | None) -> EndOfLog:
     passed = first is not None and not signs.broke and (signs.passed(first) or works_on(after))
     if first is not None and signs.offhand(first):
         passed = passed or (quiet or 0) > NEAR or seems_done(after)
-    well = first is not None and not signs.broke and ended_well(after)
+    caught = first is not None and bool(first.code) and not first.uncaught and not signs.broke
+    if known and not over:  # then steps tell whether it went on, or that it is long ago
+        passed = caught and (quiet is None or quiet > NEAR)
+    if first is not None and signs.in_a_sentence(first):
+        passed = True
+    well = first is not None and not signs.broke and not known and ended_well(after)
     return EndOfLog(
         signs=tuple(
             replace(each, text=shortened(each.text)) for each in _few([first, *others] if first else [])
@@ -136,6 +152,8 @@ def _why(feed: LineFeed, raised: Sign | None) -> EndOfLog:
         last=tuple(shortened(line) for line in islice(lines, LAST))[::-1],
         met=tuple(replace(each, text=shortened(each.text)) for each in met[-TOLD:]),
         onward="yes" if well else "perhaps" if passed or over else "no",
+        collectives=signs.collectives,
+        before=tuple(replace(each, text=shortened(each.text)) for each in signs.before),
     )
 
 

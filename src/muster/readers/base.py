@@ -14,6 +14,7 @@ from pydantic import dataclasses as rows
 
 from muster.core.result import JobEntry
 from muster.core.robust import halves_of, variation
+from muster.failures.collectives import Collectives
 from muster.failures.signs import Sign
 
 WARM_UP = 10  # optimizer steps that are left out, as `measure.warmup` of a recipe; at most a third of the run
@@ -229,7 +230,8 @@ class EndOfLog:
     other ranks and hosts that say the same; `program`: it is plainly of a program that ran; `quiet`: lines
     after the last sign, where these are few; `last`: the last lines that are not blank; `met`: what the
     program handled, or says that it got over; `onward`: whether it went on after that sign, where no format
-    tells: it may have, or it has."""
+    tells: it may have, or it has; `collectives`: where its ranks waited; `before`:
+    what ended runs before the last one in the same log."""
 
     signs: tuple[Sign, ...]
     alike: int
@@ -239,6 +241,8 @@ class EndOfLog:
     last: tuple[str, ...]
     met: tuple[Sign, ...] = ()
     onward: Literal["no", "perhaps", "yes"] = "no"
+    collectives: Collectives | None = None
+    before: tuple[Sign, ...] = ()
 
 
 @rows.dataclass(frozen=True, kw_only=True)

@@ -17,6 +17,7 @@ from muster.core.result import DecisiveLine, Failure, Result
 from muster.core.section import Part
 from muster.core.state import State
 from muster.core.units import counted
+from muster.failures.collectives import merged
 from muster.failures.signs import Sign, has_bare_exception, is_exception, order, shortened
 from muster.failures.table import Blame, KnownFailure, Phase, Retry, Weight, find, known_failures
 from muster.fleet.cause import LAST_WORDS
@@ -60,7 +61,7 @@ WHO: dict[Blame, str] = {
 _ECHO = "no line says why: those here may only follow from what failed in another rank or host"
 _PRINTED: tuple[Weight, ...] = ("exception", "symptom", "exit")  # many programs do so, and go on
 _OPEN = re.compile(r"Traceback \(most recent call last\)|^\W*(?:\S+ )?File \"")
-_PERHAPS = "what may be why is in it, but the program seems to have gone on after it"
+_PERHAPS = "what may be why is in it, but the program seems to have gone on after it, or says it in passing"
 _NAMED = {
     "exception": "The program raised an exception that nothing caught: {}",
     "crash": "A process crashed in native code: a signal that it brought upon itself.",
@@ -178,7 +179,7 @@ def explain_logs(where: Path) -> Explanation:
         raise UsageError("is no text", where=str(where))
     if len({re.sub(r"#\d+$", "", job.job) for job in jobs}) == 1:  # the name of one log is no host's
         jobs = [replace(job, hosts=()) if job.hosts_from.startswith("guess") else job for job in jobs]
-    return _of_jobs(str(where), without_harmless(jobs))
+    return _with_odd_rank(_of_jobs(str(where), without_harmless(jobs)), jobs)
 
 
 def explain_stream(raw: IO[bytes]) -> Explanation:
@@ -186,7 +187,7 @@ def explain_stream(raw: IO[bytes]) -> Explanation:
     jobs = read_blocks("-", blocks(raw), brief=True)
     if jobs[0].reason == "is no text":
         raise UsageError("is no text", where="standard input")
-    return _of_jobs("-", jobs)
+    return _with_odd_rank(_of_jobs("-", jobs), jobs)
 
 
 # ----------------------------------------------------------------------------------------------------
@@ -197,8 +198,12 @@ def _of_jobs(of: str, jobs: Sequence[JobLog]) -> Explanation:
     failed = [(log, log.why.signs[0]) for log in jobs if log.why and log.why.signs and _sure(log)]
     notes = [f"{log.job}: {log.reason}" for log in jobs if (log.reason or "").startswith("cannot be read")]
     echoes = sum(log.why.echoes for log in jobs if log.why)
+    before = [(log, sign) for log in jobs if log.why for sign in log.why.before]
     if not failed:
-        return _nothing(of, jobs, notes)
+        nothing = _nothing(of, jobs, notes)
+        if not before or nothing.answer != "nothing":
+            return nothing
+        failed, notes = before, [*notes, f"an earlier run in the same log; of the last one: {nothing.says}"]
     ranked = sorted(failed, key=lambda each: (order(each[1].weight), each[1].when or float("inf")))
     log, sign = ranked[0]
     entry = known_failures().get(sign.failure or "") or _known_of(sign)
@@ -207,12 +212,11 @@ def _of_jobs(of: str, jobs: Sequence[JobLog]) -> Explanation:
         explanation = Explanation(
             of=of, answer="unknown", says=_ECHO, lines=lines, echoes=echoes, notes=notes
         )
-        if sign.weight == "symptom" or sign.rank is None:
+        if sign.weight == "symptom" or (sign.rank is None and sign.host is None):
             return explanation
-        first = Failure(
-            what=sign.text, where=f"rank {sign.rank}", host=sign.host, evidence=_evidence(log, sign)
-        )
-        says = f"rank {sign.rank} ended first, and no line says why"
+        where = None if sign.rank is None else f"rank {sign.rank}"
+        first = Failure(what=sign.text, where=where, host=sign.host, evidence=_evidence(log, sign))
+        says = f"{where or f'a process on {sign.host}'} ended first, and no line says why"
         return explanation.model_copy(update={"says": says, "failure": first})
     others = [
         (each, other)
@@ -221,6 +225,7 @@ def _of_jobs(of: str, jobs: Sequence[JobLog]) -> Explanation:
         if (other.weight, other.failure) != (sign.weight, sign.failure)
         and order(other.weight) <= order("exception")
     ]
+    others += [each for each in before if each[1] is not sign]
     others += [(log, each) for each in (log.why.met if log.why else ())]  # which is no echo of another rank
     evidence = _evidence(log, sign)
     failure = Failure(
@@ -245,6 +250,23 @@ def _of_jobs(of: str, jobs: Sequence[JobLog]) -> Explanation:
     return _with_entry(explanation, entry, failure.host)
 
 
+def _with_odd_rank(explanation: Explanation, jobs: Sequence[JobLog]) -> Explanation:
+    """Where nothing says why, with the rank that waited in another collective than the others."""
+    whole = merged(log.why.collectives for log in jobs if log.why and log.why.collectives)
+    odd, answered = whole.odd(), explanation.answer in ("known", "named")
+    if odd is None or answered or explanation.failure or (explanation.answer == "nothing" and not whole.said):
+        return explanation
+    entry = known_failures().get(odd.failure or "")
+    where = None if odd.rank is None else f"rank {odd.rank}"
+    own = [sign for log in jobs if log.why for sign in log.why.signs if sign.rank == odd.rank]
+    host = next((sign.host for sign in own if where and sign.host), None)
+    failure = Failure(what=odd.words, where=where, host=host, id=odd.failure)
+    answer: Answer = "known" if entry else "unknown"
+    says = entry.cause if entry else f"{odd.words}: what kept it is the cause, and no line says what"
+    found = explanation.model_copy(update={"answer": answer, "says": says, "failure": failure})
+    return _with_entry(found, entry, host)
+
+
 def _sure(log: JobLog) -> bool:
     """Whether a line is why the program ended: not one that it printed before it went on."""
     why = log.why
@@ -265,8 +287,8 @@ def _nothing(of: str, jobs: Sequence[JobLog], notes: list[str]) -> Explanation:
     stopped = [
         log
         for log in jobs
-        if (log.outcome is State.TIMEOUT and not _went_on(log))
-        or (log.outcome is State.FAILED and log.format)
+        if not _went_on(log)
+        and (log.outcome is State.TIMEOUT or (log.outcome is State.FAILED and log.format))
     ]
     empty = [log for log in jobs if log.reason == "is empty"]
     if stopped or notes or len(empty) == len(jobs):
@@ -309,7 +331,11 @@ def _echoes_alone(log: JobLog) -> bool:
 def _may_be_why(log: JobLog) -> bool:
     """Whether the program seems to have gone on after what else would be why, and not for long."""
     why = log.why
-    if log.format or why is None or not why.signs or why.onward != "perhaps" or why.quiet is None:
+    if why is None or not why.signs or why.onward != "perhaps":
+        return False
+    if log.format:  # it has no word of its end
+        return True
+    if why.quiet is None:
         return False
     return why.quiet <= FEW or why.signs[0].weight not in _PRINTED
 
@@ -325,7 +351,7 @@ def _breaks_off(log: JobLog) -> bool:
 
 
 def _went_on(log: JobLog) -> bool:
-    return not log.format and log.why is not None and log.why.onward != "no"
+    return log.why is not None and log.why.onward != "no"
 
 
 def _alike(one: Sign, other: Sign) -> bool:

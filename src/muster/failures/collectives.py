@@ -1,0 +1,112 @@
+"""Which rank stands elsewhere than the others, by NCCL's watchdog and PyTorch's flight recorder. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+
+MISMATCH = "collective_mismatch"  # in the table of failures
+HINTS = ("WorkNCCL(", "ast enqueued", "missing ranks: ", "Culprit rank ")
+_MOST = 10_000  # ranks and groups that are kept
+# ProcessGroupNCCL's log prefix: "[Rank 3]", "[PG 0 Rank 3]", "[PG ID 0 PG GUID 0(default_pg) Rank 3]". Of
+# groups without a GUID only the default one is the same in all ranks.
+_WHO = re.compile(r"\[(?:PG (?:ID )?(?P<group>\d+)(?: PG GUID (?P<guid>[^\]]*?))? )?Rank (?P<rank>\d{1,6})\]")
+_WORK = re.compile(r"WorkNCCL\(SeqNum=(\d{1,18}), OpType=(\w+), NumelIn=(\d{1,18})")
+_ENQUEUED = re.compile(r"[Ll]ast enqueued (?:NCCL )?work: (\d{1,12})\b")
+_MISSING = re.compile(r"missing ranks: \{(\d{1,6})\}")
+_CULPRIT = re.compile(r"Culprit rank (\d{1,6}); Error type: (\w+)")
+_UNEVEN = frozenset(("SEND", "RECV", "COALESCED"))  # operations that pair with others
+_SIZED = frozenset(("ALLREDUCE", "_ALLREDUCE_SPARSE", "BROADCAST", "REDUCE"))  # of one size in all ranks
+
+
+@dataclass(frozen=True)
+class _Work:
+    """What a rank waited in when its time was over. `size`: elements that it gave."""
+
+    number: int
+    operation: str
+    size: int
+
+    def __str__(self) -> str:
+        return f"{self.operation} of {self.size} elements (SeqNum {self.number})"
+
+    def unlike(self, other: _Work) -> bool:
+        """Whether two ranks of a group cannot both be right."""
+        if self.number != other.number or {self.operation, other.operation} & _UNEVEN:
+            return False
+        sizes = self.operation in _SIZED and self.size != other.size
+        return self.operation != other.operation or sizes
+
+
+@dataclass(frozen=True)
+class Odd:
+    """Ranks that stand elsewhere than others. `rank`: the one; None: of two nobody knows which. `failure`:
+    where the program went different ways for certain."""
+
+    words: str
+    rank: int | None = None
+    failure: str | None = None
+
+
+@dataclass
+class Collectives:
+    """What ranks say of the collectives that they waited in, by process group."""
+
+    works: dict[str, dict[int, _Work]] = field(default_factory=dict)
+    enqueued: dict[str, dict[int, int]] = field(default_factory=dict)
+    said: Odd | None = None  # by the flight recorder itself
+
+    def line(self, text: str, rank: int | None) -> None:
+        """Read a line that has one of the HINTS. `rank`: whose it is, where something before it says so."""
+        if match := _MISSING.search(text):
+            self.said = Odd(f"rank {match[1]} did not come to a collective of the others", int(match[1]))
+        elif match := _CULPRIT.search(text):
+            words = f"rank {match[1]} does not fit the others in a collective ({match[2]})"
+            self.said = self.said or Odd(words, int(match[1]))
+        elif (who := _WHO.search(text)) and (who["guid"] or who["group"] in (None, "0")):
+            group = who["guid"] or "0"
+            number = int(who["rank"]) if rank is None else rank
+            if work := _WORK.search(text):
+                works = self.works.setdefault(group, {})
+                if len(works) < _MOST:
+                    works.setdefault(number, _Work(int(work[1]), work[2], int(work[3])))
+            if last := _ENQUEUED.search(text):
+                enqueued = self.enqueued.setdefault(group, {})
+                if len(enqueued) < _MOST:
+                    enqueued.setdefault(number, int(last[1]))
+
+    def odd(self) -> Odd | None:
+        """The ranks that differ from the others; None: none do, or nobody says so."""
+        return self.said or next(self._differing(), None)
+
+    def _differing(self) -> Iterator[Odd]:
+        for group, works in self.works.items():
+            common = Counter(works.values()).most_common()
+            (usual, count), others = common[0], common[1:]
+            for other, times in others:
+                failure = MISMATCH if other.unlike(usual) else None
+                rank = next(each for each, work in works.items() if work == other)
+                if times == 1 and count > 1 and len(others) == 1:
+                    yield Odd(f"rank {rank} waits in {other}, {count} others in {usual}", rank, failure)
+                elif failure:
+                    first = next(each for each, work in works.items() if work == usual)
+                    yield Odd(f"rank {rank} waits in {other}, rank {first} in {usual}", None, failure)
+            last = self.enqueued.get(group, {})
+            behind = [each for each in last if last[each] < usual.number and each not in works]
+            if not others and count > 1 and len(behind) == 1:
+                words = f"rank {behind[0]} had come to collective {last[behind[0]]} only"
+                yield Odd(f"{words}, {count} others wait in {usual}", behind[0])
+
+
+def merged(parts: Iterable[Collectives]) -> Collectives:
+    """What several logs of one job say."""
+    whole = Collectives()
+    for part in parts:
+        whole.said = whole.said or part.said
+        for group, works in part.works.items():
+            whole.works.setdefault(group, {}).update(works)
+        for group, last in part.enqueued.items():
+            whole.enqueued.setdefault(group, {}).update(last)
+    return whole
