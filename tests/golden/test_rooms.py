@@ -43,6 +43,7 @@ from muster.core.state import State
 from muster.core.trace import Parameter
 from muster.core.workload import Drawing, Lengths
 from muster.dialogues.rows import Wanted, dialogue_of
+from muster.engines.base import merged
 from muster.engines.deepspeed import config as deepspeed
 from muster.engines.spread import ModelSpread
 from muster.fleet.cause import judge_outcome
@@ -212,7 +213,7 @@ def decisions(made: Decided) -> Iterator[str]:
 def decided(hosts: str, facts: Any, recipe: Any, one_machine: bool = False) -> Iterator[str]:
     """A recipe as it is decided on hosts. `recipe`: its fields, or a shipped one and overrides."""
     asked = load_recipe(recipe[0], recipe[1:]) if isinstance(recipe, list) else recipe_from(recipe)
-    yield from decisions(on_hosts(asked, parse_hosts(hosts), facts, one_machine=one_machine))
+    yield from decisions(on_hosts(merged(asked), parse_hosts(hosts), facts, one_machine=one_machine))
 
 
 def files(workload: str, path: str, *named: str, data: Any = None) -> Iterator[str]:

@@ -24,7 +24,7 @@ from muster.core.recipes import anchored, inherited, load_recipe, validate, work
 from muster.core.registry import load_plugin
 from muster.core.secrets import completed
 from muster.core.workload import Survey
-from muster.engines.base import spec_of
+from muster.engines.base import merged, spec_of
 from muster.fleet.launchers.base import Request
 from muster.inputs.model import check_model, model_config
 from muster.inputs.peaks import read_peaks
@@ -107,7 +107,7 @@ def check(recipe: Recipe, inventory: Inventory) -> Inputs:
     check_idle(recipe)
     check_model(recipe)
     engine = spec_of(recipe.engine.name)
-    recipe = engine.checked(recipe)
+    recipe = merged(engine.checked(recipe))
     if recipe.measure.attention and recipe.train.compile in (True, "cuda-graphs"):
         raise RecipeError(
             "torch.compile leaves no attention function to measure",

@@ -296,14 +296,6 @@ def decide_precision(recipe: Recipe, device: str, gpus: Gpus, decisions: list[De
     Compute capability below 8.9 has no fp8, below 8 no bf16 and no tf32, below 7 no useful fp16.
     """
     wanted = recipe.precision
-    fixed = spec_of(recipe.engine.name).given(recipe).precision
-    if fixed and wanted not in ("auto", fixed):
-        raise RecipeError(
-            f"is {wanted}, but {recipe.engine.config} switches {fixed} on",
-            where="precision",
-            hint=f'precision={fixed}, or "auto" in that file',
-        )
-    wanted = fixed or wanted  # type: ignore[assignment]
     able = [
         (_capability(gpu), f"{gpu.get('name') or 'a GPU'} of {host}")
         for host, used in gpus.items()

@@ -94,9 +94,8 @@ def _gpu_reason(inputs: Inputs) -> str | None:
     recipe = inputs.recipe
     if recipe.launch.device != "auto":
         return "launch.device=cuda" if recipe.launch.device == "cuda" else None
-    fixed = spec_of(recipe.engine.name).given(recipe).precision
-    needs = [each for each in ("fp16", "tf32") if recipe.trains and each in (recipe.precision, fixed)]
-    return f"{needs[0]} needs them" if needs else None
+    needs = recipe.trains and recipe.precision in ("fp16", "tf32")
+    return f"{recipe.precision} needs them" if needs else None
 
 
 def _assumptions(inputs: Inputs, run: RunFolder) -> list[str]:
