@@ -35,8 +35,6 @@ from muster.core.batch import Batch
 from muster.core.errors import DataError, MusterError
 from muster.core.inventory import parse_hostfile, parse_hosts, read_inventory
 from muster.core.job import Placement, read_job
-from muster.core.kineto import read as read_trace
-from muster.core.kineto import summarize
 from muster.core.recipe import Recipe, recipe_from
 from muster.core.recipes import load_recipe
 from muster.core.state import State
@@ -72,6 +70,8 @@ from muster.results.fold import fold, make_result
 from muster.results.stragglers import Stragglers
 from muster.store.events import Done, parse_event
 from muster.store.records import Splits, find_data, parts_of
+from muster.worker.instruments.kineto import read as read_trace
+from muster.worker.instruments.kineto import summarize
 from muster.workloads.causal_lm.texts import find_texts
 from muster.workloads.image_classification.files import find_images
 from muster.workloads.seq2seq.spec import read_pairs

@@ -13,10 +13,9 @@ from muster.core.batch import Batch
 from muster.core.errors import RecipeError
 from muster.core.hardware.devices import WIDE
 from muster.core.job import Decision, Facts, Job, Placement
-from muster.core.promises import held_to
 from muster.core.recipe import Engine, Recipe
 from muster.core.recipes import validate
-from muster.core.registry import ENGINES, declared, guarded, load_plugin, own_plugins
+from muster.core.registry import ENGINES, declared, guarded, held_to, load_plugin, own_plugins
 from muster.core.trace import Arithmetic, Parameter
 from muster.engines.spread import ModelSpread, Tensors
 from muster.engines.states import States
