@@ -113,7 +113,8 @@ class DeepSpeedSpec(EngineSpec):
 
     def fixed(self, config: Mapping[str, Any]) -> Fixed:
         """What is not "auto"."""
-        schedule = configuration.NEAREST_SCHEDULES.get(configuration.section(config, "scheduler").get("type"))
+        kind = str(configuration.section(config, "scheduler").get("type"))
+        schedule = configuration.NEAREST_SCHEDULES.get(kind)
         return Fixed(
             precision=configuration.user_precision(config),
             batch=configuration.user_batch(config),
