@@ -85,7 +85,7 @@ def described(tiny: bool) -> dict[str, Any]:
     import torch
     from benchmarks.hardware import processor
 
-    from muster.core.versions import versions_of
+    from muster.core.registry import versions_of
 
     packages = ("torch", "transformers", "accelerate", "deepspeed", "peft", "triton", "liger-kernel")
     found: dict[str, Any] = {

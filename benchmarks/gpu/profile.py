@@ -66,7 +66,7 @@ def main() -> None:
     import torch
     from benchmarks.gpu import peers
 
-    from muster.core.kineto import read, summarize
+    from muster.worker.instruments.kineto import read, summarize
 
     path = Path("peer-trace.json.gz")
 

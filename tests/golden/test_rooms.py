@@ -35,14 +35,13 @@ from muster.core.batch import Batch
 from muster.core.errors import DataError, MusterError
 from muster.core.inventory import parse_hostfile, parse_hosts, read_inventory
 from muster.core.job import Placement, read_job
-from muster.core.kineto import read as read_trace
-from muster.core.kineto import summarize
 from muster.core.recipe import Recipe, recipe_from
 from muster.core.recipes import load_recipe
 from muster.core.state import State
 from muster.core.trace import Parameter
 from muster.core.workload import Drawing, Lengths
 from muster.dialogues.rows import Wanted, dialogue_of
+from muster.engines.base import merged
 from muster.engines.deepspeed import config as deepspeed
 from muster.engines.spread import ModelSpread
 from muster.fleet.cause import judge_outcome
@@ -71,6 +70,8 @@ from muster.results.fold import fold, make_result
 from muster.results.stragglers import Stragglers
 from muster.store.events import Done, parse_event
 from muster.store.records import Splits, find_data, parts_of
+from muster.worker.instruments.kineto import read as read_trace
+from muster.worker.instruments.kineto import summarize
 from muster.workloads.causal_lm.texts import find_texts
 from muster.workloads.image_classification.files import find_images
 from muster.workloads.seq2seq.spec import read_pairs
@@ -212,7 +213,7 @@ def decisions(made: Decided) -> Iterator[str]:
 def decided(hosts: str, facts: Any, recipe: Any, one_machine: bool = False) -> Iterator[str]:
     """A recipe as it is decided on hosts. `recipe`: its fields, or a shipped one and overrides."""
     asked = load_recipe(recipe[0], recipe[1:]) if isinstance(recipe, list) else recipe_from(recipe)
-    yield from decisions(on_hosts(asked, parse_hosts(hosts), facts, one_machine=one_machine))
+    yield from decisions(on_hosts(merged(asked), parse_hosts(hosts), facts, one_machine=one_machine))
 
 
 def files(workload: str, path: str, *named: str, data: Any = None) -> Iterator[str]:

@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 
 from muster.core import families
+from muster.core.families import stacks
 from muster.core.trace import TraceRequest
 from muster.core.workload import Lengths
-from muster.planner.memory.activations import KeptValues, layer_bytes, stacks
+from muster.planner.memory.activations import KeptValues, layer_bytes
 from muster.planner.memory.fit import Setting, need
 from tests.real.traced import traced
 from tests.support import needs_torch, setting_with

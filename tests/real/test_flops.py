@@ -457,9 +457,9 @@ def test_traces(sharded: tuple[RunFolder, Result]) -> None:
 
 def test_where_a_step_goes(sharded: tuple[RunFolder, Result]) -> None:
     """Of both ranks, in the result and on the page; the further step names lines alone."""
-    from muster.core.kineto import read, summarize
     from muster.reports.page import render
     from muster.reports.rundata import gather
+    from muster.worker.instruments.kineto import read, summarize
 
     done, result = sharded
     profiled = [(each.rank, each.first_step, each.last_step) for each in result.profiles]

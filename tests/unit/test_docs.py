@@ -26,6 +26,7 @@ from muster.core.batch import Batch
 from muster.core.inventory import Host, inventory_document, read_inventory
 from muster.core.recipe import Recipe
 from muster.core.recipes import load_recipe
+from muster.engines.base import merged
 from muster.engines.deepspeed.config import deepspeed_config, fill_auto
 from muster.workloads.causal_lm.spec import CausalLmRecipe
 from muster.workloads.image_classification.spec import ImageRecipe
@@ -339,6 +340,7 @@ def test_each_auto_becomes_what_the_page_says(folder: Path) -> None:
     write_files(ROOT / "docs" / "deepspeed-json.md", folder)
     words = ["engine.name=deepspeed", "engine.config=ds.json", "train.max_steps=700", "train.warmup=0.1"]
     recipe = load_recipe("causal-lm", [*words, "train.beta2=0.9", "train.clip=0.3", "train.epsilon=1e-7"])
+    recipe = merged(recipe)
     made = fill_auto(deepspeed_config(recipe, Batch(2, 8, 64), "fp16"), recipe, 128)
     assert made["optimizer"]["params"] == {"lr": 6e-4, "betas": [0.9, 0.9], "eps": 1e-7, "weight_decay": 0.1}
     schedule = {"warmup_min_lr": 0, "warmup_max_lr": 6e-4, "warmup_num_steps": 100, "total_num_steps": 700}

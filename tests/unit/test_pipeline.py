@@ -18,13 +18,13 @@ from muster.benches.folder import BenchFolder
 from muster.benches.schedule import make_schedule
 from muster.cli import app as cli
 from muster.cli.views.pipelines import show_pipeline
-from muster.core.entries import in_order
 from muster.core.errors import MusterError, RecipeError, RunFolderError, UsageError
-from muster.core.pipeline import Pipeline, PipelineResult, find_pipeline, load_pipeline
 from muster.core.recipes import dump_yaml, load_recipe
-from muster.core.result import Failure
+from muster.core.result import Failure, PipelineResult
 from muster.core.state import State
+from muster.inputs.entries import in_order
 from muster.inputs.model import is_t5
+from muster.inputs.pipeline import Pipeline, find_pipeline, load_pipeline
 from muster.inputs.read import Inputs, absolute, read_inputs
 from muster.reports.pipeline import Step, render_pipeline
 from muster.reports.rundata import RunData

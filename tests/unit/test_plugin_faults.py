@@ -18,10 +18,9 @@ from muster.checks.registry import families
 from muster.core import registry
 from muster.core.errors import BrokenPluginError, DataError, PluginWarning, UsageError
 from muster.core.inventory import read_inventory
-from muster.core.promises import fits
 from muster.core.recipe import Recipe, recipe_class
 from muster.core.recipes import load_recipe
-from muster.core.registry import ENGINES, WORKLOADS, blamed, plugin_names
+from muster.core.registry import ENGINES, WORKLOADS, blamed, fits, plugin_names
 from muster.engines.base import spec_of
 from muster.inputs.read import check as prepare_job
 from muster.readers import _feed, _read

@@ -18,9 +18,9 @@ from typing import Any
 
 import pytest
 
-from muster.core import kineto
-from muster.core.kineto import NoSummary, read, summarize
 from muster.core.profile import DeviceWait, KernelTime, StepProfile
+from muster.worker.instruments import kineto
+from muster.worker.instruments.kineto import NoSummary, read, summarize
 
 RECORDED = Path(__file__).parent / "traces"
 HOST, DEVICE, BACKWARD = 392793, 0, 392801

@@ -6,11 +6,11 @@ import json
 import time
 from pathlib import Path
 
-from muster.core.secrets import scrubber
 from muster.results.fold import fold
 from muster.runs.recorder import Recorder, machine_id
 from muster.store import events
 from muster.store.runfolder import RunFolder
+from muster.store.secrets import scrubber
 
 
 def made(tmp_path: Path) -> RunFolder:

@@ -16,15 +16,6 @@ from muster.core.inventory import frozen_inventory
 from muster.core.printable import scrubbed, scrubbed_data
 from muster.core.recipe import recipe_from
 from muster.core.recipes import load_recipe
-from muster.core.secrets import (
-    completed,
-    masked,
-    masked_command,
-    masked_program,
-    masked_setup,
-    masked_words,
-    scrubber,
-)
 from muster.inputs.read import Inputs, check, inputs_of, read_inputs
 from muster.reports.page import report
 from muster.runs.dry_run import dry_run, format_dry_run
@@ -35,6 +26,15 @@ from muster.runs.submit import submit
 from muster.runs.train import Attempt, agree, freeze
 from muster.store import events
 from muster.store.runfolder import RunFolder
+from muster.store.secrets import (
+    completed,
+    masked,
+    masked_command,
+    masked_program,
+    masked_setup,
+    masked_words,
+    scrubber,
+)
 from muster.store.values import forget
 from tests.shell import FakeShell
 

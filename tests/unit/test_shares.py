@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from muster.core.shares import shares_by_speed
+from muster.core.batch import shares_by_speed
 
 
 def slowest(shares: tuple[int, ...], speeds: list[float]) -> float:

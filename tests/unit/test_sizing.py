@@ -13,6 +13,7 @@ from muster.core.errors import RecipeError
 from muster.core.inventory import parse_hosts
 from muster.core.recipe import recipe_from
 from muster.core.recipes import load_recipe
+from muster.engines.base import merged
 from muster.inputs.model import whole_config
 from muster.planner.decide import Decided
 from muster.planner.memory.fit import Setting
@@ -37,7 +38,7 @@ def gpus(count: int, memory: float = 85.9, *, host: float = 2000, name: str = "A
 def benchmark(hosts: dict[str, Any], *overrides: str, one_machine: bool = False) -> Decided:
     """The shipped recipe on these hosts, with logits: they make micro-batches matter."""
     recipe = load_recipe("opt-benchmark", ["train.fused_loss=false", *overrides])
-    return on_hosts(recipe, parse_hosts(",".join(hosts)), hosts, one_machine=one_machine)
+    return on_hosts(merged(recipe), parse_hosts(",".join(hosts)), hosts, one_machine=one_machine)
 
 
 def why(decided: Decided, field: str) -> str:

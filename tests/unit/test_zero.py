@@ -13,7 +13,7 @@ import pytest
 from muster.core.batch import Batch
 from muster.core.errors import RecipeError
 from muster.core.recipe import Train, recipe_from
-from muster.engines.base import spec_of
+from muster.engines.base import merged, spec_of
 from muster.engines.deepspeed.config import (
     deepspeed_config,
     known_keys,
@@ -56,7 +56,10 @@ def test_another_optimizer_has_its_own_betas_and_epsilon(tmp_path: Path) -> None
     recipe = recipe_from(
         {"engine": own(tmp_path, {"optimizer": {"type": "Adagrad", "params": params}}), "train": {"clip": 0}}
     )
-    assert training_plan(recipe, None, BATCH, None).optimizer == "Adagrad, learning rate 0.01, no clipping"
+    assert (
+        training_plan(merged(recipe), None, BATCH, None).optimizer
+        == "Adagrad, learning rate 0.01, no clipping"
+    )
     recipe = recipe_from({"engine": {"name": "deepspeed"}})
     assert training_plan(recipe, None, BATCH, None).optimizer.startswith("adamw, ")
 

@@ -11,6 +11,7 @@ import pytest
 from muster.core.errors import RecipeError
 from muster.core.job import read_job
 from muster.core.recipe import Train, recipe_from
+from muster.engines.base import merged
 from muster.engines.deepspeed.config import (
     fill_auto,
     given_stage,
@@ -161,9 +162,48 @@ def test_the_files_own_numbers_fill_its_other_parts() -> None:
         "scheduler": {"type": "WarmupLR", "params": {"warmup_max_lr": "auto", "warmup_num_steps": "auto"}},
     }
     train = {"learning_rate": 0.5, "warmup": 3, "beta1": 0.8, "beta2": 0.9}
-    made = fill_auto(given, recipe_from({"engine": {"name": "deepspeed"}, "train": train}), 64)
+    engine = {"name": "deepspeed", "options": given}
+    made = fill_auto(given, merged(recipe_from({"engine": engine, "train": train})), 64)
     assert made["optimizer"]["params"] == {"lr": 0.25, "betas": [0.8, 0.9]}
     assert made["scheduler"]["params"] == {"warmup_max_lr": 0.25, "warmup_num_steps": 3}
+
+
+def test_the_recipe_has_what_the_file_says(file: Path) -> None:
+    """Its numbers, precision and the nearest schedule, so that the record of a run is read again."""
+    file.write_text(
+        json.dumps(
+            {
+                "train_batch_size": 12,
+                "gradient_clipping": 0.5,
+                "bf16": {"enabled": True},
+                "optimizer": {"type": "AdamW", "params": {"lr": 2e-4, "betas": [0.8, 0.9]}},
+                "scheduler": {"type": "WarmupLR", "params": {"warmup_num_steps": 7}},
+            }
+        )
+    )
+    recipe = read_inputs(
+        "demo",
+        "node1",
+        [
+            f"engine.config={file}",
+            "batch.global=auto",
+            "train.schedule=constant",
+            "train.warmup=0",
+            "precision=auto",
+        ],
+    ).recipe
+    assert (recipe.precision, recipe.batch.global_) == ("bf16", 12)
+    train = recipe.train
+    assert (train.learning_rate, train.beta1, train.beta2, train.epsilon) == (2e-4, 0.8, 0.9, 1e-8)
+    assert (train.clip, train.warmup, train.schedule) == (0.5, 7, "constant_with_warmup")
+    assert merged(recipe_from(recipe.as_dict())) == recipe
+
+
+def test_a_number_that_no_recipe_can_have_is_refused(file: Path) -> None:
+    file.write_text(json.dumps({"optimizer": {"type": "AdamW", "params": {"lr": 0}}}))
+    with pytest.raises(RecipeError, match=r"train\.learning_rate") as refused:
+        read_inputs("demo", "node1", [f"engine.config={file}"])
+    assert refused.value.where == str(file)
 
 
 def test_a_models_width_that_is_not_known_stays_open() -> None:

@@ -35,7 +35,6 @@ from muster.checks.check import WantedChecks
 from muster.checks.check import check as inspect
 from muster.checks.inspection import Inspection, lately_left_out
 from muster.checks.survey import Progress
-from muster.core.entries import models_taken
 from muster.core.errors import JobError, MusterError, UsageError
 from muster.core.inventory import Host
 from muster.core.recipe import Recipe
@@ -44,6 +43,7 @@ from muster.core.state import State
 from muster.core.units import counted, format_seconds
 from muster.fleet.interrupts import interrupts
 from muster.fleet.shell import Shell, more_files
+from muster.inputs.entries import models_taken
 from muster.judging import Baseline, JobClass, Posterior, Settings, localise, next_wave
 from muster.judging.baseline import FEWEST
 from muster.judging.joblogs import how_ended

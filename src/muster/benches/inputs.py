@@ -15,17 +15,16 @@ from muster.benches.folder import BenchFolder
 from muster.benches.schedule import Impossible, Schedule, make_schedule, read_task
 from muster.benches.suite import Entry, Narrowing, Suite, load_suite, suite_from
 from muster.benches.switches import check_switches, switches_of
-from muster.core.batch import resolve_batch
-from muster.core.entries import command_name, recipes_of
+from muster.core.batch import check_groups, resolve_batch
 from muster.core.errors import RecipeError, UsageError
 from muster.core.inventory import Host, Inventory, read_inventory, stored_inventory
 from muster.core.recipe import Recipe, recipe_from
 from muster.core.recipes import dump_yaml, load_recipe, read_yaml, validate
-from muster.core.secrets import masked_override, masked_program, shared_section
-from muster.core.shares import check_groups
+from muster.inputs.entries import command_name, recipes_of
 from muster.inputs.following import in_entry, standing_in
 from muster.inputs.read import absolute, check
 from muster.judging import Topology
+from muster.store.secrets import masked_override, masked_program, shared_section
 from muster.store.values import recipe_file
 from muster.workloads.command.spec import CommandRecipe
 

@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from muster.benches.suite import Sizes, Suite
-from muster.core.entries import in_order
+from muster.inputs.entries import in_order
 from muster.workloads.fabric.request import rounds as pairings
 
 # ----------------------------------------------------------------------------------------------------

@@ -9,13 +9,13 @@ from typing import Annotated, Any, Literal, get_args
 
 from pydantic import BeforeValidator, Field, ValidationError, model_validator
 
-from muster.core import entries
-from muster.core.entries import After, check_names, explain, located, parts_of, with_names
 from muster.core.errors import UsageError
 from muster.core.near import did_you_mean
 from muster.core.recipes import find_file, read_yaml
 from muster.core.section import PositiveInt, Section
 from muster.core.units import parse_bytes, parse_rate
+from muster.inputs import entries
+from muster.inputs.entries import After, check_names, explain, located, parts_of, with_names
 
 SHIPPED = Path(__file__).resolve().parent.parent / "suites"
 

@@ -12,8 +12,16 @@ from typing import Any
 from muster.checks.base import Answers, Check, Context, Finding, Level
 from muster.checks.kinds import judge_each
 from muster.core.errors import BrokenPluginError
-from muster.core.promises import fits, held_function
-from muster.core.registry import broken, guarded, load_plugin, package_of, plugin_names, warn
+from muster.core.registry import (
+    broken,
+    fits,
+    guarded,
+    held_function,
+    load_plugin,
+    package_of,
+    plugin_names,
+    warn,
+)
 
 Judge = Callable[..., list[Finding]]
 PACKAGE = "muster.checks"

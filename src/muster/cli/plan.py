@@ -70,7 +70,7 @@ def plan(
     hosts, _, changes = split_words(words, hosts)
     from muster.cli.views.plans import print_plan
     from muster.cli.views.waiting import Waiting
-    from muster.core.pipeline import find_pipeline
+    from muster.inputs.pipeline import find_pipeline
     from muster.inputs.read import inherited_decisions, read_inputs, read_recipe
     from muster.planner.plan import plan_hosts, plan_on, write_plan
 

@@ -76,7 +76,7 @@ def prepare(
     """
     import tempfile
 
-    from muster.core.pipeline import find_pipeline
+    from muster.inputs.pipeline import find_pipeline
     from muster.inputs.read import read_inputs
     from muster.prepare.plan import Options, make_plan, plan_as_dict, plan_text
     from muster.runs.pipeline import read_pipeline

@@ -50,7 +50,7 @@ def train(
     json: Json = False,
 ) -> int:
     """Run a recipe on hosts: one command, all hosts, one result; or a pipeline of recipes."""
-    from muster.core.pipeline import find_pipeline
+    from muster.inputs.pipeline import find_pipeline
     from muster.inputs.read import read_inputs
 
     hosts, _, changes = split_words(words, hosts)

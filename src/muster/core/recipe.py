@@ -15,8 +15,7 @@ from muster.core.data import Data
 from muster.core.errors import BrokenPluginError, UsageError
 from muster.core.launch import Hang, Launch
 from muster.core.measure import Evaluate, Measure
-from muster.core.promises import held_to
-from muster.core.registry import ENGINES, WORKLOADS, declared, package_of, plugin_names
+from muster.core.registry import ENGINES, WORKLOADS, declared, held_to, package_of, plugin_names
 from muster.core.section import AutoInt, Fraction, PositiveInt, Section
 from muster.core.workload import Workload
 

@@ -25,7 +25,7 @@ from muster.core.registry import ENGINES, WORKLOADS, find_plugin, plugin_names
 from muster.core.section import Section
 
 SHIPPED = Path(__file__).resolve().parent.parent / "recipes"
-PIPELINE = "pipeline"  # the key of a file of several recipes (core/pipeline.py)
+PIPELINE = "pipeline"  # the key of a file of several recipes (inputs/pipeline.py)
 # Fields of a configuration that say how a model is trained or what it is for, and not how large it is.
 SETTINGS = re.compile(r"drop|^initializer_|^num_labels$|^attn_implementation$")
 # Keys of a recipe that are files or folders: always, and where there is one of that name.

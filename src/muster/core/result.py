@@ -11,7 +11,7 @@ from pydantic import Field, computed_field, dataclasses
 from muster.core.fabric import FabricRun
 from muster.core.profile import StepProfile
 from muster.core.section import Part
-from muster.core.state import LogEnd, RunEnd
+from muster.core.state import LogEnd, RunEnd, State
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -535,3 +535,29 @@ class JobEntry:
     def of(cls, other: JobEntry, /, **values: Any) -> Self:
         """Make a row of this class of another's, with other `values`."""
         return cls(**{each.name: getattr(other, each.name) for each in fields(JobEntry)} | values)
+
+
+class StepResult(Part):
+    """A step of a pipeline."""
+
+    name: str
+    after: list[str] = Field(default_factory=list)
+    run: str = Field(description="its run's folder")
+    status: State = Field(description="of its result; or interrupted; or not begun")
+    result: Result | None = Field(None, description="None: it has none")
+
+
+class PipelineResult(Part):
+    """result.json of a pipeline: written last, atomically. No result.json: not finished."""
+
+    schema_version: int = SCHEMA_VERSION
+    id: str
+    workload: Literal["pipeline"] = "pipeline"
+    status: RunEnd
+    failure: Failure | None = Field(None, description="of the step that ended it")
+    attempt: int
+    started: float = Field(description="Unix time")
+    ended: float
+    seconds: Seconds
+    pipeline: list[StepResult] = Field(description="in the order in which they run")
+    notes: list[str] = Field(default_factory=list, description="what a reader must know of the steps")

@@ -67,7 +67,7 @@ def _factor(train: Train, done: int, total: int) -> float:
         return 1.0 / math.sqrt((done - warmup + scale) / scale)
     left = max(1, total - warmup)
     if train.schedule == "cosine":
-        floor = train.min_learning_rate and train.min_learning_rate / train.rate  # which a file may make 0
+        floor = train.min_learning_rate / train.rate
         falling = 0.5 * (1.0 + math.cos(math.pi * (done - warmup) / left))
         return max(0.0, falling * (1.0 - floor) + floor)
     return max(0.0, (total - done) / left)

@@ -13,9 +13,9 @@ from muster.core.batch import Batch
 from muster.core.errors import RecipeError
 from muster.core.hardware.devices import WIDE
 from muster.core.job import Decision, Facts, Job, Placement
-from muster.core.promises import held_to
 from muster.core.recipe import Engine, Recipe
-from muster.core.registry import ENGINES, declared, guarded, load_plugin, own_plugins
+from muster.core.recipes import validate
+from muster.core.registry import ENGINES, declared, guarded, held_to, load_plugin, own_plugins
 from muster.core.trace import Arithmetic, Parameter
 from muster.engines.spread import ModelSpread, Tensors
 from muster.engines.states import States
@@ -24,7 +24,7 @@ from muster.engines.traffic import Traffic
 
 @dataclass(frozen=True)
 class Fixed:
-    """What a configuration of the user's own fixes: it wins over the recipe.
+    """What a configuration of the user's own fixes: `merged` puts it into the recipe.
 
     `batch`: any of micro, accumulation, global; `train`: fields of the recipe's `train`; `optimizer`: the
     name of one that is no Adam, of which the betas and the epsilon in `train` alone are known; `schedule`:
@@ -254,6 +254,41 @@ class EngineSpec:
         if self.whole_checkpoints or sum(place.slots for place in places) == before.world_size:
             return None
         return f"{self.name} does not say that it can", f"hosts with {before.world_size} slots in all"
+
+
+def merged(recipe: Recipe) -> Recipe:
+    """The recipe with what the user's own configuration for its engine fixes. Of `train`, the configuration
+    wins, since a recipe's own always has a value. Raises RecipeError where both say a precision or a batch
+    number, and they differ, or where a recipe cannot have a value."""
+    fixed, path = spec_of(recipe.engine.name).given(recipe), recipe.engine.config
+    if fixed.precision and recipe.precision not in ("auto", fixed.precision):
+        raise RecipeError(
+            f"is {recipe.precision}, but {path} switches {fixed.precision} on",
+            where="precision",
+            hint=f'precision={fixed.precision}, or "auto" in that file',
+        )
+    given = recipe.batch.model_dump(by_alias=True)
+    for name, value in fixed.batch.items():
+        if given[name] not in (None, value):
+            raise RecipeError(
+                f"is {given[name]}, but {path} says {value}",
+                where=f"batch.{name}",
+                hint=f'put "auto" there, or batch.{name}=auto here',
+            )
+    if "global" in fixed.batch and recipe.batch.tokens is not None:
+        raise RecipeError(
+            f"is given, and {path} fixes the global batch",
+            where="batch.tokens",
+            hint='put "auto" there, or batch.tokens=null here',
+        )
+    data = recipe.as_dict()
+    made = {
+        **data,
+        "precision": fixed.precision or recipe.precision,
+        "batch": {**data["batch"], **fixed.batch},
+        "train": {**data["train"], **fixed.train},
+    }
+    return recipe if made == data else validate(made, where=path or "engine.options")
 
 
 @cache

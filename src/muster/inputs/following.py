@@ -9,10 +9,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from muster.core.entries import models_taken, with_models
 from muster.core.errors import MusterError
 from muster.core.recipe import Recipe
 from muster.core.recipes import validate
+from muster.inputs.entries import models_taken, with_models
 from muster.inputs.model import NUMBERS, decided_config, whole_config
 
 

@@ -18,17 +18,16 @@ from muster.core import families
 from muster.core.errors import DataError, ReaderMissingError, RecipeError
 from muster.core.inventory import MOUNTED, Inventory, read_inventory
 from muster.core.job import Decision
-from muster.core.promises import held_module
 from muster.core.recipe import EVERYWHERE, Recipe
 from muster.core.recipes import anchored, inherited, load_recipe, validate, workloads
-from muster.core.registry import load_plugin
-from muster.core.secrets import completed
+from muster.core.registry import held_module, load_plugin
 from muster.core.workload import Survey
-from muster.engines.base import spec_of
+from muster.engines.base import merged, spec_of
 from muster.fleet.launchers.base import Request
 from muster.inputs.model import check_model, model_config
 from muster.inputs.peaks import read_peaks
 from muster.store.runfolder import DEFAULT_ROOT, LAST, PipelineFolder, RunFolder, find_any, folder_at
+from muster.store.secrets import completed
 from muster.store.values import kept
 
 INHERITED = "inherited"  # the field of decisions that say what comes from which recipe
@@ -107,7 +106,7 @@ def check(recipe: Recipe, inventory: Inventory) -> Inputs:
     check_idle(recipe)
     check_model(recipe)
     engine = spec_of(recipe.engine.name)
-    recipe = engine.checked(recipe)
+    recipe = merged(engine.checked(recipe))
     if recipe.measure.attention and recipe.train.compile in (True, "cuda-graphs"):
         raise RecipeError(
             "torch.compile leaves no attention function to measure",

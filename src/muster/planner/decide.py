@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from muster.core.batch import Batch
+from muster.core.batch import Batch, check_given_shares, check_groups
 from muster.core.errors import RecipeError, UsageError
 from muster.core.hardware.devices import WIDE, capability_for, driver_device
 from muster.core.hardware.machines import Machines
@@ -19,8 +19,6 @@ from muster.core.inventory import Host
 from muster.core.job import Decision, Facts, Job, place
 from muster.core.loss_parts import PLAIN_OUTPUT, fits_whole
 from muster.core.recipe import Recipe
-from muster.core.secrets import shareable
-from muster.core.shares import check_given_shares, check_groups
 from muster.core.units import format_bytes
 from muster.engines.base import spec_of
 from muster.inputs.model import is_t5, whole_config
@@ -33,6 +31,7 @@ from muster.planner.remedies import refusal, remedies
 from muster.planner.setting import room_of
 from muster.planner.time.steptime import Calibration
 from muster.planner.ways import RunTarget, Tracer, TrainingWay, best, compared, open_choices, ways
+from muster.store.secrets import shareable
 
 FIELD = "launch.hosts"
 NOWHERE = MemoryLimit(None, None)
@@ -296,14 +295,6 @@ def decide_precision(recipe: Recipe, device: str, gpus: Gpus, decisions: list[De
     Compute capability below 8.9 has no fp8, below 8 no bf16 and no tf32, below 7 no useful fp16.
     """
     wanted = recipe.precision
-    fixed = spec_of(recipe.engine.name).given(recipe).precision
-    if fixed and wanted not in ("auto", fixed):
-        raise RecipeError(
-            f"is {wanted}, but {recipe.engine.config} switches {fixed} on",
-            where="precision",
-            hint=f'precision={fixed}, or "auto" in that file',
-        )
-    wanted = fixed or wanted  # type: ignore[assignment]
     able = [
         (_capability(gpu), f"{gpu.get('name') or 'a GPU'} of {host}")
         for host, used in gpus.items()

@@ -17,7 +17,6 @@ from muster.core.hardware.links import between_hosts
 from muster.core.hardware.machines import Machines
 from muster.core.recipe import Recipe
 from muster.core.units import format_seconds
-from muster.engines.base import spec_of
 from muster.planner.decide import Decided
 from muster.planner.document import MemoryPlan, ScalingPoint, TimePlan
 from muster.planner.machines import UnlikeHosts, UserFigures
@@ -199,10 +198,8 @@ def _undrawn(setting: Setting, machines: Machines | None) -> str:
 
 
 def global_given(recipe: Recipe) -> bool:
-    """Whether the recipe, or the engine's configuration of the user's own, says how large a global batch
-    is."""
-    by_file = spec_of(recipe.engine.name).given(recipe).batch.get("global")
-    return by_file is not None or recipe.batch.global_ is not None or recipe.batch.tokens is not None
+    """Whether the recipe says how large a global batch is."""
+    return recipe.batch.global_ is not None or recipe.batch.tokens is not None
 
 
 def on_hosts(

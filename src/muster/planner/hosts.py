@@ -10,12 +10,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 from itertools import accumulate, pairwise
 
-from muster.core.batch import resolve_batch
+from muster.core.batch import check_groups, resolve_batch
 from muster.core.errors import RecipeError
 from muster.core.hostlist import fold_hosts
 from muster.core.inventory import Host
 from muster.core.recipe import Recipe
-from muster.core.shares import check_groups
 from muster.core.units import counted, format_number
 from muster.inputs.read import Inputs
 from muster.planner.decide import FIELD, Chosen, Decided

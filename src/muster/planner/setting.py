@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from muster.core import families
+from muster.core.families import stacks
 from muster.core.hardware.devices import WIDE
 from muster.core.inventory import Host
 from muster.core.job import Facts
@@ -15,7 +16,6 @@ from muster.core.trace import Trace
 from muster.engines.base import spec_of
 from muster.engines.spread import ModelSpread
 from muster.inputs.model import config_of, decided_config, whole_config
-from muster.planner.memory.activations import stacks
 from muster.planner.memory.fit import MemoryLimit, Setting
 from muster.planner.memory.states import shape_of
 from muster.planner.placing import gpus_of

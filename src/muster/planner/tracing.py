@@ -19,8 +19,8 @@ from typing import Any
 import muster
 from muster.core.errors import JobError, RecipeError
 from muster.core.recipe import Recipe, recipe_class
+from muster.core.registry import versions_of
 from muster.core.trace import Trace, TraceRequest, from_json, to_json
-from muster.core.versions import versions_of
 from muster.engines.base import spec_of
 from muster.fleet.shell import Shell
 from muster.inputs.model import decided_config, whole_config

@@ -14,8 +14,7 @@ from muster.planner.memory.fit import Setting
 
 def training_plan(recipe: Recipe, setting: Setting | None, batch: Batch, samples: int | None) -> TrainingPlan:
     """`samples`: of an epoch, None: not known; `setting`: None where the model is not known."""
-    fixed = spec_of(recipe.engine.name).given(recipe)
-    train = recipe.train.model_copy(update=dict(fixed.train))
+    fixed, train = spec_of(recipe.engine.name).given(recipe), recipe.train
     steps = None
     if train.max_steps or samples is not None:
         steps = steps_of(train, samples or 0, batch.global_, batch.accumulation)

@@ -195,17 +195,14 @@ def _learning_rate(recipe: Recipe, decisions: list[Decision]) -> Recipe:
     """`auto`: the published one of the size. Raises RecipeError where there is none."""
     if recipe.train.learning_rate != "auto":
         return recipe
-    fixed = spec_of(recipe.engine.name).given(recipe).train.get("learning_rate")
-    if fixed is None:
-        published = families.published(recipe.model.name)
-        if published is None:
-            raise _not_published(recipe, "train.learning_rate", "train.learning_rate=5e-5")
-        fixed = published.learning_rate
-        why = f"{recipe.model.name} was trained with it"
-        decisions.append(Decision("train.learning_rate", fixed, why))
-    train = recipe.train.model_copy(update={"learning_rate": float(fixed)})
-    if train.min_learning_rate > train.rate:
-        what = f"is {train.min_learning_rate:g}, above train.learning_rate={fixed:g}"
+    published = families.published(recipe.model.name)
+    if published is None:
+        raise _not_published(recipe, "train.learning_rate", "train.learning_rate=5e-5")
+    rate = published.learning_rate
+    decisions.append(Decision("train.learning_rate", rate, f"{recipe.model.name} was trained with it"))
+    train = recipe.train.model_copy(update={"learning_rate": rate})
+    if train.min_learning_rate > rate:
+        what = f"is {train.min_learning_rate:g}, above train.learning_rate={rate:g}"
         raise RecipeError(what, where="train.min_learning_rate")
     return recipe.model_copy(update={"train": train})
 
@@ -255,7 +252,7 @@ def _batch(
     room: MemoryLimit,
     decisions: list[Decision],
 ) -> Batch:
-    """The three batch numbers; a user's DeepSpeed file counts as given where the recipe leaves them open."""
+    """The three batch numbers."""
     given = _given(recipe)
     wanted = _wanted(recipe, config, given["global"])
     top = DEFAULT_MICRO
@@ -315,27 +312,8 @@ def _fitting(
 
 
 def _given(recipe: Recipe) -> dict[str, int | None]:
-    given = {
-        "micro": recipe.batch.micro,
-        "accumulation": recipe.batch.accumulation,
-        "global": recipe.batch.global_,
-    }
-    path = recipe.engine.config
-    for name, value in spec_of(recipe.engine.name).given(recipe).batch.items():
-        if given[name] not in (None, value):
-            raise RecipeError(
-                f"is {given[name]}, but {path} says {value}",
-                where=f"batch.{name}",
-                hint=f'put "auto" there, or batch.{name}=auto here',
-            )
-        if name == "global" and recipe.batch.tokens is not None:
-            raise RecipeError(
-                f"is given, and {path} fixes the global batch",
-                where="batch.tokens",
-                hint='put "auto" there, or batch.tokens=null here',
-            )
-        given[name] = value
-    return given
+    batch = recipe.batch
+    return {"micro": batch.micro, "accumulation": batch.accumulation, "global": batch.global_}
 
 
 def _wanted(recipe: Recipe, config: Mapping[str, Any] | None, given: int | None) -> int | None:

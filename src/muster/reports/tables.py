@@ -14,12 +14,12 @@ import yaml
 from muster.core.printable import scrubbed
 from muster.core.recipes import dump_yaml, parse_yaml
 from muster.core.result import HostReport
-from muster.core.secrets import masked, masked_command, masked_program, shared_section
 from muster.core.units import format_bytes
 from muster.reports.charts import usable
 from muster.reports.rundata import RunData
 from muster.reports.words import ranges
 from muster.results.figures import UNKNOWN, number, seconds
+from muster.store.secrets import masked, masked_command, masked_program, shared_section
 
 FORWARD = "Forward pass alone"  # tells the host that others wait for
 OWN_TIME = "A step's time: by itself, and waiting"

@@ -33,7 +33,6 @@ from muster.core.result import (
 )
 from muster.core.robust import variation
 from muster.core.schedule import warmup_steps
-from muster.core.secrets import masked_program
 from muster.core.state import RunEnd
 from muster.core.units import counted, format_seconds
 from muster.engines.base import spec_of
@@ -41,6 +40,7 @@ from muster.failures.table import known_failures
 from muster.results.speed import flops, throughput, usual_seconds
 from muster.results.stragglers import parts_of
 from muster.store import events
+from muster.store.secrets import masked_program
 from muster.store.windows import measured
 from muster.workloads.fabric.figures import fabric_result
 

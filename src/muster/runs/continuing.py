@@ -11,7 +11,7 @@ from muster.core.errors import InventoryError, UsageError
 from muster.core.inventory import Inventory
 from muster.core.job import Decision, Facts, Job, place, read_job
 from muster.core.recipe import BatchSpec, Recipe
-from muster.engines.base import spec_of
+from muster.engines.base import merged, spec_of
 from muster.inputs.read import Inputs
 from muster.planner.placing import device_and_slots
 from muster.store.runfolder import RunFolder
@@ -58,7 +58,7 @@ def same_batch(run: RunFolder, inputs: Inputs, facts: Facts) -> Inputs:
     if ranks == before.world_size or device == "cpu" or recipe.batch.micro is not None:
         given |= {"micro": batch.micro, "accumulation": batch.accumulation}
     spec = BatchSpec.model_validate(given)
-    return replace(inputs, recipe=recipe.model_copy(update={"batch": spec}))
+    return replace(inputs, recipe=merged(recipe.model_copy(update={"batch": spec})))
 
 
 def divided(batch: Batch, ranks: int, run: str) -> Batch:

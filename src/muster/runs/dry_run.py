@@ -22,7 +22,6 @@ from muster.core.hostlist import fold_hosts
 from muster.core.job import ENGINE_CONFIG, WARNINGS, Facts
 from muster.core.recipe import Recipe
 from muster.core.recipes import dump_yaml
-from muster.core.secrets import masked, masked_program, masked_words, shareable
 from muster.core.units import counted
 from muster.engines.base import spec_of
 from muster.fleet.launchers.base import ControllerAddress
@@ -39,6 +38,7 @@ from muster.results.plan_figures import CHIEF, plan_figures
 from muster.runs.requirements import needed
 from muster.runs.train import Attempt, agree
 from muster.store.runfolder import RunFolder
+from muster.store.secrets import masked, masked_program, masked_words, shareable
 
 PORT = 29500  # torch's own default, where nobody can say which port will be free
 MOST_HOST = 64 * 2**40  # bytes of memory that x86-64 addresses with four levels of page tables
@@ -94,9 +94,8 @@ def _gpu_reason(inputs: Inputs) -> str | None:
     recipe = inputs.recipe
     if recipe.launch.device != "auto":
         return "launch.device=cuda" if recipe.launch.device == "cuda" else None
-    fixed = spec_of(recipe.engine.name).given(recipe).precision
-    needs = [each for each in ("fp16", "tf32") if recipe.trains and each in (recipe.precision, fixed)]
-    return f"{needs[0]} needs them" if needs else None
+    needs = recipe.trains and recipe.precision in ("fp16", "tf32")
+    return f"{recipe.precision} needs them" if needs else None
 
 
 def _assumptions(inputs: Inputs, run: RunFolder) -> list[str]:

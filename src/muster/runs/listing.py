@@ -12,8 +12,7 @@ from muster.core.state import State
 from muster.store.runfolder import PipelineFolder, RunFolder
 
 if TYPE_CHECKING:
-    from muster.core.pipeline import PipelineResult
-    from muster.core.result import Result
+    from muster.core.result import PipelineResult, Result
 
 
 @dataclass(frozen=True)

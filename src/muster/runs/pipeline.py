@@ -12,24 +12,19 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from muster.core.entries import models_taken, recipes_of
 from muster.core.errors import MusterError, RunFolderError, UsageError, refused
 from muster.core.inventory import Inventory, frozen_inventory, inventory_document, read_inventory
 from muster.core.job import Job
-from muster.core.pipeline import (
-    PipelineResult,
-    PipelineStep,
-    StepResult,
-    load_pipeline,
-)
 from muster.core.recipe import Recipe
 from muster.core.recipes import dump_yaml, read_yaml
-from muster.core.result import Failure, Result, Seconds
+from muster.core.result import Failure, PipelineResult, Result, Seconds, StepResult
 from muster.core.state import RunEnd, State
 from muster.fleet.shell import Shell
+from muster.inputs.entries import models_taken, recipes_of
 from muster.inputs.following import in_entry, renamed, resolved, standing_in
 from muster.inputs.hub import check_names
 from muster.inputs.peaks import read_peaks
+from muster.inputs.pipeline import PipelineStep, load_pipeline
 from muster.inputs.read import Inputs, absolute, check
 from muster.planner.document import Plan
 from muster.planner.machines import UserFigures

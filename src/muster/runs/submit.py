@@ -9,7 +9,6 @@ from dataclasses import replace
 from pathlib import Path
 
 from muster.core.errors import InventoryError, JobError, RecipeError
-from muster.core.secrets import masked_words
 from muster.core.slurm import SlurmAsk
 from muster.failures.table import id_of
 from muster.fleet.launchers.slurm import BatchJob, batch_script
@@ -18,6 +17,7 @@ from muster.inputs.read import Inputs
 from muster.planner.decide import FIELD
 from muster.store.atomic import write_json, write_text
 from muster.store.runfolder import RunFolder
+from muster.store.secrets import masked_words
 from muster.store.values import recipe_file
 
 _PATIENCE = 60.0  # seconds for an answer of Slurm's controller

@@ -22,11 +22,10 @@ from muster.core.job import ENGINE_CONFIG, Decision, Facts, Job, Placement, plac
 from muster.core.printable import scrubbed_data
 from muster.core.recipe import recipe_from
 from muster.core.recipes import read_yaml
+from muster.core.registry import versions_of
 from muster.core.result import Code, Failure, Hung, Result
-from muster.core.secrets import masked, masked_command, masked_program, scrubber
 from muster.core.slurm import allocation
 from muster.core.state import State
-from muster.core.versions import versions_of
 from muster.engines.base import packages
 from muster.failures.table import disk_full
 from muster.fleet.cause import judge_command, judge_outcome, unresolved, with_way_on
@@ -57,6 +56,7 @@ from muster.store import events, sealed
 from muster.store.atomic import write_json, write_text
 from muster.store.runfolder import RunFolder, new_mark
 from muster.store.runlock import Claim
+from muster.store.secrets import masked, masked_command, masked_program, scrubber
 from muster.store.tree import Tree, read_tree
 from muster.store.values import forget, recipe_file
 from muster.workloads.command.spec import CommandRecipe

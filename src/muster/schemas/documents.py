@@ -12,10 +12,10 @@ from muster.benches.suite import Suite
 from muster.checks.inspection import Inspection
 from muster.checks.profiles import profile_schema
 from muster.checks.registry import checks_of, families
-from muster.core.pipeline import Pipeline, PipelineResult
 from muster.core.recipe import Recipe, recipe_classes
 from muster.core.registry import ENGINES, plugin_names
-from muster.core.result import Result
+from muster.core.result import PipelineResult, Result
+from muster.inputs.pipeline import Pipeline
 from muster.judging.document import Judged
 from muster.planner.document import Plan
 from muster.runs.explain import Explanation

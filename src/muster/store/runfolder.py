@@ -22,9 +22,8 @@ from muster.store.runlock import Claim, is_held, take
 if TYPE_CHECKING:
     from pydantic import BaseModel
 
-    from muster.core.pipeline import PipelineResult
     from muster.core.recipe import Recipe
-    from muster.core.result import Result
+    from muster.core.result import PipelineResult, Result
 
 Document = TypeVar("Document", bound="BaseModel")
 DEFAULT_ROOT = Path("runs")
@@ -342,7 +341,7 @@ class PipelineFolder(Folder):
 
     def read_result(self) -> PipelineResult | None:
         """The result, or None where it is not finished. Raises RunFolderError for a damaged file."""
-        from muster.core.pipeline import PipelineResult
+        from muster.core.result import PipelineResult
 
         return self._read_as(PipelineResult)
 

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from muster.core.recipes import dump_yaml
-from muster.core.secrets import shareable
 from muster.store.atomic import write_text
+from muster.store.secrets import shareable
 
 
 def _file(key: str) -> Path:

@@ -11,7 +11,7 @@ import torch
 from muster.core import float8
 from muster.core.errors import RecipeError
 from muster.core.hardware.devices import capability_for
-from muster.core.versions import versions_of
+from muster.core.registry import versions_of
 from muster.store import events
 from muster.worker.context import Context
 

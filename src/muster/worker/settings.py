@@ -29,15 +29,14 @@ class SettingsWatch(TrainerCallback):  # type: ignore[misc]
     are made and the engine has the model; and in every step the learning rate, whose first difference becomes
     a note.
 
-    What a configuration of the engine's own fixes counts as the recipe's. Its own scheduler is not compared,
-    nor the rate of each step in fp16, where skipped steps do not move the schedule.
+    A scheduler of the engine's own is not compared, nor the rate of each step in fp16, where skipped steps do
+    not move the schedule.
     """
 
     def __init__(self, context: Context, trainer: Any) -> None:
         self.context, self.trainer = context, trainer
-        self.fixed = fixed = context.spec.fixed(context.engine_config or {})
-        self.train = context.recipe.train.model_copy(update=dict(fixed.train))
-        self.scheduled = not fixed.schedule
+        self.fixed, self.train = context.spec.fixed(context.engine_config or {}), context.recipe.train
+        self.scheduled = not self.fixed.schedule
         self.watching = context.main and self.scheduled and context.precision != "fp16"
 
     def on_train_begin(

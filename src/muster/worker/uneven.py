@@ -16,8 +16,8 @@ from typing import Any
 
 import torch
 
+from muster.core.batch import shares_by_speed
 from muster.core.errors import RecipeError
-from muster.core.shares import shares_by_speed
 from muster.store import events
 from muster.worker.context import Context
 from muster.worker.loss import IGNORED

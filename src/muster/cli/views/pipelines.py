@@ -12,7 +12,7 @@ from rich.markup import escape
 from muster.cli.output import err_console, out_console, print_json, print_table, say, say_places, table
 from muster.cli.views.progress import ProgressView
 from muster.cli.views.results import print_afterwards, print_failure
-from muster.core.pipeline import PipelineResult, StepResult
+from muster.core.result import PipelineResult, StepResult
 from muster.core.state import State
 from muster.core.units import format_number, format_seconds
 from muster.runs.dry_run import format_dry_run

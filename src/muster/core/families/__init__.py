@@ -11,7 +11,9 @@ SIZES: name -> fields        configurations of known sizes, with `model_type` (f
 parameters(config) -> int    trainable parameters, of a filled configuration
 tables(config)               shapes of the matrices outside of layers, but for the token embeddings; where
                              there are any
-products(config, shape)      multiply-accumulates of a forward pass over a batch of some shape
+stacks(config)               its layers by their sizes (families/stack.py)
+products(config, shape)      multiply-accumulates of a forward pass over a batch of some shape; decoders have
+                             none, since theirs follow from the stack
 positions(config) -> int     tokens of a sequence at most; where there is such a limit
 PUBLISHED (where known)      name -> the learning rate and tokens per optimizer step of a size
 
@@ -28,6 +30,7 @@ from typing import Any
 from muster.core.families import fields, gpt2, llama, opt, t5, vit
 from muster.core.families.checkpoints import TRACED
 from muster.core.families.published import PublishedTraining
+from muster.core.families.stack import Stack
 from muster.core.flops import Products, Shape
 
 FAMILIES: tuple[ModuleType, ...] = (t5, gpt2, opt, llama, vit)
@@ -115,5 +118,22 @@ def products(config: Mapping[str, Any], shape: Shape) -> Products | None:
 
     Attention counts in full. `core/flops.py` makes floating-point operations of them.
     """
+    family, whole = family_of(config), filled(config)
+    if family is None or hasattr(family, "products"):
+        return family.products(whole, shape) if family else None
+    [stack], tokens = family.stacks(whole), shape.samples * shape.tokens
+    narrow = int(whole.get("word_embed_proj_dim") or stack.width)  # OPT: to and from narrower embeddings
+    projections = 2 * tokens * narrow * stack.width if narrow != stack.width else 0
+    outside = projections + tokens * narrow * int(whole["vocab_size"])
+    return Products(
+        weights=tokens * stack.layers * stack.weights + outside,
+        attention=stack.layers * 2 * tokens * shape.tokens * stack.query,
+        outside=outside,
+    )
+
+
+def stacks(config: Mapping[str, Any]) -> list[Stack]:
+    """The model as stacks of layers; none for a family that is not known."""
     family = family_of(config)
-    return family.products(filled(config), shape) if family else None
+    layers: list[Stack] = family.stacks(filled(config)) if family else []
+    return layers

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from muster.core.families.fields import Division, Field, depth, flag, share, whole
-from muster.core.flops import Products, Shape
+from muster.core.families.stack import PER_INNER, Stack
 
 MODEL_TYPES = ("gpt2",)
 FIELDS = (
@@ -47,17 +47,33 @@ SIZES: dict[str, dict[str, Any]] = {
 }
 
 
+def stacks(config: Mapping[str, Any]) -> list[Stack]:
+    """Two LayerNorms a layer, of which input and output are kept, and one attention."""
+    width, heads = int(config["n_embd"]), int(config["n_head"])
+    stack = Stack(
+        layers=int(config["n_layer"]),
+        width=width,
+        heads=heads,
+        query=width,
+        keys=width,
+        inner=int(config.get("n_inner") or 4 * width),
+        per_inner=PER_INNER.get(str(config["activation_function"]), 5),
+        upcast=False,
+        dropout=float(config["resid_pdrop"]),
+        attention_dropout=float(config["attn_pdrop"]),
+    )
+    return [stack]
+
+
 def parameters(config: Mapping[str, Any]) -> int:
     """Token and position embeddings (the first is the output as well); per layer two norms, an attention of
     four width x width matrices and a feed-forward of two, with biases; a last norm.
 
     Source: transformers/models/gpt2/modeling_gpt2.py.
     """
-    width, vocab = int(config["n_embd"]), int(config["vocab_size"])
-    inner = int(config.get("n_inner") or 4 * width)
-    attention = 4 * width * width + 4 * width
-    feed_forward = 2 * width * inner + inner + width
-    layers = int(config["n_layer"]) * (attention + feed_forward + 4 * width)
+    [stack], vocab = stacks(config), int(config["vocab_size"])
+    width = stack.width
+    layers = stack.layers * (stack.weights + stack.inner + 9 * width)
     untied = 0 if config["tie_word_embeddings"] else vocab * width
     return vocab * width + positions(config) * width + layers + 2 * width + untied
 
@@ -70,13 +86,3 @@ def tables(config: Mapping[str, Any]) -> list[tuple[int, int]]:
 def positions(config: Mapping[str, Any]) -> int:
     """As many as there are rows of learned positions."""
     return int(config["n_positions"])
-
-
-def products(config: Mapping[str, Any], shape: Shape) -> Products:
-    """Per token all matrices of the blocks and the output; an attention of tokens x tokens a layer."""
-    width = int(config["n_embd"])
-    inner = int(config.get("n_inner") or 4 * width)
-    layers, tokens = int(config["n_layer"]), shape.samples * shape.tokens
-    head = tokens * width * int(config["vocab_size"])
-    blocks = tokens * layers * (4 * width * width + 2 * width * inner)
-    return Products(weights=blocks + head, attention=layers * 2 * tokens * shape.tokens * width, outside=head)

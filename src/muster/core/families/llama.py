@@ -7,7 +7,7 @@ from typing import Any
 
 from muster.core.families.checkpoints import LLAMA, decoder
 from muster.core.families.fields import Division, Field, depth, flag, share, whole
-from muster.core.flops import Products, Shape
+from muster.core.families.stack import Stack
 
 MODEL_TYPES = ("llama", "mistral", "qwen2", "qwen3")
 FIELDS = (
@@ -58,6 +58,26 @@ def head_width(config: Mapping[str, Any]) -> int:
     return int(config.get("head_dim") or int(config["hidden_size"]) // int(config["num_attention_heads"]))
 
 
+def stacks(config: Mapping[str, Any]) -> list[Stack]:
+    heads = int(config["num_attention_heads"])
+    head = head_width(config)
+    stack = Stack(
+        layers=int(config["num_hidden_layers"]),
+        width=int(config["hidden_size"]),
+        heads=heads,
+        query=heads * head,
+        keys=int(config.get("num_key_value_heads") or heads) * head,
+        inner=int(config["intermediate_size"]),
+        gated=True,
+        per_inner=4,
+        norm=3,
+        norm_bytes=8,  # an RMS norm computes in fp32: its input there, the normed values, the output
+        normed=config["model_type"] == "qwen3",
+        attention_dropout=float(config["attention_dropout"]),
+    )
+    return [stack]
+
+
 def parameters(config: Mapping[str, Any]) -> int:
     """Embeddings and output; per layer queries, keys, values and output, three feed-forward matrices and two
     norms; a last norm. Biases of queries, keys and values in Qwen2, and where Llama is asked for them; a norm
@@ -65,11 +85,8 @@ def parameters(config: Mapping[str, Any]) -> int:
 
     Source: transformers/models/{llama,mistral,qwen2,qwen3}/modeling_*.py.
     """
-    width, inner, vocab = (int(config[name]) for name in ("hidden_size", "intermediate_size", "vocab_size"))
-    heads = int(config["num_attention_heads"])
-    keys = int(config.get("num_key_value_heads") or heads)
-    query, key = heads * head_width(config), keys * head_width(config)
-    attention = 2 * width * query + 2 * width * key
+    [stack], vocab = stacks(config), int(config["vocab_size"])
+    width, inner, query, key = stack.width, stack.inner, stack.query, stack.keys
     kind, more = config.get("model_type"), 0
     if kind == "qwen2":
         more += query + 2 * key
@@ -77,7 +94,7 @@ def parameters(config: Mapping[str, Any]) -> int:
         more += query + 2 * key + width if config["attention_bias"] else 0
         more += 2 * inner + width if config["mlp_bias"] and kind != "qwen3" else 0
     more += 2 * head_width(config) if kind == "qwen3" else 0
-    layers = int(config["num_hidden_layers"]) * (attention + 3 * width * inner + more + 2 * width)
+    layers = stack.layers * (stack.weights + more + 2 * width)
     embeddings = vocab * width * (1 if config["tie_word_embeddings"] else 2)
     return embeddings + layers + width
 
@@ -85,21 +102,3 @@ def parameters(config: Mapping[str, Any]) -> int:
 def positions(config: Mapping[str, Any]) -> int:
     """What the model is made for: rotary positions have no table that ends."""
     return int(config["max_position_embeddings"])
-
-
-def products(config: Mapping[str, Any], shape: Shape) -> Products:
-    """Per token all matrices of the blocks and the output; an attention of tokens x tokens a layer, over all
-    heads however few keys there are.
-    """
-    width, inner = int(config["hidden_size"]), int(config["intermediate_size"])
-    heads = int(config["num_attention_heads"])
-    keys = int(config.get("num_key_value_heads") or heads)
-    query, key = heads * head_width(config), keys * head_width(config)
-    layers, tokens = int(config["num_hidden_layers"]), shape.samples * shape.tokens
-    matrices = 2 * width * query + 2 * width * key + 3 * width * inner
-    head = tokens * width * int(config["vocab_size"])
-    return Products(
-        weights=tokens * layers * matrices + head,
-        attention=layers * 2 * tokens * shape.tokens * query,
-        outside=head,
-    )

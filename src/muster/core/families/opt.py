@@ -7,7 +7,7 @@ from typing import Any
 
 from muster.core.families.fields import Division, Field, depth, flag, share, whole
 from muster.core.families.published import PublishedTraining
-from muster.core.flops import Products, Shape
+from muster.core.families.stack import PER_INNER, Stack
 
 MODEL_TYPES = ("opt",)
 FIELDS = (
@@ -87,6 +87,23 @@ PUBLISHED: dict[str, PublishedTraining] = {
 }
 
 
+def stacks(config: Mapping[str, Any]) -> list[Stack]:
+    """Two LayerNorms a layer, of which input and output are kept, and one attention."""
+    width, heads = int(config["hidden_size"]), int(config["num_attention_heads"])
+    stack = Stack(
+        layers=int(config["num_hidden_layers"]),
+        width=width,
+        heads=heads,
+        query=width,
+        keys=width,
+        inner=int(config["ffn_dim"]),
+        per_inner=PER_INNER.get(str(config["activation_function"]), 5),
+        dropout=float(config["dropout"]),
+        attention_dropout=float(config["attention_dropout"]),
+    )
+    return [stack]
+
+
 def parameters(config: Mapping[str, Any]) -> int:
     """Token embeddings (the output as well), two matrices where they are narrower than the model, positions
     (two more than are used); per layer two norms, an attention of four width x width matrices and a
@@ -94,13 +111,12 @@ def parameters(config: Mapping[str, Any]) -> int:
 
     Source: transformers/models/opt/modeling_opt.py.
     """
-    width, inner, vocab = (int(config[name]) for name in ("hidden_size", "ffn_dim", "vocab_size"))
+    [stack], vocab = stacks(config), int(config["vocab_size"])
+    width = stack.width
     narrow = int(config.get("word_embed_proj_dim") or width)
     bias = 1 if config["enable_bias"] else 0
     norm = 2 * width if config["layer_norm_elementwise_affine"] else 0
-    attention = 4 * (width * width + bias * width)
-    feed_forward = 2 * width * inner + bias * (inner + width)
-    layers = int(config["num_hidden_layers"]) * (attention + feed_forward + 2 * norm)
+    layers = stack.layers * (stack.weights + bias * (stack.inner + 5 * width) + 2 * norm)
     embeddings = vocab * narrow * (1 if config["tie_word_embeddings"] else 2)
     before = config["do_layer_norm_before"] and not config["_remove_final_layer_norm"]
     outside = sum(rows * columns for rows, columns in tables(config))
@@ -118,20 +134,3 @@ def tables(config: Mapping[str, Any]) -> list[tuple[int, int]]:
 def positions(config: Mapping[str, Any]) -> int:
     """As many as there are rows of learned positions, less two."""
     return int(config["max_position_embeddings"])
-
-
-def products(config: Mapping[str, Any], shape: Shape) -> Products:
-    """Per token all matrices of the blocks and the output, with the two that narrow embeddings need; an
-    attention of tokens x tokens a layer.
-    """
-    width, inner = int(config["hidden_size"]), int(config["ffn_dim"])
-    narrow = int(config.get("word_embed_proj_dim") or width)
-    layers, tokens = int(config["num_hidden_layers"]), shape.samples * shape.tokens
-    head = tokens * narrow * int(config["vocab_size"])
-    projections = 2 * tokens * narrow * width if narrow != width else 0
-    blocks = tokens * layers * (4 * width * width + 2 * width * inner)
-    return Products(
-        weights=blocks + projections + head,
-        attention=layers * 2 * tokens * shape.tokens * width,
-        outside=projections + head,
-    )

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from muster.core.families.checkpoints import T5
 from muster.core.families.fields import Field, depth, share, whole
+from muster.core.families.stack import Stack
 from muster.core.flops import Products, Shape
 
 MODEL_TYPES = ("t5", "mt5", "umt5")
@@ -43,6 +45,13 @@ SIZES: dict[str, dict[str, Any]] = {
 }
 
 
+def stacks(config: Mapping[str, Any]) -> list[Stack]:
+    layers, width, heads = (int(config[key]) for key in ("num_layers", "d_model", "num_heads"))
+    query = heads * int(config["d_kv"])
+    encoder = Stack(layers, width, heads, query, query, int(config["d_ff"]), gated(config))
+    return [encoder, replace(encoder, layers=int(config.get("num_decoder_layers") or layers), attentions=2)]
+
+
 def parameters(config: Mapping[str, Any]) -> int:
     """Trainable parameters of T5ForConditionalGeneration.
 
@@ -52,15 +61,11 @@ def parameters(config: Mapping[str, Any]) -> int:
     ties to the output whatever tie_word_embeddings says (configuration_t5.py).
     Source: transformers/models/{t5,umt5}/modeling_*.py.
     """
-    d_model, heads, layers = (int(config[name]) for name in ("d_model", "num_heads", "num_layers"))
-    decoder_layers = int(config.get("num_decoder_layers") or layers)
-    attention = 4 * d_model * heads * int(config["d_kv"])
-    feed_forward = (3 if gated(config) else 2) * d_model * int(config["d_ff"])
-    encoder = layers * (attention + feed_forward + 2 * d_model)
-    decoder = decoder_layers * (2 * attention + feed_forward + 3 * d_model)
-    tables = layers + decoder_layers if config.get("model_type") == "umt5" else 2
-    positions = tables * int(config["relative_attention_num_buckets"]) * heads
-    return encoder + decoder + positions + 2 * d_model + int(config["vocab_size"]) * d_model
+    both, width = stacks(config), int(config["d_model"])
+    layers = sum(each.layers * (each.weights + (each.attentions + 1) * width) for each in both)
+    tables = sum(each.layers for each in both) if config.get("model_type") == "umt5" else 2
+    positions = tables * int(config["relative_attention_num_buckets"]) * both[0].heads
+    return layers + positions + 2 * width + int(config["vocab_size"]) * width
 
 
 def gated(config: Mapping[str, Any]) -> bool:
@@ -73,15 +78,13 @@ def products(config: Mapping[str, Any], shape: Shape) -> Products:
     decoder token the other decoder matrices and the output; three attentions of source x source, target x
     target and target x source.
     """
-    d_model, layers = int(config["d_model"]), int(config["num_layers"])
-    inner = int(config["num_heads"]) * int(config["d_kv"])
-    decoder_layers = int(config.get("num_decoder_layers") or layers)
-    feed_forward = (3 if gated(config) else 2) * d_model * int(config["d_ff"])
-    source, target = shape.tokens, shape.target
-    encoder = source * layers * (4 * d_model * inner + feed_forward)
-    decoder = decoder_layers * (target * (6 * d_model * inner + feed_forward) + source * 2 * d_model * inner)
-    head = target * d_model * int(config["vocab_size"])
-    attention = 2 * inner * (layers * source * source + decoder_layers * (target * target + target * source))
+    first, second = stacks(config)
+    source, target, query = shape.tokens, shape.target, first.query
+    crossed = 2 * second.width * query  # keys and values of the source
+    encoder = source * first.layers * first.weights
+    decoder = second.layers * (target * (second.weights - crossed) + source * crossed)
+    head = target * second.width * int(config["vocab_size"])
+    attention = 2 * query * (first.layers * source * source + second.layers * target * (target + source))
     return Products(
         weights=shape.samples * (encoder + decoder + head),
         attention=shape.samples * attention,

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from muster.core.families.fields import Division, Field, depth, flag, share, whole
+from muster.core.families.stack import Stack
 from muster.core.flops import Products, Shape
 
 MODEL_TYPES = ("vit",)
@@ -80,19 +81,25 @@ def _patch(config: Mapping[str, Any]) -> int:
     return int(config["num_channels"]) * height * width
 
 
+def stacks(config: Mapping[str, Any]) -> list[Stack]:
+    layers, width, heads, inner = (
+        int(config[key])
+        for key in ("num_hidden_layers", "hidden_size", "num_attention_heads", "intermediate_size")
+    )
+    return [Stack(layers, width, heads, width, width, inner)]
+
+
 def parameters(config: Mapping[str, Any]) -> int:
     """Patch projection, class token and positions; per layer two norms, an attention of four width x width
     matrices and a feed-forward of two, with biases; a last norm and the classifier.
 
     Source: transformers/models/vit/modeling_vit.py (ViTForImageClassification, no pooler).
     """
-    width, inner = int(config["hidden_size"]), int(config["intermediate_size"])
+    [stack] = stacks(config)
+    width = stack.width
     outside = width + sum(rows * columns for rows, columns in tables(config)) + 2 * width + labels(config)
     bias = 1 if config["qkv_bias"] else 0
-    attention = 4 * width * width + (3 * bias + 1) * width
-    feed_forward = 2 * width * inner + inner + width
-    layers = int(config["num_hidden_layers"]) * (attention + feed_forward + 4 * width)
-    return outside + layers
+    return outside + stack.layers * (stack.weights + stack.inner + (3 * bias + 6) * width)
 
 
 def tables(config: Mapping[str, Any]) -> list[tuple[int, int]]:
@@ -105,11 +112,11 @@ def products(config: Mapping[str, Any], shape: Shape) -> Products:
     """The projection of every patch; per token (patches and the class) all matrices of the blocks; an
     attention of tokens x tokens a layer; the classifier of the class token.
     """
-    width, inner = int(config["hidden_size"]), int(config["intermediate_size"])
-    layers, length = int(config["num_hidden_layers"]), tokens(config)
+    [stack], length = stacks(config), tokens(config)
+    layers, width = stack.layers, stack.width
     patches = shape.samples * (length - 1) * _patch(config) * width
     classifier = shape.samples * width * labels(config)
-    blocks = shape.samples * length * layers * (4 * width * width + 2 * width * inner)
+    blocks = shape.samples * length * layers * stack.weights
     return Products(
         weights=patches + blocks + classifier,
         attention=layers * 2 * shape.samples * length * length * width,

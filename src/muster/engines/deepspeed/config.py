@@ -31,6 +31,12 @@ _BATCH_KEYS = {
     "gradient_accumulation_steps": "accumulation",
     "train_batch_size": "global",
 }
+# Its schedulers -> the nearest of the recipe's, as which a record has them.
+NEAREST_SCHEDULES = {
+    "WarmupLR": "constant_with_warmup",
+    "WarmupDecayLR": "linear",
+    "WarmupCosineLR": "cosine",
+}
 _WARMUPS = {"linear": "linear warm-up", "log": "logarithmic warm-up"}
 _RATES = ("warmup_min_lr", "warmup_max_lr")
 # Its schedulers with a warm-up: what comes after that, and what Transformers fills where it is "auto".
@@ -267,8 +273,7 @@ def moments(config: Mapping[str, Any], *, offloaded: bool) -> int:
 def user_training(config: Mapping[str, Any]) -> dict[str, Any]:
     """The fields of the recipe's `train` that a user's file fixes ("auto" fixes nothing). Raises RecipeError.
 
-    Those numbers of the file win, since a recipe's own always have a value. Of an Adam that the file names,
-    what it leaves out is DeepSpeed's default.
+    Of an Adam that the file names, what it leaves out is DeepSpeed's default.
     """
     optimizer, scheduler = (section(section(config, key), "params") for key in ("optimizer", "scheduler"))
     beta1, beta2 = _pair(optimizer.get("betas", "auto"))
@@ -548,8 +553,8 @@ def fill_auto(config: Mapping[str, Any], recipe: Recipe, width: int | None) -> d
 
     Source: transformers/integrations/deepspeed.py, trainer_config_process and trainer_config_finalize.
     """
-    train, fixed = recipe.train, user_training(config)
-    rate, warmup = fixed.get("learning_rate", train.rate), fixed.get("warmup", train.warmup)
+    train = recipe.train
+    rate, warmup = train.rate, train.warmup
     steps: dict[str, Any] = {"total_num_steps": train.max_steps} if train.max_steps else {}
     if warmup >= 1 or warmup == 0:
         steps["warmup_num_steps"] = max(1, int(warmup))

@@ -12,24 +12,12 @@ from pathlib import Path
 from typing import Any
 
 from muster.core.errors import RecipeError, WorkerError
-from muster.core.schedule import scheduler
 from muster.engines.deepspeed import config as configuration
-from muster.engines.deepspeed.config import user_training
 from muster.store import events
 from muster.store.atomic import write_text
 from muster.store.sealed import MANIFEST
 from muster.worker.context import Context
 from muster.worker.together import PATIENCE, backend, barrier
-
-_NAMES = {
-    "learning_rate": "learning_rate",
-    "beta1": "adam_beta1",
-    "beta2": "adam_beta2",
-    "epsilon": "adam_epsilon",
-    "weight_decay": "weight_decay",
-    "clip": "max_grad_norm",
-    "warmup": "warmup_steps",
-}  # fields of the recipe's `train` -> TrainingArguments
 
 _RANKS = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
@@ -79,12 +67,7 @@ def arguments(context: Context) -> dict[str, Any]:
         config["checkpoint"] = {**config.get("checkpoint", {}), "use_node_local_storage": True}
     if recut(context, checkpoint_of(context)):
         config["checkpoint"] = {**config.get("checkpoint", {}), "load_universal": True}
-    # What a user's file or options fix wins; Transformers wants its own arguments to say the same.
-    fixed = user_training(config)
-    arguments: dict[str, Any] = {"deepspeed": config, **{_NAMES[name]: fixed[name] for name in fixed}}
-    train = context.recipe.train
-    if "learning_rate" in fixed and train.min_learning_rate:
-        arguments |= scheduler(train.model_copy(update={"learning_rate": fixed["learning_rate"]}))
+    arguments: dict[str, Any] = {"deepspeed": config}
     if "scheduler" in config:
         arguments["lr_scheduler_type"] = "linear"  # Transformers wants one; DeepSpeed's own is used
     return arguments

@@ -96,16 +96,11 @@ class DeepSpeedSpec(EngineSpec):
             )
 
     def _check_floor(self, recipe: Recipe) -> None:
-        """Raise RecipeError for a floor of a rate that the user's own configuration decides otherwise."""
+        """Raise RecipeError for a floor of a rate that follows the user's own configuration."""
         floor = recipe.train.min_learning_rate
-        if not floor:
-            return
-        own = configuration.given_config(recipe)
-        rate = configuration.user_training(own).get("learning_rate")
-        has = "a scheduler of its own" if configuration.section(own, "scheduler") else f"the rate {rate}"
-        if configuration.section(own, "scheduler") or (rate is not None and rate < floor):
+        if floor and configuration.section(configuration.given_config(recipe), "scheduler"):
             raise RecipeError(
-                f"is {floor:g}, and DeepSpeed's configuration has {has}",
+                f"is {floor:g}, and DeepSpeed's configuration has a scheduler of its own",
                 where="train.min_learning_rate",
                 hint="leave one of them out",
             )
@@ -118,10 +113,12 @@ class DeepSpeedSpec(EngineSpec):
 
     def fixed(self, config: Mapping[str, Any]) -> Fixed:
         """What is not "auto"."""
+        kind = str(configuration.section(config, "scheduler").get("type"))
+        schedule = configuration.NEAREST_SCHEDULES.get(kind)
         return Fixed(
             precision=configuration.user_precision(config),
             batch=configuration.user_batch(config),
-            train=configuration.user_training(config),
+            train={**configuration.user_training(config), **({"schedule": schedule} if schedule else {})},
             optimizer=configuration.other_optimizer(config),
             schedule="scheduler" in config,
         )
@@ -274,11 +271,10 @@ def _cannot_recut(recipe: Recipe, facts: Facts) -> str | None:
     apart = next((host for host, about in facts.items() if not about["shared"]), None)
     if apart:
         return f"{apart} does not see the parts of the other hosts"
-    given = configuration.given_config(recipe)
-    stage = (given.get("zero_optimization") or {}).get("stage", recipe.engine.zero)
-    if stage not in (0, 1, 2):
+    if recipe.engine.zero not in (0, 1, 2):
         return "ZeRO-3's optimizer states do not come back exactly"
-    return "its states are offloaded" if recipe.engine.offload != "none" or "offload_" in str(given) else None
+    given = str(configuration.given_config(recipe))
+    return "its states are offloaded" if recipe.engine.offload != "none" or "offload_" in given else None
 
 
 def _offloads(stage: int, asked: Mapping[str, Mapping[str, Any]]) -> tuple[str, NvmeOffload]:

@@ -9,13 +9,12 @@ kernels (SDPA). tests/real/test_fit.py holds the form against what real models k
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
-from functools import partial
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from muster.core import families
-from muster.core.families import llama, t5
+from muster.core.families.stack import Stack
 from muster.core.loss_parts import PLAIN_OUTPUT, most_rows, part_rows
 from muster.core.workload import Drawing, Lengths
 
@@ -37,111 +36,6 @@ class KeptValues:
     fused: bool = True
     mask: int = 1  # bytes of a dropout mask's element: 1 on CUDA, a whole value on a CPU
     compiled: bool = False  # torch.compile computes pointwise values again
-
-
-@dataclass(frozen=True)
-class Stack:
-    """Layers that are alike, by their sizes; of decoders also what they keep for the backward pass."""
-
-    layers: int
-    width: int
-    heads: int
-    query: int  # heads x head size
-    keys: int  # of grouped keys: key heads x head size
-    inner: int
-    gated: bool = False  # the feed-forward has three matrices
-    attentions: int = 1  # of a layer
-    per_inner: int = 0  # values kept per inner unit of the feed-forward; 0: no decoder, so not known
-    norm: float = 2  # values kept per unit of width by a norm, in elements of fp32
-    norm_bytes: int = 4  # and bytes in half precision
-    upcast: bool = True  # the softmax runs in fp32 where attention is not fused
-    normed: bool = False  # queries and keys have norms of their own
-    dropout: float = 0.0
-    attention_dropout: float = 0.0
-
-
-# Values kept per inner unit. ReLU: its output; GELU: input and output; the tanh form, written out in Python:
-# five; gated by SiLU: gate, its activation, the other half, their product.
-_ACTIVATIONS = {"relu": 1, "gelu": 2, "gelu_new": 5, "gelu_pytorch_tanh": 2, "silu": 2, "swish": 2, "tanh": 1}
-
-
-# Decoders whose blocks have two LayerNorms (input and output of each are kept) and one attention: the keys of
-# layers, width, heads, inner, activation, dropout and the attention's dropout.
-_PLAIN = {
-    "opt": (
-        "num_hidden_layers", "hidden_size", "num_attention_heads", "ffn_dim", "activation_function",
-        "dropout", "attention_dropout",
-    ),
-    "gpt2": ("n_layer", "n_embd", "n_head", "n_inner", "activation_function", "resid_pdrop", "attn_pdrop"),
-}  # fmt: skip
-
-
-def _plain(kind: str, config: Mapping[str, Any]) -> list[Stack]:
-    values: list[Any] = [config.get(key) for key in _PLAIN[kind]]
-    layers, width, heads, inner, activation, dropout, attention_dropout = values
-    stack = Stack(
-        layers=int(layers),
-        width=int(width),
-        heads=int(heads),
-        query=int(width),
-        keys=int(width),
-        inner=int(inner or 4 * width),
-        per_inner=_ACTIVATIONS.get(str(activation), 5),
-        upcast=kind != "gpt2",
-        dropout=float(dropout),
-        attention_dropout=float(attention_dropout),
-    )
-    return [stack]
-
-
-def _llama(config: Mapping[str, Any]) -> list[Stack]:
-    heads = int(config["num_attention_heads"])
-    head = llama.head_width(config)
-    stack = Stack(
-        layers=int(config["num_hidden_layers"]),
-        width=int(config["hidden_size"]),
-        heads=heads,
-        query=heads * head,
-        keys=int(config.get("num_key_value_heads") or heads) * head,
-        inner=int(config["intermediate_size"]),
-        gated=True,
-        per_inner=4,
-        norm=3,
-        norm_bytes=8,  # an RMS norm computes in fp32: its input there, the normed values, the output
-        normed=config["model_type"] == "qwen3",
-        attention_dropout=float(config["attention_dropout"]),
-    )
-    return [stack]
-
-
-def _vit(config: Mapping[str, Any]) -> list[Stack]:
-    layers, width, heads, inner = (
-        int(config[key])
-        for key in ("num_hidden_layers", "hidden_size", "num_attention_heads", "intermediate_size")
-    )
-    return [Stack(layers, width, heads, width, width, inner)]
-
-
-def _t5(config: Mapping[str, Any]) -> list[Stack]:
-    layers, width, heads = (int(config[key]) for key in ("num_layers", "d_model", "num_heads"))
-    query = heads * int(config["d_kv"])
-    encoder = Stack(layers, width, heads, query, query, int(config["d_ff"]), t5.gated(config))
-    return [encoder, replace(encoder, layers=int(config.get("num_decoder_layers") or layers), attentions=2)]
-
-
-_SIZES: dict[str, Callable[[Mapping[str, Any]], list[Stack]]] = {
-    "llama": _llama,
-    "t5": _t5,
-    "vit": _vit,
-    **{kind: partial(_plain, kind) for kind in _PLAIN},
-}
-
-
-def stacks(config: Mapping[str, Any]) -> list[Stack]:
-    """Return the model as stacks of layers; none for a family that is not known."""
-    family = families.family_of(config)
-    sizes = _SIZES.get(family.MODEL_TYPES[0]) if family else None
-    return sizes(families.filled(config)) if sizes else []
 
 
 def layer_bytes(stack: Stack, tokens: int, kept: KeptValues) -> int:
@@ -181,7 +75,7 @@ def activation_bytes(
     With checkpointing: every layer's input, and one layer whole while it is computed again (Korthikanti et
     al. 2022, section 5). None for what is no decoder.
     """
-    layers, tokens = stacks(config), lengths.tokens
+    layers, tokens = families.stacks(config), lengths.tokens
     if not layers or not layers[0].per_inner:
         return None
     [stack] = layers
@@ -235,7 +129,7 @@ def tile_bytes(config: Mapping[str, Any], rows: int, kept: KeptValues, device: s
 def drawing_bytes(config: Mapping[str, Any], drawing: Drawing, rows: int, kept: KeptValues) -> dict[str, int]:
     """Drawing `rows` answers at once: the keys and values of all tokens, of one layer twice while a token's
     are added; what a layer makes of the prompts; logits of the next token, with the copies of sampling."""
-    model, tokens = stacks(config), drawing.prompt + drawing.answer
+    model, tokens = families.stacks(config), drawing.prompt + drawing.answer
     layers = sum(stack.layers for stack in model)
     one = max((2 * kept.element * rows * tokens * stack.keys for stack in model), default=0)
     widest = max((max(stack.inner, 3 * stack.query) for stack in model), default=0)

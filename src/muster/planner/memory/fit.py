@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from muster.core import float8
+from muster.core import families, float8
 from muster.core.bits import Bits, moment_bytes, weight_bytes
 from muster.core.trace import AFTER_BLOCKS, BACKWARD, EMBEDDINGS, Arithmetic, Pass, Trace
 from muster.core.units import format_bytes
@@ -28,7 +28,6 @@ from muster.planner.memory.activations import (
     drawing_bytes,
     fused_bytes,
     logit_bytes,
-    stacks,
     tile_bytes,
 )
 from muster.planner.memory.states import frozen_states, held_tensors, likely_tensors, states
@@ -109,7 +108,7 @@ class Setting:
     def kept(self) -> KeptValues:
         """How activations are kept. CPUs have no fused attention with dropout, and GPUs none of grouped keys
         in fp32."""
-        model, cpu, element = stacks(self.config), self.spread.device == "cpu", self.spread.element
+        model, cpu, element = families.stacks(self.config), self.spread.device == "cpu", self.spread.element
         fused = not (cpu and any(each.attention_dropout for each in model))
         fused = fused and (element == 2 or cpu or all(each.keys == each.query for each in model))
         mixed = self.arithmetic == "autocast"

@@ -17,7 +17,6 @@ from muster.core.workload import HeldModel, Output
 from muster.engines.base import spec_of
 from muster.engines.spread import ModelSpread, Tensors
 from muster.engines.states import States, elements
-from muster.planner.memory.activations import Stack, stacks
 
 _OUTPUT = "output.weight"
 
@@ -79,7 +78,7 @@ def likely_tensors(config: Mapping[str, Any], parameters: int, trainable: int) -
     has them; what is left of the number is dealt to the layers as vectors. With fewer `trainable` ones (LoRA)
     the model is frozen, and each layer has a small matrix of its own that is trained.
     """
-    model = stacks(config)
+    model = families.stacks(config)
     frozen = trainable < parameters
     total = parameters - trainable if frozen else parameters
     width = max((each.width for each in model), default=0)
@@ -91,7 +90,7 @@ def likely_tensors(config: Mapping[str, Any], parameters: int, trainable: int) -
     made += [Parameter(f"table{i}.weight", shape, not frozen, "") for i, shape in tables]
     layers = [(stack, f"layers.{at}.{i}") for at, stack in enumerate(model) for i in range(stack.layers)]
     for stack, name in layers:
-        shapes = enumerate(_matrices(stack))
+        shapes = enumerate(stack.matrices)
         made += [Parameter(f"{name}.m{i}.weight", shape, not frozen, name) for i, shape in shapes]
     made += [] if tied else [Parameter(_OUTPUT, vocabulary, not frozen, "")]
     made = [each for each in made if each.numel]
@@ -109,14 +108,6 @@ def likely_tensors(config: Mapping[str, Any], parameters: int, trainable: int) -
             made.append(Parameter(f"{name}.adapter", (share, 1), True, name))
     made.sort(key=lambda each: each.name == _OUTPUT)  # the last one in every model
     return tuple(each for each in made if each.numel)
-
-
-def _matrices(stack: Stack) -> list[tuple[int, int]]:
-    """Shapes (out, in) of a layer's matrices."""
-    query, keys, width = stack.query, stack.keys, stack.width
-    attention = [(query, width), (keys, width), (keys, width), (width, query)]
-    gated = [(stack.inner, width)] if stack.gated else []
-    return attention * stack.attentions + [(stack.inner, width), *gated, (width, stack.inner)]
 
 
 def _shrunk(made: list[Parameter], total: int) -> list[Parameter]:

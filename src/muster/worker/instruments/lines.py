@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from muster.core import kineto
+from muster.worker.instruments import kineto
 
 _PYTHON, _TORCH = f"{Path(os.__file__).parent}/", f"{Path(torch.__file__).parent}/"
 _PACKAGES = f"{Path(torch.__file__).parents[1]}/"

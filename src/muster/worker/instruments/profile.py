@@ -16,11 +16,11 @@ from typing import Any
 import torch
 from transformers import TrainerCallback
 
-from muster.core import kineto
 from muster.core.errors import RecipeError
 from muster.core.profile import StepProfile
 from muster.store import events
 from muster.worker.context import Context
+from muster.worker.instruments import kineto
 from muster.worker.instruments.lines import LineMarks
 from muster.worker.together import barrier
 

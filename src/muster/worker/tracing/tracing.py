@@ -18,8 +18,8 @@ from muster.core.errors import RecipeError
 from muster.core.families import family_of, gpt2, llama, opt, t5, vit
 from muster.core.loss_parts import most_rows
 from muster.core.near import did_you_mean
+from muster.core.registry import versions_of
 from muster.core.trace import EMBEDDINGS, FIGURES, Parameter, Pass, Trace, TraceRequest, line, with_peaks
-from muster.core.versions import versions_of
 from muster.worker.instruments.meta import set_checkpointing
 from muster.worker.loss import fused_head
 from muster.worker.tracing import passes

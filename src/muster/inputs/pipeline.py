@@ -1,13 +1,17 @@
-"""A pipeline: recipes whose steps follow each other, one YAML file; and what came of one."""
+"""A pipeline: recipes whose steps follow each other, one YAML file."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from pydantic import Field, ValidationError, field_validator, model_validator
 
-from muster.core.entries import (
+from muster.core.errors import RecipeError
+from muster.core.recipe import Recipe
+from muster.core.recipes import PIPELINE, SHIPPED, find_file, read_yaml, shipped_pipelines, shipped_recipes
+from muster.core.section import Section
+from muster.inputs.entries import (
     After,
     NamedRecipe,
     check_names,
@@ -17,14 +21,6 @@ from muster.core.entries import (
     parts_of,
     with_names,
 )
-from muster.core.errors import RecipeError
-from muster.core.recipe import Recipe
-from muster.core.recipes import PIPELINE, SHIPPED, find_file, read_yaml, shipped_pipelines, shipped_recipes
-from muster.core.result import Failure, Result, Seconds
-from muster.core.section import Part, Section
-from muster.core.state import RunEnd, State
-
-SCHEMA_VERSION = 1
 
 
 class PipelineStep(NamedRecipe):
@@ -65,32 +61,6 @@ class Pipeline(Section):
     def _sensible(self) -> Pipeline:
         check_names(self.pipeline, "step", "steps")
         return self
-
-
-class StepResult(Part):
-    """A step of a pipeline."""
-
-    name: str
-    after: list[str] = Field(default_factory=list)
-    run: str = Field(description="its run's folder")
-    status: State = Field(description="of its result; or interrupted; or not begun")
-    result: Result | None = Field(None, description="None: it has none")
-
-
-class PipelineResult(Part):
-    """result.json of a pipeline: written last, atomically. No result.json: not finished."""
-
-    schema_version: int = SCHEMA_VERSION
-    id: str
-    workload: Literal["pipeline"] = "pipeline"
-    status: RunEnd
-    failure: Failure | None = Field(None, description="of the step that ended it")
-    attempt: int
-    started: float = Field(description="Unix time")
-    ended: float
-    seconds: Seconds
-    pipeline: list[StepResult] = Field(description="in the order in which they run")
-    notes: list[str] = Field(default_factory=list, description="what a reader must know of the steps")
 
 
 def find_pipeline(source: str) -> Path | None:
