@@ -333,7 +333,8 @@ def _plan(
         group = setting.spread.group if setting.spread.grouped else 0
         engine = spec_of(engine).label(setting.spread.stage, group)
     training = training_plan(recipe, setting, job.batch, samples)
-    warming = warmup_note(recipe.train, training.steps) if training.steps else None
+    rise = spec_of(recipe.engine.name).given(recipe).rise
+    warming = warmup_note(recipe.train, training.steps, rise) if training.steps else None
     return Plan(
         model=recipe.model.name,
         training=training,

@@ -171,7 +171,7 @@ def size(
     decisions: list[Decision] = []
     ranks, room = sum(where.slots), where.room
     trace = where.tracer(recipe, where.precision, where.device, ranks) if where.tracer else None
-    recipe = _learning_rate(recipe, decisions)
+    recipe = _numbers(recipe, decisions)
     setting = setting_of(recipe, config, where.precision, where.device, where.slots, trace)
     setting = None if setting is None else replace(setting, context=room.context)
     recipe, setting = _creation(recipe, setting, room, decisions)
@@ -191,21 +191,22 @@ def size(
     return replace(way, changes={**changes, "batch.micro": str(most)}) if changes and way.memory else way
 
 
-def _learning_rate(recipe: Recipe, decisions: list[Decision]) -> Recipe:
-    """`auto`: the published one of the size. Raises RecipeError where there is none."""
-    if recipe.train.learning_rate != "auto":
-        return recipe
-    fixed = spec_of(recipe.engine.name).given(recipe).train.get("learning_rate")
-    if fixed is None:
+def _numbers(recipe: Recipe, decisions: list[Decision]) -> Recipe:
+    """With the numbers that the engine's own configuration fixes, and the published rate of the size where it
+    is `auto`. Raises RecipeError where there is none."""
+    fixed = dict(spec_of(recipe.engine.name).given(recipe).train)
+    if recipe.train.learning_rate == "auto" and "learning_rate" not in fixed:
         published = families.published(recipe.model.name)
         if published is None:
             raise _not_published(recipe, "train.learning_rate", "train.learning_rate=5e-5")
-        fixed = published.learning_rate
+        fixed["learning_rate"] = published.learning_rate
         why = f"{recipe.model.name} was trained with it"
-        decisions.append(Decision("train.learning_rate", fixed, why))
-    train = recipe.train.model_copy(update={"learning_rate": float(fixed)})
+        decisions.append(Decision("train.learning_rate", published.learning_rate, why))
+    if not fixed:
+        return recipe
+    train = recipe.train.model_copy(update={name: float(value) for name, value in fixed.items()})
     if train.min_learning_rate > train.rate:
-        what = f"is {train.min_learning_rate:g}, above train.learning_rate={fixed:g}"
+        what = f"is {train.min_learning_rate:g}, above train.learning_rate={train.rate:g}"
         raise RecipeError(what, where="train.min_learning_rate")
     return recipe.model_copy(update={"train": train})
 
