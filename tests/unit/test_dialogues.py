@@ -50,10 +50,9 @@ def test_an_answer_of_weight_0_is_read_and_not_learned(tokenizer: Any) -> None:
         answers = [{"role": "assistant", "content": "A", "weight": each} for each in weights]
         return [message for pair in zip(asked, answers, strict=True) for message in pair]
 
-    with_template(tokenizer, chat=True, template="plain")
-    codec = Templates(tokenizer)
+    templates = _templates(tokenizer, chat=True)
     plain, weighted = (
-        codec.parts(dialogue_of({"messages": said(first, None)}, Wanted(), "x:1")) for first in (1, 0)
+        templates.parts(dialogue_of({"messages": said(first, None)}, Wanted(), "x:1")) for first in (1, 0)
     )
     assert [part.tokens for part in plain] == [part.tokens for part in weighted]
     assert [part.learned for part in plain] == [False, True, False, True]
