@@ -1,7 +1,9 @@
 """Print the keys that the installed DeepSpeed's configuration knows: src/muster/engines/deepspeed/keys.json.
 
 Run after raising the DeepSpeed version: python dev/deepspeed_keys.py > src/muster/engines/deepspeed/keys.json
-Sections whose keys DeepSpeed does not list in one place are null: Muster does not check inside them.
+Sections whose keys DeepSpeed does not list in one place are null: Muster does not check inside them. The name
+of a type is what a key takes; null, anything. Optimizers and schedulers have the names that they take, with a
+! where they do not work without.
 """
 
 from __future__ import annotations
@@ -10,12 +12,21 @@ import inspect
 import json
 import re
 import sys
-from typing import Any
+import types
+from typing import Annotated, Any, Union, get_args, get_origin
 
 import deepspeed
+import torch
+from deepspeed.comm.config import CommsLoggerConfig
+from deepspeed.monitor.config import CometConfig, CSVConfig, TensorBoardConfig, WandbConfig
+from deepspeed.ops.adagrad import DeepSpeedCPUAdagrad
+from deepspeed.ops.adam import DeepSpeedCPUAdam, FusedAdam
+from deepspeed.ops.lamb import FusedLamb
+from deepspeed.ops.lion import DeepSpeedCPULion, FusedLion
 from deepspeed.runtime import config as ds_config
-from deepspeed.runtime import constants
+from deepspeed.runtime import constants, lr_schedules
 from deepspeed.runtime.activation_checkpointing import config as act
+from deepspeed.runtime.engine import DeepSpeedEngine
 from deepspeed.runtime.precision_config import DeepSpeedBF16Config, DeepSpeedFP16Config
 from deepspeed.runtime.zero.config import DeepSpeedZeroConfig
 from deepspeed.runtime.zero.offload_config import (
@@ -23,13 +34,49 @@ from deepspeed.runtime.zero.offload_config import (
     DeepSpeedZeroOffloadParamConfig,
 )
 
+TYPES = (bool, int, float, str)
+OWN = (FusedAdam, DeepSpeedCPUAdam, DeepSpeedCPUAdagrad, FusedLamb, FusedLion, DeepSpeedCPULion)
+SECTIONS = {
+    "tensorboard": TensorBoardConfig,
+    "wandb": WandbConfig,
+    "csv_monitor": CSVConfig,
+    "comet": CometConfig,
+    "comms_logger": CommsLoggerConfig,
+}
 
-def names(model: Any) -> list[str]:
-    """Field names and aliases of a pydantic model."""
-    found: set[str] = set()
+
+def type_of(annotation: Any) -> str | None:
+    """A scalar's name; None where it takes others."""
+    if get_origin(annotation) is Annotated:
+        return type_of(get_args(annotation)[0])
+    if get_origin(annotation) in (Union, types.UnionType):
+        found = {type_of(each) for each in get_args(annotation) if each is not type(None)}
+        return found.pop() if len(found) == 1 else None
+    return annotation.__name__ if annotation in TYPES else None
+
+
+def names(model: Any) -> dict[str, str | None]:
+    """Field names and aliases of a pydantic model, with their types."""
+    found: dict[str, str | None] = {}
     for name, field in model.model_fields.items():
-        found |= {name} | ({field.alias} if field.alias else set())
-    return sorted(found)
+        found |= dict.fromkeys({name, field.alias or name}, type_of(field.annotation))
+    return dict(sorted(found.items()))
+
+
+def taken(made: Any) -> str:
+    """What a class takes behind its first parameter."""
+    _, *rest = inspect.signature(made).parameters.values()
+    named = [each for each in rest if each.kind in (each.POSITIONAL_OR_KEYWORD, each.KEYWORD_ONLY)]
+    return " ".join(each.name + ("!" if each.default is each.empty else "") for each in named)
+
+
+def subclasses(module: Any, base: type) -> list[Any]:
+    """The public classes of a module that derive from another."""
+    return [
+        each
+        for name, each in sorted(vars(module).items())
+        if isinstance(each, type) and issubclass(each, base) and each is not base and name[0] != "_"
+    ]
 
 
 def main() -> None:
@@ -41,15 +88,16 @@ def main() -> None:
     ):
         value = getattr(ds_config, constant, None) or getattr(constants, constant, None)
         if isinstance(value, str):
-            top[value] = None
+            default = getattr(constants, f"{constant}_DEFAULT", None)
+            top[value] = type(default).__name__ if type(default) in TYPES else None
     for key in re.findall(r"param_dict(?:\.get\(|\[)[\"']([a-z_0-9]+)[\"']", source):
         top[key] = None
-    zero: dict[str, Any] = dict.fromkeys(names(DeepSpeedZeroConfig))
-    zero["offload_param"] = dict.fromkeys(names(DeepSpeedZeroOffloadParamConfig))
-    zero["offload_optimizer"] = dict.fromkeys(names(DeepSpeedZeroOffloadOptimizerConfig))
+    zero: dict[str, Any] = names(DeepSpeedZeroConfig)
+    zero["offload_param"] = names(DeepSpeedZeroOffloadParamConfig)
+    zero["offload_optimizer"] = names(DeepSpeedZeroOffloadOptimizerConfig)
     top["zero_optimization"] = zero
-    top["fp16"] = dict.fromkeys([*names(DeepSpeedFP16Config), "auto_cast"])
-    top["bf16"] = dict.fromkeys(names(DeepSpeedBF16Config))
+    top["fp16"] = {**names(DeepSpeedFP16Config), "auto_cast": "bool"}
+    top["bf16"] = names(DeepSpeedBF16Config)
     top["bfloat16"] = top["bf16"]
     top["optimizer"] = {"type": None, "params": None, "legacy_fusion": None}
     top["scheduler"] = {"type": None, "params": None}
@@ -58,6 +106,7 @@ def main() -> None:
         for name, value in vars(act).items()
         if name.startswith("ACT_CHKPT_") and isinstance(value, str) and not name.endswith("DEFAULT")
     }
+    top |= {key: names(model) for key, model in SECTIONS.items()}
     for key in [
         "train_batch_size",
         "train_micro_batch_size_per_gpu",
@@ -102,7 +151,20 @@ def main() -> None:
         "dataloader_drop_last",
     ]:
         top.setdefault(key, None)
-    json.dump({"deepspeed": deepspeed.__version__, "keys": dict(sorted(top.items()))}, sys.stdout, indent=1)
+    optimizers = [*OWN, *subclasses(torch.optim, torch.optim.Optimizer)]
+    schedulers = [getattr(lr_schedules, name) for name in lr_schedules.VALID_LR_SCHEDULES]
+    schedulers += subclasses(torch.optim.lr_scheduler, torch.optim.lr_scheduler.LRScheduler)
+    muon = {*DeepSpeedEngine._MUON_HALF_KEYS, *DeepSpeedEngine._ADAM_HALF_KEYS, "muon_lr", "adam_lr"}
+    made = {
+        "deepspeed": deepspeed.__version__,
+        "keys": dict(sorted(top.items())),
+        "optimizers": {
+            "MuonWithAuxAdam": " ".join(sorted(muon)),
+            **{each.__name__: taken(each) for each in optimizers},
+        },
+        "schedulers": {each.__name__: taken(each) for each in schedulers},
+    }
+    json.dump(made, sys.stdout, indent=1)
     sys.stdout.write("\n")
 
 

@@ -28,9 +28,8 @@ def test_what_stands_beside_two_whole_texts_is_not_read() -> None:
 
 
 def test_fields_that_nobody_reads_are_named_those_of_messages_too(tmp_path: Path) -> None:
-    """Such as OpenAI's weight of a message, which says that it is not to be learned. What is null says
-    nothing."""
-    answer = {"role": "assistant", "content": "Yes.", "weight": 0, "tool_calls": None}
+    """What is null says nothing."""
+    answer = {"role": "assistant", "content": "Yes.", "name": "Ada", "tool_calls": None}
     row = {
         "messages": [{"role": "user", "content": "Is it?"}, answer],
         "tools": [{"name": "f"}],
@@ -40,7 +39,27 @@ def test_fields_that_nobody_reads_are_named_those_of_messages_too(tmp_path: Path
         tmp_path / "rows.jsonl", [row, {**row, "messages": [{"from": "user", "value": "Why?"}, answer]}]
     )
     (note,) = load_samples(_recipe(path=str(path), validation_fraction=0.0)).notes[:-1]
-    assert note.rpartition(": ")[2].split(", ") == ["tools", "label", "messages.weight"]
+    assert note.rpartition(": ")[2].split(", ") == ["tools", "label", "messages.name"]
+
+
+def test_an_answer_of_weight_0_is_read_and_not_learned(tokenizer: Any) -> None:
+    """As OpenAI's files say it, of answers that only lead to the next one."""
+
+    def said(*weights: int | None) -> list[dict[str, Any]]:
+        asked = [{"role": "user", "content": f"Q{n}"} for n in range(len(weights))]
+        answers = [{"role": "assistant", "content": "A", "weight": each} for each in weights]
+        return [message for pair in zip(asked, answers, strict=True) for message in pair]
+
+    templates = _templates(tokenizer, chat=True)
+    plain, weighted = (
+        templates.parts(dialogue_of({"messages": said(first, None)}, Wanted(), "x:1")) for first in (1, 0)
+    )
+    assert [part.tokens for part in plain] == [part.tokens for part in weighted]
+    assert [part.learned for part in plain] == [False, True, False, True]
+    assert [part.learned for part in weighted] == [False, False, False, True]
+    for wrong in (said(1, 0), said(0.5, 1)):
+        with pytest.raises(DataError, match="weight"):
+            dialogue_of({"messages": wrong}, Wanted(), "x:1")
 
 
 def test_rows_of_one_set_take_one_form(tmp_path: Path) -> None:

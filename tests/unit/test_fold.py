@@ -16,7 +16,7 @@ from muster.core.result import Result
 from muster.core.state import State
 from muster.engines.base import spec_of
 from muster.failures.table import known_failures
-from muster.results.fold import EventFold, fold, learned_nothing, make_result, model_name
+from muster.results.fold import EventFold, caveats, fold, learned_nothing, make_result, model_name
 from muster.results.speed import throughput
 from muster.store import events
 from muster.store.windows import measured, warm_ups
@@ -192,6 +192,17 @@ def test_the_engines_name(engine: dict[str, Any], name: str) -> None:
 )
 def test_the_models_name(model: dict[str, Any], name: str) -> None:
     assert model_name(recipe_from({"model": model})) == name
+
+
+@pytest.mark.parametrize(("late", "named"), [(True, True), (None, True), (False, False)])
+def test_a_limit_of_time_is_named_where_it_ended_the_training(late: bool | None, named: bool) -> None:
+    """None: of a run whose version did not say."""
+    made = {"device": "cpu", "parameters": 1, "trainable": 1, "total_steps": 400}
+    folder = fold([
+        events.Started(time=0.0, rank=0, **made), events.Done(time=1.0, rank=0, step=160, out_of_time=late),
+    ])  # fmt: skip
+    said = caveats(folder, recipe_from({"train": {"max_minutes": 2}}), 160)
+    assert said[0] == "cut at 160 of 400 steps" + (" by train.max_minutes=2" if named else "")
 
 
 def test_samples_that_are_cut_name_keys_that_the_workload_has() -> None:

@@ -593,6 +593,21 @@ def test_a_suites_jobs_start_from_the_models_of_those_before(tmp_path: Path) -> 
         inputs_of(tmp_path, "local:2x1", jobs[0], {"name": "begin", "set": {"checkpoint.model": False}})
 
 
+def test_a_model_that_is_no_longer_whole_starts_no_job(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def damaged(run: RunFolder) -> None:
+        raise RunFolderError("the trained model is damaged: config.json is gone", where=str(run.model))
+
+    monkeypatch.setattr("muster.benches.bench.check_model", damaged)
+    jobs = ({"name": "more", "after": "begin"}, {"name": "begin"})
+    shell, folder = player(tmp_path / "diary", well), BenchFolder(tmp_path / "bench", mark="")
+    found = bench(inputs_of(tmp_path, "local:1x1", *jobs, groups=[1]), folder, BenchIO(shell=shell))
+    assert [job.job for job in found.jobs] == ["begin-1x-001"] and len(shell.started) == 1
+    assert "more-1x-001 could not be started" in found.notes[0] and "config.json is gone" in found.notes[0]
+    assert not found.complete
+
+
 def test_show_tells_the_step_of_the_running_step(
     played: Played, folder: PipelineFolder, capsys: pytest.CaptureFixture[str]
 ) -> None:

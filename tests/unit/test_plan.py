@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -31,7 +32,7 @@ from muster.planner.machines import (
     load_calibration,
     save_calibration,
 )
-from muster.planner.plan import hosts_first, plan_first, plan_on, promised
+from muster.planner.plan import _worth_tracing, hosts_first, plan_first, plan_on, promised
 from muster.planner.time.steptime import ALONE, Calibration
 from muster.results.fold import fold, make_result
 from tests.support import plan
@@ -406,3 +407,13 @@ def test_mfu_of_unlike_devices_is_of_the_sum_of_their_peaks() -> None:
     assert slow is not None and unlike is not None and slow.mfu and unlike.mfu
     rates = unlike.samples_per_second / slow.samples_per_second
     assert unlike.mfu == pytest.approx(slow.mfu * rates * 2 * 6.5 / (20.3 + 6.5), rel=0.01)
+
+
+@pytest.mark.parametrize(("whole", "needed", "traced"), [(True, 9, False), (False, 9, True), (True, 2, True)])
+def test_a_model_without_a_closed_form_is_traced_however_large(
+    whole: bool, needed: int, traced: bool
+) -> None:
+    """What would fit is found by traces alone."""
+    way = SimpleNamespace(lacks=SimpleNamespace(needed=needed, has=1), needed=SimpleNamespace(whole=whole))
+    decided = SimpleNamespace(refused=UsageError("too large"), room=None, setting=None, way=way)
+    assert _worth_tracing(decided) == traced  # type: ignore[arg-type]

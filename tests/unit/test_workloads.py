@@ -8,12 +8,15 @@ from __future__ import annotations
 import inspect
 import subprocess
 import sys
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from muster.agent.host import check_command
+from muster.agent.talk import Problem
 from muster.core.data import Data
 from muster.core.errors import DataError, RecipeError
 from muster.core.recipe import Recipe, recipe_class, recipe_classes, recipe_from
@@ -196,6 +199,36 @@ def test_a_launcher_that_means_more_is_refused_before_the_start(command: str, tm
 def test_the_script_is_looked_for_before_the_start(start: str, command: str, script: str | None) -> None:
     given = {"workload": "command", "command": command.split(), "run": {"start": start}}
     assert recipe_from(given).before_start()["script"] == script
+
+
+@pytest.mark.parametrize(
+    ("start", "command", "module"),
+    [
+        ("rank", "python -m pkg.train x", "pkg.train"), ("host", "/opt/bin/python3 -u -m pkg", "pkg"),
+        ("torchrun", "python -m pkg.train", "pkg.train"), ("torchrun", "-m pkg", "pkg"),
+        ("rank", "python -I -m pkg", None), ("rank", "python -c pass -m pkg", None),
+        ("rank", "bash -m pkg", None), ("rank", "python train.py -m pkg", None),
+    ],
+)  # fmt: skip
+def test_a_module_is_looked_for_before_the_start(start: str, command: str, module: str | None) -> None:
+    given = {"workload": "command", "command": command.split(), "run": {"start": start}}
+    assert recipe_from(given).before_start().get("module") == module
+
+
+@pytest.mark.parametrize(
+    ("module", "there"),
+    [
+        ("json.tool", True), ("json.nosuch", False), ("nosuch", False), ("own.part", True), ("own.no", False),
+        ("json.tool.deep", False), ("space.inner", True), ("sys", True),
+    ],
+)  # fmt: skip
+def test_a_module_is_found_as_python_finds_it(tmp_path: Path, module: str, there: bool) -> None:
+    for name in ("own/__init__.py", "own/part.py", "space/inner.py"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text("raise SystemExit(3)\n")  # nothing is imported
+    spec = {"cwd": str(tmp_path), "module": module}
+    with nullcontext() if there else pytest.raises(Problem, match=f"no module {module}"):
+        check_command(spec, sys.executable)
 
 
 @pytest.mark.parametrize("option", ["--nproc-per-node=2", "--nproc_per_node 2", "--nproc-per-node=gpu"])

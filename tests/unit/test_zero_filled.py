@@ -15,6 +15,7 @@ from muster.engines.base import merged
 from muster.engines.deepspeed.config import (
     fill_auto,
     given_stage,
+    moments,
     uncounted,
     user_decisions,
     user_training,
@@ -50,6 +51,7 @@ ALL_AUTO: dict[str, Any] = {
         "stage3_param_persistence_threshold": "auto",
     },
 }  # fmt: skip
+WARMUP = "scheduler.params.warmup_num_steps"
 SETTINGS = ["train.learning_rate=0.003", "train.warmup=20", "train.beta2=0.97", "train.clip=0.7"]
 
 
@@ -262,7 +264,33 @@ def test_the_rate_is_the_schedulers_where_that_sets_it(
     assert decided["train.learning_rate"] == rate
     assert f"learning rate {rate:g}," in plan["plan"]["training"]["optimizer"]
     assert plan["deepspeed"]["optimizer"]["params"]["lr"] == rate
+    assert plan["recipe"]["train"]["learning_rate"] == rate  # one number, wherever it is shown
     assert words in decided["train.schedule"]
+
+
+@pytest.mark.parametrize(
+    ("scheduler", "key"),
+    [
+        ({"type": "WarmupDecayLR", "params": {"warmup_num_steps": 30}}, f"{WARMUP}=30"),
+        ({"type": "WarmupLR", "params": {"warmup_num_steps": 31}}, f"{WARMUP}=31"),
+        ({"type": "WarmupCosineLR", "params": {"warmup_num_steps": 29}}, None),
+        ({"type": "WarmupLR", "params": {"warmup_num_steps": "auto"}}, "train.warmup=40"),
+        (
+            {"type": "OneCycle", "params": {"cycle_min_lr": 0, "cycle_max_lr": 1}},
+            "scheduler.params.cycle_first_step_size=2000",
+        ),
+        ({"type": "LRRangeTest", "params": {}}, None),
+        (None, "train.warmup=40"),
+    ],
+)
+def test_a_warm_up_longer_than_the_training_is_noted_whosever_it_is(
+    file: Path, tmp_path: Path, scheduler: dict[str, Any] | None, key: str | None
+) -> None:
+    file.write_text(json.dumps({"scheduler": scheduler} if scheduler else {}))
+    short = [f"engine.config={file}", "train.warmup=40", "train.max_steps=30"]
+    plan = dry_run(read_inputs("demo", "node1,node2", short), RunFolder(tmp_path / "r"))["plan"]
+    notes = [each for each in plan["notes"] if "never reaches its peak" in each]
+    assert [each.split(" is ")[0] for each in notes] == ([key] if key else [])
 
 
 def test_a_rate_that_an_optimizer_leaves_out_is_the_recipes(file: Path, tmp_path: Path) -> None:
@@ -302,6 +330,38 @@ def test_old_names_of_offloading_are_offloading(
         given.append(dry_run(inputs, RunFolder(tmp_path / str(number))))
     assert given[0]["deepspeed"] == given[1]["deepspeed"]
     assert given[0]["plan"]["memory"] == given[1]["plan"]["memory"]
+
+
+@pytest.mark.parametrize(
+    ("kind", "params", "values"),
+    [
+        ("RMSprop", {}, 1), ("RMSprop", {"momentum": 0.9, "centered": True}, 3), ("SGD", {}, 0),
+        ("SGD", {"momentum": 0.9}, 1), ("Adadelta", {}, 2),
+        ("AdamW", {"torch_adam": True, "amsgrad": True}, 3),
+        ("ASGD", {}, 1), ("Rprop", {}, 2), ("NAdam", {}, 2), ("RAdam", {}, 2), ("Adamax", {}, 2),
+    ],
+)  # fmt: skip
+def test_values_that_an_optimizer_keeps_are_those_of_its_state(
+    kind: str, params: dict[str, Any], values: int
+) -> None:
+    """Held against the tensors that PyTorch's optimizers have after a step."""
+    import torch
+
+    optimizer = {"type": kind, "params": params}
+    assert moments({"optimizer": optimizer}, offloaded=False) == values
+    weight = torch.nn.Parameter(torch.ones(64))
+    weight.grad = torch.ones(64)
+    own = {name: value for name, value in params.items() if name != "torch_adam"}
+    made = getattr(torch.optim, kind)([weight], lr=0.1, **own)
+    made.step()
+    held = [each for each in made.state[weight].values() if torch.is_tensor(each) and each.numel() == 64]
+    assert len(held) == values
+
+
+def test_an_optimizer_whose_states_are_not_known_is_named() -> None:
+    assert uncounted({"optimizer": {"type": "Muon"}}) == ["optimizer.type"]
+    assert moments({"optimizer": {"type": "Muon"}}, offloaded=False) is None
+    assert moments({}, offloaded=True) == 2
 
 
 def test_what_no_plan_counts_is_named() -> None:

@@ -83,7 +83,7 @@ class Agent:
         about["checkpoints"] = sorted(step for step, wrong in checkpoints.items() if wrong is None)
         about["damaged_checkpoints"] = {str(step): wrong for step, wrong in checkpoints.items() if wrong}
         about["python"] = self.python = find_python(spec, self.usual_python)
-        check_command(spec)
+        check_command(spec, self.python)
         about["versions"] = versions(self.python, spec.get("packages", ()))
         if spec["node_rank"] == 0:
             self.ranks.port_holder = hold_port(spec.get("port") or 0)

@@ -299,8 +299,25 @@ def versions(python: str, more: Sequence[str] = ()) -> Dict[str, Optional[str]]:
     return {name: version or None for name, version in pairs}
 
 
-def check_command(spec: Dict[str, Any]) -> None:
-    """Whether a command's folder, program and script are here. Raises Problem."""
+# Exits with 3 where the Python that runs it has no module of this name; imports none.
+_LOOK = """import sys
+path = None
+names = sys.argv[1].split(".")
+for i in range(len(names)):
+    name = ".".join(names[: i + 1])
+    specs = (f.find_spec(name, path) for f in sys.meta_path if hasattr(f, "find_spec"))
+    spec = next((s for s in specs if s), None)
+    if spec is None:
+        sys.exit(3)
+    path = spec.submodule_search_locations
+    if path is None and i + 1 < len(names):
+        sys.exit(3)
+"""
+
+
+def check_command(spec: Dict[str, Any], python: Optional[str] = None) -> None:
+    """Whether a command's folder, program, script and module are here. `python`: that runs a module where
+    there is no program. Raises Problem."""
     folder, program, script = (spec.get(name) for name in ("cwd", "program", "script"))
     hint = "`--sync DIR` brings a folder to every host; `--workdir DIR` names one that each of them has"
     if folder and not os.path.isdir(folder):
@@ -315,6 +332,13 @@ def check_command(spec: Dict[str, Any]) -> None:
     if script and not os.path.isfile(os.path.join(folder or "/", script)):
         place = "" if os.path.isabs(script) else " in %s" % folder
         raise Problem("there is no script %s%s" % (script, place), hint)
+    module, python = spec.get("module"), program or python
+    if module and python:
+        argv = [python, "-c", _LOOK, module]
+        quiet = subprocess.DEVNULL
+        if subprocess.call(argv, cwd=folder or None, stdin=quiet, stdout=quiet, stderr=quiet) == 3:
+            what = "%s has no module %s" % (shutil.which(python) or python, module)
+            raise Problem(what, "pip install it there; or " + hint)
 
 
 def hold_port(wanted: int) -> socket.socket:

@@ -48,6 +48,7 @@ from muster.judging import Baseline, JobClass, Posterior, Settings, localise, ne
 from muster.judging.baseline import FEWEST
 from muster.judging.joblogs import how_ended
 from muster.judging.logs import COLUMNS, load_baselines
+from muster.runs.ask import check_model
 from muster.runs.listing import stop
 from muster.store.atomic import csv_text
 from muster.store.runfolder import RunFolder
@@ -219,13 +220,13 @@ class Jobs:
         by_label = {host.label: host for host in inventory.hosts}
         hosts = self.folder.write_hosts(task.id, [by_label[label] for label in task.hosts], inventory)
         recipe = self.inputs.recipes[task.entry]
-        argv = [
-            *command(self.folder.recipe(task.entry), hosts, run, task, recipe),
-            *self._models(task, recipe),
-        ]
         more_files(8 * (len(self.children) + 2))
         log = self.folder.open_log(task.id)
         try:
+            argv = [
+                *command(self.folder.recipe(task.entry), hosts, run, task, recipe),
+                *self._models(task, recipe),
+            ]
             return Child(task, self.shell.start(argv), run, log)
         except MusterError as error:
             log.close()
@@ -233,15 +234,17 @@ class Jobs:
             return None
 
     def _models(self, task: Task, recipe: Recipe) -> list[str]:
-        """The models of the jobs that a job follows, as changes of its recipe."""
+        """The models of the jobs that a job follows, as changes of its recipe. Raises RunFolderError where
+        one is no longer as it was saved."""
         runs = {
-            self._entry(job): self.folder.path / self.done[job].run for job in task.after if job in self.done
+            self._entry(job): RunFolder(self.folder.path / self.done[job].run)
+            for job in task.after
+            if job in self.done
         }
-        return [
-            f"{where}={json.dumps(str(RunFolder(runs[entry]).model))}"
-            for where, entry in models_taken(recipe)
-            if entry in runs
-        ]
+        taken = [(where, runs[entry]) for where, entry in models_taken(recipe) if entry in runs]
+        for _, run in taken:
+            check_model(run)
+        return [f"{where}={json.dumps(str(run.model))}" for where, run in taken]
 
     def _entry(self, job: str) -> str:
         return next(task.entry for task in self.tasks if task.id == job)

@@ -29,14 +29,17 @@ def steps_of(train: Train, samples: int, global_batch: int, accumulation: int) -
     return max(1, math.ceil(train.epochs * per_epoch))
 
 
-def warmup_note(train: Train, total: int) -> str | None:
-    """That the learning rate never reaches its peak; None where it does."""
-    if train.warmup < max(1, total):
+def warmup_note(train: Train, total: int, own: tuple[str, int] | None = None) -> str | None:
+    """That the learning rate never reaches its peak; None where it does. `own`: an engine's key in place of
+    train.warmup, and its steps."""
+    name, warmup = own or ("train.warmup", train.warmup)
+    if warmup < max(1, total):
         return None
     steps = "1 step" if total == 1 else f"{total:,} steps"
+    less = "fewer of them" if own else "a fraction, such as train.warmup=0.1, scales with the steps"
     return (
-        f"train.warmup={train.warmup:g} is no shorter than the training of {steps}, so the learning rate "
-        "never reaches its peak: a fraction, such as train.warmup=0.1, scales with the steps"
+        f"{name}={warmup:g} is no shorter than the training of {steps}, so the learning rate never reaches "
+        f"its peak: {less}"
     )
 
 

@@ -29,17 +29,19 @@ ROLES = {
     "assistant": ASSISTANT, "gpt": ASSISTANT, "bot": ASSISTANT, "model": ASSISTANT,
     "system": SYSTEM,
 }  # fmt: skip
-MESSAGE = ("role", "content", "from", "value")  # fields of a message
+MESSAGE = ("role", "content", "from", "value", "weight")  # fields of a message
 PROMPTS_NOTE = "muster_prompts"  # in a saved tokenizer's configuration, where prompts were plain text
 LAST_TURN = "\n\nAssistant:"  # where the answer begins in dialogues that are one text
 
 
 @dataclass(frozen=True)
 class Turn:
-    """Something that was said. `role`: user, assistant or system; TEXT of a prompt that is taken as it is."""
+    """Something that was said. `role`: user, assistant or system; TEXT of a prompt that is taken as it is;
+    `learned`: whether an answer is to be, OpenAI's weight."""
 
     role: str
     text: str
+    learned: bool = True
 
 
 @dataclass(frozen=True)
@@ -107,7 +109,7 @@ def dialogue_of(
         turns = _within(record, wanted, _turns(record, name, where), where)
         answer = _answer(record, wanted, turns, where)
         if answer is None and turns and turns[-1].role == ASSISTANT:
-            answer, turns = turns[-1].text, turns[:-1]
+            answer, turns = _answer_of(turns[-1], name, where), turns[:-1]
         if wanted.pairs:
             rejected = _said(record, wanted.rejected or REJECTED[0], turns, where, "data.rejected")
     if not turns or not turns[-1].text.strip():
@@ -255,7 +257,10 @@ def _message(value: Any, name: str, where: str) -> Turn:
         hint = '{"role": "user", "content": "..."}; messages with tools or pictures are not trained on'
         raise DataError(what, where=where, hint=hint)
     check_unicode(text, where)
-    return Turn(speaker, text)
+    weight = given.get("weight")
+    if weight not in (None, 0, 1):
+        raise DataError(f"a message of {name!r} has weight {weight!r}, and must have 0 or 1", where=where)
+    return Turn(speaker, text, learned=weight != 0)
 
 
 def _answer(record: Mapping[str, Any], wanted: Wanted, turns: tuple[Turn, ...], where: str) -> str | None:
@@ -282,6 +287,9 @@ def _answer_of(last: Turn, name: str, where: str) -> str:
     """The text of a dialogue's last message, which has to be an answer."""
     if last.role != ASSISTANT:
         raise DataError(f"the last message of {name!r} is not the {ASSISTANT}'s", where=where)
+    if not last.learned:
+        what, hint = f"the last answer of {name!r} has weight 0", "end the dialogue with one that is learned"
+        raise DataError(what, where=where, hint=f"{hint}; data.bad=skip leaves it out")
     return last.text
 
 

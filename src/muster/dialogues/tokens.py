@@ -63,7 +63,7 @@ class Templates:
         return self._rendered(turns, text)[-1].tokens
 
     def parts(self, sample: Dialogue) -> list[TokenPart]:
-        """A sample's pieces in order: what is learned of several turns are all answers."""
+        """A sample's pieces in order: what is learned of several turns are all answers that are to be."""
         if sample.turns[0].role == TEXT:
             return [
                 TokenPart(self.prompt(sample.turns), False),
@@ -75,6 +75,7 @@ class Templates:
         """Messages through the template, cut where answers begin and end. `answer`: the last one; None: it is
         still to come. Raises DataError where the template changes what it has already written."""
         messages = [{"role": turn.role, "content": turn.text} for turn in turns]
+        learned = [*(turn.learned for turn in turns), True]
         if answer is not None:
             messages.append({"role": ASSISTANT, "content": answer})
         parts, done, over = [], "", list[int]()
@@ -84,7 +85,7 @@ class Templates:
             before = self._render(messages[:index], ask=True)
             after = self._render(messages[: index + 1], ask=False)
             spoken, rest = self._ended(self._new(before, after))
-            parts += [TokenPart([*over, *self._new(done, before)], False), TokenPart(spoken, True)]
+            parts += [TokenPart([*over, *self._new(done, before)], False), TokenPart(spoken, learned[index])]
             done, over = after, rest
         if answer is None:
             parts.append(TokenPart([*over, *self._new(done, self._render(messages, ask=True))], False))

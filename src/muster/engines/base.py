@@ -28,8 +28,8 @@ class Fixed:
 
     `batch`: any of micro, accumulation, global; `train`: fields of the recipe's `train`; `optimizer`: the
     name of one that is no Adam, of which the betas and the epsilon in `train` alone are known; `schedule`:
-    the learning rate follows a schedule of the engine's; `spread`: how the model is spread, so that no plan
-    changes that.
+    the learning rate follows a schedule of the engine's; `rise`: the key and the steps in which that rises to
+    its peak, None: those of the recipe; `spread`: how the model is spread, so that no plan changes that.
     """
 
     precision: str | None = None
@@ -37,6 +37,7 @@ class Fixed:
     train: Mapping[str, Any] = field(default_factory=dict)
     optimizer: str | None = None
     schedule: bool = False
+    rise: tuple[str, int] | None = None
     spread: bool = False
 
 

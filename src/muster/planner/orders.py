@@ -9,6 +9,7 @@ import zipfile
 from collections.abc import Callable, Mapping
 from functools import cache
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from muster.core.errors import UsageError
@@ -43,9 +44,10 @@ def greeting(
     job_id: str,
     attempt: int,
     mark: str | None = None,
+    env: Mapping[str, str] = MappingProxyType({}),
 ) -> dict[str, dict[str, Any]]:
     """Per host, what its agent must know before it can say what it has. `mark`: the run's; None: its name is
-    no other's."""
+    no other's; `env`: of the ranks."""
     launch = recipe.launch
     workdir = (launch.workdir or "~/.cache/muster").rstrip("/")
     trackers = [name for each in recipe.measure.report_to for name in TRACKERS[each]]
@@ -69,7 +71,7 @@ def greeting(
             "folder": place.host,
             "attempt": attempt,
             "token": f"{job_id}.{attempt}.{nonce}.{index}",  # per host: pretend hosts share a machine
-            **recipe.before_start(),
+            **_before_start(recipe, env),
         }
         for index, place in enumerate(places)
     }
@@ -107,9 +109,18 @@ def command_orders(inputs: Inputs, decided: Decided, facts: Facts) -> dict[str, 
     ordered = start_orders(inputs, decided, facts, one, recipe.measure.hardware_seconds)
     for host, order in ordered.items():
         made = programs[host]
-        order["host"] |= recipe.before_start(facts[host].get("base"))
+        order["host"] |= _before_start(recipe, inputs.env, facts[host].get("base"))
         order["host"] |= {"each": made.each, "names": list(made.names), "torchrun": made.torchrun}
     return ordered
+
+
+def _before_start(recipe: Recipe, env: Mapping[str, str], base: str | None = None) -> dict[str, Any]:
+    """What must be there; not a module, where ranks look for it in other places than their agent."""
+    needs = recipe.before_start(base)
+    return {**needs, "module": None} if needs.get("module") and _PLACES & env.keys() else needs
+
+
+_PLACES = {"PATH", "PYTHONPATH", "PYTHONHOME"}
 
 
 def start_orders(

@@ -280,10 +280,12 @@ def _with_hosts(decided: Decided, chosen: Chosen | None) -> Decided:
 def _worth_tracing(decided: Decided) -> bool:
     """Whether a trace is worth its seconds, by closed forms: where a time can be told, a rank needs so
     much of its room that a closed form is not enough, or there is none for a model that is not small; not
-    where a rank needs so much that no trace could find it to fit."""
+    where a rank surely needs so much that no trace could find it to fit."""
     room, setting, short = decided.room, decided.setting, decided.way.lacks
     if decided.refused and short is not None:
-        return short.needed <= HOPELESS * short.has
+        # A model without a closed form is told what would fit by traces alone.
+        counted = decided.way.needed is not None and decided.way.needed.whole
+        return not counted or short.needed <= HOPELESS * short.has
     # Hosts are chosen by their speeds.
     if decided.way.step is not None or (decided.chosen is not None and decided.machines is not None):
         return True
@@ -306,7 +308,9 @@ def ask(inputs: Inputs, shell: Shell, *, into: Path | None = None) -> Facts:
     name = f"plan-{secrets.token_hex(4)}"
     with tempfile.TemporaryDirectory(prefix="muster-") as folder:
         run = Path(folder) / name
-        specs = greeting(inputs.recipe, places, run_dir=run, nonce=name, job_id=name, attempt=1)
+        specs = greeting(
+            inputs.recipe, places, run_dir=run, nonce=name, job_id=name, attempt=1, env=inputs.env
+        )
         if into is not None:
             specs = {host: {**spec, "workdir": str(into)} for host, spec in specs.items()}
         with Supervisor(places, inputs.launcher, inputs.recipe.launch, name, shell) as supervisor:
@@ -333,7 +337,8 @@ def _plan(
         group = setting.spread.group if setting.spread.grouped else 0
         engine = spec_of(engine).label(setting.spread.stage, group)
     training = training_plan(recipe, setting, job.batch, samples)
-    warming = warmup_note(recipe.train, training.steps) if training.steps else None
+    rise = spec_of(recipe.engine.name).given(recipe).rise
+    warming = warmup_note(recipe.train, training.steps, rise) if training.steps else None
     return Plan(
         model=recipe.model.name,
         training=training,

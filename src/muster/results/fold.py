@@ -401,7 +401,8 @@ def caveats(folder: EventFold, recipe: Recipe, steps: int) -> list[str]:
     lacks, first = [], folder.started.get(0)
     if first and 0 < steps < first.total_steps:
         limit = recipe.train.max_minutes
-        by = f" by train.max_minutes={limit:g}" if limit else ""
+        late = folder.done[0].out_of_time if 0 in folder.done else None  # None: its version does not say
+        by = f" by train.max_minutes={limit:g}" if limit and late is not False else ""
         lacks.append(f"cut at {steps:,} of {first.total_steps:,} steps{by}")
         warmup = warmup_steps(recipe.train, first.total_steps)
         own = bool(recipe.engine.config) or "scheduler" in recipe.engine.options  # may warm up otherwise

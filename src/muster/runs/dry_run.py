@@ -282,6 +282,8 @@ def _what(document: Mapping[str, Any]) -> str:
     if plan is None:
         return f"{recipe['workload']}, {counted(document['world_size'], 'rank')} on {document['device']}"
     name = recipe["model"]["name"] or "a model of its own configuration"
+    if recipe["model"].get("init") == "random":
+        name += ", weights drawn anew,"
     return (
         f"{recipe['workload']}: {name} with {plan['engine']}, {document['precision']} on {document['device']}"
     )

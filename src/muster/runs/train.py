@@ -122,6 +122,7 @@ def train(
                 job_id=run.id,
                 attempt=attempt.number,
                 mark=mark,
+                env=inputs.env,
             )
             start = None
             if attempt.resume:

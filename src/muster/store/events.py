@@ -348,6 +348,7 @@ class Done(_Event):
     weights_changed: bool | None = Field(
         None, description="by the steps of this attempt, of those on this rank; None: not known"
     )
+    out_of_time: bool | None = Field(None, description="train.max_minutes ended it; None: not known")
 
 
 class JobState(_Event):

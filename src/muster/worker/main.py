@@ -71,6 +71,7 @@ def _run(context: Context) -> None:
         skipped=trained.skipped,
         seconds=trained.seconds,
         weights_changed=trained.changed,
+        out_of_time=trained.out_of_time,
     )
 
 
@@ -83,6 +84,7 @@ class _Trained:
     seconds: dict[str, float]
     held_out: list[HeldOut]
     changed: bool | None
+    out_of_time: bool
 
 
 def _train(context: Context, workload: ModuleType) -> _Trained:
@@ -107,7 +109,7 @@ def _train(context: Context, workload: ModuleType) -> _Trained:
 
     # Each rank's share of a batch; before the instruments, since what it tries out is nobody's figure.
     settle_shares(context, trainer)
-    weights, meter = attach_instruments(context, built)
+    weights, meter, log = attach_instruments(context, built)
     report_start(context, built)
 
     # The steps. Before the first one `SettingsWatch` compares the recipe with what the libraries hold.
@@ -130,7 +132,7 @@ def _train(context: Context, workload: ModuleType) -> _Trained:
         "saving": meter.saving_seconds + saving,
     }
     step = int(trainer.state.global_step)
-    return _Trained(step, meter.total_skipped, seconds, built.held_out, weights.changed)
+    return _Trained(step, meter.total_skipped, seconds, built.held_out, weights.changed, log.out_of_time)
 
 
 def prepare_process(context: Context) -> None:

@@ -26,7 +26,7 @@ def report_start(context: Context, built: Built) -> None:
 
     batch, train = context.batch, context.recipe.train
     total_steps = steps_of(train, built.train_samples, batch.global_, batch.accumulation)
-    warming = warmup_note(train, total_steps)
+    warming = warmup_note(train, total_steps, context.spec.fixed(context.engine_config or {}).rise)
     parameters = [
         (int(getattr(p, "ds_numel", p.numel())), p.requires_grad) for p in built.trainer.model.parameters()
     ]

@@ -100,8 +100,8 @@ _COMPRESSED = ("onebitadam", "onebitlamb", "zerooneadam")  # DeepSpeed reads nam
 # Sections without a list of keys.
 _SECTIONS = frozenset(
     {
-        *_NOT_TRAINED_WITH, "tensor_parallel", "pipeline", "tensorboard", "wandb", "comet", "csv_monitor",
-        "flops_profiler", "comms_logger", "checkpoint", "aio", "data_types", "timers",
+        *_NOT_TRAINED_WITH, "tensor_parallel", "pipeline", "flops_profiler", "checkpoint", "aio", "timers",
+        "data_types",
     }
 )  # fmt: skip
 _EXAMPLES = {
@@ -127,11 +127,26 @@ UNTESTED = "zero_allow_untested_optimizer"  # the key with which it takes others
 _GATHER = "stage3_gather_16bit_weights_on_model_save"
 
 
+# Types of keys.json -> those of JSON values, and words.
+_TYPES: dict[str, tuple[tuple[type, ...], str]] = {
+    "bool": ((bool,), "true or false"),
+    "int": ((int,), "a whole number"),
+    "float": ((int, float), "a number"),
+    "str": ((str,), "a text"),
+}
+
+
 @cache
-def known_keys() -> dict[str, Any]:
-    """DeepSpeed's keys as read from its source by dev/deepspeed_keys.py; a section without a list is None."""
+def _source() -> dict[str, Any]:
+    """What dev/deepspeed_keys.py read in the source of DeepSpeed and PyTorch."""
     text = resources.files(__package__).joinpath("keys.json").read_text(encoding="utf-8")
-    keys: dict[str, Any] = json.loads(text)["keys"]
+    made: dict[str, Any] = json.loads(text)
+    return made
+
+
+def known_keys() -> dict[str, Any]:
+    """DeepSpeed's keys with the names of their types; None: of any type, or a section without a list."""
+    keys: dict[str, Any] = _source()["keys"]
     return keys
 
 
@@ -227,6 +242,61 @@ def user_batch(config: Mapping[str, Any]) -> dict[str, int]:
     return fixed
 
 
+def _optimizer_class(config: Mapping[str, Any]) -> str:
+    """The class that DeepSpeed makes of the optimizer that a file names (_configure_basic_optimizer of
+    runtime/engine.py); empty: it names none."""
+    optimizer, zero = section(config, "optimizer"), section(config, "zero_optimization")
+    kind = str(optimizer.get("type") or "")
+    offloaded = section(zero, "offload_optimizer").get("device", "none") not in (None, "none")
+    if _is_adam(config):
+        if section(optimizer, "params").get("torch_adam"):
+            return "AdamW"
+        return "DeepSpeedCPUAdam" if offloaded else "FusedAdam"
+    own = {
+        "adagrad": "DeepSpeedCPUAdagrad" if offloaded else "Adagrad",
+        "lion": "DeepSpeedCPULion" if offloaded else "FusedLion",
+        "lamb": "FusedLamb",
+        "muon": "MuonWithAuxAdam",
+    }
+    return own.get(kind.lower(), kind)
+
+
+def _check_classes(config: Mapping[str, Any]) -> None:
+    """Raise RecipeError for an optimizer or a scheduler that there is not, and for what its class does not
+    take, or lacks: ranks would end with a TypeError."""
+    kinds = {"optimizer": _optimizer_class(config), "scheduler": section(config, "scheduler").get("type")}
+    for key, kind in kinds.items():
+        classes, params = _source()[f"{key}s"], section(section(config, key), "params")
+        if not kind or kind.lower() in _OF_MUP:
+            continue
+        if kind not in classes:
+            near = [name for name in classes if name.lower() == kind.lower()] or [kind]
+            what = f"is {kind}, and neither DeepSpeed nor PyTorch has such a class"
+            raise RecipeError(what, where=f"{key}.type", hint=did_you_mean(near[0], classes) or _INSTEAD[key])
+        taken = {name.rstrip("!"): name.endswith("!") for name in classes[kind].split()}
+        if kind in _ADAMS:
+            taken |= dict.fromkeys(_POPPED, False)
+        for name, value in params.items():
+            if name not in taken:
+                hint = did_you_mean(name, taken) or f"it takes {', '.join(taken)}"
+                raise RecipeError(f"{kind} does not take it", where=f"{key}.params.{name}", hint=hint)
+            if value == "auto" and name not in _FILLED:
+                what = 'is "auto", and nothing fills it in'
+                raise RecipeError(what, where=f"{key}.params.{name}", hint="a value, or leave it out")
+        lacking = [name for name, needed in taken.items() if needed and name not in params]
+        if lacking:
+            raise RecipeError(f"{kind} needs {' and '.join(lacking)}", where=f"{key}.params")
+
+
+_OF_MUP = ("muadam", "muadamw", "musgd")  # of a package of its own
+_INSTEAD = {
+    "optimizer": "AdamW; or leave the section out: train.optimizer",
+    "scheduler": "WarmupDecayLR; or leave the section out: train.schedule",
+}
+_ADAMS = ("FusedAdam", "DeepSpeedCPUAdam", "AdamW", "MuonWithAuxAdam")
+_POPPED = ("torch_adam", "adam_w_mode", "fp32_optimizer_states")  # taken out before they are made
+# What Transformers fills in (integrations/deepspeed.py, trainer_config_process and trainer_config_finalize).
+_FILLED = frozenset({"lr", "betas", "eps", "weight_decay", "warmup_num_steps", "total_num_steps", *_RATES})
 # What FusedAdam, DeepSpeedCPUAdam and torch.optim.AdamW have where a file leaves a key out.
 _ADAM = {"betas": {"beta1": 0.9, "beta2": 0.999}, "eps": {"epsilon": 1e-8}}
 
@@ -257,17 +327,30 @@ def other_optimizer(config: Mapping[str, Any]) -> str | None:
     return "adam, its decay an L2 term of the gradient" if coupled else None
 
 
-def moments(config: Mapping[str, Any], *, offloaded: bool) -> int:
-    """The fp32 values that the optimizer keeps of each weight beside its copy; Adam's two where it is none of
-    those that are known here. Sources: deepspeed/runtime/engine.py (_configure_basic_optimizer),
-    ops/lion/cpu_lion.py (which keeps a second one that it never reads), torch/optim/{sgd,adagrad}.py."""
+# The fp32 values that optimizers keep of each weight, and of those parameters that are switched on one more.
+_KEPT: dict[str, tuple[int, tuple[str, ...]]] = {
+    "none": (2, ()),  # the recipe's AdamW
+    **dict.fromkeys(("lamb", "adadelta", "adamax", "nadam", "radam", "rprop"), (2, ())),
+    **dict.fromkeys(("adagrad", "asgd", "lion"), (1, ())),
+    "rmsprop": (1, ("momentum", "centered")),
+    "sgd": (0, ("momentum",)),
+}
+
+
+def moments(config: Mapping[str, Any], *, offloaded: bool) -> int | None:
+    """The fp32 values that the optimizer keeps of each weight beside its copy; None: not known here.
+
+    Sources: deepspeed/runtime/engine.py (_configure_basic_optimizer), ops/lion/cpu_lion.py (which keeps a
+    second one that it never reads), torch/optim.
+    """
     optimizer = section(config, "optimizer")
-    kind = str(optimizer.get("type")).lower()
-    if kind == "sgd":
-        return 1 if section(optimizer, "params").get("momentum") else 0
-    if kind == "lion":
-        return 2 if offloaded else 1
-    return 1 if kind == "adagrad" else 2
+    kind, params = str(optimizer.get("type")).lower(), section(optimizer, "params")
+    if kind in ("adam", "adamw"):
+        return 3 if params.get("torch_adam") and params.get("amsgrad") else 2
+    if kind not in _KEPT:
+        return None
+    kept, more = _KEPT[kind]
+    return kept + sum(bool(params.get(name)) for name in more) + (kind == "lion" and offloaded)
 
 
 def user_training(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -308,9 +391,10 @@ def user_training(config: Mapping[str, Any]) -> dict[str, Any]:
 
 def _cycles_momentum(config: Mapping[str, Any]) -> bool:
     """Whether OneCycle sets the betas of the optimizer, which it does where that has some."""
-    scheduler, optimizer = section(config, "scheduler"), section(config, "optimizer")
+    scheduler = section(config, "scheduler")
     cycles = scheduler.get("type") == "OneCycle" and section(scheduler, "params").get("cycle_momentum", True)
-    return bool(cycles) and str(optimizer.get("type")).lower() not in _WITHOUT_BETAS
+    taken = _source()["optimizers"].get(_optimizer_class(config), "betas")
+    return bool(cycles) and "betas" in taken.split()
 
 
 def _overruling(config: Mapping[str, Any]) -> Any:
@@ -321,7 +405,6 @@ def _overruling(config: Mapping[str, Any]) -> Any:
 
 
 _CYCLED_BETA2 = 0.99  # lr_schedules.py, OneCycle._initialize_momentum
-_WITHOUT_BETAS = ("sgd", "adagrad", "rmsprop")
 # What changes the type in which master weights, states and sums of gradients are held or sent: section, key.
 _UNCOUNTED = (
     ("bf16", "bf16_master_weights_and_grads"),
@@ -349,7 +432,23 @@ def uncounted(config: Mapping[str, Any]) -> list[str]:
     }
     offloaded = section(section(config, "zero_optimization"), "offload_optimizer").get("ratio", 1.0)
     values["zero_optimization.offload_optimizer.ratio"] = offloaded != 1.0
+    values["optimizer.type"] = moments(config, offloaded=False) is None
     return [name for name, value in values.items() if value not in (None, False, "auto")]
+
+
+def user_rise(config: Mapping[str, Any]) -> tuple[str, int] | None:
+    """The key and the steps after which a file's scheduler reaches its highest rate, 0 where it has no such
+    steps; None: the recipe's warm-up counts."""
+    scheduler = section(config, "scheduler")
+    params = section(scheduler, "params")
+    if not scheduler.get("type"):
+        return None
+    if scheduler["type"] == "OneCycle":
+        return "scheduler.params.cycle_first_step_size", int(params.get("cycle_first_step_size", 2000))
+    if scheduler["type"] not in _SCHEDULERS:
+        return "scheduler.type", 0
+    steps = params.get("warmup_num_steps", "auto")
+    return None if steps == "auto" else ("scheduler.params.warmup_num_steps", int(steps))
 
 
 def _renamed(config: dict[str, Any]) -> dict[str, Any]:
@@ -508,6 +607,7 @@ def deepspeed_config(recipe: Recipe, batch: Batch, precision: str) -> dict[str, 
     config.setdefault("steps_per_print", 1_000_000_000)
     # Accelerate refuses a file without the section, for which DeepSpeed has a default.
     zero = config["zero_optimization"] = {"stage": 0, **section(config, "zero_optimization")}
+    _check_classes(config)
     _check_adagrad(config)
     _check_tested(config)
     gathers = zero["stage"] == 3 and "stage3_gather_fp16_weights_on_model_save" not in zero  # its old name
@@ -695,8 +795,24 @@ def _check(config: Mapping[str, Any], allowed: Mapping[str, Any], prefix: str, w
                 where=where,
                 hint=_EXAMPLES.get(key),
             )
+        filled = value == "auto" and (prefix or key == "gradient_clipping")
+        if isinstance(allowed[key], str) and key != "enabled" and value is not None and not filled:
+            kinds, words = _TYPES[allowed[key]]
+            whole = isinstance(value, float) and int in kinds and value.is_integer()  # 5e8
+            if not (isinstance(value, kinds) or whole) or (isinstance(value, bool) and bool not in kinds):
+                what = f"{prefix}{key} is {json.dumps(value)}, and must be {words}"
+                hint = f"without the quotes: {value}" if _bare(value) else None
+                raise RecipeError(what, where=where, hint=hint)
         if isinstance(allowed[key], dict):
             _check(value, allowed[key], f"{prefix}{key}.", where)
+
+
+def _bare(value: Any) -> bool:
+    """Whether it is a text that would be a number, true or false without its quotes."""
+    try:
+        return isinstance(value, str) and not isinstance(json.loads(value), str | list | dict | None)
+    except ValueError:
+        return False
 
 
 def _lay(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:

@@ -72,7 +72,9 @@ class DeepSpeedSpec(EngineSpec):
                     where="engine.zero",
                     hint="leave engine.zero out, or engine.config",
                 )
-            return recipe.choosing(zero=configuration.given_stage(recipe) or 0)
+            recipe = recipe.choosing(zero=configuration.given_stage(recipe) or 0)
+            configuration.deepspeed_config(recipe, Batch(1, 1, 1), "fp32")  # which refuses what cannot be
+            return recipe
         if engine.group and _GROUP in configuration.section(engine.options, "zero_optimization"):
             raise RecipeError(
                 f"is {engine.group}, but engine.options gives {_GROUP}",
@@ -121,6 +123,7 @@ class DeepSpeedSpec(EngineSpec):
             train={**configuration.user_training(config), **({"schedule": schedule} if schedule else {})},
             optimizer=configuration.other_optimizer(config),
             schedule="scheduler" in config,
+            rise=configuration.user_rise(config),
         )
 
     def decisions(self, recipe: Recipe) -> list[Decision]:
@@ -163,7 +166,8 @@ class DeepSpeedSpec(EngineSpec):
         sizes["clips"] = bool(normed or whole["gradient_clipping"])
         sizes["overlap"] = bool(zero.get("overlap_comm", stage == 3))
         sizes["together"] = "optimizer" in whole
-        sizes["moments"] = configuration.moments(whole, offloaded="optimizer" in offload)
+        kept = configuration.moments(whole, offloaded="optimizer" in offload)
+        sizes["moments"] = 2 if kept is None else kept  # Adam's, and the plan says that it is not counted
         group = _number(zero, _GROUP, 1) if stage == 3 else 1
         sizes["group"] = group if group > 1 else 0
         return sizes

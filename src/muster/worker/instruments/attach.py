@@ -16,9 +16,9 @@ from muster.worker.settings import SettingsWatch
 from muster.worker.workloads.base import Built
 
 
-def attach_instruments(context: Context, built: Built) -> tuple[WeightWatch, Meter]:
-    """Attach everything that measures a training to its trainer. -> who knows whether weights changed, and
-    the seconds."""
+def attach_instruments(context: Context, built: Built) -> tuple[WeightWatch, Meter, LogCallback]:
+    """Attach everything that measures a training to its trainer. -> who knows whether weights changed, the
+    seconds, and whether time was up."""
     recipe, measure = context.recipe, context.recipe.measure
     trainer = built.trainer
     weights = WeightWatch()
@@ -51,10 +51,11 @@ def attach_instruments(context: Context, built: Built) -> tuple[WeightWatch, Met
             context.emit, main=context.main, window=measure.window, device=context.device
         )
         monitor.attach(trainer)
-    trainer.add_callback(LogCallback(context.emit, main=context.main, max_minutes=recipe.train.max_minutes))
+    log = LogCallback(context.emit, main=context.main, max_minutes=recipe.train.max_minutes)
+    trainer.add_callback(log)
     if context.emit.pulse:
         trainer.add_callback(HeartbeatCallback(context.emit.pulse))
     if measure.profiled:
         Profiler(context).attach(trainer)
     meter.attach(trainer)  # last: what the others do after a step is not the step's
-    return weights, meter
+    return weights, meter, log

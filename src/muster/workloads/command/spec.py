@@ -7,7 +7,7 @@ import re
 import shlex
 import shutil
 from collections.abc import Mapping, Sequence
-from itertools import pairwise
+from itertools import dropwhile, pairwise
 from pathlib import Path, PurePosixPath
 from typing import Any, ClassVar, Literal
 
@@ -273,10 +273,18 @@ class CommandRecipe(Recipe):
         if run.start == "torchrun":
             words = script_of(self.command)
             script = _script(words) if words[0].startswith("-") else words[0]
-            return {"cwd": folder, "program": None, "script": script}
+            return {"cwd": folder, "program": None, "script": script, "module": self._module(words)}
         python = re.fullmatch(r"python[\d.]*", PurePosixPath(self.command[0]).name)
         script = _script(self.command[1:]) if python else None
-        return {"cwd": folder, "program": self.command[0], "script": script}
+        module = self._module(self.command[1:]) if python else None
+        return {"cwd": folder, "program": self.command[0], "script": script, "module": module}
+
+    @staticmethod
+    def _module(words: Sequence[str]) -> str | None:
+        """The module that Python is to run; None: there is none that could be looked for."""
+        rest = list(dropwhile(lambda word: word in ("-u", "-O", "-OO", "-B"), words))
+        named = len(rest) > 1 and rest[0] == "-m" and all(part.isidentifier() for part in rest[1].split("."))
+        return rest[1] if named else None
 
 
 RECIPE = CommandRecipe
