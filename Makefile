@@ -24,7 +24,7 @@ fast: $(VENV)/.dev
 	$(BIN)/python -m compileall -q src
 	$(BIN)/python -m pytest -q $(WORKERS) tests/unit tests/property tests/golden
 
-# Last, one after the other, those that measure time, or promise an end within some.
+# Last, one after the other, those that measure time or look for a busy machine.
 slow: $(VENV)/.dev $(VENV)/.adam
 	$(BIN)/python -m pytest -q $(MORE) -m "not alone" --durations=30 tests/processes tests/real tests/cluster
 	$(BIN)/python -m pytest -q -m alone tests/processes tests/real tests/cluster

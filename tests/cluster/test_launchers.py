@@ -29,7 +29,6 @@ def over(launcher: str, cluster: Cluster) -> list[str]:
     return [*over_ssh(cluster), f"launch.launcher={launcher}"]
 
 
-@pytest.mark.real_start
 @pytest.mark.parametrize("launcher", LAUNCHERS)
 def test_three_hosts_train(launcher: str, cluster: Cluster, tmp_path: Path) -> None:
     """Live events, logs of every rank, the model and its answers: as over ssh."""

@@ -24,7 +24,6 @@ from tests.support import TINY, needs_torch, wait_until
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(280)]
 
 SHORT = ["train.max_steps=8", "train.warmup=2", "measure.window=4", "batch.micro=4", "launch.threads=1"]
-MUSTER = [sys.executable, "-m", "muster"]
 
 
 def environment(slurm: Slurm) -> dict[str, str]:
@@ -39,9 +38,14 @@ def in_allocation(slurm: Slurm, folder: Path, *overrides: str, nodes: int = 2) -
     return Job(folder, f"slurm:/{nodes}x1", *more, before=before, env=environment(slurm))
 
 
+def command(*words: str) -> list[str]:
+    """`muster`, by the Python of the test that runs: see tests/warm."""
+    return [sys.executable, "-m", "muster", *words]
+
+
 def muster(slurm: Slurm, *arguments: str, code: int = 0) -> Any:
     """A verb with --json -> its document."""
-    argv = [*MUSTER, *arguments, "--json"]
+    argv = command(*arguments, "--json")
     done = subprocess.run(
         argv, env=environment(slurm), capture_output=True, text=True, timeout=PATIENCE, check=False
     )
@@ -75,7 +79,6 @@ def steps(run: RunFolder) -> int:
     return max((window.step for window in windows), default=0)
 
 
-@pytest.mark.real_start
 def test_three_nodes_train_with_srun(cluster: Cluster, slurm: Slurm) -> None:
     """Live events, logs of every rank, the model and its answers, on disks of their own."""
     more = ["checkpoint.every=4", "evaluate.after=true", f"launch.workdir={cluster.private_dir}/muster"]
@@ -143,7 +146,7 @@ def test_a_submitted_run_is_found_again(submitted: tuple[Slurm, RunFolder], clus
     root = ["--runs", str(run.path.parent)]
     assert [(row["id"], row["status"]) for row in muster(slurm, "ls", *root)] == [("batch", "elsewhere")]
     assert muster(slurm, "show", "last", *root)["step"] >= 2
-    argv = [*MUSTER, "show", "last", *root, "--follow"]
+    argv = command("show", "last", *root, "--follow")
     watching = subprocess.Popen(argv, env=environment(slurm), stderr=subprocess.PIPE, text=True)
     try:
         assert watching.stderr is not None
@@ -168,22 +171,17 @@ def test_scancel_leaves_nothing(submitted: tuple[Slurm, RunFolder], cluster: Clu
 
 
 def test_a_requeued_job_goes_on(submitted: tuple[Slurm, RunFolder]) -> None:
-    """Slurm starts it again: from the newest checkpoint, as the next attempt of the same run."""
+    """Slurm starts it again: from the newest checkpoint, as the next attempt of the same run. Where it waits
+    for that, its last start has left a result, and nobody supervises it: stop takes it out of the queue."""
     slurm, run = submitted
-    slurm.requeue(run.read_json(run.submission)["job"])
+    job = run.read_json(run.submission)["job"]
+    slurm.requeue(job)
 
     def second() -> bool:
         return run.job.exists() and run.read_json(run.job)["attempt"] == 2
 
     assert wait_until(second, 3 * PATIENCE), run.batch_output.read_text()[-3000:]
     assert run.read_json(run.job)["resume_step"] >= 5
-    muster(slurm, "stop", str(run.path))
-
-
-def test_a_requeued_job_that_waits_is_cancelled(submitted: tuple[Slurm, RunFolder]) -> None:
-    """Its first start has left a result, and nobody supervises it: stop takes it out of the queue."""
-    slurm, run = submitted
-    job = run.read_json(run.submission)["job"]
     slurm.run(["scontrol", "requeue", job])
     slurm.wait_job(job, ["PENDING"])
     assert wait_until(lambda: run.controller_alive() is False, 2 * PATIENCE)
@@ -199,7 +197,7 @@ def test_a_waiting_job_is_cancelled(slurm: Slurm, whole_slurm: Slurm, tmp_path: 
     folder = tmp_path / "waiting"
     muster(slurm, "train", "demo", "--hosts", "slurm:/3x1", "--output", str(folder), "--detach", *TINY)
     said = subprocess.run(
-        [*MUSTER, "show", str(folder)], env=environment(slurm), capture_output=True, text=True, check=True
+        command("show", str(folder)), env=environment(slurm), capture_output=True, text=True, check=True
     ).stdout
     assert "submitted: Slurm job" in said and "pending" in said
     assert muster(slurm, "stop", str(folder))["status"] == "cancelled"

@@ -1,4 +1,5 @@
-"""However a job on this machine ends, nothing of it is left after five seconds; no other job is touched."""
+"""However a job on this machine ends, nothing of it is left, after five seconds where
+nothing runs beside it; no other job is touched."""
 
 from __future__ import annotations
 
@@ -13,7 +14,7 @@ from muster.runs.listing import stop
 from tests.jobs import LONG, Job
 from tests.support import needs_torch, wait_until
 
-pytestmark = [pytest.mark.real, pytest.mark.real_start, pytest.mark.alone, pytest.mark.timeout(280)]
+pytestmark = [pytest.mark.real, pytest.mark.timeout(280)]
 
 
 @pytest.fixture(scope="module")
@@ -42,6 +43,7 @@ def ranks_of(job: Job) -> list[int]:
     return children(job, b"muster.worker")
 
 
+@pytest.mark.real_start
 def test_controller_killed(bystander: Job, tmp_path: Path) -> None:
     """kill -9 of the controller: the agents' input closes, and they end their ranks."""
     with Job(tmp_path / "killed-run", "local:2x1", *LONG) as job:
@@ -53,6 +55,7 @@ def test_controller_killed(bystander: Job, tmp_path: Path) -> None:
         assert job.run.state() == "interrupted"
 
 
+@pytest.mark.real_start
 def test_agent_killed(bystander: Job, tmp_path: Path) -> None:
     """kill -9 of an agent: its ranks die with it, and the job ends with the host named."""
     with Job(tmp_path / "agent-run", "local:2x1", *LONG) as job:
@@ -66,6 +69,7 @@ def test_agent_killed(bystander: Job, tmp_path: Path) -> None:
         assert job.gone_within()
 
 
+@pytest.mark.real_start
 def test_rank_killed(bystander: Job, tmp_path: Path) -> None:
     """kill -9 of a rank: the job fails, and the rank, its host and the signal are named."""
     with Job(tmp_path / "rank-run", "local:2x1", *LONG) as job:
@@ -80,6 +84,7 @@ def test_rank_killed(bystander: Job, tmp_path: Path) -> None:
         assert job.gone_within()
 
 
+@pytest.mark.real_start
 def test_interrupt(bystander: Job, tmp_path: Path) -> None:
     """Ctrl-C: the job is stopped, says so, and leaves nothing lying about."""
     with Job(tmp_path / "interrupt-run", "local:2x1", *LONG, "env.MUSTER_PROOF=of the recipe") as job:

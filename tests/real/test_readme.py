@@ -15,7 +15,7 @@ from muster.worker.data.sqlgen.generate import build
 from tests.pages import ROOT, Block, argv_of, blocks, write_files
 from tests.support import needs_torch
 
-pytestmark = [pytest.mark.real, pytest.mark.real_start, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.real, pytest.mark.timeout(900)]
 
 README = ROOT / "README.md"
 # `make demo` and `make test` are what runs this; an installation has tests/real/test_wheel.py.

@@ -17,6 +17,7 @@ from muster.core.result import Pace
 from muster.runs.listing import stop
 from muster.store.runfolder import RunFolder
 from muster.store.tree import read_tree
+from tests.jobs import ENDED
 from tests.support import needs_torch, wait_until
 from tests.unit.test_readers_live import TITAN_COLOURED
 
@@ -285,7 +286,6 @@ def test_bad_input(tmp_path: Path, words: list[str], says: str) -> None:
     assert not (tmp_path / "runs/job").exists()
 
 
-@pytest.mark.alone
 @pytest.mark.parametrize("ends", ["agent", "controller", "interrupt", "stop", "child"])
 def test_nothing_is_left(tmp_path: Path, ends: str) -> None:
     """However it ends, grandchildren that ignore SIGTERM are gone, also those that left their session."""
@@ -311,7 +311,7 @@ def test_nothing_is_left(tmp_path: Path, ends: str) -> None:
         else:
             job.send_signal(signal.SIGKILL if ends == "controller" else signal.SIGINT)
         job.wait(30)
-        assert wait_until(lambda: not marked(f"MUSTER_EVENTS={run.path}"), 10)
+        assert wait_until(lambda: not marked(f"MUSTER_EVENTS={run.path}"), 2 * ENDED)
     finally:
         for pid in marked(f"MUSTER_EVENTS={run.path}"):
             os.kill(pid, signal.SIGKILL)
