@@ -75,6 +75,7 @@ from muster.workloads.causal_lm.texts import find_texts
 from muster.workloads.image_classification.files import find_images
 from muster.workloads.seq2seq.spec import read_pairs
 from muster.workloads.text2sql.spec import TextToSqlData
+from tests.golden import gpus as nvidia_smi
 from tests.golden.documents import DIGITS, Documents, lines, rounded, workplace
 from tests.golden.test_judged import reduced
 from tests.support import on_hosts
@@ -194,6 +195,36 @@ def groups(check: str, fabric: Any, **expects: Any) -> Iterator[str]:
     """What a group check says of hosts by what their ranks measured."""
     asked = context(expects={check: expects})
     yield from judged([each for each in judge_group(fabric, asked) if each.check == check])
+
+
+def gpus(
+    hosts: Any, answers: Any = None, told: bool = False, only: str | None = None, **asked: Any
+) -> Iterator[str]:
+    """What is said of hosts by what their nvidia-smi prints: checks of which the same is said together, what
+    passes last. `answers`: of hosts without one; `told`: with all that was read of each kind of GPU; `only`:
+    the one check that is looked at."""
+    given = {host: nvidia_smi.answer(**about) for host, about in hosts.items()} | (answers or {})
+    shown: list[Any] = []
+    for host, answer in given.items() if told else ():
+        yield f"{host}: driver {answer['driver']}"
+        for gpu in answer["gpus"]:
+            if (fields := {**gpu, "bus": None}) not in shown:
+                shown.append(fields)
+                yield from (f"{gpu['bus']} {line}" for line in lines(gpu))
+    asked.setdefault("slots", dict.fromkeys(given))
+    module = import_module("muster.checks.families.gpu")
+    said: dict[str, list[str]] = {}
+    findings = family_of("gpu", module).judge(given, {}, context(**asked))
+    for each in findings:
+        if only in (None, each.check):
+            passed = each.level is Level.PASS and only is None
+            words = "" if passed else f": {each.problem}; {each.evidence}; {each.remedy}"
+            said.setdefault(f"{each.level.value}{words}", []).append(f"{each.check} {each.host}")
+    assert sorted((each.check, each.host) for each in findings) == sorted(
+        (check.name, host) for check in module.CHECKS for host in given
+    )
+    for words, names in sorted(said.items(), key=lambda each: each[0] == "pass"):
+        yield f"{'the others' if words == 'pass' and len(said) > 1 else ', '.join(names)}: {words}"
 
 
 def decisions(made: Decided) -> Iterator[str]:
@@ -443,9 +474,9 @@ def significant(figure: str) -> float:
 
 ROOMS: dict[str, Callable[..., Iterator[str]]] = {
     "readings": readings, "judgements": judgements, "folders": folders, "paces": paces, "findings": findings,
-    "groups": groups, "decided": decided, "deepspeed": configured, "recipes": recipes, "samples": samples,
-    "splits": splits, "dialogues": dialogues, "results": results, "hangs": hangs, "causes": causes,
-    "hosts": hosts, "profiles": profiles, "benches": benches,
+    "groups": groups, "gpus": gpus, "decided": decided, "deepspeed": configured, "recipes": recipes,
+    "samples": samples, "splits": splits, "dialogues": dialogues, "results": results, "hangs": hangs,
+    "causes": causes, "hosts": hosts, "profiles": profiles, "benches": benches,
     "values": values, "spreads": spreads, "activations": activations, "files": files,
 }  # fmt: skip
 
