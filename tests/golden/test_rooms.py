@@ -17,11 +17,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, astuple, fields, is_dataclass
 from functools import lru_cache
 from importlib import import_module
+from inspect import signature
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
 import pytest
-from pydantic import TypeAdapter
+from pydantic import BaseModel, TypeAdapter
 
 from muster.benches.document import JobRecord
 from muster.benches.fold import FoldedBench, fold_bench
@@ -78,6 +79,7 @@ from muster.workloads.text2sql.spec import TextToSqlData
 from tests.golden import gpus as nvidia_smi
 from tests.golden.documents import DIGITS, Documents, lines, rounded, workplace
 from tests.golden.test_judged import reduced
+from tests.golden.watches import watched
 from tests.support import on_hosts
 from tests.unit.judging import context
 from tests.unit.logs import read_log
@@ -454,18 +456,38 @@ def activations(config: dict[str, Any]) -> Iterator[str]:
 
 
 def values(function: str, calls: list[Any]) -> Iterator[str]:
-    """What a function makes of each input, or its error. A call: its arguments, or named ones as well."""
+    """What a function or a method makes of each input, or its error. A call: its arguments, or named ones as
+    well. Data stands for the classes that the function takes; a method's first is of its own class. What
+    stands behind (). is what the document has of the result."""
     module, _, name = function.partition(":")
-    called = getattr(import_module(f"muster.{module}"), name)
+    name, _, part_of_it = name.partition("().")
+    called: Any = import_module(f"muster.{module}")
+    owner = None
+    for part in name.split("."):
+        owner, called = called, getattr(called, part)
+    hints = {} if isinstance(called, type) else {"self": owner, **get_type_hints(called)}
+    kinds = (
+        [] if isinstance(called, type) else [hints.get(each, Any) for each in signature(called).parameters]
+    )
     for call in calls:
         named = dict(call) if isinstance(call, dict) and "args" in call else {"args": call}
         try:
-            made = json.dumps(TypeAdapter(Any).dump_python(called(*named.pop("args"), **named)), default=vars)
+            given = named.pop("args")
+            args = [taken(*each) for each in zip(kinds, given, strict=False)] if kinds else given
+            result = called(*args, *given[len(args) :], **named)
+            result = getattr(result, part_of_it) if part_of_it and result is not None else result
+            told = result.model_dump(exclude_defaults=True) if isinstance(result, BaseModel) else result
+            made = json.dumps(TypeAdapter(Any).dump_python(told), default=vars)
             text = json.dumps(json.loads(made, parse_float=significant), ensure_ascii=False)
         except (MusterError, ValueError) as error:
             where, hint = (getattr(error, each, None) for each in ("where", "hint"))
             text = f"{type(error).__name__}: {getattr(error, 'what', error)}; where {where}; hint {hint}"
         yield f"{json.dumps(call, ensure_ascii=False)[:LONGEST]} -> {text[:LONGEST]}"
+
+
+def taken(kind: Any, value: Any) -> Any:
+    """A dictionary as what a function takes in its place."""
+    return TypeAdapter(kind).validate_python(value) if isinstance(value, dict) else value
 
 
 def significant(figure: str) -> float:
@@ -478,6 +500,7 @@ ROOMS: dict[str, Callable[..., Iterator[str]]] = {
     "samples": samples, "splits": splits, "dialogues": dialogues, "results": results, "hangs": hangs,
     "causes": causes, "hosts": hosts, "profiles": profiles, "benches": benches,
     "values": values, "spreads": spreads, "activations": activations, "files": files,
+    "watches": watched,
 }  # fmt: skip
 
 
