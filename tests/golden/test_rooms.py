@@ -44,6 +44,7 @@ from muster.core.state import State
 from muster.core.trace import Parameter
 from muster.core.workload import Drawing, Lengths
 from muster.dialogues.rows import Wanted, dialogue_of
+from muster.dialogues.spec import load_samples
 from muster.engines.deepspeed import config as deepspeed
 from muster.engines.spread import ModelSpread
 from muster.fleet.cause import judge_outcome
@@ -77,7 +78,7 @@ from muster.workloads.image_classification.files import find_images
 from muster.workloads.seq2seq.spec import read_pairs
 from muster.workloads.text2sql.spec import TextToSqlData
 from tests.golden import gpus as nvidia_smi
-from tests.golden.documents import DIGITS, Documents, lines, rounded, workplace
+from tests.golden.documents import DIGITS, Documents, anywhere, lines, rounded, workplace
 from tests.golden.test_judged import reduced
 from tests.golden.watches import watched
 from tests.support import on_hosts
@@ -305,6 +306,26 @@ def dialogues(row: dict[str, Any], wanted: Any = None) -> Iterator[str]:
     yield f"answer {made.answer!r}, rejected {made.rejected!r}, a chat: {made.chat}"
 
 
+def sets(files: Any, workload: str = "sft", **data: Any) -> Iterator[str]:
+    """What is trained on of rows of prompts and answers, and what is held out. `files`: rows, or how many and
+    one with its {number}."""
+    place = workplace() / "room" / "sets"
+    for name, rows in files.items():
+        if isinstance(rows, dict):
+            made = [json.dumps(rows["row"]).replace("{number}", str(n)) for n in range(rows["count"])]
+        else:
+            made = [json.dumps(each) for each in rows]
+        (place / name).parent.mkdir(parents=True, exist_ok=True)
+        (place / name).write_text("\n".join(made) + "\n", encoding="utf-8")
+    with anywhere(place):
+        found = load_samples(recipe_from({"workload": workload, "data": data}))  # type: ignore[arg-type]
+    for name, part in (("train", found.train), ("held out", found.held_out)):
+        yield f"{name}: {len(part)}, chats {sum(each.chat for each in part)}"
+        yield f"{name}: {' '.join(each.question for each in part)}"
+    yield from found.notes
+    yield f"skipped {found.skipped.count}: {found.skipped.first}"
+
+
 def results(stream: list[dict[str, Any]], job: Any, status: str, ended: float) -> Iterator[str]:
     """The result of a run's events."""
     of = read_job(job)
@@ -500,7 +521,7 @@ ROOMS: dict[str, Callable[..., Iterator[str]]] = {
     "samples": samples, "splits": splits, "dialogues": dialogues, "results": results, "hangs": hangs,
     "causes": causes, "hosts": hosts, "profiles": profiles, "benches": benches,
     "values": values, "spreads": spreads, "activations": activations, "files": files,
-    "watches": watched,
+    "sets": sets, "watches": watched,
 }  # fmt: skip
 
 
