@@ -43,7 +43,7 @@ def needed(
 ) -> Iterator[str]:  # fmt: skip
     """Bytes of a rank, whether they fit in `room` (device, host), and the overrides that are offered.
     `engines`: ways of the engine and of others that are tried."""
-    made, limit = setting_of(size, **fields), MemoryLimit(*room, "a GPU of a", "a")
+    made, limit = setting_of(size, **fields), MemoryLimit(room[0], room[1], "a GPU of a", "a")
     counted = need(made)
     assert counted is not None
     for place, parts in (("device", counted.device), ("host", counted.host)):
