@@ -17,11 +17,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, astuple, fields, is_dataclass
 from functools import lru_cache
 from importlib import import_module
+from inspect import signature
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
 import pytest
-from pydantic import TypeAdapter
+from pydantic import BaseModel, TypeAdapter
 
 from muster.benches.document import JobRecord
 from muster.benches.fold import fold_bench
@@ -41,6 +42,7 @@ from muster.core.state import State
 from muster.core.trace import Parameter
 from muster.core.workload import Drawing, Lengths
 from muster.dialogues.rows import Wanted, dialogue_of
+from muster.dialogues.spec import load_samples
 from muster.engines.base import merged
 from muster.engines.deepspeed import config as deepspeed
 from muster.engines.spread import ModelSpread
@@ -76,8 +78,11 @@ from muster.workloads.causal_lm.texts import find_texts
 from muster.workloads.image_classification.files import find_images
 from muster.workloads.seq2seq.spec import read_pairs
 from muster.workloads.text2sql.spec import TextToSqlData
-from tests.golden.documents import DIGITS, Documents, lines, rounded, workplace
+from tests.golden import gpus as nvidia_smi
+from tests.golden.documents import DIGITS, Documents, anywhere, lines, rounded, workplace
+from tests.golden.memories import needed
 from tests.golden.test_judged import reduced
+from tests.golden.watches import watched
 from tests.support import on_hosts
 from tests.unit.judging import context
 from tests.unit.logs import read_log
@@ -197,6 +202,36 @@ def groups(check: str, fabric: Any, **expects: Any) -> Iterator[str]:
     yield from judged([each for each in judge_group(fabric, asked) if each.check == check])
 
 
+def gpus(
+    hosts: Any, answers: Any = None, told: bool = False, only: str | None = None, **asked: Any
+) -> Iterator[str]:
+    """What is said of hosts by what their nvidia-smi prints: checks of which the same is said together, what
+    passes last. `answers`: of hosts without one; `told`: with all that was read of each kind of GPU; `only`:
+    the one check that is looked at."""
+    given = {host: nvidia_smi.answer(**about) for host, about in hosts.items()} | (answers or {})
+    shown: list[Any] = []
+    for host, answer in given.items() if told else ():
+        yield f"{host}: driver {answer['driver']}"
+        for gpu in answer["gpus"]:
+            if (fields := {**gpu, "bus": None}) not in shown:
+                shown.append(fields)
+                yield from (f"{gpu['bus']} {line}" for line in lines(gpu))
+    asked.setdefault("slots", dict.fromkeys(given))
+    module = import_module("muster.checks.families.gpu")
+    said: dict[str, list[str]] = {}
+    findings = family_of("gpu", module).judge(given, {}, context(**asked))
+    for each in findings:
+        if only in (None, each.check):
+            passed = each.level is Level.PASS and only is None
+            words = "" if passed else f": {each.problem}; {each.evidence}; {each.remedy}"
+            said.setdefault(f"{each.level.value}{words}", []).append(f"{each.check} {each.host}")
+    assert sorted((each.check, each.host) for each in findings) == sorted(
+        (check.name, host) for check in module.CHECKS for host in given
+    )
+    for words, names in sorted(said.items(), key=lambda each: each[0] == "pass"):
+        yield f"{'the others' if words == 'pass' and len(said) > 1 else ', '.join(names)}: {words}"
+
+
 def decisions(made: Decided) -> Iterator[str]:
     """What was decided, and why."""
     job = made.job
@@ -271,6 +306,26 @@ def dialogues(row: dict[str, Any], wanted: Any = None) -> Iterator[str]:
     made = dialogue_of(row, Wanted(**(wanted or {})), "rows.jsonl:7")
     yield from (f"{turn.role}: {turn.text!r}" for turn in made.turns)
     yield f"answer {made.answer!r}, rejected {made.rejected!r}, a chat: {made.chat}"
+
+
+def sets(files: Any, workload: str = "sft", **data: Any) -> Iterator[str]:
+    """What is trained on of rows of prompts and answers, and what is held out. `files`: rows, or how many and
+    one with its {number}."""
+    place = workplace() / "room" / "sets"
+    for name, rows in files.items():
+        if isinstance(rows, dict):
+            made = [json.dumps(rows["row"]).replace("{number}", str(n)) for n in range(rows["count"])]
+        else:
+            made = [json.dumps(each) for each in rows]
+        (place / name).parent.mkdir(parents=True, exist_ok=True)
+        (place / name).write_text("\n".join(made) + "\n", encoding="utf-8")
+    with anywhere(place):
+        found = load_samples(recipe_from({"workload": workload, "data": data}))  # type: ignore[arg-type]
+    for name, part in (("train", found.train), ("held out", found.held_out)):
+        yield f"{name}: {len(part)}, chats {sum(each.chat for each in part)}"
+        yield f"{name}: {' '.join(each.question for each in part)}"
+    yield from found.notes
+    yield f"skipped {found.skipped.count}: {found.skipped.first}"
 
 
 def results(stream: list[dict[str, Any]], job: Any, status: str, ended: float) -> Iterator[str]:
@@ -422,18 +477,38 @@ def activations(config: dict[str, Any]) -> Iterator[str]:
 
 
 def values(function: str, calls: list[Any]) -> Iterator[str]:
-    """What a function makes of each input, or its error. A call: its arguments, or named ones as well."""
+    """What a function or a method makes of each input, or its error. A call: its arguments, or named ones as
+    well. Data stands for the classes that the function takes; a method's first is of its own class. What
+    stands behind (). is what the document has of the result."""
     module, _, name = function.partition(":")
-    called = getattr(import_module(f"muster.{module}"), name)
+    name, _, part_of_it = name.partition("().")
+    called: Any = import_module(f"muster.{module}")
+    owner = None
+    for part in name.split("."):
+        owner, called = called, getattr(called, part)
+    hints = {} if isinstance(called, type) else {"self": owner, **get_type_hints(called)}
+    kinds = (
+        [] if isinstance(called, type) else [hints.get(each, Any) for each in signature(called).parameters]
+    )
     for call in calls:
         named = dict(call) if isinstance(call, dict) and "args" in call else {"args": call}
         try:
-            made = json.dumps(TypeAdapter(Any).dump_python(called(*named.pop("args"), **named)), default=vars)
+            given = named.pop("args")
+            args = [taken(*each) for each in zip(kinds, given, strict=False)] if kinds else given
+            result = called(*args, *given[len(args) :], **named)
+            result = getattr(result, part_of_it) if part_of_it and result is not None else result
+            told = result.model_dump(exclude_defaults=True) if isinstance(result, BaseModel) else result
+            made = json.dumps(TypeAdapter(Any).dump_python(told), default=vars)
             text = json.dumps(json.loads(made, parse_float=significant), ensure_ascii=False)
         except (MusterError, ValueError) as error:
             where, hint = (getattr(error, each, None) for each in ("where", "hint"))
             text = f"{type(error).__name__}: {getattr(error, 'what', error)}; where {where}; hint {hint}"
         yield f"{json.dumps(call, ensure_ascii=False)[:LONGEST]} -> {text[:LONGEST]}"
+
+
+def taken(kind: Any, value: Any) -> Any:
+    """A dictionary as what a function takes in its place."""
+    return TypeAdapter(kind).validate_python(value) if isinstance(value, dict) else value
 
 
 def significant(figure: str) -> float:
@@ -442,10 +517,11 @@ def significant(figure: str) -> float:
 
 ROOMS: dict[str, Callable[..., Iterator[str]]] = {
     "readings": readings, "judgements": judgements, "folders": folders, "paces": paces, "findings": findings,
-    "groups": groups, "decided": decided, "deepspeed": configured, "recipes": recipes, "samples": samples,
-    "splits": splits, "dialogues": dialogues, "results": results, "hangs": hangs, "causes": causes,
-    "hosts": hosts, "profiles": profiles, "benches": benches,
+    "groups": groups, "gpus": gpus, "decided": decided, "deepspeed": configured, "recipes": recipes,
+    "samples": samples, "splits": splits, "dialogues": dialogues, "results": results, "hangs": hangs,
+    "causes": causes, "hosts": hosts, "profiles": profiles, "benches": benches,
     "values": values, "spreads": spreads, "activations": activations, "files": files,
+    "memories": needed, "sets": sets, "watches": watched,
 }  # fmt: skip
 
 

@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from muster.checks.families.network import matching
 from tests.unit.judging import NA, judged, probed
 
 HOSTS = ("n1", "n2", "n3")
@@ -142,19 +141,3 @@ def test_the_way_is_not_told_by_a_name_that_means_this_host_itself(monkeypatch: 
 
 
 REAL = socket.socket
-
-
-@pytest.mark.parametrize(
-    ("variable", "value", "names"),
-    [
-        ("NCCL_SOCKET_IFNAME", "eth", ["eth0", "eth1"]),
-        ("NCCL_SOCKET_IFNAME", "=eth0", ["eth0"]),
-        ("NCCL_SOCKET_IFNAME", "^docker,lo", ["eth0", "eth1", "ib0"]),
-        ("NCCL_SOCKET_IFNAME", "^=eth0", ["eth1", "ib0", "docker0", "lo"]),
-        ("NCCL_SOCKET_IFNAME", "eno1,ib0", ["ib0"]),
-        ("GLOO_SOCKET_IFNAME", "eth", []),
-        ("GLOO_SOCKET_IFNAME", "eno1,eth1", ["eth1"]),
-    ],
-)
-def test_what_a_variable_means(variable: str, value: str, names: list[str]) -> None:
-    assert matching(variable, value, ["eth0", "eth1", "ib0", "docker0", "lo"]) == names

@@ -13,7 +13,7 @@ import pytest
 from muster.core.errors import DataError, RecipeError
 from muster.core.recipe import recipe_from
 from muster.dialogues.rows import Turn, Wanted, dialogue_of, fields_read, read_dialogues
-from muster.dialogues.spec import DialogueRecipe, load_samples, mixed, part_size, split_part
+from muster.dialogues.spec import DialogueRecipe
 from tests.support import needs_torch
 
 PAIRS = Wanted(pairs=True)
@@ -25,21 +25,6 @@ def test_what_stands_beside_two_whole_texts_is_not_read() -> None:
     assert dialogue_of(row, PAIRS, "x:1").turns == (Turn("text", "A\n\nAssistant:"),)
     assert "system" not in fields_read(row, PAIRS)
     assert "system" in fields_read({"chosen": SAID, "rejected": SAID, "system": "S"}, PAIRS)
-
-
-def test_fields_that_nobody_reads_are_named_those_of_messages_too(tmp_path: Path) -> None:
-    """What is null says nothing."""
-    answer = {"role": "assistant", "content": "Yes.", "name": "Ada", "tool_calls": None}
-    row = {
-        "messages": [{"role": "user", "content": "Is it?"}, answer],
-        "tools": [{"name": "f"}],
-        "label": True,
-    }
-    path = _file(
-        tmp_path / "rows.jsonl", [row, {**row, "messages": [{"from": "user", "value": "Why?"}, answer]}]
-    )
-    (note,) = load_samples(_recipe(path=str(path), validation_fraction=0.0)).notes[:-1]
-    assert note.rpartition(": ")[2].split(", ") == ["tools", "label", "messages.name"]
 
 
 def test_an_answer_of_weight_0_is_read_and_not_learned(tokenizer: Any) -> None:
@@ -62,17 +47,6 @@ def test_an_answer_of_weight_0_is_read_and_not_learned(tokenizer: Any) -> None:
             dialogue_of({"messages": wrong}, Wanted(), "x:1")
 
 
-def test_rows_of_one_set_take_one_form(tmp_path: Path) -> None:
-    rows = [{"instruction": f"A{n}", "output": "B", "system": "S" if n % 2 else ""} for n in range(20)]
-    file = str(_file(tmp_path / "a.jsonl", rows))
-    samples = load_samples(_recipe(path=file))
-    assert all(each.chat for each in (*samples.train, *samples.held_out))
-    assert any("10 prompts" in note for note in samples.notes)
-    plain = str(_file(tmp_path / "b.jsonl", [{"prompt": f"A{n}", "answer": "B"} for n in range(9)]))
-    assert not any(each.chat for each in load_samples(_recipe(path=plain)).train)
-    assert all(each.chat for each in load_samples(_recipe(path=plain, template="chat")).train)
-
-
 def _file(path: Path, rows: list[dict[str, Any]]) -> Path:
     path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
     return path
@@ -82,94 +56,6 @@ def _recipe(workload: str = "sft", **data: Any) -> DialogueRecipe:
     found = recipe_from({"workload": workload, "data": data})
     assert isinstance(found, DialogueRecipe)
     return found
-
-
-def test_a_bad_row_stops_the_reading_or_is_counted(tmp_path: Path) -> None:
-    rows = [{"prompt": str(n), "answer": "x" if n != 3 else " "} for n in range(20)]
-    file = _file(tmp_path / "a.jsonl", rows)
-    with pytest.raises(DataError, match="empty answer") as found:
-        load_samples(_recipe(path=str(file)))
-    assert found.value.where == f"{file}:4"
-    samples = load_samples(_recipe(path=str(file), bad="skip"))
-    assert len(samples.train) + len(samples.held_out) == 19
-    assert samples.skipped.count == 1 and f"{file}:4" in (samples.skipped.first or "")
-
-
-def test_a_folder_has_its_own_held_out_part(tmp_path: Path) -> None:
-    _file(tmp_path / "train.jsonl", [{"prompt": f"t{n}", "answer": "x"} for n in range(5)])
-    _file(tmp_path / "test.jsonl", [{"prompt": "h", "answer": "x"}])
-    samples = load_samples(_recipe(path=str(tmp_path)))
-    assert [each.question for each in samples.held_out] == ["h"]
-    assert len(samples.train) == 5
-
-
-def test_equal_prompts_stay_together(tmp_path: Path) -> None:
-    rows = [{"prompt": f"p{n % 10}", "answer": f"a{n}"} for n in range(40)]
-    samples = load_samples(_recipe(path=str(_file(tmp_path / "a.jsonl", rows)), validation_fraction=0.3))
-    train, held = ({each.question for each in part} for part in (samples.train, samples.held_out))
-    assert len(held) == 3 and len(train) == 7 and not train & held
-    chats = [{"messages": [*SAID[:1], *SAID[1:], {"role": "user", "content": "And?"}], "answer": "x"}] * 2
-    chats[1] = {**chats[1], "messages": chats[1]["messages"][-1:]}  # the same last words, another prompt
-    samples = load_samples(_recipe(path=str(_file(tmp_path / "b.jsonl", chats)), validation_fraction=0.5))
-    assert (len(samples.train), len(samples.held_out)) == (1, 1)
-
-
-def test_a_mix_has_its_shares_and_repeats_nothing(tmp_path: Path) -> None:
-    one = _file(tmp_path / "one.jsonl", [{"prompt": f"1-{n}", "answer": "x"} for n in range(100)])
-    two = _file(tmp_path / "two.jsonl", [{"prompt": f"2-{n}", "answer": "x"} for n in range(400)])
-    mix = [{"path": str(one), "share": 1}, {"path": str(two), "share": 3}]
-    samples = load_samples(_recipe(mix=mix, validation_fraction=0.1))
-    found = [each.question for each in samples.train]
-    assert len(found) == len(set(found)) == 360
-    assert sum(each.startswith("1-") for each in found) == 90
-    assert found != sorted(found)  # shuffled: not one set after the other
-    assert load_samples(_recipe(mix=mix, validation_fraction=0.1)).train == samples.train
-
-
-def test_the_set_that_is_shortest_for_its_share_gives_all_it_has(tmp_path: Path) -> None:
-    """3 / 0.7 * 0.7 is less than 3 in floating point."""
-    paths = [_file(tmp_path / f"{name}.jsonl", [{"prompt": f"{name}{n}", "answer": "x"} for n in range(size)])
-             for name, size in (("a", 3), ("b", 9))]  # fmt: skip
-    mix = [{"path": str(path), "share": share} for path, share in zip(paths, (0.7, 0.3), strict=True)]
-    samples = load_samples(_recipe(mix=mix, validation_fraction=0.0))
-    assert sorted(each.question[0] for each in samples.train) == [*"aaab"]
-
-
-def test_a_mix_without_shares_is_all_of_it_and_what_shares_leave_out_is_said(tmp_path: Path) -> None:
-    one = _file(tmp_path / "one.jsonl", [{"prompt": f"1-{n}", "answer": "x"} for n in range(10)])
-    two = _file(tmp_path / "two.jsonl", [{"prompt": f"2-{n}", "answer": "x"} for n in range(80)])
-    samples = load_samples(_recipe(mix=[{"path": str(one)}, {"path": str(two)}], validation_fraction=0.1))
-    found = [each.question for each in samples.train]
-    assert len(set(found)) == 81 and found != sorted(found)
-    assert not any("share" in note for note in samples.notes if "data.mix" in note)
-    shared = _recipe(mix=[{"path": str(one), "share": 1}, {"path": str(two)}], validation_fraction=0.1)
-    samples = load_samples(shared)
-    assert len(samples.train) == 18
-    assert any("63 of 81" in note for note in samples.notes)
-
-
-def test_a_single_set_keeps_its_order() -> None:
-    samples = [dialogue_of({"prompt": str(n), "answer": "x"}, Wanted(), "x") for n in range(5)]
-    assert mixed([samples], [2.0]) == samples
-
-
-def test_parts_share_no_sample_and_are_all(tmp_path: Path) -> None:
-    rows = [{"prompt": str(n), "answer": "x"} for n in range(103)]
-    every = [dialogue_of(row, Wanted(), "x") for row in rows]
-    parts = [split_part(_recipe(split=[2, 4, 4], part=part).data, every) for part in (1, 2, 3)]
-    assert [len(part) for part in parts] == [21, 41, 41]
-    assert sorted(int(each.question) for part in parts for each in part) == list(range(103))
-    assert [part_size(_recipe(split=[2, 4, 4], part=part).data, 103) for part in (1, 2, 3)] == [21, 41, 41]
-
-
-def test_what_a_part_and_a_limit_leave_out_is_said(tmp_path: Path) -> None:
-    file = _file(tmp_path / "a.jsonl", [{"prompt": str(n), "answer": "x"} for n in range(100)])
-    given = {"path": str(file), "validation_fraction": 0}
-    assert not any("leaves out" in note or "split" in note for note in load_samples(_recipe(**given)).notes)
-    samples = load_samples(_recipe(**given, split=[2, 8], part=2, limit=30))
-    assert len(samples.train) == 30
-    assert any("80 of 100" in note for note in samples.notes)
-    assert any("50 of 80" in note for note in samples.notes)
 
 
 def test_the_rest_of_a_file_is_not_read_beyond_the_limit(tmp_path: Path) -> None:

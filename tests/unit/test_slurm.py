@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from muster.core.errors import InventoryError, JobError, RecipeError, RunFolderError
-from muster.core.inventory import parse_hosts, read_inventory
+from muster.core.inventory import read_inventory
 from muster.core.slurm import SlurmAsk, allocation, parse_ask
 from muster.fleet.shell import NotStarted
 from muster.inputs.read import Inputs, read_inputs
@@ -28,26 +28,6 @@ from muster.store.runfolder import RunFolder, find_run
 from tests.shell import FakeShell
 from tests.support import TINY
 
-ALLOCATION = {
-    "SLURM_JOB_ID": "17",
-    "SLURM_JOB_NODELIST": "node[01-03,7],gpu[1-2]x",
-    "SLURM_NTASKS_PER_NODE": "4",
-}
-
-
-@pytest.mark.parametrize(
-    ("text", "ask"),
-    [
-        ("slurm:", SlurmAsk()),
-        ("slurm:gpu", SlurmAsk("gpu")),
-        ("slurm:/3", SlurmAsk(None, 3)),
-        ("slurm:gpu,cpu/4x8", SlurmAsk("gpu,cpu", 4, 8)),
-    ],
-)
-def test_asks(text: str, ask: SlurmAsk) -> None:
-    assert parse_ask(text) == ask
-    assert str(ask) == text
-
 
 @given(
     st.none() | st.from_regex(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,9}", fullmatch=True),
@@ -56,24 +36,6 @@ def test_asks(text: str, ask: SlurmAsk) -> None:
 def test_an_ask_reads_back(partition: str | None, numbers: tuple[int, int | None] | None) -> None:
     ask = SlurmAsk(partition, *(numbers or ()))
     assert parse_ask(str(ask)) == ask
-
-
-@pytest.mark.parametrize("words", ["-p", "gpu/", "gpu/0", "/3x0", "a b", "a\nb", "$(x)", "/3x", "x/y"])
-def test_what_is_no_ask(words: str) -> None:
-    with pytest.raises(InventoryError) as caught:
-        parse_hosts(f"slurm:{words}")
-    assert caught.value.hint
-
-
-def test_the_hosts_of_an_allocation() -> None:
-    found = parse_hosts("slurm:", ALLOCATION)
-    assert found.names == ("node01", "node02", "node03", "node7", "gpu1x", "gpu2x")
-    assert {host.slots for host in found.hosts} == {4}
-    assert found.launcher == "slurm" and found.ask is None
-    fewer = parse_hosts("slurm:/2x8", ALLOCATION)
-    assert [(host.name, host.slots) for host in fewer.hosts] == [("node01", 8), ("node02", 8)]
-    with pytest.raises(InventoryError, match="has 6"):
-        parse_hosts("slurm:/7", ALLOCATION)
 
 
 def test_no_allocation(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -202,8 +164,6 @@ def test_one_rank_per_gpu_where_nobody_says_how_many(run: RunFolder) -> None:
     """The script asks for no number of tasks, so that its job takes what the nodes have."""
     text = script(asked("slurm:gpu/4"), run, "t")
     assert "ntasks" not in text and "--hosts slurm:/4 " in text
-    found = parse_hosts("slurm:/4", {"SLURM_JOB_ID": "1", "SLURM_JOB_NODELIST": "n[1-4]"})
-    assert {host.slots for host in found.hosts} == {None}
 
 
 AWAY = (1, b"", b"Unable to contact slurm controller")

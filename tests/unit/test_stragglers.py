@@ -42,7 +42,6 @@ from muster.results.stragglers import (
     excesses,
     lasting,
     link_speeds,
-    longer,
     slow_hosts,
     slow_link,
 )
@@ -87,22 +86,6 @@ def test_a_very_slow_host_hides_nobody_and_two_are_both_named() -> None:
     assert [e.host for e in slow_hosts(moments(rng, NOISES["normal"], own, 12))] == ["h7", "h3"]
 
 
-def test_what_it_costs_by_hand() -> None:
-    """Steps of one second. A host computes 0.8 s, the two others 0.5 and 0.6: without it a step would take
-    0.25 s less than the middle of these: 1 / (1 - 0.25) - 1."""
-    (worst, *_) = slow_hosts([{"a": 0.5, "b": 0.6, "c": 0.8}] * FEWEST)
-    assert (worst.host, worst.share) == ("c", pytest.approx(0.25))
-    assert worst.slower == pytest.approx(0.8 / 0.55 - 1)
-    assert longer(worst.share) == pytest.approx(1 / 3)
-    assert not slow_hosts([{"a": 0.5, "b": 0.6, "c": 0.8}] * (FEWEST - 1)), "too few moments"
-    by_host = {each.host: each.share for each in excesses([{"a": 0.5, "b": 0.6, "c": 0.8}])}
-    assert by_host == {
-        "a": pytest.approx(-0.2),
-        "b": pytest.approx(-0.05),
-        "c": pytest.approx(0.25),
-    }
-
-
 def test_hosts_that_differ_for_good_are_no_stragglers() -> None:
     """A fleet whose hosts differ by 2 % of a step, as they always do there."""
     rng = random.Random(4)
@@ -140,20 +123,6 @@ def test_a_host_that_tells_little_is_not_judged_by_that() -> None:
     some = [{f"h{n}": 0.5 + 0.001 * n for n in range(19)} for _ in range(12)]
     some[5]["late"] = 0.9
     assert "late" not in {each.host for each in excesses(some)}
-
-
-def test_half_of_the_hosts_are_not_named_and_two_of_three_are() -> None:
-    assert not slow_hosts([{"a": 0.4, "b": 0.4, "c": 0.7, "d": 0.7}] * 12), "which half is slow, nobody knows"
-    assert {each.host for each in slow_hosts([{"a": 0.3, "b": 0.7, "c": 0.71}] * 12)} == {"b", "c"}
-
-
-def test_what_is_named_for_little_and_what_is_not() -> None:
-    little = {f"h{n}": 0.5 for n in range(8)} | {"h1": 0.53}
-    assert [each.host for each in slow_hosts([little] * FEWEST)] == ["h1"], "of many hosts 2 % are enough"
-    few = {host: little[host] for host in ("h0", "h1", "h2")}
-    assert not slow_hosts([few] * FEWEST), "of three it is less than 5 %"
-    now_and_then = [{"a": 0.4, "b": 0.4, "c": 0.3 if n % 3 == 0 else 0.8} for n in range(KEPT)]
-    assert not slow_hosts(now_and_then), "in a third of the moments it is the fastest"
 
 
 # --- events ------------------------------------------------------------------------------------------------
