@@ -126,11 +126,6 @@ class Connection:
                 return
             del self.outgoing[:sent]
 
-    @property
-    def wants_room(self) -> bool:
-        """Whether something waits for the connection to take it."""
-        return bool(self.outgoing) and self.wire is not None and not self._input_closed and self.lost is None
-
     def close_input(self) -> None:
         """The agent takes a closed input as the end of its job."""
         if not self._input_closed:

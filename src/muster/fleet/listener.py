@@ -162,7 +162,7 @@ class SecretListener:
             _say(sock, greeting(knocker.nonce))
 
     def _pause(self, now: float) -> None:
-        """Do not wake anybody for connections that cannot be taken."""
+        """Accept nothing for PAUSE seconds: connections that cannot be taken would wake the loop."""
         self._selector.unregister(self._listener)
         self._resume = now + PAUSE
 

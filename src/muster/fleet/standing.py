@@ -167,7 +167,7 @@ class RankState:
             return "computing"
         if resting:
             return "idle"
-        if look.library != "":  # it is in a library, or nobody knows: to wait for a GPU looks the same
+        if look.library != "":  # in a library, or unknown: to wait for a GPU looks the same
             return "computing"
         # Without a Python stack it may be at its start or its end.
         seen = max(look.functions or 0, len({tuple(map(_function, each)) for each in mains}))
@@ -332,7 +332,7 @@ def judge(
         return _without_others(stands, stepping)
     if not suspects:
         return _all_wait(case, xid)
-    # Of who did not answer nobody knows whether the others, and the suspects with them, wait for it.
+    # The others, and the suspects with them, may wait for a rank that did not answer.
     unheard = [each for each in outside if each.last is None]
     if any(_alive(each, stepping=stepping) for each in (*suspects, *unheard)):
         return HangFinding(False, "; ".join(f"{each} {each.does()}" for each in suspects[:3]))
@@ -489,10 +489,10 @@ def _all_wait(case: _Case, xid: Iterable[str]) -> HangFinding:
 
 
 def _without_others(stands: Sequence[RankState], stepping: bool) -> HangFinding:
-    """Nobody is seen to wait for another one: each for itself."""
+    """Judge ranks of which none is seen to wait for another."""
     stuck = [each for each in stands if each.kind in ("idle", "disk", "absent", "busy")]
     if not stepping or len(stuck) < len(stands) or not any(each.look for each in stands):
         return HangFinding(False, "nothing shows that a rank waits for another one")
-    there = [each for each in stuck if each.look]  # nobody waits for who has ended
+    there = [each for each in stuck if each.look]  # no rank waits for one that has ended
     words = "; ".join(f"{each} {each.does()}" for each in there[:3])
     return HangFinding(True, words, tuple(there), certain=len(there) == 1, hint=_hint(there[0]))

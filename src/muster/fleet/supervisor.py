@@ -115,7 +115,9 @@ class Supervisor:
             for link in self.links:
                 link.tell("stop", keep=keep)
             limit = time.monotonic() + self._parting
-            while time.monotonic() < limit and not all(link.ended for link in self._met()):
+            while time.monotonic() < limit and not all(
+                link.ended for link in self.links if link.wire is not None
+            ):
                 self.fleet.turn(self._note)
         finally:
             self.fleet.close()
@@ -123,10 +125,6 @@ class Supervisor:
     @property
     def _parting(self) -> float:
         return _PARTING + _PARTING_EACH * len(self.links)
-
-    def _met(self) -> list[Connection]:
-        """Links to hosts that something was ever sent to."""
-        return [link for link in self.links if link.wire is not None]
 
     def greet(self, specs: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
         """Connect to every host and hear its facts. Label -> facts.
