@@ -119,7 +119,10 @@ class _Gathering:
 
     def state(self) -> Gathered:
         """How things stand."""
-        members = sorted((member for _, member in self.guests.values()), key=_by_name)
+        members = sorted(
+            (member for _, member in self.guests.values()),
+            key=lambda member: (natural(member.hostname), member.address),
+        )
         refused = {reason: count for reason, count in self.door.refused.items() if reason != "left"}
         return Gathered(self.wanted, tuple(members), refused | self.refused, self.lost)
 
@@ -163,10 +166,6 @@ class _Gathering:
             guest = self._drop(key)
             guest.welcome({"name": member.host.name, "members": self.wanted})
             guest.socket.close()
-
-
-def _by_name(member: Member) -> tuple[str, str]:
-    return natural(member.hostname), member.address
 
 
 def gather(

@@ -55,7 +55,8 @@ def dry_run(inputs: Inputs, run: RunFolder, shell: Shell | None = None) -> dict[
     asking = partial(ask, shell=shell or Shell(), into=run.path) if here else partial(_assumed, run=run)
     listed = [] if here else _assumptions(inputs, run)
     if not here and inputs.recipe.measure.peaks:  # whether they are these hosts' is not known
-        inputs = replace(inputs, recipe=_without_peaks(inputs))
+        measure = inputs.recipe.measure.model_copy(update={"peaks": None})
+        inputs = replace(inputs, recipe=inputs.recipe.model_copy(update={"measure": measure}))
     inputs, chosen = hosts_first(inputs, asking)
     facts = {host: {**about, "shared": True} for host, about in asking(inputs).items()}
     decided = agree(inputs, run, facts, Attempt(), chosen)
@@ -135,11 +136,6 @@ def open_values(config: Mapping[str, Any], prefix: str = "") -> list[str]:
         elif value == "auto":
             paths.append(prefix + key)
     return paths
-
-
-def _without_peaks(inputs: Inputs) -> Any:
-    recipe = inputs.recipe
-    return recipe.model_copy(update={"measure": recipe.measure.model_copy(update={"peaks": None})})
 
 
 def _fits_nowhere(decided: Decided) -> bool:
