@@ -63,9 +63,8 @@ class Loop(Generic[L]):
             self._takers.unregister(key.fd)
         for link in links:
             link.flush()
-            if (
-                link.sending and link.lost is None and link.wire is not None
-            ):  # the wait ends when it takes more
+            if link.sending and link.lost is None and link.wire is not None:
+                # The wait ends when the connection takes more.
                 self._takers.register(link.wire.input, selectors.EVENT_WRITE)
         for key, _ in self.selector.select(seconds):
             if self.selector.get_map().get(key.fd) != key:
@@ -205,7 +204,7 @@ class Fleet(Loop[Connection]):
             self.attach(link, SocketWire(peer.socket))
 
     def _check(self, starter: _Starter) -> None:
-        """Hosts whose agent never came before the process that starts it ended."""
+        """Give up hosts whose agent has not come when the process that starts it has ended."""
         if starter.process.poll() is None or starter.open:
             return
         for host in starter.request.hosts:
@@ -218,7 +217,7 @@ class Fleet(Loop[Connection]):
     # --- the end -------------------------------------------------------------------------------------------
 
     def overdue(self, link: Connection, patience: float) -> bool:
-        """Whether a host has had its time to answer.
+        """Tell whether a host has used up its time to answer.
 
         Where one process starts all, hosts come one after the other: what counts is the time since the last
         one came, and the first one may take as long as all would by ssh. `WORDS` seconds more are for the
@@ -274,7 +273,7 @@ class _Starter:
             os.set_blocking(descriptor, False)
 
     def read(self, links: Mapping[str, Connection], descriptor: int) -> bool:
-        """Give each line to the hosts that it names, or to all. -> whether there can be more."""
+        """Give each line to the hosts that it names, or to all. Return whether more may come."""
         try:
             data = os.read(descriptor, 1 << 20)
         except BlockingIOError:

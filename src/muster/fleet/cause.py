@@ -227,7 +227,7 @@ def _raised_before(
 
 
 def _is_echo(sign: Sign) -> bool:
-    """Whether a line says only that something else, or another rank, has failed."""
+    """Tell whether a line says only that something else, or another rank, has failed."""
     entry = known_failures().get(sign.failure or "")
     return entry is not None and (entry.retry == "by cause" or entry.blame == "peer")
 
@@ -250,8 +250,8 @@ def _with_last_words(
 
 
 def with_way_on(failure: Failure, run: str, saved: Sequence[events.Saved], lost: str | None) -> Failure:
-    """With the command that goes on from the last checkpoint, where there is one. `lost`: a host that is
-    gone, of more than one."""
+    """Add the command that goes on from the last checkpoint, where there is one. `lost`: a host that was lost
+    while others are left."""
     step = max((each.step for each in saved if each.step), default=None)
     if step is None:
         return failure
@@ -265,13 +265,13 @@ def with_way_on(failure: Failure, run: str, saved: Sequence[events.Saved], lost:
 
 
 def watchdog_words(log: Iterable[str]) -> str | None:
-    """What NCCL's watchdog said first when it ended a rank; None: nothing."""
+    """Return the first line of NCCL's watchdog when it ended a rank; None: there is none."""
     matching = (line.strip()[:300] for line in log if (match := find(line)) and match.failure.id == WATCHDOG)
     return next(matching, None)
 
 
 def _missed(witnesses: Sequence[_Witness], done: set[int], places: Sequence[Placement]) -> Failure:
-    """What ranks that missed others tell of these: their host, where it can only be one."""
+    """Return the failure of a rank that others missed, with its host where only one is possible."""
     speaking = {witness.rank for witness in witnesses} | done
     silent = {
         place.host: [rank for rank in place.ranks if rank not in speaking]
@@ -321,7 +321,7 @@ def _without_a_word(
 
 
 def _from_outside(reason: str | None) -> bool:
-    """Whether an agent left because of a signal, as it says it."""
+    """Tell whether an agent left because of a signal, by the reason that it gave."""
     return (reason or "").startswith("signal ")
 
 
@@ -364,7 +364,8 @@ def _killed(host: str, death: _Death, kernel: Kernel) -> Failure:
 
 
 def by_sigkill(who: str, host: str, kernel: Kernel, pid: int | None = None) -> Failure:
-    """What ended it, with a hint: the kernel for want of memory or not, as far as is known."""
+    """Return the failure of a process that SIGKILL ended: whether the out-of-memory killer sent it, as far as
+    the kernel tells."""
     killer = "the kernel's out-of-memory killer"
     logged = [line for line in kernel.log or [] if pid and re.search(rf"Killed process {pid}\b", line)]
     if logged or kernel.group:

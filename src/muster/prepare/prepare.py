@@ -51,10 +51,17 @@ class _Preparation:
         self.brought: dict[str, list[str]] = {}  # contents that a host's agent keeps from now on
         python = self.options.python if self.plan.pinned else self.inputs.recipe.launch.python
         fallback = None if self.plan.pinned else sys.executable
-        limits = self.plan.cache, self.options.timeout
         self.jobs = {
             label: HostJobs(
-                host, self.inputs, python, fallback, *limits, self.shell, self.progress, self.stop
+                host,
+                self.inputs,
+                python,
+                fallback,
+                self.plan.cache,
+                self.options.timeout,
+                self.shell,
+                self.progress,
+                self.stop,
             )
             for label, host in self.hosts.items()
         }

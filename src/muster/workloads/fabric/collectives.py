@@ -225,7 +225,7 @@ class ValueTrial:
 
 
 def check_values(group: RankGroup, report: Report, budget: float) -> None:
-    """Every collective, as long as it takes. Each rank reports what it compared, and what was wrong."""
+    """Compare the values of every collective, whatever the budget. Report them, and the wrong ones."""
     for name in COLLECTIVES:
         _compare(report, name, _trials(group, name))
 
