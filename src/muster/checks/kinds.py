@@ -255,6 +255,6 @@ def world_size(context: Context, answers: Answers) -> int:
 
 
 def engine(context: Context) -> EngineSpec:
-    """The recipe's engine; without a recipe one of which nothing is known."""
+    """The recipe's engine; without a recipe, one without properties."""
     name = (context.recipe.get("engine") or {}).get("name")
     return spec_of(name) if name else EngineSpec("")

@@ -262,8 +262,8 @@ class _Case:
                         self.late.setdefault(each.rank, collective)
 
     def parted(self) -> list[tuple[str, str]]:
-        """Pairs of hosts, or of a host and an address that none of them has, of which one has had no answer
-        to what it sends for a while; and other pairs of these hosts of which one does not reach the other."""
+        """Return pairs of hosts, or of a host and an address that none of them has, where one end gets no
+        answer to what it sends; and other pairs of these hosts where one end does not reach the other."""
         homes: dict[str, set[str]] = {}
         looks = [(each.host, each.look) for each in self.stands if each.look]
         for host, look in looks:
@@ -466,7 +466,7 @@ def _all_wait(case: _Case, xid: Iterable[str]) -> HangFinding:
     if not frozenset.intersection(*begun) and len(lines) > 1:
         words = "; ".join(f"{_ranks(ranks)} at {line}" for line, ranks in list(lines.items())[:4])
         missed = [f"rank {rank} is missed in {where}" for rank, where in list(case.missed.items())[:8]]
-        # Of two kinds of ranks each of which misses the other: the few.
+        # Where two kinds of ranks miss each other, the fewer are named.
         few, *_, many = sorted(begun.values(), key=len) if len(begun) == 2 else ([], [])
         circle = len(few) < len(many) and all(each.rank in case.missed for each in case.waiting)
         return HangFinding(
@@ -489,7 +489,7 @@ def _all_wait(case: _Case, xid: Iterable[str]) -> HangFinding:
 
 
 def _without_others(stands: Sequence[RankState], stepping: bool) -> HangFinding:
-    """Judge ranks of which none is seen to wait for another."""
+    """Judge ranks where none is seen to wait for another."""
     stuck = [each for each in stands if each.kind in ("idle", "disk", "absent", "busy")]
     if not stepping or len(stuck) < len(stands) or not any(each.look for each in stands):
         return HangFinding(False, "nothing shows that a rank waits for another one")

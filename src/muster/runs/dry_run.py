@@ -40,7 +40,7 @@ from muster.runs.requirements import needed
 from muster.runs.train import Attempt, agree
 from muster.store.runfolder import RunFolder
 
-PORT = 29500  # torch's own default, where nobody can say which port will be free
+PORT = 29500  # torch's own default: which port will be free is not known yet
 MOST_HOST = 64 * 2**40  # bytes of memory that x86-64 addresses with four levels of page tables
 
 
@@ -72,7 +72,7 @@ def dry_run(inputs: Inputs, run: RunFolder, shell: Shell | None = None) -> dict[
 
 
 def _assumed(inputs: Inputs, run: RunFolder) -> Facts:
-    """What hosts that nobody asked might say."""
+    """Return facts that hosts might have which were not asked."""
     recipe = inputs.recipe
     trackers = [name for each in recipe.measure.report_to for name in TRACKERS[each]]
     packages = [*needed(recipe), *trackers]
@@ -251,7 +251,7 @@ def format_dry_run(document: Mapping[str, Any], *, verbose: bool = False) -> str
     ]
     rows.append(("run folder", document["run"]))
     notes = document["plan"]["notes"] if document["plan"] else []
-    if document["assumed"] and not verbose:  # they would say what nobody was asked
+    if document["assumed"] and not verbose:  # they would be answers that no host gave
         notes = []
     files = [f"{each['value']}: {each['why']}" for each in document["decisions"] if each["field"] == "env"]
     rows += [

@@ -260,8 +260,8 @@ def _generate(generated: Generated, folder: Path) -> None:
 
 
 def _from_hub(data: PairData, skip: Skip | None) -> tuple[list[PairRow], list[PairRow], str, list[str]]:
-    """The pairs to train on and those that are held out, where they are from, and the fields that nobody
-    reads."""
+    """The pairs to train on and those that are held out, where they are from, and the fields that are not
+    read."""
     assert data.name
     loaded = hub_parts(data.name, data.subset, data.splits)
     held_name = held_part(loaded)
