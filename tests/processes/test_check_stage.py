@@ -21,7 +21,7 @@ import muster.checks.check as stage
 import muster.checks.group as group
 from muster.checks.base import Answers, Check, Context, Finding, Level, Transport
 from muster.checks.check import (
-    Heard,
+    Replies,
     WantedChecks,
     all_checks,
     check,
@@ -155,7 +155,7 @@ def test_a_judge_that_cannot_read_one_host_judges_the_others(
     assert by_check == {"local0": "pass", "local1": "unknown", "local2": "pass"}, levels
 
 
-def heard(first: dict[str, Any], second: dict[str, Any] | None = None, family: str = "made") -> Heard:
+def heard(first: dict[str, Any], second: dict[str, Any] | None = None, family: str = "made") -> Replies:
     return {
         host: HostAnswers(Transport(0.1), {family: answer}, {family: second[host]} if second else None)
         for host, answer in first.items()

@@ -18,7 +18,7 @@ from muster.planner.machines import load_calibration, save_calibration
 from muster.planner.time.learning import link_figures
 from muster.planner.time.steptime import Calibration
 from muster.reports.page import report
-from muster.runs.train import nobody, train
+from muster.runs.train import ignore, train
 from muster.store import events
 from muster.store.runfolder import RunFolder
 from tests.support import needs_torch, with_ranks
@@ -30,7 +30,7 @@ SMALL = ["fabric.largest=64KiB", "launch.threads=1", "launch.device=cpu", "measu
 COLLECTIVES = {"all-reduce", "all-gather", "reduce-scatter", "broadcast"}
 
 
-def measured(folder: Path, hosts: str, *overrides: str, watch=nobody) -> tuple[RunFolder, Result]:
+def measured(folder: Path, hosts: str, *overrides: str, watch=ignore) -> tuple[RunFolder, Result]:
     needs_torch()
     run = RunFolder(folder)
     result = train(read_inputs("fabric", hosts, [*SMALL, *overrides]), run, watch=watch)

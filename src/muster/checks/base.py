@@ -52,7 +52,7 @@ Answers = Mapping[str, Mapping[str, Any]]  # host's label -> the family's answer
 
 
 class Level(str, Enum):
-    """How a check ended on a host. NOTE: a fact on which nobody acts. UNKNOWN: it could not be found out,
+    """How a check ended on a host. NOTE: a fact that needs no action. UNKNOWN: it could not be found out,
     which is not a pass."""
 
     PASS = "pass"

@@ -71,7 +71,10 @@ def check(
     """
     begun = time.monotonic()
     wanted = wanted or WantedChecks()
-    job = _with_slots(prepare_job(recipe, inventory), wanted.gpus)
+    job = prepare_job(recipe, inventory)
+    if wanted.gpus:  # a host without slots has one per expected GPU
+        hosts = tuple(replace(host, slots=host.slots or wanted.gpus) for host in job.inventory.hosts)
+        job = replace(job, inventory=replace(job.inventory, hosts=hosts))
     kinds = families()
     profile = load_profile(wanted.profile, all_checks())
     shell = shell or Shell()
@@ -80,7 +83,10 @@ def check(
     findings = without(judge(kinds, answers, context), profile.skipped)
     measured: dict[str, Any] | None = None
     if wanted.group:
-        fit = replace(job, inventory=_fit(job.inventory, findings, answers))
+        bad = {each.host for each in findings if each.level is Level.FAIL}
+        bad |= {host for host, one in answers.items() if isinstance(one, UnreachableHost)}
+        hosts = tuple(host for host in job.inventory.hosts if host.label not in bad)
+        fit = replace(job, inventory=replace(job.inventory, hosts=hosts))
         measured, more = together(fit, kinds, answers, context, announce, shell)
         findings += without(more, profile.skipped)
     result = inspection(job.inventory, answers, findings, {each.name: each.why for each in all_checks()})
@@ -108,27 +114,10 @@ def save_inventory(inspected: Inspection, path: Path) -> int:
     return len(hosts)
 
 
-def _with_slots(job: Inputs, gpus: int | None) -> Inputs:
-    """Hosts without slots have one per expected GPU."""
-    if not gpus:
-        return job
-    hosts = tuple(replace(host, slots=host.slots or gpus) for host in job.inventory.hosts)
-    return replace(job, inventory=replace(job.inventory, hosts=hosts))
-
-
-def _fit(
-    inventory: Inventory, findings: Sequence[Finding], answers: Mapping[str, HostAnswers | UnreachableHost]
-) -> Inventory:
-    """The hosts on which nothing has failed."""
-    bad = {each.host for each in findings if each.level is Level.FAIL}
-    bad |= {host for host, one in answers.items() if isinstance(one, UnreachableHost)}
-    return replace(inventory, hosts=tuple(host for host in inventory.hosts if host.label not in bad))
-
-
 def _ask(
     job: Inputs, kinds: Sequence[Family], shell: Shell, progress: Progress
 ) -> dict[str, HostAnswers | UnreachableHost]:
-    """Both rounds, on every host."""
+    """Ask every host in both rounds. Return its answers, or why it is unreachable, by its label."""
     launch = job.recipe.launch
     places = [Placement(host.label, host.address, host.slots or 1, 0) for host in job.inventory.hosts]
     interpreter = sys.executable if job.launcher.ONE_MACHINE else starter_of(launch)
@@ -146,7 +135,7 @@ def _ask(
 
 
 def _asker(job: Inputs) -> Callable[[Placement], dict[str, Any]]:
-    """What every probe is told; see muster.checks.base."""
+    """Make the function that gives a host's `ask`; muster.checks.base describes it."""
     hosts = {host.label: host for host in job.inventory.hosts}
     launch = job.recipe.launch
     common = {
@@ -219,10 +208,10 @@ ANSWERED = Check(
 )
 UNREAD = "the probe's answer could not be read"
 UNJUDGED = "the check itself failed"
-Heard = Mapping[str, HostAnswers | UnreachableHost]
+Replies = Mapping[str, HostAnswers | UnreachableHost]
 
 
-def judge(kinds: Sequence[Family], given: Heard, context: Context) -> list[Finding]:
+def judge(kinds: Sequence[Family], given: Replies, context: Context) -> list[Finding]:
     """Every check on every host, by topic."""
     findings: list[Finding] = []
     answered = {host: one for host, one in given.items() if isinstance(one, HostAnswers)}
@@ -242,7 +231,7 @@ def judge(kinds: Sequence[Family], given: Heard, context: Context) -> list[Findi
 
 
 def without(findings: Sequence[Finding], skipped: frozenset[str]) -> list[Finding]:
-    """The findings, but for checks that the profile leaves out."""
+    """Replace the findings of checks that the profile leaves out."""
     return [
         Finding(each.check, each.host, Level.NOT_APPLICABLE, "skipped by the profile")
         if each.check in skipped
@@ -252,7 +241,7 @@ def without(findings: Sequence[Finding], skipped: frozenset[str]) -> list[Findin
 
 
 def inspection(
-    inventory: Inventory, answers: Heard, findings: Sequence[Finding], why: Mapping[str, str]
+    inventory: Inventory, answers: Replies, findings: Sequence[Finding], why: Mapping[str, str]
 ) -> Inspection:
     """Verdicts, and one entry per kind of trouble. What is not known here is left at its default."""
     by_host: dict[str, list[Finding]] = {host.label: [] for host in inventory.hosts}
@@ -273,8 +262,8 @@ def inspection(
 def _judged(
     family: Family, answers: Answers, peers: Answers, context: Context
 ) -> tuple[list[Finding], dict[str, str]]:
-    """Findings; and hosts whose answers the judge cannot read, with the reason: one host that talks nonsense,
-    in either round, must not spoil the others' verdicts."""
+    """Return the findings, and the hosts whose answers the judge cannot read, with the reason. Such a host
+    does not spoil the others' verdicts, in either round."""
     nonsense: dict[str, str] = {}
 
     def judged(answers: Answers, peers: Answers, suspects: Sequence[str]) -> list[Finding]:
@@ -303,11 +292,11 @@ def _judged(
 
 
 def _whole(answers: Answers) -> dict[str, Mapping[str, Any]]:
-    """Without the hosts whose probe failed."""
+    """Leave out the hosts whose probe failed."""
     return {host: answer for host, answer in answers.items() if not failed(answer)}
 
 
-def _frame(by_host: Heard) -> list[Finding]:
+def _frame(by_host: Replies) -> list[Finding]:
     """Whether each host could be reached, and whether its probes came to an end."""
     findings = []
     for host, one in by_host.items():
@@ -355,16 +344,16 @@ def _report(host: Host, answer: HostAnswers | UnreachableHost, findings: Sequenc
             failure=answer.failure,
             checks=results,
         )
-    way = answer.transport
+    transport = answer.transport
     return InspectedHost(
         host=host.label,
         name=host.name,
         slots=host.slots or _gpus(answer.answers.get("gpu", {})),
         verdict=verdict(findings),
-        seconds=round(way.seconds, 3),
-        python=way.python,
-        clock_offset=way.clock_offset,
-        clock_error=way.clock_error,
+        seconds=round(transport.seconds, 3),
+        python=transport.python,
+        clock_offset=transport.clock_offset,
+        clock_error=transport.clock_error,
         checks=results,
     )
 
@@ -422,7 +411,7 @@ def troubles(
 
 
 def _seen(members: Iterable[Finding]) -> list[Sighting]:
-    """Hosts that gave the same evidence, together."""
+    """Group the hosts that gave the same evidence."""
     groups: dict[str, list[str]] = {}
     for each in members:
         groups.setdefault(each.evidence, []).append(each.host)

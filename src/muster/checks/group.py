@@ -37,7 +37,7 @@ from muster.core.launch import Launch
 from muster.core.recipe import Recipe
 from muster.core.registry import warn
 from muster.failures.table import why_lost
-from muster.fleet.cause import WATCHDOG, by_sigkill, watchdog_words
+from muster.fleet.cause import WATCHDOG, by_sigkill, signal_name, watchdog_words
 from muster.fleet.interrupts import interrupts
 from muster.fleet.launchers.base import ssh_arguments
 from muster.fleet.messages import Kernel
@@ -116,7 +116,7 @@ def together(
 
 
 def _refused(error: MusterError, blamed: Sequence[Host], hosts: Sequence[Host]) -> list[Finding]:
-    """What stands in the way, on the host that it names; or that nobody knows, on all."""
+    """Make findings of an error: of the hosts that it names, or unknown on all."""
     level, problem, evidence = Level.UNKNOWN, "the group checks could not be started", str(error)
     if blamed:
         level, problem, evidence = Level.FAIL, "it cannot take part in the group checks", error.what
@@ -397,7 +397,7 @@ def _ended(read: RankEvents, outcome: Outcome, logs: Logs) -> list[FabricFailure
     for host, event in read.of("ended"):
         rank, code = event["rank"], int(event["code"])
         watchdog = code == -signal.SIGABRT and watchdog_words(logs.get(host, []))
-        by = _signal_name(-code) if code < 0 else f"exit code {code}"
+        by = signal_name(-code) if code < 0 else f"exit code {code}"
         hint = _last_line(logs, host) if code > 0 else None
         what, failure = f"rank {rank} was ended by {by}", WATCHDOG if watchdog else None
         if code == -signal.SIGKILL:
@@ -415,13 +415,6 @@ def _ended(read: RankEvents, outcome: Outcome, logs: Logs) -> list[FabricFailure
             )
         )
     return failures
-
-
-def _signal_name(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"
 
 
 def _silent(read: RankEvents, outcome: Outcome, logs: Logs) -> list[FabricFailure]:

@@ -65,7 +65,7 @@ class Case:
         return self.at(Level.UNKNOWN, why, evidence, remedy)
 
     def note(self, problem: str, evidence: str, remedy: str | None = None) -> Finding:
-        """A fact on which nobody acts: it is printed with --verbose, and the host stays fit."""
+        """Report a fact that needs no action: it is printed with --verbose, and the host stays fit."""
         return self.at(Level.NOTE, problem, evidence, remedy)
 
     def warn(self, problem: str, evidence: str, remedy: str | None = None) -> Finding:
@@ -181,7 +181,7 @@ def differing(check: str, values: Mapping[str, Any], differ: Differ) -> dict[str
 
     values: host -> value (None is one like any other: leave hosts out that could not tell). Numbers, but not
     text, are compared within the tolerance: 3.1 and 3.10 are two versions. Hosts of the majority pass;
-    without one, nobody does.
+    without one, none does.
     """
 
     def shown(value: Any) -> str:
@@ -255,6 +255,6 @@ def world_size(context: Context, answers: Answers) -> int:
 
 
 def engine(context: Context) -> EngineSpec:
-    """The recipe's engine; without a recipe one of which nothing is known."""
+    """The recipe's engine; without a recipe, one without properties."""
     name = (context.recipe.get("engine") or {}).get("name")
     return spec_of(name) if name else EngineSpec("")

@@ -94,25 +94,20 @@ def family_of(name: str, module: ModuleType) -> Family:
     names = {check.name for check in module.CHECKS}
     own = all(check.judge for check in module.CHECKS)
     source = "\n".join(["from __future__ import annotations\n", *texts]) if texts else ""
+    if hasattr(module, "judge") or not own:
+        judge = _held(name, module.judge, names)
+    else:
+        held = [replace(each, judge=_held(name, each.judge, {each.name})) for each in module.CHECKS]
+        judge = partial(judge_each, held)
     return Family(
         name=name,
         checks=module.CHECKS,
-        judge=_held(name, module.judge, names)
-        if hasattr(module, "judge") or not own
-        else _each(name, module.CHECKS),
+        judge=judge,
         source=source,
         asks=probes[0] is not None,
         meets=probes[1] is not None,
         judge_group=_held(name, module.judge_group, names) if hasattr(module, "judge_group") else None,
         seconds=getattr(module, "SECONDS", None),
-    )
-
-
-def _each(name: str, checks: tuple[Check, ...]) -> Judge:
-    """The judges of a family whose every check has its own."""
-    return partial(
-        judge_each,
-        [replace(each, judge=_held(name, each.judge, {each.name})) for each in checks if each.judge],
     )
 
 

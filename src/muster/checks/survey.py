@@ -187,7 +187,7 @@ class Inquiry(Loop[_Session]):
         its place to the next."""
         now = time.monotonic()
         busy = (_State.CONNECTING, _State.PROBING)
-        slow = max(_BRISK, 3 * (self.typical or 0))  # until one has answered, dead ones delay nobody
+        slow = max(_BRISK, 3 * (self.typical or 0))  # until one has answered, dead ones delay no other
         making = sum(each.state in busy and now - each.since < slow for each in self.sessions)
         window = self.pace.window(now)
         while self.queue and making < window and len(self.sessions) < self.most:

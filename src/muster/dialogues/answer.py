@@ -43,7 +43,7 @@ def asked(samples: Sequence[Dialogue]) -> list[HeldOut]:
 
 
 def executed(samples: Sequence[Dialogue]) -> list[HeldOut]:
-    """Those that a database judges. Of other answers, few are right word by word: nobody waits for them."""
+    """Those that a database judges. Of other answers, few are right word by word: they are left out."""
     return [each for each in asked(samples) if each.database]
 
 

@@ -51,7 +51,7 @@ class PairTrainer(Means, TrlTrainer):
     def prediction_step(
         self, model: Any, inputs: dict[str, Any], *_: Any, **__: Any
     ) -> tuple[Any, None, None]:
-        """A held-out batch, of which the figures are kept."""
+        """Compute a held-out batch, and keep its figures."""
         inputs = self._prepare_inputs(inputs)  # type: ignore[attr-defined]
         with torch.no_grad(), self.compute_loss_context_manager():  # type: ignore[attr-defined]
             return self.compute_loss(model, inputs), None, None

@@ -121,7 +121,10 @@ def dialogue_of(
             what = f"{what}: its last message is the {turns[-1].role}'s"
         raise DataError(what, where=where, hint=hint if answer is None else None)
     if wanted.pairs and answer is not None and rejected is not None:
-        _check_pair(answer, rejected, where)
+        if not rejected.strip():
+            raise DataError("has an empty rejected answer", where=where)
+        if answer.split() == rejected.split():
+            raise DataError("its rejected answer is the chosen one", where=where)
     named = record.get("database")
     database_file = folder / named if folder and isinstance(named, str) else None
     database = str(database_file) if database_file and database_file.is_file() else None
@@ -162,13 +165,6 @@ def field_names(record: Mapping[str, Any]) -> list[str]:
         if key not in MESSAGE and each is not None
     }
     return [*record, *inside]
-
-
-def _check_pair(answer: str, rejected: str, where: str) -> None:
-    if not rejected.strip():
-        raise DataError("has an empty rejected answer", where=where)
-    if answer.split() == rejected.split():
-        raise DataError("its rejected answer is the chosen one", where=where)
 
 
 def _first(record: Mapping[str, Any], names: Sequence[str]) -> str | None:

@@ -37,7 +37,7 @@ class TrlTrainer(TrainerBase):
         return dataset
 
     def _send_telemetry(self) -> None:
-        """TRL 1.16 tells the hub which trainer runs on which device. Muster talks to nobody unasked."""
+        """TRL 1.16 tells the hub which trainer runs on which device. Muster sends nothing unasked."""
 
     def create_model_card(self, *_: Any, **__: Any) -> None:
         """The run folder says all of it."""

@@ -25,7 +25,7 @@ def own_addresses(places: tuple[Placement, ...]) -> tuple[str, ...]:
 
 
 def _towards(address: str) -> Iterable[str]:
-    """The source address of a route; a datagram socket is only connected."""
+    """Yield the source addresses of the routes to a host, by connecting datagram sockets. Sends nothing."""
     host = address.rpartition("@")[2]
     try:
         infos = socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM)

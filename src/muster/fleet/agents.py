@@ -32,9 +32,7 @@ BEAT = 1.0
 # word of a host would be a turn of its own. Seconds for each of them, and in all.
 PAUSE, LONGEST_PAUSE = 50e-6, 0.05
 WORDS = 4.0
-_LEAVE = (
-    4.0  # seconds that a process which started many agents gets to end after them, and again after SIGTERM
-)
+_LEAVE = 4.0  # seconds that a process which started many agents gets to end, and again after SIGTERM
 
 L = TypeVar("L", bound=Connection)
 Handler = Callable[[L, dict[str, Any]], None]
@@ -65,7 +63,8 @@ class Loop(Generic[L]):
             self._takers.unregister(key.fd)
         for link in links:
             link.flush()
-            if link.wants_room and link.wire is not None:  # the wait ends when it takes more
+            if link.sending and link.lost is None and link.wire is not None:
+                # The wait ends when the connection takes more.
                 self._takers.register(link.wire.input, selectors.EVENT_WRITE)
         for key, _ in self.selector.select(seconds):
             if self.selector.get_map().get(key.fd) != key:
@@ -129,15 +128,21 @@ class Fleet(Loop[Connection]):
         self._by_host = {link.place.host: link for link in self.links}
         self._shell = shell
         self._starters: list[_Starter] = []
-        self._door: SecretListener | None = None
+        self._listener: SecretListener | None = None
         self._beaten = 0.0
         self._closed = False
         for link in self.links:
             link.send(source)
-        home = self._open_door(places) if self.dials else None
+        home: ControllerAddress | None = None
+        if self.dials:
+            secret = secrets.token_hex(16)
+            self._listener = SecretListener(secret, patience=launch.connect_timeout)
+            self.selector.register(self._listener.fileno(), selectors.EVENT_READ, None)
+            addresses = (launch.home,) if launch.home else own_addresses(places)
+            home = ControllerAddress(addresses, self._listener.port, secret)
         self._waiting = deque[Request](launcher.requests(places, launch, job_id, home))
         asked = sorted(host for request in self._waiting for host in request.hosts)
-        if asked != sorted(self._by_host):  # a host that nobody starts would be waited for
+        if asked != sorted(self._by_host):  # a host without a request would be waited for
             self.close()
             raise BrokenPluginError(
                 f"its requests start agents on {', '.join(asked) or 'no host'}, and the job has "
@@ -146,17 +151,10 @@ class Fleet(Loop[Connection]):
                 place=launcher.__file__,
             )
 
-    def _open_door(self, places: tuple[Placement, ...]) -> ControllerAddress:
-        secret = secrets.token_hex(16)
-        self._door = SecretListener(secret, patience=self.launch.connect_timeout)
-        self.selector.register(self._door.fileno(), selectors.EVENT_READ, None)
-        addresses = (self.launch.home,) if self.launch.home else own_addresses(places)
-        return ControllerAddress(addresses, self._door.port, secret)
-
     # --- a turn of the loop --------------------------------------------------------------------------------
 
     def turn(self, handle: Handler[Connection]) -> None:
-        """One look at every connection, at most `TICK` long where nothing comes."""
+        """Poll every connection once, for `TICK` seconds at most."""
         self._start_more()
         time.sleep(min(LONGEST_PAUSE, PAUSE * len(self.links)))
         now = time.monotonic()
@@ -166,9 +164,9 @@ class Fleet(Loop[Connection]):
                 if link.greeted and not link.ended and len(link.outgoing) < 1 << 16:
                     link.tell("ping")
         self.look(self.links, TICK, handle)
-        if self._door is not None:  # it turns the slow ones away in time, whether or not anything comes
-            for guest in self._door.poll():
-                self._admit(guest)
+        if self._listener is not None:  # it turns the slow ones away in time, whether or not anything comes
+            for peer in self._listener.poll():
+                self._admit(peer)
         for starter in self._starters:
             self._check(starter)
 
@@ -176,14 +174,14 @@ class Fleet(Loop[Connection]):
         """Start what may start now: at most `fanout` connections are in the making at once."""
         if not self._waiting:
             return
-        knocking = sum(link.begun is not None and not (link.greeted or link.ended) for link in self.links)
-        while self._waiting and (knocking < self.launch.fanout or self._waiting[0].dials):
+        connecting = sum(link.begun is not None and not (link.greeted or link.ended) for link in self.links)
+        while self._waiting and (connecting < self.launch.fanout or self._waiting[0].dials):
             request = self._waiting.popleft()
             env = {**os.environ, **request.env} if request.env else None
             process = self._shell.start(list(request.argv), env=env)
             for host in request.hosts:
                 self._by_host[host].begun = time.monotonic()
-            knocking += len(request.hosts)
+            connecting += len(request.hosts)
             if request.dials:
                 starter = _Starter(request, process)
                 self._starters.append(starter)
@@ -193,20 +191,20 @@ class Fleet(Loop[Connection]):
             else:
                 self.attach(self._by_host[request.hosts[0]], PipeWire(process))
 
-    def _admit(self, guest: ProvenPeer) -> None:
-        """An agent that has dialled home. Each host comes once."""
-        link = self._by_host.get(str(guest.payload.get("name")))
+    def _admit(self, peer: ProvenPeer) -> None:
+        """Attach an agent that has dialled home. Each host comes once."""
+        link = self._by_host.get(str(peer.payload.get("name")))
         if link is None:
-            guest.refuse("no host of that name belongs to this job")
+            peer.refuse("no host of that name belongs to this job")
         elif link.wire is not None or link.ended:
-            guest.refuse("that host is here already")
-            link.complaints.append(f"a second agent came from {guest.peer} and was refused")
+            peer.refuse("that host is here already")
+            link.complaints.append(f"a second agent came from {peer.peer} and was refused")
         else:
-            guest.welcome({})
-            self.attach(link, SocketWire(guest.socket))
+            peer.welcome({})
+            self.attach(link, SocketWire(peer.socket))
 
     def _check(self, starter: _Starter) -> None:
-        """Hosts whose agent never came before the process that starts it ended."""
+        """Give up hosts whose agent has not come when the process that starts it has ended."""
         if starter.process.poll() is None or starter.open:
             return
         for host in starter.request.hosts:
@@ -219,7 +217,7 @@ class Fleet(Loop[Connection]):
     # --- the end -------------------------------------------------------------------------------------------
 
     def overdue(self, link: Connection, patience: float) -> bool:
-        """Whether a host has had its time to answer.
+        """Tell whether a host has used up its time to answer.
 
         Where one process starts all, hosts come one after the other: what counts is the time since the last
         one came, and the first one may take as long as all would by ssh. `WORDS` seconds more are for the
@@ -251,9 +249,9 @@ class Fleet(Loop[Connection]):
             self.detach(link)
         for starter in self._starters:
             starter.end()
-        if self._door is not None:
-            self.selector.unregister(self._door.fileno())
-            self._door.close()
+        if self._listener is not None:
+            self.selector.unregister(self._listener.fileno())
+            self._listener.close()
         super().close()
 
 
@@ -275,7 +273,7 @@ class _Starter:
             os.set_blocking(descriptor, False)
 
     def read(self, links: Mapping[str, Connection], descriptor: int) -> bool:
-        """Give each line to the hosts that it names, or to all. -> whether there can be more."""
+        """Give each line to the hosts that it names, or to all. Return whether more may come."""
         try:
             data = os.read(descriptor, 1 << 20)
         except BlockingIOError:

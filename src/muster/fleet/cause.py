@@ -68,14 +68,18 @@ def judge_outcome(
     for event in reports:  # bad input that ranks found explains everything that came after
         if event.usage:
             return State.FAILED, _from(event)
-    deaths = {host: _signalled(code, outcome.culprits.get(host)) for host, (code, _) in exits.items()}
+    deaths = {
+        host: _Death(outcome.culprits[host][0], -code, outcome.culprits[host][1])
+        for host, (code, _) in exits.items()
+        if code is not None and code < 0 and host in outcome.culprits
+    }
     for host, death in deaths.items():
-        if death and death.signal == signal.SIGABRT:
+        if death.signal == signal.SIGABRT:
             words = watchdog_words(rank_log(host, death.rank).splitlines())
             if words:  # NCCL's watchdog ends the rank that waited, and not the one that it waited for
                 witnesses.append(_Witness(host, death.rank, words, WATCHDOG))
                 continue
-        if death and death.signal != signal.SIGTERM:  # schedulers and launchers end all ranks by SIGTERM
+        if death.signal != signal.SIGTERM:  # schedulers and launchers end all ranks by SIGTERM
             return State.FAILED, _killed(host, death, outcome.kernel.get(host, Kernel()))
     if outcome.lost:
         host, why = next(iter(outcome.lost.items()))
@@ -92,7 +96,7 @@ def judge_outcome(
         return State.FAILED, _from(reports[0])
     missed = {witness.host for witness in witnesses}
     for host, death in deaths.items():
-        if death and death.signal == signal.SIGTERM and host not in missed:
+        if death.signal == signal.SIGTERM and host not in missed:
             return State.FAILED, _killed(host, death, outcome.kernel.get(host, Kernel()))
     bad = {host: left for host, left in exits.items() if left != (0, None)}
     for host, (code, reason) in bad.items():
@@ -137,7 +141,10 @@ def judge_command(
             sign = sign_of(words(host, rank))
             if sign and not _is_echo(sign) and (cause is None or order(sign.weight) < order(cause[0].weight)):
                 cause = sign, host, rank
-    if cause is None or cause[0].weight in ("exit", "crash"):  # nobody said why, or what follows from another
+    if cause is None or cause[0].weight in (
+        "exit",
+        "crash",
+    ):  # no line says why, or one that follows from another
         cause = _killed_before(outcome, words) or _raised_before(outcome, words, by_host) or cause
     if cause is None and killed:
         return status, failure
@@ -145,7 +152,7 @@ def judge_command(
         return status, _with_last_words(failure, words, by_host[ordered[0]])
     sign, host, rank = cause
     rank = sign.rank if rank is None else rank
-    if sign.weight == "exit":  # torchrun's account, or the like: nobody said why
+    if sign.weight == "exit":  # torchrun's account, or the like: no line says why
         code = _ACCOUNT.search(sign.text)
         if code and rank is not None:
             left = _Death(rank, -int(code[1]), 0)
@@ -220,7 +227,7 @@ def _raised_before(
 
 
 def _is_echo(sign: Sign) -> bool:
-    """Whether a line says only that something else, or another rank, has failed."""
+    """Tell whether a line says only that something else, or another rank, has failed."""
     entry = known_failures().get(sign.failure or "")
     return entry is not None and (entry.retry == "by cause" or entry.blame == "peer")
 
@@ -231,7 +238,7 @@ def _with_last_words(
     place: Placement,
     first: int | None = None,
 ) -> Failure:
-    """Nobody knows why: with the last line that a rank of the host printed, or else its command."""
+    """Add the last line that a rank of the host printed, or else its command, where no cause is known."""
     for rank in (*((first,) if first is not None else place.ranks), None):
         last = ""
         for block in words(place.host, rank):
@@ -243,8 +250,8 @@ def _with_last_words(
 
 
 def with_way_on(failure: Failure, run: str, saved: Sequence[events.Saved], lost: str | None) -> Failure:
-    """With the command that goes on from the last checkpoint, where there is one. `lost`: a host that is
-    gone, of more than one."""
+    """Add the command that goes on from the last checkpoint, where there is one. `lost`: a host that was lost
+    while others are left."""
     step = max((each.step for each in saved if each.step), default=None)
     if step is None:
         return failure
@@ -258,13 +265,13 @@ def with_way_on(failure: Failure, run: str, saved: Sequence[events.Saved], lost:
 
 
 def watchdog_words(log: Iterable[str]) -> str | None:
-    """What NCCL's watchdog said first when it ended a rank; None: nothing."""
+    """Return the first line of NCCL's watchdog when it ended a rank; None: there is none."""
     matching = (line.strip()[:300] for line in log if (match := find(line)) and match.failure.id == WATCHDOG)
     return next(matching, None)
 
 
 def _missed(witnesses: Sequence[_Witness], done: set[int], places: Sequence[Placement]) -> Failure:
-    """What ranks that missed others tell of these: their host, where it can only be one."""
+    """Return the failure of a rank that others missed, with its host where only one is possible."""
     speaking = {witness.rank for witness in witnesses} | done
     silent = {
         place.host: [rank for rank in place.ranks if rank not in speaking]
@@ -314,7 +321,7 @@ def _without_a_word(
 
 
 def _from_outside(reason: str | None) -> bool:
-    """Whether an agent left because of a signal, as it says it."""
+    """Tell whether an agent left because of a signal, by the reason that it gave."""
     return (reason or "").startswith("signal ")
 
 
@@ -330,36 +337,35 @@ def _from(event: events.Failed) -> Failure:
 
 
 class _Death(NamedTuple):
+    """The end of the rank that failed first on a host, by a signal."""
+
     rank: int
     signal: int
     pid: int
 
 
-def _signalled(code: int | None, culprit: tuple[int, int] | None) -> _Death | None:
-    """The rank that ended badly first, if a signal ended it."""
-    if code is None or code >= 0 or culprit is None:
-        return None
-    rank, pid = culprit
-    return _Death(rank, -code, pid)
+def signal_name(number: int) -> str:
+    """Return the name of a signal, such as SIGSEGV, or its number where it has none."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
 
 
 def _killed(host: str, death: _Death, kernel: Kernel) -> Failure:
     who = f"rank {death.rank}"
     if death.signal == signal.SIGKILL:
         return by_sigkill(who, host, kernel, death.pid).model_copy(update={"where": who})
-    try:
-        name = signal.Signals(death.signal).name
-    except ValueError:
-        name = f"signal {death.signal}"
     id = _SIGNALS.get(death.signal, "crashed" if death.signal in CRASHES else "")
     entry = known_failures().get(id)
-    what = f"{who} was ended by {name}"
+    what = f"{who} was ended by {signal_name(death.signal)}"
     hint, failure = (entry.remedy_on(host), entry.id) if entry else (None, None)
     return Failure(what=what, where=who, host=host, hint=hint, id=failure)
 
 
 def by_sigkill(who: str, host: str, kernel: Kernel, pid: int | None = None) -> Failure:
-    """What ended it, with a hint: the kernel for want of memory or not, as far as is known."""
+    """Return the failure of a process that SIGKILL ended: whether the out-of-memory killer sent it, as far as
+    the kernel tells."""
     killer = "the kernel's out-of-memory killer"
     logged = [line for line in kernel.log or [] if pid and re.search(rf"Killed process {pid}\b", line)]
     if logged or kernel.group:

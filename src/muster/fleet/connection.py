@@ -111,11 +111,11 @@ class Connection:
 
     @property
     def sending(self) -> bool:
-        """Something is queued, and the connection still takes it."""
+        """Whether bytes are queued, and the connection still takes them."""
         return bool(self.outgoing) and self.wire is not None and not self._input_closed
 
     def flush(self) -> None:
-        """Hand over what the connection takes now."""
+        """Write as much of the queue as the connection takes now."""
         while self.wire is not None and self.outgoing and not self._input_closed:
             try:
                 sent = os.write(self.wire.input, self.outgoing[:_CHUNK])
@@ -125,11 +125,6 @@ class Connection:
                 self.close_input()
                 return
             del self.outgoing[:sent]
-
-    @property
-    def wants_room(self) -> bool:
-        """Whether something waits for the connection to take it."""
-        return bool(self.outgoing) and self.wire is not None and not self._input_closed and self.lost is None
 
     def close_input(self) -> None:
         """The agent takes a closed input as the end of its job."""
@@ -191,7 +186,7 @@ class Connection:
         self.lost = self.lost or why
 
     def why_unreachable(self) -> str:
-        """Why it was given up, and the last thing that was complained about; or how it ended."""
+        """Return why it was given up, with the last line of its errors; or else how it ended."""
         words = [line for line in self.complaints if not line.startswith(NOISE)] or list(self.noise)
         if self.lost:
             return f"{self.lost} ({words[-1]})" if words and words[-1] not in self.lost else self.lost

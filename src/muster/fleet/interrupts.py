@@ -67,9 +67,8 @@ def interrupts() -> Iterator[EndRequest]:
             _PRESSED.append(number)
         wish.stop = wish.stop or f"stopped by {meaning(number, os.environ, time.time())}"
 
-    heeded = [
-        number for number in _MEANINGS if signal.getsignal(number) != signal.SIG_IGN
-    ]  # nohup stays nohup
+    # nohup stays nohup
+    heeded = [number for number in _MEANINGS if signal.getsignal(number) != signal.SIG_IGN]
     before: dict[signal.Signals, Any] = {number: signal.signal(number, note) for number in heeded}
     try:
         yield wish

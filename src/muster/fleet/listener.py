@@ -1,11 +1,11 @@
 """The only place on the control side that listens: a TCP port on which hosts prove that they know a secret
 (fleet/handshake.py), without a thread and in bounded memory. Then the connection is the caller's.
 
-    with SecretListener(secret) as door:
-        selector.register(door, EVENT_READ)
+    with SecretListener(secret) as listener:
+        selector.register(listener, EVENT_READ)
         ...
-            for guest in door.poll():
-                guest.welcome({"you": "are in"})     # then guest.socket is a stream like any other
+            for peer in listener.poll():
+                peer.welcome({"you": "are in"})     # then peer.socket is a stream like any other
 
 The other side of it is `muster.agent.member.knock`.
 """
@@ -35,9 +35,9 @@ _NOT_IT = {errno.ECONNABORTED, errno.EPROTO, errno.EINTR}  # this one connection
 
 @dataclass(frozen=True)
 class ProvenPeer:
-    """One who has proven the secret. `welcome` or `refuse` it; `socket` does not block.
+    """A client that has proven the secret: `welcome` or `refuse` it. `socket` does not block.
 
-    A guest that has left meanwhile is found out by reading the socket.
+    Reading the socket tells whether the client has left meanwhile.
     """
 
     socket: socket.socket
@@ -82,8 +82,8 @@ class SecretListener:
         self.refused: Counter[str] = Counter()
         self._secret = secret
         self._patience = patience
-        self._room = waiting
-        self._knockers: dict[int, _PendingPeer] = {}  # in the order of their coming
+        self._capacity = waiting
+        self._pending: dict[int, _PendingPeer] = {}  # in the order of their coming
         self._listener = _listen(address, port)
         self._resume: float | None = None  # accepting pauses until then
         self.port: int = self._listener.getsockname()[1]
@@ -97,10 +97,10 @@ class SecretListener:
         self.close()
 
     def close(self) -> None:
-        """Stop listening, and hang up on those who have proven nothing. Guests stay."""
-        for knocker in self._knockers.values():
-            knocker.socket.close()
-        self._knockers.clear()
+        """Stop listening, and hang up on clients that have proven nothing. Proven peers stay connected."""
+        for client in self._pending.values():
+            client.socket.close()
+        self._pending.clear()
         self._selector.close()
         self._listener.close()
 
@@ -110,33 +110,33 @@ class SecretListener:
         return self._selector.fileno()  # type: ignore[attr-defined, no-any-return, unused-ignore]
 
     def poll(self) -> list[ProvenPeer]:
-        """Accept, listen, turn away; never blocks. -> those who have proven the secret by now."""
+        """Accept, read and refuse connections without blocking. Return peers that have proven the secret."""
         now = time.monotonic()
-        guests: list[ProvenPeer] = []
-        someone = False
+        proven: list[ProvenPeer] = []
+        incoming = False
         for key, _ in self._selector.select(0):
             if key.fileobj is self._listener:
-                someone = True
+                incoming = True
             else:
-                guest = self._hear(key.fd)
-                if guest is not None:
-                    guests.append(guest)
-        while self._knockers and self._oldest(now) >= self._patience:
-            self._turn_away(next(iter(self._knockers)), "slow")
+                peer = self._hear(key.fd)
+                if peer is not None:
+                    proven.append(peer)
+        while self._pending and self._oldest(now) >= self._patience:
+            self._refuse(next(iter(self._pending)), "slow")
         if self._resume is not None and now >= self._resume:
             self._resume = None
             self._selector.register(self._listener, selectors.EVENT_READ)
-        if someone:
+        if incoming:
             self._accept(now)
-        return guests
+        return proven
 
     def _oldest(self, now: float) -> float:
-        """Seconds since the first of those who wait has come."""
-        return now - next(iter(self._knockers.values())).since
+        """Return the seconds since the first of the pending clients has come."""
+        return now - next(iter(self._pending.values())).since
 
     def _accept(self, now: float) -> None:
         for _ in range(AT_ONCE):
-            full = len(self._knockers) >= self._room
+            full = len(self._pending) >= self._capacity
             if full and self._oldest(now) < GRACE:  # they may be honest: others wait in the kernel's queue
                 self._pause(now)
                 return
@@ -149,70 +149,70 @@ class SecretListener:
                     continue
                 if error.errno not in _NO_ROOM:
                     raise
-                if self._knockers and self._oldest(now) >= GRACE:
-                    self._turn_away(next(iter(self._knockers)), "crowded")
+                if self._pending and self._oldest(now) >= GRACE:
+                    self._refuse(next(iter(self._pending)), "crowded")
                 self._pause(now)
                 return
             if full:
-                self._turn_away(next(iter(self._knockers)), "crowded")
+                self._refuse(next(iter(self._pending)), "crowded")
             sock.setblocking(False)
-            knocker = _PendingPeer(sock, new_nonce(), now)
-            self._knockers[sock.fileno()] = knocker
+            client = _PendingPeer(sock, new_nonce(), now)
+            self._pending[sock.fileno()] = client
             self._selector.register(sock, selectors.EVENT_READ)
-            _say(sock, greeting(knocker.nonce))
+            _say(sock, greeting(client.nonce))
 
     def _pause(self, now: float) -> None:
-        """Do not wake anybody for connections that cannot be taken."""
+        """Accept nothing for PAUSE seconds: connections that cannot be taken would wake the loop."""
         self._selector.unregister(self._listener)
         self._resume = now + PAUSE
 
     def _hear(self, fd: int) -> ProvenPeer | None:
-        """Read what has come on one connection."""
-        knocker = self._knockers[fd]
+        """Read what has come on one connection. Return its peer once the secret is proven."""
+        client = self._pending[fd]
         try:
-            data = knocker.socket.recv(MAX_LINE + 1 - len(knocker.heard))
+            data = client.socket.recv(MAX_LINE + 1 - len(client.heard))
         except (BlockingIOError, InterruptedError):
             return None
         except OSError:
             data = b""
         if not data:
-            self._turn_away(fd, "left")
+            self._refuse(fd, "left")
             return None
-        knocker.heard += data
-        line, end, more = bytes(knocker.heard).partition(b"\n")
-        if len(knocker.heard) > MAX_LINE:
-            self._turn_away(fd, "too long")
+        client.heard += data
+        line, end, more = bytes(client.heard).partition(b"\n")
+        if len(client.heard) > MAX_LINE:
+            self._refuse(fd, "too long")
         elif more:  # nothing is to be said before the answer
-            self._turn_away(fd, "garbage")
+            self._refuse(fd, "garbage")
         elif end:
             try:
-                payload = read_claim(line, self._secret, knocker.nonce)
+                payload = read_claim(line, self._secret, client.nonce)
             except Refusal as why:
-                self._turn_away(fd, str(why))
+                self._refuse(fd, str(why))
             else:
-                return self._let_in(fd, payload)
+                return self._admit(fd, payload)
         return None
 
-    def _let_in(self, fd: int, payload: dict[str, Any]) -> ProvenPeer | None:
-        sock = self._knockers[fd].socket
+    def _admit(self, fd: int, payload: dict[str, Any]) -> ProvenPeer | None:
+        sock = self._pending[fd].socket
         try:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
             peer, local = _plain(sock.getpeername()[0]), _plain(sock.getsockname()[0])
         except OSError:  # it has left in this moment
-            self._turn_away(fd, "left")
+            self._refuse(fd, "left")
             return None
-        del self._knockers[fd]
+        del self._pending[fd]
         self._selector.unregister(sock)
         return ProvenPeer(sock, payload, peer, local, self._secret)
 
-    def _turn_away(self, fd: int, reason: str) -> None:
+    def _refuse(self, fd: int, reason: str) -> None:
         self.refused[reason] += 1
-        knocker = self._knockers.pop(fd)
-        self._selector.unregister(knocker.socket)
+        client = self._pending.pop(fd)
+        self._selector.unregister(client.socket)
         if reason != "left":
-            _say(knocker.socket, refusal(reason))
-        knocker.socket.close()
+            _say(client.socket, refusal(reason))
+        client.socket.close()
 
 
 def _listen(address: str, port: int) -> socket.socket:

@@ -86,7 +86,7 @@ def _cannot_start(program: str, error: OSError) -> NotStarted:
 
 
 def more_files(count: int) -> None:
-    """Raise this process's soft limit of open files, as far as it may, so that `count` more are possible."""
+    """Raise this process's soft limit of open files, as far as is allowed, to have `count` more."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = count + 256
     if soft != resource.RLIM_INFINITY and soft < wanted:

@@ -167,7 +167,7 @@ class RankState:
             return "computing"
         if resting:
             return "idle"
-        if look.library != "":  # it is in a library, or nobody knows: to wait for a GPU looks the same
+        if look.library != "":  # in a library, or unknown: to wait for a GPU looks the same
             return "computing"
         # Without a Python stack it may be at its start or its end.
         seen = max(look.functions or 0, len({tuple(map(_function, each)) for each in mains}))
@@ -262,8 +262,8 @@ class _Case:
                         self.late.setdefault(each.rank, collective)
 
     def parted(self) -> list[tuple[str, str]]:
-        """Pairs of hosts, or of a host and an address that none of them has, of which one has had no answer
-        to what it sends for a while; and other pairs of these hosts of which one does not reach the other."""
+        """Return pairs of hosts, or of a host and an address that none of them has, where one end gets no
+        answer to what it sends; and other pairs of these hosts where one end does not reach the other."""
         homes: dict[str, set[str]] = {}
         looks = [(each.host, each.look) for each in self.stands if each.look]
         for host, look in looks:
@@ -332,7 +332,7 @@ def judge(
         return _without_others(stands, stepping)
     if not suspects:
         return _all_wait(case, xid)
-    # Of who did not answer nobody knows whether the others, and the suspects with them, wait for it.
+    # The others, and the suspects with them, may wait for a rank that did not answer.
     unheard = [each for each in outside if each.last is None]
     if any(_alive(each, stepping=stepping) for each in (*suspects, *unheard)):
         return HangFinding(False, "; ".join(f"{each} {each.does()}" for each in suspects[:3]))
@@ -466,7 +466,7 @@ def _all_wait(case: _Case, xid: Iterable[str]) -> HangFinding:
     if not frozenset.intersection(*begun) and len(lines) > 1:
         words = "; ".join(f"{_ranks(ranks)} at {line}" for line, ranks in list(lines.items())[:4])
         missed = [f"rank {rank} is missed in {where}" for rank, where in list(case.missed.items())[:8]]
-        # Of two kinds of ranks each of which misses the other: the few.
+        # Where two kinds of ranks miss each other, the fewer are named.
         few, *_, many = sorted(begun.values(), key=len) if len(begun) == 2 else ([], [])
         circle = len(few) < len(many) and all(each.rank in case.missed for each in case.waiting)
         return HangFinding(
@@ -489,10 +489,10 @@ def _all_wait(case: _Case, xid: Iterable[str]) -> HangFinding:
 
 
 def _without_others(stands: Sequence[RankState], stepping: bool) -> HangFinding:
-    """Nobody is seen to wait for another one: each for itself."""
+    """Judge ranks where none is seen to wait for another."""
     stuck = [each for each in stands if each.kind in ("idle", "disk", "absent", "busy")]
     if not stepping or len(stuck) < len(stands) or not any(each.look for each in stands):
         return HangFinding(False, "nothing shows that a rank waits for another one")
-    there = [each for each in stuck if each.look]  # nobody waits for who has ended
+    there = [each for each in stuck if each.look]  # no rank waits for one that has ended
     words = "; ".join(f"{each} {each.does()}" for each in there[:3])
     return HangFinding(True, words, tuple(there), certain=len(there) == 1, hint=_hint(there[0]))

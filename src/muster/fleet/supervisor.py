@@ -115,7 +115,7 @@ class Supervisor:
             for link in self.links:
                 link.tell("stop", keep=keep)
             limit = time.monotonic() + self._parting
-            while time.monotonic() < limit and not all(link.ended for link in self._met()):
+            while any(link.wire and not link.ended for link in self.links) and time.monotonic() < limit:
                 self.fleet.turn(self._note)
         finally:
             self.fleet.close()
@@ -123,10 +123,6 @@ class Supervisor:
     @property
     def _parting(self) -> float:
         return _PARTING + _PARTING_EACH * len(self.links)
-
-    def _met(self) -> list[Connection]:
-        """Links to hosts that something was ever sent to."""
-        return [link for link in self.links if link.wire is not None]
 
     def greet(self, specs: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
         """Connect to every host and hear its facts. Label -> facts.
@@ -151,7 +147,7 @@ class Supervisor:
         return {link.place.host: dict(link.facts or {}) for link in self.links}
 
     def _turn(self) -> None:
-        """One look at the connections. Raises JobError where the job was stopped."""
+        """Poll the connections once. Raises JobError where the job was stopped."""
         self.fleet.turn(self._note)
         if why := self.stop():
             raise JobError(why)
@@ -250,7 +246,7 @@ class Supervisor:
                 raise UsageError(what, host=link.place.host, hint=hint, failure=failure)
 
     def _find_the_guilty(self, unreached: list[Connection]) -> None:
-        """One that was not reached keeps mpirun from starting any: find out which."""
+        """Find the host that keeps mpirun from starting any: one that cannot be reached."""
         if not self.fleet.dials or any(link.accused for link in unreached):
             return
         places = [link.place for link in unreached]
@@ -260,12 +256,12 @@ class Supervisor:
                 link.accused, link.lost = True, silent[link.place.host]
 
     def remote(self, place: Placement, argv: list[str]) -> list[str]:
-        """The command that runs one on a host."""
+        """Return the command that runs `argv` on a host."""
         command: list[str] = self.launcher.remote(place, self.launch, argv)
         return command
 
     def _silent(self, places: Sequence[Placement]) -> dict[str, str]:
-        """Label -> what was said of it, of each host on which `true` does not run."""
+        """Return, by label, the last words of each host on which `true` does not run."""
         asked = [(place, self.shell.start(self.remote(place, ["true"]))) for place in places[:_AT_MOST]]
         limit = time.monotonic() + self.launch.connect_timeout + 2
         answers = {}
@@ -324,7 +320,7 @@ class Supervisor:
         return [link.place.host for link in asked]
 
     def quiet(self, host: str) -> float:
-        """Seconds since a host said anything."""
+        """Return the seconds since the last message of a host."""
         return time.monotonic() - next(link.heard for link in self.links if link.place.host == host)
 
     def _notice(self, outcome: Outcome) -> None:
@@ -381,7 +377,7 @@ class Supervisor:
 
 
 def _parts(paths: Mapping[str, Path], digests: Sequence[str]) -> Iterator[dict[str, Any]]:
-    """The contents of files, in pieces of a message each."""
+    """Yield the contents of files, in pieces of a message each."""
     for digest in digests:
         with refused(RecipeError, "read", paths[digest], "start again"), paths[digest].open("rb") as file:
             last = False

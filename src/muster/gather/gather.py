@@ -101,72 +101,71 @@ def _is_address(text: str) -> bool:
 class _Gathering:
     """The machines that are in, by their keys. A context manager: at its end every connection is closed."""
 
-    def __init__(self, door: SecretListener, wanted: int) -> None:
-        self.door, self.wanted, self.own = door, wanted, own_addresses(())[0]
-        self.guests: dict[str, tuple[ProvenPeer, Member]] = {}
+    def __init__(self, listener: SecretListener, wanted: int) -> None:
+        self.listener, self.wanted, self.own = listener, wanted, own_addresses(())[0]
+        self.joined: dict[str, tuple[ProvenPeer, Member]] = {}
         self.refused: dict[str, int] = {}
         self.lost = 0
         self.selector = selectors.DefaultSelector()
-        self.selector.register(door, selectors.EVENT_READ)
+        self.selector.register(listener, selectors.EVENT_READ)
 
     def __enter__(self) -> _Gathering:
         return self
 
     def __exit__(self, *_: object) -> None:
-        for guest, _member in self.guests.values():
-            guest.refuse("closed: the head has ended")
+        for peer, _member in self.joined.values():
+            peer.refuse("closed: the head has ended")
         self.selector.close()
 
     def state(self) -> Gathered:
         """How things stand."""
-        members = sorted((member for _, member in self.guests.values()), key=_by_name)
-        refused = {reason: count for reason, count in self.door.refused.items() if reason != "left"}
+        members = sorted(
+            (member for _, member in self.joined.values()),
+            key=lambda member: (natural(member.hostname), member.address),
+        )
+        refused = {reason: count for reason, count in self.listener.refused.items() if reason != "left"}
         return Gathered(self.wanted, tuple(members), refused | self.refused, self.lost)
 
     def turn(self) -> None:
         """Take in who has come and let go who has left; wait a moment where nothing happens."""
         for key, _ in self.selector.select(TICK):
-            if key.fileobj is not self.door:  # a member has nothing to say: it has left
+            if key.fileobj is not self.listener:  # a member has nothing to say: it has left
                 self._drop(key.data).socket.close()
                 self.lost += 1
-        for guest in self.door.poll():
+        for peer in self.listener.poll():
             try:
-                member = read_member(guest.payload, guest.peer, self.own)
+                member = read_member(peer.payload, peer.peer, self.own)
             except ValueError as error:
-                self._refuse(guest, "not understood", f"not understood: {error}")
+                self._refuse(peer, "not understood", f"not understood: {error}")
             else:
-                self._admit(guest, member)
+                self._admit(peer, member)
 
-    def _admit(self, guest: ProvenPeer, member: Member) -> None:
-        if member.key in self.guests:  # the later connection counts: the earlier may be a dead one
+    def _admit(self, peer: ProvenPeer, member: Member) -> None:
+        if member.key in self.joined:  # the later connection counts: the earlier may be a dead one
             earlier = self._drop(member.key)
             self._refuse(earlier, "again", "closed: replaced by another join from this address")
-        if len(self.guests) >= self.wanted:
-            self._refuse(guest, "late", f"closed: {self.wanted} have joined")
+        if len(self.joined) >= self.wanted:
+            self._refuse(peer, "late", f"closed: {self.wanted} have joined")
             return
-        keep_alive(guest.socket)
-        self.guests[member.key] = guest, member
-        self.selector.register(guest.socket, selectors.EVENT_READ, member.key)
+        keep_alive(peer.socket)
+        self.joined[member.key] = peer, member
+        self.selector.register(peer.socket, selectors.EVENT_READ, member.key)
 
     def _drop(self, key: str) -> ProvenPeer:
-        guest, _ = self.guests.pop(key)
-        self.selector.unregister(guest.socket)
-        return guest
+        peer, _ = self.joined.pop(key)
+        self.selector.unregister(peer.socket)
+        return peer
 
-    def _refuse(self, guest: ProvenPeer, reason: str, why: str) -> None:
+    def _refuse(self, peer: ProvenPeer, reason: str, why: str) -> None:
         self.refused[reason] = self.refused.get(reason, 0) + 1
-        guest.refuse(why)
+        peer.refuse(why)
 
     def release(self) -> None:
         """Tell every machine that all are there."""
-        for key, (_, member) in list(self.guests.items()):
-            guest = self._drop(key)
-            guest.welcome({"name": member.host.name, "members": self.wanted})
-            guest.socket.close()
-
-
-def _by_name(member: Member) -> tuple[str, str]:
-    return natural(member.hostname), member.address
+        for key, (_, member) in list(self.joined.items()):
+            peer = self._drop(key)
+            peer.welcome({"name": member.host.name, "members": self.wanted})
+            peer.socket.close()
 
 
 def gather(
@@ -192,17 +191,17 @@ def gather(
     more_files(2 * MOST)  # a thousand machines are more connections than the usual soft limit allows
     with (
         interrupts() as wish,
-        SecretListener(token, address=address, port=port) as door,
-        _Gathering(door, wanted) as gathering,
+        SecretListener(token, address=address, port=port) as listener,
+        _Gathering(listener, wanted) as gathering,
     ):
-        opened(door.port)
+        opened(listener.port)
         deadline, here = time.monotonic() + timeout, -1
         while here < wanted:
             if wish.stop is not None or time.monotonic() > deadline:
                 raise _too_few(gathering.state(), timeout, wish.stop)
             gathering.turn()
-            if len(gathering.guests) != here:
-                here = len(gathering.guests)
+            if len(gathering.joined) != here:
+                here = len(gathering.joined)
                 watch(gathering.state())
         gathered = gathering.state()
         save(gathered)

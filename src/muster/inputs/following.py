@@ -26,7 +26,7 @@ def resolved(recipe: Recipe, models: Mapping[str, str], name: str) -> Recipe:
 def standing_in(recipes: Mapping[str, Recipe], folder: Path) -> Iterator[tuple[str, Recipe]]:
     """Yield each entry's recipe before anything is trained. `recipes`: in the order in which they run. Below
     `folder` stands a model for each that another one takes: its configuration, without weights; or the one
-    that it starts from, where nobody here knows that."""
+    that it starts from, where that is not known here."""
     taken = {name for recipe in recipes.values() for _, name in models_taken(recipe)}
     models: dict[str, str] = {}
     for name, recipe in recipes.items():

@@ -59,7 +59,7 @@ def _needed(recipe: Recipe) -> Iterator[tuple[str, str, tuple[str, ...]]]:
     model = recipe.model
     if recipe.launch.setup:
         return  # it may say where the ranks' cache is
-    if not recipe.trains or type(recipe) is Recipe:  # nobody here knows what its ranks read
+    if not recipe.trains or type(recipe) is Recipe:  # what its ranks read is not known here
         return
     if model.name and (model.init == "pretrained" or model.name.startswith("/")):
         yield "model.name", model.name, WEIGHTS if model.init == "pretrained" else ("config.json",)

@@ -57,7 +57,7 @@ class PreparePlan:
     wheels: tuple[tuple[Path, str, int], ...]  # each with its SHA-256 and bytes
     local: tuple[str, ...]  # paths of this machine that the recipes name
     hub: tuple[tuple[str, str], ...]  # (model, tokenizer or dataset; name, a data set's as name:subset)
-    warm: tuple[Inputs, ...]  # the recipes of which a step is run
+    warm: tuple[Inputs, ...]  # recipes that are run for one step
     notes: tuple[str, ...]
 
     def files(self) -> tuple[LocalFile, ...]:

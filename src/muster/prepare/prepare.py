@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 from muster.core.errors import HostError, MusterError
-from muster.core.inventory import Host
 from muster.fleet.interrupts import interrupts
 from muster.fleet.shell import Shell, more_files
 from muster.inputs.read import Inputs
@@ -50,20 +49,22 @@ class _Preparation:
         self.reports = {label: PreparedHost(label) for label in self.hosts}
         self.facts: dict[str, dict[str, Any]] = {}  # what each host has, where its `make` has not failed
         self.brought: dict[str, list[str]] = {}  # contents that a host's agent keeps from now on
-        self.jobs = {label: self._jobs_of(host) for label, host in self.hosts.items()}
-
-    def _jobs_of(self, host: Host) -> HostJobs:
-        return HostJobs(
-            host,
-            self.inputs,
-            self.options.python if self.plan.pinned else self.inputs.recipe.launch.python,
-            None if self.plan.pinned else sys.executable,
-            self.plan.cache,
-            self.options.timeout,
-            self.shell,
-            self.progress,
-            self.stop,
-        )
+        python = self.options.python if self.plan.pinned else self.inputs.recipe.launch.python
+        fallback = None if self.plan.pinned else sys.executable
+        self.jobs = {
+            label: HostJobs(
+                host,
+                self.inputs,
+                python,
+                fallback,
+                self.plan.cache,
+                self.options.timeout,
+                self.shell,
+                self.progress,
+                self.stop,
+            )
+            for label, host in self.hosts.items()
+        }
 
     def each(self, work: Callable[[str], None]) -> None:
         """Do something for every host that has not failed, for many at once. Raises KeyboardInterrupt where

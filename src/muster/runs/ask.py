@@ -90,7 +90,7 @@ class TrainedModel:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """End the process. It may be in the middle of an answer that nobody waits for any more."""
+        """End the process. It may be in the middle of an answer that is not wanted any more."""
         self._process.terminate()
         with suppress(TimeoutExpired):
             self._process.wait(5)

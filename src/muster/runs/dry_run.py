@@ -40,7 +40,7 @@ from muster.runs.train import Attempt, agree
 from muster.store.runfolder import RunFolder
 from muster.store.secrets import masked, masked_program, masked_words, shareable
 
-PORT = 29500  # torch's own default, where nobody can say which port will be free
+PORT = 29500  # torch's own default: which port will be free is not known yet
 MOST_HOST = 64 * 2**40  # bytes of memory that x86-64 addresses with four levels of page tables
 
 
@@ -55,7 +55,8 @@ def dry_run(inputs: Inputs, run: RunFolder, shell: Shell | None = None) -> dict[
     asking = partial(ask, shell=shell or Shell(), into=run.path) if here else partial(_assumed, run=run)
     listed = [] if here else _assumptions(inputs, run)
     if not here and inputs.recipe.measure.peaks:  # whether they are these hosts' is not known
-        inputs = replace(inputs, recipe=_without_peaks(inputs))
+        measure = inputs.recipe.measure.model_copy(update={"peaks": None})
+        inputs = replace(inputs, recipe=inputs.recipe.model_copy(update={"measure": measure}))
     inputs, chosen = hosts_first(inputs, asking)
     facts = {host: {**about, "shared": True} for host, about in asking(inputs).items()}
     decided = agree(inputs, run, facts, Attempt(), chosen)
@@ -71,7 +72,7 @@ def dry_run(inputs: Inputs, run: RunFolder, shell: Shell | None = None) -> dict[
 
 
 def _assumed(inputs: Inputs, run: RunFolder) -> Facts:
-    """What hosts that nobody asked might say."""
+    """Return facts that hosts might have which were not asked."""
     recipe = inputs.recipe
     trackers = [name for each in recipe.measure.report_to for name in TRACKERS[each]]
     packages = [*needed(recipe), *trackers]
@@ -134,11 +135,6 @@ def open_values(config: Mapping[str, Any], prefix: str = "") -> list[str]:
         elif value == "auto":
             paths.append(prefix + key)
     return paths
-
-
-def _without_peaks(inputs: Inputs) -> Any:
-    recipe = inputs.recipe
-    return recipe.model_copy(update={"measure": recipe.measure.model_copy(update={"peaks": None})})
 
 
 def _fits_nowhere(decided: Decided) -> bool:
@@ -254,7 +250,7 @@ def format_dry_run(document: Mapping[str, Any], *, verbose: bool = False) -> str
     ]
     rows.append(("run folder", document["run"]))
     notes = document["plan"]["notes"] if document["plan"] else []
-    if document["assumed"] and not verbose:  # they would say what nobody was asked
+    if document["assumed"] and not verbose:  # they would be answers that no host gave
         notes = []
     files = [f"{each['value']}: {each['why']}" for each in document["decisions"] if each["field"] == "env"]
     rows += [

@@ -239,7 +239,7 @@ def _of_jobs(of: str, jobs: Sequence[JobLog]) -> Explanation:
     explanation = Explanation(
         of=of,
         answer="known" if entry else "named",
-        says=_sentence(entry, sign),
+        says=entry.cause if entry else _NAMED[sign.weight].format(sign.text),
         failure=failure,
         blame="work" if sign.weight == "exception" and entry is None else None,
         alike=sum(1 for _, each in ranked[1:] if _alike(each, sign)) + (log.why.alike if log.why else 0),
@@ -394,10 +394,6 @@ def _telling(logs: Iterable[JobLog], run: RunFolder | None = None) -> list[str]:
 
 def _is_echo(entry: KnownFailure) -> bool:
     return entry.blame == "peer" or entry.retry == "by cause"
-
-
-def _sentence(entry: KnownFailure | None, sign: Sign) -> str:
-    return entry.cause if entry else _NAMED[sign.weight].format(sign.text)
 
 
 def _raised(failure: Failure) -> str:

@@ -20,7 +20,7 @@ from muster.runs.slurm_queue import (
     waits,
     whereabouts,
 )
-from muster.runs.train import nobody
+from muster.runs.train import ignore
 from muster.store import events
 from muster.store.runfolder import RunFolder
 
@@ -59,16 +59,17 @@ class EventTail:
 def follow(
     run: RunFolder,
     *,
-    watch: Watcher = nobody,
-    announce: Callable[[Job], None] = nobody,
-    say: Callable[[str], None] = nobody,
+    watch: Watcher = ignore,
+    announce: Callable[[Job], None] = ignore,
+    say: Callable[[str], None] = ignore,
     stops: bool = False,
     shell: Shell | None = None,
 ) -> Result | None:
     """Show the run's events as they come, until it has its result.
 
     `stops`: Ctrl-C stops the job; otherwise it ends the watching alone (-> None). `say` hears of changes in
-    the queue. Raises JobError where the job is over without a result, RunFolderError where nobody runs it.
+    the queue. Raises JobError where the job is over without a result, and
+    RunFolderError where no controller runs it.
     """
     shell = shell or Shell()
     tail = EventTail(run)
@@ -153,7 +154,7 @@ def _check_alive(run: RunFolder, queue: _Queue | None) -> None:
         queue.look()
     elif run.state() is State.INTERRUPTED:
         raise RunFolderError(
-            "has no result and nobody supervises it", where=run.id, hint=f"`muster resume {run.word}`"
+            "has no result, and no controller supervises it", where=run.id, hint=f"`muster resume {run.word}`"
         )
 
 

@@ -17,7 +17,7 @@ from muster.fleet.messages import ProbeAnswer, RankProbe
 from muster.fleet.standing import HangFinding, RankState, judge
 
 SECONDS = 60.0  # without progress, by default
-STEPS = 10  # in the time of so many steps nobody is suspected either
+STEPS = 10  # in the time of so many steps no rank is suspected either
 UPDATES = 3  # nor within so many of the times between two signs of progress
 ANSWER = 15.0  # seconds that hosts get to say where their ranks stand
 QUIET = 5.0  # seconds after which an agent is silent, which speaks once a second
@@ -151,7 +151,7 @@ class Watch:
         self.disks = {rank: look.disk for rank, look in looks.items() if look.disk}
         if verdict.hangs and again:
             return None
-        # Of a host that has much to do nobody knows yet what its ranks do.
+        # What the ranks of a busy host do is not known yet.
         busy = not verdict.certain and not set(silent) <= self.unanswered
         self.unanswered = set(silent)
         if not verdict.hangs or busy or ((self.announced or self.per_host) and not held):

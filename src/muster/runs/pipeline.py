@@ -37,7 +37,7 @@ from muster.runs.continuing import on_other_hosts, without
 from muster.runs.dry_run import dry_run
 from muster.runs.recorder import Watcher
 from muster.runs.resume import check_idle, resume
-from muster.runs.train import nobody, train
+from muster.runs.train import ignore, train
 from muster.store.atomic import write_json, write_text
 from muster.store.runfolder import PipelineFolder, RunFolder
 from muster.store.runlock import Claim
@@ -48,8 +48,8 @@ Seeing = Callable[[str], AbstractContextManager[Seen]]  # from a step's title
 
 
 def unseen(title: str) -> AbstractContextManager[Seen]:
-    """Nobody looks."""
-    return nullcontext((nobody, nobody))
+    """Return callbacks that ignore events and jobs."""
+    return nullcontext((ignore, ignore))
 
 
 # ----------------------------------------------------------------------------------------------------

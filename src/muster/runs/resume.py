@@ -21,7 +21,7 @@ from muster.results.fold import fold
 from muster.runs.checkpoints import WantedCheckpoint
 from muster.runs.continuing import on_other_hosts, without
 from muster.runs.recorder import Watcher
-from muster.runs.train import Attempt, nobody, train
+from muster.runs.train import Attempt, ignore, train
 from muster.store import events
 from muster.store.runfolder import Folder, RunFolder
 
@@ -32,8 +32,8 @@ def resume(
     wanted: WantedCheckpoint | None = None,
     hosts: str | None = None,
     leave: Sequence[str] = (),
-    watch: Watcher = nobody,
-    announce: Callable[[Job], None] = nobody,
+    watch: Watcher = ignore,
+    announce: Callable[[Job], None] = ignore,
     shell: Shell | None = None,
 ) -> Result:
     """Continue with the frozen recipe, on the same hosts or on `hosts`, without those to `leave` out. Raises

@@ -70,7 +70,7 @@ def cancel(run: RunFolder, shell: Shell | None = None) -> None:
 
 
 def waits(run: RunFolder, shell: Shell | None = None) -> bool:
-    """Whether Slurm has yet to start the run, for the first time or again: nobody is there to ask to stop."""
+    """Tell whether Slurm has yet to start the run, for the first time or again: it has no controller then."""
     return is_submitted(run) and run.controller_alive() is False and not whereabouts(run, shell).over
 
 

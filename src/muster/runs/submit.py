@@ -48,7 +48,7 @@ def script(inputs: Inputs, run: RunFolder, ticket: str) -> str:
 
 def nodes_asked(inputs: Inputs) -> SlurmAsk:
     """What Slurm is asked for: as many nodes as HOSTS or `launch.hosts` says. Raises RecipeError where they
-    disagree, or where the plan shall choose among nodes that nobody knows yet."""
+    disagree, or where the plan shall choose among nodes that are not known yet."""
     ask, wanted = inputs.inventory.ask, inputs.recipe.launch.hosts
     assert ask is not None
     if wanted == "auto":

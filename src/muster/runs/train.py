@@ -64,8 +64,8 @@ from muster.workloads.command.spec import CommandRecipe
 ROOM = 1 << 18  # bytes that are held for the result, should the disk be full by then
 
 
-def nobody(event: object) -> None:
-    """A watcher that does not look."""
+def ignore(event: object) -> None:
+    """Do nothing with an event."""
 
 
 @dataclass(frozen=True)
@@ -83,8 +83,8 @@ def train(
     *,
     attempt: Attempt | None = None,
     claim: Claim | None = None,
-    watch: Watcher = nobody,
-    announce: Callable[[Job], None] = nobody,
+    watch: Watcher = ignore,
+    announce: Callable[[Job], None] = ignore,
     shell: Shell | None = None,
 ) -> Result:
     """Run the job to its end. The result is also in the run folder.

@@ -65,7 +65,7 @@ def each_made(
     make: Callable[[Mapping[str, Any], str], T],
     skip: Skip | None,
 ) -> Iterator[T]:
-    """What `make` makes of each row and its place. A row of which it raises DataError is given to `skip` and
+    """What `make` makes of each row and its place. A row for which it raises DataError is given to `skip` and
     left out; None: the error is raised."""
     for place, row in rows:
         try:

@@ -215,7 +215,7 @@ def unread_note(
     fields: Sequence[str],
     names: Callable[[Mapping[str, Any]], Iterable[str]] = iter,
 ) -> list[str]:
-    """What to say of a file's fields that nobody reads, by its first row. `read`: those that a row's sample
+    """Return notes on a file's fields that are not read, by its first row. `read`: those that a row's sample
     is made of; `fields`: all that are looked for; `names`: of a row's fields."""
 
     def left(row: Mapping[str, Any], _: str) -> list[str]:
@@ -226,7 +226,7 @@ def unread_note(
 
 
 def left_note(where: str, names: Iterable[str], used: Iterable[str]) -> list[str]:
-    """What to say of fields that nobody reads. `used`: names, or dotted paths, of those that are."""
+    """Return notes on fields that are not read. `used`: names, or dotted paths, of those that are."""
     roots = {root for field in used for root in (field, field.partition(".")[0])}
     left = [str(name) for name in names if name not in roots]
     left = [name for name in left if name.partition(".")[0] not in left or "." not in name]
@@ -234,7 +234,7 @@ def left_note(where: str, names: Iterable[str], used: Iterable[str]) -> list[str
 
 
 def unused_note(files: DataFiles) -> list[str]:
-    """What to say of files of samples that nobody reads."""
+    """Return notes on files of samples that are not read."""
     return [f"not used: {names_of(files.unused)}"] if files.unused else []
 
 

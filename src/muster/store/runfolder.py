@@ -290,7 +290,7 @@ class RunFolder(Folder):
         return self._read_as(Result)
 
     def stop_asked(self) -> bool:
-        """Whether `muster stop` named this run, or the pipeline of which it is the running step."""
+        """Whether `muster stop` named this run, or the pipeline whose running step it is."""
         if self.stop_request.exists():
             return True
         above = Folder(self.path.parent)

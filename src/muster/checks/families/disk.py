@@ -162,7 +162,7 @@ def kernel_cache(case: Case) -> Finding:
     shared = [folder for folder in folders if (folder.get("kind") or "").startswith(REMOTE)]
     if not any(folder.get("kind") for folder in folders):
         return case.unknown("the kinds of file systems could not be read")
-    if not shared or len(case.context.slots) < 2:  # one host has nobody to wait for
+    if not shared or len(case.context.slots) < 2:  # one host waits for no other
         return case.passed(", ".join(sorted({str(folder.get("kind")) for folder in folders})))
     return case.warn(
         "compiled kernels are kept on a network disk",

@@ -334,23 +334,15 @@ def matmul(fabric: GroupFabric, context: Context) -> Judge:
             remedy = remedy or "top shows what else runs there; check the CPU governor"
             return case.at(level, "a device is much slower than its peers", evidence, remedy)
         for each in own:
-            if (
-                each.peak
-                and each.sustained < case.expect("of_peak_warn_below") * each.peak
-                and not _capped(each)
-            ):
+            stated = stated_peak(each.device, each.precision)
+            capped = stated is not None and stated.power_capped  # a sound device stays far below its peak
+            if each.peak and not capped and each.sustained < case.expect("of_peak_warn_below") * each.peak:
                 share = f"{100 * each.sustained / each.peak:.0f} % of the stated peak ({each.peak_source})"
                 evidence = f"{_words(each)}, {share}"
                 return case.warn("a device is far below its stated peak", evidence, remedy)
         return case.passed(_words(slowest))
 
     return judge
-
-
-def _capped(each: Matmul) -> bool:
-    """Whether its power limit keeps a sound device of this kind far below its peak."""
-    peak = stated_peak(each.device, each.precision)
-    return peak is not None and peak.power_capped
 
 
 def _words(each: Matmul) -> str:

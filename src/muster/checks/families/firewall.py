@@ -1,4 +1,4 @@
-"""Whether hosts can open TCP connections to each other, on ports that nobody opened for them."""
+"""Whether hosts can open TCP connections to each other, on ports that the kernel picks."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from muster.core.hostlist import fold_hosts
 def probe(ask: Mapping[str, Any]) -> dict[str, Any]:
     """Listen on a free port, and say run and host to whoever connects."""
     if ask["host"] not in (ask.get("hosts") or {}):
-        return {"port": None, "addresses": [], "stays": False}  # nobody will connect
+        return {"port": None, "addresses": [], "stays": False}  # no peer connects
     import os
     import socket
     import threading

@@ -144,7 +144,7 @@ def peers(answers: Answers, peers: Answers, context: Context) -> Judge:
     """
     views = {host: answer.get("views") or {} for host, answer in peers.items()}
     usual: dict[str, tuple[str, ...]] = {}
-    apart: set[str] = set()  # names of which two views share nothing
+    apart: set[str] = set()  # names that two hosts resolve to addresses without a common one
     for target in {target for view in views.values() for target in view}:
         # A host's view of itself does not count: loopback is usual there. Nor does one that takes a peer for
         # the host itself, which is wrong however many have it.

@@ -48,18 +48,8 @@ def requests(
                 hint="put the user or another name into ~/.ssh/config, or launch.launcher=ssh",
             )
         agent = dialling_argv(interpreter(launch), job_id, place.host, home, launch, with_secret=False)
-        context = [
-            "-np",
-            "1",
-            "--host",
-            place.address,
-            "-x",
-            SECRET,
-            "-x",
-            CODE,
-            *agent,
-        ]  # -x holds for one context
-        argv += [*([":"] if index else []), *context]
+        options = ["-np", "1", "--host", place.address, "-x", SECRET, "-x", CODE]  # -x holds for one context
+        argv += [*([":"] if index else []), *options, *agent]
     hosts = tuple(place.host for place in places)
     return [Request(hosts, tuple(argv), dialling_env(home), dials=True)]
 

@@ -133,7 +133,7 @@ def _crc(path: Path) -> int:
 
 
 def _make(folder: Path, source: TextSource, how: Tokenizing) -> None:
-    """Write the folder. The caller holds its lock: what else there is of its name is nobody's any more."""
+    """Write the folder. The caller holds its lock: no process uses other folders of its name any more."""
     for left in folder.parent.glob(f"{folder.name}.*.partial"):
         shutil.rmtree(left, ignore_errors=True)
     partial = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f"{folder.name}.", suffix=".partial"))

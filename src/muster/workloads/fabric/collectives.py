@@ -225,7 +225,7 @@ class ValueTrial:
 
 
 def check_values(group: RankGroup, report: Report, budget: float) -> None:
-    """Every collective, as long as it takes. Each rank reports what it compared, and what was wrong."""
+    """Compare the values of every collective, whatever the budget. Report them, and the wrong ones."""
     for name in COLLECTIVES:
         _compare(report, name, _trials(group, name))
 
@@ -597,7 +597,7 @@ def check_beside(group: RankGroup, report: Report, budget: float) -> None:
 
 
 def _message(group: RankGroup, span: float) -> tuple[Buffers, float]:
-    """-> (the largest message of which some fit into the span, seconds of its all-reduce)."""
+    """Return the largest message that fits into the span several times, and the seconds of its all-reduce."""
     largest = group.asked.largest or (256 if group.on_gpu else 16) * MIB
     operation, size = OPERATIONS["all-reduce"], min(largest, 64 * 1024)
     while True:

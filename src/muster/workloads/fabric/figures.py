@@ -314,7 +314,7 @@ def best_links(rates: Mapping[tuple[K, K], float], end: int) -> dict[K, float]:
 
 
 def slowest_devices(products: Sequence[Matmul]) -> list[Slowest]:
-    """Per precision, the host of the slowest device. One host alone is compared with nobody."""
+    """Per precision, the host of the slowest device. One host alone has no other to compare with."""
     rates: dict[str, dict[str, float]] = defaultdict(dict)
     for each in products:
         of_hosts = rates[each.precision]

@@ -19,7 +19,7 @@ from muster.core.near import did_you_mean
 COLLECTIVES = ("all-reduce", "all-gather", "reduce-scatter", "broadcast")
 POINT_TO_POINT = "point-to-point"
 # In the order in which they are asked. What a rank can answer alone comes early, but for the disk: whoever
-# hangs on it holds nobody up.
+# hangs on it holds no other up.
 QUESTIONS = ("matmul", "copy", "values", "latency", *COLLECTIVES, "points", "disk", "mpi")
 PRODUCT = "product"  # one matrix product split over all ranks: the fabric workload asks it, a check does not
 BESIDE = "beside"  # computation beside an exchange: the fabric workload asks it, for plans

@@ -156,7 +156,7 @@ print(model("image.png"))"""
         }
 
     def assumed(self, config: Mapping[str, Any]) -> list[str]:
-        """How many classes are counted, where nobody here knows."""
+        """Say how many classes are assumed, where their number is not known here."""
         if self.classes() or config.get("num_labels"):
             return []
         return [

@@ -14,20 +14,20 @@ EDGES = 24  # different lengths of a side among which shapes are chosen
 
 
 def choose_shapes(
-    batches: Sequence[Shape], most: Shape, count: int = SHAPES, multiple: int = 1, edges: int = EDGES
+    batches: Sequence[Shape], most: Shape, count: int = SHAPES, multiple: int = 1
 ) -> tuple[Shape, ...]:
     """At most `count` shapes that these batches are padded to, the smallest first; the last one is `most`,
     which no batch exceeds, and each side is a multiple of `multiple`.
 
     Sources are cut into ranges, and each range's targets into ranges of their own: of all ways to do so the
     one with the fewest tokens, padding included. Two dynamic programmes, one in the other (optimal
-    histograms: Jagadish et al. 1998). Of more than `edges` lengths of a side the evenly spread
-    ones are taken.
+    histograms: Jagadish et al. 1998). Of more than EDGES lengths of a side the evenly
+    spread ones are taken.
     """
     whole = (round_up(most[0], multiple), round_up(most[1], multiple))
     rounded = [(round_up(source, multiple), round_up(target, multiple)) for source, target in batches]
-    sources = _edges([source for source, _ in rounded], whole[0], edges)
-    targets = _edges([target for _, target in rounded], whole[1], edges)
+    sources = _edges([source for source, _ in rounded], whole[0])
+    targets = _edges([target for _, target in rounded], whole[1])
     cells = Counter(
         (bisect_left(sources, source), bisect_left(targets, target)) for source, target in rounded
     )
@@ -61,17 +61,17 @@ def shape_of(batch: Shape, shapes: Sequence[Shape]) -> Shape:
 
 
 def round_up(length: int, multiple: int) -> int:
-    """To a multiple of it."""
+    """Return the smallest multiple of `multiple` that is no less than `length`."""
     return -(-length // multiple) * multiple
 
 
-def _edges(lengths: Sequence[int], most: int, edges: int) -> list[int]:
+def _edges(lengths: Sequence[int], most: int) -> list[int]:
     """Lengths of a side at which ranges may end, rising; the last one is `most`."""
     different = sorted({*lengths, most})
-    if len(different) <= edges:
+    if len(different) <= EDGES:
         return different
     rows = sorted(lengths)
-    return sorted({rows[len(rows) * part // edges] for part in range(1, edges)} | {most})
+    return sorted({rows[len(rows) * part // EDGES] for part in range(1, EDGES)} | {most})
 
 
 def _slab(cells: Mapping[Shape, int], first: int, last: int, width: int) -> list[int]:

@@ -387,7 +387,7 @@ def group_of(row: PairRow, data: PairData) -> str:
 
 
 def files_notes(files: DataFiles, data: PairData) -> list[str]:
-    """What to say of files and fields that nobody reads."""
+    """Return notes on files and fields that are not read."""
 
     def read(row: Mapping[str, Any]) -> list[str]:
         return data.used(fields_of(row, data, str(files.train[0])))

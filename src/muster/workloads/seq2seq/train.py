@@ -230,7 +230,7 @@ def load_pairs(data: PairData, cache: Path, *, may_write: bool, seed: int) -> Lo
     path = None if data.name else Path(data.path).expanduser() if data.path else cache
     read = load_rows(data, seed, path, _from_hub)
     rows = (*read.train, *read.held_out)
-    about = f"questions: {read.about}; {_fields_told(read.train[-1:], data)}"
+    about = f"questions: {read.about}; {_fields_note(read.train[-1:], data)}"
     missing = sorted({row.missing for row in rows if row.missing}) if data.executed else []
     if missing:
         about += f"; no such database, so not executed: {', '.join(missing[:3])}"
@@ -239,8 +239,8 @@ def load_pairs(data: PairData, cache: Path, *, may_write: bool, seed: int) -> Lo
     return LoadedSamples(train, held_out, read.skipped, about if given else "", read.notes)
 
 
-def _fields_told(rows: Sequence[PairRow], data: PairData) -> str:
-    """Which fields the pairs are from, by a row of them."""
+def _fields_note(rows: Sequence[PairRow], data: PairData) -> str:
+    """Say which fields the pairs come from, by one of their rows."""
     names = [row.fields for row in rows] or data.candidates()[:1]
     schema = f", schema: {data.schema_}" if data.schema_ else ""
     return f"inputs: field {names[0][0]}{schema}; answers: field {names[0][1]}"
@@ -260,8 +260,8 @@ def _generate(generated: Generated, folder: Path) -> None:
 
 
 def _from_hub(data: PairData, skip: Skip | None) -> tuple[list[PairRow], list[PairRow], str, list[str]]:
-    """The pairs to train on and those that are held out, where they are from, and the fields that nobody
-    reads."""
+    """The pairs to train on and those that are held out, where they are from, and the fields that are not
+    read."""
     assert data.name
     loaded = hub_parts(data.name, data.subset, data.splits)
     held_name = held_part(loaded)
