@@ -665,7 +665,7 @@ class Signs:
         shell = None if self.forced else _SHELL.search(text)
         match = None if self.forced and _SHELL.search(text) else find(text)
         if match and _SRUN_KILLED.search(text) and (self.forced or self.now):
-            match, failed, hosts = None, True, (None,)  # srun ends the other tasks of a step itself
+            match, failed = None, True  # srun ends the other tasks of a step itself
         native = match is None and _WHAT.match(text)
         hangs = "watchdog hang" in text
         broken = hangs or (match is not None and match.phrase.weight == "crash")

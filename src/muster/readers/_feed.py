@@ -363,8 +363,8 @@ def last_exception(frame: Frame, blocks: Sequence[Sequence[str]]) -> Sign | None
                 sign = None
                 if _NAMED.fullmatch(text.strip()) and not is_exception(text) and entry is None:
                     spot = LinePlace(block, place, blocks[number - 1] if number else ())
-                    place = (spot.rank, spot.number, spot.when, spot.code, spot.uncaught)
-                    sign = Sign("exception", None, text, None, *place)
+                    where = (spot.rank, spot.number, spot.when, spot.code, spot.uncaught)
+                    sign = Sign("exception", None, text, None, *where)
     return sign
 
 
