@@ -364,8 +364,8 @@ def last_exception(frame: Frame, blocks: Sequence[Sequence[str]]) -> Sign | None
                 sign = None
                 if _NAMED.fullmatch(text.strip()) and not is_exception(text) and entry is None:
                     spot = LinePlace(block, place, blocks[number - 1] if number else ())
-                    place = (spot.rank, spot.number, spot.when, spot.code, spot.uncaught)
-                    sign = Sign("exception", None, text, None, *place)
+                    place_of = (spot.rank, spot.number, spot.when, spot.code, spot.uncaught)
+                    sign = Sign("exception", None, text, None, *place_of)
     return sign
 
 
