@@ -59,6 +59,7 @@ _CAUGHT = re.compile(r": Caught \w+ in DataLoader worker process \d")
 _WHAT = re.compile(r"\s*what\(\): +\S")  # an exception of C++ that ended the process
 _MARK = re.compile(r"^\[rank\d+\]: ?")  # whose line it is
 _NCCL = re.compile(r"(?:\[\d{4}-\d\d-\d\d [\d:.]+\] )?([A-Za-z][\w.-]*):\d+:\d+ \[\d+\] (?:\S+ )?NCCL WARN")
+_TASK = re.compile(r"RayTaskError\(\w+\): ray::.*\(pid=\d+, ip=([\w.:]+)")  # whose traceback follows
 _EXITS = re.compile(
     r"exits with return code = (?P<code>-?\d{1,9})|"
     r"srun: error: .*[Ee]xited with exit code (?P<slurm>\d{1,9})|"
@@ -104,7 +105,7 @@ _EXTERNAL = re.compile(
 # What kubectl, Ray and syslog put before the lines of each pod, process and host.
 SENDER = (
     r"(?:\[pod/(?P<pod>[\w.-]+)/[\w.-]+\] ?|"
-    r"\((?:[\w.]+(?:\([^()]*\))? (?P<pid>pid=\d+)|raylet)(?:, ip=(?P<ip>[\w.:]+))?\) ?|"
+    r"\((?:[\w.]+(?:\([^()]*\))? (?:rank=\d+ )?(?P<pid>pid=\d+)|raylet)(?:, ip=(?P<ip>[\w.:]+))?\) ?|"
     r"[A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d (?P<machine>[\w.-]+) [\w./@-]+(?:\[\d+\])?: )"
 )
 # Hosts that a line itself names: "srun: error: node07: task 3: ...", "srun: error: Node failure on node07",
@@ -295,6 +296,9 @@ class Signs:
     broke: bool = False  # it says in so many words that a process of the job did not end well
     elastic: str | None = None  # the host of the process that torchrun gives account of
     elastic_rank: int | None = None
+    task: tuple[str, int] | None = (
+        None  # the host of a task of Ray's, and the line that its traceback follows
+    )
     root: bool = False  # the account of the process that failed first begins
     first: int | None = None  # its rank
     spot: LineSpot | None = None  # of the line that is looked at
@@ -574,7 +578,9 @@ class Signs:
     def _hosts(self, text: str, host: str | None, account: bool) -> Sequence[str | None]:
         """Of a line, the hosts that it names, or else the one whose line it is. `account`: of a process's
         end."""
-        named = _WHO.search(text)
+        named, number = _WHO.search(text), (self.spot.number or 0) if self.spot else 0
+        if host is None and self.task and number - self.task[1] <= NEAR and is_exception(text):
+            host = self.task[0]
         if named is None:
             nccl = _NCCL.match(text)
             return (host or (nccl[1] if nccl else self.elastic if account else None),)
@@ -640,6 +646,8 @@ class Signs:
             pass
         elif "Root Cause (first observed" in text:
             self.root = True
+        elif (match := _TASK.search(text)) and self.spot is not None:
+            self.task = match[1], self.spot.number or 0
         elif match := _ELASTIC.match(text):
             self.elastic = match[1]
         elif match := _RANK.match(text):
