@@ -903,6 +903,9 @@ REQUEUE = "slurmstepd: error: *** JOB 3118 ON sh-06 CANCELLED AT 2018-11-05T10:3
         ([f"(RayTrainWorker pid=31, ip=10.0.0.7) {line}" for line in OWN], None, "10.0.0.7"),
         ([f"\x1b[36m(WorkerDict(a) pid=31, ip=10.0.0.7)\x1b[0m {line}" for line in OWN], None, "10.0.0.7"),
         ([f"(RayTrainWorker pid=31) {line}" for line in OWN], None, None),
+        ([TRACEBACK, "ray.exceptions.RayTaskError(ValueError): ray::A.f() (pid=31, ip=10.0.0.7, actor_id=1)",
+          *OWN[1:]], None, "10.0.0.7"),
+        ([f"(VllmWorker rank=1 pid=31) {line}" for line in OWN], None, None),
         ([f"Nov 26 00:41:4{n} gpu-7 python[9]: {line}" for n, line in enumerate(OWN)], None, "gpu-7"),
         (["Nov 26 00:41:42 n7 kernel: NVRM: Xid (PCI:0000:02): 79, GPU has fallen off the bus."], None, "n7"),
         ([f"[prterun-head-42@1,3]<stderr>: {line}" for line in OWN], 3, None),
@@ -1083,3 +1086,32 @@ def test_many_ranks_that_raise_one_after_the_other() -> None:
     every = [of_rank(n, *TOP[:2], *frames, f"ValueError: bad row {n}") for n in range(30)]
     failure = said("begin", *(line for each in every for line in each)).failure
     assert failure is not None and failure.where == "rank 0"
+
+
+TRIAL = [
+    "[W 2025-01-01 10:05:00,000] Trial 3 failed with parameters: {'lr': 1} because of the following error: "
+    "OutOfMemoryError('CUDA out of memory. Tried to allocate 2 GiB').",
+    TRACEBACK,
+    '  File "/x/site-packages/optuna/study/_optimize.py", line 201, in _run_trial',
+    "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB",
+    "[W 2025-01-01 10:05:00,000] Trial 3 failed with value None.",
+]
+FINISHED = "[I 2025-01-01 10:06:00,000] Trial {} finished with value: 0.9 and parameters: {{'lr': 0.1}}."
+
+
+@pytest.mark.parametrize(
+    ("lines", "answer", "what"),
+    [
+        ([*TRIAL, FINISHED.format(4), FINISHED.format(5)], "unknown", None),  # Optuna's, which goes on
+        (TRIAL, "known", "torch.OutOfMemoryError"),
+        (["ssh: connect to host node9 port 22: Connection refused", "step 1: loss 3", *TOP[:2], "OSError: x"],
+         "named", "OSError: x"),
+        (["2025-01-01 10:00:00.123 | ERROR    | __main__:main:10 - training failed: x"], "unknown", None),
+        (["ERROR:composer.cli.launcher:Rank 3 crashed with exit code -9."], "known", "ERROR:composer"),
+        (["t.py::test_disk PASSED [No space left on device]"], "nothing", None),
+    ],
+)  # fmt: skip
+def test_what_tools_say_of_parts_that_failed(lines: list[str], answer: str, what: str | None) -> None:
+    found = said("begin", *lines)
+    assert found.answer == answer and (found.failure is not None) == (what is not None)
+    assert found.failure is None or found.failure.what.startswith(what or "")

@@ -36,6 +36,9 @@ _REASONS = tuple(
             "Exception ignored",
             "terminated with code",
             "srun: Force Terminated",
+            "raining failed",
+            "ob failed",
+            "crashed with exit",
             "Job step aborted",
             "Terminating StepId",
             "Terminating job step",
@@ -56,11 +59,13 @@ _CAUGHT = re.compile(r": Caught \w+ in DataLoader worker process \d")
 _WHAT = re.compile(r"\s*what\(\): +\S")  # an exception of C++ that ended the process
 _MARK = re.compile(r"^\[rank\d+\]: ?")  # whose line it is
 _NCCL = re.compile(r"(?:\[\d{4}-\d\d-\d\d [\d:.]+\] )?([A-Za-z][\w.-]*):\d+:\d+ \[\d+\] (?:\S+ )?NCCL WARN")
+_TASK = re.compile(r"RayTaskError\(\w+\): ray::.*\(pid=\d+, ip=([\w.:]+)")  # whose traceback follows
 _EXITS = re.compile(
     r"exits with return code = (?P<code>-?\d{1,9})|"
     r"srun: error: .*[Ee]xited with exit code (?P<slurm>\d{1,9})|"
     r"pdsh@\S+: \S+: ssh exited with exit code (?P<pdsh>\d{1,9})|"
     r"^\s*(?:Exit Code:\s+|\S+ exited with code )(?P<container>\d{1,9})\s*$|"
+    r"Rank (?P<rank>\d{1,6}) crashed with exit code (?P<composer>-?\d{1,9})|"
     r"Child process with PID \d+ terminated with code (?P<lightning>-?\d{1,9})|"
     r"(?:failed \(exitcode|exitcode +): (?P<elastic>-?\d{1,9})\b|exited on signal (?P<mpi>\d{1,2})\b"
 )
@@ -73,7 +78,7 @@ _SHELL = re.compile(
 )
 # A signal that a program brings upon itself: 4, 5, 7, 8 and 11.
 _CRASH = re.compile(
-    r"(?:exits with return code =|exitcode *:|terminated with code) -(?:4|5|7|8|11)\b|"
+    r"(?:exits with return code =|exitcode *:|terminated with code|crashed with exit code) -(?:4|5|7|8|11)\b|"
     r"exited on signal (?:4|5|7|8|11)\b|"
     r"died with <Signals\.SIG(?:ILL|TRAP|BUS|FPE|SEGV)|"
     r"srun: error: \S+: tasks? [\d,-]+: (?:Segmentation fault|Bus error|Illegal instruction)"
@@ -86,6 +91,7 @@ _FAILED = re.compile(
     r"^Error executing job with overrides|Set the environment variable HYDRA_FULL_ERROR=1|"
     r"srun: error: \S+: tasks? [\d,-]+: Aborted|"
     r"srun: error: Task launch for \S+ failed|"
+    r"\b(?:ERROR|CRITICAL|FATAL)\b.*\b(?:[Tt]raining|[Jj]ob) failed\b|"
     r"slurmstepd: error: \*\*\* .* FAILED \(non-zero exit code or other failure mode\)"
 )
 # Signals that a scheduler sends, or others do.
@@ -99,7 +105,7 @@ _EXTERNAL = re.compile(
 # What kubectl, Ray and syslog put before the lines of each pod, process and host.
 SENDER = (
     r"(?:\[pod/(?P<pod>[\w.-]+)/[\w.-]+\] ?|"
-    r"\((?:[\w.]+(?:\([^()]*\))? (?P<pid>pid=\d+)|raylet)(?:, ip=(?P<ip>[\w.:]+))?\) ?|"
+    r"\((?:[\w.]+(?:\([^()]*\))? (?:rank=\d+ )?(?P<pid>pid=\d+)|raylet)(?:, ip=(?P<ip>[\w.:]+))?\) ?|"
     r"[A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d (?P<machine>[\w.-]+) [\w./@-]+(?:\[\d+\])?: )"
 )
 # Hosts that a line itself names: "srun: error: node07: task 3: ...", "srun: error: Node failure on node07",
@@ -142,7 +148,8 @@ _ADVICE = re.compile(
     r"docs?|(?:last|previous|earlier|prior|other) (?:job|run|attempt|time|user)|"
     r"see (?:also|https?)|might|may|would|should|can (?:cause|lead)|hope(?:fully)?|without|never|no longer|"
     r"do(?:es)? not|don't|won't|not see|handl(?:es|ing)|simulat\w+|inject\w*|pretend\w*|"
-    r"(?:test|check)(?:s|ed|ing)? (?:for|that|whether)|e\.g\.|looking for|protects?|safe from|instead of)\b",
+    r"(?:test|check)(?:s|ed|ing)? (?:for|that|whether)|PASSED|SKIPPED|e\.g\.|looking for|"
+    r"protects?|safe from|instead of)\b",
     re.IGNORECASE,
 )
 _MAY = re.compile(
@@ -289,6 +296,9 @@ class Signs:
     broke: bool = False  # it says in so many words that a process of the job did not end well
     elastic: str | None = None  # the host of the process that torchrun gives account of
     elastic_rank: int | None = None
+    task: tuple[str, int] | None = (
+        None  # the host of a task of Ray's, and the line that its traceback follows
+    )
     root: bool = False  # the account of the process that failed first begins
     first: int | None = None  # its rank
     spot: LineSpot | None = None  # of the line that is looked at
@@ -432,8 +442,11 @@ class Signs:
             return best
         raised = (each for each in self.now.values() if each.weight == "exception")
         later = [each for each in raised if (each.number or 0) > (best.number or 0)]
-        passing = self.in_a_sentence(best)
-        return next((each for each in later if passing or (each.code and _MISTAKE.match(each.text))), best)
+        if self.in_a_sentence(best):
+            return next(iter(later), best)
+        on = self.passed(best)  # a step was made between the two
+        sure = (each for each in later if each.code and (_MISTAKE.match(each.text) or (on and each.uncaught)))
+        return next(sure, best)
 
     def _before(self, best: Sign) -> Sign:
         """An exception that another rank raised earlier, by its time stamps, than one whose name is in the
@@ -565,7 +578,9 @@ class Signs:
     def _hosts(self, text: str, host: str | None, account: bool) -> Sequence[str | None]:
         """Of a line, the hosts that it names, or else the one whose line it is. `account`: of a process's
         end."""
-        named = _WHO.search(text)
+        named, number = _WHO.search(text), (self.spot.number or 0) if self.spot else 0
+        if host is None and self.task and number - self.task[1] <= NEAR and is_exception(text):
+            host = self.task[0]
         if named is None:
             nccl = _NCCL.match(text)
             return (host or (nccl[1] if nccl else self.elastic if account else None),)
@@ -631,6 +646,8 @@ class Signs:
             pass
         elif "Root Cause (first observed" in text:
             self.root = True
+        elif (match := _TASK.search(text)) and self.spot is not None:
+            self.task = match[1], self.spot.number or 0
         elif match := _ELASTIC.match(text):
             self.elastic = match[1]
         elif match := _RANK.match(text):
@@ -658,8 +675,11 @@ class Signs:
     def _look(self, text: str, host: str | None) -> None:
         if self._leads(text) or self._follows(text):
             return
+        hosts: Sequence[str | None]
         left, failed = _EXITS.search(text), False
-        code = next((int(code) for code in left.groups() if code), 0) if left else 0
+        codes = {name: int(code) for name, code in left.groupdict().items() if code} if left else {}
+        crashed_rank = codes.pop("rank", None)
+        code = next(iter(codes.values()), 0)
         code = -code if left and left["mpi"] else code
         self.forced = self.forced or bool(_FORCED.search(text))
         shell = None if self.forced else _SHELL.search(text)
@@ -678,7 +698,7 @@ class Signs:
             self.broke = True
         hosts = self._hosts(text, host, left is not None)
         weights = {weight for weight, *_ in (*self.now, *self.earlier)}
-        rank = self.elastic_rank if _ACCOUNT.match(text) else None
+        rank = self.elastic_rank if _ACCOUNT.match(text) else crashed_rank
         if match and match.phrase.weight == "limit":
             # What had failed by itself is ended then as well: that is no timeout.
             if not {"cause", "exception", "crash"} & weights:

@@ -44,6 +44,7 @@ _SOFTLY = re.compile(
     r"^\W*(?:all )?(?:done|finished|success)\b|\b(?:model|weights) saved\b|\bsuccessfully\b",
     re.IGNORECASE,
 )
+_FEW = 2  # lines of work
 _GROWN = 3  # times that a kind of line has to grow
 
 
@@ -92,6 +93,11 @@ def ended_well(lines: Iterable[str]) -> bool:
 def seems_done(lines: Iterable[str]) -> bool:
     """Whether one of these lines speaks of a good end, as scripts do also when a program of theirs failed."""
     return any(_SOFTLY.search(line) for line in lines)
+
+
+def goes_on(lines: Iterable[str]) -> bool:
+    """Whether some of these lines tell of work that was done, and of no failure."""
+    return sum(bool(_WORK.search(line)) and not _OTHER.search(line) for line in lines) >= _FEW
 
 
 def works_on(lines: Sequence[str]) -> bool:

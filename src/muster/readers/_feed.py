@@ -14,7 +14,8 @@ from typing import Annotated, Any, NamedTuple, get_type_hints
 from pydantic import OnErrorOmit, StringConstraints, TypeAdapter
 
 from muster.core.errors import BrokenPluginError
-from muster.core.registry import broken, fits, guarded, load_plugin, package_of, plugin_names, warn
+from muster.core.promises import fits
+from muster.core.registry import broken, guarded, load_plugin, package_of, plugin_names, warn
 from muster.failures.signs import HINTS as SIGN_HINTS
 from muster.failures.signs import SENDER, Sign, is_exception
 from muster.failures.table import find
@@ -363,8 +364,8 @@ def last_exception(frame: Frame, blocks: Sequence[Sequence[str]]) -> Sign | None
                 sign = None
                 if _NAMED.fullmatch(text.strip()) and not is_exception(text) and entry is None:
                     spot = LinePlace(block, place, blocks[number - 1] if number else ())
-                    where = (spot.rank, spot.number, spot.when, spot.code, spot.uncaught)
-                    sign = Sign("exception", None, text, None, *where)
+                    place_of = (spot.rank, spot.number, spot.when, spot.code, spot.uncaught)
+                    sign = Sign("exception", None, text, None, *place_of)
     return sign
 
 

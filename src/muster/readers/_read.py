@@ -11,7 +11,7 @@ from itertools import islice, takewhile
 from muster.core.state import LogEnd, State
 from muster.core.units import counted
 from muster.failures.signs import NEAR, Sign, shape_of, shortened
-from muster.readers._counters import ended_well, seems_done, works_on
+from muster.readers._counters import ended_well, goes_on, seems_done, works_on
 from muster.readers._feed import LineFeed
 from muster.readers._frame import Frame, own_stamp, uncoloured
 from muster.readers._lines import STEPS_ONLY
@@ -136,6 +136,7 @@ def _why(feed: LineFeed, raised: Sign | None, known: bool = False) -> EndOfLog:
     if first is not None and signs.offhand(first):
         passed = passed or (quiet or 0) > NEAR or seems_done(after)
     caught = first is not None and bool(first.code) and not first.uncaught and not signs.broke
+    passed = passed or (caught and goes_on(after))
     if known and not over:  # then steps tell whether it went on, or that it is long ago
         passed = caught and (quiet is None or quiet > NEAR)
     if first is not None and signs.in_a_sentence(first):
