@@ -367,7 +367,7 @@ def user_training(config: Mapping[str, Any]) -> dict[str, Any]:
     overruled = _overruling(config)
     given["learning_rate"] = overruled if overruled != "auto" else given["learning_rate"]
     if _cycles_momentum(config):
-        given["beta2"] = _CYCLED_BETA2
+        given["beta1"], given["beta2"] = _cycled_betas(config)
     if "max_grad_norm" in optimizer:
         raise RecipeError(
             "optimizer.params.max_grad_norm is refused by DeepSpeed",
@@ -399,7 +399,11 @@ def _overruling(config: Mapping[str, Any]) -> Any:
     return section(scheduler, "params").get(name, default)
 
 
-_CYCLED_BETA2 = 0.99  # lr_schedules.py, OneCycle._initialize_momentum
+def _cycled_betas(config: Mapping[str, Any]) -> list[Any]:
+    """The betas with which OneCycle begins (lr_schedules.py, OneCycle._initialize_momentum)."""
+    return [section(section(config, "scheduler"), "params").get("cycle_min_mom", 0.8), 0.99]
+
+
 # What changes the type in which master weights, states and sums of gradients are held or sent: section, key.
 _UNCOUNTED = (
     ("bf16", "bf16_master_weights_and_grads"),
@@ -526,7 +530,10 @@ def user_decisions(recipe: Recipe) -> list[Decision]:
     left = f"DeepSpeed's default, which the optimizer of {source} leaves as it is"
     whys = dict.fromkeys(_adam_defaults(given), left)
     if _cycles_momentum(given):
-        whys["beta2"] = f"the OneCycle of {source} sets it"
+        whys |= {
+            "beta1": f"the OneCycle of {source} begins with it",
+            "beta2": f"the OneCycle of {source} sets it",
+        }
     made = [Decision(f"train.{name}", value, whys.get(name, f"{source} says so")) for name, value in numbers]
     stage = given_stage(recipe)
     if stage is not None:
@@ -553,12 +560,14 @@ def _complete_scheduler(config: dict[str, Any]) -> None:
 
 
 def _complete_optimizer(config: dict[str, Any]) -> None:
-    """The rate of a file's optimizer is the recipe's where it is left out (DeepSpeed's is 0.001), and the
-    scheduler's where that sets one: Transformers refuses two that differ."""
+    """The rate of a file's optimizer is the recipe's where it is left out (DeepSpeed's is 0.001); rate and
+    betas are the scheduler's where that sets them: Transformers refuses two that differ."""
     optimizer, rate = section(config, "optimizer"), _overruling(config)
     if optimizer.get("type"):
         params = section(optimizer, "params")
         params["lr"] = params.get("lr", "auto") if rate == "auto" else rate
+        if "betas" in params and _cycles_momentum(config):
+            params["betas"] = _cycled_betas(config)
         config["optimizer"] = {**optimizer, "params": params}
 
 
