@@ -267,6 +267,11 @@ def _check_classes(config: Mapping[str, Any]) -> None:
             near = [name for name in classes if name.lower() == kind.lower()] or [kind]
             what = f"is {kind}, and neither DeepSpeed nor PyTorch has such a class"
             raise RecipeError(what, where=f"{key}.type", hint=did_you_mean(near[0], classes) or _INSTEAD[key])
+        half = any(section(config, name).get("enabled") for name in ("fp16", "bf16"))
+        wrapped = half or section(config, "zero_optimization").get("stage")
+        if key == "scheduler" and wrapped and kind not in (*_OVERRULES, "WarmupCosineLR"):
+            what = f"is {kind} of PyTorch, which takes no optimizer that DeepSpeed has wrapped"
+            raise RecipeError(what, where=f"{key}.type", hint=_INSTEAD[key])
         taken = {name.rstrip("!"): name.endswith("!") for name in classes[kind].split()}
         if kind in _ADAMS:
             taken |= dict.fromkeys(_POPPED, False)
