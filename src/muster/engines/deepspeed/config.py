@@ -282,6 +282,10 @@ def _check_classes(config: Mapping[str, Any]) -> None:
             if value == "auto" and name not in _FILLED:
                 what = 'is "auto", and nothing fills it in'
                 raise RecipeError(what, where=f"{key}.params.{name}", hint="a value, or leave it out")
+        steps = params.get("warmup_num_steps", 1) if kind in _SCHEDULERS else 1
+        if steps != "auto" and (not isinstance(steps, int) or steps < 1):
+            what = f"is {json.dumps(steps)}, and {kind} takes a whole number from 1 on"
+            raise RecipeError(what, where=f"{key}.params.warmup_num_steps", hint='"auto": train.warmup')
         lacking = [name for name, needed in taken.items() if needed and name not in params]
         if lacking:
             raise RecipeError(f"{kind} needs {' and '.join(lacking)}", where=f"{key}.params")
