@@ -8,11 +8,13 @@ from typing import Any
 
 import pytest
 
+from muster.core.batch import Batch
 from muster.core.errors import RecipeError
 from muster.core.job import read_job
 from muster.core.recipe import Train, recipe_from
 from muster.engines.base import merged
 from muster.engines.deepspeed.config import (
+    deepspeed_config,
     fill_auto,
     given_stage,
     moments,
@@ -380,18 +382,25 @@ def test_what_no_plan_counts_is_named() -> None:
 
 
 @pytest.mark.parametrize(
-    ("optimizer", "cycles", "beta2"),
+    ("optimizer", "cycles", "betas"),
     [
-        ({"type": "Adam", "params": {"betas": [0.8, 0.999]}}, True, 0.99),
-        ({"type": "Adam", "params": {"betas": [0.8, 0.999]}}, False, 0.999),
-        ({"type": "SGD", "params": {}}, True, None),
+        ({"type": "Adam", "params": {"betas": [0.8, 0.999]}}, True, (0.85, 0.99)),
+        ({"type": "Adam", "params": {}}, True, (0.85, 0.99)),
+        ({"type": "Adam", "params": {"betas": [0.8, 0.999]}}, False, (0.8, 0.999)),
+        ({"type": "Adagrad", "params": {}}, True, (None, None)),
     ],
 )
 def test_one_cycle_sets_the_betas_of_those_that_have_some(
-    optimizer: dict[str, Any], cycles: bool, beta2: float | None
+    optimizer: dict[str, Any], cycles: bool, betas: tuple[float | None, float | None]
 ) -> None:
-    scheduler = {"type": "OneCycle", "params": {"cycle_max_lr": 1e-3, "cycle_momentum": cycles}}
-    assert user_training({"optimizer": optimizer, "scheduler": scheduler}).get("beta2") == beta2
+    """As the first step has them, and as Transformers is told: it refuses a file's that differ."""
+    rates = {"cycle_min_lr": 1e-4, "cycle_max_lr": 1e-3, "cycle_momentum": cycles, "cycle_min_mom": 0.85}
+    config = {"optimizer": optimizer, "scheduler": {"type": "OneCycle", "params": rates}}
+    found = user_training(config)
+    assert (found.get("beta1"), found.get("beta2")) == betas
+    recipe = recipe_from({"engine": {"name": "deepspeed", "zero": 0, "options": config}})
+    made = deepspeed_config(recipe, Batch(1, 1, 1), "fp32")["optimizer"]["params"]
+    assert "betas" not in optimizer["params"] or made["betas"] == list(betas)
 
 
 def test_a_clip_that_deepspeed_refuses_is_refused_before_the_start() -> None:

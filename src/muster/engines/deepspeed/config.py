@@ -273,6 +273,11 @@ def _check_classes(config: Mapping[str, Any]) -> None:
             near = [name for name in classes if name.lower() == kind.lower()] or [kind]
             what = f"is {kind}, and neither DeepSpeed nor PyTorch has such a class"
             raise RecipeError(what, where=f"{key}.type", hint=did_you_mean(near[0], classes) or _INSTEAD[key])
+        half = any(section(config, name).get("enabled") for name in ("fp16", "bf16"))
+        wrapped = half or section(config, "zero_optimization").get("stage")
+        if key == "scheduler" and wrapped and kind not in (*_OVERRULES, "WarmupCosineLR"):
+            what = f"is {kind} of PyTorch, which takes no optimizer that DeepSpeed has wrapped"
+            raise RecipeError(what, where=f"{key}.type", hint=_INSTEAD[key])
         taken = {name.rstrip("!"): name.endswith("!") for name in classes[kind].split()}
         if kind in _ADAMS:
             taken |= dict.fromkeys(_POPPED, False)
@@ -283,6 +288,10 @@ def _check_classes(config: Mapping[str, Any]) -> None:
             if value == "auto" and name not in _FILLED:
                 what = 'is "auto", and nothing fills it in'
                 raise RecipeError(what, where=f"{key}.params.{name}", hint="a value, or leave it out")
+        steps = params.get("warmup_num_steps", 1) if kind in _SCHEDULERS else 1
+        if steps != "auto" and (not isinstance(steps, int) or steps < 1):
+            what = f"is {json.dumps(steps)}, and {kind} takes a whole number from 1 on"
+            raise RecipeError(what, where=f"{key}.params.warmup_num_steps", hint='"auto": train.warmup')
         lacking = [name for name, needed in taken.items() if needed and name not in params]
         if lacking:
             raise RecipeError(f"{kind} needs {' and '.join(lacking)}", where=f"{key}.params")
@@ -372,7 +381,7 @@ def user_training(config: Mapping[str, Any]) -> dict[str, Any]:
     overruled = _overruling(config)
     given["learning_rate"] = overruled if overruled != "auto" else given["learning_rate"]
     if _cycles_momentum(config):
-        given["beta2"] = _CYCLED_BETA2
+        given["beta1"], given["beta2"] = _cycled_betas(config)
     if "max_grad_norm" in optimizer:
         raise RecipeError(
             "optimizer.params.max_grad_norm is refused by DeepSpeed",
@@ -404,7 +413,11 @@ def _overruling(config: Mapping[str, Any]) -> Any:
     return section(scheduler, "params").get(name, default)
 
 
-_CYCLED_BETA2 = 0.99  # lr_schedules.py, OneCycle._initialize_momentum
+def _cycled_betas(config: Mapping[str, Any]) -> list[Any]:
+    """The betas with which OneCycle begins (lr_schedules.py, OneCycle._initialize_momentum)."""
+    return [section(section(config, "scheduler"), "params").get("cycle_min_mom", 0.8), 0.99]
+
+
 # What changes the type in which master weights, states and sums of gradients are held or sent: section, key.
 _UNCOUNTED = (
     ("bf16", "bf16_master_weights_and_grads"),
@@ -531,7 +544,10 @@ def user_decisions(recipe: Recipe) -> list[Decision]:
     left = f"DeepSpeed's default, which the optimizer of {source} leaves as it is"
     whys = dict.fromkeys(_adam_defaults(given), left)
     if _cycles_momentum(given):
-        whys["beta2"] = f"the OneCycle of {source} sets it"
+        whys |= {
+            "beta1": f"the OneCycle of {source} begins with it",
+            "beta2": f"the OneCycle of {source} sets it",
+        }
     made = [Decision(f"train.{name}", value, whys.get(name, f"{source} says so")) for name, value in numbers]
     stage = given_stage(recipe)
     if stage is not None:
@@ -558,12 +574,14 @@ def _complete_scheduler(config: dict[str, Any]) -> None:
 
 
 def _complete_optimizer(config: dict[str, Any]) -> None:
-    """The rate of a file's optimizer is the recipe's where it is left out (DeepSpeed's is 0.001), and the
-    scheduler's where that sets one: Transformers refuses two that differ."""
+    """The rate of a file's optimizer is the recipe's where it is left out (DeepSpeed's is 0.001); rate and
+    betas are the scheduler's where that sets them: Transformers refuses two that differ."""
     optimizer, rate = section(config, "optimizer"), _overruling(config)
     if optimizer.get("type"):
         params = section(optimizer, "params")
         params["lr"] = params.get("lr", "auto") if rate == "auto" else rate
+        if "betas" in params and _cycles_momentum(config):
+            params["betas"] = _cycled_betas(config)
         config["optimizer"] = {**optimizer, "params": params}
 
 
