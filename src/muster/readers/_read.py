@@ -381,6 +381,8 @@ def stopped(job: JobLog) -> JobLog:
     """Of a log that has no word of its end."""
     whole = f"{job.steps} of {job.total} steps" if job.total else counted(job.steps or 0, "step")
     where = f"after {whole}" if job.steps else "before its first step"
+    if not job.steps and job.loss is not None:
+        where = "after steps that it does not number"
     why = f"the log stops {where} without an error and without an end"
     return replace(job, outcome=State.TIMEOUT, reason=why, failure=None, failed=())
 

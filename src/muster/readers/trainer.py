@@ -55,6 +55,7 @@ EARLIER = (
 UNTOLD = (
     "it goes on from a checkpoint, and the Trainer's account counts steps before that: its rate is not taken"
 )
+WHOLE = "progress bars show whole seconds"
 UNENDED = (
     "its learning rate still falls at its last line: the Trainer's account may count steps that it did not "
     "make, so its rate is not taken"
