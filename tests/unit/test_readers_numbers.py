@@ -139,6 +139,7 @@ def test_the_pace_of_the_trainers_dictionaries_by_their_stamps() -> None:
     first = resumed_trainer_log(0, 500, 200, bars=False, stamped=True)[:-1]
     log = one(first)
     assert (log.outcome, log.steps, log.rate) == ("timeout", 200, pytest.approx(32, rel=1e-3))
+    assert log.notes == ()
     second = resumed_trainer_log(150, 500, 465, bars=False, stamped=True)
     log = one([*first, *(line.replace("07-08T", "07-09T") for line in second)])
     assert (log.outcome, log.steps, log.rate) == ("succeeded", 515, pytest.approx(32, rel=1e-3))
