@@ -11,7 +11,7 @@ elapsed, elapsed_ms         since a clock began, training only
 clock, pace, per            the same as 1:02:03 or 1h 2m 3s, and as the mean pace since then (13.20 and it/s
                             or s/it)
 samples, tokens             so far
-batch, step_tokens          of one step
+batch, step_tokens          of one step; `sequence`: tokens of a sample
 samples_per_second, tokens_per_second
 skipped                     steps since the line before that the optimizer did not use
 loss
@@ -208,6 +208,8 @@ class Steps:
         for name in _BYTES.keys() & figures.keys():
             self.memory = max(self.memory, figures.pop(name) * _BYTES[name])
         self.facts |= {name: figures[name] for name in ("batch", "step_tokens") if figures.get(name, 0) > 0}
+        if figures.get("sequence") and self.facts.get("batch"):
+            self.facts["step_tokens"] = figures["sequence"] * self.facts["batch"]
         if "batch" in self.facts and len(self.batches) < _MOST_BATCHES:
             self.batches.setdefault(self.facts["batch"])
         self.loss = figures.get("loss", self.loss)
@@ -223,7 +225,7 @@ class Steps:
         batch = self.facts.get("batch") or (self.frame.batch if self.unit != "samples" else None)
         unit: Unit = self.unit or "steps"
         notes = [STEPS_ONLY] if unit == "steps" and not batch else []
-        if self.form.device and self.series.total and not self.frame.ranks:
+        if self.form.device and self.series.total and not (self.frame.ranks or "step_tokens" in self.facts):
             notes.append("tokens are those of one device")
         if len(self.batches) > 1:
             sizes = ", ".join(f"{each:g}" for each in self.batches)
@@ -329,7 +331,7 @@ class Steps:
         rate, tokens_rate = figures.get("samples_per_second"), figures.get("tokens_per_second")
         if seconds is None and rate and samples is not None:  # of no used step: no time, so it is left out
             seconds = samples / rate
-        if seconds is None and tokens_rate and "step_tokens" in figures:
+        if seconds is None and tokens_rate and "step_tokens" in figures and not self.form.device:
             seconds = used * figures["step_tokens"] / tokens_rate
         if seconds is None:  # the rate alone: each line counts as much as any other
             amount = rate or tokens_rate
