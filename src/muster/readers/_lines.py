@@ -30,6 +30,7 @@ from muster.readers._frame import Frame, stamp
 from muster.readers.base import APART, WARM_UP, LogWindow, Reading, Series, Unit, number
 
 STEPS_ONLY = "the batch size is unknown: rates are in steps, not in samples"
+OF_A_DEVICE = "tokens are those of one device"
 CHANGED = "its batch changed ({sizes} samples): figures of a step are means of unlike steps"
 _TEXTS = ("time", "clock", "per", "host", "rank")
 _BYTES = {"memory_gib": 2.0**30, "memory_mib": 2.0**20, "memory_gb": 1e9, "memory_mb": 1e6}
@@ -226,7 +227,7 @@ class Steps:
         unit: Unit = self.unit or "steps"
         notes = [STEPS_ONLY] if unit == "steps" and not batch else []
         if self.form.device and self.series.total and not (self.frame.ranks or "step_tokens" in self.facts):
-            notes.append("tokens are those of one device")
+            notes.append(OF_A_DEVICE)
         if len(self.batches) > 1:
             sizes = ", ".join(f"{each:g}" for each in self.batches)
             notes.append(CHANGED.format(sizes=sizes))
