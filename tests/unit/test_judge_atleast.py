@@ -86,3 +86,12 @@ def test_jobs_of_a_slow_host_are_not_nobodys(tmp_path: Path) -> None:
     logs = fleet(tmp_path, {FLEET[2]: 1.5})
     said = CliRunner().invoke(app, ["judge", str(logs), "--at-least", "800samples/s"]).output
     assert f"slow: {FLEET[2]}" in said and "missed" not in said
+
+
+def test_tokens_of_a_device_are_not_held_against_a_bar_of_a_job(tmp_path: Path) -> None:
+    head = "[titan] 2025-08-22 07:5{}:{:02d},000 - root - INFO - "
+    for host in ("node1", "node2"):
+        lines = [f"{head.format(n // 60, n % 60)}step: {n}  loss:  3.2  tps: 5,461" for n in range(1, 120)]
+        write(tmp_path / f"{host}.log", lines)
+    with pytest.raises(UsageError, match="no log tells tokens/s"):
+        judge(tmp_path, at_least="40ktokens/s")

@@ -139,6 +139,7 @@ def test_the_pace_of_the_trainers_dictionaries_by_their_stamps() -> None:
     first = resumed_trainer_log(0, 500, 200, bars=False, stamped=True)[:-1]
     log = one(first)
     assert (log.outcome, log.steps, log.rate) == ("timeout", 200, pytest.approx(32, rel=1e-3))
+    assert log.notes == ()
     second = resumed_trainer_log(150, 500, 465, bars=False, stamped=True)
     log = one([*first, *(line.replace("07-08T", "07-09T") for line in second)])
     assert (log.outcome, log.steps, log.rate) == ("succeeded", 515, pytest.approx(32, rel=1e-3))
@@ -286,6 +287,24 @@ def test_a_log_of_an_older_launcher_that_just_stops() -> None:
         lines = [line for line in chat_log(["node-1"], ends=ends) if "spawned with command" not in line]
         outcomes.append(one(lines).outcome)
     assert outcomes == [State.SUCCEEDED, State.TIMEOUT]
+
+
+def test_tokens_of_a_job_where_the_tool_says_those_of_a_device() -> None:
+    """torchtitan: 8 samples of 8,192 tokens in 1.5 s on eight devices. Tokens are those of the whole job."""
+    head = "[rank0]:[titan] 2026-05-04 {} - root - INFO - "
+    said = (
+        "Trainer is initialized with local batch size 1, global batch size 8, gradient accumulation steps 1, "
+    )
+    lines = [f"{head.format(moment_of(0))}{said}sequence length 8192, total steps 100 (warmup 2)"]
+    lines += [f"{head.format(moment_of(1.5 * n))}step: {n}  loss:  2.5  tps: 5,461" for n in range(1, 101)]
+    job = one(lines)
+    assert job.tokens_per_second == pytest.approx(8 * 8192 / 1.5) and job.notes == ()
+
+
+def test_windows_of_whole_seconds_tell_no_usual_pace() -> None:
+    """Bars of ten seconds a window."""
+    measured = one(resumed_trainer_log(0, 300)).measured
+    assert measured is not None and (measured.halves, measured.stalls) == (None, None)
 
 
 def test_what_lies_between_two_processes_is_no_training() -> None:

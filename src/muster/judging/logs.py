@@ -24,6 +24,7 @@ from muster.judging import Baseline, JobClass, Settings
 from muster.judging.document import JobEntry, Judged, Peers, Verdict
 from muster.judging.grouping import without_lone_guesses
 from muster.judging.joblogs import judged
+from muster.readers._lines import OF_A_DEVICE
 from muster.readers._read import read_blocks, without_harmless
 from muster.readers._user import PLACES, Expression, UserFormat
 from muster.readers.base import JobLog
@@ -210,6 +211,8 @@ class Bound:
     def reached(self, job: JobEntry) -> float | None:
         """The job's figure. None: it succeeded not, or its log does not tell."""
         value: float | None = getattr(job, self.figure)
+        if self.figure == "tokens_per_second" and OF_A_DEVICE in job.notes:
+            return None
         count = job.divisor(self.per)
         return value / count if job.outcome.good and value and count else None
 

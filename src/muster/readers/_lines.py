@@ -11,7 +11,7 @@ elapsed, elapsed_ms         since a clock began, training only
 clock, pace, per            the same as 1:02:03 or 1h 2m 3s, and as the mean pace since then (13.20 and it/s
                             or s/it)
 samples, tokens             so far
-batch, step_tokens          of one step
+batch, step_tokens          of one step; `sequence`: tokens of a sample
 samples_per_second, tokens_per_second
 skipped                     steps since the line before that the optimizer did not use
 loss
@@ -30,6 +30,7 @@ from muster.readers._frame import Frame, stamp
 from muster.readers.base import APART, WARM_UP, LogWindow, Reading, Series, Unit, number
 
 STEPS_ONLY = "the batch size is unknown: rates are in steps, not in samples"
+OF_A_DEVICE = "tokens are those of one device"
 CHANGED = "its batch changed ({sizes} samples): figures of a step are means of unlike steps"
 _TEXTS = ("time", "clock", "per", "host", "rank")
 _BYTES = {"memory_gib": 2.0**30, "memory_mib": 2.0**20, "memory_gb": 1e9, "memory_mb": 1e6}
@@ -208,6 +209,8 @@ class Steps:
         for name in _BYTES.keys() & figures.keys():
             self.memory = max(self.memory, figures.pop(name) * _BYTES[name])
         self.facts |= {name: figures[name] for name in ("batch", "step_tokens") if figures.get(name, 0) > 0}
+        if figures.get("sequence") and self.facts.get("batch"):
+            self.facts["step_tokens"] = figures["sequence"] * self.facts["batch"]
         if "batch" in self.facts and len(self.batches) < _MOST_BATCHES:
             self.batches.setdefault(self.facts["batch"])
         self.loss = figures.get("loss", self.loss)
@@ -223,8 +226,8 @@ class Steps:
         batch = self.facts.get("batch") or (self.frame.batch if self.unit != "samples" else None)
         unit: Unit = self.unit or "steps"
         notes = [STEPS_ONLY] if unit == "steps" and not batch else []
-        if self.form.device and self.series.total and not self.frame.ranks:
-            notes.append("tokens are those of one device")
+        if self.form.device and self.series.total and not (self.frame.ranks or "step_tokens" in self.facts):
+            notes.append(OF_A_DEVICE)
         if len(self.batches) > 1:
             sizes = ", ".join(f"{each:g}" for each in self.batches)
             notes.append(CHANGED.format(sizes=sizes))
@@ -329,7 +332,7 @@ class Steps:
         rate, tokens_rate = figures.get("samples_per_second"), figures.get("tokens_per_second")
         if seconds is None and rate and samples is not None:  # of no used step: no time, so it is left out
             seconds = samples / rate
-        if seconds is None and tokens_rate and "step_tokens" in figures:
+        if seconds is None and tokens_rate and "step_tokens" in figures and not self.form.device:
             seconds = used * figures["step_tokens"] / tokens_rate
         if seconds is None:  # the rate alone: each line counts as much as any other
             amount = rate or tokens_rate

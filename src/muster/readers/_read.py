@@ -23,6 +23,7 @@ from muster.store.logfiles import BrokenFile
 UNKNOWN_WORK = "the log does not say what it trained (no command, no settings): compared with no other job"
 NO_FORMAT = "no known log format was recognised; --line REGEX can say how its lines are read"
 LATE = "a process crashed after the training had ended"
+COARSE = 100.0  # seconds of a window from where on whole ones do for its own pace
 BETWEEN = (
     "by their time stamps its steps make {whole:,.5g} samples/s, where the latencies that it prints come to "
     "{tool:,.5g}: these leave out what is between steps"
@@ -354,6 +355,8 @@ def _measured(reading: Reading) -> MeasuredWindows | None:
     scaled = reading.per_step and reading.batch
     windows = (reading.series.scaled(reading.batch or 1.0) if scaled else reading.series).measured()
     unit: Unit = "samples" if scaled else reading.unit
+    if windows and not reading.exact and windows.seconds < COARSE * windows.windows:
+        windows = replace(windows, halves=None, stalls=None)  # what is rounded looks like a usual pace
     return replace(windows, timed=reading.timed, unit=unit) if windows else None
 
 
@@ -400,6 +403,8 @@ def stopped(job: JobLog) -> JobLog:
     """Of a log that has no word of its end."""
     whole = f"{job.steps} of {job.total} steps" if job.total else counted(job.steps or 0, "step")
     where = f"after {whole}" if job.steps else "before its first step"
+    if not job.steps and job.loss is not None:
+        where = "after steps that it does not number"
     why = f"the log stops {where} without an error and without an end"
     return replace(job, outcome=State.TIMEOUT, reason=why, failure=None, failed=())
 

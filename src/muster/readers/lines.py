@@ -85,7 +85,7 @@ FORMATS = (
         facts=_all(
             r"\bmemory: *(?P<memory_gib>[\d.]+)GiB",
             r"\b[tw]ps: *(?P<tokens_per_second>[\d,.]+)",
-            r"\bglobal batch size (?P<batch>\d+)",
+            r"\bglobal batch size (?P<batch>\d+)(?:.*?\bsequence length (?P<sequence>\d+))?",
             r"\btotal steps (?P<all_steps>\d+)",
         ),
         settings=_all(

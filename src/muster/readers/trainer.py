@@ -55,6 +55,7 @@ EARLIER = (
 UNTOLD = (
     "it goes on from a checkpoint, and the Trainer's account counts steps before that: its rate is not taken"
 )
+WHOLE = "progress bars show whole seconds"
 UNENDED = (
     "its learning rate still falls at its last line: the Trainer's account may count steps that it did not "
     "make, so its rate is not taken"
@@ -206,16 +207,13 @@ class Reader:
                 skipped=self.skipped,
                 ended=self.runtime is not None,
                 loss=self.loss,
-                notes=(
-                    *notes,
-                    *self.changed,
-                    *([] if batch else [STEPS_ONLY]),
-                    "progress bars show whole seconds",
-                )
-                if series
-                else notes,
+                notes=(*notes, *(self._doubts(batch) if series else ())),
             )
         ]
+
+    def _doubts(self, batch: float | None) -> tuple[str, ...]:
+        """What makes the windows' figures doubtful."""
+        return (*self.changed, *(() if batch else (STEPS_ONLY,)), *((WHOLE,) if self.barred else ()))
 
     def _take_batch(self, batch: float | None) -> None:
         """Count the steps of earlier processes, with another batch, in steps of this one."""
