@@ -1108,6 +1108,10 @@ FINISHED = "[I 2025-01-01 10:06:00,000] Trial {} finished with value: 0.9 and pa
          "named", "OSError: x"),
         (["2025-01-01 10:00:00.123 | ERROR    | __main__:main:10 - training failed: x"], "unknown", None),
         (["ERROR:composer.cli.launcher:Rank 3 crashed with exit code -9."], "known", "ERROR:composer"),
+        (["Port 29500: Address already in use, next", *TOP], "known", "RuntimeError: CUDA"),
+        (["MPI_ABORT was invoked on rank 3 in communicator MPI_COMM_WORLD"], "unknown", None),
+        (["a.pt is corrupt (PytorchStreamReader failed reading zip archive)", "b.pt", *TOP[:2], "OSError: x"],
+         "named", "OSError: x"),
         (["t.py::test_disk PASSED [No space left on device]"], "nothing", None),
     ],
 )  # fmt: skip
