@@ -437,7 +437,7 @@ class Signs:
         return next((each for each in late if (each.number or 0) > end), None)
 
     def _raised_after(self, best: Sign) -> Sign:
-        """A mistake of the program, or what surely ended it, that was raised after what a line tells of without
+        """A mistake of the program, or what surely ended it, raised after what a line tells of without
         a traceback and without a level: the program got over that. What befell a host counts still, unless a
         step was made after it. Else the same sign."""
         if best.weight != "cause" or best.code or _LEVEL.search(best.text):
