@@ -1119,3 +1119,26 @@ def test_what_tools_say_of_parts_that_failed(lines: list[str], answer: str, what
     found = said("begin", *lines)
     assert found.answer == answer and (found.failure is not None) == (what is not None)
     assert found.failure is None or found.failure.what.startswith(what or "")
+
+
+LOSS = "/w/aten/native/cuda/Loss.cu:245: nll_loss: block: [0,0,0], thread: [4,0,0] Assertion `{}` failed."
+
+
+@pytest.mark.parametrize(
+    "said_by_gpu",
+    ["t >= 0 && t < n_classes", 'index >= -sizes[i] && index < sizes[i] && "index out of bounds"'],
+)
+def test_what_the_gpu_itself_asserts_is_the_cause(said_by_gpu: str) -> None:
+    """It names no rank; torchrun's account does, of one that only met it. Another try would meet it again."""
+    raised = of_rank(1, *TOP[:2], "RuntimeError: CUDA error: device-side assert triggered")
+    found = said(LOSS.format(said_by_gpu), *raised, *account(1, 1, "2026-11-25_09:24:14"))
+    assert found.failure is not None and "Assertion" in found.failure.what
+    assert (found.failure.id, found.retry) == ("index_out_of_range", "changed")
+
+
+def test_a_program_that_was_asked_to_end() -> None:
+    """It saved and left: it has not failed, and did not finish."""
+    asked = "2026-11-03 18:01:31,020 WARNING signals Received SIGTERM, saving checkpoint before exit"
+    found = said(*steps_of(1, 9), asked, "Checkpoint saved", "2026 INFO main exiting with code 143")
+    assert (found.answer, found.exit_code) == ("named", 0) and found.failure is not None
+    assert said(*steps_of(1, 9), asked, *steps_of(9, 30), "Training completed").failure is None

@@ -100,6 +100,7 @@ _EXTERNAL = re.compile(
     r"Main process received SIG(?:TERM|INT), exiting|got signal: (?:15|2)\b|killed by signal: Terminated|"
     r"exited on signal (?:15|2)\b|died with <Signals\.SIG(?:TERM|INT)|"
     r"CANCELLED AT \S+ \*\*\*|timeout: sending signal|"
+    r"\b[Rr]eceived (?:signal )?SIGTERM\b(?!:? handler)|\bexiting with (?:exit )?code (?:143|130)\b|"
     r"Received (?:Signals\.)?(?:SIGTERM|SIGINT|15|2) death signal|"
     r"^(?:Terminated|KeyboardInterrupt)(?:: |  |\s*$)"
 )
@@ -217,6 +218,7 @@ _NO_GPU = frozenset(("fabric_manager", "driver_mixed", "driver_too_old", "no_gpu
 _COMPUTED = frozenset(
     ("illegal_memory_access", "index_out_of_range", "cuda_oom", "cublas_alloc", "gpu_hardware")
 )
+_ASSERTED = "index_out_of_range"
 _MORE = 8  # digits that another one's may have more
 _USUAL = 1000  # characters; longer lines are not remembered
 _MOST = 10_000  # ranks and hosts whose signs are kept
@@ -403,6 +405,8 @@ class Signs:
             return best
         own = [sign for sign in self._all() if sign.rank == self.first]
         first = min(own, key=lambda sign: _ORDER[sign.weight], default=best)
+        if best.failure == _ASSERTED and first.failure == "illegal_memory_access":
+            return best  # what the GPU itself says, of whichever rank
         nobodys = best.rank is None and best.weight in _BY_ITSELF  # who says it may be that very rank
         return best if first.weight == "symptom" or (first.weight == "exit" and nobodys) else first
 
