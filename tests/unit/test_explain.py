@@ -1142,3 +1142,24 @@ def test_a_program_that_was_asked_to_end() -> None:
     found = said(*steps_of(1, 9), asked, "Checkpoint saved", "2026 INFO main exiting with code 143")
     assert (found.answer, found.exit_code) == ("named", 0) and found.failure is not None
     assert said(*steps_of(1, 9), asked, *steps_of(9, 30), "Training completed").failure is None
+
+
+def test_a_person_who_ended_lightning_and_a_node_that_megatron_names() -> None:
+    ended = "Detected KeyboardInterrupt, attempting graceful shutdown ..."
+    assert said("Epoch 0: 10%", ended).answer == "named"
+    nan = "RuntimeError: Rank 9, node n2, device 1, iteration 120: Unexpected result nan (message=x)"
+    found = said("begin", *TOP[:2], nan)
+    assert found.failure is not None and (found.failure.host, found.blame) == ("n2", "unknown")
+
+
+def test_an_attempt_that_torchrun_started_again() -> None:
+    """It says itself that the last one ended well."""
+    broke = (
+        "E1103 15:00:00.1 77 torch/x/api.py:869] failed (exitcode: 1) local_rank: 1 (pid: 91) of binary: /p"
+    )
+    done = (
+        "I1103 15:20:00.3 77 torch/x/api.py:879] [default] worker group successfully finished. Waiting 300 s"
+    )
+    lines = ["step 100 loss 2.1", *of_rank(1, *TOP[:2], "ConnectionError: reset by peer"), broke]
+    assert said(*lines, "step 200 loss 1.9", done).answer == "nothing"
+    assert said(*lines, "step 200 loss 1.9").answer != "nothing"

@@ -99,7 +99,7 @@ _FAILED = re.compile(
 _EXTERNAL = re.compile(
     r"Main process received SIG(?:TERM|INT), exiting|got signal: (?:15|2)\b|killed by signal: Terminated|"
     r"exited on signal (?:15|2)\b|died with <Signals\.SIG(?:TERM|INT)|"
-    r"CANCELLED AT \S+ \*\*\*|timeout: sending signal|"
+    r"CANCELLED AT \S+ \*\*\*|timeout: sending signal|Detected KeyboardInterrupt, attempting|"
     r"\b[Rr]eceived (?:signal )?SIGTERM\b(?!:? handler)|\bexiting with (?:exit )?code (?:143|130)\b|"
     r"Received (?:Signals\.)?(?:SIGTERM|SIGINT|15|2) death signal|"
     r"^(?:Terminated|KeyboardInterrupt)(?:: |  |\s*$)"
@@ -116,7 +116,7 @@ _WHO = re.compile(
     r"srun: error: (?P<srun>[\w.,\[\]-]+): tasks? (?P<tasks>[\d,-]+): |"
     r"error: Node failure on (?P<node>[\w.,\[\]-]+)|"
     r"pdsh@\S+: (?P<pdsh>[\w.-]+): ssh exited|ssh: connect to host (?P<ssh>\S+) port|"
-    r"on node (?P<mpi>\S+) exited on signal"
+    r"on node (?P<mpi>\S+) exited on signal|\b[Rr]ank \d+, node (?P<megatron>[\w.-]+), device \d"
 )
 # Where a line begins to show what somebody asks or a model answers, a record of data, or a program's text.
 _DATA = re.compile(
