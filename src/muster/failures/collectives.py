@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 MISMATCH = "collective_mismatch"  # in the table of failures
-HINTS = ("WorkNCCL(", "ast enqueued", "missing ranks: ", "Culprit rank ")
+HINTS = ("WorkNCCL(", "ast enqueued", "missing ranks: ", "Culprit rank ", "monitoredBarrier")
 _MOST = 10_000  # ranks and groups that are kept
 # ProcessGroupNCCL's log prefix: "[Rank 3]", "[PG 0 Rank 3]", "[PG ID 0 PG GUID 0(default_pg) Rank 3]". Of
 # groups without a GUID only the default one is the same in all ranks.
@@ -16,6 +16,7 @@ _WHO = re.compile(r"\[(?:PG (?:ID )?(?P<group>\d+)(?: PG GUID (?P<guid>[^\]]*?))
 _WORK = re.compile(r"WorkNCCL\(SeqNum=(\d{1,18}), OpType=(\w+), NumelIn=(\d{1,18})")
 _ENQUEUED = re.compile(r"[Ll]ast enqueued (?:NCCL )?work: (\d{1,12})\b")
 _MISSING = re.compile(r"missing ranks: \{(\d{1,6})\}")
+_BARRIER = re.compile(r"\bRank (\d{1,6}) failed to pass monitoredBarrier")
 _CULPRIT = re.compile(r"Culprit rank (\d{1,6}); Error type: (\w+)")
 _UNEVEN = frozenset(("SEND", "RECV", "COALESCED"))  # operations that pair with others
 _SIZED = frozenset(("ALLREDUCE", "_ALLREDUCE_SPARSE", "BROADCAST", "REDUCE"))  # of one size in all ranks
@@ -62,6 +63,8 @@ class Collectives:
         """Read a line that has one of the HINTS. `rank`: whose it is, where something before it says so."""
         if match := _MISSING.search(text):
             self.said = Odd(f"rank {match[1]} did not come to a collective of the others", int(match[1]))
+        elif match := _BARRIER.search(text):
+            self.said = Odd(f"rank {match[1]} did not come to a barrier of the others", int(match[1]))
         elif match := _CULPRIT.search(text):
             words = f"rank {match[1]} does not fit the others in a collective ({match[2]})"
             self.said = self.said or Odd(words, int(match[1]))

@@ -37,6 +37,7 @@ _REASONS = tuple(
             "terminated with code",
             "srun: Force Terminated",
             "raining failed",
+            "MPI_ABORT was",
             "ob failed",
             "crashed with exit",
             "Job step aborted",
@@ -91,14 +92,15 @@ _FAILED = re.compile(
     r"^Error executing job with overrides|Set the environment variable HYDRA_FULL_ERROR=1|"
     r"srun: error: \S+: tasks? [\d,-]+: Aborted|"
     r"srun: error: Task launch for \S+ failed|"
-    r"\b(?:ERROR|CRITICAL|FATAL)\b.*\b(?:[Tt]raining|[Jj]ob) failed\b|"
+    r"^MPI_ABORT was invoked on rank \d|\b(?:ERROR|CRITICAL|FATAL)\b.*\b(?:[Tt]raining|[Jj]ob) failed\b|"
     r"slurmstepd: error: \*\*\* .* FAILED \(non-zero exit code or other failure mode\)"
 )
 # Signals that a scheduler sends, or others do.
 _EXTERNAL = re.compile(
     r"Main process received SIG(?:TERM|INT), exiting|got signal: (?:15|2)\b|killed by signal: Terminated|"
     r"exited on signal (?:15|2)\b|died with <Signals\.SIG(?:TERM|INT)|"
-    r"CANCELLED AT \S+ \*\*\*|timeout: sending signal|"
+    r"CANCELLED AT \S+ \*\*\*|timeout: sending signal|Detected KeyboardInterrupt, attempting|"
+    r"\b[Rr]eceived (?:signal )?SIGTERM\b(?!:? handler)|\bexiting with (?:exit )?code (?:143|130)\b|"
     r"Received (?:Signals\.)?(?:SIGTERM|SIGINT|15|2) death signal|"
     r"^(?:Terminated|KeyboardInterrupt)(?:: |  |\s*$)"
 )
@@ -114,7 +116,7 @@ _WHO = re.compile(
     r"srun: error: (?P<srun>[\w.,\[\]-]+): tasks? (?P<tasks>[\d,-]+): |"
     r"error: Node failure on (?P<node>[\w.,\[\]-]+)|"
     r"pdsh@\S+: (?P<pdsh>[\w.-]+): ssh exited|ssh: connect to host (?P<ssh>\S+) port|"
-    r"on node (?P<mpi>\S+) exited on signal"
+    r"on node (?P<mpi>\S+) exited on signal|\b[Rr]ank \d+, node (?P<megatron>[\w.-]+), device \d"
 )
 # Where a line begins to show what somebody asks or a model answers, a record of data, or a program's text.
 _DATA = re.compile(
@@ -216,6 +218,7 @@ _NO_GPU = frozenset(("fabric_manager", "driver_mixed", "driver_too_old", "no_gpu
 _COMPUTED = frozenset(
     ("illegal_memory_access", "index_out_of_range", "cuda_oom", "cublas_alloc", "gpu_hardware")
 )
+_ASSERTED = "index_out_of_range"
 _MORE = 8  # digits that another one's may have more
 _USUAL = 1000  # characters; longer lines are not remembered
 _MOST = 10_000  # ranks and hosts whose signs are kept
@@ -402,6 +405,8 @@ class Signs:
             return best
         own = [sign for sign in self._all() if sign.rank == self.first]
         first = min(own, key=lambda sign: _ORDER[sign.weight], default=best)
+        if best.failure == _ASSERTED and first.failure == "illegal_memory_access":
+            return best  # what the GPU itself says, of whichever rank
         nobodys = best.rank is None and best.weight in _BY_ITSELF  # who says it may be that very rank
         return best if first.weight == "symptom" or (first.weight == "exit" and nobodys) else first
 
@@ -436,15 +441,17 @@ class Signs:
         return next((each for each in late if (each.number or 0) > end), None)
 
     def _raised_after(self, best: Sign) -> Sign:
-        """A mistake of the program that was raised after what a line tells of without a traceback and without
-        a level: the program got over that. Else the same sign."""
+        """A mistake of the program, or what surely ended it, raised after what a line tells of without
+        a traceback and without a level: the program got over that. What befell a host counts still, unless a
+        step was made after it. Else the same sign."""
         if best.weight != "cause" or best.code or _LEVEL.search(best.text):
             return best
         raised = (each for each in self.now.values() if each.weight == "exception")
         later = [each for each in raised if (each.number or 0) > (best.number or 0)]
         if self.in_a_sentence(best):
             return next(iter(later), best)
-        on = self.passed(best)  # a step was made between the two
+        entry = known_failures().get(best.failure or "")
+        on = self.passed(best) or (entry is not None and entry.blame != "host")
         sure = (each for each in later if each.code and (_MISTAKE.match(each.text) or (on and each.uncaught)))
         return next(sure, best)
 
@@ -508,12 +515,8 @@ class Signs:
         for host in hosts:
             key = weight, host, rank
             old = self.now.get(key) if weight == "cause" else None
-            if (
-                old
-                and (old.failure in _NO_GPU or self.in_a_sentence(old))
-                and self._outdone(old, failure, text)
-            ):
-                del self.now[key]
+            if old and self._outdone(old, failure, text):
+                self.met[key] = self.now.pop(key)
             if key not in self.now and len(self.now) < _MOST:
                 if weight in _MET and len(self.shapes) < _SHAPES:
                     self.shapes.add(shape_of(text, host))
@@ -532,11 +535,17 @@ class Signs:
 
     def _outdone(self, old: Sign, failure: str | None, text: str) -> bool:
         """Whether another line of the same weight is the cause: it was raised, where the first only speaks
-        of a failure; or the GPU has computed, though a line says that there is none."""
-        computed = failure in _COMPUTED and bool(re.search(r"CUDA|\.cu:\d", text))
-        if old.failure in _NO_GPU:
-            return computed
-        return is_exception(text) and self.traceback
+        of a failure; or the GPU has computed, though a line says that there is none; or the program was
+        training already when it was raised, and what was said in passing is of its start."""
+        if old.failure in _NO_GPU and failure in _COMPUTED and re.search(r"CUDA|\.cu:\d", text):
+            return True
+        if not (is_exception(text) and self.traceback):
+            return False
+        before, after = known_failures().get(old.failure or ""), known_failures().get(failure or "")
+        start = before is not None and before.phase not in ("training", "checkpoint", "resume")
+        later = start and after is not None and after.phase in ("training", "checkpoint")
+        passing = not old.code and not is_exception(old.text) and not _LEVEL.search(old.text)
+        return self.in_a_sentence(old) or (later and passing)
 
     def _asked_till_now(self) -> str | None:
         """The failure that the program did not get past before it was ended from outside: what it said last,

@@ -142,7 +142,9 @@ def _why(feed: LineFeed, raised: Sign | None, known: bool = False) -> EndOfLog:
         passed = caught and (quiet is None or quiet > NEAR)
     if first is not None and signs.in_a_sentence(first):
         passed = True
-    well = first is not None and not signs.broke and not known and ended_well(after)
+    # torchrun's own word on the end counts though a process of an earlier attempt broke.
+    restarted = any("worker group successfully finished" in line for line in after)
+    well = first is not None and not known and ended_well(after) and (restarted or not signs.broke)
     return EndOfLog(
         signs=tuple(
             replace(each, text=shortened(each.text)) for each in _few([first, *others] if first else [])

@@ -202,8 +202,8 @@ def _of_jobs(of: str, jobs: Sequence[JobLog]) -> Explanation:
     if not failed:
         nothing = _nothing(of, jobs, notes)
         if not before or nothing.answer != "nothing":
-            others = [*nothing.others, *(_evidence(log, sign) for log, sign in before)]
-            return nothing.model_copy(update={"others": others[:MOST]})
+            seen = [*nothing.others, *(_evidence(log, sign) for log, sign in before)]
+            return nothing.model_copy(update={"others": seen[:MOST]})
         failed, notes = before, [*notes, f"an earlier run in the same log; of the last one: {nothing.says}"]
     ranked = sorted(failed, key=lambda each: (order(each[1].weight), each[1].when or float("inf")))
     log, sign = ranked[0]
