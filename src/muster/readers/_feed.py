@@ -14,8 +14,7 @@ from typing import Annotated, Any, NamedTuple, get_type_hints
 from pydantic import OnErrorOmit, StringConstraints, TypeAdapter
 
 from muster.core.errors import BrokenPluginError
-from muster.core.promises import fits
-from muster.core.registry import broken, guarded, load_plugin, package_of, plugin_names, warn
+from muster.core.registry import broken, fits, guarded, load_plugin, package_of, plugin_names, warn
 from muster.failures.signs import HINTS as SIGN_HINTS
 from muster.failures.signs import SENDER, Sign, is_exception
 from muster.failures.table import find
