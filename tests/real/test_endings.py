@@ -117,6 +117,7 @@ def test_timeout(bystander: Job, tmp_path: Path) -> None:
     with Job(tmp_path / "timeout-run", "local:2", *LONG, "launch.timeout=6") as job:
         code, result = job.finish()
         assert (code, result["status"]) == (1, "timeout")
+        assert result["failure"]["host"] is None
         assert job.gone_within()
 
 

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -286,7 +287,10 @@ def test_bad_input(tmp_path: Path, words: list[str], says: str) -> None:
     assert not (tmp_path / "runs/job").exists()
 
 
-@pytest.mark.parametrize("ends", ["agent", "controller", "interrupt", "stop", "child"])
+ALONE = pytest.param("interrupt", marks=pytest.mark.alone)  # within five seconds
+
+
+@pytest.mark.parametrize("ends", ["agent", "controller", ALONE, "stop", "child"])
 def test_nothing_is_left(tmp_path: Path, ends: str) -> None:
     """However it ends, grandchildren that ignore SIGTERM are gone, also those that left their session."""
     script = "trap '' TERM; (trap '' TERM; exec setsid sleep 987654) & echo ready; sleep 876543 & wait"
@@ -302,6 +306,7 @@ def test_nothing_is_left(tmp_path: Path, ends: str) -> None:
         assert wait_until(ready, 60)
         mine = marked(f"MUSTER_EVENTS={run.path}")
         assert len(mine) >= 6  # two shells, and two of their children each
+        began = time.monotonic()
         if ends == "agent":
             os.kill(parent(min(mine)), signal.SIGKILL)
         elif ends == "child":
@@ -312,6 +317,7 @@ def test_nothing_is_left(tmp_path: Path, ends: str) -> None:
             job.send_signal(signal.SIGKILL if ends == "controller" else signal.SIGINT)
         job.wait(30)
         assert wait_until(lambda: not marked(f"MUSTER_EVENTS={run.path}"), 2 * ENDED)
+        assert ends != "interrupt" or time.monotonic() - began <= 5
     finally:
         for pid in marked(f"MUSTER_EVENTS={run.path}"):
             os.kill(pid, signal.SIGKILL)

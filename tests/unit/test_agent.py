@@ -243,8 +243,11 @@ rank.stdout.readline()
 host = ranks.Ranks(talk.Channel(), {"token": "a job of this test's own"})
 host.processes, host.channel.mute = {0: rank}, True
 began = time.monotonic()
-host.end()
-print(json.dumps([rank.wait(5), time.monotonic() - began]))
+try:
+    host.end()
+    print(json.dumps([rank.poll(), time.monotonic() - began]))
+finally:
+    rank.kill()
 """
 
 

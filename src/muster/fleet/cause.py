@@ -61,8 +61,7 @@ def judge_outcome(
         else:
             reports.append(event)
     if outcome.stopped:
-        status: RunEnd = State.TIMEOUT if outcome.stopped.startswith("timeout") else State.STOPPED
-        return status, Failure(what=outcome.stopped)
+        return State.STOPPED, Failure(what=outcome.stopped)
     for problem in outcome.problems.values():
         return State.FAILED, problem
     for event in reports:  # bad input that ranks found explains everything that came after
@@ -89,9 +88,8 @@ def judge_outcome(
             hint="its ranks end by themselves",
             id=why_lost(why),
         )
-    for host, (_, reason) in exits.items():
-        if reason == "deadline":
-            return State.TIMEOUT, Failure(what="launch.timeout was reached", host=host)
+    if any(reason == "deadline" for _, reason in exits.values()):  # of every host, so it is no host's fault
+        return State.TIMEOUT, Failure(what="launch.timeout was reached")
     if reports:
         return State.FAILED, _from(reports[0])
     missed = {witness.host for witness in witnesses}

@@ -250,9 +250,8 @@ def _run(
         run.room.write_bytes(bytes(ROOM))
     except OSError as error:
         raise disk_full(error, run.path) or error from None
-    job, launch = decided.job, inputs.recipe.launch
+    job = decided.job
     announce(job)
-    deadline = time.monotonic() + launch.timeout if launch.timeout else None
     command = inputs.recipe if isinstance(inputs.recipe, CommandRecipe) else None
     scrub = scrubber(inputs.env, command.command if command else ())
     follow = Follower(job, command.user_format()) if command else None
@@ -280,8 +279,6 @@ def _run(
             return wish.stop
         if run.stop_asked():
             return "stopped by `muster stop`"
-        if deadline is not None and time.monotonic() > deadline:
-            return f"timeout: launch.timeout of {launch.timeout:g} s was reached"
         if hang.tick() is not None:
             hung = note_hang(run, hang, recorder)
             return hung.what if inputs.recipe.hang.action == "stop" else None
