@@ -911,6 +911,11 @@ REQUEUE = "slurmstepd: error: *** JOB 3118 ON sh-06 CANCELLED AT 2018-11-05T10:3
         (["Nov 26 00:41:42 n7 kernel: NVRM: Xid (PCI:0000:02): 79, GPU has fallen off the bus."], None, "n7"),
         ([f"[prterun-head-42@1,3]<stderr>: {line}" for line in OWN], 3, None),
         ([*(f"3: {line}" for line in OWN), "srun: error: n7: tasks 2-3: Exited with exit code 1"], 3, "n7"),
+        (  # under torchrun the tasks of srun are its agents
+            [*(f"[rank3]: {line}" for line in OWN), *account(5, 1, "2025-03-04_10:11:12")[1:],
+             "srun: error: n7: task 3: Exited with exit code 1"],
+            3, None,
+        ),
         (["n7:1:2 [0] init.cc:1043 NCCL WARN Mismatched NCCL version detected : rank 0"], None, "n7"),
         (["srun: error: n7: task 3: Exited with exit code 1", "srun: error: n8: task 4: Killed"], None, "n7"),
     ],
@@ -958,6 +963,10 @@ DUMPED = (
         ([*(WAITED.format(n, 11, "ALLREDUCE", 9) for n in (0, 1)), DUMPED.format(2, 10)], "unknown", 2),
         ([WAITED.format(n, 51, "ALLREDUCE" if n else "BROADCAST", 9) for n in (0, 1)], "known", None),
         ([WAITED.format(n, 51, "ALLREDUCE", 9) for n in range(4)], "unknown", None),
+        ([WAITED.format(n, 52 if n == 1 else 51, "ALLREDUCE", 7 if n == 1 else 9) for n in range(4)],
+         "unknown", 1),
+        ([WAITED.format(n, max(50, 48 + n), "ALLREDUCE", 9) for n in range(5)], "unknown", None),  # 50 x3, 51, 52
+        ([*(WAITED.format(n, 11, "ALLREDUCE", 9) for n in (0, 1)), DUMPED.format(2, 11)], "unknown", None),
         ([WAITED.format(n, 51, "RECV" if n else "SEND", 9) for n in range(3)], "unknown", 0),
         (["Not all ranks joining collective, sequence number: 5", "missing ranks: {3}"], "unknown", 3),
         (["[rank0]: RuntimeError: Rank 5 failed to pass monitoredBarrier in 300000 ms"], "unknown", 5),
@@ -976,6 +985,12 @@ def test_the_rank_that_waited_elsewhere(
     for number, line in enumerate(lines):
         (tmp_path / f"rank{number}.log").write_text(f"begin\n{line}\n")
     assert explain_logs(tmp_path).failure == found.failure
+
+
+def test_a_rank_that_waited_elsewhere_in_a_training_that_went_on() -> None:
+    waited = [WAITED.format(n, 52 if n == 1 else 51, "ALLREDUCE", 9) for n in range(4)]
+    found = said("begin", *waited, *["epoch 3 done"] * 200)
+    assert (found.answer, found.failure) == ("nothing", None)
 
 
 @pytest.mark.parametrize(

@@ -94,6 +94,11 @@ COMPOSED = "[epoch={}][batch={}/60]:"
         ([*DONE, *(TITAN.format(at + 30, at) for at in range(11, 21))], "succeeded", 30),
         ([BAR.format(0, at, f"00:{at // 10:02d}") for at in range(20, 201, 20)], "succeeded", 200),
         ([BAR.format(1, at, f"00:{at // 10:02d}") for at in range(20, 101, 20)], "timeout", 100),
+        (
+            [BAR.format(n // 200, n % 200 + 20, f"00:{n % 200 // 10:02d}") for n in range(0, 300, 20)],
+            "timeout",
+            300,
+        ),
         ([RICH.format(2, at, at // 10) for at in range(20, 201, 20)], "succeeded", 200),
         ([RICH.format(1, at, at // 10) for at in range(20, 201, 20)], "timeout", 200),
         ([COMPOSED.format(1, at) for at in range(1, 61)], "succeeded", 60),

@@ -346,7 +346,11 @@ def _by_stamps(
         short = best.steps - other.steps  # lines come every so many steps
         if 0 <= short * walled.windows <= other.steps and longer.rate < (1 - APART) * figures.rate:
             note = BETWEEN.format(whole=longer.rate, tool=figures.rate)
-            return [(replace(other, notes=(note,)), longer), *best_first[:place], *best_first[place + 1 :]]
+            return [
+                (replace(other, steps=best.steps, notes=(note,)), longer),
+                *best_first[:place],
+                *best_first[place + 1 :],
+            ]
     return best_first
 
 
