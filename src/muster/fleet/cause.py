@@ -67,6 +67,8 @@ def judge_outcome(
     for event in reports:  # bad input that ranks found explains everything that came after
         if event.usage:
             return State.FAILED, _from(event)
+    if any(reason == "deadline" for _, reason in exits.values()):  # of every host, so it is no host's fault
+        return State.TIMEOUT, Failure(what="launch.timeout was reached")
     deaths = {
         host: _Death(outcome.culprits[host][0], -code, outcome.culprits[host][1])
         for host, (code, _) in exits.items()
@@ -88,8 +90,6 @@ def judge_outcome(
             hint="its ranks end by themselves",
             id=why_lost(why),
         )
-    if any(reason == "deadline" for _, reason in exits.values()):  # of every host, so it is no host's fault
-        return State.TIMEOUT, Failure(what="launch.timeout was reached")
     if reports:
         return State.FAILED, _from(reports[0])
     missed = {witness.host for witness in witnesses}
