@@ -285,7 +285,7 @@ def _answer_of(last: Turn, name: str, where: str) -> str:
         raise DataError(f"the last message of {name!r} is not the {ASSISTANT}'s", where=where)
     if not last.learned:
         what, hint = f"the last answer of {name!r} has weight 0", "end the dialogue with one that is learned"
-        raise DataError(what, where=where, hint=f"{hint}; data.bad=skip leaves it out")
+        raise DataError(what, where=where, hint=hint)
     return last.text
 
 
