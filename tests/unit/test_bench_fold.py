@@ -11,7 +11,7 @@ from muster.cli.views.benches import figure_words
 from muster.core.recipes import load_recipe
 from muster.core.result import Flops, Quality, Result
 from muster.judging.joblogs import work_of
-from tests.unit.benches import fabric_result, made, recorded
+from tests.unit.benches import ended, fabric_result, made, recorded, suite_of
 
 PER_SLOT = {"figure": "samples_per_second", "at_least": 50, "per": "slot"}
 
@@ -42,6 +42,23 @@ def test_only_like_is_compared_with_like() -> None:
     assert same != work(slots=2)
     lead = Task("w", "digits", ("a",), 60.0, warm_up=True)
     assert logs_of({"w": recorded(lead, made(["a"]))}, {"digits": load_recipe("digits")}) == {}
+
+
+def test_a_group_that_misses_a_threshold_leaves_its_hosts_in_doubt() -> None:
+    """Beside others they are fit: that one of them is bad is as unlikely as that."""
+    suite = suite_of({"groups": [1, 2], "repeats": 3}, thresholds=[PER_SLOT])
+    found = ended(
+        suite, "local:8x1", lambda task: fleet(task, {host: len(task.hosts) ** 1.2 for host in task.hosts})
+    )
+    assert {each.condition for each in found.hosts} == {"unknown"}
+    assert all(each.confidence < 0.01 and each.at_most is not None for each in found.hosts)
+
+
+def test_a_host_that_nothing_is_compared_with_is_fit_by_its_thresholds() -> None:
+    (host,) = ended(suite_of({"groups": [1]}, thresholds=[PER_SLOT]), "local:1x1", fleet).hosts
+    assert (host.condition, host.confidence, host.at_most) == ("fit", 1.0, None)
+    (host,) = ended(suite_of({"groups": [1]}), "local:1x1", fleet).hosts
+    assert (host.condition, host.confidence) == ("unknown", 0.0)
 
 
 def test_figures_have_the_names_of_thresholds() -> None:

@@ -45,6 +45,16 @@ def test_a_host_that_does_not_survive_being_stopped_is_not_the_one_that_failed(
     assert status == "failed" and failure is not None and failure.host == "node1"
 
 
+@pytest.mark.parametrize(("culprit", "what"), [((1, 99), "rank 1"), (None, "a rank")])
+def test_a_host_whose_ranks_a_signal_ended(culprit: tuple[int, int] | None, what: str) -> None:
+    """None: its agent does not say which was the first."""
+    culprits = {"node1": culprit} if culprit else {}
+    outcome = Outcome({"node0": STOPPED, "node1": (-11, None)}, first_failed="node1", culprits=culprits)
+    status, failure = judge_outcome(outcome, (), {}, 2, TWO)
+    assert failure is not None and (status, failure.host) == ("failed", "node1")
+    assert what in failure.what
+
+
 def test_an_agent_that_was_ended_from_outside() -> None:
     """As scancel does it: what its ranks printed is no cause."""
     outcome = Outcome({"node0": STOPPED, "node1": (None, "signal 15")}, first_failed="node1")

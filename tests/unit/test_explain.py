@@ -965,7 +965,7 @@ DUMPED = (
         ([WAITED.format(n, 51, "ALLREDUCE", 9) for n in range(4)], "unknown", None),
         ([WAITED.format(n, 52 if n == 1 else 51, "ALLREDUCE", 7 if n == 1 else 9) for n in range(4)],
          "unknown", 1),
-        ([WAITED.format(n, max(50, 48 + n), "ALLREDUCE", 9) for n in range(5)], "unknown", None),  # to 52
+        ([WAITED.format(n, max(50, 48 + n), "ALLREDUCE", 9) for n in range(5)], "unknown", None),
         ([*(WAITED.format(n, 11, "ALLREDUCE", 9) for n in (0, 1)), DUMPED.format(2, 11)], "unknown", None),
         ([WAITED.format(n, 51, "RECV" if n else "SEND", 9) for n in range(3)], "unknown", 0),
         (["Not all ranks joining collective, sequence number: 5", "missing ranks: {3}"], "unknown", 3),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from muster.core.state import State
@@ -42,6 +44,33 @@ def test_a_network_that_jobs_used_and_no_reading_told_of_does_not_pass() -> None
     assert judged("fit", "fit", size=2, network="unknown").gate is Gate.OPEN
     assert judged("fit", "fit", size=2, network="fit").gate is Gate.FIT
     assert judged("fit", "fit", size=1, network="unknown").gate is Gate.FIT  # nobody asked
+
+
+def test_a_warm_up_asks_nothing_of_the_network() -> None:
+    found = judged("fit", "fit", size=2, network="unknown")
+    found = found.model_copy(update={"jobs": [replace(job, warm_up=True) for job in found.jobs]})
+    assert found.gate is Gate.FIT
+
+
+@pytest.mark.parametrize(
+    ("verdict", "judged", "confidence"),
+    [
+        ("fit", "fit", 0.75),
+        ("slow", "slow", 0.75),
+        ("unknown", "unknown", 0.75),
+        ("below", "fit", 1.0),  # a threshold of the suite
+        ("fit", "unknown", 1.0),
+        ("unknown", "fit", 0.25),  # its group missed one
+        ("unfit", None, 1.0),
+        ("unknown", None, 0.0),
+    ],
+)
+def test_a_host_of_an_older_bench(verdict: Condition, judged: Condition | None, confidence: float) -> None:
+    """Its row had the judge's verdict inside it."""
+    inside = Verdict(hosts=["n1"], condition=judged, confidence=0.75, reason="r") if judged else None
+    row = {"host": "n1", "verdict": verdict, "reason": "why", "jobs": 2, "misses": [], "subjects": []}
+    host = Verdict.model_validate({**row, "beside_others": inside and inside.model_dump(mode="json")})
+    assert (host.host, host.condition, host.confidence, host.reason) == ("n1", verdict, confidence, "why")
 
 
 def test_a_link_that_is_slow_does_not_pass() -> None:

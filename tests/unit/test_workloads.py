@@ -19,12 +19,14 @@ from muster.agent.host import check_command
 from muster.agent.talk import Problem
 from muster.core.data import Data
 from muster.core.errors import DataError, RecipeError
+from muster.core.job import Placement
 from muster.core.recipe import Recipe, recipe_class, recipe_classes, recipe_from
 from muster.core.recipes import lay_over, load_recipe, merge, parse_override, shipped_recipes, validate
 from muster.core.registry import WORKLOADS, load_part, own_plugins, plugin_names
 from muster.core.workload import Lengths, Spot, Workload
 from muster.inputs.model import whole_config
 from muster.inputs.read import absolute, check_data, read_inputs
+from muster.planner.orders import greeting
 from muster.planner.plan import survey_of
 from tests.images import write_folder
 from tests.unit.test_contracts import HEAVY
@@ -229,6 +231,22 @@ def test_a_module_is_found_as_python_finds_it(tmp_path: Path, module: str, there
     spec = {"cwd": str(tmp_path), "module": module}
     with nullcontext() if there else pytest.raises(Problem, match=f"no module {module}"):
         check_command(spec, sys.executable)
+    with nullcontext() if there else pytest.raises(Problem, match=f"no module {module}"):
+        check_command({**spec, "program": sys.executable}, "true")  # the command's own Python
+
+
+@pytest.mark.parametrize(
+    ("name", "there"),
+    [("PATH", False), ("PYTHONPATH", False), ("PYTHONHOME", False), ("PYTHONUNBUFFERED", True)],
+)
+def test_a_module_that_ranks_look_for_elsewhere_is_not_looked_for(
+    tmp_path: Path, name: str, there: bool
+) -> None:
+    """Their environment can name places that their agent does not see."""
+    recipe = recipe_from({"workload": "command", "command": ["python", "-m", "own.train"]})
+    about: dict[str, Any] = {"run_dir": tmp_path, "nonce": "n", "job_id": "j", "attempt": 1}
+    told = greeting(recipe, (Placement("a", "a", 1, 0),), env={name: "1"}, **about)
+    assert told["a"]["module"] == ("own.train" if there else None)
 
 
 @pytest.mark.parametrize("option", ["--nproc-per-node=2", "--nproc_per_node 2", "--nproc-per-node=gpu"])

@@ -295,6 +295,14 @@ def test_a_warm_up_longer_than_the_training_is_noted_whosever_it_is(
     assert [each.split(" is ")[0] for each in notes] == ([key] if key else [])
 
 
+@pytest.mark.parametrize("steps", ["auto", None, "100", [100]])
+def test_the_steps_of_a_cycle_are_a_number(file: Path, steps: Any) -> None:
+    params = {"cycle_min_lr": 0, "cycle_max_lr": 1, "cycle_first_step_size": steps}
+    file.write_text(json.dumps({"scheduler": {"type": "OneCycle", "params": params}}))
+    with pytest.raises(RecipeError, match="cycle_first_step_size"):
+        read_inputs("demo", "node1,node2", [f"engine.config={file}"])
+
+
 def test_a_rate_that_an_optimizer_leaves_out_is_the_recipes(file: Path, tmp_path: Path) -> None:
     file.write_text(json.dumps({"optimizer": {"type": "AdamW"}}))
     inputs = read_inputs("demo", "node1,node2", [f"engine.config={file}", *SETTINGS])

@@ -109,7 +109,10 @@ class Verdict(Part):
         if not isinstance(data, dict) or "beside_others" not in data:
             return data
         own = {"hosts": [data["host"]], "condition": data["verdict"], "reason": data["reason"]}
-        judged = data["beside_others"] or {"confidence": float(data["verdict"] != "unknown")}
+        judged = data["beside_others"] or {}
+        if judged.get("condition") != data["verdict"]:  # a threshold or the inspection decided
+            doubt = data["verdict"] == "unknown"
+            judged = {**judged, "confidence": 1.0 - judged.get("confidence", 1.0) if doubt else 1.0}
         return {**judged, **own, "subjects": data["subjects"]}
 
     @property

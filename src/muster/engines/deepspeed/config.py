@@ -451,13 +451,16 @@ def uncounted(config: Mapping[str, Any]) -> list[str]:
 
 def user_rise(config: Mapping[str, Any]) -> tuple[str, int] | None:
     """The key and the steps after which a file's scheduler reaches its highest rate, 0 where it has no such
-    steps; None: the recipe's warm-up counts."""
+    steps; None: the recipe's warm-up counts. Raises RecipeError."""
     scheduler = section(config, "scheduler")
     params = section(scheduler, "params")
     if not scheduler.get("type"):
         return None
     if scheduler["type"] == "OneCycle":
-        return "scheduler.params.cycle_first_step_size", int(params.get("cycle_first_step_size", 2000))
+        where, cycle = "scheduler.params.cycle_first_step_size", params.get("cycle_first_step_size", 2000)
+        if not isinstance(cycle, int | float) or isinstance(cycle, bool):
+            raise RecipeError(f"is {json.dumps(cycle)}, and must be a number", where=where)
+        return where, int(cycle)
     if scheduler["type"] not in _SCHEDULERS:
         return "scheduler.type", 0
     steps = params.get("warmup_num_steps", "auto")
