@@ -1180,3 +1180,11 @@ def test_an_attempt_that_torchrun_started_again() -> None:
     lines = ["step 100 loss 2.1", *of_rank(1, *TOP[:2], "ConnectionError: reset by peer"), broke]
     assert said(*lines, "step 200 loss 1.9", done).answer == "nothing"
     assert said(*lines, "step 200 loss 1.9").answer != "nothing"
+
+
+@pytest.mark.parametrize("prefix", ["", "[rank1]: "])
+def test_a_program_that_stops_since_its_loss_is_not_finite(prefix: str) -> None:
+    """As MAE, DETR and torchvision's references do, which print nothing else."""
+    found = said(*steps_of(1, 9), "step 9 loss nan", f"{prefix}Loss is nan, stopping training")
+    assert found.failure is not None and (found.failure.id, found.blame) == ("loss_nan", "work")
+    assert said("step 9 loss nan", "Loss is nan, stopping training", *steps_of(9, 200)).failure is None
