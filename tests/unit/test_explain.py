@@ -1188,3 +1188,12 @@ def test_a_program_that_stops_since_its_loss_is_not_finite(prefix: str) -> None:
     found = said(*steps_of(1, 9), "step 9 loss nan", f"{prefix}Loss is nan, stopping training")
     assert found.failure is not None and (found.failure.id, found.blame) == ("loss_nan", "work")
     assert said("step 9 loss nan", "Loss is nan, stopping training", *steps_of(9, 200)).failure is None
+
+
+def test_torchruns_rendezvous_that_timed_out_is_no_fault_of_the_program() -> None:
+    """Its agent raises that before a line of the program has run."""
+    late = [*TOP[:3], "torch.distributed.elastic.rendezvous.api.RendezvousTimeoutError"]
+    found = said("[c10d] The client socket has connected to [head]:29500", *late)
+    assert found.failure is not None and (found.failure.id, found.blame) == ("rdzv_timeout", "setup")
+    found = said(*late, *of_rank(1, *TOP))
+    assert found.failure is not None and found.failure.id == "cuda_oom"
