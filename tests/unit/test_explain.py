@@ -1197,3 +1197,12 @@ def test_torchruns_rendezvous_that_timed_out_is_no_fault_of_the_program() -> Non
     assert found.failure is not None and (found.failure.id, found.blame) == ("rdzv_timeout", "setup")
     found = said(*late, *of_rank(1, *TOP))
     assert found.failure is not None and found.failure.id == "cuda_oom"
+
+
+def test_the_launchers_option_with_a_hyphen() -> None:
+    """torch.distributed.launch has no --no_local_rank, which is DeepSpeed's; the script may know --local_rank."""
+    refused = "train.py: error: unrecognized arguments: {}"
+    for option, failure in (("--local-rank=1", "local_rank_hyphen"), ("--local_rank=1", "local_rank_arg")):
+        found = said("usage: train.py [-h] [--local_rank LOCAL_RANK]", refused.format(option))
+        assert found.failure is not None and found.failure.id == failure
+        assert ("--no_local_rank" in (found.remedy or "")) == (failure == "local_rank_arg")
