@@ -1206,3 +1206,42 @@ def test_the_launchers_option_with_a_hyphen() -> None:
         found = said("usage: train.py [-h] [--local_rank LOCAL_RANK]", refused.format(option))
         assert found.failure is not None and found.failure.id == failure
         assert ("--no_local_rank" in (found.remedy or "")) == (failure == "local_rank_arg")
+
+
+OF_SRUN = ["srun: error: n4: tasks 4-7: Exited with exit code 2", "srun: error: n1: tasks 0-3: Terminated"]
+
+
+@pytest.mark.parametrize(
+    ("lines", "host", "rank"),
+    [
+        (["slurmstepd: error: execve(): /opt/py312/bin/python: No such file or directory", *OF_SRUN], "n4", None),
+        (
+            [
+                "slurmstepd: error: Detected 1 oom_kill event in StepId=7712.0.",
+                "srun: error: n3: task 12: Out Of Memory",
+                *OF_SRUN[1:],
+            ],
+            "n3",
+            None,
+        ),
+        (["pdsh@head: w2: ssh exited with exit code 255", "w2: Host key verification failed."], "w2", None),
+        (["ERROR:composer.cli.launcher:Rank 3 crashed with exit code 1.", *LOGIC], None, 3),
+        ([*LOGIC, *OF_SRUN, "srun: error: n5: tasks 8-9: Exited with exit code 1"], None, None),
+        ([*LOGIC, *OF_SRUN[1:], "srun: error: n6: task 9: Killed"], None, None),
+    ],
+    ids=["execve", "oom", "pdsh", "composer", "two", "none"],
+)  # fmt: skip
+def test_whose_failure_the_launchers_account_tells(
+    lines: list[str], host: str | None, rank: int | None
+) -> None:
+    """Where the line that says why names nobody, and one process alone ended by itself."""
+    found = said("begin", *lines)
+    assert found.failure is not None and found.failure.evidence is not None
+    assert (found.failure.evidence.host, found.failure.evidence.rank) == (host, rank)
+
+
+def test_an_interpreter_of_ones_own_is_in_no_distributions_package() -> None:
+    for path, own in (("/usr/bin/python3", False), ("/opt/py312/bin/python", True)):
+        found = said(f"slurmstepd: error: execve(): {path}: No such file or directory", *OF_SRUN)
+        assert found.failure is not None and found.failure.id == "remote_python_missing"
+        assert ("apt-get" in (found.remedy or "")) != own and "on n4" in (found.remedy or "")

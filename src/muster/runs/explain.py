@@ -228,12 +228,12 @@ def _of_jobs(of: str, jobs: Sequence[JobLog]) -> Explanation:
     ]
     others += [each for each in before if each[1] is not sign]
     others += [(log, each) for each in (log.why.met if log.why else ())]  # which is no echo of another rank
-    evidence = _evidence(log, sign)
+    evidence = _evidence(log, _placed(log, sign))
     failure = Failure(
         what=sign.text,
         where=None if evidence.rank is None else f"rank {evidence.rank}",
         host=evidence.host,
-        hint=entry.remedy_on(evidence.host) if entry else None,
+        hint=_remedy_of(sign, entry, evidence.host) if entry else None,
         id=entry.id if entry else None,
         evidence=evidence,
     )
@@ -247,6 +247,7 @@ def _of_jobs(of: str, jobs: Sequence[JobLog]) -> Explanation:
         echoes=echoes,
         others=[_evidence(each, other) for each, other in others[:MOST]],
         notes=notes,
+        remedy=failure.hint,
     )
     return _with_entry(explanation, entry, failure.host)
 
@@ -357,6 +358,29 @@ def _went_on(log: JobLog) -> bool:
 
 def _alike(one: Sign, other: Sign) -> bool:
     return (one.weight, one.failure) == (other.weight, other.failure)
+
+
+def _placed(log: JobLog, sign: Sign) -> Sign:
+    """Where a line names neither its host nor its rank: with those of the only process that, by the launcher,
+    ended by itself, or of what the scheduler says of the same."""
+    signs = log.why.signs if log.why else ()
+    if sign.host is not None or sign.rank is not None or sign.weight in _PRINTED[1:] or sign not in signs:
+        return sign
+    if sign.weight == "scheduler":
+        ends = [each for each in signs if _alike(each, sign)]
+    else:  # srun says "Killed" of tasks that it ended itself
+        ends = [each for each in signs if each.weight == "exit" and not each.text.endswith(": Killed")]
+    hosts, ranks = ({each.host for each in ends} - {None}, {each.rank for each in ends} - {None})
+    if len(hosts) > 1 or len(ranks) > 1:
+        return sign
+    return replace(sign, host=next(iter(hosts), None), rank=next(iter(ranks), None))
+
+
+def _remedy_of(sign: Sign, entry: KnownFailure, host: str | None) -> str:
+    """What the line's own phrase advises, or else its entry."""
+    match = find(sign.text)
+    own = match is not None and match.failure is entry
+    return (match.phrase.remedy if match and own else entry.remedy).replace("{host}", host or "HOST")
 
 
 def _known_of(sign: Sign) -> KnownFailure | None:
