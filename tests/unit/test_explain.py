@@ -1245,3 +1245,14 @@ def test_an_interpreter_of_ones_own_is_in_no_distributions_package() -> None:
         found = said(f"slurmstepd: error: execve(): {path}: No such file or directory", *OF_SRUN)
         assert found.failure is not None and found.failure.id == "remote_python_missing"
         assert ("apt-get" in (found.remedy or "")) != own and "on n4" in (found.remedy or "")
+
+
+def test_a_training_that_ended_by_itself_and_diverged() -> None:
+    """The Trainer prints a loss of 0 then. What was so for some steps and is no more, as of fp16, is none."""
+    losses = ["{{'loss': {}, 'grad_norm': {}, 'learning_rate': 0.01, 'epoch': 0.1}}".format(*each)
+              for each in ((8.1, 3.2), (0.0, "nan"), (0.0, "'nan'"))]  # fmt: skip
+    end = "{'train_runtime': 101.2, 'train_samples_per_second': 31.6, 'train_loss': 72.05, 'epoch': 1.0}"
+    for lines, diverged in ((losses, True), ([losses[1], losses[0]], False)):
+        found = said(*lines, end)
+        assert found.answer == "nothing" and bool(found.notes) == ("of no use" in found.says) == diverged
+        assert not diverged or "line 2 " in found.notes[0]

@@ -31,6 +31,7 @@ FIGURE = r"[-+]?\d{1,18}(?:[,_]\d{3})*(?:\.\d*)?(?:[eE][-+]?\d{1,3})?"
 _THOUSANDS = re.compile(r"[-+]?\d{1,3}(?:,\d{3})+(?:\.\d*)?(?:[eE][-+]?\d+)?")
 
 NOWHERE = "neither the log nor its name says on which hosts it ran"
+NOT_FINITE = "the loss or its gradient is not finite at the end"  # how the note on it begins
 Unit = Literal["samples", "steps", "tokens"]  # what a rate counts: what is known of these, in this order
 
 

@@ -24,7 +24,7 @@ from muster.fleet.cause import LAST_WORDS
 from muster.readers._feed import sign_of
 from muster.readers._paths import place_of
 from muster.readers._read import LATE, read_blocks, without_harmless
-from muster.readers.base import JobLog
+from muster.readers.base import NOT_FINITE, JobLog
 from muster.runs.recorder import ATTEMPT
 from muster.store.logfiles import BrokenFile, blocks, blocks_of, find_logs, members_of
 from muster.store.runfolder import (
@@ -313,9 +313,11 @@ def _nothing(of: str, jobs: Sequence[JobLog], notes: list[str]) -> Explanation:
         return Explanation(
             of=of, answer="unknown", says=_ECHO, lines=_telling(echoed), echoes=echoes, notes=notes
         )
-    notes += [f"{log.job}: {note}" for log in jobs for note in log.notes if note.startswith(LATE)]
+    notes += [f"{log.job}: {note}" for log in jobs for note in log.notes if note.startswith((LATE, NOT_FINITE))]
     good = sum(log.outcome.good and log.over for log in jobs)
     says = f"nothing failed here: {counted(good, 'job')} ended well" if good else "no known failure is in it"
+    if any(NOT_FINITE in note for note in notes):
+        says += f"; {NOT_FINITE}: what was trained is of no use"
     if open_ended := max((log.steps or 0 for log in jobs if log.outcome.good and not log.over), default=0):
         says += f"; after {counted(open_ended, 'step')} nothing says whether it ended"
     return Explanation(of=of, answer="nothing", says=says, notes=notes)
