@@ -1256,3 +1256,17 @@ def test_a_training_that_ended_by_itself_and_diverged() -> None:
         found = said(*lines, end)
         assert found.answer == "nothing" and bool(found.notes) == ("of no use" in found.says) == diverged
         assert not diverged or "line 2 " in found.notes[0]
+
+
+@pytest.mark.parametrize(
+    ("lines", "whole"),
+    [
+        ([*TRAINED, *LOGIC], True),
+        ([*TRAINED, *LOGIC, *account(0, 1, "2026-11-25_09:24:14")], True),
+        ([*TRAINED[:11], *LOGIC], False),
+        ([*TRAINED, "{'loss': 2.1, 'grad_norm': 1.2, 'epoch': 0.1}", *LOGIC], False),  # of another training
+    ],
+)
+def test_a_training_that_was_whole_before_the_program_failed(lines: list[str], whole: bool) -> None:
+    found = said(*lines)
+    assert found.answer == "named" and bool(found.notes) == whole

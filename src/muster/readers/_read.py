@@ -158,6 +158,7 @@ def _why(feed: LineFeed, raised: Sign | None, known: bool = False) -> EndOfLog:
         onward="yes" if well else "perhaps" if passed or over else "no",
         collectives=signs.collectives,
         before=tuple(replace(each, text=shortened(each.text)) for each in signs.before),
+        finished=signs.finished,
     )
 
 

@@ -232,7 +232,7 @@ class EndOfLog:
     after the last sign, where these are few; `last`: the last lines that are not blank; `met`: what the
     program handled, or says that it got over; `onward`: whether it went on after that sign, where no format
     tells: it may have, or it has; `collectives`: where its ranks waited; `before`:
-    what ended runs before the last one in the same log."""
+    what ended runs before the last one in the same log; `finished`: its last training had ended by itself."""
 
     signs: tuple[Sign, ...]
     alike: int
@@ -244,6 +244,7 @@ class EndOfLog:
     onward: Literal["no", "perhaps", "yes"] = "no"
     collectives: Collectives | None = None
     before: tuple[Sign, ...] = ()
+    finished: bool = False
 
 
 @rows.dataclass(frozen=True, kw_only=True)

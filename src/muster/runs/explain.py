@@ -61,6 +61,7 @@ WHO: dict[Blame, str] = {
 _ECHO = "no line says why: those here may only follow from what failed in another rank or host"
 _PRINTED: tuple[Weight, ...] = ("exception", "symptom", "exit")  # many programs do so, and go on
 _OPEN = re.compile(r"Traceback \(most recent call last\)|^\W*(?:\S+ )?File \"")
+WHOLE = "the training had come to its end: what failed came after it"
 _PERHAPS = "what may be why is in it, but the program seems to have gone on after it, or says it in passing"
 _NAMED = {
     "exception": "The program raised an exception that nothing caught: {}",
@@ -205,6 +206,8 @@ def _of_jobs(of: str, jobs: Sequence[JobLog]) -> Explanation:
             seen = [*nothing.others, *(_evidence(log, sign) for log, sign in before)]
             return nothing.model_copy(update={"others": seen[:MOST]})
         failed, notes = before, [*notes, f"an earlier run in the same log; of the last one: {nothing.says}"]
+    elif len(failed) == 1 and failed[0][0].over and (why := failed[0][0].why) and why.finished:
+        notes = [*notes, WHOLE]
     ranked = sorted(failed, key=lambda each: (order(each[1].weight), each[1].when or float("inf")))
     log, sign = ranked[0]
     entry = known_failures().get(sign.failure or "") or _known_of(sign)
