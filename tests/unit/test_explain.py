@@ -688,7 +688,7 @@ def test_the_program_text_of_a_traceback_is_no_evidence(tmp_path: Path) -> None:
 
 CLI = "nvidia-container-cli: initialization error: "
 MET = [TRACEBACK, '  File "/w/t.py", line 9, in save', "RuntimeError: CUDA out of memory. Tried 2 GiB"]
-STEPS = "step {n}: loss 2.{n}", "Epoch 0, iter {n}/900 | loss=1.{n}e-01", "[{n}/900] loss 0.4 batch {n}"
+STEPS = "step {n}: loss 2.{n}", "Epoch 0, iter {n}/80 | loss=1.{n}e-01", "[{n}/900] loss 0.4 batch {n}"
 PERHAPS = ["upload of shard {n}/90 done", "{n} samples processed"]
 
 
@@ -1270,3 +1270,25 @@ def test_a_training_that_ended_by_itself_and_diverged() -> None:
 def test_a_training_that_was_whole_before_the_program_failed(lines: list[str], whole: bool) -> None:
     found = said(*lines)
     assert found.answer == "named" and bool(found.notes) == whole
+
+
+def of_total(*steps: int) -> list[str]:
+    """Lines of no known format, of a training of 60 steps."""
+    return [f"step {n}/60 loss 2.1" for n in steps]
+
+
+@pytest.mark.parametrize(
+    ("lines", "answer"),
+    [
+        (of_total(20, 40), "unknown"),
+        ([*of_total(20, 40, 60), "Training complete in 0h 4m", *of_total(20, 40)], "unknown"),  # the second run
+        (of_total(20, 40, 60), "nothing"),
+        (of_total(0, 20, 40), "nothing"),  # counted from 0, there is no line of step 60
+        (of_total(0, 10, 20), "unknown"),
+        ([*of_total(20, 40), "Training complete"], "nothing"),
+        ([*of_total(20, 40), *["evaluated an example"] * 9], "nothing"),
+    ],
+)
+def test_a_log_of_no_known_format_that_stops_before_its_last_step(lines: list[str], answer: str) -> None:
+    found = said("begin", *lines)
+    assert (found.answer, found.failure) == (answer, None)
