@@ -688,7 +688,7 @@ def test_the_program_text_of_a_traceback_is_no_evidence(tmp_path: Path) -> None:
 
 CLI = "nvidia-container-cli: initialization error: "
 MET = [TRACEBACK, '  File "/w/t.py", line 9, in save', "RuntimeError: CUDA out of memory. Tried 2 GiB"]
-STEPS = "step {n}: loss 2.{n}", "Epoch 0, iter {n}/900 | loss=1.{n}e-01", "[{n}/900] loss 0.4 batch {n}"
+STEPS = "step {n}: loss 2.{n}", "Epoch 0, iter {n}/80 | loss=1.{n}e-01", "[{n}/900] loss 0.4 batch {n}"
 PERHAPS = ["upload of shard {n}/90 done", "{n} samples processed"]
 
 
@@ -1180,3 +1180,115 @@ def test_an_attempt_that_torchrun_started_again() -> None:
     lines = ["step 100 loss 2.1", *of_rank(1, *TOP[:2], "ConnectionError: reset by peer"), broke]
     assert said(*lines, "step 200 loss 1.9", done).answer == "nothing"
     assert said(*lines, "step 200 loss 1.9").answer != "nothing"
+
+
+@pytest.mark.parametrize("prefix", ["", "[rank1]: "])
+def test_a_program_that_stops_since_its_loss_is_not_finite(prefix: str) -> None:
+    """As MAE, DETR and torchvision's references do, which print nothing else."""
+    found = said(*steps_of(1, 9), "step 9 loss nan", f"{prefix}Loss is nan, stopping training")
+    assert found.failure is not None and (found.failure.id, found.blame) == ("loss_nan", "work")
+    assert said("step 9 loss nan", "Loss is nan, stopping training", *steps_of(9, 200)).failure is None
+
+
+def test_torchruns_rendezvous_that_timed_out_is_no_fault_of_the_program() -> None:
+    """Its agent raises that before a line of the program has run."""
+    late = [*TOP[:3], "torch.distributed.elastic.rendezvous.api.RendezvousTimeoutError"]
+    found = said("[c10d] The client socket has connected to [head]:29500", *late)
+    assert found.failure is not None and (found.failure.id, found.blame) == ("rdzv_timeout", "setup")
+    found = said(*late, *of_rank(1, *TOP))
+    assert found.failure is not None and found.failure.id == "cuda_oom"
+
+
+def test_the_launchers_option_with_a_hyphen() -> None:
+    """torch.distributed.launch has no --no_local_rank, which is DeepSpeed's; the script may know --local_rank."""
+    refused = "train.py: error: unrecognized arguments: {}"
+    for option, failure in (("--local-rank=1", "local_rank_hyphen"), ("--local_rank=1", "local_rank_arg")):
+        found = said("usage: train.py [-h] [--local_rank LOCAL_RANK]", refused.format(option))
+        assert found.failure is not None and found.failure.id == failure
+        assert ("--no_local_rank" in (found.remedy or "")) == (failure == "local_rank_arg")
+
+
+OF_SRUN = ["srun: error: n4: tasks 4-7: Exited with exit code 2", "srun: error: n1: tasks 0-3: Terminated"]
+
+
+@pytest.mark.parametrize(
+    ("lines", "host", "rank"),
+    [
+        (["slurmstepd: error: execve(): /opt/py312/bin/python: No such file or directory", *OF_SRUN], "n4", None),
+        (
+            [
+                "slurmstepd: error: Detected 1 oom_kill event in StepId=7712.0.",
+                "srun: error: n3: task 12: Out Of Memory",
+                *OF_SRUN[1:],
+            ],
+            "n3",
+            None,
+        ),
+        (["pdsh@head: w2: ssh exited with exit code 255", "w2: Host key verification failed."], "w2", None),
+        (["ERROR:composer.cli.launcher:Rank 3 crashed with exit code 1.", *LOGIC], None, 3),
+        ([*LOGIC, *OF_SRUN, "srun: error: n5: tasks 8-9: Exited with exit code 1"], None, None),
+        ([*LOGIC, *OF_SRUN[1:], "srun: error: n6: task 9: Killed"], None, None),
+    ],
+    ids=["execve", "oom", "pdsh", "composer", "two", "none"],
+)  # fmt: skip
+def test_whose_failure_the_launchers_account_tells(
+    lines: list[str], host: str | None, rank: int | None
+) -> None:
+    """Where the line that says why names nobody, and one process alone ended by itself."""
+    found = said("begin", *lines)
+    assert found.failure is not None and found.failure.evidence is not None
+    assert (found.failure.evidence.host, found.failure.evidence.rank) == (host, rank)
+
+
+def test_an_interpreter_of_ones_own_is_in_no_distributions_package() -> None:
+    for path, own in (("/usr/bin/python3", False), ("/opt/py312/bin/python", True)):
+        found = said(f"slurmstepd: error: execve(): {path}: No such file or directory", *OF_SRUN)
+        assert found.failure is not None and found.failure.id == "remote_python_missing"
+        assert ("apt-get" in (found.remedy or "")) != own and "on n4" in (found.remedy or "")
+
+
+def test_a_training_that_ended_by_itself_and_diverged() -> None:
+    """The Trainer prints a loss of 0 then. What was so for some steps and is no more, as of fp16, is none."""
+    losses = ["{{'loss': {}, 'grad_norm': {}, 'learning_rate': 0.01, 'epoch': 0.1}}".format(*each)
+              for each in ((8.1, 3.2), (0.0, "nan"), (0.0, "'nan'"))]  # fmt: skip
+    end = "{'train_runtime': 101.2, 'train_samples_per_second': 31.6, 'train_loss': 72.05, 'epoch': 1.0}"
+    for lines, diverged in ((losses, True), ([losses[1], losses[0]], False)):
+        found = said(*lines, end)
+        assert found.answer == "nothing" and bool(found.notes) == ("of no use" in found.says) == diverged
+        assert not diverged or "line 2 " in found.notes[0]
+
+
+@pytest.mark.parametrize(
+    ("lines", "whole"),
+    [
+        ([*TRAINED, *LOGIC], True),
+        ([*TRAINED, *LOGIC, *account(0, 1, "2026-11-25_09:24:14")], True),
+        ([*TRAINED[:11], *LOGIC], False),
+        ([*TRAINED, "{'loss': 2.1, 'grad_norm': 1.2, 'epoch': 0.1}", *LOGIC], False),  # of another training
+    ],
+)
+def test_a_training_that_was_whole_before_the_program_failed(lines: list[str], whole: bool) -> None:
+    found = said(*lines)
+    assert found.answer == "named" and bool(found.notes) == whole
+
+
+def of_total(*steps: int) -> list[str]:
+    """Lines of no known format, of a training of 60 steps."""
+    return [f"step {n}/60 loss 2.1" for n in steps]
+
+
+@pytest.mark.parametrize(
+    ("lines", "answer"),
+    [
+        (of_total(20, 40), "unknown"),
+        ([*of_total(20, 40, 60), "Training complete in 0h 4m", *of_total(20, 40)], "unknown"),  # the second run
+        (of_total(20, 40, 60), "nothing"),
+        (of_total(0, 20, 40), "nothing"),  # counted from 0, there is no line of step 60
+        (of_total(0, 10, 20), "unknown"),
+        ([*of_total(20, 40), "Training complete"], "nothing"),
+        ([*of_total(20, 40), *["evaluated an example"] * 9], "nothing"),
+    ],
+)
+def test_a_log_of_no_known_format_that_stops_before_its_last_step(lines: list[str], answer: str) -> None:
+    found = said("begin", *lines)
+    assert (found.answer, found.failure) == (answer, None)

@@ -44,7 +44,13 @@ _SOFTLY = re.compile(
     r"^\W*(?:all )?(?:done|finished|success)\b|\b(?:model|weights) saved\b|\bsuccessfully\b",
     re.IGNORECASE,
 )
+# A step and how many there shall be.
+_PLACE = re.compile(
+    r"(?<![A-Za-z])(?:global[ _-]?step|step|iter(?:ation)?)s?\b[\s:=#\[(|]*(\d{1,12}) ?(?:/|of) ?(\d{1,12})\b(?!/)",
+    re.IGNORECASE,
+)
 _FEW = 2  # lines of work
+_REST = 5  # lines after the last step of a program that was killed
 _GROWN = 3  # times that a kind of line has to grow
 
 
@@ -88,6 +94,33 @@ def _number(digits: str) -> float:
 def ended_well(lines: Iterable[str]) -> bool:
     """Whether one of these lines says that the program ended as it should."""
     return any(_WELL.search(line) for line in lines)
+
+
+def stops_short(ends: Iterable[str]) -> tuple[int, int] | None:
+    """The step at which a log breaks off, and the number of all; None: at none, or the next one to be printed
+    would be beyond the last. `ends`: its lines, the last one first."""
+    after: list[str] = []
+    steps: list[int] = []
+    total = 0
+    for line in ends:
+        match = _PLACE.search(line)
+        if match is None:
+            if not steps and line.strip():
+                after.append(line)
+            if len(after) > _REST:
+                return None
+            continue
+        step, whole = int(match[1]), int(match[2])
+        if steps and (whole != total or step > steps[-1]):
+            break
+        total = whole
+        if not steps or step < steps[-1]:
+            steps.append(step)
+    if len(steps) < 2 or ended_well(after) or seems_done(after):
+        return None
+    every = steps[0] - steps[1]
+    due = steps[0] + every + (steps[-1] != every)  # those that are counted from 0 have no line of the last
+    return (steps[0], total) if due <= total else None
 
 
 def seems_done(lines: Iterable[str]) -> bool:

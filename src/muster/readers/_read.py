@@ -11,7 +11,7 @@ from itertools import islice, takewhile
 from muster.core.state import LogEnd, State
 from muster.core.units import counted
 from muster.failures.signs import NEAR, Sign, shape_of, shortened
-from muster.readers._counters import ended_well, goes_on, seems_done, works_on
+from muster.readers._counters import ended_well, goes_on, seems_done, stops_short, works_on
 from muster.readers._feed import LineFeed
 from muster.readers._frame import Frame, own_stamp, uncoloured
 from muster.readers._lines import STEPS_ONLY
@@ -90,6 +90,10 @@ def _unread(path: str, feed: LineFeed, whole: _Whole) -> JobLog:
         whole.broken is None and decisive and recent and not _NO_LOG.search(path)
     ):  # it failed before anything that could be recognised
         return _ended(JobLog(job=path, outcome=State.FAILED), frame, decisive)
+    lines = (uncoloured(line) for line in islice(feed.backwards(), RECENT))
+    short = stops_short(lines) if feed.brief and not (whole.broken or decisive) else None
+    if short:
+        return stopped(JobLog(job=path, outcome=State.TIMEOUT, steps=short[0], total=short[1]))
     why = whole.broken or _unknown(path, whole.first, whole.last, frame.user)
     return JobLog(job=path, outcome=State.UNREADABLE, reason=why)
 
@@ -158,6 +162,7 @@ def _why(feed: LineFeed, raised: Sign | None, known: bool = False) -> EndOfLog:
         onward="yes" if well else "perhaps" if passed or over else "no",
         collectives=signs.collectives,
         before=tuple(replace(each, text=shortened(each.text)) for each in signs.before),
+        finished=signs.finished,
     )
 
 

@@ -31,6 +31,7 @@ FIGURE = r"[-+]?\d{1,18}(?:[,_]\d{3})*(?:\.\d*)?(?:[eE][-+]?\d{1,3})?"
 _THOUSANDS = re.compile(r"[-+]?\d{1,3}(?:,\d{3})+(?:\.\d*)?(?:[eE][-+]?\d+)?")
 
 NOWHERE = "neither the log nor its name says on which hosts it ran"
+NOT_FINITE = "the loss or its gradient is not finite at the end"  # how the note on it begins
 Unit = Literal["samples", "steps", "tokens"]  # what a rate counts: what is known of these, in this order
 
 
@@ -231,7 +232,7 @@ class EndOfLog:
     after the last sign, where these are few; `last`: the last lines that are not blank; `met`: what the
     program handled, or says that it got over; `onward`: whether it went on after that sign, where no format
     tells: it may have, or it has; `collectives`: where its ranks waited; `before`:
-    what ended runs before the last one in the same log."""
+    what ended runs before the last one in the same log; `finished`: its last training had ended by itself."""
 
     signs: tuple[Sign, ...]
     alike: int
@@ -243,6 +244,7 @@ class EndOfLog:
     onward: Literal["no", "perhaps", "yes"] = "no"
     collectives: Collectives | None = None
     before: tuple[Sign, ...] = ()
+    finished: bool = False
 
 
 @rows.dataclass(frozen=True, kw_only=True)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from muster.readers._frame import Frame, stamp
 from muster.readers._lines import CHANGED, STEPS_ONLY
-from muster.readers.base import APART, FIGURE, LogWindow, Reading, Series, number
+from muster.readers.base import APART, FIGURE, NOT_FINITE, LogWindow, Reading, Series, number
 
 FORMAT = "Transformers"
 HINTS = (
@@ -35,6 +35,7 @@ _RESUMED = re.compile(
     r"  (?:Continuing|Resuming) training from (?:checkpoint with epoch \d+ and )?global step (\d{1,12})"
 )
 _LOSS = re.compile(rf"\{{'loss': '?({FIGURE})")
+_DIVERGED = re.compile(r"'(?:eval_)?(?:loss|grad_norm)': '?(?:nan|-?inf)\b")
 _EPOCH = re.compile(rf"'epoch': '?({FIGURE})")
 _RATE = re.compile(rf"'learning_rate': '?({FIGURE})")
 _OVERFLOW = re.compile(r"Overflow detected\. Skipping step|OVERFLOW! (?:Rank 0 )?Skipping step")
@@ -142,10 +143,13 @@ class Reader:
         self.settings: dict[str, float | None] = {}
         self.changed: tuple[str, ...] = ()  # what is said of batches that were not the same
         self.loss: float | None = None
+        self.diverged: int | None = None  # the line from which on the loss is not finite; 0: nobody counts them
         self.closed = False
 
     def line(self, text: str) -> None:
         """One of the lines in HINTS."""
+        if "loss': " in text:
+            self._see_loss(text)
         if "%|" in text and (match := _BAR.match(text)):
             self.barred = True
             hours, minutes, seconds = (int(part or 0) for part in match.groups()[2:])
@@ -163,7 +167,7 @@ class Reader:
         elif "train_runtime" in text or "train_samples_per" in text or "train_steps_per" in text:
             self._account(text)
         elif "'loss': " in text:
-            self.logged = True
+            self.logged, self.frame.signs.finished = True, False  # or another training has begun
             if len(self.epochs) < 2 and (match := _EPOCH.search(text)):
                 self.epochs.append(number(match[1]) or 0.0)
             if match := _LOSS.search(text):
@@ -207,9 +211,24 @@ class Reader:
                 skipped=self.skipped,
                 ended=self.runtime is not None,
                 loss=self.loss,
-                notes=(*notes, *(self._doubts(batch) if series else ())),
+                notes=(*notes, *self._not_finite(), *(self._doubts(batch) if series else ())),
             )
         ]
+
+    def _see_loss(self, text: str) -> None:
+        """Keep where the loss, or its gradient, ceased to be finite for good: fp16 begins with some that are
+        not. The Trainer prints 0 for a loss that is not a number."""
+        if not _DIVERGED.search(text):
+            self.diverged = None if "'loss': " in text else self.diverged
+        elif self.diverged is None:
+            spot = self.frame.signs.spot
+            self.diverged = (spot.number if spot else None) or 0
+
+    def _not_finite(self) -> tuple[str, ...]:
+        """The note on a loss that is not finite at the end. Lines before it may not have been read."""
+        if self.diverged is None:
+            return ()
+        return (f"{NOT_FINITE}, as in line {self.diverged} already" if self.diverged else NOT_FINITE,)
 
     def _doubts(self, batch: float | None) -> tuple[str, ...]:
         """What makes the windows' figures doubtful."""

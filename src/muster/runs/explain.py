@@ -24,7 +24,7 @@ from muster.fleet.cause import LAST_WORDS
 from muster.readers._feed import sign_of
 from muster.readers._paths import place_of
 from muster.readers._read import LATE, read_blocks, without_harmless
-from muster.readers.base import JobLog
+from muster.readers.base import NOT_FINITE, JobLog
 from muster.runs.recorder import ATTEMPT
 from muster.store.logfiles import BrokenFile, blocks, blocks_of, find_logs, members_of
 from muster.store.runfolder import (
@@ -61,6 +61,7 @@ WHO: dict[Blame, str] = {
 _ECHO = "no line says why: those here may only follow from what failed in another rank or host"
 _PRINTED: tuple[Weight, ...] = ("exception", "symptom", "exit")  # many programs do so, and go on
 _OPEN = re.compile(r"Traceback \(most recent call last\)|^\W*(?:\S+ )?File \"")
+WHOLE = "the training had come to its end: what failed came after it"
 _PERHAPS = "what may be why is in it, but the program seems to have gone on after it, or says it in passing"
 _NAMED = {
     "exception": "The program raised an exception that nothing caught: {}",
@@ -205,6 +206,8 @@ def _of_jobs(of: str, jobs: Sequence[JobLog]) -> Explanation:
             seen = [*nothing.others, *(_evidence(log, sign) for log, sign in before)]
             return nothing.model_copy(update={"others": seen[:MOST]})
         failed, notes = before, [*notes, f"an earlier run in the same log; of the last one: {nothing.says}"]
+    elif len(failed) == 1 and failed[0][0].over and (why := failed[0][0].why) and why.finished:
+        notes = [*notes, WHOLE]
     ranked = sorted(failed, key=lambda each: (order(each[1].weight), each[1].when or float("inf")))
     log, sign = ranked[0]
     entry = known_failures().get(sign.failure or "") or _known_of(sign)
@@ -228,12 +231,12 @@ def _of_jobs(of: str, jobs: Sequence[JobLog]) -> Explanation:
     ]
     others += [each for each in before if each[1] is not sign]
     others += [(log, each) for each in (log.why.met if log.why else ())]  # which is no echo of another rank
-    evidence = _evidence(log, sign)
+    evidence = _evidence(log, _placed(log, sign))
     failure = Failure(
         what=sign.text,
         where=None if evidence.rank is None else f"rank {evidence.rank}",
         host=evidence.host,
-        hint=entry.remedy_on(evidence.host) if entry else None,
+        hint=_remedy_of(sign, entry, evidence.host) if entry else None,
         id=entry.id if entry else None,
         evidence=evidence,
     )
@@ -247,6 +250,7 @@ def _of_jobs(of: str, jobs: Sequence[JobLog]) -> Explanation:
         echoes=echoes,
         others=[_evidence(each, other) for each, other in others[:MOST]],
         notes=notes,
+        remedy=failure.hint,
     )
     return _with_entry(explanation, entry, failure.host)
 
@@ -312,9 +316,11 @@ def _nothing(of: str, jobs: Sequence[JobLog], notes: list[str]) -> Explanation:
         return Explanation(
             of=of, answer="unknown", says=_ECHO, lines=_telling(echoed), echoes=echoes, notes=notes
         )
-    notes += [f"{log.job}: {note}" for log in jobs for note in log.notes if note.startswith(LATE)]
+    notes += [f"{log.job}: {note}" for log in jobs for note in log.notes if note.startswith((LATE, NOT_FINITE))]
     good = sum(log.outcome.good and log.over for log in jobs)
     says = f"nothing failed here: {counted(good, 'job')} ended well" if good else "no known failure is in it"
+    if any(NOT_FINITE in note for note in notes):
+        says += f"; {NOT_FINITE}: what was trained is of no use"
     if open_ended := max((log.steps or 0 for log in jobs if log.outcome.good and not log.over), default=0):
         says += f"; after {counted(open_ended, 'step')} nothing says whether it ended"
     return Explanation(of=of, answer="nothing", says=says, notes=notes)
@@ -357,6 +363,29 @@ def _went_on(log: JobLog) -> bool:
 
 def _alike(one: Sign, other: Sign) -> bool:
     return (one.weight, one.failure) == (other.weight, other.failure)
+
+
+def _placed(log: JobLog, sign: Sign) -> Sign:
+    """Where a line names neither its host nor its rank: with those of the only process that, by the launcher,
+    ended by itself, or of what the scheduler says of the same."""
+    signs = log.why.signs if log.why else ()
+    if sign.host is not None or sign.rank is not None or sign.weight in _PRINTED[1:] or sign not in signs:
+        return sign
+    if sign.weight == "scheduler":
+        ends = [each for each in signs if _alike(each, sign)]
+    else:  # srun says "Killed" of tasks that it ended itself
+        ends = [each for each in signs if each.weight == "exit" and not each.text.endswith(": Killed")]
+    hosts, ranks = ({each.host for each in ends} - {None}, {each.rank for each in ends} - {None})
+    if len(hosts) > 1 or len(ranks) > 1:
+        return sign
+    return replace(sign, host=next(iter(hosts), None), rank=next(iter(ranks), None))
+
+
+def _remedy_of(sign: Sign, entry: KnownFailure, host: str | None) -> str:
+    """What the line's own phrase advises, or else its entry."""
+    match = find(sign.text)
+    own = match is not None and match.failure is entry
+    return (match.phrase.remedy if match and own else entry.remedy).replace("{host}", host or "HOST")
 
 
 def _known_of(sign: Sign) -> KnownFailure | None:
