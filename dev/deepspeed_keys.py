@@ -2,7 +2,8 @@
 
 Run after raising the DeepSpeed version: python dev/deepspeed_keys.py > src/muster/engines/deepspeed/keys.json
 Sections whose keys DeepSpeed does not list in one place are null: Muster does not check inside them. The name
-of a type is what a key takes; null, anything. Optimizers and schedulers have the names that they take, with a
+of a type is what a key takes; null, anything. Aliases are of zero_optimization: a field's name, and the key that
+stands for the same. Optimizers and schedulers have the names that they take, with a
 ! where they do not work without.
 """
 
@@ -158,6 +159,9 @@ def main() -> None:
     made = {
         "deepspeed": deepspeed.__version__,
         "keys": dict(sorted(top.items())),
+        "aliases": {
+            name: field.alias for name, field in DeepSpeedZeroConfig.model_fields.items() if field.alias
+        },
         "optimizers": {
             "MuonWithAuxAdam": " ".join(sorted(muon)),
             **{each.__name__: taken(each) for each in optimizers},

@@ -197,6 +197,27 @@ def test_no_host_is_named_where_all_are_alike(planned: Any) -> None:
     assert [(d["field"], d["value"]) for d in found] == [(FASTEST, "any 1 of 2")]
 
 
+@pytest.mark.parametrize(("gigabytes", "found"), [(8, "any 1 of 2"), (3, None)])
+def test_no_number_of_hosts_on_which_the_job_does_not_fit(
+    planned: Any, gigabytes: float, found: str | None
+) -> None:
+    """One host holds all that ZeRO-3 cuts, before the start and by the speeds that were measured."""
+    about = facts(a=10, b=10)
+    for each in about.values():
+        each["gpus"][0]["memory_total"] = int(gigabytes * 2**30)
+    plan = planned(about, "precision=fp32", "engine.zero=3", "batch.micro=1", samples=100)
+    assert plan.memory is not None and plan.memory.lacking is None
+    assert [each["value"] for each in advice(plan)] == ([found] if found else [])
+    words = ["batch.micro=1", "engine.name=deepspeed", "engine.zero=3", "data={path: /none, size: 224}"]
+    recipe = read_recipe("vit-b16-cifar10", words)
+    job = Job(
+        id="run", launcher="ssh", placements=place([(host, 1) for host in parse_hosts("a,b").hosts]),
+        batch=Batch(1, 1, 2), precision="fp32", device="cuda", recipe=recipe.as_dict(),
+    )  # fmt: skip
+    reviewed = review(recipe, job, about, [50.0, 50.0], PARAMETERS, 100)
+    assert [each.value for each in reviewed if each.field == FASTEST] == ([found] if found else [])
+
+
 def test_no_prediction_rather_than_a_wrong_one(planned: Any) -> None:
     assert advice(planned(facts(a=100_000, b=100_000))) == []  # nothing is slower
     assert advice(planned(facts(a=100_000, b=100_000, c=None))) == []  # a link that does not say

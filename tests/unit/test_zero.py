@@ -50,6 +50,27 @@ def test_the_list_of_keys_is_whole() -> None:
     )
 
 
+def test_a_field_by_its_name_is_the_key_that_stands_for_it(tmp_path: Path) -> None:
+    """DeepSpeed takes both; the plan counts, options overrule, and a rank gets one of them."""
+
+    def zero(said: dict[str, Any], **options: Any) -> Any:
+        return recipe_from(
+            {"engine": {**own(tmp_path, {"zero_optimization": {"stage": 3, **said}}), "options": options}}
+        )
+
+    for key in ("max_live_parameters", "stage3_max_live_parameters"):
+        assert spec_of("deepspeed").spread_of(zero({key: 7}), "bf16", 64)["live"] == 7
+    recipe = zero({"stage3_max_live_parameters": 7}, zero_optimization={"max_live_parameters": 8})
+    made = deepspeed_config(recipe, BATCH, "bf16")["zero_optimization"]
+    assert {key: value for key, value in made.items() if "max_live" in key} == {
+        "stage3_max_live_parameters": 8
+    }
+    with pytest.raises(RecipeError, match="both"):
+        spec_of("deepspeed").spread_of(
+            zero({"max_live_parameters": 7, "stage3_max_live_parameters": 7}), "bf16", 64
+        )
+
+
 def test_another_optimizer_has_its_own_betas_and_epsilon(tmp_path: Path) -> None:
     """Neither the plan nor a rank takes the recipe's, which are AdamW's, for those of an Adagrad."""
     params: dict[str, Any] = {"lr": 0.01}

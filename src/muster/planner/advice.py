@@ -14,21 +14,24 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
-from typing import Any
 
 from muster.core.errors import UsageError
 from muster.core.hardware.devices import CPU, Device, driver_device
 from muster.core.hardware.machines import Machines, machines_of
-from muster.core.job import FASTEST, SLOWER, Decision, Job
+from muster.core.inventory import Host
+from muster.core.job import FASTEST, SLOWER, Decision, Facts, Job
 from muster.core.recipe import Recipe
 from muster.core.units import format_seconds
 from muster.engines.base import spec_of
 from muster.engines.spread import NO_DISK, ModelSpread
+from muster.inputs.model import whole_config
 from muster.planner.decide import Decided
-from muster.planner.forecast import global_given
+from muster.planner.forecast import global_given, on_ranks
 from muster.planner.machines import MachineModel, link_of
+from muster.planner.memory.fit import MemoryLimit, Setting
 from muster.planner.predict import case_of
 from muster.planner.remedies import ANY_CHANGE
+from muster.planner.setting import room_of, setting_of
 from muster.planner.time.reached import reached
 from muster.planner.time.steptime import (
     Calibration,
@@ -80,7 +83,8 @@ class Predicted:
 class Forecast:
     """Predictions for any choice of the same hosts. `case`: the job on some of them; `samples`: of an epoch;
     `batch`: samples of an optimizer step on any number of ranks, None: the case's for each rank; `slower`:
-    times as long as foretold that computation takes; `measured`: shares follow speeds, in fractions."""
+    times as long as foretold that computation takes; `measured`: shares follow speeds, in fractions; `fits`:
+    whether the job works on these hosts."""
 
     members: Sequence[MixedHost]
     case: StepCase
@@ -89,6 +93,7 @@ class Forecast:
     calibration: Calibration = field(default_factory=Calibration)
     slower: float = 1.0
     measured: bool = False
+    fits: Callable[[Sequence[MixedHost]], bool] = lambda chosen: True
 
     @cached_property
     def seconds(self) -> Mapping[str, float]:
@@ -135,9 +140,10 @@ class Forecast:
         return self.predict([member for member in self.members if member.host != host]).epoch
 
     def best(self) -> Predicted:
-        """The choice of hosts with the shortest epoch; of equals the smaller."""
-        predictions = (self.predict(chosen) for chosen in self._choices())
-        return min(predictions, key=lambda predicted: (predicted.epoch, len(predicted.hosts)))
+        """The choice of hosts with the shortest epoch, of those on which the job fits; of equals the smaller.
+        All hosts where it fits on none."""
+        predictions = (self.predict(chosen) for chosen in self._choices() if self.fits(chosen))
+        return min(predictions, key=lambda each: (each.epoch, len(each.hosts)), default=self.predict())
 
     def _choices(self) -> Iterator[Sequence[MixedHost]]:
         """Each host alone; and above every bandwidth, the fastest so many: only the slowest speed and the
@@ -187,7 +193,8 @@ def advise(decided: Decided, model: MachineModel, samples: int | None) -> list[D
     off = max(reached(each.machines.device, case.precision).off for each in members)
     times = (1.0,) if calibrated else (1 + off, 1.0, 1 / (1 + off))
     batch = job.batch.global_ if global_given(recipe) else None
-    usual = Forecast(members, case, samples or ROUND, batch, calibration, measured=split == "measured")
+    fits = _fitting(recipe, decided.setting, model.facts)
+    usual = Forecast(members, case, samples or ROUND, batch, calibration, 1.0, split == "measured", fits)
     basis = "by this plan's step times"
     if not calibrated:
         basis += (
@@ -198,6 +205,22 @@ def advise(decided: Decided, model: MachineModel, samples: int | None) -> list[D
         return words(guesses, samples, basis, measured=split == "measured")
     except UsageError:  # a figure is missing, as the plan says
         return []
+
+
+def _fitting(recipe: Recipe, setting: Setting, facts: Facts) -> Callable[[Sequence[MixedHost]], bool]:
+    """Whether a job fits and works out on some of its hosts, with its micro-batch. A rank holds more where
+    fewer share the states."""
+
+    @cache
+    def on(ranks: int, device: int | None, host: int | None) -> bool:
+        return on_ranks(recipe, setting, ranks, MemoryLimit(device, host)) is not None
+
+    def fits(chosen: Sequence[MixedHost]) -> bool:
+        hosts, slots = [Host(each.host, each.ranks) for each in chosen], [each.ranks for each in chosen]
+        room = room_of(facts, hosts, slots, setting.spread.device, shared=False)
+        return on(sum(slots), room.device, room.host)
+
+    return fits
 
 
 def grouping(decided: Decided, calibration: Calibration) -> str | None:
@@ -232,7 +255,7 @@ def grouping(decided: Decided, calibration: Calibration) -> str | None:
 def review(
     recipe: Recipe,
     job: Job,
-    facts: Mapping[str, Mapping[str, Any]],
+    facts: Facts,
     speeds: Sequence[float],
     trained: int,
     samples: int | None,
@@ -259,6 +282,11 @@ def review(
     case = StepCase(members[0].machines, job.precision, work, lump(trained), spread)
     batch = job.batch.global_ if recipe.batch.global_ or recipe.batch.tokens else None
     shared = Forecast(members, case, samples or ROUND, batch, measured=True)
+    slots = [each.ranks for each in members]
+    setting = setting_of(recipe, whole_config(recipe), job.precision, job.device, slots)
+    if setting is not None:
+        setting = replace(setting, micro=job.batch.micro).spreading(micro_steps=steps)
+        shared = replace(shared, fits=_fitting(recipe, setting, facts))
     return words([shared], samples, "at the measured speeds", measured=True)
 
 

@@ -215,7 +215,13 @@ def on_hosts(
     those = fewer.fastest(hosts) if fewer is not None and hosts < machines.hosts else machines.on(hosts)
     if those is None:
         return None
-    ranks, now = those.ranks, setting.spread
+    there = on_ranks(recipe, setting, those.ranks, room)
+    return None if there is None else case_of(there, those)
+
+
+def on_ranks(recipe: Recipe, setting: Setting, ranks: int, room: MemoryLimit) -> Setting | None:
+    """Return the job on another number of ranks; None as for `on_hosts`."""
+    now = setting.spread
     there = setting.spreading(ranks=ranks)
     if there.spread.grouped and ranks % now.group:
         return None
@@ -231,7 +237,7 @@ def on_hosts(
         except RecipeError:
             return None
         there = replace(there, micro=batch.micro).spreading(micro_steps=batch.accumulation)
-    return case_of(there, those) if may_run(there, room) else None
+    return there if may_run(there, room) else None
 
 
 def host_counts(hosts: int) -> list[int]:

@@ -175,14 +175,19 @@ def read_user_config(path: str) -> dict[str, Any]:
     if not isinstance(config, dict):
         raise RecipeError("must be a JSON object", where=path)
     check_keys(config, where=path)
-    return config
+    return _unaliased(config)
 
 
 def check_keys(config: Mapping[str, Any], *, where: str) -> None:
     """Raise RecipeError at the first key that DeepSpeed would silently ignore, that has a value of the wrong
     kind, or that asks for what Muster does not train with."""
     _check(config, known_keys(), "", where)
-    stage = section(config, "zero_optimization").get("stage", 0)
+    zero = section(config, "zero_optimization")
+    for name, alias in _source()["aliases"].items():
+        if name in zero and alias in zero:
+            what = f"zero_optimization has both {name} and {alias}, which are one: DeepSpeed refuses that"
+            raise RecipeError(what, where=where, hint="leave one out")
+    stage = zero.get("stage", 0)
     if isinstance(stage, bool) or not isinstance(stage, int) or stage not in (0, 1, 2, 3):
         what = f"zero_optimization.stage is {json.dumps(stage)}, and must be 0, 1, 2 or 3"
         raise RecipeError(what, where=where)
@@ -434,7 +439,9 @@ _UNCOUNTED = (
 def given_config(recipe: Recipe) -> dict[str, Any]:
     """What the user says to DeepSpeed itself: the own file, if any, with engine.options laid over it."""
     engine = recipe.engine
-    return _renamed(_lay(read_user_config(engine.config) if engine.config else {}, engine.options))
+    return _renamed(
+        _lay(read_user_config(engine.config) if engine.config else {}, _unaliased(engine.options))
+    )
 
 
 def uncounted(config: Mapping[str, Any]) -> list[str]:
@@ -465,6 +472,16 @@ def user_rise(config: Mapping[str, Any]) -> tuple[str, int] | None:
         return "scheduler.type", 0
     steps = params.get("warmup_num_steps", "auto")
     return None if steps == "auto" else ("scheduler.params.warmup_num_steps", int(steps))
+
+
+def _unaliased(config: Mapping[str, Any]) -> dict[str, Any]:
+    """With one key for each field of ZeRO: DeepSpeed takes max_live_parameters and such without stage3_ too."""
+    zero, aliases = section(config, "zero_optimization"), _source()["aliases"]
+    return (
+        {**config, "zero_optimization": {aliases.get(key, key): each for key, each in zero.items()}}
+        if zero
+        else {**config}
+    )
 
 
 def _renamed(config: dict[str, Any]) -> dict[str, Any]:
@@ -608,7 +625,7 @@ def deepspeed_config(recipe: Recipe, batch: Batch, precision: str) -> dict[str, 
     else:
         config = _own_config(recipe)
     _check_options(recipe.engine.options)
-    config = _renamed(_lay(config, recipe.engine.options))
+    config = _renamed(_lay(config, _unaliased(recipe.engine.options)))
     for key in (*_NOT_TRAINED_WITH, "graph_harvesting"):
         config.pop(key, None)  # switched off; DeepSpeed refuses even so what it has no longer
     user_schedule(config)
