@@ -636,6 +636,7 @@ class Spot:
     when: float | None = None
     code: str | None = None
     uncaught: bool = False
+    local_rank: int | None = None
 
 
 def met_by(signs: Signs, rank: int, *lines: str) -> None:
@@ -1292,3 +1293,10 @@ def of_total(*steps: int) -> list[str]:
 def test_a_log_of_no_known_format_that_stops_before_its_last_step(lines: list[str], answer: str) -> None:
     found = said("begin", *lines)
     assert (found.answer, found.failure) == (answer, None)
+
+
+def test_a_rank_of_its_host_by_torchruns_prefix() -> None:
+    """--tee and --redirects say which process of a host wrote a line, and not which rank of the job."""
+    failure = said("begin", *(f"[default6]:{line}" for line in LOGIC)).failure
+    assert failure is not None and failure.evidence is not None
+    assert (failure.where, failure.evidence.rank) == ("local rank 6", None)
