@@ -316,7 +316,8 @@ def _nothing(of: str, jobs: Sequence[JobLog], notes: list[str]) -> Explanation:
         return Explanation(
             of=of, answer="unknown", says=_ECHO, lines=_telling(echoed), echoes=echoes, notes=notes
         )
-    notes += [f"{log.job}: {note}" for log in jobs for note in log.notes if note.startswith((LATE, NOT_FINITE))]
+    begins = (LATE, NOT_FINITE)
+    notes += [f"{log.job}: {note}" for log in jobs for note in log.notes if note.startswith(begins)]
     good = sum(log.outcome.good and log.over for log in jobs)
     says = f"nothing failed here: {counted(good, 'job')} ended well" if good else "no known failure is in it"
     if any(NOT_FINITE in note for note in notes):
