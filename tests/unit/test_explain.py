@@ -636,6 +636,7 @@ class Spot:
     when: float | None = None
     code: str | None = None
     uncaught: bool = False
+    local_rank: int | None = None
 
 
 def met_by(signs: Signs, rank: int, *lines: str) -> None:
@@ -1200,7 +1201,7 @@ def test_torchruns_rendezvous_that_timed_out_is_no_fault_of_the_program() -> Non
 
 
 def test_the_launchers_option_with_a_hyphen() -> None:
-    """torch.distributed.launch has no --no_local_rank, which is DeepSpeed's; the script may know --local_rank."""
+    """torch.distributed.launch has no --no_local_rank, DeepSpeed's; the script may know --local_rank."""
     refused = "train.py: error: unrecognized arguments: {}"
     for option, failure in (("--local-rank=1", "local_rank_hyphen"), ("--local_rank=1", "local_rank_arg")):
         found = said("usage: train.py [-h] [--local_rank LOCAL_RANK]", refused.format(option))
@@ -1208,13 +1209,14 @@ def test_the_launchers_option_with_a_hyphen() -> None:
         assert ("--no_local_rank" in (found.remedy or "")) == (failure == "local_rank_arg")
 
 
+EXECVE = "slurmstepd: error: execve()"
 OF_SRUN = ["srun: error: n4: tasks 4-7: Exited with exit code 2", "srun: error: n1: tasks 0-3: Terminated"]
 
 
 @pytest.mark.parametrize(
     ("lines", "host", "rank"),
     [
-        (["slurmstepd: error: execve(): /opt/py312/bin/python: No such file or directory", *OF_SRUN], "n4", None),
+        ([f"{EXECVE}: /opt/py312/bin/python: No such file or directory", *OF_SRUN], "n4", None),
         (
             [
                 "slurmstepd: error: Detected 1 oom_kill event in StepId=7712.0.",
@@ -1242,7 +1244,7 @@ def test_whose_failure_the_launchers_account_tells(
 
 def test_an_interpreter_of_ones_own_is_in_no_distributions_package() -> None:
     for path, own in (("/usr/bin/python3", False), ("/opt/py312/bin/python", True)):
-        found = said(f"slurmstepd: error: execve(): {path}: No such file or directory", *OF_SRUN)
+        found = said(f"{EXECVE}: {path}: No such file or directory", *OF_SRUN)
         assert found.failure is not None and found.failure.id == "remote_python_missing"
         assert ("apt-get" in (found.remedy or "")) != own and "on n4" in (found.remedy or "")
 
@@ -1281,7 +1283,7 @@ def of_total(*steps: int) -> list[str]:
     ("lines", "answer"),
     [
         (of_total(20, 40), "unknown"),
-        ([*of_total(20, 40, 60), "Training complete in 0h 4m", *of_total(20, 40)], "unknown"),  # the second run
+        ([*of_total(20, 40, 60), "Training complete in 0h 4m", *of_total(20, 40)], "unknown"),  # two runs
         (of_total(20, 40, 60), "nothing"),
         (of_total(0, 20, 40), "nothing"),  # counted from 0, there is no line of step 60
         (of_total(0, 10, 20), "unknown"),
@@ -1292,3 +1294,10 @@ def of_total(*steps: int) -> list[str]:
 def test_a_log_of_no_known_format_that_stops_before_its_last_step(lines: list[str], answer: str) -> None:
     found = said("begin", *lines)
     assert (found.answer, found.failure) == (answer, None)
+
+
+def test_a_rank_of_its_host_by_torchruns_prefix() -> None:
+    """--tee and --redirects say which process of a host wrote a line, and not which rank of the job."""
+    failure = said("begin", *(f"[default6]:{line}" for line in LOGIC)).failure
+    assert failure is not None and failure.evidence is not None
+    assert (failure.where, failure.evidence.rank) == ("local rank 6", None)

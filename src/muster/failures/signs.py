@@ -245,6 +245,7 @@ class Sign:
     when: float | None = None  # seconds since 1970, by the clock of who wrote the log
     code: str | None = None  # an exception's: where in the program it was raised
     uncaught: bool = False  # its traceback begins where the program does
+    local_rank: int | None = None  # on its host, where torchrun's --tee says that
 
 
 class LineSpot(Protocol):
@@ -260,6 +261,8 @@ class LineSpot(Protocol):
     def code(self) -> str | None: ...
     @property
     def uncaught(self) -> bool: ...
+    @property
+    def local_rank(self) -> int | None: ...
 
 
 _Key = tuple[Weight, str | None, int | None]  # with the host and the rank
@@ -522,7 +525,7 @@ class Signs:
                     self.shapes.add(shape_of(text, host))
                 raised = weight == "exception" or (self.traceback and _EXCEPTION.match(text))
                 code, uncaught = (spot.code, spot.uncaught) if spot and raised else (None, False)
-                place = (spot.number, spot.when, code, uncaught) if spot else ()
+                place = (spot.number, spot.when, code, uncaught, spot.local_rank) if spot else ()
                 self.now[key] = Sign(weight, failure, text, host, rank, *place)
         if rank in self.chains:
             self.chains[rank].append(text)

@@ -46,7 +46,8 @@ _SOFTLY = re.compile(
 )
 # A step and how many there shall be.
 _PLACE = re.compile(
-    r"(?<![A-Za-z])(?:global[ _-]?step|step|iter(?:ation)?)s?\b[\s:=#\[(|]*(\d{1,12}) ?(?:/|of) ?(\d{1,12})\b(?!/)",
+    r"(?<![A-Za-z])(?:global[ _-]?step|step|iter(?:ation)?)s?\b[\s:=#\[(|]*"
+    r"(\d{1,12}) ?(?:/|of) ?(\d{1,12})\b(?!/)",
     re.IGNORECASE,
 )
 _FEW = 2  # lines of work

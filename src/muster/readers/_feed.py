@@ -37,6 +37,7 @@ _PREFIX = re.compile(
     r"(?:\S+: )?(?:\[rank\d+\]:|\[(?:prterun-\S+@)?\d+,\d+\]<std\w+>:|\[default\d+\]:|\s*\d{1,6}: )"
 )
 _SENDER = re.compile(SENDER)
+_LOCAL = re.compile(r"(?:\S+: )?\[default(\d{1,9})\]:")  # torchrun's --tee and --redirects
 _FRAME = re.compile(r"  File \"([^\"]+)\", line (\d+)(?:, in (.+))?")
 _MARK = re.compile(r"^\[rank\d+\]: ?")
 _NAMED = re.compile(
@@ -307,6 +308,12 @@ class LinePlace(NamedTuple):
         return next((int(group) for group in match.groups() if group), None) if match else None
 
     @property
+    def local_rank(self) -> int | None:
+        """Whose line it is among the ranks of its host, where only that is said."""
+        match = _LOCAL.match(_sent(self.block[self.place])[1])
+        return int(match[1]) if match else None
+
+    @property
     def when(self) -> float | None:
         """Its time stamp, or the last one before it."""
         return next((stamp for line in self._back() if (stamp := own_stamp(line)) is not None), None)
@@ -363,7 +370,7 @@ def last_exception(frame: Frame, blocks: Sequence[Sequence[str]]) -> Sign | None
                 sign = None
                 if _NAMED.fullmatch(text.strip()) and not is_exception(text) and entry is None:
                     spot = LinePlace(block, place, blocks[number - 1] if number else ())
-                    place_of = (spot.rank, spot.number, spot.when, spot.code, spot.uncaught)
+                    place_of = (spot.rank, spot.number, spot.when, spot.code, spot.uncaught, spot.local_rank)
                     sign = Sign("exception", None, text, None, *place_of)
     return sign
 

@@ -143,7 +143,7 @@ class Reader:
         self.settings: dict[str, float | None] = {}
         self.changed: tuple[str, ...] = ()  # what is said of batches that were not the same
         self.loss: float | None = None
-        self.diverged: int | None = None  # the line from which on the loss is not finite; 0: nobody counts them
+        self.diverged: int | None = None  # the line from which on the loss is not finite; 0: not known
         self.closed = False
 
     def line(self, text: str) -> None:

@@ -234,7 +234,7 @@ def _of_jobs(of: str, jobs: Sequence[JobLog]) -> Explanation:
     evidence = _evidence(log, _placed(log, sign))
     failure = Failure(
         what=sign.text,
-        where=None if evidence.rank is None else f"rank {evidence.rank}",
+        where=_where(evidence.rank, sign.local_rank),
         host=evidence.host,
         hint=_remedy_of(sign, entry, evidence.host) if entry else None,
         id=entry.id if entry else None,
@@ -316,7 +316,8 @@ def _nothing(of: str, jobs: Sequence[JobLog], notes: list[str]) -> Explanation:
         return Explanation(
             of=of, answer="unknown", says=_ECHO, lines=_telling(echoed), echoes=echoes, notes=notes
         )
-    notes += [f"{log.job}: {note}" for log in jobs for note in log.notes if note.startswith((LATE, NOT_FINITE))]
+    begins = (LATE, NOT_FINITE)
+    notes += [f"{log.job}: {note}" for log in jobs for note in log.notes if note.startswith(begins)]
     good = sum(log.outcome.good and log.over for log in jobs)
     says = f"nothing failed here: {counted(good, 'job')} ended well" if good else "no known failure is in it"
     if any(NOT_FINITE in note for note in notes):
@@ -379,6 +380,12 @@ def _placed(log: JobLog, sign: Sign) -> Sign:
     if len(hosts) > 1 or len(ranks) > 1:
         return sign
     return replace(sign, host=next(iter(hosts), None), rank=next(iter(ranks), None))
+
+
+def _where(rank: int | None, local_rank: int | None) -> str | None:
+    if rank is not None:
+        return f"rank {rank}"
+    return None if local_rank is None else f"local rank {local_rank}"
 
 
 def _remedy_of(sign: Sign, entry: KnownFailure, host: str | None) -> str:
