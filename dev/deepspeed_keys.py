@@ -2,9 +2,9 @@
 
 Run after raising the DeepSpeed version: python dev/deepspeed_keys.py > src/muster/engines/deepspeed/keys.json
 Sections whose keys DeepSpeed does not list in one place are null: Muster does not check inside them. The name
-of a type is what a key takes; null, anything. Aliases are of zero_optimization: a field's name, and the key that
-stands for the same. Optimizers and schedulers have the names that they take, with a
-! where they do not work without.
+of a type is what a key takes; null, anything. Aliases are of zero_optimization: a field's name, and the key
+that stands for the same. Strict sections refuse a key that they do not know. Optimizers and schedulers have
+the names that they take, with a ! where they do not work without.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from typing import Annotated, Any, Union, get_args, get_origin
 import deepspeed
 import torch
 from deepspeed.comm.config import CommsLoggerConfig
+from deepspeed.compile.config import CompileConfig
 from deepspeed.monitor.config import CometConfig, CSVConfig, TensorBoardConfig, WandbConfig
 from deepspeed.ops.adagrad import DeepSpeedCPUAdagrad
 from deepspeed.ops.adam import DeepSpeedCPUAdam, FusedAdam
@@ -29,7 +30,10 @@ from deepspeed.runtime import constants, lr_schedules
 from deepspeed.runtime.activation_checkpointing import config as act
 from deepspeed.runtime.engine import DeepSpeedEngine
 from deepspeed.runtime.precision_config import DeepSpeedBF16Config, DeepSpeedFP16Config
+from deepspeed.runtime.tensor_parallel.config import TPTrainingConfig
+from deepspeed.runtime.zenflow.zenflow_config import ZenFlowConfig
 from deepspeed.runtime.zero.config import DeepSpeedZeroConfig
+from deepspeed.runtime.zero.leaf_module_config import DeepSpeedZeroLeafModuleConfig
 from deepspeed.runtime.zero.offload_config import (
     DeepSpeedZeroOffloadOptimizerConfig,
     DeepSpeedZeroOffloadParamConfig,
@@ -43,6 +47,18 @@ SECTIONS = {
     "csv_monitor": CSVConfig,
     "comet": CometConfig,
     "comms_logger": CommsLoggerConfig,
+    "compile": CompileConfig,
+    "tensor_parallel": TPTrainingConfig,
+    "fp16": DeepSpeedFP16Config,
+    "bf16": DeepSpeedBF16Config,
+    "bfloat16": DeepSpeedBF16Config,
+    "zero_optimization": DeepSpeedZeroConfig,
+}
+IN_ZERO = {
+    "offload_param": DeepSpeedZeroOffloadParamConfig,
+    "offload_optimizer": DeepSpeedZeroOffloadOptimizerConfig,
+    "leaf_module": DeepSpeedZeroLeafModuleConfig,
+    "zenflow": ZenFlowConfig,
 }
 
 
@@ -93,13 +109,6 @@ def main() -> None:
             top[value] = type(default).__name__ if type(default) in TYPES else None
     for key in re.findall(r"param_dict(?:\.get\(|\[)[\"']([a-z_0-9]+)[\"']", source):
         top[key] = None
-    zero: dict[str, Any] = names(DeepSpeedZeroConfig)
-    zero["offload_param"] = names(DeepSpeedZeroOffloadParamConfig)
-    zero["offload_optimizer"] = names(DeepSpeedZeroOffloadOptimizerConfig)
-    top["zero_optimization"] = zero
-    top["fp16"] = {**names(DeepSpeedFP16Config), "auto_cast": "bool"}
-    top["bf16"] = names(DeepSpeedBF16Config)
-    top["bfloat16"] = top["bf16"]
     top["optimizer"] = {"type": None, "params": None, "legacy_fusion": None}
     top["scheduler"] = {"type": None, "params": None}
     top["activation_checkpointing"] = {
@@ -108,6 +117,8 @@ def main() -> None:
         if name.startswith("ACT_CHKPT_") and isinstance(value, str) and not name.endswith("DEFAULT")
     }
     top |= {key: names(model) for key, model in SECTIONS.items()}
+    top["zero_optimization"] |= {key: names(model) for key, model in IN_ZERO.items()}
+    strict = {**SECTIONS, **{f"zero_optimization.{key}": model for key, model in IN_ZERO.items()}}
     for key in [
         "train_batch_size",
         "train_micro_batch_size_per_gpu",
@@ -143,11 +154,9 @@ def main() -> None:
         "zero_allow_untested_optimizer",
         "zero_force_ds_cpu_optimizer",
         "prescale_gradients",
-        "tensor_parallel",
         "torch_autocast",
         "graph_harvesting",
         "use_node_local_storage",
-        "compile",
         "fp32",
         "dataloader_drop_last",
     ]:
@@ -162,6 +171,7 @@ def main() -> None:
         "aliases": {
             name: field.alias for name, field in DeepSpeedZeroConfig.model_fields.items() if field.alias
         },
+        "strict": sorted(key for key, model in strict.items() if model.model_config.get("extra") == "forbid"),
         "optimizers": {
             "MuonWithAuxAdam": " ".join(sorted(muon)),
             **{each.__name__: taken(each) for each in optimizers},

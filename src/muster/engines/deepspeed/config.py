@@ -100,7 +100,7 @@ _COMPRESSED = ("onebitadam", "onebitlamb", "zerooneadam")  # DeepSpeed reads nam
 # Sections without a list of keys.
 _SECTIONS = frozenset(
     {
-        *_NOT_TRAINED_WITH, "tensor_parallel", "pipeline", "flops_profiler", "checkpoint", "aio", "timers",
+        *_NOT_TRAINED_WITH, "pipeline", "flops_profiler", "checkpoint", "aio", "timers",
         "data_types",
     }
 )  # fmt: skip
@@ -124,6 +124,7 @@ GROUP = "zero_hpz_partition_size"
 _BUCKET = "reduce_bucket_size"
 TESTED = ("adam", "adamw", "adagrad", "lion", "muon")  # optimizers that DeepSpeed takes under ZeRO
 UNTESTED = "zero_allow_untested_optimizer"  # the key with which it takes others
+LISTED = 20  # keys of a section that a hint names all
 _GATHER = "stage3_gather_16bit_weights_on_model_save"
 
 
@@ -475,7 +476,8 @@ def user_rise(config: Mapping[str, Any]) -> tuple[str, int] | None:
 
 
 def _unaliased(config: Mapping[str, Any]) -> dict[str, Any]:
-    """With one key for each field of ZeRO: DeepSpeed takes max_live_parameters and such without stage3_ too."""
+    """With one key for each field of ZeRO: DeepSpeed takes stage3_max_live_parameters and others without
+    stage3_ too."""
     zero, aliases = section(config, "zero_optimization"), _source()["aliases"]
     return (
         {**config, "zero_optimization": {aliases.get(key, key): each for key, each in zero.items()}}
@@ -817,12 +819,7 @@ def _own_config(recipe: Recipe) -> dict[str, Any]:
 def _check(config: Mapping[str, Any], allowed: Mapping[str, Any], prefix: str, where: str) -> None:
     for key, value in config.items():
         if key not in allowed:
-            everywhere = [*allowed, *(f"{a}.{b}" for a, sub in known_keys().items() if sub for b in sub)]
-            raise RecipeError(
-                f"{prefix + key!r} is not a key that DeepSpeed knows; it would ignore it silently",
-                where=where,
-                hint=did_you_mean(key, allowed) or did_you_mean(key, everywhere),
-            )
+            raise _unknown(key, allowed, prefix, where)
         if value is None and prefix:  # DeepSpeed takes it for not given, also where it is a section
             continue
         if (isinstance(allowed[key], dict) or (key in _SECTIONS and not prefix)) and not isinstance(
@@ -843,6 +840,22 @@ def _check(config: Mapping[str, Any], allowed: Mapping[str, Any], prefix: str, w
                 raise RecipeError(what, where=where, hint=hint)
         if isinstance(allowed[key], dict):
             _check(value, allowed[key], f"{prefix}{key}.", where)
+
+
+def _unknown(key: str, allowed: Mapping[str, Any], prefix: str, where: str) -> RecipeError:
+    """What DeepSpeed does with a key that it does not know: most sections refuse it."""
+    name = prefix.rstrip(".")
+    strict = name in _source()["strict"]
+    what = f"{prefix + key!r} is not a key that DeepSpeed knows; it would "
+    what += "refuse it at the start" if strict else "ignore it silently"
+    sections = {at: sub for at, sub in known_keys().items() if isinstance(sub, dict)}
+    everywhere = [*allowed, *(f"{at}.{inner}" for at, sub in sections.items() for inner in sub)]
+    hint = did_you_mean(key, allowed)
+    if prefix and key in known_keys():
+        hint = f"{key} belongs to the top level, beside {name.partition('.')[0]}"
+    elif hint is None and strict and len(allowed) <= LISTED:
+        hint = f"{name} takes {', '.join(sorted(allowed))}"
+    return RecipeError(what, where=where, hint=hint or did_you_mean(key, everywhere))
 
 
 def _bare(value: Any) -> bool:
