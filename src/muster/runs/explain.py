@@ -319,12 +319,16 @@ def _nothing(of: str, jobs: Sequence[JobLog], notes: list[str]) -> Explanation:
     begins = (LATE, NOT_FINITE)
     notes += [f"{log.job}: {note}" for log in jobs for note in log.notes if note.startswith(begins)]
     good = sum(log.outcome.good and log.over for log in jobs)
-    says = f"nothing failed here: {counted(good, 'job')} ended well" if good else "no known failure is in it"
+    says, lines = f"nothing failed here: {counted(good, 'job')} ended well", list[str]()
+    open_ended = max((log.steps or 0 for log in jobs if log.outcome.good and not log.over), default=0)
+    if not good:
+        says, lines = "no known failure is in it", _telling(jobs)
+        says += "" if open_ended else "; how it ended is not known"
     if any(NOT_FINITE in note for note in notes):
         says += f"; {NOT_FINITE}: what was trained is of no use"
-    if open_ended := max((log.steps or 0 for log in jobs if log.outcome.good and not log.over), default=0):
+    if open_ended:
         says += f"; after {counted(open_ended, 'step')} nothing says whether it ended"
-    return Explanation(of=of, answer="nothing", says=says, notes=notes)
+    return Explanation(of=of, answer="nothing", says=says, lines=lines, notes=notes)
 
 
 def _echoes_alone(log: JobLog) -> bool:
