@@ -1314,3 +1314,18 @@ def test_a_training_that_lightning_stopped_early() -> None:
     assert found.failure is not None and found.failure.id == "loss_nan"
     assert "1 job ended well" in said(*epochs, early, epochs[-1]).says
     assert "ended well" not in said(*epochs, early, goes_on, bar.format(8)).says
+
+
+def test_the_node_and_the_message_of_an_evicted_pod() -> None:
+    """`kubectl describe` names the node above, and says below what the node was short of."""
+    pod = [
+        "Name:             trainer-3",
+        "Node:             gpu-node-5/10.0.0.5",
+        "Reason:           Evicted",
+        "Message:          The node was low on resource: ephemeral-storage. Threshold quantity: 10737418240",
+    ]
+    failure = said(*pod).failure
+    assert failure is not None and (failure.id, failure.host) == ("pod_evicted", "gpu-node-5")
+    assert "ephemeral-storage" in failure.what
+    failure = said(*pod[:2], "Name:  other", "Node:             <none>", *pod[2:]).failure
+    assert failure is not None and failure.host is None
