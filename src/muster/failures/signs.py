@@ -509,6 +509,7 @@ class Signs:
         rank: int | None = None,
     ) -> None:
         self.last = text = _MARK.sub("", text)
+        hosts = (self.node,) if weight == "scheduler" and self.node and not any(hosts) else hosts
         spot = self.spot
         if spot is not None:
             rank = spot.rank if rank is None else rank
@@ -743,8 +744,6 @@ class Signs:
         if match and match.phrase.weight != "notice":
             # Slurm says on which host the step was, and not which failed.
             nobody = match.phrase.weight == "scheduler" and "CANCELLED" in text
-            if match.phrase.weight == "scheduler" and hosts == (None,):
-                hosts = (self.node,)
             self._add(match.phrase.weight, match.failure.id, text, (None,) if nobody else hosts, rank)
             return
         if _CRASH.search(text) or (shell and shell["how"] != "Aborted"):
