@@ -1301,3 +1301,31 @@ def test_a_rank_of_its_host_by_torchruns_prefix() -> None:
     failure = said("begin", *(f"[default6]:{line}" for line in LOGIC)).failure
     assert failure is not None and failure.evidence is not None
     assert (failure.where, failure.evidence.rank) == ("local rank 6", None)
+
+
+def test_a_training_that_lightning_stopped_early() -> None:
+    """EarlyStopping ends it well; the Trainer goes on where its least number of epochs is not reached."""
+    bar = "Epoch {}: 100%|███| 313/313 [00:31<00:00,  9.91it/s, v_num=2, train_loss=0.221, val_loss=0.402]"
+    epochs = [bar.format(n) for n in range(8)]
+    early = "Monitored metric val_loss did not improve in the last 3 records. Best score: 0.402. Signaling"
+    goes_on = "Trainer was signaled to stop but the required `min_epochs=9` has not been met"
+    nan = "Monitored metric val_loss = nan is not finite. Previous best value was 0.402. Signaling"
+    found = said(*epochs, nan, epochs[-1])
+    assert found.failure is not None and found.failure.id == "loss_nan"
+    assert "1 job ended well" in said(*epochs, early, epochs[-1]).says
+    assert "ended well" not in said(*epochs, early, goes_on, bar.format(8)).says
+
+
+def test_the_node_and_the_message_of_an_evicted_pod() -> None:
+    """`kubectl describe` names the node above, and says below what the node was short of."""
+    pod = [
+        "Name:             trainer-3",
+        "Node:             gpu-node-5/10.0.0.5",
+        "Reason:           Evicted",
+        "Message:          The node was low on resource: ephemeral-storage. Threshold quantity: 10737418240",
+    ]
+    failure = said(*pod).failure
+    assert failure is not None and (failure.id, failure.host) == ("pod_evicted", "gpu-node-5")
+    assert "ephemeral-storage" in failure.what
+    failure = said(*pod[:2], "Name:  other", "Node:             <none>", *pod[2:]).failure
+    assert failure is not None and failure.host is None

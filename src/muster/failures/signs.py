@@ -32,6 +32,7 @@ _REASONS = tuple(
             "Error response from daemon",
             "Main process exited",
             "Exit Code",
+            "Node:  ",
             "exited with code",
             "Exception ignored",
             "terminated with code",
@@ -195,6 +196,8 @@ _FORCED = re.compile(
 _ELASTIC = re.compile(r"\s+host +: (\S+)")  # torchrun's account of a process: its host, then its exit code
 _OWN_WORDS = "  traceback : Traceback"
 _ACCOUNT = re.compile(r"\s+exitcode +: ")
+_NODE = re.compile(r"Node: {2,}(?:([\w.-]+)/\S+)?")  # of the pod that kubectl describes
+_REASON = re.compile(r"\s*Reason: ")  # a word, of which a message may tell more
 _RANK = re.compile(r"\s+rank +: (\d{1,9})")  # and the process's rank
 # Exceptions that programs handle by another way to the same: of those nothing more is said.
 _FALLBACK = re.compile(
@@ -302,6 +305,7 @@ class Signs:
     broke: bool = False  # it says in so many words that a process of the job did not end well
     elastic: str | None = None  # the host of the process that torchrun gives account of
     elastic_rank: int | None = None
+    node: str | None = None  # of the pod that kubectl describes
     task: tuple[str, int] | None = (
         None  # the host of a task of Ray's, and the line that its traceback follows
     )
@@ -505,6 +509,7 @@ class Signs:
         rank: int | None = None,
     ) -> None:
         self.last = text = _MARK.sub("", text)
+        hosts = (self.node,) if weight == "scheduler" and self.node and not any(hosts) else hosts
         spot = self.spot
         if spot is not None:
             rank = spot.rank if rank is None else rank
@@ -517,8 +522,10 @@ class Signs:
         self.echoes += weight in ("symptom", "exit")
         for host in hosts:
             key = weight, host, rank
-            old = self.now.get(key) if weight == "cause" else None
-            if old and self._outdone(old, failure, text):
+            old = self.now.get(key) if weight in ("cause", "scheduler") else None
+            if old and old.failure == failure and _REASON.match(old.text) and not _REASON.match(text):
+                del self.now[key]
+            elif old and weight == "cause" and self._outdone(old, failure, text):
                 self.met[key] = self.now.pop(key)
             if key not in self.now and len(self.now) < _MOST:
                 if weight in _MET and len(self.shapes) < _SHAPES:
@@ -662,6 +669,8 @@ class Signs:
             self.task = match[1], self.spot.number or 0
         elif match := _ELASTIC.match(text):
             self.elastic = match[1]
+        elif match := _NODE.match(text):
+            self.node = match[1]
         elif match := _RANK.match(text):
             self.elastic_rank = int(match[1])
             if self.root:

@@ -44,6 +44,7 @@ _ENOUGH = 2 * _COARSE / APART  # seconds of a window by such stamps: then half o
 _LARGEST_STEP = 10**12
 _CLOCK = (1, 60, 3600, 86400)  # seconds of what a clock shows, from its end
 _MOST_PLACES = 20_000  # hosts and jobs of a file
+GOES_ON = "Trainer was signaled to stop but the required "  # as Lightning says after what would end it
 
 
 @dataclass(frozen=True)
@@ -128,6 +129,7 @@ class Steps:
         if any(word in text for word in self.form.stops):
             self._flush()  # what an evaluation tells is not of the step
             self.interrupted = True
+            self.ended = self.ended and GOES_ON not in text
         if any(word in text for word in self.form.ends):
             self.ended = True
             self.frame.finish()

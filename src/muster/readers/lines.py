@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from muster.readers._frame import Frame
-from muster.readers._lines import LineFormat, Steps
+from muster.readers._lines import GOES_ON, LineFormat, Steps
 from muster.readers.base import Reading
 
 
@@ -18,7 +18,9 @@ _NEMO = _all(
     r"global_batch_size: (?P<batch>\d+)",
     r"reduced_train_loss: (?P<loss>[\d.e+-]+)",
 )
-_VALIDATES, _STOPPED = ("Validation ", "alidation epoch"), ("`Trainer.fit` stopped: ",)
+_VALIDATES = ("Validation ", "alidation epoch")
+# Lightning's own words, and those of its EarlyStopping, after which it may go on to its least epoch.
+_STOPPED = ("`Trainer.fit` stopped: ", " records. Best score: ", "Stopping threshold reached: ")
 FORMATS = (
     LineFormat(  # Megatron-LM since 2019 and what was made of it: Megatron-DeepSpeed, Megatron-Bridge, Primus
         "Megatron-LM",
@@ -135,7 +137,7 @@ FORMATS = (
             r"[ ,](?:reduced_)?(?:train_)?loss=(?P<loss>[\d.e+-]+)",
         ),
         settings=_all(r"^Trainable params: .*\S|^[\d.]+ +[KMBT]? +Trainable params"),
-        stops=("Validation", "alidating"),
+        stops=("Validation", "alidating", GOES_ON),
         ends=_STOPPED,
         counts_down=True,
     ),
@@ -147,7 +149,7 @@ FORMATS = (
             r"(?P<clock>\d{1,6}:\d\d:\d\d) \u2022"
         ),
         facts=_all(r" (?:train_)?loss: (?P<loss>[\d.e+-]+)"),
-        stops=("Validation",),
+        stops=("Validation", GOES_ON),
         ends=_STOPPED,
         counts_down=True,
     ),
