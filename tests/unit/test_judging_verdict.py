@@ -276,6 +276,9 @@ def test_figures_of_fit_hosts_and_evidence() -> None:
         ([*alone(N05), *ring(N05, (0,))],
          "n04", "probably fit", "fast alone, but slow in every group, and other hosts explain that"),
         (differing(2), "n10", "differs", "differ by"),
+        ([job for work, once in (("a", "n05"), ("b", "n01"), ("c", "n06"))
+          for job in alone({once: 0.05}, work=work)],
+         "n05", "unknown", "1 of its 3 jobs was slow, alone"),
         *(
             ([*jobs_alone(a or {}, 2 * (a is not None), 0.003),
               *jobs_of_pairs(g or {}, (0, 1) if g is not None else (), 0.003)], "n05", "slow", f", {words}:")

@@ -377,12 +377,12 @@ class _Hosts:
         alone = [row for row in rows if readings.alone[row]]
         groups = [row for row in rows if not readings.alone[row]]
 
+        def slow_rows(own: Sequence[int]) -> list[int]:
+            least = smallest(readings, own, settings)
+            return [row for row in own if readings.value[row] - 2 * readings.sigma[row] > least]
+
         def slow(own: Sequence[int]) -> bool:
-            return any(
-                min([readings.value[row] - 2 * readings.sigma[row] for row in each])
-                > smallest(readings, each, settings)
-                for each in _by_kind(readings, own)
-            )
+            return any(slow_rows(each) == list(each) for each in _by_kind(readings, own))
 
         ways = {"alone": alone, "in groups": groups}
         unclear = [name for name, own in ways.items() if own and not self._good(own) and not slow(own)]
@@ -397,6 +397,9 @@ class _Hosts:
             return "fast in groups, but slow alone"
         if not groups:
             count = "its only job was" if len(alone) == 1 else f"its {len(alone)} jobs were"
+            number = sum(len(slow_rows(each)) for each in _by_kind(readings, alone))
+            if number < len(alone):
+                count = f"{number} of {count if number > 1 else f'its {len(alone)} jobs was'}"
             return f"{count} slow, alone: that may have been something else on the machine, or chance"
         return "all its jobs were slow, but other hosts explain that"
 
