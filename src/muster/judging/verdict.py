@@ -397,10 +397,14 @@ class _Hosts:
             return "fast in groups, but slow alone"
         if not groups:
             count = "its only job was" if len(alone) == 1 else f"its {len(alone)} jobs were"
-            number = sum(len(slow_rows(each)) for each in _by_kind(readings, alone))
-            if number < len(alone):
-                count = f"{number} of {count if number > 1 else f'its {len(alone)} jobs was'}"
-            return f"{count} slow, alone: that may have been something else on the machine, or chance"
+            bad = [row for each in _by_kind(readings, alone) for row in slow_rows(each)]
+            if len(bad) < len(alone):
+                count = f"{len(bad)} of {count if len(bad) > 1 else f'its {len(alone)} jobs was'}"
+            failed = sum(readings.failed(row) for row in bad)
+            how = f"{count} slow{' or failed' if failed else ''}"
+            if failed == len(bad):
+                how = f"{count.rpartition(' ')[0]} failed"
+            return f"{how}, alone: that may have been something else on the machine, or chance"
         return "all its jobs were slow, but other hosts explain that"
 
     def _differs(self, rows: Sequence[int]) -> tuple[float, float, float] | None:
