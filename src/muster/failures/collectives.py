@@ -57,17 +57,17 @@ class Collectives:
 
     works: dict[str, dict[int, _Work]] = field(default_factory=dict)
     enqueued: dict[str, dict[int, int]] = field(default_factory=dict)
-    said: Odd | None = None  # by the flight recorder itself
+    reported: Odd | None = None  # by the flight recorder itself
 
     def line(self, text: str, rank: int | None) -> None:
         """Read a line that has one of the HINTS. `rank`: whose it is, where something before it says so."""
         if match := _MISSING.search(text):
-            self.said = Odd(f"rank {match[1]} did not come to a collective of the others", int(match[1]))
+            self.reported = Odd(f"rank {match[1]} did not come to a collective of the others", int(match[1]))
         elif match := _BARRIER.search(text):
-            self.said = Odd(f"rank {match[1]} did not come to a barrier of the others", int(match[1]))
+            self.reported = Odd(f"rank {match[1]} did not come to a barrier of the others", int(match[1]))
         elif match := _CULPRIT.search(text):
             words = f"rank {match[1]} does not fit the others in a collective ({match[2]})"
-            self.said = self.said or Odd(words, int(match[1]))
+            self.reported = self.reported or Odd(words, int(match[1]))
         elif (who := _WHO.search(text)) and (who["guid"] or who["group"] in (None, "0")):
             group = who["guid"] or "0"
             number = int(who["rank"]) if rank is None else rank
@@ -82,7 +82,7 @@ class Collectives:
 
     def odd(self) -> Odd | None:
         """The ranks that differ from the others; None: none do, or nobody says so."""
-        return self.said or next(self._differing(), None)
+        return self.reported or next(self._differing(), None)
 
     def _differing(self) -> Iterator[Odd]:
         for group, works in self.works.items():
@@ -107,7 +107,7 @@ def merged(parts: Iterable[Collectives]) -> Collectives:
     """What several logs of one job say."""
     whole = Collectives()
     for part in parts:
-        whole.said = whole.said or part.said
+        whole.reported = whole.reported or part.reported
         for group, works in part.works.items():
             whole.works.setdefault(group, {}).update(works)
         for group, last in part.enqueued.items():

@@ -115,8 +115,8 @@ def _earlier(feed: LineFeed) -> EndOfLog | None:
     )
 
 
-def _why(feed: LineFeed, raised: Sign | None, known: bool = False) -> EndOfLog:
-    """What is left to explain an end by, when all lines of a job have been read. `known`: a format tells its
+def _why(feed: LineFeed, raised: Sign | None, formatted: bool = False) -> EndOfLog:
+    """What is left to explain an end by, when all lines of a job have been read. `formatted`: a format tells its
     steps."""
     frame, signs, ends = (
         feed.frame,
@@ -142,7 +142,7 @@ def _why(feed: LineFeed, raised: Sign | None, known: bool = False) -> EndOfLog:
         passed = passed or (quiet or 0) > NEAR or seems_done(after)
     caught = first is not None and bool(first.code) and not first.uncaught and not signs.broke
     passed = passed or (caught and goes_on(after))
-    if known and not over:  # then steps tell whether it went on, or that it is long ago
+    if formatted and not over:  # then steps tell whether it went on, or that it is long ago
         passed = caught and (quiet is None or quiet > NEAR)
     if first is not None and signs.in_a_sentence(first):
         passed = True

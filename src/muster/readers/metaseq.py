@@ -124,8 +124,8 @@ class Reader:
 
     def _begin(self, updates: int) -> None:
         """The first line of a process: what lies before it is no training."""
-        known = self.loaded is not None and self.loaded < updates
-        self.first = updates - (self.loaded or 0) if known else min(updates, self.every) or None
+        exact = self.loaded is not None and self.loaded < updates
+        self.first = updates - (self.loaded or 0) if exact else min(updates, self.every) or None
         self.used += self.first or 0
         if self.last is None:
             self.series.before = self.first or 0

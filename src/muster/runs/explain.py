@@ -259,7 +259,9 @@ def _with_odd_rank(explanation: Explanation, jobs: Sequence[JobLog]) -> Explanat
     """Where nothing says why, with the rank that waited in another collective than the others."""
     whole = merged(log.why.collectives for log in jobs if log.why and log.why.collectives)
     odd, answered = whole.odd(), explanation.answer in ("known", "named")
-    if odd is None or answered or explanation.failure or (explanation.answer == "nothing" and not whole.said):
+    if odd is None or answered or explanation.failure:
+        return explanation
+    if explanation.answer == "nothing" and not whole.reported:
         return explanation
     entry = known_failures().get(odd.failure or "")
     where = None if odd.rank is None else f"rank {odd.rank}"
@@ -268,8 +270,8 @@ def _with_odd_rank(explanation: Explanation, jobs: Sequence[JobLog]) -> Explanat
     failure = Failure(what=odd.words, where=where, host=host, id=odd.failure)
     answer: Answer = "known" if entry else "unknown"
     says = entry.cause if entry else f"{odd.words}: what kept it is the cause, and no line says what"
-    found = explanation.model_copy(update={"answer": answer, "says": says, "failure": failure})
-    return _with_entry(found, entry, host)
+    named = explanation.model_copy(update={"answer": answer, "says": says, "failure": failure})
+    return _with_entry(named, entry, host)
 
 
 def _sure(log: JobLog) -> bool:

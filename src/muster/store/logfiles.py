@@ -178,8 +178,8 @@ def _printed_of(line: str) -> str:
         entry = json.loads(line) if line.startswith(_DOCKER.decode()) else None
     except (ValueError, RecursionError):
         entry = None
-    said = entry.get("log") if isinstance(entry, dict) else None
-    return said.removesuffix("\n").replace("\n", " ") if isinstance(said, str) else line
+    text = entry.get("log") if isinstance(entry, dict) else None
+    return text.removesuffix("\n").replace("\n", " ") if isinstance(text, str) else line
 
 
 def _lines(whole: str, first: int) -> Lines:
