@@ -116,8 +116,8 @@ def _earlier(feed: LineFeed) -> EndOfLog | None:
 
 
 def _why(feed: LineFeed, raised: Sign | None, formatted: bool = False) -> EndOfLog:
-    """What is left to explain an end by, when all lines of a job have been read. `formatted`: a format tells its
-    steps."""
+    """What is left to explain an end by, when all lines of a job have been read. `formatted`: a format tells
+    its steps."""
     frame, signs, ends = (
         feed.frame,
         feed.frame.signs,
@@ -148,7 +148,7 @@ def _why(feed: LineFeed, raised: Sign | None, formatted: bool = False) -> EndOfL
         passed = True
     # torchrun's own word on the end counts though a process of an earlier attempt broke.
     restarted = any("worker group successfully finished" in line for line in after)
-    well = first is not None and not known and ended_well(after) and (restarted or not signs.broke)
+    well = first is not None and not formatted and ended_well(after) and (restarted or not signs.broke)
     return EndOfLog(
         signs=tuple(
             replace(each, text=shortened(each.text)) for each in _few([first, *others] if first else [])
