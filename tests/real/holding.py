@@ -27,7 +27,7 @@ from muster.core.batch import Batch
 from muster.core.recipe import recipe_from
 from muster.core.registry import load_plugin
 from muster.core.trace import TraceRequest, to_json
-from muster.engines.base import spec_of
+from muster.engines.base import merged, spec_of
 from muster.worker.arguments import training_arguments
 from muster.worker.context import Context, Emitter
 from muster.worker.tracing.tracing import parameters_of, trace
@@ -47,7 +47,7 @@ USED = (
 
 
 def context_of(folder: Path, asked: dict[str, Any], rank: int) -> Context:
-    recipe, ranks = recipe_from(asked["recipe"]), asked["ranks"]
+    recipe, ranks = merged(recipe_from(asked["recipe"])), asked["ranks"]
     micro, accumulation = recipe.batch.micro or 1, recipe.batch.accumulation or 1
     batch = Batch(micro, accumulation, ranks * micro * accumulation)
     config = spec_of(recipe.engine.name).config(recipe, batch, asked["precision"])
