@@ -284,15 +284,26 @@ def find_python(spec: Dict[str, Any], usual: Optional[str]) -> str:
     return own if own and os.access(own, os.X_OK) else sys.executable
 
 
+def _asked(
+    python: str, program: str, *argv: str, cwd: Optional[str] = None
+) -> subprocess.CompletedProcess[bytes]:
+    """What a Python answers that runs a program. Raises Problem where it takes longer than 30 s."""
+    try:
+        return subprocess.run(
+            [python, "-c", program, *argv],
+            cwd=cwd,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            timeout=30,
+        )
+    except subprocess.TimeoutExpired:
+        raise Problem("%s did not end within 30 s" % python, "its disk may not answer") from None
+
+
 def versions(python: str, more: Sequence[str] = ()) -> Dict[str, Optional[str]]:
     """The packages' versions as the ranks will see them, without importing any."""
-    done = subprocess.run(
-        [python, "-c", VERSIONS, *PACKAGES, *more],
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        timeout=30,
-    )
+    done = _asked(python, VERSIONS, *PACKAGES, *more)
     if done.returncode != 0:
         raise Problem("%s does not run: %s" % (python, done.stderr.decode("utf-8", "replace")[-200:].strip()))
     pairs = [line.split("\t") for line in done.stdout.decode().splitlines() if line.count("\t") == 1]
@@ -333,12 +344,9 @@ def check_command(spec: Dict[str, Any], python: Optional[str] = None) -> None:
         place = "" if os.path.isabs(script) else " in %s" % folder
         raise Problem("there is no script %s%s" % (script, place), hint)
     module, python = spec.get("module"), program or python
-    if module and python:
-        argv = [python, "-c", _LOOK, module]
-        quiet = subprocess.DEVNULL
-        if subprocess.call(argv, cwd=folder or None, stdin=quiet, stdout=quiet, stderr=quiet) == 3:
-            what = "%s has no module %s" % (shutil.which(python) or python, module)
-            raise Problem(what, "pip install it there; or " + hint)
+    if module and python and _asked(python, _LOOK, module, cwd=folder or None).returncode == 3:
+        what = "%s has no module %s" % (shutil.which(python) or python, module)
+        raise Problem(what, "pip install it there; or " + hint)
 
 
 def hold_port(wanted: int) -> socket.socket:

@@ -1,4 +1,5 @@
-"""Which rank stands elsewhere than the others, by NCCL's watchdog and PyTorch's flight recorder. Pure."""
+"""Find the rank that waits in another collective than the others, by NCCL's watchdog and PyTorch's flight
+recorder. Pure."""
 
 from __future__ import annotations
 
@@ -43,8 +44,8 @@ class _Work:
 
 @dataclass(frozen=True)
 class Odd:
-    """Ranks that stand elsewhere than others. `rank`: the one; None: of two nobody knows which. `failure`:
-    where the program went different ways for certain."""
+    """A rank that waits elsewhere than the others. `rank`: which; None: one of two, and not known which.
+    `failure`: the failure's id, where the program went different ways for certain."""
 
     words: str
     rank: int | None = None
@@ -81,7 +82,7 @@ class Collectives:
                     enqueued.setdefault(number, int(last[1]))
 
     def odd(self) -> Odd | None:
-        """The ranks that differ from the others; None: none do, or nobody says so."""
+        """Return the rank that differs from the others; None: none does, or no line says so."""
         return self.reported or next(self._differing(), None)
 
     def _differing(self) -> Iterator[Odd]:
@@ -90,11 +91,13 @@ class Collectives:
             (usual, count), others = common[0], common[1:]
             for other, times in others:
                 failure = MISMATCH if other.unlike(usual) else None
-                rank = next(each for each, work in works.items() if work == other)
-                if times == 1 and count > 1 and len(others) == 1:
+                alone = times == 1 and count > 1 and len(others) == 1
+                if not alone and failure is None:
+                    continue
+                rank, first = (next(each for each in works if works[each] == work) for work in (other, usual))
+                if alone:
                     yield Odd(f"rank {rank} waits in {other}, {count} others in {usual}", rank, failure)
-                elif failure:
-                    first = next(each for each, work in works.items() if work == usual)
+                else:
                     yield Odd(f"rank {rank} waits in {other}, rank {first} in {usual}", None, failure)
             last = self.enqueued.get(group, {})
             behind = [each for each in last if last[each] < usual.number and each not in works]

@@ -46,7 +46,8 @@ _REASONS = tuple(
             "Terminating job step",
             "forcing job termination",
         }
-        | {"Aborted", "Illegal instruction", "Floating point exception"}
+        | {"Aborted", "Illegal instruction", "Floating point exception"},
+        key=lambda hint: (len(hint), hint),  # short ones are met most
     )
 )
 HINTS = (*_REASONS, *_ONWARD, *COLLECTIVES)
@@ -71,8 +72,8 @@ _EXITS = re.compile(
     r"Child process with PID \d+ terminated with code (?P<lightning>-?\d{1,9})|"
     r"(?:failed \(exitcode|exitcode +): (?P<elastic>-?\d{1,9})\b|exited on signal (?P<mpi>\d{1,2})\b"
 )
-# What a shell says of a program that a signal ended: alone, or after its own name and the process's number.
 _SRUN_KILLED = re.compile(r"srun: error: \S+: tasks? [\d,-]+: Killed")
+# What a shell says of a program that a signal ended: alone, or after its own name and the process's number.
 _SHELL = re.compile(
     r"(?:^(?:\S+: )?|: line \d+: +\d+ )"
     r"(?P<how>Killed|Aborted|Segmentation fault|Bus error|Illegal instruction|Floating point exception)"
@@ -106,11 +107,12 @@ _EXTERNAL = re.compile(
     r"^(?:Terminated|KeyboardInterrupt)(?:: |  |\s*$)"
 )
 # What kubectl, Ray and syslog put before the lines of each pod, process and host.
-SENDER = (
+_PREFIXED = (
     r"(?:\[pod/(?P<pod>[\w.-]+)/[\w.-]+\] ?|"
     r"\((?:[\w.]+(?:\([^()]*\))? (?:rank=\d+ )?(?P<pid>pid=\d+)|raylet)(?:, ip=(?P<ip>[\w.:]+))?\) ?|"
     r"[A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d (?P<machine>[\w.-]+) [\w./@-]+(?:\[\d+\])?: )"
 )
+SENDER = re.compile(_PREFIXED)
 # Hosts that a line itself names: "srun: error: node07: task 3: ...", "srun: error: Node failure on node07",
 # "pdsh@head: node07: ssh exited ...", "ssh: connect to host node07 port 22: ...", Open MPI's "on node n7".
 _WHO = re.compile(
@@ -214,7 +216,7 @@ _ORDER: dict[Weight, int] = {weight: number for number, weight in enumerate(get_
 _ALIKE: tuple[frozenset[Weight], ...] = (frozenset(("killed", "crash")),)
 _BY_ITSELF: tuple[Weight, ...] = ("cause", "killed", "crash", "exception")
 # What a line begins with, where it says whose it is: a host, then what torch, mpirun and srun put before it.
-_WHOSE = re.compile(rf"{SENDER}?(?:\S+: )?(?:\[(?:rank|default)\d+\]:|\[\S*\d+,\d+\]<std|\s*\d{{1,6}}: )?")
+_WHOSE = re.compile(rf"{_PREFIXED}?(?:\S+: )?(?:\[(?:rank|default)\d+\]:|\[\S*\d+,\d+\]<std|\s*\d{{1,6}}: )?")
 _MET: tuple[Weight, ...] = ("cause", "exception", "symptom")  # what a program can meet and get over
 # Entries that say that no program can use the GPU; and those that only one says that uses it.
 _NO_GPU = frozenset(("fabric_manager", "driver_mixed", "driver_too_old", "no_gpu", "container_gpu"))
@@ -306,9 +308,7 @@ class Signs:
     elastic: str | None = None  # the host of the process that torchrun gives account of
     elastic_rank: int | None = None
     node: str | None = None  # of the pod that kubectl describes
-    task: tuple[str, int] | None = (
-        None  # the host of a task of Ray's, and the line that its traceback follows
-    )
+    task: tuple[str, int] | None = None  # the host of a Ray task, and the line that its traceback follows
     root: bool = False  # the account of the process that failed first begins
     first: int | None = None  # its rank
     spot: LineSpot | None = None  # of the line that is looked at

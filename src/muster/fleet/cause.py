@@ -139,10 +139,8 @@ def judge_command(
             sign = sign_of(words(host, rank))
             if sign and not _is_echo(sign) and (cause is None or order(sign.weight) < order(cause[0].weight)):
                 cause = sign, host, rank
-    if cause is None or cause[0].weight in (
-        "exit",
-        "crash",
-    ):  # no line says why, or one that follows from another
+    # No line says why, or one does that follows from another.
+    if cause is None or cause[0].weight in ("exit", "crash"):
         cause = _killed_before(outcome, words) or _raised_before(outcome, words, by_host) or cause
     if cause is None and killed:
         return status, failure

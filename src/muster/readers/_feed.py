@@ -36,7 +36,6 @@ _RANK = re.compile(
 _PREFIX = re.compile(
     r"(?:\S+: )?(?:\[rank\d+\]:|\[(?:prterun-\S+@)?\d+,\d+\]<std\w+>:|\[default\d+\]:|\s*\d{1,6}: )"
 )
-_SENDER = re.compile(SENDER)
 _LOCAL = re.compile(r"(?:\S+: )?\[default(\d{1,9})\]:")  # torchrun's --tee and --redirects
 _FRAME = re.compile(r"  File \"([^\"]+)\", line (\d+)(?:, in (.+))?")
 _MARK = re.compile(r"^\[rank\d+\]: ?")
@@ -378,7 +377,7 @@ def last_exception(frame: Frame, blocks: Sequence[Sequence[str]]) -> Sign | None
 def _sent(line: str) -> tuple[str, str]:
     """Whose line it is, by what kubectl, Ray or syslog put before it; and what is left."""
     text = uncoloured(line)
-    match = _SENDER.match(text)
+    match = SENDER.match(text)
     return (" ".join(filter(None, match.groups())), text[match.end() :]) if match else ("", text)
 
 

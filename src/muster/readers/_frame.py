@@ -26,7 +26,6 @@ OWN = 100  # characters of a line, in which its own time stamp stands
 _COLOUR = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 # srun --label, mpirun --tag-output, torchrun's redirects
 _LABEL = re.compile(r"(?:\s*\d{1,6}: |\[(?:prterun-\S+@)?\d+,\d+\]<std(?:out|err)>: ?|\[default\d+\]: ?)+")
-_SENDER = re.compile(SENDER)
 _HOSTFILE = re.compile(r"(\S+)\s+slots\s*=\s*(\d{1,5})(?:\s+max_slots\s*=\s*\d+)?\s*")
 _WORLD_INFO = re.compile(r"--world_info[= ]([A-Za-z0-9+/_=-]+)")
 _NODELIST = re.compile(r"SLURM_(?:JOB_|STEP_)?NODELIST\s*[=:]\s*(\S+)")
@@ -110,7 +109,7 @@ class Frame:
             if colon and (head in self.slots or self._is_pdsh(head, text)):
                 host = head
                 text = rest[label.end() :] if (label := _LABEL.match(rest)) else rest
-        sender, before = _SENDER.match(text), text
+        before = text
         if _TRACEBACK in text:
             self._learn(text.partition(_TRACEBACK)[0])
         if self.prefixes:
@@ -119,6 +118,7 @@ class Frame:
             self._facts(text)
             self.signs.forget()
         if telling & FOR_SIGNS:
+            sender = SENDER.match(before)
             host = host or (sender and (sender["pod"] or sender["ip"] or sender["machine"])) or None
             own = before[sender.end() :] if sender and text == before else text
             self.signs.line(own, host, raw, shape)

@@ -1,5 +1,5 @@
-"""The layers of a model by their sizes. What a family says here, parameters, matrix products and what a plan
-counts of a layer follow from."""
+"""The layers of a model by their sizes. Parameters, matrix products and a plan's figures of a layer follow
+from them."""
 
 from __future__ import annotations
 

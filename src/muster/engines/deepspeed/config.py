@@ -31,7 +31,7 @@ _BATCH_KEYS = {
     "gradient_accumulation_steps": "accumulation",
     "train_batch_size": "global",
 }
-# Its schedulers -> the nearest of the recipe's, as which a record has them.
+# DeepSpeed's schedulers -> the nearest schedule of a recipe, which the run's record names.
 NEAREST_SCHEDULES = {
     "WarmupLR": "constant_with_warmup",
     "WarmupDecayLR": "linear",
@@ -294,6 +294,9 @@ def _check_classes(config: Mapping[str, Any]) -> None:
             if value == "auto" and name not in _FILLED:
                 what = 'is "auto", and nothing fills it in'
                 raise RecipeError(what, where=f"{key}.params.{name}", hint="a value, or leave it out")
+            if name == "betas" and value != "auto" and (not isinstance(value, list) or len(value) != 2):
+                what = f"is {json.dumps(value)}, and must be two numbers"
+                raise RecipeError(what, where="optimizer.params.betas", hint="[0.9, 0.999]")
         steps = params.get("warmup_num_steps", 1) if kind in _SCHEDULERS else 1
         if steps != "auto" and (not isinstance(steps, int) or steps < 1):
             what = f"is {json.dumps(steps)}, and {kind} takes a whole number from 1 on"
