@@ -1,4 +1,4 @@
-"""Events -> Result. Pure: the same events give the same result, now or later."""
+"""From events to a Result. Pure: the same events give the same result, now or later."""
 
 from __future__ import annotations
 
@@ -54,13 +54,13 @@ POINTS = 20  # of the cores' use over a run
 
 
 class Samples(events.Hardware):
-    """Several samples in a row as one."""
+    """Consecutive samples as one."""
 
     stands: int = 1  # for so many
 
     @classmethod
     def of(cls, first: events.Hardware, second: events.Hardware) -> Samples:
-        """Two neighbours: sums of seconds, means of shares, the most of the rest."""
+        """Join two neighbours: sums of seconds, means of shares, maxima of the rest."""
         weights = [each.stands if isinstance(each, Samples) else 1 for each in (first, second)]
 
         def joined(name: str, values: Sequence[Any]) -> Any:
@@ -89,7 +89,8 @@ class Samples(events.Hardware):
 
 
 def _plain(sample: events.Hardware) -> list[dict[str, Any]]:
-    """Its GPUs, with the share of samples in which each was slowed down in place of the reasons."""
+    """Return a sample's GPUs, with the share of samples in which each was throttled in place of the reasons.
+    """
     return [
         gpu if gpu.get("slowed") is None else {**gpu, "slowed": _slowed(gpu, sample)} for gpu in sample.gpus
     ]
@@ -100,7 +101,8 @@ def _slowed(gpu: Mapping[str, Any], sample: events.Hardware) -> float:
 
 
 def thinned(samples: Sequence[events.Hardware]) -> list[events.Hardware]:
-    """Half as many: each two neighbours of an attempt as one; but the first, after which is counted."""
+    """Return half as many samples: each two neighbours of an attempt as one, except the first, from which
+    totals count."""
     made = list(samples[:1])
     rest = iter(samples[1:])
     for first in rest:
@@ -113,7 +115,7 @@ def thinned(samples: Sequence[events.Hardware]) -> list[events.Hardware]:
 
 
 def _mean(samples: Iterable[tuple[float, events.Hardware]]) -> float | None:
-    """Of values, each by the number of samples that it stands for."""
+    """Return the mean of values, each weighted by the number of samples in it."""
     weighted = [(value, each.stands if isinstance(each, Samples) else 1) for value, each in samples]
     whole = sum(weight for _, weight in weighted)
     return sum(value * weight for value, weight in weighted) / whole if whole else None
@@ -126,7 +128,7 @@ def host_reports(
     split: events.Split | None,
     windows: Sequence[Sequence[events.Window]] = (),
 ) -> list[HostReport]:
-    """A report per host, in the order of the ranks. `windows`: those that are measured."""
+    """Return a report per host, in the order of the ranks. `windows`: those that are measured."""
     reports = []
     forward, parts = _forward(windows), _parts(windows)
     for place in job.placements:
@@ -158,7 +160,8 @@ def host_reports(
 
 
 def _cpu_use(samples: Sequence[events.Hardware]) -> list[tuple[float, float, float]]:
-    """Core-seconds of the host and of the run until some of the samples, from the first one on."""
+    """Return time and core-seconds of the host and of the run up to some of the samples, from the first one
+    on."""
     counting = [each for each in samples if each.cpu_busy is not None and each.cpu_own is not None]
     busy = itertools.accumulate(each.cpu_busy or 0.0 for each in counting[1:])
     own = itertools.accumulate(each.cpu_own or 0.0 for each in counting[1:])
@@ -180,7 +183,7 @@ def _stolen(samples: Sequence[events.Hardware], cores: float | None) -> float | 
 
 
 def _gpu_trouble(samples: Sequence[events.Hardware]) -> dict[str, Any]:
-    """`slowed` and `strangers` of a report."""
+    """Return `slowed` and `strangers` of a report."""
     slowed = [
         (_slowed(gpu, sample), sample)
         for sample in samples
@@ -197,7 +200,7 @@ def _gpu_trouble(samples: Sequence[events.Hardware]) -> dict[str, Any]:
 
 
 def _forward(windows: Sequence[Sequence[events.Window]]) -> dict[int, float]:
-    """Of each rank, the seconds of a forward pass."""
+    """Return the seconds of a forward pass of each rank."""
     by_rank: dict[int, list[float]] = {}
     for each in windows:
         for window in each:
@@ -207,7 +210,7 @@ def _forward(windows: Sequence[Sequence[events.Window]]) -> dict[int, float]:
 
 
 def _parts(windows: Sequence[Sequence[events.Window]]) -> dict[int, dict[str, float]]:
-    """Of each rank, the shares of the steps' time."""
+    """Return, by rank, the shares of the steps' time."""
     whole = sum(max(each.seconds for each in ranks) for ranks in windows)
     by_rank: dict[int, dict[str, float]] = {}
     for window in (each for ranks in windows for each in ranks):
@@ -219,7 +222,7 @@ def _parts(windows: Sequence[Sequence[events.Window]]) -> dict[int, dict[str, fl
 
 
 def split_note(job: Job, split: events.Split | None) -> str | None:
-    """How micro-steps were split over the hosts; None where every rank took the same."""
+    """Return how micro-steps were split over the hosts; None where every rank took the same."""
     if split is None:
         return None
     words = []
@@ -240,8 +243,8 @@ def pace_notes(
     started: events.Started | None,
     data: events.DataRead | None,
 ) -> list[str]:
-    """Hosts that made the job slower, as predicted before it and by the speeds that it measured, and what
-    else the plan warned of."""
+    """Return notes on hosts that made the job slower, as predicted before it and by the measured speeds, and
+    the plan's other warnings."""
     from muster.planner.advice import review  # loads the planner, which `muster show` can do without
 
     decisions: list[Decision] = [e for e in job.decisions if e.value in WARNINGS or e.field == FASTEST]
@@ -257,7 +260,7 @@ DIFFERS = 0.02  # of counted FLOPs from a formula: a note
 
 
 def starving_note(share: float, workers: int) -> str:
-    """What getting batches costs, and what helps."""
+    """Return a note on what waiting for batches costs, and what helps."""
     cost = f"{100 * share:.0f} % of the time went into getting batches"
     helps = f"train.workers={workers + 2} has other processes prepare them (now {workers})"
     return f"{cost}: where cores are free, {helps}"
@@ -265,7 +268,7 @@ def starving_note(share: float, workers: int) -> str:
 
 @dataclass
 class EventFold:
-    """Collects events; `result` says what they come to. Later attempts replace the steps that they repeat."""
+    """Collects events; `result` is made from them. Later attempts replace the steps that they repeat."""
 
     windows: dict[int, dict[int, events.Window]] = field(default_factory=lambda: defaultdict(dict))
     logs: dict[int, events.Log] = field(default_factory=dict)
@@ -365,7 +368,7 @@ class EventFold:
             self._begin(event)
 
     def _begin(self, event: events.JobState) -> None:
-        """An attempt begins: forget what it will do again, and how the last one ended."""
+        """Begin an attempt: drop what it will do again, and how the last one ended."""
         self.began = self.began or event.time
         self.attempt = event.attempt
         if self.attempt_began is not None:
@@ -384,12 +387,12 @@ class EventFold:
         self.split = self.progress = self.hang = self.pace = None
 
     def ordered_windows(self) -> list[list[events.Window]]:
-        """Windows in the order of steps, each with what every rank said of it."""
+        """Return windows in the order of steps, each with the events of all ranks."""
         return [list(self.windows[step].values()) for step in sorted(self.windows)]
 
 
 def fold(stream: Iterable[events.Event]) -> EventFold:
-    """All events of a run."""
+    """Fold all events of a run."""
     folder = EventFold()
     for event in stream:
         folder.add(event)
@@ -397,7 +400,7 @@ def fold(stream: Iterable[events.Event]) -> EventFold:
 
 
 def caveats(folder: EventFold, recipe: Recipe, steps: int) -> list[str]:
-    """What a success of so many steps lacks of what was asked for, for people."""
+    """Return what a success of so many steps lacks of what was asked for, in words."""
     lacks, first = [], folder.started.get(0)
     if first and 0 < steps < first.total_steps:
         limit = recipe.train.max_minutes
@@ -419,13 +422,13 @@ def caveats(folder: EventFold, recipe: Recipe, steps: int) -> list[str]:
 
 
 def _unchanged(folder: EventFold) -> bool:
-    """Whether every rank's trained weights are those of the start, bit for bit."""
+    """Return whether every rank's trained weights are those of the start, bit for bit."""
     return bool(folder.done) and all(done.weights_changed is False for done in folder.done.values())
 
 
 def learned_nothing(folder: EventFold, job: Job) -> Failure | None:
-    """Why a training that every rank ended well is no success: the model that it was to give is the one that
-    it began with.
+    """Return why a training that every rank ended well is no success: the trained model is the one that it
+    began with.
 
     None: its weights changed, before a resume at the latest, or are not known; no model was to be kept; or
     they were not meant to change: at a rate of 0 all along, as a DeepSpeed file may say, or in one step, the
@@ -457,7 +460,7 @@ def make_result(
     ended: float,
     planned: Planned | None = None,
 ) -> Result:
-    """What a run came to, from its events. `planned`: what its plan had said."""
+    """Return a run's result, from its events. `planned`: what its plan predicted."""
     recipe = recipe_from(job.recipe)
     windows = folder.ordered_windows()
     first = folder.started.get(0)
@@ -556,7 +559,7 @@ def make_result(
 
 
 def learned(logs: Sequence[events.Log], evaluated: Sequence[events.Evaluated]) -> list[LearnedFigure]:
-    """The workload's further figures, in the order in which they are told."""
+    """Return the workload's further figures, in the order in which they are reported."""
     held = evaluated[-1].figures if evaluated else {}
     names = dict.fromkeys([*held, *(name for log in logs for name in log.figures)])
     listed = []
@@ -568,7 +571,8 @@ def learned(logs: Sequence[events.Log], evaluated: Sequence[events.Evaluated]) -
 
 
 def phases(windows: Sequence[Sequence[events.Window]]) -> list[PhaseTime]:
-    """Shares of the steps' time. Each phase ends when all ranks have ended it, so the slowest rank counts."""
+    """Return the shares of the steps' time. A phase ends when all ranks have ended it, so the slowest rank
+    counts."""
     names = dict.fromkeys(name for ranks in windows for each in ranks for name in each.phases)
     whole = sum(max(each.seconds for each in ranks) for ranks in windows)
     samples = sum(each.samples for ranks in windows for each in ranks)
@@ -581,7 +585,7 @@ def phases(windows: Sequence[Sequence[events.Window]]) -> list[PhaseTime]:
 
 
 def model_name(recipe: Recipe) -> str:
-    """What to call the recipe's model."""
+    """Return a name for the recipe's model."""
     if recipe.model.name:
         return recipe.model.name
     kind = (recipe.model.config or {}).get("model_type", recipe.usual_type() or "a model")
@@ -589,7 +593,7 @@ def model_name(recipe: Recipe) -> str:
 
 
 def _counting(counted: events.FlopsCounted | None) -> list[str]:
-    """A note where what was counted is not what the family's formula says."""
+    """Return a note where the counted operations differ from the family's formula."""
     if counted is None or not counted.formula or abs(counted.model / counted.formula - 1) <= DIFFERS:
         return []
     ratio = counted.model / counted.formula
@@ -599,7 +603,7 @@ def _counting(counted: events.FlopsCounted | None) -> list[str]:
 def _summaries(
     profiled: Sequence[events.Profiled], usual: Callable[[int], float | None]
 ) -> list[StepProfile]:
-    """Of each rank that was traced, in their order, beside the time of its usual steps."""
+    """Return the profile of each traced rank, in their order, with the time of its usual steps."""
     by_rank = {each.summary.rank: each.summary for each in profiled if each.summary}
     return [by_rank[rank].model_copy(update={"usual_seconds": usual(rank)}) for rank in sorted(by_rank)]
 
@@ -655,8 +659,8 @@ def _quality(folder: EventFold) -> Quality | None:
 
 
 def spent(folder: EventFold, total: float) -> Seconds:
-    """`total`: of all attempts. What ranks say at their end is of the last one alone: of several, the
-    events of their steps are added."""
+    """Return where the time went. `total`: of all attempts. What ranks report at their end covers the last
+    attempt alone: of several, the events of their steps are added."""
 
     def slowest(name: str, of_steps: float | None) -> float | None:
         of_ranks = [done.seconds[name] for done in folder.done.values() if name in done.seconds]
@@ -684,7 +688,7 @@ def spent(folder: EventFold, total: float) -> Seconds:
 
 
 def of_command(made: Result, folder: EventFold, job: Job) -> Result:
-    """The same with what the command told of its progress, and without a model, an engine, a batch."""
+    """Return the result with a command's reported progress, and without a model, an engine, a batch."""
     recipe, progress = job.recipe, folder.progress
     figures: dict[str, Any] = {}
     changed: dict[str, Any] = {"model": None, "engine": None, "precision": None, "global_batch": None}
@@ -704,7 +708,7 @@ def of_command(made: Result, folder: EventFold, job: Job) -> Result:
 
 
 def _timer_note(folder: EventFold, progress: events.Progress) -> str | None:
-    """A note where the program's own time of a step is much less than what passes from step to step."""
+    """Return a note where the program's own time of a step is much less than the time from step to step."""
     timed = progress.step - (progress.steps or progress.step)
     logs = [folder.logs[step] for step in sorted(folder.logs) if step >= timed]
     if not progress.step_seconds or len(logs) < 2 or logs[-1].time - logs[0].time < TIMER_SECONDS:
@@ -720,8 +724,9 @@ def _timer_note(folder: EventFold, progress: events.Progress) -> str | None:
 
 
 def _marked(windows: Sequence[events.Window]) -> dict[str, Any]:
-    """What ranks told by muster.step: their samples (else tokens, else steps) over their own seconds. Windows
-    of ranks begin and end when each of them pleases, so a rank's rate is its own, and they are added up."""
+    """Return what ranks reported by muster.step: their samples (else tokens, else steps) over their own
+    seconds. Windows of ranks begin and end at their own times, so a rank's rate is its own, and rates are
+    added up."""
     ranks: dict[int, list[events.Window]] = defaultdict(list)
     for each in sorted(windows, key=lambda each: each.step):
         ranks[each.rank or 0].append(each)
@@ -753,7 +758,8 @@ def _marked(windows: Sequence[events.Window]) -> dict[str, Any]:
 
 
 def attention_report(seen: Sequence[events.Attention], training: float | None) -> AttentionExtremes | None:
-    """The run's extremes and the monitor's share of `training` seconds; None where nothing was seen."""
+    """Return the run's extremes and the monitor's share of `training` seconds; None where nothing was
+    monitored."""
     if not seen:
         return None
     seconds = sum(each.seconds for each in seen)
