@@ -1,6 +1,6 @@
-"""Waiting for machines that register themselves, until all are there: `muster gather`.
+"""Wait for machines that register themselves, until all have: `muster gather`.
 
-A machine that knows the token is in for as long as its connection lives; its answer comes once all are.
+A machine that knows the token is registered for as long as its connection lives; it is answered once all are.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _NAME = re.compile(r"[A-Za-z0-9_](?:[A-Za-z0-9_.\-]{0,251}[A-Za-z0-9_])?")  # ss
 
 @dataclass(frozen=True)
 class Member:
-    """A machine that is in: the address by which it is reached, its own host name, ranks on it."""
+    """A registered machine: the address by which it is reached, its own host name, ranks on it."""
 
     address: str
     hostname: str
@@ -38,7 +38,7 @@ class Member:
 
     @property
     def host(self) -> Host:
-        """As a host file has it."""
+        """The member as a host file has it."""
         return Host(f"[{self.address}]" if ":" in self.address else self.address, self.slots)
 
     @property
@@ -49,9 +49,9 @@ class Member:
 
 @dataclass(frozen=True)
 class Gathered:
-    """Who is there, in the order of their host names: node2 before node10.
+    """The registered machines, sorted by host name: node2 before node10.
 
-    `refused`: reason -> connections. `lost`: machines that were in and left before the end.
+    `refused`: reason -> connections. `lost`: machines that were registered and left before the end.
     """
 
     wanted: int
@@ -65,7 +65,7 @@ class Gathered:
         return tuple(member.host for member in self.members)
 
     def as_dict(self) -> dict[str, Any]:
-        """An inventory, as `--hosts` reads it, and how it came to be."""
+        """Return an inventory, in the form that `--hosts` reads, and how it was made."""
         about = {"wanted": self.wanted, "refused": dict(self.refused), "lost": self.lost}
         return {**inventory_document(self.hosts, "ssh"), "gathered": about}
 

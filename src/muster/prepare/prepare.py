@@ -1,6 +1,6 @@
 """`muster prepare`: the same environment, the recipes' models and data, and warm kernel caches on every host.
 
-Hosts go their ways at the same time. One that fails is named and left behind; the others get ready.
+Hosts are prepared at the same time. One that fails is named and left out; the others get ready.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _LOOK = 0.2  # seconds between two looks whether all is to stop
 
 
 class _Preparation:
-    """What became of each host so far, and how to do something on all of them."""
+    """The progress of each host, and how to do something on all of them."""
 
     def __init__(
         self,
@@ -68,7 +68,7 @@ class _Preparation:
 
     def each(self, work: Callable[[str], None]) -> None:
         """Do something for every host that has not failed, for many at once. Raises KeyboardInterrupt where
-        all is to stop, once everything has."""
+        all shall stop, once all have."""
         labels = [label for label, report in self.reports.items() if report.failure is None]
         with ThreadPoolExecutor(min(AT_ONCE, self.inputs.recipe.launch.fanout), "muster-prepare") as pool:
             pending = {pool.submit(self._guarded, work, label) for label in labels}
@@ -94,7 +94,7 @@ class _Preparation:
             self.fail(label, HostError(what, host=label, hint="MUSTER_DEBUG=1 shows where"))
 
     def fail(self, label: str, error: MusterError) -> None:
-        """Leave a host behind."""
+        """Leave a host out."""
         self.reports[label].failure = {**error.as_dict(), "host": label}
         self.progress(label, f"failed: {error.what}")
 
@@ -149,7 +149,7 @@ class _Preparation:
         }
 
     def _lacking(self, lacks: Mapping[str, Any], order: dict[str, Any]) -> tuple[list[Path], dict[str, Any]]:
-        """The files that a host is to be sent, and its next order."""
+        """Return the files to send to a host, and its next order."""
         paths = [self.files[index].path for index in lacks.get("files", ())]
         files = [list(each) for each in order["files"]]
         for index in (*lacks.get("files", ()), *lacks.get("hashes", ())):
@@ -161,7 +161,7 @@ class _Preparation:
         return paths, {**order, "files": files, "brought": True}
 
     def _refuse_changed(self, label: str, paths: Sequence[Path]) -> None:
-        """Raises HostError for a file that was written or removed here since the begin."""
+        """Raise HostError for a file that was written or removed here since the begin."""
         copied = set(paths)
         for each in (file for file in self.files if file.path in copied):
             with suppress(OSError):
@@ -175,7 +175,7 @@ class _Preparation:
             )
 
     def _copied(self, brought: Sequence[int], seconds: float) -> list[dict[str, Any]]:
-        """Per path of a recipe, what a host took of it."""
+        """Return, per path of a recipe, what a host got of it."""
         taken: dict[str, list[LocalFile]] = {what: [] for what in self.plan.local}
         for index in brought:
             taken[self.files[index].what].append(self.files[index])
@@ -211,7 +211,7 @@ class _Preparation:
     # ---- kernels
 
     def settings(self) -> tuple[dict[str, tuple[str, ...]], list[str]]:
-        """Folders for kernels by their variables, and the overrides by which a run uses all of it."""
+        """Return folders for kernels by their variables, and the overrides by which a run uses all of it."""
         good = [r.environment for r in self.reports.values() if r.failure is None and r.environment]
         if not good:
             return {}, []
@@ -275,7 +275,7 @@ def provision(
     progress: Progress = lambda host, text: None,
     shell: Shell | None = None,
 ) -> Provisioned:
-    """Make every host ready for one or more recipes -> what became of each. `later`: see make_plan. Raises
+    """Prepare every host for one or more recipes. Return what became of each. `later`: see make_plan. Raises
     UsageError before anything was begun."""
     plan = make_plan(recipes, options, later)
     more_files(8 * AT_ONCE)
