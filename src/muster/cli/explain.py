@@ -67,7 +67,7 @@ def explain(
 
 
 def _print(explanation: Explanation) -> None:
-    """The cause, the evidence, the remedy, the command."""
+    """Print the cause, the evidence, the remedy, the command."""
     from rich.markup import escape
 
     from muster.runs.explain import AGAIN, WHO

@@ -71,10 +71,10 @@ class Gathered:
 
 
 def read_member(payload: Mapping[str, Any], peer: str, own: str) -> Member:
-    """What a machine says about itself. Raises ValueError with a reason that it can be told.
+    """Return a machine from its own facts. Raises ValueError with a reason that may be sent to it.
 
-    Its address is what it gave, else where its connection came from: a head that is a member itself is
-    reached by the others at `own`.
+    Its address is the one that it gave, else where its connection came from: a head that is a member itself
+    is reached by the others at `own`.
     """
     name, slots, address = (payload.get(key) for key in ("name", "slots", "address"))
     if payload.get("wants") != "join":
@@ -99,7 +99,7 @@ def _is_address(text: str) -> bool:
 
 
 class _Gathering:
-    """The machines that are in, by their keys. A context manager: at its end every connection is closed."""
+    """The registered machines, by their keys. A context manager: at its end every connection is closed."""
 
     def __init__(self, listener: SecretListener, wanted: int) -> None:
         self.listener, self.wanted, self.own = listener, wanted, own_addresses(())[0]
@@ -118,7 +118,7 @@ class _Gathering:
         self.selector.close()
 
     def state(self) -> Gathered:
-        """How things stand."""
+        """Return who is registered now."""
         members = sorted(
             (member for _, member in self.joined.values()),
             key=lambda member: (natural(member.hostname), member.address),
@@ -127,7 +127,7 @@ class _Gathering:
         return Gathered(self.wanted, tuple(members), refused | self.refused, self.lost)
 
     def turn(self) -> None:
-        """Take in who has come and let go who has left; wait a moment where nothing happens."""
+        """Register new machines and remove those that left; wait a moment where nothing happens."""
         for key, _ in self.selector.select(TICK):
             if key.fileobj is not self.listener:  # a member has nothing to say: it has left
                 self._drop(key.data).socket.close()
@@ -161,7 +161,7 @@ class _Gathering:
         peer.refuse(why)
 
     def release(self) -> None:
-        """Tell every machine that all are there."""
+        """Notify every machine that all are there."""
         for key, (_, member) in list(self.joined.items()):
             peer = self._drop(key)
             peer.welcome({"name": member.host.name, "members": self.wanted})

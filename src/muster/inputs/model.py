@@ -219,7 +219,7 @@ _BOTH_WAYS = (
 
 
 def _check_direction(recipe: Recipe, config: Mapping[str, Any], where: str) -> None:
-    """Raise RecipeError for an encoder where each token is to be foretold from those before it."""
+    """Raise RecipeError for an encoder where each token is to be predicted from those before it."""
     kind = config.get("model_type")
     if gpt2 in recipe.families and kind in _BOTH_WAYS and not config.get("is_decoder"):
         raise RecipeError(
@@ -230,8 +230,8 @@ def _check_direction(recipe: Recipe, config: Mapping[str, Any], where: str) -> N
 
 
 def _check_output(recipe: Recipe, config: Mapping[str, Any]) -> None:
-    """Raise RecipeError for a trained model of numbers where one that writes is to go on: its output layer
-    would be drawn anew, and it would write nothing that it has learned."""
+    """Raise RecipeError for a trained model that gives numbers where one that writes is to be trained
+    further: its output layer would be drawn anew, and nothing that it has learned would be left in it."""
     if recipe.model.init != "pretrained" or recipe.output == "numbers":
         return
     if any(str(kind).endswith(NUMBERS) for kind in config.get("architectures") or ()):
@@ -253,13 +253,13 @@ def _check_name(name: str) -> None:
 
 
 def check_closed_form(recipe: Recipe) -> None:
-    """Raise RecipeError where the model is of no family that closed forms are known for."""
+    """Raise RecipeError where the model's family has no closed forms."""
     config = _typed_config(recipe)
     if config is not None and families.family_of(config) is None:
         raise closed_form_missing(config)
 
 
 def parameters(recipe: Recipe) -> int | None:
-    """The number of parameters, or None where it cannot be told without loading the model."""
+    """Return the number of parameters, or None where it is not known without loading the model."""
     config = whole_config(recipe)
     return None if config is None else families.parameters(config)

@@ -1,4 +1,4 @@
-"""Reads a run folder into one frozen value, which is all that the page is made of."""
+"""Reads a run folder into one frozen value, from which the page is made."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class RunData:
 
     @property
     def broken(self) -> bool:
-        """Whether it ended before its end: what was not measured then says nothing."""
+        """Whether it was cut short: a figure that was not measured then means nothing."""
         return self.state.over and not self.state.good
 
     @property
@@ -60,7 +60,7 @@ class RunData:
         return [each for each in listed if isinstance(each, dict)] if isinstance(listed, list) else []
 
     def measure(self, name: str) -> Any:
-        """A value of the recipe's `measure` section as it was run, or None."""
+        """Return a value of the recipe's `measure` section as it was run, or None."""
         section = (self.job.get("recipe") or {}).get("measure") or {}
         return section.get(name)
 
