@@ -66,7 +66,8 @@ class RunData:
 
 
 def gather(run: RunFolder) -> RunData:
-    """Read a run folder. Files that are not there yet count as empty. RunFolderError: a damaged one."""
+    """Read a run folder. Files that do not exist yet count as empty. Raises RunFolderError for a damaged one.
+    """
     if not run.path.is_dir():
         raise RunFolderError("no such run folder", where=str(run.path))
     job = _read(run, run.job)
@@ -90,7 +91,7 @@ def gather(run: RunFolder) -> RunData:
 
 
 def read_stream(stream: Iterable[events.Event]) -> tuple[EventFold, tuple[events.Answer, ...], float | None]:
-    """Events -> the folder, the last attempt's answers by index, and when the last event was heard."""
+    """Fold events. Return the fold, the last attempt's answers by index, and when the last event arrived."""
     folder = EventFold()
     answers: dict[int, events.Answer] = {}
     last: float | None = None
@@ -105,7 +106,7 @@ def read_stream(stream: Iterable[events.Event]) -> tuple[EventFold, tuple[events
 
 
 def so_far(folder: EventFold, job: dict[str, Any], last: float | None) -> Result | None:
-    """What an unfinished run has come to. Its status stands for nothing: `RunData.state` says how it is."""
+    """Return the result of an unfinished run. Its status means nothing: `RunData.state` counts."""
     made = read_job(job)
     if made is None or last is None:
         return None
@@ -116,7 +117,7 @@ def so_far(folder: EventFold, job: dict[str, Any], last: float | None) -> Result
 
 
 def read_predictions(path: Path) -> tuple[tuple[events.Answer, ...], int]:
-    """The predictions of a file, which has no times of them, and how many of its lines are none."""
+    """Return the predictions of a file, which has no times of them, and how many of its lines are none."""
     predictions, bad = [], 0
     for line in _text(path).split("\n"):
         if not line.strip():
@@ -131,8 +132,8 @@ def read_predictions(path: Path) -> tuple[tuple[events.Answer, ...], int]:
 def last_lines(
     run: RunFolder, folder: EventFold, result: Result | None
 ) -> tuple[str, tuple[str, ...]] | None:
-    """The log that says most of a failure, by its name, and its last lines: the log of a rank that failed,
-    or else of its host, or else the one that was written last."""
+    """Return the name and the last lines of the log that shows most of a failure: the log of a rank that
+    failed, or else of its host, or else the one that was written last."""
     host = result.failure.host if result and result.failure else None
     ranks = [event for event in folder.failed if event.rank is not None and event.host is not None]
     ranks.sort(key=lambda event: event.host != host)
