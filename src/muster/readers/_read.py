@@ -10,8 +10,8 @@ from itertools import islice, takewhile
 
 from muster.core.state import LogEnd, State
 from muster.core.units import counted
-from muster.failures.signs import NEAR, Sign, shape_of, shortened
-from muster.readers._counters import ended_well, goes_on, seems_done, stops_short, works_on
+from muster.failures.signs import NEAR, Sign, is_exception, shape_of, shortened
+from muster.readers._counters import closes, ended_well, goes_on, seems_done, stops_short, works_on
 from muster.readers._feed import LineFeed
 from muster.readers._frame import Frame, own_stamp, uncoloured
 from muster.readers._lines import STEPS_ONLY
@@ -35,6 +35,7 @@ TOLD, LAST = 5, 5
 RECENT = 1000  # lines at the end of a log that no reader knows, in which it says why it ended
 _BUFFER = 8192  # bytes that Python holds back of what it prints to a file or a pipe
 _SOURCE = re.compile(r"File \"[^\"]+\", line \d+, in ")
+_LOUD = re.compile(r"[Ee]rror|\bERR(?:OR)?\b|FATAL|[Ff]atal|CRITICAL|[Ff]ail(?:ed|ure)|FAILED|[Aa]bort")
 STAMPED = 10_000  # lines at the beginning and at the end, in which time stamps are looked for
 # Tables, documents and programs: what they say of failures, as results of earlier jobs do, is no job's end.
 _NO_LOG = re.compile(r"\.(?:csv|tsv|json|md|rst|html?|ya?ml|toml|ini|cfg|py|ipynb|sh)$", re.IGNORECASE)
@@ -67,8 +68,13 @@ def read_blocks(
             jobs += [_job(name, frame, each, whole.broken, named, raised) for each in parts]
         elif not jobs:
             jobs.append(_with_hosts(_unread(path, feed, whole), frame, named))
+        late = _late(feed)
         jobs[started:] = [
-            replace(each, shapes=frozenset(frame.signs.shapes), why=_late(feed) or _earlier(feed))
+            replace(
+                each,
+                shapes=frozenset(frame.signs.shapes),
+                why=late or (_earlier(feed) if each.over else _why(feed, raised, bool(each.format))),
+            )
             if each.outcome.good
             else replace(each, why=_why(feed, raised, bool(each.format)))
             for each in jobs[started:]
@@ -163,6 +169,8 @@ def _why(feed: LineFeed, raised: Sign | None, formatted: bool = False) -> EndOfL
         collectives=signs.collectives,
         before=tuple(replace(each, text=shortened(each.text)) for each in signs.before),
         finished=signs.finished,
+        loud=tuple(shortened(line) for line in islice(filter(_LOUD.search, ends), TOLD))[::-1],
+        closed=closes([*takewhile(lambda line: not is_exception(frame.bare(line)), ends)]),
     )
 
 

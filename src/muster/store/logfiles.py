@@ -33,7 +33,8 @@ _OPENERS: tuple[tuple[bytes, Callable[[IO[bytes]], io.BufferedIOBase]], ...] = (
     (b"BZh", bz2.BZ2File),
 )
 _ARCHIVE = re.compile(r"\.(?:tar|tgz|txz|tbz2?|tar\.(?:gz|xz|bz2))$", re.IGNORECASE)
-_DOCKER = b'{"log":"'  # how a file of docker's json-file driver begins
+_DOCKER = '{"log":"'  # how a line of docker's json-file driver begins
+_TEXT_OF = re.compile(r'\{"log":"((?:[^"\\]|\\.)*)|((?:[^"\\]|\\.)*)","stream":"std')  # of one, or of its end
 _BROKEN = (OSError, EOFError, zlib.error, lzma.LZMAError, tarfile.TarError, ValueError)
 
 
@@ -152,16 +153,21 @@ def blocks(raw: IO[bytes], first: int = 1) -> Iterator[Lines]:
             raise BrokenFile("is no text")
         decoder = io.IncrementalNewlineDecoder(None, translate=False)  # keeps a CR LF together
         text = codecs.getincrementaldecoder(_encoding(head))(errors="replace")
+        docker = b"\n" + _DOCKER.encode() in b"\n" + head
         rest, block = "", head
         while block:
             whole = rest + decoder.decode(text.decode(block)).replace("\x00", "")
-            full = _lines(_printed(whole) if head.startswith(_DOCKER) else whole, first)
+            if docker:
+                body, end, rest = whole.rpartition("\n")
+                whole = f"{_printed(body)}{end}{rest}"
+            full = _lines(whole, first)
             rest = full.pop()[:LONGEST_LINE]
             first += len(full) - full.text.count("\r")
             yield full
             block = stream.read(CHUNK)
         rest += decoder.decode(text.decode(b"", final=True), final=True)
-        full = _lines(rest, first)  # a CR at the very end is known for a line's end only now
+        # A CR at the very end is known for a line's end only now.
+        full = _lines(_printed(rest) if docker else rest, first)
         if not full[-1]:
             full.pop()
         yield full
@@ -170,18 +176,20 @@ def blocks(raw: IO[bytes], first: int = 1) -> Iterator[Lines]:
 
 
 def _printed(whole: str) -> str:
-    """What a container printed, of docker's lines {"log": ..., "stream": ..., "time": ...}; what is no such
-    line, as one that is not complete, is left as it is."""
+    """What a container printed, of docker's lines {"log": ..., "stream": ..., "time": ...}, also of one that
+    was cut; what is no such line is left as it is."""
     return "\n".join(map(_printed_of, whole.split("\n")))
 
 
 def _printed_of(line: str) -> str:
+    match = _TEXT_OF.match(line)
+    if match is None:
+        return "" if _DOCKER.startswith(line) else line
+    text = re.sub(r"\\u[0-9a-fA-F]{0,3}$", "", match[match.lastindex or 0])  # half a character
     try:
-        entry = json.loads(line) if line.startswith(_DOCKER.decode()) else None
-    except (ValueError, RecursionError):
-        entry = None
-    text = entry.get("log") if isinstance(entry, dict) else None
-    return text.removesuffix("\n").replace("\n", " ") if isinstance(text, str) else line
+        return str(json.loads(f'"{text}"')).removesuffix("\n").replace("\n", " ")
+    except ValueError:
+        return line
 
 
 def _lines(whole: str, first: int) -> Lines:
