@@ -304,6 +304,7 @@ class Signs:
     aside: int = 0  # lines in which what a program says aside may end
     forced: bool = False  # a launcher says that it ends the processes itself
     since: int = 0  # marks of progress after the last one
+    ends: int = 0  # of processes, that were told
     broke: bool = False  # it says in so many words that a process of the job did not end well
     elastic: str | None = None  # the host of the process that torchrun gives account of
     elastic_rank: int | None = None
@@ -520,6 +521,7 @@ class Signs:
                 self.forget()
             self.last_number = number
         self.echoes += weight in ("symptom", "exit")
+        self.ends += weight in ("killed", "crash", "exit", "external")
         for host in hosts:
             key = weight, host, rank
             old = self.now.get(key) if weight in ("cause", "scheduler") else None
@@ -534,6 +536,7 @@ class Signs:
                 code, uncaught = (spot.code, spot.uncaught) if spot and raised else (None, False)
                 place = (spot.number, spot.when, code, uncaught, spot.local_rank) if spot else ()
                 self.now[key] = Sign(weight, failure, text, host, rank, *place)
+                self.ends += uncaught
         if rank in self.chains:
             self.chains[rank].append(text)
 
