@@ -344,6 +344,7 @@ class Signs:
     aside: int = 0  # lines in which what a program says aside may end
     forced: bool = False  # a launcher says that it ends the processes itself
     since: int = 0  # marks of progress after the last one
+    ends: int = 0  # of processes, that were told
     broke: bool = False  # it says in so many words that a process of the job did not end well
     elastic: str | None = None  # the host of the process that torchrun gives account of
     elastic_rank: int | None = None
@@ -561,6 +562,7 @@ class Signs:
                 self.forget()
             self.last_number = number
         self.echoes += weight in ("symptom", "exit")
+        self.ends += weight in ("killed", "crash", "exit", "external")
         for host in hosts:
             key = weight, host, rank
             old = self.now.get(key) if weight in ("cause", "scheduler") else None
@@ -577,6 +579,7 @@ class Signs:
                 if spot and raised:
                     sign = replace(sign, code=spot.code, uncaught=spot.uncaught, own=spot.own)
                 self.now[key] = sign
+                self.ends += sign.uncaught
         if rank in self.chains:
             self.chains[rank].append(text)
 

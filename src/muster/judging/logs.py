@@ -22,7 +22,7 @@ from muster.core.state import State
 from muster.core.units import counted, format_number, parse_rate
 from muster.judging import Baseline, JobClass, Settings
 from muster.judging.document import JobEntry, Judged, Peers, Verdict
-from muster.judging.grouping import without_lone_guesses
+from muster.judging.grouping import with_presumed_works, without_lone_guesses
 from muster.judging.joblogs import judged
 from muster.readers._lines import OF_A_DEVICE
 from muster.readers._read import read_blocks, without_harmless
@@ -76,6 +76,7 @@ def judge(
         logs = [
             replace(log, workload=workload, settings=workload, alone="") if log.alone else log for log in logs
         ]
+    logs = with_presumed_works(logs)
     if all(log.outcome is State.UNREADABLE for log in logs):
         first = f": {logs[0].job} {logs[0].reason}" if logs else ""
         raise UsageError(
@@ -233,7 +234,8 @@ def held(document: Judged, bound: Bound) -> Judged:
     ]
     why = _to_blame(jobs, document.hosts)
     hosts = [
-        below(each, why[each.host]) if each.host in why and not each.bad else each for each in document.hosts
+        _also_missed(each, jobs) if each.bad else below(each, why[each.host]) if each.host in why else each
+        for each in document.hosts
     ]
     return document.model_copy(
         update={
@@ -257,6 +259,16 @@ def _to_blame(jobs: list[JobEntry], hosts: list[Verdict]) -> dict[str, str]:
             words = f"{job.misses[0]} in {fold_hosts(job.hosts)} ({job.job}); no job shows which host it is"
             why |= {host: words for host in job.hosts if host not in well}
     return why
+
+
+def _also_missed(verdict: Verdict, jobs: Sequence[JobEntry]) -> Verdict:
+    """The verdict of a host that is bad anyway, with what its jobs missed."""
+    missed = [job for job in jobs if job.misses and verdict.host in job.hosts]
+    if not missed:
+        return verdict
+    more = f" and {counted(len(missed) - 1, 'more job')}" if len(missed) > 1 else ""
+    reason = f"{verdict.reason}; {missed[0].misses[0]} ({missed[0].job}{more})"
+    return verdict.model_copy(update={"reason": reason})
 
 
 def below(verdict: Verdict, why: str) -> Verdict:
