@@ -14,11 +14,8 @@ from muster.core.batch import Batch
 from muster.core.errors import RecipeError
 from muster.core.recipe import Train, recipe_from
 from muster.engines.base import merged, spec_of
-from muster.engines.deepspeed.config import (
-    deepspeed_config,
-    known_keys,
-    read_user_config,
-)
+from muster.engines.deepspeed.config import deepspeed_config, read_user_config
+from muster.engines.deepspeed.reading import known_keys
 from muster.inputs.model import whole_config
 from muster.planner.memory.fit import need
 from muster.planner.setting import setting_of
