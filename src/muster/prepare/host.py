@@ -82,8 +82,11 @@ class HostJobs:
     stop: Callable[[], str | None]
     spent: float = field(default=0.0, init=False)  # seconds of `timeout`
 
-    def run(self, op: str, tree: Tree | None = None, **order: Any) -> dict[str, Any]:
-        """Run the program with an order, after its agent has taken the files of `tree` -> its report.
+    def run(
+        self, op: str, tree: Tree | None = None, env: Mapping[str, str] | None = None, **order: Any
+    ) -> dict[str, Any]:
+        """Run the program with an order, after its agent has taken the files of `tree` -> its report. `env`:
+        its variables, in place of the first recipe's.
 
         Raises HostError, and JobError where all is stopped."""
         label, launch = self.host.label, self.inputs.recipe.launch
@@ -117,7 +120,7 @@ class HostJobs:
                 if tree is not None:
                     self.progress(label, f"copying {counted(len(tree.files), 'file')}")
                     supervisor.bring(tree, [label])
-                orders = {label: self._orders(facts, {"op": op, "cache": self.cache, **order})}
+                orders = {label: self._orders(facts, {"op": op, "cache": self.cache, **order}, env)}
                 listener = Listener(event, log, lambda host, sample: None, self.stop)
                 outcome = supervisor.run(orders, listener)
         except InventoryError as error:  # its hint names hosts of other jobs
@@ -158,7 +161,9 @@ class HostJobs:
             "token": f"{job_id}.{nonce}",
         }
 
-    def _orders(self, facts: Mapping[str, Any], order: Mapping[str, Any]) -> dict[str, Any]:
+    def _orders(
+        self, facts: Mapping[str, Any], order: Mapping[str, Any], env: Mapping[str, str] | None
+    ) -> dict[str, Any]:
         """The start order of the program."""
         return {
             "nodes": 1,
@@ -172,7 +177,7 @@ class HostJobs:
                 "world_size": 1,
                 "threads": 1,
                 "device": "cpu",
-                "env": dict(self.inputs.env),
+                "env": dict(self.inputs.env if env is None else env),
                 "hardware_seconds": 3600,
                 "code": _code(),
             },
