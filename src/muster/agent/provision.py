@@ -245,6 +245,10 @@ class Provision:
             report["fetched"] = [self.fetch(python, kind, name) for kind, name in self.order["hub"]]
         return dict(report, lacks=self.lacks)
 
+    def do_fetch(self) -> Dict[str, Any]:
+        """Fetch what other variables are for."""
+        return {"fetched": [self.fetch(self.order["python"], kind, name) for kind, name in self.order["hub"]]}
+
     # ---- the environment
 
     def packages(self, python: str) -> Dict[str, Any]:

@@ -418,7 +418,8 @@ def begin_anew(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, 
     stay. The name of a saved model, which is no known size, means its weights and tokenizer as well; and
     weights that exist already have a tokenizer, so none is trained. Another type replaces all of the
     configuration, since one type's fields mean nothing to another, and the name of a known size. Epochs are
-    another measure of what max_steps says; and max_minutes would end a length that is given.
+    another measure of what max_steps says; and max_minutes would end a length that is given. The minutes of a
+    recipe are those of its own model.
     """
     old, new = (layer.get("train") for layer in (below, above))
     if isinstance(old, Mapping) and isinstance(new, Mapping):
@@ -446,6 +447,8 @@ def begin_anew(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, 
     other = had is not None and wanted is not None and had != wanted
     if not named and not other:
         return {**below, "model": dict(old)}
+    if isinstance(train := below.get("train"), Mapping):
+        below = {**below, "train": {key: value for key, value in train.items() if key != "max_minutes"}}
     kept, config = {key: value for key, value in old.items() if key != "config"}, old.get("config")
     if not other and wanted is not None and isinstance(config, Mapping):
         kept["config"] = {key: value for key, value in config.items() if SETTINGS.search(str(key))} or None

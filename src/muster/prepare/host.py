@@ -82,8 +82,16 @@ class HostJobs:
     stop: Callable[[], str | None]
     spent: float = field(default=0.0, init=False)  # seconds of `timeout`
 
+<<<<<<< HEAD
     def run(self, op: str, tree: Tree | None = None, **order: Any) -> dict[str, Any]:
         """Run the program with an order, after its agent has taken the files of `tree`. Return its report.
+=======
+    def run(
+        self, op: str, tree: Tree | None = None, env: Mapping[str, str] | None = None, **order: Any
+    ) -> dict[str, Any]:
+        """Run the program with an order, after its agent has taken the files of `tree` -> its report. `env`:
+        its variables, in place of the first recipe's.
+>>>>>>> h-plans
 
         Raises HostError, and JobError where all is stopped.
         """
@@ -118,7 +126,7 @@ class HostJobs:
                 if tree is not None:
                     self.progress(label, f"copying {counted(len(tree.files), 'file')}")
                     supervisor.bring(tree, [label])
-                orders = {label: self._orders(facts, {"op": op, "cache": self.cache, **order})}
+                orders = {label: self._orders(facts, {"op": op, "cache": self.cache, **order}, env)}
                 listener = Listener(event, log, lambda host, sample: None, self.stop)
                 outcome = supervisor.run(orders, listener)
         except InventoryError as error:  # its hint names hosts of other jobs
@@ -159,8 +167,15 @@ class HostJobs:
             "token": f"{job_id}.{nonce}",
         }
 
+<<<<<<< HEAD
     def _orders(self, facts: Mapping[str, Any], order: Mapping[str, Any]) -> dict[str, Any]:
         """Return the start order of the program."""
+=======
+    def _orders(
+        self, facts: Mapping[str, Any], order: Mapping[str, Any], env: Mapping[str, str] | None
+    ) -> dict[str, Any]:
+        """The start order of the program."""
+>>>>>>> h-plans
         return {
             "nodes": 1,
             "address": "127.0.0.1",
@@ -173,7 +188,7 @@ class HostJobs:
                 "world_size": 1,
                 "threads": 1,
                 "device": "cpu",
-                "env": dict(self.inputs.env),
+                "env": dict(self.inputs.env if env is None else env),
                 "hardware_seconds": 3600,
                 "code": _code(),
             },

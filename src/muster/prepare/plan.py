@@ -57,7 +57,9 @@ class PreparePlan:
     cache: str
     wheels: tuple[tuple[Path, str, int], ...]  # each with its SHA-256 and bytes
     local: tuple[str, ...]  # paths of this machine that the recipes name
-    hub: tuple[tuple[str, str], ...]  # (model, tokenizer or dataset; name, a data set's as name:subset)
+    # (model, tokenizer or dataset; name, a data set's as name:subset), with the variables of what reads it
+    hub: tuple[tuple[str, str], ...]
+    hub_env: tuple[Mapping[str, str], ...]
     warm: tuple[Inputs, ...]  # recipes that are run for one step
     notes: tuple[str, ...]
 
@@ -86,7 +88,7 @@ def make_plan(recipes: Sequence[Inputs], options: Options, later: Path | None = 
     key = pinned.key(digests, options.python) if pinned else ""
     cache = (recipes[0].recipe.launch.workdir or "~/.cache/muster").rstrip("/")
     local: dict[str, None] = {}
-    hub: dict[tuple[str, str], None] = {}
+    hub: dict[tuple[str, str], Mapping[str, str]] = {}
     notes: dict[str, None] = {}
     warm = []
     for inputs in recipes:
@@ -97,7 +99,10 @@ def make_plan(recipes: Sequence[Inputs], options: Options, later: Path | None = 
         if options.warm and inputs.recipe.trains and names == [*_named(inputs.recipe)]:
             warm.append(inputs)  # others start from a model that is not there yet
     venv = (options.venv or f"{cache}/venvs/{key}") if pinned else None
-    return PreparePlan(pinned, key, venv, cache, wheels, tuple(local), tuple(hub), tuple(warm), tuple(notes))
+    return PreparePlan(
+        pinned, key, venv, cache, wheels,
+        tuple(local), tuple(hub), tuple(hub.values()), tuple(warm), tuple(notes),
+    )  # fmt: skip
 
 
 def _walk(path: Path, what: str, above: tuple[str, ...]) -> Iterator[tuple[Path, str, int, int]]:
@@ -119,14 +124,14 @@ def _add_needs(
     inputs: Inputs,
     names: Sequence[tuple[str, str]],
     local: dict[str, None],
-    hub: dict[tuple[str, str], None],
+    hub: dict[tuple[str, str], Mapping[str, str]],
     notes: dict[str, None],
 ) -> None:
     """Add what a recipe reads, each once: paths, things of the hub, and notes about the rest."""
     for kind, name in names:
         whole = name.partition(":")[0] if kind == "dataset" else name
         if not whole.startswith("/") and kind != "path":
-            hub[kind, name] = None
+            hub.setdefault((kind, name), inputs.env)
         elif not Path(whole).exists():
             notes[f"{whole} is not on this machine: the hosts have to have it"] = None
         elif not inputs.launcher.ONE_MACHINE:

@@ -43,6 +43,7 @@ class _Preparation:
     ) -> None:
         self.inputs, self.options, self.plan, self.contents = recipes[0], options, plan, contents
         self.progress, self.shell, self.stop = progress, shell, stop
+        self.envs = [each.env for each in recipes]
         self.files = plan.files()
         self.uv = own_uv() if plan.pinned else None
         self.hosts = {host.label: host for host in self.inputs.inventory.hosts}
@@ -123,8 +124,19 @@ class _Preparation:
             "packages": len(about["about"]["packages"]),
         }
         report.copied = self._copied(answer["copied"], time.monotonic() - began)
-        names = (f"{kind} {name}" for kind, name in self.plan.hub)
-        report.copied += [{"what": what, **each} for what, each in zip(names, answer["fetched"], strict=True)]
+        fetched = [*answer["fetched"]]
+        for env, things in self._hub()[1:]:
+            fetched += self.jobs[label].run("fetch", env=env, python=about["python"], hub=things)["fetched"]
+        names = (f"{kind} {name}" for _, things in self._hub() for kind, name in things)
+        report.copied += [{"what": what, **each} for what, each in zip(names, fetched, strict=True)]
+
+    def _hub(self) -> list[tuple[Mapping[str, str], list[tuple[str, str]]]]:
+        """What comes from the hub, by the variables with which it is fetched, such as a token: those of the
+        first recipe first."""
+        envs = [self.inputs.env, *(env for env in self.plan.hub_env if env != self.inputs.env)]
+        read = [*zip(self.plan.hub, self.plan.hub_env, strict=True)]
+        different = [env for index, env in enumerate(envs) if env not in envs[:index]]
+        return [(env, [thing for thing, of in read if of == env]) for env in different]
 
     def _order(self) -> dict[str, Any]:
         plan, environment = self.plan, None
@@ -144,7 +156,7 @@ class _Preparation:
             "uv": uv,
             "wheels": {path.name: digest for path, digest, _ in plan.wheels},
             "files": [[str(each.path), each.size, each.changed, None] for each in self.files],
-            "hub": list(plan.hub),
+            "hub": self._hub()[0][1],
             "brought": False,
         }
 
@@ -221,7 +233,8 @@ class _Preparation:
             python = pythons.pop() if len(pythons) == 1 else f"{self.plan.venv}/bin/python"
             use.append(f"launch.python={python}")
         digest = str(good[0]["digest"])
-        folders = kernel_folders(self.facts, self.inputs.env, self.options.kernel_cache, digest)
+        set_already = {name: value for env in self.envs for name, value in env.items()}
+        folders = kernel_folders(self.facts, set_already, self.options.kernel_cache, digest)
         use += [f"env.{name}={'/'.join(parts)}" for name, parts in folders.items()]
         if self.plan.hub:
             use.append("env.HF_HUB_OFFLINE=1")

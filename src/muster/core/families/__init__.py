@@ -23,6 +23,7 @@ wrong with one; elsewhere it is taken to be right.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from types import ModuleType
 from typing import Any
@@ -56,6 +57,20 @@ def published(name: str | None) -> PublishedTraining | None:
         return None
     tables = (getattr(family, "PUBLISHED", {}) for family in FAMILIES)
     return next((table[bare] for table in tables if bare in table), None)
+
+
+def published_near(count: int) -> tuple[str, PublishedTraining]:
+    """The size nearest to a number of parameters of which it is known how it was trained."""
+    tables = (getattr(family, "PUBLISHED", {}) for family in FAMILIES)
+    known = {name: how for table in tables for name, how in table.items()}
+
+    def distance(name: str) -> float:
+        config = size(name)
+        assert config is not None
+        return abs(math.log(count / (parameters(config) or 1)))
+
+    nearest = min(known, key=distance)
+    return nearest, known[nearest]
 
 
 def sizes(*model_types: str) -> list[str]:

@@ -58,7 +58,7 @@ class DeepSpeedSpec(EngineSpec):
         self.check_sync(engine)
         self.check_group(engine)
         self._check_floor(recipe)
-        self._check_steps(recipe)
+        self.check_length(recipe, recipe.train.max_steps)
         if engine.config:
             if engine.group:
                 raise RecipeError(
@@ -86,13 +86,14 @@ class DeepSpeedSpec(EngineSpec):
         stage = configuration.given_stage(recipe)
         return recipe if stage is None else recipe.choosing(zero=stage)
 
-    def _check_steps(self, recipe: Recipe) -> None:
+    def check_length(self, recipe: Recipe, steps: int | None) -> None:
         """Raise RecipeError for a scheduler of other steps, which Transformers refuses in ranks."""
         scheduler = configuration.section(configuration.given_config(recipe), "scheduler")
         total = configuration.section(scheduler, "params").get("total_num_steps", "auto")
-        if recipe.train.max_steps and total not in ("auto", recipe.train.max_steps):
+        if steps and total not in ("auto", steps):
+            length = "train.max_steps is" if recipe.train.max_steps else "the training on these data has"
             raise RecipeError(
-                f"is {total}, but train.max_steps is {recipe.train.max_steps}",
+                f"is {total}, but {length} {steps}{'' if recipe.train.max_steps else ' steps'}",
                 where="the DeepSpeed configuration: scheduler.params.total_num_steps",
                 hint='"auto" there',
             )
