@@ -82,16 +82,11 @@ class HostJobs:
     stop: Callable[[], str | None]
     spent: float = field(default=0.0, init=False)  # seconds of `timeout`
 
-<<<<<<< HEAD
-    def run(self, op: str, tree: Tree | None = None, **order: Any) -> dict[str, Any]:
-        """Run the program with an order, after its agent has taken the files of `tree`. Return its report.
-=======
     def run(
         self, op: str, tree: Tree | None = None, env: Mapping[str, str] | None = None, **order: Any
     ) -> dict[str, Any]:
-        """Run the program with an order, after its agent has taken the files of `tree` -> its report. `env`:
-        its variables, in place of the first recipe's.
->>>>>>> h-plans
+        """Run the program with an order, after its agent has taken the files of `tree`. Return its report.
+        `env`: its variables, in place of the first recipe's.
 
         Raises HostError, and JobError where all is stopped.
         """
@@ -167,15 +162,10 @@ class HostJobs:
             "token": f"{job_id}.{nonce}",
         }
 
-<<<<<<< HEAD
-    def _orders(self, facts: Mapping[str, Any], order: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the start order of the program."""
-=======
     def _orders(
         self, facts: Mapping[str, Any], order: Mapping[str, Any], env: Mapping[str, str] | None
     ) -> dict[str, Any]:
-        """The start order of the program."""
->>>>>>> h-plans
+        """Return the start order of the program."""
         return {
             "nodes": 1,
             "address": "127.0.0.1",
