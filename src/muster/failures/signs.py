@@ -241,7 +241,8 @@ _MISTAKE = re.compile(
 _ELSEWHERE = re.compile(
     r"AssertionError\W*$|\bmodule '[\w.]+' has no attribute\b|"
     r"\bunexpected keyword argument\b|\b(?:cuda|gpus?|nccl|nvidia|hosts?|nodes?|network|connect\w*|"
-    r"time[d -]*out|permission|versions?|install\w*|environment|cluster|server|token|port)\b",
+    r"time[d -]*out|permission|versions?|install\w*|environment|cluster|server|token|port|"
+    r"devices?|drivers?|disk|memory|mount\w*)\b",
     re.IGNORECASE,
 )
 _LEVEL = re.compile(r"\bNCCL WARN\b|\bERROR\b|\bFATAL\b|\bCRITICAL\b|(?:^|\[)[EF]\d* |\b[Ee]rror: |\bNVRM: ")
