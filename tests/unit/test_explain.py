@@ -1310,7 +1310,7 @@ def of_total(*steps: int) -> list[str]:
     [
         (of_total(20, 40), "unknown"),
         ([*of_total(20, 40, 60), "Training complete in 0h 4m", *of_total(20, 40)], "unknown"),  # two runs
-        (of_total(20, 40, 60), "nothing"),
+        (of_total(20, 40, 60), "unknown"),  # what comes after the last step is not said
         (of_total(0, 20, 40), "unknown"),  # counted from 0: there is no line of step 60, nor of an end
         (of_total(0, 10, 20), "unknown"),
         ([*of_total(20, 40), "Training complete"], "nothing"),
@@ -1368,9 +1368,12 @@ def test_the_node_and_the_message_of_an_evicted_pod() -> None:
         ("2025-01-02 10:00:00 INFO done in 31 s", True),
         ("[INFO] Training finished", True),
         ("`Trainer.fit` stopped: `max_epochs=3` reached.", True),
-        ("train.service: Deactivated successfully.", True),
         ("Job 'raysubmit_x' succeeded", True),
-        ("step 60/60 loss 2.1", True),
+        ("step 60/60 loss 2.1", False),
+        ("Training complete\nwandb: loss 0.3\nbye", True),
+        ("Training completed for fold 1\nfold 2 begins\nbuilding model", False),
+        ("Done.\nnow training", False),
+        ("Exit Code: 0\nState: Running", False),
         ("worker exited with code 0", True),
         ("done loading data", False),
         ("Finished epoch 3", False),
@@ -1381,9 +1384,9 @@ def test_the_node_and_the_message_of_an_evicted_pod() -> None:
     ],
 )
 def test_that_it_ended_well_is_said_where_the_log_says_so(last: str, well: bool) -> None:
-    found = said("begin", "loss 2.3", last)
+    found = said("begin", "loss 2.3", *last.split("\n"))
     assert (found.answer, found.exit_code) == (("nothing", 0) if well else ("unknown", 1))
-    assert well or last in found.lines or found.others or found.failure
+    assert well or last.rpartition("\n")[2] in [*found.lines, found.failure and found.failure.what]
 
 
 def test_a_format_without_a_word_of_its_end_says_nothing_of_it() -> None:
@@ -1412,6 +1415,7 @@ OWN_LINE = '  File "/w/t.py", line 3, in main'
         ([OWN_LINE], "TypeError: __init__() got an unexpected keyword argument 'tokenizer'", "unknown"),
         ([OWN_LINE], "AssertionError", "unknown"),
         ([OWN_LINE], "AssertionError: needs a GPU", "unknown"),
+        ([OWN_LINE], "AssertionError: found 4 devices", "unknown"),
         ([OWN_LINE], "RuntimeError: cannot go on", "unknown"),
         ([OWN_LINE], "ConnectionResetError: [Errno 104] reset", "unknown"),
         ([OWN_LINE], "botocore.exceptions.EndpointConnectionError: Could not connect", "unknown"),
@@ -1452,6 +1456,11 @@ CAUGHT = "submitit WARNING (2022-08-12 02:06:11,453) - Caught signal SIGUSR2 on 
         (["n2: bash: torchrun: command not found"], "known", "launcher_not_installed", "n2", None),
         (["n2: bash: python3: command not found"], "known", "remote_python_missing", "n2", None),
         ([CAUGHT], "known", "time_limit", None, None),
+        (["[1,0]<stderr>:UnknownError: Horovod has been shut down."], "unknown", None, None, None),
+        (["  Process name: [[29973,1],2]", "  Exit code:    1"], "unknown", None, None, "rank 2"),
+        (["=>> PBS: job killed: mem 6kb exceeded limit 5kb"], "known", "container_oom", None, None),
+        ([TRACEBACK, OWN_LINE, "ImportError: cannot import name 'N' from 'm' (/w/m.py)"], "named", None, None,
+         None),
         (["DistributedOptimizer_Allreduce [missing ranks: 1]"], "unknown", None, None, "rank 1"),
         ([TRACEBACK, OWN_LINE, "ImportError: cannot import name 'helper' from partially initialized module "
           "'train' (most likely due to a circular import) (/w/train.py)"], "named", None, None, None),

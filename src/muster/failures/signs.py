@@ -32,6 +32,9 @@ _REASONS = tuple(
             "Error response from daemon",
             "Main process exited",
             "Exit Code",
+            "Exit code",
+            "Process name: [[",
+            "MPI_ERRORS_ARE_FATAL",
             "Node:  ",
             "exited with code",
             "Exception ignored",
@@ -77,7 +80,7 @@ _EXITS = re.compile(
     r"exits with return code = (?P<code>-?\d{1,9})|"
     r"srun: error: .*[Ee]xited with exit code (?P<slurm>\d{1,9})|"
     r"pdsh@\S+: \S+: ssh exited with exit code (?P<pdsh>\d{1,9})|"
-    r"^\s*(?:Exit Code:\s+|\S+ exited with code )(?P<container>\d{1,9})\s*$|"
+    r"^\s*(?:Exit [Cc]ode:\s+|\S+ exited with code )(?P<container>\d{1,9})\s*$|"
     r"Rank (?P<rank>\d{1,6}) crashed with exit code (?P<composer>-?\d{1,9})|"
     r"Child process with PID \d+ terminated with code (?P<lightning>-?\d{1,9})|"
     r"MPI_ABORT was invoked on rank (?P<abort>\d{1,6})\b|MPI_Abort\(.* - process (?P<aborted>\d{1,6})\s*$|"
@@ -111,7 +114,7 @@ _FAILED = re.compile(
     r"^Error executing job with overrides|Set the environment variable HYDRA_FULL_ERROR=1|"
     r"srun: error: \S+: tasks? [\d,-]+: Aborted|"
     r"srun: error: Task launch for \S+ failed|"
-    r"^MPI_ABORT was invoked on rank \d|\bapplication called MPI_Abort\(|"
+    r"MPI_ERRORS_ARE_FATAL|^MPI_ABORT was invoked on rank \d|\bapplication called MPI_Abort\(|"
     r"\b(?:ERROR|CRITICAL|FATAL)\b.*\b(?:[Tt]raining|[Jj]ob) failed\b|"
     r"slurmstepd: error: \*\*\* .* FAILED \(non-zero exit code or other failure mode\)"
 )
@@ -219,10 +222,11 @@ _FORCED = re.compile(
 # torchrun's and Hydra's account of a process: its host, then its exit code.
 _ELASTIC = re.compile(r"(?:\s+host +: |= +(?:RANK \d+ )?PID \d+ RUNNING AT (?:\S+@)?)(\S+)")
 _OWN_WORDS = "  traceback : Traceback"
-_ACCOUNT = re.compile(r"\s+exitcode +: ")
+_ACCOUNT = re.compile(r"\s+(?:exitcode +|Exit code): ")
 _NODE = re.compile(r"Node: {2,}(?:([\w.-]+)/\S+)?")  # of the pod that kubectl describes
 _REASON = re.compile(r"\s*Reason: ")  # a word, of which a message may tell more
-_RANK = re.compile(r"\s+rank +: (\d{1,9})")  # and the process's rank
+# And the process's rank, as torchrun and mpirun say it.
+_RANK = re.compile(r"\s+(?:rank +: |Process name: \[\[\d+,\d+\],)(\d{1,9})")
 # Exceptions that programs handle by another way to the same: of those nothing more is said.
 _FALLBACK = re.compile(
     r"(?:[a-z_]\w*\.)*(?:Key|Attribute|Import|ModuleNotFound|FileNotFound|Lookup|NotImplemented)Error\b"
@@ -237,10 +241,12 @@ _MISTAKE = re.compile(
 _ELSEWHERE = re.compile(
     r"AssertionError\W*$|\bmodule '[\w.]+' has no attribute\b|"
     r"\bunexpected keyword argument\b|\b(?:cuda|gpus?|nccl|nvidia|hosts?|nodes?|network|connect\w*|"
-    r"time[d -]*out|permission|versions?|install\w*|environment|cluster|server|token|port)\b",
+    r"time[d -]*out|permission|versions?|install\w*|environment|cluster|server|token|port|"
+    r"devices?|drivers?|disk|memory|mount\w*)\b",
     re.IGNORECASE,
 )
 _LEVEL = re.compile(r"\bNCCL WARN\b|\bERROR\b|\bFATAL\b|\bCRITICAL\b|(?:^|\[)[EF]\d* |\b[Ee]rror: |\bNVRM: ")
+_LOUD = re.compile(r"[Ee]rror|\bERR(?:OR)?\b|FATAL|[Ff]atal|CRITICAL|[Ff]ail(?:ed|ure)|FAILED|[Aa]bort")
 _ORDER: dict[Weight, int] = {weight: number for number, weight in enumerate(get_args(Weight))}
 # Ways to end that one host does not cause in another: a host with one of them failed by itself.
 _ALIKE: tuple[frozenset[Weight], ...] = (frozenset(("killed", "crash")),)
@@ -866,6 +872,11 @@ def _is_advice(text: str, entry: Recognised) -> bool:
 def is_exception(text: str) -> bool:
     """Whether a line is Python's last word on an exception."""
     return bool(_EXCEPTION.match(text))
+
+
+def is_loud(line: str) -> bool:
+    """Whether a line speaks of an error in any words, and not as of a warning or less."""
+    return bool(_LOUD.search(line)) and not (_WARNING.search(line) or _BELOW.search(line))
 
 
 def has_bare_exception(lines: Sequence[str]) -> bool:

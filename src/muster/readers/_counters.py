@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
+from itertools import islice
 
 from muster.readers._frame import Frame
 
@@ -40,12 +41,17 @@ _WELL = re.compile(
     r"\b[Tt]raining (?:is |has |run )?(?:been )?(?:complete|completed|finished|done)\b(?! with| but)|"
     r"\b[Ff]inished training\b|\bApplication shutdown complete\b|"
     r"\b(?:[Jj]ob|[Rr]un|[Tt]raining)(?: '[^']*')? succeeded\b|"
-    r"\.service: (?:Deactivated successfully|Succeeded)\b|^\s*Reason: +Completed\b",
+    r"^\s*Reason: +Completed\b",
 )
-# The whole of a line that a program ends with; the last step of all; why Lightning stops.
+# The whole of a line that a program ends with, or what it is said by; and what begins something else.
 _CLOSING = re.compile(
-    r"(?:^|[\])|:>-] |\bINFO )\W*(?:all )?(?:done|finished|completed?|success)\W*(?:$| (?:in|after|at) )|"
+    r"(?:^|[\])|:>.-] |\bINFO )\W*(?:all )?(?:done|finished|completed?|success)\W*(?:$| (?:in|after|at) )|"
     r"`Trainer\.fit` stopped: `max_\w+=\S+` reached",
+    re.IGNORECASE,
+)
+_BEGUN = re.compile(
+    r"\b(?:start(?:s|ed|ing)?|begin\w*|load(?:s|ing)|resum\w+|evaluating|running|saving|uploading|waiting|"
+    r"fold|trial|phase|stage)\b|\d ?%",
     re.IGNORECASE,
 )
 _SOFTLY = re.compile(
@@ -106,13 +112,16 @@ def ended_well(lines: Iterable[str]) -> bool:
     return any(_WELL.search(line) for line in lines)
 
 
-def closes(ends: Sequence[str]) -> bool:
-    """Whether a log's end says that the program ended as it should. `ends`: its last lines, the last one
-    first."""
-    written = [line for line in ends if line.strip()]
-    places = [match for line in written[:_REST] if (match := _PLACE.search(line))]
-    last = bool(places) and places[0][1] == places[0][2]
-    return last or ended_well(written[:_LAST]) or any(_CLOSING.search(line) for line in written[:_REST])
+def closes(ends: Iterable[str]) -> bool:
+    """Whether a log's end says that the program ended as it should, and nothing was begun after that. `ends`:
+    its last lines, the last one first."""
+    written = (line for line in ends if line.strip() and not line.startswith("wandb:"))
+    for number, line in enumerate(islice(written, _LAST)):
+        if ended_well([line]) or (number == 0 and _CLOSING.search(line)):
+            return True
+        if _BEGUN.search(line) or (_COUNTER.search(line) and not _OTHER.search(line)):
+            return False
+    return False
 
 
 def stops_short(ends: Iterable[str]) -> tuple[int, int] | None:

@@ -11,7 +11,7 @@ from itertools import islice, takewhile
 
 from muster.core.state import LogEnd, State
 from muster.core.units import counted
-from muster.failures.signs import NEAR, Sign, is_exception, shape_of, shortened
+from muster.failures.signs import NEAR, Sign, is_exception, is_loud, shape_of, shortened
 from muster.readers._counters import closes, ended_well, goes_on, seems_done, stops_short, works_on
 from muster.readers._feed import LineFeed
 from muster.readers._frame import Frame, own_stamp, uncoloured
@@ -41,7 +41,6 @@ TOLD, LAST = 5, 5
 RECENT = 1000  # lines at the end of a log that no reader knows, in which it says why it ended
 _BUFFER = 8192  # bytes that Python holds back of what it prints to a file or a pipe
 _SOURCE = re.compile(r"File \"[^\"]+\", line \d+, in ")
-_LOUD = re.compile(r"[Ee]rror|\bERR(?:OR)?\b|FATAL|[Ff]atal|CRITICAL|[Ff]ail(?:ed|ure)|FAILED|[Aa]bort")
 STAMPED = 10_000  # lines at the beginning and at the end, in which time stamps are looked for
 # Tables, documents and programs: what they say of failures, as results of earlier jobs do, is no job's end.
 _NO_LOG = re.compile(r"\.(?:csv|tsv|json|md|rst|html?|ya?ml|toml|ini|cfg|py|ipynb|sh)$", re.IGNORECASE)
@@ -177,8 +176,8 @@ def _why(feed: LineFeed, raised: Sign | None, formatted: bool = False) -> EndOfL
         collectives=signs.collectives,
         before=tuple(replace(each, text=shortened(each.text)) for each in signs.before),
         finished=signs.finished,
-        loud=tuple(shortened(line) for line in islice(filter(_LOUD.search, ends), TOLD))[::-1],
-        closed=closes([*takewhile(lambda line: not is_exception(frame.bare(line)), ends)]),
+        loud=tuple(shortened(line) for line in islice(filter(is_loud, ends), TOLD))[::-1],
+        closed=closes(takewhile(lambda line: not is_exception(line), map(frame.bare, ends))),
     )
 
 

@@ -117,7 +117,7 @@ class Explanation(Part):
     def blamed(self) -> str | None:
         """Who is to blame, for people."""
         if self.blame == "host" and not (self.failure and self.failure.host):
-            return "a host: no line says which"
+            return "a host, or what is set up there: no line says which"
         return WHO[self.blame] if self.blame else None
 
 
@@ -168,7 +168,7 @@ def explain_run(run: RunFolder | PipelineFolder) -> Explanation:
         remedy=None if silent else failure.hint,
         blame=_blame_in(speaking, failure) if entry is None else None,
         echoes=sum(log.why.echoes for log in speaking if log.why),
-        lines=_telling(speaking, run) if wordless else [],
+        lines=_telling(speaking, loud=False) if wordless else [],
         command=_way_on(run, result, entry),
     )
     return _with_entry(explanation, entry, failure.host)
@@ -436,14 +436,14 @@ def _evidence(log: JobLog, sign: Sign) -> DecisiveLine:
     )
 
 
-def _telling(logs: Iterable[JobLog], run: RunFolder | None = None) -> list[str]:
-    """What may help a person: signs of any kind, then the last lines."""
+def _telling(logs: Iterable[JobLog], loud: bool = True) -> list[str]:
+    """What may help a person: signs of any kind, those that speak of an error, then the last lines."""
     lines: list[str] = []
     for log in logs:
         if log.why:
             signs = [sign.text for sign in log.why.signs[:MOST]]
-            loud = [line for line in log.why.loud if not any(text in line for text in signs)]
-            lines += [*signs, *loud, *log.why.last]
+            heard = [line for line in log.why.loud if not any(text in line for text in signs)]
+            lines += [*signs, *(heard if loud else ()), *log.why.last]
     return list(dict.fromkeys(line for line in lines if not line.startswith(ATTEMPT)))[: 2 * MOST]
 
 
@@ -494,7 +494,7 @@ def _interrupted(run: RunFolder, state: State, logs: Sequence[JobLog]) -> Explan
     if state in (State.CANCELLED, State.STOPPED, State.TIMEOUT):
         return Explanation(of=run.id, answer="named", state=state, says=f"it {state.words}")
     says = "there is no result, and its controller no longer runs: it was killed, or its machine went down"
-    last = _telling([log for log in logs if log.why])
+    last = _telling((log for log in logs if log.why), loud=False)
     return Explanation(
         of=run.id, answer="named", state=state, says=says, lines=last, command=f"muster resume {run.word}"
     )
