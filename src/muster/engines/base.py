@@ -159,7 +159,7 @@ class EngineSpec:
         """What it fixes, for the plan."""
         return []
 
-    def uncounted(self, recipe: Recipe) -> list[str]:
+    def uncounted(self, recipe: Recipe, precision: str) -> list[str]:
         """Settings of the user's own configuration that change memory or traffic, and that no plan counts."""
         return []
 

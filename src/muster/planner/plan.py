@@ -390,7 +390,7 @@ def _notes(decided: Decided, memory: MemoryPlan | None) -> list[str]:
         notes.append(
             "torch.compile: compiling takes about 4 s a layer before the first step, which no time here has"
         )
-    if left_out := spec_of(decided.recipe.engine.name).uncounted(decided.recipe):
+    if left_out := spec_of(decided.recipe.engine.name).uncounted(decided.recipe, decided.job.precision):
         notes.append(f"neither memory nor time counts what DeepSpeed's {', '.join(left_out)} change")
     if device == "cuda" and decided.room.host is None and setting is not None:
         notes.append("the hosts' memory was not checked: give it with --host-memory")
