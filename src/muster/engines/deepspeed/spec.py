@@ -670,6 +670,8 @@ def _step(parameters: Sequence[Parameter], spread: ModelSpread) -> tuple[Call, .
     """The small calls: how many tokens a step has; a norm of the gradients for each group of the optimizer,
     to clip them; whether half precision overflowed."""
     calls = counting(spread)
+    if spread.sums_apart or (spread.stage == 0 and spread.element == 2):
+        return tuple(calls)  # whose optimizers have whole gradients
     if spread.clips:
         groups = spread.optimizer_groups(tuple(p for p in parameters if p.trained))
         norms = len(groups) if spread.stage else 1
