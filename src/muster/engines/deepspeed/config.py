@@ -566,11 +566,15 @@ def _pair(value: Any) -> tuple[Any, Any]:
 
 
 def user_precision(config: Mapping[str, Any]) -> str | None:
-    """fp16 or bf16 where a user's file switches one on. Raises RecipeError where it switches both on."""
+    """fp16 or bf16 where a user's file switches one on, fp32 where it switches both off. Raises RecipeError
+    where it switches both on."""
+    off = {key for key in ("fp16", "bf16", "bfloat16") if section(config, key).get("enabled") is False}
     on = {key for key in ("fp16", "bf16", "bfloat16") if section(config, key).get("enabled") is True}
     if "fp16" in on and len(on) > 1:
         raise RecipeError("fp16 and bf16 are both enabled", where="the DeepSpeed configuration")
-    return None if not on else "fp16" if "fp16" in on else "bf16"
+    if not on:
+        return "fp32" if "fp16" in off and len(off) > 1 else None
+    return "fp16" if "fp16" in on else "bf16"
 
 
 def deepspeed_config(recipe: Recipe, batch: Batch, precision: str) -> dict[str, Any]:
