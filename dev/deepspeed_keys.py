@@ -88,7 +88,7 @@ RAW: dict[str, Any] = {
             ),
             "bool",
         ),
-        "number_checkpoints": "int?",
+        "number_checkpoints": None,
     },
     "flops_profiler": {
         **dict.fromkeys(("enabled", "detailed"), "bool"),

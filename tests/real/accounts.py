@@ -113,7 +113,11 @@ def kinds(trainer: Any) -> dict[str, int]:
         lists = getattr(wrapper, "averaged_gradients", {}).values()
         flat = [getattr(wrapper, "grad_partitions_flat_buffer", None)]
         found["gradients"] |= storages([each for one in lists for each in one or []] + flat)
-        names = ("single_partition_of_fp32_groups", "fp32_partitioned_groups_flat")
+        names = (
+            "single_partition_of_fp32_groups",
+            "fp32_partitioned_groups_flat",
+            "fp32_groups_flat_partition",
+        )
         master = [each for name in names for each in getattr(wrapper, name, [])]
         master += [each for group in getattr(wrapper, "fp32_groups", []) for each in group]
         found["fp32 master"] = storages(master)

@@ -40,6 +40,8 @@ FEW = {
         "stage3_max_live_parameters": 500_000,
     }
 }  # fmt: skip
+SUMS = {"data_types": {"grad_accum_dtype": "fp32"}}
+SENT = {"communication_data_type": "fp32"}
 LORA = {"rank": 8, "targets": "all-linear"}
 ENGINES: dict[str, dict[str, Any]] = {
     "ddp": {"name": "ddp"},
@@ -67,7 +69,21 @@ ENGINES: dict[str, dict[str, Any]] = {
         }
         for name, zero, params in (("SGD", 2, {"momentum": 0.9}), ("SGD", 3, {}))
     },
-}
+    **{
+        f"{name}{zero}": {
+            "name": "deepspeed", "zero": zero, "options": {**option, **(BUCKET if zero in (1, 2) else {})},
+        }
+        for name, option in (("sums", SUMS), ("sent", SENT))
+        for zero in range(4)
+        if zero or name == "sent"
+    },
+    "ratio": {
+        "name": "deepspeed", "zero": 3, "offload": "optimizer",
+        "options": {
+            "zero_optimization": {"offload_optimizer": {"ratio": 0.5}, "sub_group_size": 200_000},
+        },
+    },
+}  # fmt: skip
 ELSEWHERE = ("zero3few", "fsdp", "fsdpsync", "fsdpgroup", "zero3group")
 TWO = [(engine, "bf16", 2) for engine in ENGINES if engine not in ("ddp", *ELSEWHERE)]
 TWO += [(engine, "fp32", 2) for engine in ("ddp", "zero1", "zero2", "zero3", "filesgd3")]
@@ -135,6 +151,8 @@ TRACED = [
     *(whole(engine, "bf16", 2, 4, optimizer="adamw-bf16") for engine in ("ddp", "fsdp")),
     whole("ddp", "bf16", 2, 6, autocast=False),
     whole("ddp", "bf16", 2, 5, autocast=False, gradient_checkpointing=True),
+    *(whole(f"sums{zero}", "bf16", 4, 1, accumulation=2) for zero in (1, 2, 3)),
+    *(whole(f"sent{zero}", "bf16", 4, 1, accumulation=2) for zero in (0, 2)), whole("sums1", "bf16", 2, 8),
     whole("zero3few", "fp32", 4, 8), whole("zero3", "fp32", 4, 1, gradient_checkpointing=True),
 ]  # fmt: skip
 CASES = [
@@ -287,5 +305,7 @@ def test_no_rank_needs_more_than_the_one_that_is_planned_for(asked: dict[str, An
 
 def test_the_optimizer_is_the_one_that_works_in_place(told: Told) -> None:
     for asked in CASES:
-        own = asked["name"].startswith(("offload", "file"))  # DeepSpeed's own, on the host, or its file's
+        own = asked["name"].startswith(
+            ("offload", "file", "ratio")
+        )  # DeepSpeed's own, on the host, or its file's
         assert all(said["fused"] is not own for said in told[asked["name"]].values()), asked["name"]

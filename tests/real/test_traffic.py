@@ -27,6 +27,9 @@ RANKS, WIDTH = 2, 256
 SMALL = {"zero_optimization": {"reduce_bucket_size": 1_000_000}}
 FAR = {"zero_optimization": {"stage3_max_reuse_distance": 0, "stage3_max_live_parameters": 0}}
 
+SENT = {"communication_data_type": "fp32"}
+SUMS = {"data_types": {"grad_accum_dtype": "fp32"}}
+
 
 def case(
     engine: str,
@@ -75,6 +78,10 @@ CASES = {
     "zero 2, small buckets, accumulation 3": case("deepspeed", 2, accumulation=3, options=SMALL),
     "zero 2, offload": case("deepspeed", 2, offload="optimizer"),
     "zero 2, adapters": case("deepspeed", 2, lora={"rank": 8, "targets": ["c_attn", "c_fc"]}),
+    "zero 0, bf16, sent in fp32": case("deepspeed", precision="bf16", options=SENT),
+    "zero 1, bf16, summed in fp32": case("deepspeed", 1, accumulation=3, precision="bf16", options=SUMS),
+    "zero 2, bf16, sent in fp32": case("deepspeed", 2, accumulation=3, precision="bf16", options=SENT),
+    "zero 3, bf16, sent in fp32": case("deepspeed", 3, precision="bf16", options=SENT),
     "zero 3": case("deepspeed", 3),
     "zero 3, accumulation 3, bf16": case("deepspeed", 3, accumulation=3, precision="bf16"),
     "zero 3, gathered twice": case("deepspeed", 3, options=FAR, tied=False),

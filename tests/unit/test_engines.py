@@ -125,7 +125,7 @@ def test_its_configuration_is_json_with_the_batch_that_was_decided(spec: EngineS
         if config is not None:
             filled = spec.filled(json.loads(json.dumps(config)), recipe(spec), 64)
             assert spec.fixed(filled).batch == {"micro": 4, "accumulation": 2, "global": 16}
-            assert spec.fixed(filled).precision == (None if precision == "fp32" else precision)
+            assert spec.fixed(filled).precision == precision
     names = {each.name for each in fields(ModelSpread)}
     assert set(spec.spread_of(recipe(spec), "bf16", 64)) <= names
     assert all(set(spec.sizes(stage, 64)) <= names for stage in range(4))

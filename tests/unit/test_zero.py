@@ -17,7 +17,7 @@ from muster.engines.base import merged, spec_of
 from muster.engines.deepspeed.config import deepspeed_config, read_user_config
 from muster.engines.deepspeed.reading import known_keys
 from muster.inputs.model import whole_config
-from muster.inputs.read import read_recipe
+from muster.inputs.read import inherited_decisions, read_recipe
 from muster.planner.machines import UserFigures
 from muster.planner.memory.fit import need
 from muster.planner.plan import plan_on
@@ -178,3 +178,49 @@ def test_a_scheduler_of_other_steps_than_the_data_have(tmp_path: Path, steps: in
         return
     with pytest.raises(RecipeError, match="is 101, but the training on these data has 100 steps"):
         plan_on(recipe, "t4:2", UserFigures(), traced=False)
+
+
+def test_both_switched_off_is_fp32(tmp_path: Path) -> None:
+    off = {"fp16": {"enabled": False}, "bf16": {"enabled": 0}}
+    engine = own(tmp_path, off)
+    assert merged(recipe_from({"engine": engine, "precision": "auto"})).precision == "fp32"
+    with pytest.raises(RecipeError, match="switches fp16 and bf16 off"):
+        merged(recipe_from({"engine": engine, "precision": "bf16"}))
+
+
+def test_a_rate_that_nobody_gave_is_noted() -> None:
+    """Beside a large model; not where a user or a DeepSpeed file says which."""
+
+    def noted(*changes: str) -> bool:
+        changes = ("model.name=opt-1.3b", "engine.name=deepspeed", "batch.micro=1", *changes)
+        recipe, noted = read_recipe("causal-lm", changes), inherited_decisions("causal-lm", changes)
+        plan = plan_on(recipe, "h100:8", UserFigures(), traced=False, noted=noted).plan
+        assert plan is not None
+        return any("train.learning_rate=" in note for note in plan.notes)
+
+    assert noted()
+    assert not noted("train.learning_rate=0.002")
+    assert not noted("engine.options.optimizer={type: AdamW, params: {lr: 0.002}}")
+
+
+@pytest.mark.parametrize(
+    ("options", "parts"),
+    [
+        ({"data_types": {"grad_accum_dtype": "fp32"}}, {1: ("fp32 gradients", 4, 1), 2: ("gradients", 4, 8)}),
+        ({"data_types": {"grad_accum_dtype": "bf16"}}, {1: ("gradients", 2, 1)}),
+    ],
+)
+def test_types_of_sums_by_hand(options: dict[str, Any], parts: dict[int, tuple[str, int, int]]) -> None:
+    """Llama-2-7B, 6,738,415,616 parameters on 8 ranks."""
+    for stage, (name, size, shared) in parts.items():
+        recipe = read_recipe(
+            "causal-lm",
+            [
+                "model.name=llama-2-7b", "engine.name=deepspeed", f"engine.zero={stage}", "precision=bf16",
+                f"engine.options={json.dumps(options)}", "batch.micro=1",
+            ],
+        )  # fmt: skip
+        plan = plan_on(recipe, "h100:8", UserFigures(), traced=False).plan
+        assert plan is not None and plan.memory is not None
+        assert plan.memory.device[name] == pytest.approx(size * 6_738_415_616 / shared, rel=1e-3)
+        assert not any("neither memory nor time" in note for note in plan.notes)

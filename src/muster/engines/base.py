@@ -159,7 +159,7 @@ class EngineSpec:
         """What it fixes, for the plan."""
         return []
 
-    def uncounted(self, recipe: Recipe) -> list[str]:
+    def uncounted(self, recipe: Recipe, precision: str) -> list[str]:
         """Settings of the user's own configuration that change memory or traffic, and that no plan counts."""
         return []
 
@@ -261,6 +261,10 @@ class EngineSpec:
         return f"{self.name} does not say that it can", f"hosts with {before.world_size} slots in all"
 
 
+def _switch(precision: str) -> str:
+    return "fp16 and bf16 off" if precision == "fp32" else f"{precision} on"
+
+
 def merged(recipe: Recipe) -> Recipe:
     """The recipe with what the user's own configuration for its engine fixes. Of `train`, the configuration
     wins, since a recipe's own always has a value. Raises RecipeError where both say a precision or a batch
@@ -268,7 +272,7 @@ def merged(recipe: Recipe) -> Recipe:
     fixed, path = spec_of(recipe.engine.name).given(recipe), recipe.engine.config
     if fixed.precision and recipe.precision not in ("auto", fixed.precision):
         raise RecipeError(
-            f"is {recipe.precision}, but {path} switches {fixed.precision} on",
+            f"is {recipe.precision}, but {path} switches {_switch(fixed.precision)}",
             where="precision",
             hint=f'precision={fixed.precision}, or "auto" in that file',
         )

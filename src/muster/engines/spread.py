@@ -55,7 +55,9 @@ class ModelSpread:
     many neighbouring ranks hold all weights among themselves, 0: all ranks do;
     `sync_each_batch`: gradients are reduced in every micro-step, where the engine would wait for the last
     one; `bucket`, `prefetch`, `persistence`, `live`, `reuse`, `sub_group`: DeepSpeed's keys, in elements
-    (`reuse`: max_reuse_distance); `overlap`: overlap_comm; `pins`: host memory is page-locked; `clips`: the
+    (`reuse`: max_reuse_distance); `sums`, `sent`: bytes of a gradient as DeepSpeed adds it up and sends it,
+    None: as it comes; `ratio`: of ZeRO-3's sub-groups, those whose states leave the device with the
+    optimizer; `overlap`: overlap_comm; `pins`: host memory is page-locked; `clips`: the
     ranks agree on the gradients' norm, which FSDP's do without clipping too (Transformers tells it in either
     case: trainer.py, _get_grad_norm); `counts`: the ranks agree on the number of tokens of a step.
     """
@@ -81,6 +83,9 @@ class ModelSpread:
     live: int = 1_000_000_000
     reuse: int = 1_000_000_000
     sub_group: int = 1_000_000_000
+    sums: int | None = None
+    sent: int | None = None
+    ratio: float = 1.0
     pins: bool = True
     clips: bool = True
     counts: bool = True
@@ -104,6 +109,21 @@ class ModelSpread:
     def grouped(self) -> bool:
         """Whether there are several groups."""
         return 0 < self.group < self.ranks
+
+    @property
+    def sums_apart(self) -> bool:
+        """Whether DeepSpeed's stage 1 adds gradients up in tensors of their own (BF16_Optimizer)."""
+        return self.stage == 1 and self.summed > self.element
+
+    @property
+    def summed(self) -> int:
+        """Bytes of a gradient as DeepSpeed adds it up."""
+        return self.sums or self.element
+
+    @property
+    def message(self) -> int:
+        """Bytes of a gradient as DeepSpeed sends it."""
+        return self.sent or self.element
 
     @property
     def buckets(self) -> int:

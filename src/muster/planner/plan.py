@@ -339,9 +339,10 @@ def _plan(
         group = setting.spread.group if setting.spread.grouped else 0
         engine = spec_of(engine).label(setting.spread.stage, group)
     training = training_plan(recipe, setting, job.batch, samples)
-    rise = spec_of(recipe.engine.name).given(recipe).rise
-    warming = warmup_note(recipe.train, training.steps, rise) if training.steps else None
+    fixed = spec_of(recipe.engine.name).given(recipe)
+    warming = warmup_note(recipe.train, training.steps, fixed.rise) if training.steps else None
     left = any(d.field == INHERITED and "train.learning_rate=" in d.why for d in inputs.noted)
+    left = left and "learning_rate" not in fixed.train
     rate = None
     if left and setting and recipe.train.learning_rate != "auto":
         rate = rate_note(recipe.train.rate, setting.parameters)
@@ -381,6 +382,8 @@ def _notes(decided: Decided, memory: MemoryPlan | None) -> list[str]:
         notes.append(
             "what goes to a disk, and its buffers, are counted by DeepSpeed's source, never measured"
         )
+    if setting is not None and setting.spread.ratio < 1:
+        notes.append("the optimizer's time is that of all its states in host memory, whatever ratio says")
     config = whole_config(decided.recipe)
     notes += decided.recipe.assumed(config) if config is not None else []
     if decided.recipe.model.quantized is not None:
@@ -390,7 +393,7 @@ def _notes(decided: Decided, memory: MemoryPlan | None) -> list[str]:
         notes.append(
             "torch.compile: compiling takes about 4 s a layer before the first step, which no time here has"
         )
-    if left_out := spec_of(decided.recipe.engine.name).uncounted(decided.recipe):
+    if left_out := spec_of(decided.recipe.engine.name).uncounted(decided.recipe, decided.job.precision):
         notes.append(f"neither memory nor time counts what DeepSpeed's {', '.join(left_out)} change")
     if device == "cuda" and decided.room.host is None and setting is not None:
         notes.append("the hosts' memory was not checked: give it with --host-memory")

@@ -363,11 +363,11 @@ _UNCOUNTED = (
     ("bf16", "bf16_master_weights_and_grads"),
     ("bf16", "bf16_optimizer_states"),
     ("fp16", "fp16_master_weights_and_grads"),
-    ("data_types", "grad_accum_dtype"),
-    ("communication_data_type", ""),
     ("zero_optimization", "zero_quantized_weights"),
     ("zero_optimization", "zero_quantized_nontrainable_weights"),
     ("zero_optimization", "zero_quantized_gradients"),
+    ("zero_optimization", "zenflow"),
+    ("compile", "deepcompile"),
 )
 
 
@@ -383,10 +383,29 @@ def uncounted(config: Mapping[str, Any]) -> list[str]:
         f"{name}.{key}" if key else name: section(config, name).get(key) if key else config.get(name)
         for name, key in _UNCOUNTED
     }
-    offloaded = section(section(config, "zero_optimization"), "offload_optimizer").get("ratio", 1.0)
-    values["zero_optimization.offload_optimizer.ratio"] = offloaded != 1.0
+    offload = section(section(config, "zero_optimization"), "offload_optimizer")
+    on_disk = offload.get("device") == "nvme" and offload.get("ratio", 1.0) != 1.0
+    values["zero_optimization.offload_optimizer.ratio"] = on_disk
+    values["zero_optimization.offload_optimizer.super_offload"] = offload.get("super_offload")
     values["optimizer.type"] = moments(config, offloaded=False) is None
+    if not gradient_bytes(config):  # also where it is as the model's
+        for name, key in (("data_types", "grad_accum_dtype"), ("communication_data_type", "")):
+            values[f"{name}.{key}".rstrip(".")] = section(config, name).get(key) if key else config.get(name)
     return [name for name, value in values.items() if value not in (None, False, "auto")]
+
+
+def gradient_bytes(config: Mapping[str, Any]) -> dict[str, int]:
+    """The fields of ModelSpread for gradients that are added up, or sent, in another type than the model's:
+    where it is known what ranks hold of them."""
+    zero = section(config, "zero_optimization")
+    stage, kept = zero.get("stage", 0), section(config, "data_types").get("grad_accum_dtype")
+    sent = config.get("communication_data_type")
+    half = next((name for name in ("fp16", "bf16") if section(config, name).get("enabled") is True), None)
+    asked = {"sums": kept, "sent": sent}
+    made = {name: dtype_bytes(dtype.lower()) for name, dtype in asked.items() if dtype is not None}
+    moved = section(zero, "offload_optimizer").get("device", "none") != "none"
+    known = (half or made.get("sums", 4) == 4) and not moved and not (half == "fp16" and stage == 1 and kept)
+    return made if known else {}
 
 
 def user_rise(config: Mapping[str, Any]) -> tuple[str, int] | None:
@@ -547,11 +566,15 @@ def _pair(value: Any) -> tuple[Any, Any]:
 
 
 def user_precision(config: Mapping[str, Any]) -> str | None:
-    """fp16 or bf16 where a user's file switches one on. Raises RecipeError where it switches both on."""
+    """fp16 or bf16 where a user's file switches one on, fp32 where it switches both off. Raises RecipeError
+    where it switches both on."""
+    off = {key for key in ("fp16", "bf16", "bfloat16") if section(config, key).get("enabled") is False}
     on = {key for key in ("fp16", "bf16", "bfloat16") if section(config, key).get("enabled") is True}
     if "fp16" in on and len(on) > 1:
         raise RecipeError("fp16 and bf16 are both enabled", where="the DeepSpeed configuration")
-    return None if not on else "fp16" if "fp16" in on else "bf16"
+    if not on:
+        return "fp32" if "fp16" in off and len(off) > 1 else None
+    return "fp16" if "fp16" in on else "bf16"
 
 
 def deepspeed_config(recipe: Recipe, batch: Batch, precision: str) -> dict[str, Any]:

@@ -148,7 +148,7 @@ def _value(value: Any, kind: str, path: str, where: str, *, lax: bool) -> Any:
         with suppress(ValidationError):
             read = reader.validate_python(given)
             return value if not lax and own is float else str(read) if isinstance(read, Path) else read
-    hint = f"without the quotes: {value}" if not lax and _bare(value) else None
+    hint = f"without the quotes: {value}" if _bare(value) else None
     raise RecipeError(f"{path} is {json.dumps(value)}, and must be {words}", where=where, hint=hint)
 
 
@@ -177,10 +177,13 @@ def _unknown(key: str, allowed: Mapping[str, Any], prefix: str, where: str) -> R
     what = f"{prefix + key!r} is not a key that DeepSpeed knows; it would "
     what += "refuse it at the start" if strict else "ignore it silently"
     sections = {at: sub for at, sub in known_keys().items() if isinstance(sub, dict)}
+    homes = [at for at, sub in sections.items() if key in sub]
     everywhere = [*allowed, *(f"{at}.{inner}" for at, sub in sections.items() for inner in sub)]
     hint = did_you_mean(key, allowed)
     if prefix and key in known_keys():
         hint = f"{key} belongs to the top level, beside {name.partition('.')[0]}"
+    elif not prefix and len(homes) == 1:
+        hint = f"{key} belongs to {homes[0]}"
     elif hint is None and strict and len(allowed) <= LISTED:
         hint = f"{name} takes {', '.join(sorted(allowed))}"
     return RecipeError(what, where=where, hint=hint or did_you_mean(key, everywhere))

@@ -130,8 +130,8 @@ class DeepSpeedSpec(EngineSpec):
     def decisions(self, recipe: Recipe) -> list[Decision]:
         return configuration.user_decisions(recipe)
 
-    def uncounted(self, recipe: Recipe) -> list[str]:
-        return configuration.uncounted(configuration.given_config(recipe))
+    def uncounted(self, recipe: Recipe, precision: str) -> list[str]:
+        return configuration.uncounted(configuration.deepspeed_config(recipe, Batch(1, 1, 1), precision))
 
     def open_stages(self, recipe: Recipe) -> Sequence[int | None]:
         """None are open where the user's own file says one."""
@@ -169,6 +169,9 @@ class DeepSpeedSpec(EngineSpec):
         sizes["together"] = "optimizer" in whole
         kept = configuration.moments(whole, offloaded="optimizer" in offload)
         sizes["moments"] = 2 if kept is None else kept  # Adam's, and the plan says that it is not counted
+        sizes |= configuration.gradient_bytes(whole)
+        if "optimizer" in offload and disk.holds == "none":
+            sizes["ratio"] = configuration.section(zero, "offload_optimizer").get("ratio", 1.0)
         group = _number(zero, _GROUP, 1) if stage == 3 else 1
         sizes["group"] = group if group > 1 else 0
         return sizes
@@ -208,6 +211,8 @@ class DeepSpeedSpec(EngineSpec):
     def states(self, spread: ModelSpread, tensors: Tensors, rank: int | None = None) -> States:
         if spread.stage == 0:
             return _held_0(spread, tensors)
+        if spread.sums_apart:
+            return _held_apart(spread, tensors)
         return _held_3(spread, tensors) if spread.stage == 3 else _held_1_2(spread, tensors, rank)
 
     def gathers_to_draw(self, spread: ModelSpread, tensors: Tensors) -> int | None:
@@ -345,9 +350,36 @@ def _held_0(spread: ModelSpread, tensors: Tensors) -> States:
     if e == 2:
         held["fp32 master"] = 4 * own
         step["fp32 gradients"] = (8 if spread.own_adam else 4) * own
-    flat = min(own, REDUCED_AT_ONCE + largest(trained(tensors)))
-    after = {"gradient reduction": {**gradients, "buckets": e * flat}, "optimizer step": step}
+    after = {
+        "gradient reduction": {**gradients, "buckets": _reducing(spread, trained(tensors), e)},
+        "optimizer step": step,
+    }
     backward = {"gradients in flight": e * largest(trained(tensors))}
+    return States(held, {}, {}, gradients, backward, after, whole=True)
+
+
+def _reducing(spread: ModelSpread, tensors: Tensors, kept: int) -> int:
+    """Bytes of what is flattened at once to be reduced, and of its copy in the type of messages. `kept`: of a
+    gradient."""
+    flat = min(elements(tensors), REDUCED_AT_ONCE + largest(tensors))
+    return flat * (kept + (spread.message if spread.message != kept else 0))
+
+
+def _held_apart(spread: ModelSpread, tensors: Tensors) -> States:
+    """Stage 1 in bf16 that adds up in fp32 (BF16_Optimizer): all sums on every rank, in flat tensors, beside
+    the gradients as they come, which stay until the next step."""
+    e, n, own = spread.element, spread.ranks, trained(tensors)
+    part = sum(up(elements(group), 2 * n) // n for group in spread.optimizer_groups(tensors))
+    held = {
+        "parameters": e * (n * part + elements(tensors) - elements(own)),
+        "fp32 gradients": spread.summed * n * part,
+        "fp32 master": 4 * part,
+        "optimizer": 4 * spread.moments * part,
+    }
+    gradients = {"gradients": e * elements(own)}
+    reduction = {**gradients, "buckets": _reducing(spread, own, spread.summed)}
+    backward = {"gradients in flight": e * largest(own)}
+    after = {"gradient reduction": reduction, "optimizer step": gradients}
     return States(held, {}, {}, gradients, backward, after, whole=True)
 
 
@@ -373,9 +405,13 @@ def _held_1_2(spread: ModelSpread, tensors: Tensors, rank: int | None) -> States
     used = min(spread.bucket, elements(own))
     piece = max((_piece(group, size, rank) for group, size in cut), default=0)
     flat = used if spread.stage == 2 and n > 1 else 0
+    sent = spread.message
+    apart = spread.stage == 2 and spread.summed > e  # a part's, added up in a buffer of exactly its size
+    if apart:
+        kept = spread.summed * part
     backward = {
-        "buckets": spread.buckets * e * touched,
-        "gradients in flight": e * (largest(own) + flat),
+        "buckets": spread.buckets * sent * touched,
+        "gradients in flight": e * largest(own) + sent * flat,
     }
     gradients = {"gradients": e * elements(own) if spread.stage == 1 else kept}
     stays = spread.stage == 1 and spread.accumulates  # the bucket, from the first micro-batch on
@@ -389,13 +425,15 @@ def _held_1_2(spread: ModelSpread, tensors: Tensors, rank: int | None) -> States
         return States(held, host, passes, {} if at_once else gradients, backward, whole=not at_once)
     held |= {"fp32 master": 4 * part, "optimizer": 4 * spread.moments * part}
     after = {
-        "optimizer step": {"gradients": kept, "fp32 gradients": (6 if e == 2 else 4) * most},
+        "optimizer step": {"gradients": kept, "fp32 gradients": 0 if apart else (6 if e == 2 else 4) * most},
         "gradient norm": {"gradients": kept, "gradients in flight": NORM * piece},
     }
     if spread.stage == 1:
         more = max(0, kept - e * used)
-        bucket = {"buckets": spread.buckets * e * touched}
+        bucket = {"buckets": spread.buckets * sent * touched}
         after["gradient reduction"] = {**gradients, **bucket, "gradients of the part": more}
+    elif apart:
+        pass  # what is reduced is added at once
     elif spread.accumulates:
         backward["gradients in flight"] += kept  # a micro-batch's own, before they are added
     elif elements(own) <= spread.bucket:  # all wait in the bucket
@@ -467,7 +505,7 @@ def _held_3(spread: ModelSpread, tensors: Tensors) -> States:
     all_ = sum(_shards(tensors, n))
     biggest = largest(own)
     bucket = spread.bucket if spread.device == "cuda" else min(spread.bucket, elements(own))
-    held = {"buckets": e * bucket}
+    held = {"buckets": spread.message * bucket}
     if not spread.moves_parameters:
         held["parameters"] = e * all_
     travels = n > 1 or spread.moves_parameters
@@ -479,14 +517,15 @@ def _held_3(spread: ModelSpread, tensors: Tensors) -> States:
     if not spread.moves_parameters:
         passes |= second
     copied = max(min(spread.bucket, elements(own)), up(biggest, n) if biggest % n else 0)
-    backward = {"gradients in flight": e * (biggest + copied)}
+    backward = {"gradients in flight": e * biggest + spread.message * copied}
     subs = [size for group in groups for size in _sub_groups(group, spread.sub_group)]
     host: Parts = {}
     if spread.moves_parameters:
         host = added(_parameters_on_host(spread, tensors, groups, subs), second)
     if not spread.moves_optimizer:
-        held |= {"fp32 master": 4 * part, "optimizer": 4 * spread.moments * part, "gradients": e * part}
-        step = {"fp32 gradients": (6 if e == 2 else 4) * max(subs, default=0)}
+        held |= {"fp32 master": 4 * part, "optimizer": 4 * spread.moments * part}
+        held["gradients"] = spread.summed * part
+        step = {"fp32 gradients": (6 if spread.summed == 2 else 4) * max(subs, default=0)}
         norm = {"gradients in flight": NORM * -(-biggest // n)}
         there = {} if spread.moves_parameters else second
         after = {"optimizer step": {**there, **step}, "gradient norm": {**there, **norm}}
@@ -494,7 +533,11 @@ def _held_3(spread: ModelSpread, tensors: Tensors) -> States:
     backward["gradients in flight"] += (e + 4 + NORM) * -(-biggest // n)  # a shard's, on its way to the host
     if spread.disk.optimizer:  # all of a bucket's wait in fp32 (partition_grads)
         backward["gradients in flight"] += 4 * -(-min(spread.bucket, elements(own)) // n)
-    host = added(host, _optimizer_on_host(spread, part, subs))
+    stay = int((1 - spread.ratio) * len(subs))  # the first ones (stage3.py, subgroup_to_device)
+    if stay:
+        here = sum(subs[:stay])
+        held |= {"fp32 master": 4 * here, "optimizer": 4 * spread.moments * here, "fp32 gradients": 4 * here}
+    host = added(host, _optimizer_on_host(spread, part, subs[stay:]))
     return States(held, host, passes, {}, backward)
 
 
@@ -627,6 +670,8 @@ def _step(parameters: Sequence[Parameter], spread: ModelSpread) -> tuple[Call, .
     """The small calls: how many tokens a step has; a norm of the gradients for each group of the optimizer,
     to clip them; whether half precision overflowed."""
     calls = counting(spread)
+    if spread.sums_apart or (spread.stage == 0 and spread.element == 2):
+        return tuple(calls)  # whose optimizers have whole gradients
     if spread.clips:
         groups = spread.optimizer_groups(tuple(p for p in parameters if p.trained))
         norms = len(groups) if spread.stage else 1
@@ -640,7 +685,7 @@ def _exchanged_0_to_2(parameters: Sequence[Parameter], spread: ModelSpread) -> T
     own = [p for p in parameters if p.trained]
     element = spread.element
     small = _step(parameters, spread)
-    if spread.stage == 0:
+    if spread.stage == 0 or spread.sums_apart:
         sizes, filled = [], 0
         for parameter in own:  # sent after the tensor that overfills it
             filled += parameter.numel
@@ -648,20 +693,21 @@ def _exchanged_0_to_2(parameters: Sequence[Parameter], spread: ModelSpread) -> T
                 sizes.append(filled)
                 filled = 0
         sizes += [filled] if filled else []
-        reduces = tuple(Call("all-reduce", element * size) for size in sizes)
-        return Traffic(Passes(), Passes(), (*reduces, *small), spread.micro_steps)
+    if spread.stage == 0:
+        return Traffic(Passes(), Passes(), (*_reduces(sizes, spread), *small), spread.micro_steps)
     groups = spread.optimizer_groups(tuple(own))
     unit = ALIGNMENT * spread.ranks
     gathers = tuple(
         Call("all-gather", element * (-(-sum(p.numel for p in group) // unit) * unit)) for group in groups
     )
-    if spread.stage == 1 and not spread.overlap:
-        order = [p.numel for group in groups for p in group]
-        reduces = tuple(Call("all-reduce", element * size) for size in buckets(order, spread.bucket))
+    if spread.stage == 1 and (spread.sums_apart or not spread.overlap):
+        if not spread.sums_apart:
+            sizes = buckets([p.numel for group in groups for p in group], spread.bucket)
+        reduces = _reduces(sizes, spread)
         return Traffic(Passes(), Passes(), (*reduces, *small, *gathers), spread.micro_steps)
     whole = sum(p.numel for p in own) or 1
     backward = tuple(
-        reducing(element * size, element * whole)
+        reducing(spread.message * size, spread.message * whole)
         for size in buckets([p.numel for p in reversed(own)], spread.bucket)
     )
     return Traffic(
@@ -671,6 +717,10 @@ def _exchanged_0_to_2(parameters: Sequence[Parameter], spread: ModelSpread) -> T
         micro_steps=spread.micro_steps,
         reduces_hide=spread.overlap and spread.device == "cuda",
     )
+
+
+def _reduces(sizes: Sequence[int], spread: ModelSpread) -> tuple[Call, ...]:
+    return tuple(Call("all-reduce", spread.message * size) for size in sizes)
 
 
 def _exchanged_3(parameters: Sequence[Parameter], spread: ModelSpread) -> Traffic:
@@ -778,6 +828,6 @@ def _with_reduces(
         reduces = []
         while waiting and (waiting[0] <= done or index == len(modules) - 1):
             done -= waiting[0]
-            reduces.append(Call("reduce-scatter", spread.element * waiting.pop(0)))
+            reduces.append(Call("reduce-scatter", spread.message * waiting.pop(0)))
         made.append(Segment(segment.share, segment.gathers, tuple(reduces)))
     return made
