@@ -64,6 +64,7 @@ _COUNTED = re.compile(
 )
 _LIST = re.compile(r"[A-Za-z][A-Za-z0-9-]*\[[\d,-]+\]")
 _ATTEMPT = re.compile(r"attempt_\d+")
+_DRAWN = re.compile(r"(?<=_)[a-z0-9_]{8}(?=/attempt_\d)")  # what torchrun puts behind the name of a run
 
 
 class LogPlace(NamedTuple):
@@ -100,7 +101,7 @@ def place_of(path: str) -> LogPlace:
 def hosts_of_path(path: str) -> tuple[tuple[str, ...], str]:
     """The host that a path seems to name, and by what of it: `node07.rank0.log`, `node07/0/stdout.log`; or
     several: `node[01-02].log`, `node01_node02.log`. Nothing where it names jobs and settings alone."""
-    parts = PurePosixPath(path).parts
+    parts = PurePosixPath(_DRAWN.sub("*", path)).parts
     for number, part in enumerate(reversed(parts)):
         hosts = () if _ARCHIVE.search(part) else _hosts_of_name(part.partition("#")[0])
         if hosts:
@@ -159,7 +160,7 @@ def alike_parts(path: str, hosts: Sequence[str]) -> list[str]:
         re.compile(rf"(?<![A-Za-z0-9]){re.escape(each)}(?![A-Za-z0-9])") for each in sorted(names, key=len)
     ]
     parts = []
-    for part in PurePosixPath(place_of(path).job).parts:
+    for part in PurePosixPath(place_of(_DRAWN.sub("*", path)).job).parts:
         for each in (_LIST, *reversed(own), _COUNTED):
             part = each.sub("*", part)
         parts.append("*" if part.isdecimal() else re.sub(r"\*(?:[-_,+]\*)+", "*", part))
