@@ -8,8 +8,9 @@ doubt of its readings. A moment with too few jobs of a kind takes the pace of it
 
 Moments come from the jobs' own words (`moment`), or from when they began and ended: a job belongs to a moment
 where at least half of it ran during the moment's first job: of one whose steps take longer, half of what as
-many steps of that job take. Else slow hosts would have moments of their own. Where neither is known, drift still shows: jobs
-are slow whoever runs them. Then it is noise, that all jobs of a moment share (judging/unpaced.py).
+many steps of that job take. Else slow hosts would have moments of their own. Where neither is known, drift
+still shows: jobs are slow whoever runs them. Then it is noise, that all jobs of a moment share
+(judging/unpaced.py).
 """
 
 from __future__ import annotations
