@@ -186,14 +186,14 @@ def test_the_noise_of_a_hosts_own_jobs(
 
 
 def test_a_bound_is_no_less_than_the_mean_of_the_jobs() -> None:
-    """One of three was 10 % slower, and its windows say little of it: its weight is next to nothing."""
+    """One of two was 12 % slower, and its windows say little of it: its weight is next to nothing."""
     jobs = [
-        Observation(f"{turn}-{host}", (host,), 11.0 if (turn, host) == (2, "n05") else 10.0, spread=spread)
-        for turn, spread in enumerate((0.0, 0.0, 0.1))
+        Observation(f"{turn}-{host}", (host,), 11.2 if (turn, host) == (1, "n05") else 10.0, spread=spread)
+        for turn, spread in enumerate((0.0, 0.1))
         for host in SIXTEEN
     ]
     found = verdicts(jobs, PLACE)
-    assert found["n05"].condition == "fit" and (found["n05"].at_most or 0) > 0.0317
+    assert found["n05"].condition == "fit" and (found["n05"].at_most or 0) > 0.058
     assert all((found[host].at_most or 0) < 0.01 for host in SIXTEEN if host != "n05")
 
 
