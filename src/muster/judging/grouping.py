@@ -116,7 +116,7 @@ def notes_of(logs: Sequence[JobLog]) -> list[str]:
 
 def _copies(logs: Sequence[JobLog]) -> dict[int, int]:
     """Of each copy, its place and that of the log which it is one of: on the same hosts, with the same lines;
-    or with the same begin, end and measured windows. Logs without either can be alike and of several jobs."""
+    or with the same begin, end, last loss and measured windows. Logs without either can be alike and of several jobs."""
     first_of: dict[tuple[object, ...], int] = {}
     copies: dict[int, int] = {}
     for index, log in enumerate(logs):
@@ -126,7 +126,7 @@ def _copies(logs: Sequence[JobLog]) -> dict[int, int]:
         if log.digest and (log.started is not None or log.measured):
             keys.append((log.hosts, log.digest, log.job.partition("#")[2]))
         if log.started is not None and log.measured:
-            keys.append((log.hosts, log.started, log.ended, log.outcome, log.measured))
+            keys.append((log.hosts, log.started, log.ended, log.outcome, log.measured, log.loss))
         first = next((first_of[key] for key in keys if key in first_of), index)
         first_of.update(dict.fromkeys(keys, first))
         if first != index and _place(log) != _place(logs[first]):  # else a rank's

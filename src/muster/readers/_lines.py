@@ -183,7 +183,8 @@ class Steps:
             self.ended = True
             self.frame.finish()
         if at is not None and at > _A_DATE:
-            self.span = (self.span[0] if self.span else at), at
+            first, last = self.span or (at, at)
+            self.span = min(first, at), max(last, at)  # of an attempt that was appended out of turn
         self.now = _Step(step, at, self.interrupted or self.frame.restarts > self.restarts)
         self.restarts = self.frame.restarts
         self.now.clock = clock

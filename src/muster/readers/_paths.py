@@ -100,13 +100,15 @@ def place_of(path: str) -> LogPlace:
 
 def hosts_of_path(path: str) -> tuple[tuple[str, ...], str]:
     """The host that a path seems to name, and by what of it: `node07.rank0.log`, `node07/0/stdout.log`; or
-    several: `node[01-02].log`, `node01_node02.log`. Nothing where it names jobs and settings alone."""
-    parts = PurePosixPath(_DRAWN.sub("*", path)).parts
-    for number, part in enumerate(reversed(parts)):
+    several: `node[01-02].log`, `node01_node02.log`. One that says so comes first (`host-1/sft2/`), then the
+    nearest. Nothing where it names jobs and settings alone."""
+    found = []
+    for number, part in enumerate(reversed(PurePosixPath(_DRAWN.sub("*", path)).parts)):
         hosts = () if _ARCHIVE.search(part) else _hosts_of_name(part.partition("#")[0])
         if hosts:
-            return hosts, "guess: folder name" if number else "guess: file name"
-    return (), ""
+            found.append((hosts, "guess: folder name" if number else "guess: file name"))
+    named = (each for each in found if all(map(is_node, each[0])))
+    return next(named, found[0] if found else ((), ""))
 
 
 def _hosts_of_name(name: str) -> tuple[str, ...]:

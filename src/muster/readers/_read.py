@@ -84,10 +84,7 @@ def read_blocks(
             jobs[started:] = [replace(each, notes=(*each.notes, *faults)) for each in jobs[started:]]
         feed = feed.again() if rest is not None else feed
     span = whole.span(feed) if len(jobs) == 1 else None
-    if span:
-        told = jobs[0].started, jobs[0].ended
-        started = min(span[0], told[0] or span[0])  # its first step came later than its first line
-        jobs = [replace(jobs[0], started=started, ended=told[1] or span[1])]
+    jobs = [replace(job, started=span[0], ended=span[1]) if span and not job.started else job for job in jobs]
     return [replace(job, digest=whole.digest) for job in jobs]
 
 
