@@ -302,6 +302,9 @@ class Steps:
             self.last, now.interrupted, self.opens = now, False, True
             return
         steps = now.number - last.number
+        # What is counted from the start has begun again: another process lies between.
+        anew = [name for name in ("samples", "tokens", "elapsed") if name in now.told]
+        now.interrupted |= any(now.told[name] < last.told.get(name, 0.0) for name in anew)
         if self.opens:  # of a job that goes on from a checkpoint, what came before is not its own
             first = _first_of(last, now.number)
             first, self.opens = min(first, self.every or first), False
