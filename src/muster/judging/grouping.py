@@ -116,7 +116,8 @@ def notes_of(logs: Sequence[JobLog]) -> list[str]:
 
 def _copies(logs: Sequence[JobLog]) -> dict[int, int]:
     """Of each copy, its place and that of the log which it is one of: on the same hosts, with the same lines;
-    or with the same begin, end, last loss and measured windows. Logs without either can be alike and of several jobs."""
+    or with the same begin, end, last loss and measured windows. Logs without either can be alike and of
+    several jobs."""
     first_of: dict[tuple[object, ...], int] = {}
     copies: dict[int, int] = {}
     for index, log in enumerate(logs):
