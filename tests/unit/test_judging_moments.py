@@ -86,6 +86,19 @@ def test_moments_that_begin_at_once() -> None:
     assert long == other != short
 
 
+def test_slow_hosts_have_no_moment_of_their_own() -> None:
+    """All begin at once and make as many steps; four of 24 take 2.2 times as long."""
+    bad = {f"m{number:02d}" for number in (3, 8, 13, 18)}
+    jobs = []
+    for number in range(24):
+        host, seconds = f"m{number:02d}", (2.2 if f"m{number:02d}" in bad else 1.0) + 0.001 * (number % 3)
+        jobs.append(Observation(host, (host,), seconds, began=0.0, ended=100 * seconds))
+    assert len(set(moments_of(jobs))) == 1
+    jobs += [replace(each, job=f"{each.job} again", began=300.0, ended=300 + each.ended) for each in jobs]
+    found = judge(jobs, Topology.of(sorted(each.hosts[0] for each in jobs[:24]), {}))
+    assert {each.host for each in found.hosts if each.condition == "slow"} == bad
+
+
 def test_drift_between_waves_is_nobodys_fault() -> None:
     """Pairs in waves that differ by several per cent; when they ran is all that tells which."""
     draw = random.Random(1)

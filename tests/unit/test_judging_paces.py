@@ -185,6 +185,18 @@ def test_the_noise_of_a_hosts_own_jobs(
     assert all(found[host] in each for host, each in wanted.items())
 
 
+def test_a_bound_is_no_less_than_the_mean_of_the_jobs() -> None:
+    """One of two was 12 % slower, and its windows say little of it: its weight is next to nothing."""
+    jobs = [
+        Observation(f"{turn}-{host}", (host,), 11.2 if (turn, host) == (1, "n05") else 10.0, spread=spread)
+        for turn, spread in enumerate((0.0, 0.1))
+        for host in SIXTEEN
+    ]
+    found = verdicts(jobs, PLACE)
+    assert found["n05"].condition == "fit" and (found["n05"].at_most or 0) > 0.058
+    assert all((found[host].at_most or 0) < 0.01 for host in SIXTEEN if host != "n05")
+
+
 def test_an_unsteady_job_says_little_of_a_host_whichever_came_first() -> None:
     """One job is known to 0.2 %, the other to 10 %: the host is at most 1 % slower."""
     spreads = {"n05": (0.0, 0.1), "n06": (0.1, 0.0)}

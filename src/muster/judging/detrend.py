@@ -7,8 +7,10 @@ jobs, drawn towards nothing by as much as so few jobs can be wrong; what stays u
 doubt of its readings. A moment with too few jobs of a kind takes the pace of its other kinds.
 
 Moments come from the jobs' own words (`moment`), or from when they began and ended: a job belongs to a moment
-where at least half of it ran during the moment's first job. Where neither is known, drift still shows: jobs
-are slow whoever runs them. Then it is noise, that all jobs of a moment share (judging/unpaced.py).
+where at least half of it ran during the moment's first job: of one whose steps take longer, half of what as
+many steps of that job take. Else slow hosts would have moments of their own. Where neither is known, drift
+still shows: jobs are slow whoever runs them. Then it is noise, that all jobs of a moment share
+(judging/unpaced.py).
 """
 
 from __future__ import annotations
@@ -55,9 +57,16 @@ def moments_of(observations: Sequence[Observation]) -> list[str]:
             start, end, index = timed[at]
             if start >= ended:
                 break
-            if not moments[index] and min(end, ended) - start >= 0.5 * (end - start):
+            length = (end - start) * _share(observations[first], observations[index])
+            if not moments[index] and min(end, ended) - start >= 0.5 * length:
                 moments[index] = f"{began:.6f} {first}"  # several may begin at once
     return moments
+
+
+def _share(first: Observation, job: Observation) -> float:
+    """Of a job's time, what it would have taken at the pace of another one of its kind that is faster."""
+    alike = first.work == job.work and len(first.hosts) == len(job.hosts)
+    return min(1.0, first.seconds / job.seconds) if alike and first.seconds and job.seconds else 1.0
 
 
 def side_by_side(

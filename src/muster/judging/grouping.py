@@ -65,28 +65,27 @@ def without_lone_guesses(logs: Sequence[JobLog]) -> list[JobLog]:
 
 def with_presumed_works(logs: Sequence[JobLog]) -> list[JobLog]:
     """Logs that do not say what they trained are taken for one work where all else is alike: the format, the
-    path but for hosts and what only counts, the batch, the steps that there shall be, the ranks of a host;
-    and tokens of a step and memory, where they are told."""
+    path but for hosts and what only counts, the batch, the ranks of a host; and the steps that there shall
+    be, tokens of a step and memory, where they are told."""
     alike: dict[tuple[str, tuple[object, ...]], list[int]] = {}
     for index, log in enumerate(logs):
         if log.alone and log.hosts and not log.unplaced and log.rate:
             path = "/".join(alike_parts(log.job, log.hosts))
             ranks = (log.world_size or 0) / len(log.hosts)
-            alike.setdefault((path, (log.format, log.batch, log.total, ranks)), []).append(index)
+            alike.setdefault((path, (log.format, log.batch, ranks)), []).append(index)
     presumed = list(logs)
     for (path, _), members in alike.items():
         for index in _of_one_size([logs[each] for each in members], members):
             log = logs[index]
-            settings = f"{log.settings}; as {path}, {log.total or 'so many'} steps"
-            presumed[index] = replace(log, settings=settings, alone="", notes=(*log.notes, PRESUMED))
+            presumed[index] = replace(log, settings=f"as {path}", alone="", notes=(*log.notes, PRESUMED))
     return presumed
 
 
 def _of_one_size(logs: Sequence[JobLog], members: Sequence[int]) -> list[int]:
-    """Those whose tokens of a step and memory are as most others' are; none, where they are of one host, or
-    the most are not alike in their pace either."""
+    """Those whose steps, tokens of a step and memory are as most others' are; none, where they are of one
+    host, or the most are not alike in their pace either."""
     kept = list(zip(members, logs, strict=True))
-    for size in (_step_tokens, lambda log: log.memory):
+    for size in (lambda log: log.total, _step_tokens, lambda log: log.memory):
         told = [value for _, log in kept if (value := size(log))]
         usual = statistics.median(told) if told else 0.0
         kept = [each for each in kept if not usual or abs((size(each[1]) or usual) / usual - 1) < SIZED]
@@ -117,7 +116,8 @@ def notes_of(logs: Sequence[JobLog]) -> list[str]:
 
 def _copies(logs: Sequence[JobLog]) -> dict[int, int]:
     """Of each copy, its place and that of the log which it is one of: on the same hosts, with the same lines;
-    or with the same begin, end and measured windows. Logs without either can be alike and of several jobs."""
+    or with the same begin, end, last loss and measured windows. Logs without either can be alike and of
+    several jobs."""
     first_of: dict[tuple[object, ...], int] = {}
     copies: dict[int, int] = {}
     for index, log in enumerate(logs):
@@ -127,7 +127,7 @@ def _copies(logs: Sequence[JobLog]) -> dict[int, int]:
         if log.digest and (log.started is not None or log.measured):
             keys.append((log.hosts, log.digest, log.job.partition("#")[2]))
         if log.started is not None and log.measured:
-            keys.append((log.hosts, log.started, log.ended, log.outcome, log.measured))
+            keys.append((log.hosts, log.started, log.ended, log.outcome, log.measured, log.loss))
         first = next((first_of[key] for key in keys if key in first_of), index)
         first_of.update(dict.fromkeys(keys, first))
         if first != index and _place(log) != _place(logs[first]):  # else a rank's

@@ -183,7 +183,8 @@ class Steps:
             self.ended = True
             self.frame.finish()
         if at is not None and at > _A_DATE:
-            self.span = (self.span[0] if self.span else at), at
+            first, last = self.span or (at, at)
+            self.span = min(first, at), max(last, at)  # of an attempt that was appended out of turn
         self.now = _Step(step, at, self.interrupted or self.frame.restarts > self.restarts)
         self.restarts = self.frame.restarts
         self.now.clock = clock
@@ -301,6 +302,9 @@ class Steps:
             self.last, now.interrupted, self.opens = now, False, True
             return
         steps = now.number - last.number
+        # What is counted from the start has begun again: another process lies between.
+        anew = [name for name in ("samples", "tokens", "elapsed") if name in now.told]
+        now.interrupted |= any(now.told[name] < last.told.get(name, 0.0) for name in anew)
         if self.opens:  # of a job that goes on from a checkpoint, what came before is not its own
             first = _first_of(last, now.number)
             first, self.opens = min(first, self.every or first), False

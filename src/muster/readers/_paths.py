@@ -64,6 +64,7 @@ _COUNTED = re.compile(
 )
 _LIST = re.compile(r"[A-Za-z][A-Za-z0-9-]*\[[\d,-]+\]")
 _ATTEMPT = re.compile(r"attempt_\d+")
+_DRAWN = re.compile(r"(?<=_)[a-z0-9_]{8}(?=/attempt_\d)")  # what torchrun puts behind the name of a run
 
 
 class LogPlace(NamedTuple):
@@ -99,13 +100,15 @@ def place_of(path: str) -> LogPlace:
 
 def hosts_of_path(path: str) -> tuple[tuple[str, ...], str]:
     """The host that a path seems to name, and by what of it: `node07.rank0.log`, `node07/0/stdout.log`; or
-    several: `node[01-02].log`, `node01_node02.log`. Nothing where it names jobs and settings alone."""
-    parts = PurePosixPath(path).parts
-    for number, part in enumerate(reversed(parts)):
+    several: `node[01-02].log`, `node01_node02.log`. One that says so comes first (`host-1/sft2/`), then the
+    nearest. Nothing where it names jobs and settings alone."""
+    found = []
+    for number, part in enumerate(reversed(PurePosixPath(_DRAWN.sub("*", path)).parts)):
         hosts = () if _ARCHIVE.search(part) else _hosts_of_name(part.partition("#")[0])
         if hosts:
-            return hosts, "guess: folder name" if number else "guess: file name"
-    return (), ""
+            found.append((hosts, "guess: folder name" if number else "guess: file name"))
+    named = (each for each in found if all(map(is_node, each[0])))
+    return next(named, found[0] if found else ((), ""))
 
 
 def _hosts_of_name(name: str) -> tuple[str, ...]:
@@ -159,7 +162,7 @@ def alike_parts(path: str, hosts: Sequence[str]) -> list[str]:
         re.compile(rf"(?<![A-Za-z0-9]){re.escape(each)}(?![A-Za-z0-9])") for each in sorted(names, key=len)
     ]
     parts = []
-    for part in PurePosixPath(place_of(path).job).parts:
+    for part in PurePosixPath(place_of(_DRAWN.sub("*", path)).job).parts:
         for each in (_LIST, *reversed(own), _COUNTED):
             part = each.sub("*", part)
         parts.append("*" if part.isdecimal() else re.sub(r"\*(?:[-_,+]\*)+", "*", part))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import statistics
 from collections import Counter
@@ -382,8 +383,18 @@ def _measured(reading: Reading) -> MeasuredWindows | None:
     windows = (reading.series.scaled(reading.batch or 1.0) if scaled else reading.series).measured()
     unit: Unit = "samples" if scaled else reading.unit
     if windows and not reading.exact and windows.seconds < COARSE * windows.windows:
-        windows = replace(windows, halves=None, stalls=None)  # what is rounded looks like a usual pace
+        # What is rounded looks like a usual pace.
+        windows = replace(windows, error=_unrounded(windows), halves=None, stalls=None)
     return replace(windows, timed=reading.timed, unit=unit) if windows else None
+
+
+def _unrounded(figures: MeasuredWindows) -> float | None:
+    """The error of windows between whole seconds without that of rounding: each is off by up to a second (a
+    variance of 1/3), and so are all together: by what one is too long the next is too short."""
+    if figures.error is None:
+        return None
+    squares, count = (figures.error * figures.seconds) ** 2, figures.windows
+    return math.sqrt(max(0.0, squares - count / 3 * count / (count - 1)) + 1 / 3) / figures.seconds
 
 
 def contradicting(best_first: Sequence[tuple[Reading, MeasuredWindows | None]]) -> float | None:

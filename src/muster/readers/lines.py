@@ -21,6 +21,7 @@ _NEMO = _all(
 _VALIDATES = ("Validation ", "alidation epoch")
 # Lightning's own words, and those of its EarlyStopping, after which it may go on to its least epoch.
 _STOPPED = ("`Trainer.fit` stopped: ", " records. Best score: ", "Stopping threshold reached: ")
+_TRAINABLE = _all(r"^Trainable params: .*\S|^[\d.]+ +[KMBT]? +Trainable params")
 FORMATS = (
     LineFormat(  # Megatron-LM since 2019 and what was made of it: Megatron-DeepSpeed, Megatron-Bridge, Primus
         "Megatron-LM",
@@ -107,20 +108,22 @@ FORMATS = (
     ),
     LineFormat(  # whose iterations can be of the epoch beside the total of the training
         "NeMo",
-        hints=("train_step_timing in s",),
+        hints=("train_step_timing in s", "rainable params"),
         step=re.compile(r"Training epoch \d+, iteration \d+/\d+ \|.*?\bglobal_step: (?P<step>\d+)"),
         facts=_NEMO,
+        settings=_TRAINABLE,
         stops=_VALIDATES,
         ends=_STOPPED,
         single=True,
     ),
     LineFormat(
         "NeMo",
-        hints=("train_step_timing in s",),
+        hints=("train_step_timing in s", "rainable params"),
         step=re.compile(
             r"Training epoch (?P<epoch>\d+), iteration (?P<step>\d+)/(?P<total>\d+) \|(?!.*global_step: )"
         ),
         facts=_NEMO,
+        settings=_TRAINABLE,
         stops=_VALIDATES,
         ends=_STOPPED,
         single=True,
@@ -136,7 +139,7 @@ FORMATS = (
             r"[ ,]consumed_samples=(?P<samples>\d+)(?:\.0)?(?=[,\]])",
             r"[ ,](?:reduced_)?(?:train_)?loss=(?P<loss>[\d.e+-]+)",
         ),
-        settings=_all(r"^Trainable params: .*\S|^[\d.]+ +[KMBT]? +Trainable params"),
+        settings=_TRAINABLE,
         stops=("Validation", "alidating", GOES_ON),
         ends=_STOPPED,
         counts_down=True,
@@ -199,11 +202,23 @@ FORMATS = (
         stops=("'eval_loss'",),
         counts_down=True,
     ),
+    LineFormat(  # its trainer_log.jsonl, whose clock shows whole seconds
+        "LLaMA-Factory",
+        hints=('"current_steps": ',),
+        step=re.compile(
+            r'"current_steps": (?P<step>\d+), "total_steps": (?P<total>\d+),.*'
+            r'"elapsed_time": "(?P<clock>[\d:, days]+)"'
+        ),
+        facts=_all(r'"loss": (?P<loss>[\d.e+-]+)'),
+        stops=('"eval_loss": 0', '"eval_loss": 1', '"eval_loss": 2'),
+        counts_down=True,
+    ),
     LineFormat(
         "MaxText",
-        hints=("completed step: ",),
+        hints=("completed step: ", "number parameters: ", " Total TFLOPs: "),
         step=re.compile(r"completed step: (?P<step>\d+), seconds: (?P<seconds>[\d.]+)"),
         facts=_all(r"Tokens/s/device: (?P<tokens_per_second>[\d.]+)", r", loss: (?P<loss>[\d.]+)"),
+        settings=_all(r"^ Total TFLOPs: [\d.]+", r"number parameters: [\d.]+ \w+"),
         single=True,
         device=True,
     ),

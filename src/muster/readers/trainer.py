@@ -140,6 +140,7 @@ class Reader:
         self.last = 0  # step of the account, by the epochs that it tells; 0: not known
         self.cut = False  # it is before the last of all
         self.lines = 0  # with a loss, of this process
+        self.told: tuple[object, ...] = ()  # by the last one
         self.marked = 0  # step of the last one; 0: not known
         self.fine = False  # epochs are told with more than two digits
         self.every = (1.0, math.inf)  # steps between two of them, at least and at most
@@ -305,8 +306,10 @@ class Reader:
         """The step of a line with a loss, where the epochs that it and those before it tell leave one: lines
         come every so many steps, the first one after as many; 0: they leave several, or none."""
         low, high = self._steps_at(text)
-        if not high:
+        told = (self.loss, self.rates[-1:], low, high)
+        if not high or told == self.told:  # the same once more, as by a callback that logs too
             return 0
+        self.told = told
         self.lines, first = self.lines + 1, self.before or 0
         least, most = self.every
         self.every = (
