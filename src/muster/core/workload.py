@@ -157,10 +157,6 @@ class Workload:
         """What of data.path is trained on and what is held out, for people. Raises DataError."""
         return str(path)
 
-    def short_data(self, samples: int) -> dict[str, Any]:
-        """Changes of `data` for a job of so many samples that loads what every job loads."""
-        return {}
-
     def epoch_samples(self) -> int | None:
         """Training samples of an epoch, where that can be told here; it may mean reading the data."""
         return None
