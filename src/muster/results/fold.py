@@ -476,8 +476,6 @@ def make_result(
     if folder.data and folder.data.cut:
         by = f" to {recipe.cut_by}" if recipe.cut_by else ""
         notes.append(f"{counted(folder.data.cut, 'sample')} cut{by}")
-    if folder.data and folder.data.skipped:
-        notes.append(f"{counted(folder.data.skipped, 'sample')} skipped, since they cannot be used")
     quality = _quality(folder)
     if quality and (note := unscored_words(quality.questions, quality.scored, quality.unscored)):
         notes.append(note)

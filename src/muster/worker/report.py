@@ -38,7 +38,12 @@ def report_start(context: Context, built: Built) -> None:
         arithmetic=arithmetic_of(context),
         total_steps=total_steps,
         versions={"python": platform.python_version(), **versions_of(PACKAGES)},
-        notes=[*built.notes, *_unused(context, built.trainer), *filter(None, [warming])],
+        notes=[
+            *built.notes,
+            *built.skipped.notes,
+            *_unused(context, built.trainer),
+            *filter(None, [warming]),
+        ],
     )
     if context.main:
         context.emit(
@@ -46,7 +51,7 @@ def report_start(context: Context, built: Built) -> None:
             train=built.train_samples,
             validation=len(built.held_out) if built.held_samples is None else built.held_samples,
             cut=built.cut,
-            skipped=built.skipped,
+            skipped=built.skipped.count,
         )
 
 

@@ -428,7 +428,7 @@ def _cycled_betas(config: Mapping[str, Any]) -> list[Any]:
 
 
 # What changes the type in which master weights, states and sums of gradients are held or sent: section, key.
-_UNCOUNTED = (
+_UNPLANNED = (
     ("bf16", "bf16_master_weights_and_grads"),
     ("bf16", "bf16_optimizer_states"),
     ("fp16", "fp16_master_weights_and_grads"),
@@ -452,7 +452,7 @@ def uncounted(config: Mapping[str, Any]) -> list[str]:
     """The keys of a configuration that change what ranks hold or send, and that no plan counts."""
     values = {
         f"{name}.{key}" if key else name: section(config, name).get(key) if key else config.get(name)
-        for name, key in _UNCOUNTED
+        for name, key in _UNPLANNED
     }
     offloaded = section(section(config, "zero_optimization"), "offload_optimizer").get("ratio", 1.0)
     values["zero_optimization.offload_optimizer.ratio"] = offloaded != 1.0

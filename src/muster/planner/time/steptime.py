@@ -372,7 +372,7 @@ class Conditions:
 
 USUAL = Conditions()
 SURE = 0.04  # what runs of the same job differ by, where the device was measured
-UNCOUNTED = 0.9  # by what share more a step takes, where nobody knows what moves through memory
+UNTRACED = 0.9  # by what share more a step takes, where nobody knows what moves through memory
 # Times the bandwidth of a host's memory under an optimizer, where that was not measured: DeepSpeed's CPU Adam
 # moves 8.7 GB/s on a core of an EPYC, so that a host of few cores is this slow; of many cores, as fast.
 HOST_LEAST, HOST_MOST = 0.2, 2.0
@@ -460,7 +460,7 @@ def between(case: StepCase, calibration: Calibration | None = None) -> tuple[flo
     off = SURE if measured else reached(case.machines.device, case.precision).off
     linked = 0.0 if case.machines.ranks == 1 else LINKS_OFF
     counted = not case.uncounted and case_key(case) == key(case.machines.device.name, case.precision)
-    more = off if counted else UNCOUNTED
+    more = off if counted else UNTRACED
     good = Conditions(1 + off, 1 / (1 + 2 * off), (1 + CONTENDED) / 2, 1 + linked, HOST_MOST)
     hides = not case.spread.moves_parameters
     bad = Conditions(1 / (1 + more), 1 + 2 * off, CONTENDED**2, 1 / (1 + linked), HOST_LEAST, hides)

@@ -163,7 +163,7 @@ print(words.decode(made[0], skip_special_tokens=True, clean_up_tokenization_spac
         """The pairs as ranks will have them. Raises DataError."""
         read = load_rows(self.data, self.train.seed, path)
         some = some_of(read.train, lambda row: (row.input, row.target))
-        return Survey(len(read.train), read.notes, tuple(some))
+        return Survey(len(read.train), (*read.notes, *read.skipped.notes), tuple(some))
 
     def describe_data(self, path: Path) -> str:
         """Files by name, and the fields that are read."""
@@ -274,7 +274,7 @@ def load_rows(data: PairData, seed: int, path: Path | None, hub: Any = None) -> 
         held_out = [row for row in rows if group_of(row, data) in held]
         train = [row for row in rows if group_of(row, data) not in held]
         notes += held_note(len(held_out), len(rows), data.validation_fraction)
-    return LoadedSamples(train, held_out, skipped, about, (*notes, *skipped.notes))
+    return LoadedSamples(train, held_out, skipped, about, tuple(notes))
 
 
 def read_pairs(
