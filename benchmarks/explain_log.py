@@ -2,10 +2,10 @@
 
     .venv/bin/python benchmarks/explain_log.py [--size 1.0] [--folder DIR]
 
-Three logs made here, of so many GB each. Their last lines are a failure and
+Four logs made here, of so many GB each. Their last lines are a failure and
 its echoes. Before them: what eight ranks of a training print, mixed (steps with changing figures, bars,
-NCCL's INFO, warnings); lines of which no two are alike; and lines that all only echo a failure. The page
-cache is warm. Writes benchmarks/results/explain_log.json.
+NCCL's INFO, warnings); lines of which no two are alike; lines that all only echo a failure; and lines that
+all speak of an error that is none. The page cache is warm. Writes benchmarks/results/explain_log.json.
 """
 
 from __future__ import annotations
@@ -77,12 +77,20 @@ def echoes(chance: random.Random, number: int) -> str:
     )
 
 
+def counting(chance: random.Random, number: int) -> str:
+    """What speaks of errors that are none, and counts up."""
+    return (
+        f"[worker {number % 64}] sample {number}: relative error {chance.random():.4f}, {number % 977} ms\n"
+    )
+
+
 LINES = 300_000  # more than the reader remembers
 LETTERS = str.maketrans("0123456789", "ghijklmnop")
 KINDS: dict[str, Callable[[random.Random, int], str]] = {
     "training": training,
     "no two lines alike": unlike,
     "echoes": echoes,
+    "errors that are none": counting,
 }
 
 

@@ -1,6 +1,7 @@
 """Muster: from a list of machines to a trained model, with proof that each machine pulled its weight.
 
-`import muster` gives the verbs as functions, which `muster.api` describes; each is imported at its first use:
+`import muster` offers the verbs as functions, which `muster.api` describes; each is imported at its first
+use:
 
     import muster
 

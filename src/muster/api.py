@@ -1,12 +1,12 @@
 """The verbs as functions on plain objects: what `import muster` offers.
 
 Names mean what they mean on the command line: a recipe or a suite is a file or a shipped name, `hosts` is
-what HOSTS is there (`hostfile`, `node[01-16]`, `local:2x1`, an inventory) or a list of hosts, and `runs` is
-the folder of all runs. A recipe may be a mapping, as its file would hold it. `overrides` are `key=value`, or
-a mapping of dotted keys: {"train.max_steps": 3}. Results are the frozen models whose JSON the verbs print.
+HOSTS (`hostfile`, `node[01-16]`, `local:2x1`, an inventory) or a list of hosts, and `runs` is the folder of
+all runs. A recipe may be a mapping, as its file would hold it. `overrides` are `key=value`, or a mapping of
+dotted keys: {"train.max_steps": 3}. Results are the frozen models whose JSON the verbs print.
 
-What a user can cause is raised as a `muster.MusterError`: its text says what failed; `where`, `host` and
-`hint` say where, on which host, and what helps. A run that fails is no exception: its `Result.status` and
+An error that a user can cause is raised as a `muster.MusterError`: its text says what failed; `where`, `host`
+and `hint` say where, on which host, and what helps. A run that fails is no exception: its `Result.status` and
 `Result.failure` say so. Ctrl-C ends a run on all hosts, and is then raised as KeyboardInterrupt.
 """
 
@@ -45,7 +45,7 @@ def _words(given: Words) -> list[str]:
 
 
 def _overrides(given: Overrides) -> list[str]:
-    """As they are typed."""
+    """Return overrides as they are typed."""
     if not isinstance(given, Mapping):
         words = _words(given)
         if odd := [each for each in words if not isinstance(each, str)]:
@@ -76,7 +76,8 @@ def check(
     gpus: int | None = None,
     group: bool = True,
 ) -> Inspection:
-    """Inspect hosts, and what lies between them. `gpus`: that each must have; `group`: start ranks on them.
+    """Inspect hosts and the network between them. `gpus`: the number that each must have; `group`: start
+    ranks on them.
 
     Raises InventoryError and RecipeError. A host that cannot be reached is in the result.
     """
@@ -103,8 +104,8 @@ def plan(
     tokens: int | None = None,
     traced: bool = True,
 ) -> Plan:
-    """What fits, how fast it trains and what to choose: on `hosts`, which are asked what they are, or on
-    machines that are described (`on="h200:8x4,10Gbit"`).
+    """Plan what fits, how fast it trains and what to choose: on `hosts`, which are asked for their facts, or
+    on machines that are described (`on="h200:8x4,10Gbit"`).
 
     `samples`: of the training set; `tokens`: to be trained in all, in its place; `price`: of a host for an
     hour, in any currency; `traced`: trace the real model, which takes seconds and needs torch. Raises
@@ -162,8 +163,9 @@ def ask(
     schema: str | None = None,
     runs: Path | str = DEFAULT_ROOT,
 ) -> Answers:
-    """Answers of the model that a run has trained; with `evaluate` to its held-out set, at most `limit`.
-    `schema`: the tables that the questions are about, where data.schema was given: a SQLite file, or text.
+    """Return the answers of the model that a run has trained; with `evaluate` to its held-out set, at most
+    `limit`. `schema`: the tables that the questions are about, where data.schema was given: a SQLite file, or
+    text.
 
     Raises RunFolderError where there is no model, UsageError and JobError.
     """
@@ -242,8 +244,9 @@ def judge(
 
 
 def explain(what: Path | str = "last", *, runs: Path | str = DEFAULT_ROOT) -> Explanation:
-    """What went wrong in a run, in a bench's jobs, or in a log, an archive or a folder of logs: the cause,
-    its evidence, and what helps. Raises RunFolderError, and UsageError where there is nothing to read."""
+    """Explain what went wrong in a run, in a bench's jobs, or in a log, an archive or a folder of logs: the
+    cause, its evidence, and what helps. Raises RunFolderError, and UsageError where there is nothing to read.
+    """
     from muster.benches.explain import explain as explain_any
 
     return explain_any(str(what), Path(runs))
@@ -252,7 +255,7 @@ def explain(what: Path | str = "last", *, runs: Path | str = DEFAULT_ROOT) -> Ex
 def report(
     run: Path | str = "last", *, output: Path | str | None = None, runs: Path | str = DEFAULT_ROOT
 ) -> Path:
-    """Write a run's or a pipeline's page, report.html in its folder or `output`. -> its path. Raises
+    """Write a run's or a pipeline's page, report.html in its folder or `output`. Return its path. Raises
     RunFolderError."""
     from muster.reports.pipeline import write_page
 

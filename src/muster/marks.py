@@ -1,4 +1,4 @@
-"""Tell Muster how a training goes: three calls in a script that `muster run` starts.
+"""Report a training's progress to Muster: three calls in a script that `muster run` starts.
 
     import muster
 
@@ -8,8 +8,8 @@
         ...
         muster.step(loss=loss, samples=len(batch))
 
-Without Muster around they do nothing. This file needs the standard library alone: a copy of it may lie
-beside the script (`import marks as muster`).
+Without Muster they do nothing. This file needs the standard library alone: a copy of it may lie next to the
+script (`import marks as muster`).
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ _EACH = 1.0  # seconds between two lines of events, at least
 
 
 class Pulse:
-    """How far a rank is, in a small mapped file that its agent reads: optimizer steps, signs of life (steps
-    are such, and whatever else is done), and the phase that it is in. A write is no system call."""
+    """A rank's progress, in a small mapped file that its agent reads: optimizer steps, signs of life (steps
+    and other work), and the present phase. A write is no system call."""
 
     LAYOUT = struct.Struct("<QQ48s")
 
@@ -49,20 +49,20 @@ class Pulse:
         self.phase = b""
 
     def beat(self, steps: int | None = None) -> None:
-        """Something was done: so many steps in all, or another sign of life."""
+        """Record progress: so many steps in all, or another sign of life."""
         self.steps = self.steps if steps is None else steps
         self.beats += 1
         self.LAYOUT.pack_into(self.map, 0, self.steps, self.beats, self.phase)
 
     def enter(self, phase: bytes) -> bytes:
-        """The rank is in this phase now. -> the one that it was in"""
+        """Enter a phase. Return the phase before."""
         before, self.phase = self.phase, phase
         self.beat()
         return before
 
 
 class _Marks:
-    """What this process has told."""
+    """What this process has reported."""
 
     def __init__(self, folder: str) -> None:
         environ = os.environ.get
@@ -144,7 +144,7 @@ class _Phase:
 
 
 class _Nothing:
-    """A phase that nobody wants to know of."""
+    """A phase that is not recorded."""
 
     def __enter__(self) -> _Nothing:
         return self
@@ -163,20 +163,20 @@ if _FOLDER:
 
 
 def step(loss: Any = None, samples: float = 0, tokens: float = 0) -> None:
-    """This rank has done an optimizer step. `loss`: a number, or what `float` makes one of; it is read once a
-    second at most. `samples`, `tokens`: of this rank in this step."""
+    """Report an optimizer step of this rank. `loss`: a number, or what `float` converts to one; it is read
+    once a second at most. `samples`, `tokens`: of this rank in this step."""
     if _marks is not None:
         _marks.step(loss, samples, tokens)
 
 
 def phase(name: str) -> _Phase | _Nothing:
-    """A part of a step: `with muster.phase("data"):`. The names data, forward, backward and optimizer mean
-    the same in all programs. Any other name announces something that may take long, such as an evaluation:
-    no hang is suspected while a rank is in it."""
+    """Report a part of a step: `with muster.phase("data"):`. The names data, forward, backward and optimizer
+    mean the same in all programs. Any other name announces something that may take long, such as an
+    evaluation: no hang is suspected while a rank is in it."""
     return _nothing if _marks is None else _Phase(_marks, name)
 
 
 def note(text: str) -> None:
-    """Something that a reader of the result must know."""
+    """Report a note that readers of the result need."""
     if _marks is not None:
         _marks.write("noted", text=str(text))

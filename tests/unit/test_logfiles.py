@@ -75,6 +75,23 @@ def test_a_file_of_dockers_json_driver(piece: int, monkeypatch: pytest.MonkeyPat
     ]  # fmt: skip
 
 
+@pytest.mark.parametrize("piece", [7, 1 << 20])
+def test_a_file_of_dockers_json_driver_that_was_cut(piece: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Within its first and its last line, as head, tail and a full disk do: what is left of their texts is
+    shown, and nothing else."""
+    monkeypatch.setattr("muster.store.logfiles.CHUNK", piece)
+    rows = [
+        {"log": f"{text}\n", "stream": "stderr", "time": "2024-07-08T05:52:01Z"} for text in ("ab", 'x\\é"')
+    ]
+    data = "\n".join(json.dumps(row, separators=(",", ":")) for row in [rows[0], *rows])
+    last = data.rindex("\n") + 1
+    for begin in range(8, 10):
+        for end in range(last + 1, len(data) + 1):
+            first, whole, *rest = lines(io.BytesIO(data[begin:end].encode()))
+            assert (first, whole) == ("ab"[begin - 8 :], "ab")
+            assert not rest or 'x\\é"'.startswith("".join(rest))
+
+
 def test_invalid_utf8_is_replaced() -> None:
     assert list(lines(io.BytesIO(b"caf\xe9 1\nstep \xff 2\n"))) == ["caf\ufffd 1", "step \ufffd 2"]
 

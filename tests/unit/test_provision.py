@@ -603,6 +603,38 @@ def test_contents_that_have_their_places_go_though_the_warm_job_fails(
     assert forgotten == [hashlib.sha256(file.read_bytes()).hexdigest()]
 
 
+def test_each_step_is_prepared_with_its_own_variables(
+    options: Options, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second one's token fetches what it reads; a folder for kernels that a step has is its own."""
+    asked: list[tuple[str, Any, Any]] = []
+
+    def run(
+        jobs: HostJobs, op: str, tree: Tree | None = None, env: Any = None, **order: Any
+    ) -> dict[str, Any]:
+        if "hub" in order:
+            asked.append((op, env, [name for _, name in order["hub"]]))
+        there = {"status": "present", "python": "/p", "digest": "d", "seconds": 0, "about": about(a="1")}
+        kept = {"home_is_remote": False, "uid": 0, "marks": []}
+        fetched = [{"status": "present"} for _ in order.get("hub", ())]
+        return {"lacks": {}, "environment": there, "copied": [], "fetched": fetched, "new": False, **kept}
+
+    monkeypatch.setattr(HostJobs, "run", run)
+    recipes = [
+        read_inputs("demo", "node1", ["model.tokenizer=org/a"]),
+        read_inputs(
+            "demo", "node1", ["model.tokenizer=org/b", "env.HF_TOKEN=b", "env.TRITON_CACHE_DIR=/own"]
+        ),
+        read_inputs("demo", "node1", ["model.tokenizer=org/c"]),
+    ]
+    made = provision_hosts(recipes, replace(options, warm=False))
+    own = {"HF_TOKEN": "b", "TRITON_CACHE_DIR": "/own"}
+    assert asked == [("make", None, ["org/a", "org/c"]), ("fetch", own, ["org/b"])]
+    copied = [each["what"] for each in made.hosts[0].copied]
+    assert copied == ["tokenizer org/a", "tokenizer org/c", "tokenizer org/b"]
+    assert not any("TRITON_CACHE_DIR" in each for each in made.use)
+
+
 def test_a_host_does_not_pay_for_the_time_of_others(
     options: Options, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -200,3 +200,14 @@ def test_what_the_trainer_is_told_of_evaluation(given: str, strategy: str, steps
     told = training_arguments(context)
     assert (told["eval_strategy"], told["eval_steps"]) == (strategy, steps)
     assert (told["report_to"], told["run_name"], told["save_on_each_node"]) == (["wandb"], "r1", True)
+
+
+@pytest.mark.parametrize(
+    ("changes", "minutes"),
+    [
+        ([], 10), (["model.config.n_layer=8"], 10), (["model.name=gpt2-small"], None),
+        (["model.config.model_type=llama"], None), (["model.name=gpt2-small", "train.max_minutes=5"], 5),
+    ],
+)  # fmt: skip
+def test_the_minutes_of_a_recipe_are_those_of_its_own_model(changes: list[str], minutes: int | None) -> None:
+    assert load_recipe("causal-lm", changes).train.max_minutes == minutes

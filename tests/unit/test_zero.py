@@ -14,13 +14,13 @@ from muster.core.batch import Batch
 from muster.core.errors import RecipeError
 from muster.core.recipe import Train, recipe_from
 from muster.engines.base import merged, spec_of
-from muster.engines.deepspeed.config import (
-    deepspeed_config,
-    known_keys,
-    read_user_config,
-)
+from muster.engines.deepspeed.config import deepspeed_config, read_user_config
+from muster.engines.deepspeed.reading import known_keys
 from muster.inputs.model import whole_config
+from muster.inputs.read import read_recipe
+from muster.planner.machines import UserFigures
 from muster.planner.memory.fit import need
+from muster.planner.plan import plan_on
 from muster.planner.setting import setting_of
 from muster.planner.training import training_plan
 
@@ -144,3 +144,37 @@ def test_a_plan_counts_the_states_of_the_optimizer_that_a_file_names(
 
 
 SHORT, MODEL = {"synthetic": {}, "sequence": 16}, {"name": "gpt2-micro", "init": "random"}
+
+
+def test_keys_without_effect_are_named_and_not_passed_on(tmp_path: Path) -> None:
+    """As LLaMA-Factory's and DeepSpeed's own older files have them."""
+    file = {
+        "comms_config": {"verbose": False}, "monitor_config": {"enabled": True},
+        "aio": {"thread_count": 1, "queue_depth": 8}, "comms_logger": {"enabled": False},
+    }  # fmt: skip
+    recipe = recipe_from({"engine": own(tmp_path, file)})
+    made = deepspeed_config(recipe, BATCH, "fp32")
+    assert made["aio"] == {"queue_depth": 8} and not {"comms_config", "monitor_config"} & set(made)
+    said = {each.field: each.value for each in spec_of("deepspeed").decisions(recipe)}
+    assert said["engine.config"] == "aio.thread_count, comms_config, monitor_config"
+
+
+@pytest.mark.parametrize(("steps", "refused"), [(100, False), (101, True)])
+def test_a_scheduler_of_other_steps_than_the_data_have(tmp_path: Path, steps: int, *, refused: bool) -> None:
+    """800 samples in batches of 8 are 100 steps, which is known before the start."""
+    data = tmp_path / "train.jsonl"
+    data.write_text('{"question": "q", "answer": "a"}\n' * 800)
+    (tmp_path / "dev.jsonl").write_text('{"question": "q", "answer": "a"}\n')
+    scheduler = f"{{type: WarmupDecayLR, params: {{total_num_steps: {steps}}}}}"
+    recipe = read_recipe(
+        "seq2seq",
+        [
+            f"data.path={tmp_path}", "train.epochs=1", "batch.micro=4", "engine.name=deepspeed",
+            "engine.zero=1", f"engine.options.scheduler={scheduler}",
+        ],
+    )  # fmt: skip
+    if not refused:
+        plan_on(recipe, "t4:2", UserFigures(), traced=False)
+        return
+    with pytest.raises(RecipeError, match="is 101, but the training on these data has 100 steps"):
+        plan_on(recipe, "t4:2", UserFigures(), traced=False)

@@ -64,7 +64,7 @@ class Agent:
     # --- before the start ----------------------------------------------------------------------------------
 
     def prepare(self, spec: Dict[str, Any]) -> None:
-        """Take the job's description, look at the host, and answer with what was found."""
+        """Take the job's description, inspect the host, and send the facts."""
         self.spec = spec
         if spec.get("timeout"):
             self.deadline = time.monotonic() + spec["timeout"]
@@ -91,9 +91,10 @@ class Agent:
         self.channel.say("hello", facts=about)
 
     def checkpoints(self) -> Dict[int, Optional[str]]:
-        """Steps of the checkpoints on this host; None: complete by its sizes, or what is wrong with one.
+        """Return the steps of the checkpoints on this host; None: complete by its sizes, or what is wrong
+        with one.
 
-        Only a job that goes on from one asks: it sends the code that ranks seal them with.
+        Only a job that continues from one asks: it sends the code with which ranks seal them.
         """
         steps = {}  # type: Dict[int, Optional[str]]
         if not self.spec.get("sealed"):
@@ -107,7 +108,7 @@ class Agent:
         return steps
 
     def verify(self, order: Dict[str, Any]) -> None:
-        """Read a checkpoint's files and compare them with its manifest, beside the signs of life."""
+        """Read a checkpoint's files and compare them with its manifest, while signs of life go on."""
         folder = os.path.join(self.base, "checkpoints", "checkpoint-%d" % order["step"])
 
         def read() -> None:
@@ -124,7 +125,7 @@ class Agent:
         threading.Thread(target=read, daemon=True).start()
 
     def bring(self, order: Dict[str, Any]) -> None:
-        """Take a list of files, and say which contents this host has not kept from before."""
+        """Take a list of files, and send which contents this host has not kept from before."""
         kept = os.path.join(os.path.dirname(os.path.expanduser(self.spec["workdir"])), "code")
         over = lambda: self.why is not None  # noqa: E731
         self.brought = Brought(self.channel, self.base, self.spec["token"], kept, over)
@@ -140,7 +141,7 @@ class Agent:
         self.sampler.start()
 
     def look(self, order: Dict[str, Any]) -> None:
-        """Find out where the ranks stand, by the program that came with the question: look.py."""
+        """Find out where the ranks are, by the program that came with the question: look.py."""
 
         def do() -> None:
             answer = {"ranks": [], "xid": []}  # type: Dict[str, Any]
@@ -157,7 +158,7 @@ class Agent:
         threading.Thread(target=do, daemon=True).start()
 
     def obey(self, order: Dict[str, Any]) -> None:
-        """Do what the controller says."""
+        """Carry out an order of the controller."""
         op = order.get("op")
         self.asked = True
         if op == "spec":
@@ -181,7 +182,7 @@ class Agent:
             self.keep = bool(order.get("keep"))
 
     def turn(self) -> None:
-        """One look at everything."""
+        """Go once through everything that has to be watched."""
         # Muster's own ranks tell of each step, which is not to wait until lines of logs have gathered.
         tells = self.ranks.processes and "each" not in self.spec
         soon = max(0.0, min(self.due, self.beaten + 1.2 * BEAT) - time.monotonic())
@@ -212,7 +213,7 @@ class Agent:
             self.why = self.why or "deadline"
 
     def beat(self) -> None:
-        """Say that this host lives, and what its ranks have done."""
+        """Send a sign of life, and what the ranks have done."""
         pulses, ungrouped = self.ranks.pulses(), self.ranks.ungrouped()
         news = {"pulses": pulses} if pulses else {}  # type: Dict[str, Any]
         if ungrouped != self.without_group:
@@ -220,7 +221,8 @@ class Agent:
         self.channel.say("beat", **news)
 
     def run(self) -> int:
-        """Until the ranks end or the job does. The exit code: 0 where they have ended well, else 1."""
+        """Work until the ranks end or the job does. Return the exit code: 0 where they have ended well, else
+        1."""
         self.channel.open()
         adopt_orphans()
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
@@ -252,7 +254,7 @@ class Agent:
         return 0 if code == 0 else 1
 
     def part(self, code: Optional[int]) -> None:
-        """Say how it ended, and remove what the controller has got."""
+        """Send how it ended, and remove what the controller has received."""
         bad = {rank: code for rank, code in self.ranks.ended.items() if code}
         first = self.ranks.first_of(bad) if code else None
         self.channel.say(
@@ -268,7 +270,7 @@ class Agent:
             self.ranks.forget_files()  # the controller has them, without secrets
 
     def look_at_disk(self) -> None:
-        """After a bad end: ranks without room on the disk had none for their last words either."""
+        """Check the disk after a bad end: ranks on a full disk could not write their error either."""
         free = free_bytes(self.base)
         if free is not None and free < LEAST_ROOM:
             self.channel.say(
@@ -279,9 +281,9 @@ class Agent:
             )
 
     def drain(self) -> None:
-        """Forward the rest of the files while the other side takes it: all events, logs for 30 s at most.
+        """Forward the rest of the files while the other side accepts it: all events, logs for 30 s at most.
 
-        What is not forwarded of a log stays on the host, and the controller is told so.
+        What is not forwarded of a log stays on the host, and the controller is notified.
         """
         limit = time.monotonic() + 30
         while self.ranks.read_tails(final=True) and not self.channel.mute:

@@ -1,4 +1,4 @@
-"""Ending every process of a job: the descendants of this process, and those with the job's token in their
+"""End every process of a job: the descendants of this process, and those with the job's token in their
 environment. By process id, never by name."""
 
 from __future__ import annotations
@@ -18,20 +18,21 @@ GRACE = 1.5  # seconds between SIGTERM and SIGKILL
 
 
 class Births:
-    """Which processes have begun since this was made. The kernel gives numbers in turn, so that those of
-    before need no look unless it may have gone round since: a machine has thousands of them."""
+    """The processes that were started since this was made. The kernel assigns ids in turn, so earlier ones
+    need no check unless ids may have wrapped around since: a machine has thousands of them."""
 
     def __init__(self) -> None:
         self.last, self.forks = self.now()
 
     def now(self) -> Tuple[int, int]:
-        """The last number that was given, and how many there were since the machine's start; 0: not told."""
+        """Return the last id that was assigned, and how many there were since the machine's start; 0: not
+        available."""
         words = from_proc("sys/kernel/ns_last_pid").split()
         counts = [line.split()[1] for line in from_proc("stat").splitlines() if line[:10] == b"processes "]
         return int(words[0]) if words else 0, int(counts[0]) if counts else 0
 
     def since(self) -> Set[int]:
-        """All of the machine's where the kernel does not tell enough."""
+        """Return the processes since then; all of the machine's where the kernel does not provide enough."""
         pids = process_ids()
         last, forks = self.now()
         countable = (
@@ -43,21 +44,22 @@ class Births:
 
 
 def marked(token: str, births: Optional[Births] = None) -> Set[int]:
-    """Every process with the job's token in its environment; one that has ended has none. `births`: of before
-    the first of them."""
+    """Return every process with the job's token in its environment; one that has ended has none. `births`:
+    made before the first of them."""
     mark = ("\0MUSTER_TOKEN=%s\0" % token).encode()
     pids = births.since() if births else process_ids()
     return {pid for pid in pids if mark in b"\0" + from_proc("%d/environ" % pid) + b"\0"}
 
 
 def family(token: str, births: Optional[Births] = None) -> Set[int]:
-    """The descendants of this process, and every process with the job's token; not this process."""
+    """Return the descendants of this process, and every process with the job's token; not this process."""
     return (marked(token, births) | descent(proc_table(offspring()))) - {os.getpid()}
 
 
 def end_all(find: Callable[[], Set[int]], wait: Callable[[float], object] = time.sleep) -> bool:
-    """End all processes that `find` finds: ask each, wait, force, and look again. -> whether all are gone.
-    `wait` may return before its time, which grows, for a machine where a thousand end is busy."""
+    """End all processes that `find` returns: terminate each, wait, kill, and look again. Return whether all
+    are gone. `wait` may return before its time, which grows, since a machine on which a thousand end is busy.
+    """
     limit = time.monotonic() + 2 * GRACE + 10
     short = pause = 0.05
     asked: Dict[int, float] = {}
@@ -84,7 +86,8 @@ def send_signal(pids: Set[int], number: int) -> None:
 
 
 def die_with_parent() -> None:
-    """Between fork and exec: Linux ends the child when its parent is gone, even by SIGKILL."""
+    """Have Linux end the child when its parent is gone, even by SIGKILL. To be called between fork and exec.
+    """
     try:
         ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
     except (OSError, AttributeError):
@@ -92,7 +95,7 @@ def die_with_parent() -> None:
 
 
 def adopt_orphans() -> None:
-    """Processes whose parent dies become children of this one, so none slips out of the tree."""
+    """Make processes whose parent dies children of this one, so that none leaves the tree."""
     try:
         ctypes.CDLL(None).prctl(36, 1, 0, 0, 0)  # PR_SET_CHILD_SUBREAPER
     except (OSError, AttributeError):
@@ -100,9 +103,9 @@ def adopt_orphans() -> None:
 
 
 def guard(token: str, births: Births) -> Tuple[int, int]:
-    """A process that ends all that carry the job's token when this one ends, however it ends: the children of
-    a command do not die with their parent as ranks do. -> its id, and where a byte tells it that all of them
-    are gone already; it leaves by itself."""
+    """Start a process that ends all that carry the job's token when this one ends, however it ends: the
+    children of a command do not die with their parent as ranks do. Return its id, and a descriptor: a byte
+    written to it says that all of them are gone already, and the process leaves."""
     ours, theirs = os.pipe()
     pid = os.fork()
     if pid:

@@ -1,4 +1,4 @@
-"""Files of a job on its host: code that is brought to it, and what its ranks write."""
+"""Files of a job on its host: code that is sent to it, and what its ranks write."""
 
 from __future__ import annotations
 
@@ -24,21 +24,21 @@ KEPT_DAYS = 30  # that a file of code is kept on a host after it was used last
 
 
 class Tail:
-    """Reads the complete lines that a growing file has gained."""
+    """Reads the complete lines that were appended to a growing file."""
 
     def __init__(self, path: str, kind: str, rank: Optional[int]) -> None:
         self.path, self.kind, self.rank = path, kind, rank
         self.offset = 0
 
     def left(self) -> int:
-        """Bytes that were not read yet; a file that is not there has none."""
+        """Return the bytes that were not read yet; 0 for a file that does not exist."""
         try:
             return max(0, os.stat(self.path).st_size - self.offset)
         except OSError:
             return 0
 
     def read(self, final: bool = False, limit: int = 256 * 1024) -> List[str]:
-        """New lines since the last call; `final` takes an unfinished last line too."""
+        """Return the lines since the last call; `final` includes an unfinished last line."""
         if not self.left():
             return []
         try:
@@ -62,7 +62,7 @@ class Tail:
 
 
 def new_folder(path: str) -> None:
-    """An empty folder. What is there is left from before, and none of it may be taken for this job's."""
+    """Make an empty folder. What is there is left from before, and none of it may be taken for this job's."""
     try:
         if os.path.isdir(path):
             shutil.rmtree(path)
@@ -72,7 +72,7 @@ def new_folder(path: str) -> None:
 
 
 def full_disk(error: Exception) -> Optional[str]:
-    """disk_full where that is why; else None."""
+    """Return disk_full where that is the cause; else None."""
     full = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
     return "disk_full" if full else None
 
@@ -85,14 +85,14 @@ def remove(path: str) -> None:
 
 
 def existing(path: str) -> str:
-    """The nearest folder above (or at) `path` that is there."""
+    """Return the nearest existing folder above (or at) `path`."""
     while not os.path.isdir(path) and os.path.dirname(path) != path:
         path = os.path.dirname(path)
     return path
 
 
 def free_bytes(folder: str) -> Optional[int]:
-    """Of the file system that a folder is on; None where there is no such folder."""
+    """Return the free bytes of a folder's file system; None where there is no such folder."""
     try:
         stat = os.statvfs(folder)
     except OSError:
@@ -101,7 +101,7 @@ def free_bytes(folder: str) -> Optional[int]:
 
 
 def hash_file(path: str) -> str:
-    """SHA-256 of a file."""
+    """Return the SHA-256 of a file."""
     import hashlib
 
     digest = hashlib.sha256()
@@ -112,10 +112,10 @@ def hash_file(path: str) -> str:
 
 
 class Brought:
-    """The files that the controller brings: contents are kept on the host from job to job, by their digests.
+    """The files that the controller sends: contents are kept on the host from job to job, by their digests.
 
-    `base`, `token`: the job's folder and token; `kept`: the folder of the contents; `over`: whether the job
-    has ended.
+    `base`, `token`: the job's folder and token; `kept`: the folder of the contents; `over`: returns whether
+    the job has ended.
     """
 
     def __init__(
@@ -126,7 +126,7 @@ class Brought:
         self.lacks: Set[str] = set()
 
     def bring(self, order: Dict[str, Any]) -> None:
-        """Take a list of files, and say which contents this host has not kept from before."""
+        """Take a list of files, and send which contents this host has not kept from before."""
         self.tree = order
 
         def look() -> None:
@@ -142,11 +142,12 @@ class Brought:
         return os.path.join(self.kept, digest)
 
     def part_of(self, digest: str) -> str:
-        """Where it is until it is whole: of this job alone, for hosts may share the folder."""
+        """Return the path of a content until it is complete: this job's own, since hosts may share the
+        folder."""
         return "%s.%s" % (self.kept_at(digest), self.token)
 
     def has(self, digest: str) -> bool:
-        """Whether the content was kept; it is from now on, for as long as any."""
+        """Return whether the content is kept. It stays kept from now on for as long as a new one."""
         try:
             os.utime(self.kept_at(digest))
         except OSError:
@@ -154,7 +155,7 @@ class Brought:
         return True
 
     def blob(self, order: Dict[str, Any]) -> None:
-        """A part of a file's content."""
+        """Write a part of a file's content."""
         digest = order["digest"]
         part = self.part_of(digest)
         with open(part, "ab") as file:
@@ -167,7 +168,8 @@ class Brought:
             self.in_thread(self.assemble)
 
     def assemble(self) -> None:
-        """Write the files in their folder, each content checked; forget what was not used for long."""
+        """Write the files into their folder, each content verified; delete contents that were not used for
+        long."""
         import hashlib
 
         place = os.path.join(self.base, "code")
@@ -199,7 +201,7 @@ class Brought:
         self.channel.post("brought")
 
     def in_thread(self, work: Callable[[], None]) -> None:
-        """Do it beside the signs of life; what goes wrong is said."""
+        """Work in a thread while signs of life go on; errors are sent to the controller."""
 
         def run() -> None:
             try:
@@ -213,6 +215,6 @@ class Brought:
         threading.Thread(target=run, daemon=True).start()
 
     def forget_parts(self) -> None:
-        """Remove what came in part."""
+        """Remove incomplete contents."""
         for digest in self.lacks:
             remove(self.part_of(digest))

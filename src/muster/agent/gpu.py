@@ -1,4 +1,4 @@
-"""The NVIDIA GPUs of a host, as the driver's own library has them."""
+"""The NVIDIA GPUs of a host, as the driver's own library reports them."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class GpuProcess(ctypes.Structure):
 
 
 class Nvml:
-    """NVIDIA's management library, where there is one. Every figure it cannot give is None."""
+    """NVIDIA's management library, where it is installed. Every figure that it does not provide is None."""
 
     def __init__(self, only: Optional[List[int]] = None) -> None:
         self.only = only  # numbers of GPUs as CUDA has them; None: all
@@ -55,7 +55,7 @@ class Nvml:
             break
 
     def count(self) -> int:
-        """GPUs that this process may ask for; 0 where the library does not say."""
+        """Return the GPUs that this process may ask for; 0 where the library does not answer."""
         count = ctypes.c_uint()
         if self.lib is None:
             return 0
@@ -65,8 +65,8 @@ class Nvml:
         return 0 if code else count.value
 
     def handles(self) -> List[Any]:
-        """The GPUs, or the one slice of a GPU, that CUDA would number from 0 on. Raises Problem where one of
-        them does not answer."""
+        """Return the GPUs, or the one slice of a GPU, that CUDA would number from 0 on. Raises Problem where
+        one of them does not answer."""
         count, mask = self.count(), gpu_mask()
         listed = []  # type: List[Any]
         for word in mask if mask is not None else map(str, range(count)):
@@ -78,8 +78,8 @@ class Nvml:
         return [handle for index, handle in enumerate(listed) if self.only is None or index in self.only]
 
     def named(self, word: str, count: int) -> Any:
-        """The GPU of an entry of CUDA_VISIBLE_DEVICES: its number, its UUID or a slice's, or the beginning of
-        one GPU's UUID. None: there is no such GPU. Raises Problem."""
+        """Return the GPU of an entry of CUDA_VISIBLE_DEVICES: its number, its UUID or a slice's, or the
+        beginning of one GPU's UUID. None: there is no such GPU. Raises Problem."""
         if word.isdigit():
             return self.at(int(word)) if int(word) < count else None
         handle = ctypes.c_void_p()
@@ -98,7 +98,7 @@ class Nvml:
         return begin[0] if len(begin) == 1 else None
 
     def at(self, index: int) -> Any:
-        """The GPU of this number. Raises Problem where it does not answer."""
+        """Return the GPU of this number. Raises Problem where it does not answer."""
         handle = ctypes.c_void_p()
         code = self.lib.nvmlDeviceGetHandleByIndex_v2(index, ctypes.byref(handle))
         if code:
@@ -106,8 +106,8 @@ class Nvml:
         return handle
 
     def one_slice(self, handles: List[Any]) -> List[Any]:
-        """CUDA uses one slice of a GPU in MIG mode, the first that it may, and then nothing beside it
-        (NVIDIA's Multi-Instance GPU user guide, "CUDA Visible Devices")."""
+        """Return what CUDA uses of these: of a GPU in MIG mode one slice, the first that it may, and then no
+        other GPU (NVIDIA's Multi-Instance GPU user guide, "CUDA Visible Devices")."""
         whole = []
         for handle in handles:
             part = ctypes.c_uint()
@@ -128,13 +128,13 @@ class Nvml:
         return whole
 
     def text(self, name: str, handle: Any) -> Optional[str]:
-        """What a call writes into a buffer, or None where it fails."""
+        """Return what a call writes into a buffer, or None where it fails."""
         buffer = ctypes.create_string_buffer(96)
         failed = getattr(self.lib, name)(handle, buffer, ctypes.c_uint(96))
         return None if failed else buffer.value.decode("utf-8", "replace")
 
     def numbers(self, name: str, handle: Any, count: int, kind: Any, *before: Any) -> Optional[List[int]]:
-        """A call that fills `count` numbers of `kind`, or None where it fails."""
+        """Return `count` numbers of `kind` from a call, or None where it fails."""
         array = (kind * count)()
         function = getattr(self.lib, name, None)
         if function is None or function(handle, *before, ctypes.byref(array)) != 0:
@@ -142,7 +142,7 @@ class Nvml:
         return [int(value) for value in array]
 
     def facts(self) -> List[Dict[str, Any]]:
-        """Name, memory in bytes and compute capability of each GPU. Raises Problem where one does not
+        """Return name, memory in bytes and compute capability of each GPU. Raises Problem where one does not
         answer."""
         gpus = []
         for index, handle in enumerate(self.handles()):
@@ -165,8 +165,8 @@ class Nvml:
         return gpus
 
     def strangers(self, handle: Any, own: Set[int]) -> Optional[int]:
-        """How many processes compute on the GPU that are not among our `own`. None: the driver does not say,
-        or names processes by numbers that are not ours (a container's are others)."""
+        """Return how many processes compute on the GPU that are not among our `own`. None: the driver does
+        not report them, or numbers processes in another way (those of a container)."""
         function = getattr(self.lib, "nvmlDeviceGetComputeRunningProcesses_v3", None)
         count, entries = ctypes.c_uint(64), (GpuProcess * 64)()
         if function is None or function(handle, ctypes.byref(count), entries) != 0:
@@ -198,7 +198,7 @@ class Nvml:
 
 
 def nvml_error(lib: Any, code: int) -> str:
-    """What NVIDIA's library calls an error."""
+    """Return NVIDIA's text for an error code."""
     lib.nvmlErrorString.restype = ctypes.c_char_p
     return "%s (NVML error %d)" % ((lib.nvmlErrorString(code) or b"").decode("utf-8", "replace"), code)
 
@@ -208,8 +208,8 @@ def no_answer(which: str, why: str) -> Problem:
 
 
 def gpu_facts(patience: float = 60.0) -> List[Dict[str, Any]]:
-    """What GPUs there are. Raises Problem where the driver knows of more than it shows: a job must not move
-    to the CPUs, or to fewer GPUs, because of that."""
+    """Return facts about the GPUs. Raises Problem where the driver has more of them than it shows: a job must
+    not move to the CPUs, or to fewer GPUs, because of that."""
     if gpu_mask() == []:
         return []
     results = []  # type: List[Any]
@@ -242,8 +242,8 @@ def gpu_facts(patience: float = 60.0) -> List[Dict[str, Any]]:
 
 
 def gpu_files(usable: bool, dev: str = "/dev", proc: str = "/proc/driver/nvidia/gpus") -> int:
-    """How many GPUs the kernel has for this process. `usable`: NVIDIA's library is there, so that files in
-    /dev that are not made yet would be made; without it this may be a container without GPUs."""
+    """Return how many GPUs the kernel has for this process. `usable`: NVIDIA's library is installed, so that
+    missing files in /dev would be made; without it this may be a container without GPUs."""
     names = [name for name in os.listdir(dev) if name[:6] == "nvidia" and name[6:].isdigit()]
     if not names:
         return len(os.listdir(proc)) if usable and os.path.isdir(proc) else 0
@@ -260,6 +260,6 @@ def gpu_files(usable: bool, dev: str = "/dev", proc: str = "/proc/driver/nvidia/
 
 
 def gpu_mask() -> Optional[List[str]]:
-    """The entries of CUDA_VISIBLE_DEVICES: GPUs that are ours to use. None: all of them."""
+    """Return the entries of CUDA_VISIBLE_DEVICES: GPUs that this process may use. None: all of them."""
     value = os.environ.get("CUDA_VISIBLE_DEVICES")
     return None if value is None else [word.strip() for word in value.split(",") if word.strip()]

@@ -1,4 +1,4 @@
-"""What a host is and has: facts for the plan, its interpreter and packages, its addresses and ports."""
+"""Facts about a host for the plan: its hardware, its interpreter and packages, its addresses and ports."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ for name in sys.argv[1:]:
 
 
 def system() -> str:
-    """As `platform.platform()` says it, which starts a process for it."""
+    """Return the text of `platform.platform()`, which would start a process for it."""
     about = os.uname()
     try:
         library = (os.confstr("CS_GNU_LIBC_VERSION") or "").replace(" ", "")
@@ -88,7 +88,7 @@ def system() -> str:
 
 
 def processor(path: str = "/proc/cpuinfo") -> Optional[str]:
-    """The processor's model; None where the kernel does not report it."""
+    """Return the processor's model; None where the kernel does not report it."""
     try:
         with open(path, errors="replace") as file:
             named = (line.split(":", 1)[1] for line in file if line.startswith("model name") and ":" in line)
@@ -98,7 +98,7 @@ def processor(path: str = "/proc/cpuinfo") -> Optional[str]:
 
 
 def reached_at() -> Optional[str]:
-    """This host's own address of the connection that it was reached by: the one it dialled, or ssh's.
+    """Return this host's own address of the connection by which it was reached: the one it opened, or ssh's.
 
     In this order: Slurm gives a job the environment of where it was submitted, SSH_CONNECTION included.
     """
@@ -114,7 +114,8 @@ def reached_at() -> Optional[str]:
 
 
 def source_address(peer: str, port: int) -> Optional[str]:
-    """The address from which this host reaches `peer`. Sends nothing: a datagram socket is only connected."""
+    """Return the address from which this host reaches `peer`. Sends nothing: a datagram socket is only
+    connected."""
     for info in _resolve(peer, port):
         probe = socket.socket(info[0], socket.SOCK_DGRAM)
         try:
@@ -135,7 +136,7 @@ def _resolve(name: str, port: int) -> List[Any]:
 
 
 def check_address(name: str, port: int) -> None:
-    """Raise Problem for a rendezvous that this host cannot look up: its ranks would ask again for minutes."""
+    """Raise Problem for a rendezvous that this host cannot resolve: its ranks would ask again for minutes."""
     for wait in (1.0, 0.0):  # a name server may have missed one question
         if _resolve(name, port):
             return
@@ -147,7 +148,7 @@ def check_address(name: str, port: int) -> None:
 
 
 def interface_of(address: str) -> Optional[str]:
-    """The network interface that has an IPv4 address (SIOCGIFADDR), or None."""
+    """Return the network interface that has an IPv4 address (SIOCGIFADDR), or None."""
     import fcntl
 
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
@@ -162,8 +163,8 @@ def interface_of(address: str) -> Optional[str]:
 
 
 def network_speeds(address: Optional[str]) -> Dict[str, Any]:
-    """Mbit/s that the kernel states for the card with this address, and for the fastest InfiniBand (or RoCE)
-    port that is up; None where it states none, as for most virtual cards."""
+    """Return the Mbit/s that the kernel states for the card with this address, and for the fastest InfiniBand
+    (or RoCE) port that is up; None where it states none, as for most virtual cards."""
     name = interface_of(address) if address else None
     speed = first_number(read_text("/sys/class/net/%s/speed" % name)) if name else None
     fastest = None  # type: Optional[float]
@@ -190,7 +191,7 @@ def first_number(text: Optional[str]) -> Optional[float]:
 
 
 def bound(family: int, port: int) -> socket.socket:
-    """A listening socket on every address of a family. Raises OSError."""
+    """Return a listening socket on every address of a family. Raises OSError."""
     holder = socket.socket(family, socket.SOCK_STREAM)
     try:
         if family == socket.AF_INET6:
@@ -205,7 +206,8 @@ def bound(family: int, port: int) -> socket.socket:
 
 
 def environment_after(setup: str) -> Dict[str, str]:
-    """The environment after a line of bash, or a file of it, has run here. Raises Problem with its output."""
+    """Return the environment after a line of bash, or a file of it, has run here. Raises Problem with its
+    output."""
     path = os.path.expanduser(setup)
     if os.path.isfile(path):
         setup = os.path.abspath(path)
@@ -249,7 +251,8 @@ def environment_after(setup: str) -> Dict[str, str]:
 
 
 def facts(device: Optional[str]) -> Dict[str, Any]:
-    """What the plan and the checks want to know of this host. Raises Problem: a GPU does not answer."""
+    """Return what the plan and the checks need to know of this host. Raises Problem where a GPU does not
+    answer."""
     memory = meminfo()
     address = reached_at()
     return {
@@ -269,8 +272,9 @@ def facts(device: Optional[str]) -> Dict[str, Any]:
 
 
 def find_python(spec: Dict[str, Any], usual: Optional[str]) -> str:
-    """The interpreter for the ranks: as asked, else launch.setup's, else the controller's own path if it
-    is here, else ours. `usual`: python3 as it was before launch.setup. Raises Problem."""
+    """Return the interpreter for the ranks: the one that is asked for, else launch.setup's, else the
+    controller's own path if it exists here, else ours. `usual`: python3 as it was before launch.setup. Raises
+    Problem."""
     asked = spec.get("python")
     if asked:
         path = shutil.which(os.path.expanduser(asked))
@@ -287,7 +291,7 @@ def find_python(spec: Dict[str, Any], usual: Optional[str]) -> str:
 def _asked(
     python: str, program: str, *argv: str, cwd: Optional[str] = None
 ) -> subprocess.CompletedProcess[bytes]:
-    """What a Python answers that runs a program. Raises Problem where it takes longer than 30 s."""
+    """Run a program by a Python. Return what it printed. Raises Problem where it takes longer than 30 s."""
     try:
         return subprocess.run(
             [python, "-c", program, *argv],
@@ -302,7 +306,7 @@ def _asked(
 
 
 def versions(python: str, more: Sequence[str] = ()) -> Dict[str, Optional[str]]:
-    """The packages' versions as the ranks will see them, without importing any."""
+    """Return the packages' versions as the ranks will see them, without importing any."""
     done = _asked(python, VERSIONS, *PACKAGES, *more)
     if done.returncode != 0:
         raise Problem("%s does not run: %s" % (python, done.stderr.decode("utf-8", "replace")[-200:].strip()))
@@ -327,8 +331,8 @@ for i in range(len(names)):
 
 
 def check_command(spec: Dict[str, Any], python: Optional[str] = None) -> None:
-    """Whether a command's folder, program, script and module are here. `python`: that runs a module where
-    there is no program. Raises Problem."""
+    """Check that a command's folder, program, script and module exist here. `python`: the interpreter that
+    runs a module where there is no program. Raises Problem."""
     folder, program, script = (spec.get(name) for name in ("cwd", "program", "script"))
     hint = "`--sync DIR` brings a folder to every host; `--workdir DIR` names one that each of them has"
     if folder and not os.path.isdir(folder):
@@ -350,8 +354,8 @@ def check_command(spec: Dict[str, Any], python: Optional[str] = None) -> None:
 
 
 def hold_port(wanted: int) -> socket.socket:
-    """A port for the rendezvous, which no other job can take from now on: the first rank gets it open. Raises
-    Problem."""
+    """Return an open port for the rendezvous, which no other job can take from now on: the first rank gets it
+    open. Raises Problem."""
     for family in (socket.AF_INET6, socket.AF_INET):  # a kernel may be without IPv6
         try:
             return bound(family, wanted)

@@ -1,12 +1,12 @@
-"""Inside a rank's own process: where it stands, for the agent that asks from outside when nothing goes on.
+"""Inside a rank's own process: shows the agent from outside where the rank is when there is no progress.
 
-One file, standard library alone, Python >= 3.8. It lies as `sitecustomize.py` in the archive that ranks have
-first in PYTHONPATH, so the interpreter runs it in every Python program of a job. It does two things:
+One file, standard library alone, Python >= 3.8. It is `sitecustomize.py` in the archive that ranks have first
+in PYTHONPATH, so the interpreter runs it in every Python program of a job. It does two things:
   - a signal that programs do not use writes the Python stacks of all threads to a file, whatever the main
     thread does (faulthandler, in C);
-  - once the program has formed a process group, a thread waits at a named pipe; whoever opens that gets
+  - once the program has formed a process group, a thread waits at a named pipe; a reader of that gets
     PyTorch's flight recorder (which collectives this rank began and ended) as a file.
-The agent uses them where py-spy cannot, or is not there.
+The agent uses them where py-spy is not installed or does not work.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ DISTRIBUTED = "torch.distributed.distributed_c10d"
 
 
 def begin() -> None:
-    """Get ready to be asked. A program must not fail because it could not."""
+    """Get ready to answer. A failure to do so must not break the program."""
     folder, rank = os.environ.get("MUSTER_WITNESS"), os.environ.get("RANK", "")
     if not folder or not rank.isdigit():
         return
@@ -40,7 +40,7 @@ def begin() -> None:
 
 
 class _Finder:
-    """Finds nothing by itself; makes sure that `serve` is called after a program has formed a group."""
+    """Finds no modules; it makes sure that `serve` is called after a program has formed a group."""
 
     def __init__(self, base: str) -> None:
         self.base = base
@@ -69,7 +69,7 @@ class _Finder:
 
 
 def mark_import(base: str) -> None:
-    """Leave the file BASE.dist: the program could form a group. With no BASE.ask beside it, it has not."""
+    """Leave the file BASE.dist: the program could form a group. Without a BASE.ask, it has not."""
     try:
         open(base + ".dist", "w").close()
     except OSError:
@@ -91,7 +91,7 @@ def _wrapped(join: Callable[..., Any], base: str) -> Callable[..., Any]:
 
 
 def serve(base: str) -> None:
-    """Answer whoever opens the named pipe BASE.ask, for as long as the process lives."""
+    """Answer every reader of the named pipe BASE.ask, for as long as the process lives."""
     if getattr(sys, "_muster_serves", None) == os.getpid():
         return
     sys._muster_serves = os.getpid()  # type: ignore[attr-defined]
@@ -124,13 +124,13 @@ def _answer(base: str) -> None:
 
 
 def _groups() -> bytes:
-    """The groups that this rank is in: the recorder knows none in which it has begun nothing yet."""
+    """Return the groups that this rank is in: the recorder has none in which it has begun nothing yet."""
     names = getattr(getattr(sys.modules.get(DISTRIBUTED), "_world", None), "pg_names", {})
     return b'{"entries": [], "groups": [%s]}\n' % ", ".join('"%s"' % each for each in names.values()).encode()
 
 
 def _next() -> None:
-    """Run the `sitecustomize` that this one stands before."""
+    """Run the `sitecustomize` that this one hides."""
     from importlib.machinery import PathFinder
     from importlib.util import module_from_spec
 

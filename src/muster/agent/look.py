@@ -1,4 +1,4 @@
-"""Where the ranks of a host stand, found out from outside: processes, Python stacks, collectives.
+"""Find out from outside where the ranks of a host are: processes, Python stacks, collectives.
 
 The controller sends this text to its agents when a job makes no progress, and each runs `look` with its own
 modules at hand. Nothing here waits for a process that is stuck; one that computes is stopped for some
@@ -41,7 +41,7 @@ TICK = os.sysconf("SC_CLK_TCK")
 
 
 def look(place: str, token: str, ranks: List[int], python: str) -> Dict[str, Any]:
-    """What is to be seen of each rank: -> {"ranks": [...], "xid": lines of the kernel's log}."""
+    """Return what is seen of each rank: {"ranks": [...], "xid": lines of the kernel's log}."""
     looked = [Rank(rank, pid, place) for rank, pid in sorted(processes(place, token, ranks).items())]
     reader = shutil.which("py-spy") or shutil.which("py-spy", path=os.path.dirname(python))
     asking = threading.Thread(target=beside, args=(looked, lambda each: each.ask()), daemon=True)
@@ -70,7 +70,7 @@ def look(place: str, token: str, ranks: List[int], python: str) -> Dict[str, Any
 
 
 def beside(ranks: List["Rank"], work: Any) -> None:
-    """Of all ranks at the same time; one that cannot be looked at keeps nobody."""
+    """Do the work for all ranks at the same time; a rank that cannot be probed delays no other."""
     threads = [threading.Thread(target=work, args=(each,), daemon=True) for each in ranks]
     for thread in threads:
         thread.start()
@@ -80,9 +80,9 @@ def beside(ranks: List["Rank"], work: Any) -> None:
 
 
 def processes(place: str, token: str, ranks: List[int]) -> Dict[int, int]:
-    """Rank -> its process: of those with the job's token and RANK in their environment the uppermost, since
-    loader workers and other children inherit both. A program that writes its title over its environment
-    still has the file open that inside.py writes stacks to."""
+    """Return the process of each rank: the uppermost of those with the job's token and RANK in their
+    environment, since loader workers and other children inherit both. A program that writes its title over
+    its environment still has the file open that inside.py writes stacks to."""
     pids, mark = {}, b"MUSTER_TOKEN=" + token.encode()  # type: Dict[int, int], bytes
     bare = []  # type: List[int]
     for pid in process_ids():
@@ -105,7 +105,7 @@ def processes(place: str, token: str, ranks: List[int]) -> Dict[int, int]:
 
 
 class Rank:
-    """One rank's process while it is looked at."""
+    """A rank's process during a probe."""
 
     def __init__(self, rank: int, pid: int, place: str) -> None:
         self.rank, self.pid = rank, pid
@@ -117,7 +117,7 @@ class Rank:
         self.how, self.why = "", ""  # by what its stacks were read, or why not
 
     def ask(self) -> None:
-        """The rank's own flight recorder, as far as it answers."""
+        """Read the rank's own flight recorder, as far as it answers."""
         ask, answer = self.base + ".ask", self.base + ".flight"
         try:
             os.unlink(answer)
@@ -134,7 +134,7 @@ class Rank:
         self.flights.append(flight(read(answer)))
 
     def sample(self, reader: Optional[str]) -> None:
-        """How its process is now. The main thread's state is the rank's."""
+        """Sample the state of its process. The main thread's state is the rank's."""
         about = stat(self.pid, self.pid) or {}
         whole = stat(self.pid) or {}
         family = [self.pid, *children(self.pid)]
@@ -162,7 +162,7 @@ class Rank:
         )
 
     def stacks(self, reader: Optional[str]) -> List[Dict[str, Any]]:
-        """Its threads' Python stacks, the innermost frame first; the main thread comes first."""
+        """Return its threads' Python stacks, the innermost frame first; the main thread comes first."""
         if reader and not self.how:
             threads = self.by_py_spy(reader)
             if threads is not None:
@@ -194,7 +194,8 @@ class Rank:
         return None
 
     def read_native(self, reader: str) -> None:
-        """Which library the main thread computes in, if any. The process is stopped for some milliseconds."""
+        """Find the library in which the main thread computes, if any. The process is stopped for some
+        milliseconds."""
         argv = [reader, "dump", "--native", "--json", "--pid", str(self.pid)]
         try:
             done = subprocess.run(argv, stdin=subprocess.DEVNULL, stdout=-1, stderr=-1, timeout=NATIVE)
@@ -206,7 +207,7 @@ class Rank:
                 self.library = library_of(each["frames"]) or ""
 
     def record(self, reader: str) -> None:
-        """How many stacks of functions the main thread shows in two seconds, looked at often."""
+        """Count how many different stacks the main thread shows in two seconds of frequent samples."""
         argv = [reader, "record", "--nonblocking", "--threads", "--duration", "2", "--rate", "40"]
         argv += ["--format", "raw", "--output", "/dev/stdout", "--pid", str(self.pid)]
         try:
@@ -220,7 +221,8 @@ class Rank:
         self.functions = len(stacks) or None
 
     def by_signal(self) -> Optional[List[Dict[str, Any]]]:
-        """By faulthandler, where inside.py has registered it: no other process gets the signal."""
+        """Return the stacks by faulthandler, where inside.py has registered it: no other process gets the
+        signal."""
         caught = re.search(rb"SigCgt:\s*([0-9a-f]+)", read("/proc/%d/status" % self.pid) or b"")
         path = self.base + ".stacks"
         if not caught or not int(caught[1], 16) >> (NUMBER - 1) & 1 or not os.path.exists(path):
@@ -240,7 +242,7 @@ class Rank:
             return dumped(file.read().decode("utf-8", "replace"))
 
     def told(self) -> Dict[str, Any]:
-        """What the controller is told."""
+        """Return what is sent to the controller."""
         first, last = (self.samples[0], self.samples[-1]) if self.samples else ({}, {})
         seconds = max(1e-6, last.get("at", 0.0) - first.get("at", 0.0))
         flights = [*self.flights, None, None]
@@ -273,8 +275,8 @@ class Rank:
 
 
 def connections(family: List[int]) -> List[List[Any]]:
-    """Of these processes' TCP connections (proc(5), /proc/net/tcp): this end and the other, and how often in
-    a row the kernel has sent the same data again and had no answer."""
+    """Return these processes' TCP connections (proc(5), /proc/net/tcp): this end and the other, and how often
+    in a row the kernel has sent the same data again without an answer."""
     inodes = {inode for pid in family for inode in sockets_of(pid)}
     listed = []
     for table in ("tcp", "tcp6"):
@@ -287,7 +289,7 @@ def connections(family: List[int]) -> List[List[Any]]:
 
 
 def peers(ranks: List["Rank"]) -> List[str]:
-    """Some of the hosts that these have connections with, those first that do not answer."""
+    """Return some of the hosts that these ranks are connected to, those first that do not answer."""
     times = {}  # type: Dict[str, int]
     for each in ranks:
         for here, there, again in connections([each.pid, *children(each.pid)]):
@@ -297,7 +299,7 @@ def peers(ranks: List["Rank"]) -> List[str]:
 
 
 def reach(addresses: List[str]) -> Dict[str, bool]:
-    """Which of these hosts answer anything: one that is there refuses a connection to an unused port."""
+    """Return which of these hosts answer: a host that is up refuses a connection to an unused port."""
     waits, answers = {}, {}  # type: Dict[int, Any], Dict[str, bool]
     poll = select.poll()
     for each in addresses:
@@ -324,7 +326,7 @@ def reach(addresses: List[str]) -> Dict[str, bool]:
 
 
 def address(text: str) -> str:
-    """An address out of /proc/net/tcp: words of four bytes in the machine's order, and the port."""
+    """Return an address of /proc/net/tcp: words of four bytes in the machine's order, and the port."""
     raw = bytes.fromhex(text.partition(":")[0])
     order = -1 if sys.byteorder == "little" else 1
     raw = b"".join(raw[at : at + 4][::order] for at in range(0, len(raw), 4))
@@ -334,15 +336,15 @@ def address(text: str) -> str:
 
 
 def flow(totals: List[int]) -> int:
-    """Bytes that went through, from the totals at each sample. A single burst, such as the rank's answer to
-    the agent, is no flow: what most intervals have counts."""
+    """Return the bytes that went through, from the totals at each sample. A single burst, such as the rank's
+    answer to the agent, is no flow: the amount that most intervals have counts."""
     gains = sorted(totals[at] - totals[at - 1] for at in range(1, len(totals)))
     return gains[len(gains) // 2] * len(gains) if gains else 0
 
 
 def library_of(frames: List[Dict[str, Any]]) -> Optional[str]:
-    """The innermost library that is not the interpreter's own, above the innermost Python frame; None: the
-    interpreter runs by itself."""
+    """Return the innermost library that is not the interpreter's own, above the innermost Python frame; None:
+    the interpreter itself runs."""
     for each in frames:
         module = str(each["module"] or "")
         if not module:
@@ -353,8 +355,8 @@ def library_of(frames: List[Dict[str, Any]]) -> Optional[str]:
 
 
 def dumped(text: str) -> List[Dict[str, Any]]:
-    """What faulthandler wrote: the calling thread last ("Current thread"), each with its innermost frame
-    first. The current thread is the main one: it has taken the signal."""
+    """Return the stacks that faulthandler wrote: the calling thread last ("Current thread"), each with its
+    innermost frame first. The current thread is the main one: it has taken the signal."""
     threads = []  # type: List[Dict[str, Any]]
     for line in text.splitlines():
         head = re.match(r"(Current thread|Thread) (\S+)", line)
@@ -369,8 +371,8 @@ def dumped(text: str) -> List[Dict[str, Any]]:
 
 
 def flight(data: Optional[bytes]) -> Optional[List[Dict[str, Any]]]:
-    """Of PyTorch's flight recorders, each group's last collectives: those that have not ended, and the newest
-    one; * in place of a backend: nothing was begun in that group. None: no answer."""
+    """Return each group's last collectives from PyTorch's flight recorders: those that have not ended, and
+    the newest one; * in place of a backend: nothing was begun in that group. None: no answer."""
     try:
         records = [json.loads(line) for line in (data or b"-").splitlines()]
         groups = groups_of([entry for each in records for entry in each["entries"]])
@@ -382,7 +384,7 @@ def flight(data: Optional[bytes]) -> Optional[List[Dict[str, Any]]]:
 
 
 def groups_of(entries: List[Dict[str, Any]]) -> List[Dict[str, Any]]:
-    """Of each process group: its name, the last collective's number, and the calls that matter."""
+    """Return each process group's name, the number of its last collective, and the calls of interest."""
     groups = {}  # type: Dict[str, Dict[str, Any]]
     for each in entries:
         # A group has a backend for each kind of device, and each of these counts for itself.
@@ -418,8 +420,8 @@ def read(path: str) -> Optional[bytes]:
 
 
 def stat(pid: int, thread: Optional[int] = None) -> Optional[Dict[str, Any]]:
-    """State, parent and processor seconds of a process, or of one thread of it (proc(5)); `all_cpu`: with
-    those of its children that have ended."""
+    """Return state, parent and processor seconds of a process, or of one thread of it (proc(5)); `all_cpu`:
+    with those of its children that have ended."""
     path = "/proc/%d/stat" % pid if thread is None else "/proc/%d/task/%d/stat" % (pid, thread)
     fields = (read(path) or b"").rpartition(b")")[2].split()
     if len(fields) < 15:
@@ -429,31 +431,32 @@ def stat(pid: int, thread: Optional[int] = None) -> Optional[Dict[str, Any]]:
 
 
 def wanted(pids: List[int]) -> Dict[int, float]:
-    """Thread -> seconds in which it had a processor, or waited for one."""
+    """Return, by thread, the seconds in which it had a processor, or waited for one."""
     return {task: spent / 1e9 for pid in pids for task, spent in threads(pid).items()}
 
 
 def share(before: Dict[int, float], after: Dict[int, float], seconds: float) -> float:
-    """The same of the busiest thread, of the time that has passed."""
+    """Return the same of the busiest thread, as a share of the time that has passed."""
     gains = [spent - before[task] for task, spent in after.items() if task in before]
     return max(gains, default=0.0) / seconds
 
 
 def waited_for(pids: List[int]) -> Dict[str, str]:
-    """Thread that is in the kernel's hands -> what its disk has done so far, where that is known."""
+    """Return, by thread in uninterruptible sleep, what its disk has done so far, where that is known."""
     every = [(pid, task) for pid in pids for task in tasks(pid)]
     waits = [each for each in every if (stat(*each) or {}).get("state") == "D"]
     return {str(task): done for pid, task in waits for done in [disk_of(pid, task)] if done}
 
 
 def differs(one: Dict[str, Any], other: Dict[str, Any]) -> bool:
-    """Whether, from a sample to the next, a disk has done something that a thread waits for all the time."""
+    """Return whether, from a sample to the next, a disk has worked for a thread that waits for it all the
+    time."""
     both = one["disk"].keys() & other["disk"].keys()
     return any(one["disk"][task] != other["disk"][task] for task in both)
 
 
 def disk_of(pid: int, task: int) -> Optional[str]:
-    """What the disk has read and written so far whose file a thread's call is about, or the server has; None:
+    """Return what the disk, or the server, of the file in a thread's call has read and written so far; None:
     it is not known. Nothing here asks the file system itself, which may never answer."""
     call = (read("/proc/%d/task/%d/syscall" % (pid, task)) or b"").split()
     if len(call) < 2 or not call[0].isdigit():
@@ -471,20 +474,20 @@ def disk_of(pid: int, task: int) -> Optional[str]:
 
 
 def io(pid: int) -> int:
-    """Bytes that a process has read and written so far; 0 where the kernel does not say. What comes from a
-    disk is counted besides: who maps a file, as safetensors does, reads it without a call."""
+    """Return the bytes that a process has read and written so far; 0 where the kernel does not report them.
+    Bytes from a disk are added: a program that maps a file, as safetensors does, reads it without a call."""
     counters = read("/proc/%d/io" % pid) or b""
     counts = re.findall(rb"^(?:[rw]char|(?:read|write)_bytes): (\d+)", counters, re.MULTILINE)
     return sum(map(int, counts))
 
 
 def children(pid: int) -> List[int]:
-    """All processes below one."""
+    """Return all processes below one."""
     return sorted((offspring(pid) or {pid}) - {pid})
 
 
 def odd(pid: int) -> List[Dict[str, Any]]:
-    """Children that are stopped, in a debugger, or in the kernel's hands."""
+    """Return children that are stopped, in a debugger, or in uninterruptible sleep."""
     listed = []
     for child in children(pid):
         state = (stat(child) or {}).get("state")
@@ -495,7 +498,7 @@ def odd(pid: int) -> List[Dict[str, Any]]:
 
 
 def tracer(pid: int) -> Optional[str]:
-    """The program that traces a process, such as a debugger."""
+    """Return the program that traces a process, such as a debugger."""
     match = re.search(rb"TracerPid:\s*(\d+)", read("/proc/%d/status" % pid) or b"")
     if not match or match[1] == b"0":
         return None
@@ -504,7 +507,7 @@ def tracer(pid: int) -> Optional[str]:
 
 
 def xids() -> List[str]:
-    """What the NVIDIA driver has logged of its GPUs' errors, the newest last."""
+    """Return what the NVIDIA driver has logged of its GPUs' errors, the newest last."""
     try:
         log = os.open("/dev/kmsg", os.O_RDONLY | os.O_NONBLOCK)
     except OSError:

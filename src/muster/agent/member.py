@@ -1,11 +1,11 @@
-"""Registers this machine with a head that runs `muster gather`, and waits until all have come.
+"""Registers this machine with a head that runs `muster gather`, and waits until all machines have registered.
 
     MUSTER_JOIN_TOKEN=... python3 THIS_FILE HEAD[,HEAD...]:PORT
 
 One file, standard library alone, Python >= 3.8, imports nothing of Muster: `muster join --script` prints it
 for machines that have no Muster. The token is never sent: each side proves that it knows it
-(muster/fleet/handshake.py). Exit codes: 0 all machines have come, 1 they have not, 2 bad input or another
-token.
+(muster/fleet/handshake.py). Exit codes: 0 all machines have registered, 1 they have not, 2 bad input or
+another token.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ WORTH_RETRYING = ("crowded", "slow")  # a head's reasons not to let a machine in
 
 
 class Rejected(Exception):
-    """The head does not want this machine. `wrong_token`: it has another token."""
+    """The head rejects this machine. `wrong_token`: it has another token."""
 
     def __init__(self, why: str) -> None:
         super().__init__(why)
@@ -41,7 +41,7 @@ class Rejected(Exception):
 
 
 class Unreachable(Exception):
-    """No head has answered, or none has said that all are there, in time."""
+    """No head has answered in time, or none has reported that all machines are there."""
 
 
 # ---- the handshake -----------------------------------------------------------------------------------------
@@ -49,7 +49,7 @@ class Unreachable(Exception):
 
 
 def proof(secret: str, side: str, nonce: str, content: bytes) -> bytes:
-    """What shows that `side` (client or server) knows the secret."""
+    """Return the proof that `side` (client or server) knows the secret."""
     return (
         hmac.new(secret.encode(), ("%s %s " % (side, nonce)).encode() + content, hashlib.sha256)
         .hexdigest()
@@ -58,7 +58,7 @@ def proof(secret: str, side: str, nonce: str, content: bytes) -> bytes:
 
 
 def read_line(sock: socket.socket) -> bytes:
-    """One line, and not a byte more: what follows may be another's to read. Raises OSError."""
+    """Read one line, and not a byte more: what follows may be for another reader. Raises OSError."""
     line = b""
     while not line.endswith(b"\n"):
         seen = sock.recv(MAX_LINE - len(line), socket.MSG_PEEK)
@@ -71,8 +71,8 @@ def read_line(sock: socket.socket) -> bytes:
 def claim(
     address: str, port: int, secret: str, payload: Dict[str, Any], timeout: float
 ) -> Tuple[socket.socket, str]:
-    """Connect, and prove to the server that the secret is known here -> (the connection, the nonce that its
-    answer must cover). Raises OSError: nobody is there, or not Muster."""
+    """Connect, and prove to the server that the secret is known here. Return the connection, and the nonce
+    that its answer must cover. Raises OSError: no server is there, or it is not Muster."""
     sock = socket.create_connection((address, port), min(timeout, CONNECT))
     try:
         sock.settimeout(timeout)
@@ -89,9 +89,9 @@ def claim(
 
 
 def read_answer(sock: socket.socket, secret: str, nonce: str) -> Dict[str, Any]:
-    """What the server answers to a claim, proven; the connection is closed where there is no answer.
+    """Return the server's answer to a claim, proven; the connection is closed where there is no answer.
 
-    Raises Rejected (the server says no) and OSError (closed, silent, or it does not know the secret).
+    Raises Rejected (the server refuses) and OSError (closed, silent, or it does not know the secret).
     """
     try:
         line = read_line(sock)
@@ -109,7 +109,7 @@ def read_answer(sock: socket.socket, secret: str, nonce: str) -> Dict[str, Any]:
 def knock(
     address: str, port: int, secret: str, payload: Dict[str, Any], timeout: float
 ) -> Tuple[socket.socket, Dict[str, Any]]:
-    """Connect, prove the secret both ways -> (the connection, what the server answered at once).
+    """Connect, and prove the secret both ways. Return the connection, and the server's first answer.
 
     Raises Rejected and OSError (see above).
     """
@@ -118,7 +118,7 @@ def knock(
 
 
 def printable(text: bytes) -> str:
-    """A stranger's words, harmless for a terminal."""
+    """Return another machine's text in a form that is harmless for a terminal."""
     return "".join(
         letter if letter.isprintable() else "?" for letter in text[:200].decode("utf-8", "replace")
     )
@@ -128,7 +128,8 @@ def printable(text: bytes) -> str:
 
 
 def own_addresses() -> List[str]:
-    """This machine's addresses but for loopback and link-local ones; the one that leads out comes first."""
+    """Return this machine's addresses without loopback and link-local ones; the one of the default route
+    comes first."""
     addresses = []  # type: List[str]
     for target in ("192.0.2.1", "2001:db8::1"):  # for documentation: nothing is sent there
         try:
@@ -152,7 +153,7 @@ def own_addresses() -> List[str]:
 
 
 def is_useless(address: Any) -> bool:
-    """Whether no other machine can use it."""
+    """Return whether no other machine can use the address."""
     return bool(
         address.is_loopback or address.is_link_local or address.is_unspecified or address.is_multicast
     )
@@ -167,7 +168,7 @@ def lines_of(path: str) -> Iterable[str]:
 
 
 def output_of(argv: List[str]) -> str:
-    """What a program prints; nothing where it is not there, fails or hangs."""
+    """Return what a program prints; empty where it does not exist, fails or hangs."""
     try:
         done = subprocess.run(
             argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, timeout=20
@@ -178,7 +179,7 @@ def output_of(argv: List[str]) -> str:
 
 
 def gpu_count() -> int:
-    """GPUs that nvidia-smi lists, or that have a device file."""
+    """Return the number of GPUs that nvidia-smi lists, or that have a device file."""
     listed = [line for line in output_of(["nvidia-smi", "-L"]).splitlines() if line.startswith("GPU ")]
     return len(listed) or len(glob.glob("/dev/nvidia[0-9]*"))
 
@@ -187,7 +188,7 @@ def gpu_count() -> int:
 
 
 def parse_heads(text: str) -> Tuple[List[str], int]:
-    """`10.0.0.1,head:7000` -> (["10.0.0.1", "head"], 7000). IPv6 in brackets. Raises ValueError."""
+    """Parse `10.0.0.1,head:7000` into (["10.0.0.1", "head"], 7000). IPv6 in brackets. Raises ValueError."""
     names, _, port = text.rpartition(":")
     heads = [name.strip("[]") for name in names.split(",") if name.strip("[]")]
     if not heads or not port.isdigit() or not 0 < int(port) < 65536:
@@ -196,8 +197,8 @@ def parse_heads(text: str) -> Tuple[List[str], int]:
 
 
 def about(slots: Optional[int], address: str) -> Dict[str, Any]:
-    """What this machine tells the head. `address`: by which others reach it; "": the one that the connection
-    comes from."""
+    """Return this machine's facts for the head. `address`: by which others reach it; "": the one that the
+    connection comes from."""
     return {
         "name": socket.gethostname(),
         "wants": "join",
@@ -207,7 +208,7 @@ def about(slots: Optional[int], address: str) -> Dict[str, Any]:
 
 
 def keep_alive(sock: socket.socket) -> None:
-    """Have the kernel notice a peer that is gone without a word, where it can be told how soon."""
+    """Have the kernel notice a peer that has vanished, within a time that it may allow to be set."""
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for name, value in KEEPALIVE.items():
         if hasattr(socket, name):
@@ -222,7 +223,8 @@ def join(
     timeout: float,
     say: Callable[[str], None],
 ) -> Dict[str, Any]:
-    """Register, and wait until the head says that all are there -> its answer (`name`, `members`).
+    """Register, and wait until the head reports that all machines are there. Return its answer (`name`,
+    `members`).
 
     Raises Rejected and Unreachable (see there).
     """
@@ -252,12 +254,12 @@ def join(
 
 
 def remaining(deadline: float) -> float:
-    """Seconds until then, and never none."""
+    """Return the seconds until the deadline, at least a little."""
     return max(0.05, deadline - time.monotonic())
 
 
 def main(argv: List[str]) -> int:
-    """The script's own command line."""
+    """Run the script's command line. Return its exit code."""
     parser = argparse.ArgumentParser(prog="join", description="Register this machine with `muster gather`.")
     parser.add_argument("head", help="HEAD[,HEAD...]:PORT")
     parser.add_argument("--token-file", help="default: the environment's MUSTER_JOIN_TOKEN")

@@ -1,11 +1,12 @@
-"""The probe: asks a bare host what `muster check` wants to know, says it, and leaves nothing behind.
+"""The probe: asks a bare host what `muster check` wants to know, sends the answers, and leaves nothing
+behind.
 
-It goes over the connection with talk.py and the families' own probes. It speaks JSON lines:
+It is sent over the connection with talk.py and the families' own probes. It speaks JSON lines:
   in   probe, peers, bye
   out  answers
-Every family's probe runs in a thread of its own and has the same time: one that hangs (a dead NFS mount, a
-dead driver) delays nobody and is answered by {"error": ...}. It ends when it is told to, when its input
-closes, and when nothing was asked for IDLE seconds; what it started ends with it.
+Every family's probe runs in its own thread and has the same time: one that hangs (a dead NFS mount, a dead
+driver) delays no other and is answered by {"error": ...}. It ends when it is asked to, when its input closes,
+and when there was no question for IDLE seconds; what it started ends with it.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ _lock = threading.Lock()
 
 
 def text(path: str, limit: int = LIMIT) -> str | None:
-    """A file's text without white space around it, or None where it cannot be read."""
+    """Return a file's text without surrounding white space, or None where it cannot be read."""
     try:
         descriptor = os.open(path, os.O_RDONLY)
     except (OSError, ValueError):
@@ -60,7 +61,7 @@ def text(path: str, limit: int = LIMIT) -> str | None:
 
 
 def run(argv: list[str], seconds: float = 5.0) -> tuple[int | None, str, str]:
-    """Run a program -> (exit code, stdout, stderr). The code is None where it did not start, or did not
+    """Run a program. Return exit code, stdout and stderr. The code is None where it did not start, or did not
     end in time: then it was killed with all that it started, and stderr says so."""
     import subprocess
 
@@ -99,7 +100,7 @@ def at_end(action: Callable[[], Any]) -> None:
 
 
 def _dier() -> Callable[[], None]:
-    """What a child calls, so that the kernel ends it when the probe is killed."""
+    """Return a function for a child to call, so that the kernel ends it when the probe is killed."""
     try:
         import ctypes
 
@@ -138,7 +139,7 @@ class _Probe:
         self.questions: list[dict[str, Any]] = []
 
     def listen(self) -> dict[str, Any] | None:
-        """The next question, or None at the end."""
+        """Return the next question, or None at the end."""
         limit = time.monotonic() + IDLE
         while not self.questions:
             left = limit - time.monotonic()
@@ -158,7 +159,8 @@ class _Probe:
         self.channel.wake()
 
     def answer(self, functions: dict[str, Any], asks: dict[str, dict[str, Any]], limits: Any) -> None:
-        """Run the functions side by side, each for at most its `limits` (seconds), and tell what came."""
+        """Run the functions at the same time, each for at most its `limits` (seconds), and send the answers.
+        """
         answers: dict[str, Any] = {}
         started = time.monotonic()
         for name, function in functions.items():
@@ -220,12 +222,12 @@ class _Probe:
 
 
 def _leave(number: int, frame: Any) -> None:
-    """A signal ends the probe, and not what it has to remove."""
+    """End the probe by a signal, after it has removed what it has to."""
     raise SystemExit(1)
 
 
 def _space(name: str, program: Any) -> dict[str, Any]:
-    """A family's functions, with the helpers that they may call."""
+    """Return a family's functions, with the helpers that they may call."""
     space: dict[str, Any] = {"__name__": "muster_probe_" + name, "text": text, "run": run, "at_end": at_end}
     try:
         exec(program, space)
@@ -240,8 +242,8 @@ def _space(name: str, program: Any) -> dict[str, Any]:
 
 
 def main(families: dict[str, Any], heard: float) -> None:
-    """`families`: name -> what defines `probe`, `probe_peers` or both, as text or compiled. `heard`: when it
-    came, by this host's clock."""
+    """Run the probe. `families`: name -> what defines `probe`, `probe_peers` or both, as text or compiled.
+    `heard`: when it arrived, by this host's clock."""
     for number in _ENDS:
         signal.signal(number, _leave)
     probe = _Probe({name: _space(name, program) for name, program in families.items()}, heard)

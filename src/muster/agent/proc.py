@@ -1,4 +1,5 @@
-"""What the kernel says of processes, of memory and of itself: /proc, control groups and the kernel's log."""
+"""What the kernel reports of processes, of memory and of itself: /proc, control groups and the kernel's log.
+"""
 
 from __future__ import annotations
 
@@ -21,12 +22,12 @@ def read_text(path: str) -> Optional[str]:
 
 
 def process_ids() -> Set[int]:
-    """Of everything on this machine."""
+    """Return the ids of all processes on this machine."""
     return {int(name) for name in (os.listdir("/proc") if os.path.isdir("/proc") else []) if name.isdigit()}
 
 
 def proc_stats(pids: Optional[Set[int]] = None) -> Dict[int, List[bytes]]:
-    """Process id -> the fields of its /proc/PID/stat, from its state on; of all, or of these."""
+    """Return the fields of /proc/PID/stat by process id, from the state on; of all processes, or of these."""
     stats = {}
     for pid in process_ids() if pids is None else pids:
         fields = from_proc("%d/stat" % pid).rpartition(b")")[2].split()
@@ -36,8 +37,8 @@ def proc_stats(pids: Optional[Set[int]] = None) -> Dict[int, List[bytes]]:
 
 
 def from_proc(name: str) -> bytes:
-    """A file of /proc; empty where the process has ended, or is not to be read. Without Python's own files,
-    which cost more than the reading where there are thousands of processes."""
+    """Return a file of /proc; empty where the process has ended, or may not be read. It does without Python's
+    file objects, which cost more than the reading where there are thousands of processes."""
     parts = []  # type: List[bytes]
     try:
         file = os.open("/proc/" + name, os.O_RDONLY)
@@ -52,9 +53,9 @@ def from_proc(name: str) -> bytes:
 
 
 def offspring(root: int = 0) -> Optional[Set[int]]:
-    """A process (0: this one) and its descendants by the kernel's own lists, which cost no look at every
-    process of the machine; one that begins or ends in this moment may be missing. None: this kernel keeps no
-    lists."""
+    """Return a process (0: this one) and its descendants by the kernel's own lists, which avoids reading
+    every process of the machine; one that begins or ends at this moment may be missing. None: this kernel
+    keeps no lists."""
     family, waiting = set(), [root or os.getpid()]  # type: Set[int], List[int]
     if not os.path.exists("/proc/thread-self/children"):
         return None
@@ -72,18 +73,19 @@ def offspring(root: int = 0) -> Optional[Set[int]]:
 
 
 def environ(pid: int) -> List[bytes]:
-    """The environment that a process was started with, as NAME=VALUE; its program may write over it."""
+    """Return the environment with which a process was started, as NAME=VALUE; its program may overwrite it.
+    """
     return from_proc("%d/environ" % pid).split(b"\0")
 
 
 def rank_in(words: List[bytes]) -> Optional[int]:
-    """The rank that an environment names."""
+    """Return the rank in an environment."""
     value = next((each[5:] for each in words if each.startswith(b"RANK=")), b"")
     return int(value) if value.isdigit() else None
 
 
 def opened(pid: int) -> List[str]:
-    """What a process has open: paths, and such as socket:[inode]."""
+    """Return what a process has open: paths, and names such as socket:[inode]."""
     names, folder = [], "/proc/%d/fd" % pid
     try:
         for each in os.listdir(folder):
@@ -97,13 +99,13 @@ def opened(pid: int) -> List[str]:
 
 
 def sockets_of(pid: int) -> Set[int]:
-    """The inodes of a process's sockets."""
+    """Return the inodes of a process's sockets."""
     return {int(name[8:-1]) for name in opened(pid) if name.startswith("socket:[")}
 
 
 def threads(pid: int) -> Dict[int, int]:
-    """Thread -> nanoseconds in which it had a processor, or waited for one: on a machine that others load,
-    one that computes is told by that from one that rests."""
+    """Return, by thread, the nanoseconds in which it had a processor, or waited for one: on a loaded machine
+    that tells a thread that computes from one that rests."""
     spent = {}  # type: Dict[int, int]
     for task in tasks(pid):
         words = from_proc("%d/task/%d/schedstat" % (pid, task)).split()
@@ -113,7 +115,7 @@ def threads(pid: int) -> Dict[int, int]:
 
 
 def tasks(pid: int) -> List[int]:
-    """The threads of a process; none where it has ended."""
+    """Return the threads of a process; none where it has ended."""
     try:
         return [int(task) for task in os.listdir("/proc/%d/task" % pid)]
     except OSError:
@@ -121,13 +123,14 @@ def tasks(pid: int) -> List[int]:
 
 
 def proc_table(pids: Optional[Set[int]] = None) -> Dict[int, int]:
-    """Process id -> parent's id, of everything that lives (zombies left out), or of what lives of these."""
+    """Return parents by process id, of all living processes (zombies left out), or of the living among these.
+    """
     stats = proc_stats(pids).items()
     return {pid: int(each[1]) for pid, each in stats if len(each) > 1 and each[0] not in (b"Z", b"X")}
 
 
 def descent(table: Dict[int, int]) -> Set[int]:
-    """This process and its descendants."""
+    """Return this process and its descendants."""
     family = {os.getpid()}
     while True:
         more = {pid for pid, parent in table.items() if parent in family and pid not in family}
@@ -137,8 +140,8 @@ def descent(table: Dict[int, int]) -> Set[int]:
 
 
 def tree() -> Tuple[Set[int], float]:
-    """This process and its descendants; and the seconds that these have run, with their children that have
-    ended."""
+    """Return this process and its descendants; and the seconds that these have run, with their children that
+    have ended."""
     listed = offspring()
     stats = {pid: each for pid, each in proc_stats(listed).items() if len(each) > 14}
     pids = listed or descent({pid: int(each[1]) for pid, each in stats.items()})
@@ -147,14 +150,14 @@ def tree() -> Tuple[Set[int], float]:
 
 
 def meminfo() -> Dict[str, int]:
-    """/proc/meminfo in bytes; empty where there is none."""
+    """Return /proc/meminfo in bytes; empty where there is none."""
     lines = (read_text("/proc/meminfo") or "").splitlines()
     return {line.split(":")[0]: int(line.split()[1]) * 1024 for line in lines if "kB" in line}
 
 
 def memory_groups(root: str, own: str, first: str, second: str) -> List[str]:
-    """Files of this process's control groups for memory and of those above them, the innermost first. Version
-    1 calls the file `first`, version 2 `second`."""
+    """Return files of this process's control groups for memory and of those above them, the innermost first.
+    Version 1 calls the file `first`, version 2 `second`."""
     paths = []
     groups = [line.split(":", 2) for line in (read_text(own) or "").splitlines()]
     for _, controllers, path in (group for group in groups if len(group) == 3):
@@ -166,7 +169,8 @@ def memory_groups(root: str, own: str, first: str, second: str) -> List[str]:
 
 
 def memory_limit(root: str = "/sys/fs/cgroup", own: str = "/proc/self/cgroup") -> Optional[int]:
-    """The least memory that this process's control groups, or those above them, allow; None: no limit."""
+    """Return the least memory that this process's control groups, or those above them, allow; None: no limit.
+    """
     files = memory_groups(root, own, "memory.limit_in_bytes", "memory.max")
     texts = [(read_text(file) or "").strip() for file in files]
     # Version 1 says 1 << 60 or more where there is no limit.
@@ -174,7 +178,7 @@ def memory_limit(root: str = "/sys/fs/cgroup", own: str = "/proc/self/cgroup") -
 
 
 class KernelWatch:
-    """What the kernel says of its out-of-memory killer: how many processes it has ended since this was made.
+    """Watches the kernel's out-of-memory killer: how many processes it has ended since this was made.
 
     Of this control group and those below it, of the whole machine, and the lines of the kernel's log; each is
     None where it cannot be read.
@@ -197,14 +201,14 @@ class KernelWatch:
         return {name: oom_kills(path) if path else None for name, path in self.counters.items()}
 
     def lines(self) -> Optional[List[str]]:
-        """Of the log since then, those that name a process that was killed."""
+        """Return the log's lines since then that name a killed process."""
         if self.log is None:
             return None
         kills = [text for text in records(self.log) if "Killed process" in text or "oom-kill:" in text]
         return [text[:300] for text in kills[-20:]]
 
     def look(self) -> Dict[str, Any]:
-        """-> {"group": kills or None, "machine": kills or None, "log": lines or None}."""
+        """Return {"group": kills or None, "machine": kills or None, "log": lines or None}."""
         now, changes = self.counts(), {}  # type: Dict[str, Optional[int]], Dict[str, Any]
         for name, before in self.before.items():
             after = now[name]
@@ -214,7 +218,7 @@ class KernelWatch:
 
 
 def group_counter(root: str, own: str) -> Optional[str]:
-    """The file in which this process's control group counts what the out-of-memory killer ended."""
+    """Return the file in which this process's control group counts what the out-of-memory killer ended."""
     files = memory_groups(root, own, "memory.oom_control", "memory.events")
     return next(
         (file for file in files if oom_kills(file) is not None), None
@@ -222,7 +226,7 @@ def group_counter(root: str, own: str) -> Optional[str]:
 
 
 def records(log: int) -> Iterator[str]:
-    """The lines of the kernel's log, /dev/kmsg, that were not read yet."""
+    """Yield the lines of the kernel's log, /dev/kmsg, that were not read yet."""
     for _ in range(100000):
         try:
             record = os.read(log, 8192)

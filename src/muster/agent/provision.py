@@ -1,13 +1,12 @@
-"""Makes one host ready for a recipe: the program of the jobs of `muster prepare`.
+"""Prepares one host for a recipe: the program of the jobs of `muster prepare`.
 
-It comes as the job's code, with those of the agent's modules that it uses. The agent starts it, brings its
-files, says that the host lives, and ends it with all that it started. What it is to do stands in
-$MUSTER_SPEC; what it does and finds goes into the job's events, as JSON lines of a kind: progress, failed
-(what, hint), report.
+It is sent as the job's code, with the agent's modules that it uses. The agent starts it, sends its files,
+gives signs of life, and ends it with all that it started. Its order is in $MUSTER_SPEC; its progress and
+findings go into the job's events, as JSON lines of a kind: progress, failed (what, hint), report.
 
-It runs twice on a host that lacks files: the first report says which, the second job brings them. Nothing
-half-made is ever taken for whole: a file gets its name, and an environment its mark, once it is complete.
-Who builds an environment holds a lock, which the kernel frees however its holder ends.
+It runs twice on a host that lacks files: the first report names them, the second job brings them. Nothing
+half-made is ever taken for whole: a file gets its name, and an environment its mark, once it is complete. The
+builder of an environment holds a lock, which the kernel frees however its holder ends.
 """
 
 from __future__ import annotations
@@ -103,7 +102,7 @@ VARIABLES = {
 
 
 def file_system(path: str) -> str:
-    """The type of the file system that holds `path`, by the longest mount point; "" where unknown."""
+    """Return the type of the file system that holds `path`, by the longest mount point; "" where unknown."""
     real, best, kind = os.path.realpath(path), "", ""
     try:
         with open("/proc/self/mounts") as file:
@@ -119,7 +118,7 @@ def file_system(path: str) -> str:
 
 
 def read_json(path: str) -> Dict[str, Any]:
-    """A mark, or {} where there is none that is whole."""
+    """Return a mark, or {} where there is no complete one."""
     try:
         with open(path) as file:
             data = json.load(file)
@@ -129,7 +128,7 @@ def read_json(path: str) -> Dict[str, Any]:
 
 
 def write_json(path: str, data: Any) -> None:
-    """Whole or not at all: written under another name, synced, renamed."""
+    """Write JSON whole or not at all: under another name, synced, renamed."""
     os.makedirs(os.path.dirname(path), exist_ok=True)
     part = "%s.%d.%s" % (path, os.getpid(), socket.gethostname())
     with open(part, "w") as file:
@@ -141,8 +140,8 @@ def write_json(path: str, data: Any) -> None:
 
 @contextlib.contextmanager
 def locked(path: str, waits: Callable[[], None]) -> Iterator[None]:
-    """Hold the lock of a file; `waits` is called where another has it. A file system without locks has none
-    to give."""
+    """Hold the lock of a file; `waits` is called where another process has it. A file system without locks
+    has none to give."""
     with open(path, "a") as file:
         try:
             fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -154,8 +153,8 @@ def locked(path: str, waits: Callable[[], None]) -> Iterator[None]:
 
 
 def pip_settings() -> Dict[str, str]:
-    """What pip is configured with here: its environment's values win over `install`'s, these over
-    `global`'s, and the user's file over the system's."""
+    """Return pip's configuration here: its environment's values win over `install`'s, these over `global`'s,
+    and the user's file over the system's."""
     config = os.environ.get("XDG_CONFIG_HOME") or "~/.config"
     system = (os.environ.get("XDG_CONFIG_DIRS") or "/etc/xdg").split(":")
     files = ["/etc/pip.conf", *(each + "/pip/pip.conf" for each in system)]
@@ -206,7 +205,7 @@ class Provision:
             self.tell("failed", what=what, hint=disk_hint(error))
 
     def program(self, argv: List[str], env: Optional[Dict[str, str]] = None) -> Tuple[int, List[str]]:
-        """Run a program -> its exit code, its last lines."""
+        """Run a program. Return its exit code and its last lines."""
         lines = collections.deque(maxlen=200)  # type: collections.deque[str]
         try:
             child = subprocess.Popen(
@@ -229,7 +228,7 @@ class Provision:
         return child.wait(), [line for line in lines if line]
 
     def do_make(self) -> Dict[str, Any]:
-        """Make the environment, the files and what comes from the hub, or say what has to be brought."""
+        """Make the environment, the files and what comes from the hub, or report what has to be sent."""
         home = os.path.expanduser("~")
         report = {
             "home_is_remote": file_system(home).startswith(REMOTE),
@@ -246,10 +245,14 @@ class Provision:
             report["fetched"] = [self.fetch(python, kind, name) for kind, name in self.order["hub"]]
         return dict(report, lacks=self.lacks)
 
+    def do_fetch(self) -> Dict[str, Any]:
+        """Fetch what other variables are for."""
+        return {"fetched": [self.fetch(self.order["python"], kind, name) for kind, name in self.order["hub"]]}
+
     # ---- the environment
 
     def packages(self, python: str) -> Dict[str, Any]:
-        """What an interpreter has, and a digest of it. Raises Problem where ranks cannot run."""
+        """Return an interpreter's packages, and a digest of them. Raises Problem where ranks cannot run."""
         code, lines = self.program([python, "-c", PACKAGES])
         if code != 0:
             words = lines[-1] if lines else "exit code %s" % code
@@ -261,7 +264,7 @@ class Provision:
         return {"python": python, "about": about, "digest": hashlib.sha256(text.encode()).hexdigest()}
 
     def environment(self, wanted: Dict[str, Any]) -> Dict[str, Any]:
-        """Build the environment, or find it whole."""
+        """Build the environment, or find it complete."""
         began = time.monotonic()
         check_python(platform.python_version())
         path = os.path.abspath(os.path.expanduser(wanted["path"]))
@@ -308,7 +311,7 @@ class Provision:
             self.lacks["wheels"] = True
 
     def uv(self) -> Optional[str]:
-        """uv of this host, or the one that was brought; None: pip has to do."""
+        """Return uv of this host, or the one that was sent; None: pip is used."""
         offered, kept = self.order["uv"], os.path.join(self.cache, "bin", "uv")
         brought = os.path.join(self.code, offered["digest"]) if offered else ""
         if brought and os.path.exists(brought):
@@ -325,7 +328,7 @@ class Provision:
         return None
 
     def build(self, path: str, wanted: Dict[str, Any], uv: Optional[str]) -> None:
-        """A venv is not relocatable, so it is built in its place, and marked when it is whole."""
+        """Build a venv in its final place, since it is not relocatable, and mark it when it is complete."""
         self.progress("making the environment")
         python = sys.executable
         code, lines = self.program(
@@ -360,7 +363,7 @@ class Provision:
             raise Problem("%s: %s" % ("uv" if uv else "pip", last_words(lines)), self.install_hint(lines))
 
     def wheels(self) -> str:
-        """A folder with the wheels that were brought, by their names."""
+        """Return a folder with the wheels that were sent, by their names."""
         folder = os.path.join(self.base, "wheels")
         os.makedirs(folder, exist_ok=True)
         for name, digest in self.order["wheels"].items():
@@ -368,7 +371,7 @@ class Provision:
         return folder
 
     def install_hint(self, lines: List[str]) -> str:
-        """What to do about the usual troubles."""
+        """Return what to do about the usual installation errors."""
         text = "\n".join(lines)
         if "No space left" in text:
             return "free some space there, or choose another disk by --venv"
@@ -382,8 +385,8 @@ class Provision:
     # ---- files and the hub
 
     def files(self) -> List[int]:
-        """Bring the files that are not here to their places -> indices of those that were brought. Raises
-        Problem where something else is there in a file's place."""
+        """Move the files that are missing here to their places. Return the indices of those that were sent.
+        Raises Problem where something else has a file's place."""
         lacks, brought = [], []  # type: List[int], List[int]
         differs = []  # type: List[str]
         for index, (path, size, changed, digest) in enumerate(self.order["files"]):
@@ -414,7 +417,7 @@ class Provision:
         return brought
 
     def check_room(self, files: List[List[Any]]) -> None:
-        """Raises Problem where files have no room, or no folder that can be made or written."""
+        """Raise Problem where files have no room, or their folder cannot be made or written."""
         sizes = {}  # type: Dict[str, int]
         for path, size, *_ in files:
             sizes[os.path.dirname(path)] = sizes.get(os.path.dirname(path), 0) + size
@@ -441,7 +444,7 @@ class Provision:
                 raise Problem(what, "free some space there, or choose another disk")
 
     def place(self, path: str, size: int, changed: int, digest: str) -> None:
-        """Give a file that was brought its name; what has the name already stays."""
+        """Give a file that was sent its name; an existing file of that name stays."""
         folder = os.path.dirname(path)
         os.makedirs(folder, exist_ok=True)
         part = os.path.join(folder, ".muster-%s-%d.part" % (digest[:24], os.getpid()))
@@ -493,13 +496,14 @@ class Provision:
         return os.path.join(self.cache, "prepared")
 
     def mark(self, *words: str) -> str:
-        """Where it is written down that something was done. Each host has its own, for the home folder may be
-        shared."""
+        """Return the path that records that something was done. Each host has its own, since the home folder
+        may be shared."""
         name = "\0".join([*words, socket.gethostname()])
         return os.path.join(self.marks, hashlib.sha256(name.encode()).hexdigest()[:24] + ".json")
 
     def do_scratch(self) -> Dict[str, Any]:
-        """Folders on this host's own disk that nobody else can have planted: ours, and closed to others."""
+        """Make folders on this host's own disk that no other user can have planted: ours, and closed to
+        others."""
         new = False
         for base, *parts in self.order["folders"]:
             place = base  # such as /tmp
@@ -520,7 +524,7 @@ class Provision:
         return {"new": new}
 
     def do_note(self) -> Dict[str, Any]:
-        """Write down that something was done, and remove what it left."""
+        """Record that something was done, and remove what it left."""
         for name in self.order["remove"]:
             shutil.rmtree(os.path.join(self.cache, name), ignore_errors=True)
         for digest in self.order["forget"]:  # contents that have their places now
@@ -532,7 +536,7 @@ class Provision:
 
 
 def check_python(version: str) -> None:
-    """Raises Problem where ranks cannot run."""
+    """Raise Problem where ranks cannot run."""
     if tuple(int(part) for part in version.split(".")[:2]) < LEAST_PYTHON:
         least = "%d.%d" % LEAST_PYTHON
         raise Problem(
@@ -541,7 +545,7 @@ def check_python(version: str) -> None:
 
 
 def disk_hint(error: OSError) -> Optional[str]:
-    """What to do about an error of the file system, where it is one of the usual."""
+    """Return what to do about the usual errors of a file system; None for others."""
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return "free some space there, or choose another disk: --venv, launch.workdir"
     if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
@@ -550,7 +554,7 @@ def disk_hint(error: OSError) -> Optional[str]:
 
 
 def install_environment(index: Optional[str], *, offline: bool) -> Dict[str, str]:
-    """The environment of uv and pip: uv gets pip's settings where it has none of its own. Versions are
+    """Return the environment of uv and pip: uv gets pip's settings where it has none of its own. Versions are
     compared over all indexes, as pip does."""
     unwanted = ("PIP_USER", "PIP_TARGET", "PIP_PREFIX", "PYTHONHOME", "PYTHONPATH", "VIRTUAL_ENV")
     env = {name: value for name, value in os.environ.items() if name not in unwanted}
@@ -570,7 +574,7 @@ def without_index() -> bool:
 
 
 def last_words(lines: List[str]) -> str:
-    """What went wrong, in the words of uv or pip."""
+    """Return what went wrong, in the words of uv or pip."""
     errors = [line for line in lines if line.startswith("ERROR:")]
     begin = next((at for at, line in enumerate(lines) if line.startswith(("\u00d7", "error:"))), None)
     if begin is not None and not errors:

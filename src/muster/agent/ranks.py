@@ -1,4 +1,4 @@
-"""The ranks of a host: how they are started, what they say and write, and how they end."""
+"""The ranks of a host: how they are started, what they print and write, and how they end."""
 
 from __future__ import annotations
 
@@ -137,8 +137,8 @@ class Ranks:
     def one_of(
         self, env: Dict[str, str], rank: int, local: int, order: Dict[str, Any]
     ) -> Tuple[Dict[str, str], List[int]]:
-        """A rank's environment, by torchrun's names, and the files that it gets. Rank 0 gets the port at
-        which all meet: MUSTER_RENDEZVOUS."""
+        """Return a rank's environment, with torchrun's names, and the descriptors that it gets. Rank 0 gets
+        the port of the rendezvous: MUSTER_RENDEZVOUS."""
         own = dict(
             env,
             WORLD_SIZE=str(self.spec["world_size"]),
@@ -159,11 +159,11 @@ class Ranks:
         return dict(own, MUSTER_RENDEZVOUS=str(self.port_holder.fileno())), [self.port_holder.fileno()]
 
     def result(self) -> Optional[int]:
-        """None: they go on. 0: all have ended well. Else the exit code of one that did not; of several, one
-        that a signal ended, since the others may have ended only because they missed it.
+        """Return None while they run, 0 where all have ended well, else the exit code of one that did not: of
+        several, one that a signal ended, since the others may have ended only because they lost it.
 
-        Where ranks end each by itself (`apart`), what they ended with stands in their events, and all are
-        waited for.
+        Where ranks end independently (`apart`), what they ended with is in their events, and all are waited
+        for.
         """
         for rank, process in self.processes.items():
             code = process.poll()
@@ -180,12 +180,12 @@ class Ranks:
         return 0 if self.processes and len(self.ended) == len(self.processes) else None
 
     def first_of(self, bad: Dict[int, int]) -> int:
-        """The rank that ended first, as far as that can be told from how they ended."""
+        """Return the rank that ended first, as far as that follows from how they ended."""
         return min(bad, key=lambda rank: (bad[rank] == -signal.SIGTERM, bad[rank] >= 0, rank))
 
     def environment(self, place: str, code: str, order: Dict[str, Any]) -> Dict[str, str]:
-        """The ranks' environment: the host's, Muster's defaults where the host has none, the recipe's on
-        top."""
+        """Return the ranks' environment: the host's, Muster's defaults where the host has none, then the
+        recipe's."""
         spec = self.spec
         env = {name: value for name, value in os.environ.items() if not name.startswith(NOT_THEIRS)}
         env["PYTHONUNBUFFERED"] = "1"
@@ -231,7 +231,7 @@ class Ranks:
                     self.logs.append(Tail(path, "log", rank if rank in self.spec["ranks"] else None))
 
     def read_tails(self, final: bool = False, logs: bool = True) -> bool:
-        """Forward what the ranks wrote, or of it their events alone. False when everything was read."""
+        """Forward what the ranks wrote, or only their events. Return False when everything was read."""
         more = False
         if self.redirected and (final or time.monotonic() - self.looked > BEAT):
             self.looked = time.monotonic()
@@ -270,7 +270,8 @@ class Ranks:
             os.write(self.unguard, b".")
 
     def pulses(self) -> List[List[Any]]:
-        """[rank, steps, signs of life, phase] of ranks that have done something since the last call."""
+        """Return [rank, steps, signs of life, phase] of ranks that have done something since the last call.
+        """
         news = []
         for rank in self.spec.get("ranks", ()) if self.place else ():
             try:
@@ -284,7 +285,7 @@ class Ranks:
         return news
 
     def ungrouped(self) -> List[int]:
-        """Ranks that have imported torch.distributed and called no init_process_group (inside.py)."""
+        """Return ranks that have imported torch.distributed and called no init_process_group (inside.py)."""
         bases = {r: os.path.join(self.place, "rank%d" % r) for r in self.spec.get("ranks", ()) if self.place}
         return [r for r, b in bases.items() if os.path.exists(b + ".dist") and not os.path.exists(b + ".ask")]
 
@@ -299,7 +300,7 @@ class Ranks:
             pass
 
     def forget_files(self) -> None:
-        """Remove what the controller has, and what ranks say of where they stand."""
+        """Remove what the controller has received, and the files of the ranks' stacks."""
         for tail in self.tails + list(self.logs):
             remove(tail.path)
         for rank in self.spec.get("ranks", ()):

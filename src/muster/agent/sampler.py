@@ -1,11 +1,12 @@
-"""Samples a host while a job runs: processors, memory, GPUs, and who keeps the others of a job.
+"""Samples a host while a job runs: processors, memory, GPUs, and the values that show which host holds the
+others up.
 
-The last is what each rank does itself, and how fast its bytes leave, seen from outside: nothing in the ranks
-is changed or stopped.
-  - The kernel counts of each thread how long it ran and how long it waited for a core
+Those are what each rank does itself, and how fast its bytes leave, seen from outside: nothing in the ranks is
+changed or stopped.
+  - The kernel counts for each thread how long it ran and how long it waited for a core
     (/proc/PID/task/TID/schedstat). The rest it slept: a rank that trains waits for others then, or for a
     GPU, a disk or its loader. A quota that stops a process counts as waiting for a core.
-  - It counts of each TCP connection the bytes that have arrived, and how long any were on their way
+  - It counts for each TCP connection the bytes that have arrived, and how long any were on their way
     (tcp_info: tcpi_bytes_acked, tcpi_busy_time less tcpi_rwnd_limited; sock_diag(7)). Their ratio is the
     speed of the link whenever it is used, however seldom that is.
 """
@@ -38,7 +39,7 @@ ACKED, BUSY = 120, 168  # where they stand in struct tcp_info
 
 
 class Sampler(threading.Thread):
-    """Samples the host in a thread of its own: a GPU that hangs must not hang the agent."""
+    """Samples the host in its own thread: a GPU that hangs must not hang the agent."""
 
     def __init__(self, seconds: float, gpus: Optional[List[int]] = None, ranks: Sequence[int] = ()) -> None:
         super().__init__(daemon=True)
@@ -86,11 +87,13 @@ class Sampler(threading.Thread):
 
 
 def cpu_times(path: str = "/proc/stat") -> Optional[List[float]]:
-    """Seconds of the cores that this process may use: idle, in all, of processes, and those that a virtual
-    machine's own host gave to others (proc(5), /proc/stat); None where the kernel does not say.
+    """Return seconds of the cores that this process may use: idle, in all, of processes, and those that a
+    virtual machine's own host gave to others (proc(5), /proc/stat); None where the kernel does not report
+    them.
 
-    What processes used is what is left of the clock: most kernels count `user` and `system` by looking at
-    each tick, which was 14 % too much where a quota stops processes between ticks. Idle time they measure."""
+    What processes used is the rest of the clock: most kernels count `user` and `system` by looking at each
+    tick, which was 14 % too much where a quota stops processes between ticks. Idle time they measure.
+    """
     idle, kernel, stolen = 0.0, 0.0, 0.0
     try:
         tick = os.sysconf("SC_CLK_TCK")
@@ -119,7 +122,7 @@ class PaceSampler:
         self.sockets = {}  # type: Counters
 
     def sample(self, pids: Iterable[int]) -> Dict[str, Any]:
-        """What was done since the last call. `pids`: the job's processes."""
+        """Return what was done since the last call. `pids`: the job's processes."""
         seen = {pid: about(pid) for pid in pids}  # each time: a process becomes another one by exec
         mine = {pid: rank for pid, (rank, _, _) in seen.items() if rank in self.ranks}
         # A child with the same rank and program is a loader's worker; below a shell it is the rank itself.
@@ -132,8 +135,8 @@ class PaceSampler:
         return {"own": self.own(tops), "links": self.links(set(mine))}
 
     def own(self, mine: Dict[int, int]) -> Dict[int, float]:
-        """Rank -> seconds of the thread that wanted a core longest: with several threads each waits for the
-        slowest."""
+        """Return, by rank, the seconds of the thread that wanted a core longest: with several threads each
+        waits for the slowest."""
         now, by_rank = {}, {}  # type: Dict[Tuple[int, int], int], Dict[int, float]
         for pid, rank in mine.items():
             for thread, spent in threads(pid).items():
@@ -145,7 +148,7 @@ class PaceSampler:
         return by_rank
 
     def links(self, mine: Set[int]) -> List[Dict[str, Any]]:
-        """What went to each other host."""
+        """Return the traffic to each other host."""
         inodes = {inode for pid in mine for inode in sockets_of(pid)}
         now = {
             inode: each
@@ -166,7 +169,8 @@ class PaceSampler:
 
 
 def about(pid: int) -> Tuple[int, int, str]:
-    """A process's rank, by the environment that it was started with, or -1; its parent; its program."""
+    """Return a process's rank, by the environment with which it was started, or -1; its parent; its program.
+    """
     rank, parent, program = rank_in(environ(pid)), 0, ""
     try:
         parent = int(from_proc("%d/stat" % pid).rpartition(b")")[2].split()[1])
@@ -177,7 +181,7 @@ def about(pid: int) -> Tuple[int, int, str]:
 
 
 def connections() -> Counters:
-    """All TCP connections of this host."""
+    """Return all TCP connections of this host."""
     counters = {}  # type: Counters
     for family in (socket.AF_INET, socket.AF_INET6):
         try:
@@ -194,7 +198,7 @@ def connections() -> Counters:
 
 
 def read(data: bytes, counters: Counters) -> bool:
-    """Take one answer's connections. -> whether more answers come."""
+    """Read one answer's connections. Return whether more answers follow."""
     at = 0
     while at + 16 <= len(data):
         length, kind = struct.unpack_from("=IH", data, at)

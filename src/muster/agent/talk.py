@@ -1,4 +1,4 @@
-"""The connection to the controller: JSON lines on descriptors 0 and 1, without a wait for the other side."""
+"""The connection to the controller: JSON lines on descriptors 0 and 1, never waiting for the other side."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ OUT_LIMIT = 1 << 20
 
 
 class Problem(Exception):
-    """Something that the user can mend: what, a hint, and its id in the table of failures."""
+    """An error that the user can fix: what, a hint, and its id in the table of failures."""
 
     def __init__(self, what: str, hint: Optional[str] = None, failure: Optional[str] = None) -> None:
         super().__init__(what)
@@ -42,7 +42,7 @@ class Channel:
         self.closed = None  # type: Optional[str]  # which side of it is
 
     def open(self) -> None:
-        """Begin to talk, without ever waiting for the other side; children that end interrupt a wait."""
+        """Open the channel, which never waits for the other side; children that end interrupt a wait."""
         os.set_blocking(1, False)
         self.outbox.append(b"\n")  # ends whatever a login script printed without one
         self.out_bytes += 1
@@ -66,7 +66,7 @@ class Channel:
         self.out_bytes += len(line)
 
     def flush(self) -> None:
-        """Send what the other side takes now; never wait for it: a cut link must not stop the clock."""
+        """Send what the other side accepts now; never wait for it: a cut link must not stop the clock."""
         while self.outbox and not self.mute:
             line = self.outbox[0]
             try:
@@ -83,7 +83,7 @@ class Channel:
             self.outbox.popleft()
 
     def listen(self, seconds: float) -> List[Dict[str, Any]]:
-        """Messages that have come, after waiting for at most `seconds`, or until a child ends."""
+        """Return messages that have arrived, after waiting for at most `seconds`, or until a child ends."""
         if 0 in self.wait(seconds, [0], [1] if self.outbox and not self.mute else []):
             try:
                 data = os.read(0, 1 << 16)
@@ -103,8 +103,8 @@ class Channel:
         return [json.loads(line) for line in lines if line.strip()]
 
     def wait(self, seconds: float, read: Sequence[int] = (), write: Sequence[int] = ()) -> List[int]:
-        """Until one of these can be read or written, something wakes this process, or the time is over. ->
-        which can be read."""
+        """Wait until one of these can be read or written, something wakes this process, or the time is over.
+        Return which can be read."""
         try:
             ready = select.select([*read, *self.wakes[:1]], write, [], seconds)[0]
         except OSError:
@@ -114,7 +114,7 @@ class Channel:
         return ready
 
     def post(self, message: str, **content: Any) -> None:
-        """Have it said, from another thread."""
+        """Send a message from another thread."""
         self.posts.append(dict(content, message=message))
         self.wake()
 
@@ -123,7 +123,7 @@ class Channel:
             self.say(**self.posts.popleft())
 
     def send_all(self, seconds: float) -> None:
-        """Send what waits, for at most so many seconds."""
+        """Send what is queued, for at most so many seconds."""
         limit = time.monotonic() + seconds
         while self.outbox and not self.mute and time.monotonic() < limit:
             self.flush()

@@ -148,7 +148,7 @@ class Jobs:
             if limit is not None and age > limit:
                 alike = self.seconds[kind_of(child.task)]
                 usual = format_seconds(statistics.median(alike))
-                child.cut(
+                child.time_out(
                     f"cut after {format_seconds(age)}: {len(alike)} jobs alike took {usual} (median)",
                     late=True,
                 )

@@ -70,30 +70,26 @@ def fold_bench(
     versions = next((r.result.versions for r in records.values() if r.result and r.result.versions), {})
     well = [job for job in jobs if not job.warm_up and job.outcome.good]
     measured = [job for job in well if not job.not_measured]
+    by_work = sorted(judgement.peers, key=lambda each: (each.work.partition(",")[0], each.hosts, each.work))
+    own = {
+        "source": inputs.inventory.source, "hosts": hosts, "peers": by_work, "jobs": jobs,
+        "notes": [*notes, *notes_on(ran, records), *judgement.notes],
+    }  # fmt: skip
     return Bench(
+        **{**dict(judgement), **own},
         id=id,
         suite=inputs.name,
         about=inputs.suite.about,
-        source=inputs.inventory.source,
         overrides=list(inputs.overrides),
         complete=not unfinished and len(records) == len(tasks),
         started=started,
         ended=ended,
         versions=versions,
-        slow=judgement.slow,
-        hosts=hosts,
-        links=judgement.links,
-        switches=judgement.switches,
-        one_of=judgement.one_of,
-        drifted=judgement.drifted,
-        peers=sorted(judgement.peers, key=lambda each: (each.work.partition(",")[0], each.hosts, each.work)),
-        jobs=jobs,
         curves=curves_of(inputs.suite, well),
         comparison=comparison_of(inputs.suite, inputs.recipes, measured),
         published=beside_published(
             inputs.suite, measured, {name: record.devices for name, record in records.items()}
         ),
-        notes=[*notes, *notes_on(ran, records), *judgement.notes],
     )
 
 

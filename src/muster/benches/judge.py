@@ -44,7 +44,7 @@ def judge(
 
 
 def _bench(folder: BenchFolder, slow: float | None, baseline: Path | None, at_least: str) -> Judged:
-    """What its records say. What was said of it as it ran is in its document alone."""
+    """Return what its records say. Notes that were made as it ran are in its document alone."""
     inputs, before = reread(folder), folder.read_result()
     tasks = inputs.schedule.tasks
     records = records_of(folder, tasks)
@@ -69,19 +69,19 @@ def _bench(folder: BenchFolder, slow: float | None, baseline: Path | None, at_le
 
 
 def stored_of(folder: BenchFolder, given: Path | None) -> Mapping[JobClass, Baseline]:
-    """What is normal: by the file that is given now, else as the bench was told last."""
+    """Return what is normal: by the file that is given now, else by the one that the bench has."""
     baseline = given or (folder.baseline if folder.baseline.exists() else None)
     return others.load_baselines(baseline) if baseline else {}
 
 
 def records_of(folder: BenchFolder, tasks: Iterable[Task]) -> dict[str, JobRecord]:
-    """The jobs that are over, as the schedule has them."""
+    """Return the jobs that are over, as the schedule has them."""
     rows = {task.id: task.row for task in tasks}
     return {name: replace(record, **rows[name]) for name, record in folder.records(list(rows)).items()}
 
 
 def save_table(document: Judged, path: Path) -> None:
-    """A row per job as CSV. Raises JobError where it cannot be written."""
+    """Write a row per job as CSV. Raises JobError where it cannot be written."""
     table = table_of(document) if isinstance(document, Bench) else others.table_of(document)
     try:
         write_text(path, table)
@@ -90,7 +90,7 @@ def save_table(document: Judged, path: Path) -> None:
 
 
 def table_of(document: Bench) -> str:
-    """A row per job as CSV: the columns of the benchmark that this one stands in for first."""
+    """Return a row per job as CSV: the columns of the benchmark that this one stands in for first."""
     verdicts = {each.host: each.condition for each in document.hosts}
     extra = sorted({name for job in document.jobs for name in job.figures} - {"samples_per_second", "memory"})
     more = (

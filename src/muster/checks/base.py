@@ -65,7 +65,7 @@ class Level(str, Enum):
 
 @dataclass(frozen=True)
 class Check:
-    """One question. `expects` holds the defaults that a profile overrides: numbers stay numbers."""
+    """A question. `expects` has the defaults that a profile overrides: numbers stay numbers."""
 
     name: str  # topic.question, such as limits.open_files
     asks: str  # what is looked at, one sentence
@@ -81,9 +81,9 @@ class Check:
 
 @dataclass(frozen=True)
 class Finding:
-    """The answer to one check on one host (or between hosts: then `host` is the one to mend).
+    """The answer to one check on one host (or between hosts: then `host` is the one to repair).
 
-    `problem` is the class of trouble: the same text for every host that has it, so that hosts fold into one
+    `problem` is the kind of trouble: the same text for every host that has it, so that hosts fold into one
     line.
     """
 
@@ -97,7 +97,7 @@ class Finding:
 
 @dataclass(frozen=True)
 class Transport:
-    """How a host was reached: what the connection itself tells."""
+    """How a host was reached: the facts of the connection itself."""
 
     seconds: float  # from the first byte to the first answer
     noise: tuple[str, ...] = ()  # lines that the login printed, and not the probe
@@ -108,7 +108,7 @@ class Transport:
 
 @dataclass(frozen=True)
 class Context:
-    """What judges know besides the answers."""
+    """What judges need besides the answers."""
 
     expects: Mapping[str, Mapping[str, Any]]  # check -> expectations: defaults with the profile's on top
     slots: Mapping[str, int | None]  # host -> slots as given; None: one per GPU
@@ -120,5 +120,5 @@ class Context:
     one_machine: bool = False  # pretend hosts of one machine
 
     def expect(self, check: str, key: str) -> Any:
-        """One expectation. Raises KeyError for one that neither the check nor the profile has."""
+        """Return an expectation. Raises KeyError for one that neither the check nor the profile has."""
         return self.expects[check][key]

@@ -1,4 +1,4 @@
-"""Inspects hosts: all at once, over the connection that a job would use, with nothing installed on them."""
+"""Inspect hosts: all at once, over the connection that a job would use, with nothing installed on them."""
 
 from __future__ import annotations
 
@@ -45,14 +45,14 @@ class WantedChecks:
 
 
 def settings_of(recipe: str, overrides: list[str]) -> Recipe:
-    """The recipe, or what a recipe is without a file. Raises RecipeError."""
+    """Return the recipe, or the defaults where there is no file. Raises RecipeError."""
     if recipe:
         return read_recipe(recipe, overrides)
     return validate(lay_over({}, [parse_override(override) for override in overrides]), where="settings")
 
 
 def all_checks() -> tuple[Check, ...]:
-    """Everything that is asked, the frame's own questions first."""
+    """Return every check, the frame's own first."""
     return (REACHED, ANSWERED, GROUPED, *checks_of(families()))
 
 
@@ -65,7 +65,7 @@ def check(
     announce: Callable[[str], None] = lambda text: None,
     shell: Shell | None = None,
 ) -> Inspection:
-    """Ask every host, judge what they say, and fold it.
+    """Ask every host, judge the answers, and fold the findings.
 
     Raises UsageError for bad input, and JobError where nothing can be started here, or after Ctrl-C.
     """
@@ -103,7 +103,7 @@ def check(
 
 
 def save_inventory(inspected: Inspection, path: Path) -> int:
-    """Write the hosts that a job can run on, for `--hosts`. -> their number; 0: nothing was written.
+    """Write the hosts that a job can run on, for `--hosts`. Return their number; 0: nothing was written.
 
     Raises JobError where the file cannot be written.
     """
@@ -159,8 +159,8 @@ def _asker(job: Inputs) -> Callable[[Placement], dict[str, Any]]:
 
 
 def _folders(job: Inputs) -> dict[str, str]:
-    """What the ranks write to, by the variable that moves it where there is one. What is not set here, the
-    host's own environment decides."""
+    """Return the folders that the ranks write to, by the variable that moves each where there is one. The
+    host's own environment decides what is not set here."""
     folders = {
         "work": job.recipe.launch.workdir or "~/.cache/muster",
         "HF_HOME": "~/.cache/huggingface",
@@ -187,7 +187,7 @@ def _context(
 
 
 def _world_size(hosts: Sequence[Host]) -> int | None:
-    """The ranks of a job on these hosts, where all say how many they take."""
+    """Return the ranks of a job on these hosts, where all state how many they take."""
     slots = [host.slots for host in hosts]
     return None if None in slots else sum(count or 0 for count in slots)
 
@@ -212,7 +212,7 @@ Replies = Mapping[str, HostAnswers | UnreachableHost]
 
 
 def judge(kinds: Sequence[Family], given: Replies, context: Context) -> list[Finding]:
-    """Every check on every host, by topic."""
+    """Return the findings of every check on every host, by topic."""
     findings: list[Finding] = []
     answered = {host: one for host, one in given.items() if isinstance(one, HostAnswers)}
     for family in kinds:
@@ -243,7 +243,7 @@ def without(findings: Sequence[Finding], skipped: frozenset[str]) -> list[Findin
 def inspection(
     inventory: Inventory, answers: Replies, findings: Sequence[Finding], why: Mapping[str, str]
 ) -> Inspection:
-    """Verdicts, and one entry per kind of trouble. What is not known here is left at its default."""
+    """Return verdicts, and one entry per kind of trouble. What is not known here stays at its default."""
     by_host: dict[str, list[Finding]] = {host.label: [] for host in inventory.hosts}
     for each in findings:
         by_host[each.host].append(each)
@@ -297,7 +297,7 @@ def _whole(answers: Answers) -> dict[str, Mapping[str, Any]]:
 
 
 def _frame(by_host: Replies) -> list[Finding]:
-    """Whether each host could be reached, and whether its probes came to an end."""
+    """Return whether each host could be reached, and whether its probes ended."""
     findings = []
     for host, one in by_host.items():
         if isinstance(one, UnreachableHost):
@@ -359,7 +359,7 @@ def _report(host: Host, answer: HostAnswers | UnreachableHost, findings: Sequenc
 
 
 def _gpus(answer: Mapping[str, Any]) -> int | None:
-    """Slots of a host for which none were given: its GPUs, as far as CUDA_VISIBLE_DEVICES lets them be seen.
+    """Return the slots of a host for which none were given: its GPUs that CUDA_VISIBLE_DEVICES makes visible.
     None: it has none."""
     gpus, mask = answer.get("gpus"), answer.get("mask")
     if not isinstance(gpus, list):
@@ -374,7 +374,7 @@ _WORST = (Level.FAIL, Level.WARN, Level.UNKNOWN, Level.NOTE)
 
 
 def verdict(findings: Iterable[Finding]) -> Verdict:
-    """A host's, from all that was found on it."""
+    """Return a host's verdict, from all findings on it."""
     levels = {finding.level for finding in findings}
     return "unfit" if Level.FAIL in levels else "warning" if Level.WARN in levels else "fit"
 
@@ -382,8 +382,8 @@ def verdict(findings: Iterable[Finding]) -> Verdict:
 def troubles(
     findings: Iterable[Finding], why: Mapping[str, str], addresses: Mapping[str, str]
 ) -> list[Trouble]:
-    """One entry per check, level, problem and remedy, whatever the number of hosts; worst first, then by how
-    many hosts have it. `why`: check -> what happens to a job otherwise; `addresses`: host -> its own, for
+    """Return one entry per check, level, problem and remedy, whatever the number of hosts; worst first, then
+    by the number of hosts. `why`: check -> what happens to a job otherwise; `addresses`: host -> its own, for
     remedies."""
     groups: dict[tuple[Level, str, str, str | None], list[Finding]] = {}
     for each in findings:

@@ -1,6 +1,6 @@
 """The group checks: real ranks on the hosts that are fit so far measure together. One agent per host starts
-one rank per slot; what they report becomes one typed result, with who is to blame where ranks did not come to
-their end; the families' judges make findings of it."""
+one rank per slot; their reports become one typed result, with the host to blame where ranks did not end; the
+families' judges make findings of it."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ from muster.fleet.supervisor import Listener, Outcome, Supervisor
 from muster.inputs.read import Inputs
 from muster.planner.decide import decide
 from muster.planner.orders import greeting, start_orders, with_code
-from muster.workloads.fabric.figures import Event, RankEvents
+from muster.workloads.fabric.fold import Event, RankEvents
 from muster.workloads.fabric.request import TOGETHER, FabricRequest, algbw
 from muster.workloads.fabric.spec import FabricRecipe
 
@@ -74,7 +74,7 @@ def together(
     announce: Callable[[str], None],
     shell: Shell,
 ) -> tuple[dict[str, Any] | None, list[Finding]]:
-    """Let ranks on the job's hosts measure, and judge. -> (what was measured, findings).
+    """Let ranks on the job's hosts measure, and judge. Return the measurements and the findings.
 
     Hosts without torch are left out. Raises JobError after Ctrl-C; then nothing is left on the hosts.
     """
@@ -126,7 +126,7 @@ def _refused(error: MusterError, blamed: Sequence[Host], hosts: Sequence[Host]) 
 
 
 def _has_torch(one: HostAnswers | UnreachableHost | None) -> bool:
-    """Whether the ranks' interpreter has it, as the family `versions` was told."""
+    """Return whether the ranks' interpreter has it, by the answer of the family `versions`."""
     if not isinstance(one, HostAnswers):
         return False
     packages = one.answers.get("versions", {}).get("packages")
@@ -147,9 +147,9 @@ def measure(
 ) -> GroupFabric:
     """Ask all questions of all hosts at once. Of the recipe only `launch` counts.
 
-    What fails on the way stands in the result's `failures`, beside everything that was measured until then.
-    `stop` is asked a few times a second; a text ends it early. Nothing is left on the hosts.
-    Raises InventoryError where a host cannot be reached, and UsageError where one lacks torch.
+    What fails on the way is in the result's `failures`, with everything that was measured until then. `stop`
+    is asked a few times a second; a text ends it early. Nothing is left on the hosts. Raises InventoryError
+    where a host cannot be reached, and UsageError where one lacks torch.
     """
     asked, shell = asked or FabricRequest(), shell or Shell()
     hosts = inputs.inventory.hosts
@@ -198,7 +198,7 @@ def measure(
 
 
 def _greeting(recipe: Recipe, places: tuple[Placement, ...], job_id: str) -> dict[str, dict[str, Any]]:
-    """As for a training, but each host works in a folder of its own that its agent removes at the end."""
+    """Greet as for a training, but each host works in its own folder, which its agent removes at the end."""
     folder = Path(tempfile.gettempdir()) / job_id  # never made: no host shares it
     orders = greeting(
         recipe, places, run_dir=folder, nonce=f".{job_id}-{secrets.token_hex(8)}", job_id=job_id, attempt=1
@@ -225,7 +225,7 @@ def _check_torch(facts: Facts) -> None:
 
 
 class Collector:
-    """Takes every event, and makes the result of them at the end."""
+    """Takes every event, and makes the result at the end."""
 
     def __init__(
         self, places: tuple[Placement, ...], asked: FabricRequest, device: str, watch: Watch
@@ -237,7 +237,7 @@ class Collector:
         self.last = time.monotonic()  # when an event came
 
     def event(self, host: str, line: str) -> None:
-        """A rank's line. One that a dying rank left unfinished is noted, not believed."""
+        """Take a rank's line. One that a dying rank left unfinished is noted, not believed."""
         if not line.strip():
             return
         try:
@@ -256,13 +256,13 @@ class Collector:
         self.watch(host, event)
 
     def log(self, host: str, rank: int | None, lines: list[str]) -> None:
-        """What a host's processes printed: the last lines are kept."""
+        """Take what a host's processes printed: the last lines are kept."""
         self.logs[host].extend(lines)
 
     def in_vain(self) -> str | None:
-        """Why to wait no longer: some ranks are through, and those that are not have long been silent.
+        """Return why to wait no longer: some ranks have ended, and the others have long been silent.
 
-        Sooner where the others have missed them already.
+        Sooner where some rank has reported that it lost them.
         """
         over = {event["rank"] for _, event in self.read.of("done", "ended")}
         left = set(range(self.read.world_size)) - over
@@ -274,8 +274,8 @@ class Collector:
         return f"timeout: no more messages from {', '.join(hosts)}"
 
     def result(self, outcome: Outcome, *, address: str, port: int, **about: Any) -> GroupFabric:
-        """Everything together. An event of another shape than expected is noted and left out. `about`: what
-        else GroupFabric has."""
+        """Return the result. An event of an unexpected shape is noted and left out. `about`: the other fields
+        of GroupFabric."""
         read = self.read
         return GroupFabric(
             hosts=[self._host(each) for each in read.places],
@@ -343,7 +343,7 @@ def _disk(host: str, event: Event) -> Disk:
 
 
 def failures_of(read: RankEvents, outcome: Outcome, logs: Logs) -> list[FabricFailure]:
-    """Every failure with its host; those that only echo another's are not blamed."""
+    """Return every failure with its host; those that only follow from another's are not blamed."""
     first = [*_lost(read, outcome), *_ended(read, outcome, logs)]
     hosts = {failure.host for failure in first}
     silent = [each for each in _silent(read, outcome, logs) if each.host not in hosts]
@@ -364,7 +364,7 @@ def failures_of(read: RankEvents, outcome: Outcome, logs: Logs) -> list[FabricFa
 
 
 def _last_question(read: RankEvents, rank: int) -> str:
-    """What a rank was at when its last event came."""
+    """Return what a rank worked on when its last event arrived."""
     at = "starting"
     for _, event in read.of("ready", "begin"):
         if event["rank"] == rank:
@@ -392,7 +392,7 @@ def _lost(read: RankEvents, outcome: Outcome) -> list[FabricFailure]:
 
 
 def _ended(read: RankEvents, outcome: Outcome, logs: Logs) -> list[FabricFailure]:
-    """Ranks that were killed or broke off. One that NCCL's watchdog ended had waited for another."""
+    """Return ranks that were killed or broke off. One that NCCL's watchdog ended had waited for another."""
     failures = []
     for host, event in read.of("ended"):
         rank, code = event["rank"], int(event["code"])
@@ -418,7 +418,7 @@ def _ended(read: RankEvents, outcome: Outcome, logs: Logs) -> list[FabricFailure
 
 
 def _silent(read: RankEvents, outcome: Outcome, logs: Logs) -> list[FabricFailure]:
-    """Hosts whose ranks neither came to their end nor were seen to die: they hung, or never began."""
+    """Return hosts whose ranks neither ended nor were seen to die: they hung, or never began."""
     if outcome.stopped and not outcome.stopped.startswith("timeout"):
         return []
     ended = {event["rank"] for _, event in read.of("done", "ended")}
@@ -443,8 +443,8 @@ def _silent(read: RankEvents, outcome: Outcome, logs: Logs) -> list[FabricFailur
 
 
 def _reported(read: RankEvents, guilty: set[str]) -> list[FabricFailure]:
-    """What ranks themselves reported, one per host and question. In a question that needs everyone, others'
-    words are echoes where a guilty host is known."""
+    """Return what ranks themselves reported, one per host and question. In a question that needs every host,
+    others' reports follow from that of a guilty host, where one is known."""
     failures: dict[tuple[str, str], FabricFailure] = {}
     for host, event in read.of("failed"):
         question, rank = str(event["question"]), int(event["rank"])
@@ -496,7 +496,7 @@ _MARK = "muster-mpi "
 
 
 def mpi_hello_argv(hosts: Sequence[Host], launch: Launch, python: str) -> list[str]:
-    """The mpirun command: one rank per host, reached as the launcher `openmpi` reaches it. Pure."""
+    """Return the mpirun command: one rank per host, reached as the launcher `openmpi` reaches it. Pure."""
     return [
         "mpirun",
         "--allow-run-as-root",
@@ -515,7 +515,7 @@ def mpi_hello_argv(hosts: Sequence[Host], launch: Launch, python: str) -> list[s
 
 
 def mpi_hello(hosts: Sequence[Host], launch: Launch, python: str, patience: float, shell: Shell) -> MpiHello:
-    """Run it. What fails stands in the result's `problem`."""
+    """Run it. What fails is in the result's `problem`."""
     argv = mpi_hello_argv(hosts, launch, python)
     began = time.monotonic()
     ranks: list[dict[str, Any]] = []
@@ -544,7 +544,7 @@ def mpi_hello(hosts: Sequence[Host], launch: Launch, python: str, patience: floa
 
 
 def read_hello(text: str) -> list[dict[str, Any]]:
-    """The ranks' lines among whatever else was printed, in the order of the ranks."""
+    """Return the ranks' lines among whatever else was printed, in the order of the ranks."""
     ranks = []
     for line in text.splitlines():
         if line.startswith(_MARK):

@@ -1,4 +1,4 @@
-"""What `muster check` found: one verdict per host, and each kind of trouble once, with all its hosts."""
+"""The result of `muster check`: one verdict per host, and each kind of trouble once, with all its hosts."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ class Inspection(Part):
 
     @property
     def sound(self) -> bool:
-        """No host is unfit or unreachable."""
+        """Whether no host is unfit or unreachable."""
         return not self.summary["unfit"] and not self.summary["unreachable"]
 
     @property
@@ -111,8 +111,8 @@ def remember(inspection: Inspection) -> None:
 
 
 def lately_left_out(hosts: Iterable[str], now: float) -> list[str]:
-    """What to say of those of the hosts that the last inspection left out, where it was made in the last day.
-    `now`: Unix time."""
+    """Return a note on those of the hosts that the last inspection left out, where it was made in the last
+    day. `now`: Unix time."""
     last = kept(LAST)
     age, reasons = now - (last.get("ended") or 0.0), last.get("hosts") or {}
     if not 0 <= age <= RECENT:

@@ -36,7 +36,7 @@ NO_MAJORITY = ", and no value has a majority"
 
 @dataclass(frozen=True)
 class Case:
-    """One check on one host: what the host said, what is expected of it, and the Finding to be made."""
+    """One check on one host: the host's answer, the expectations, and the Finding to be made."""
 
     check: str
     host: str
@@ -44,7 +44,7 @@ class Case:
     answer: Mapping[str, Any] = field(default_factory=dict)
 
     def expect(self, key: str) -> Any:
-        """One of the check's expectations."""
+        """Return one of the check's expectations."""
         return self.context.expect(self.check, key)
 
     @property
@@ -53,15 +53,15 @@ class Case:
         return self.context.slots.get(self.host) or self.answer.get("gpus") or 1
 
     def passed(self, evidence: str = "") -> Finding:
-        """As it should be."""
+        """Report that it is as it should be."""
         return Finding(self.check, self.host, Level.PASS, evidence=evidence)
 
     def not_applicable(self, why: str) -> Finding:
-        """The question makes no sense here: never a pass."""
+        """Report that the question makes no sense here: never a pass."""
         return Finding(self.check, self.host, Level.NOT_APPLICABLE, problem=why)
 
     def unknown(self, why: str, evidence: str = "", remedy: str | None = None) -> Finding:
-        """It could not be found out, and why."""
+        """Report that it could not be found out, and why."""
         return self.at(Level.UNKNOWN, why, evidence, remedy)
 
     def note(self, problem: str, evidence: str, remedy: str | None = None) -> Finding:
@@ -69,15 +69,16 @@ class Case:
         return self.at(Level.NOTE, problem, evidence, remedy)
 
     def warn(self, problem: str, evidence: str, remedy: str | None = None) -> Finding:
-        """A job may run, worse than it could. `problem` is the same text for every host that has it."""
+        """Report that a job may run, worse than it could. `problem` is the same text for every host that has
+        it."""
         return self.at(Level.WARN, problem, evidence, remedy)
 
     def fail(self, problem: str, evidence: str, remedy: str | None = None) -> Finding:
-        """A job would break here."""
+        """Report that a job would break here."""
         return self.at(Level.FAIL, problem, evidence, remedy)
 
     def at(self, level: Level, problem: str, evidence: str, remedy: str | None = None) -> Finding:
-        """Trouble of a level that the caller chooses."""
+        """Report trouble of a level that the caller chooses."""
         return Finding(self.check, self.host, level, problem, evidence, remedy)
 
 
@@ -100,28 +101,30 @@ Compare = Callable[[Answers, Answers, Context], Judge]
 
 
 def words_of(judge: Callable[..., Any]) -> tuple[str, str]:
-    """What a check looks at, and what happens otherwise: the two paragraphs of its judge's docstring."""
+    """Return what a check looks at, and what happens otherwise: the two paragraphs of its judge's docstring.
+    """
     asks, _, why = inspect.cleandoc(judge.__doc__ or "").partition("\n\n")
     return " ".join(asks.split()), " ".join(why.split())
 
 
 def host_check(name: str, **expects: Any) -> Callable[[Judge], Check]:
-    """A question to each host by itself."""
+    """Declare a question to each host by itself."""
     return lambda judge: compared(name, *words_of(judge), lambda answers, peers, context: judge, **expects)
 
 
 def group_check(name: str, **expects: Any) -> Callable[[Compare], Check]:
-    """A question whose answer depends on the other hosts."""
+    """Declare a question whose answer depends on the other hosts."""
     return lambda compare: compared(name, *words_of(compare), compare, **expects)
 
 
 def same_check(name: str, differ: Differ, **expects: Any) -> Callable[[Callable[[Case], Any]], Check]:
-    """A value that is to be the same on all hosts, within `tolerance` where that is an expectation."""
+    """Declare a value that is to be the same on all hosts, within `tolerance` where that is an expectation.
+    """
     return lambda value: alike(name, *words_of(value), differ, value, **expects)
 
 
 def compared(name: str, asks: str, why: str, compare: Compare, **expects: Any) -> Check:
-    """The check of a judge that `compare` makes once all hosts have answered."""
+    """Return the check of a judge that `compare` makes once all hosts have answered."""
 
     def judge(answers: Answers, peers: Answers, context: Context) -> list[Finding]:
         one = compare(answers, peers, context)
@@ -133,8 +136,8 @@ def compared(name: str, asks: str, why: str, compare: Compare, **expects: Any) -
 def alike(
     name: str, asks: str, why: str, differ: Differ, value: str | Callable[[Case], Any], **expects: Any
 ) -> Check:
-    """A row of a table of facts that must be alike on all hosts. `value`: the answer's key, or what gives the
-    value or, where that is settled without others, a Finding."""
+    """Return a row of a table of facts that must be alike on all hosts. `value`: the answer's key, or a
+    function that returns the value or, where that is settled without others, a Finding."""
 
     def compare(answers: Answers, peers: Answers, context: Context) -> Judge:
         cases = [Case(name, host, context, answer) for host, answer in answers.items()]
@@ -154,32 +157,34 @@ def alike(
 
 
 def judge_each(checks: Iterable[Check], answers: Answers, peers: Answers, context: Context) -> list[Finding]:
-    """Every check's own judge."""
+    """Judge every check by its own judge."""
     return [finding for check in checks if check.judge for finding in check.judge(answers, peers, context)]
 
 
 def absent(case: Case) -> Finding:
-    """For a host without a second answer. `stays` of the first one says whether it was to give one."""
+    """Return the finding for a host without a second answer. `stays` of the first one says whether it was to
+    give one."""
     if case.answer.get("stays"):
         return case.unknown("the host did not answer in the second round")
     return case.not_applicable("not in the sample of hosts that check each other")
 
 
 def loopback(address: str) -> bool:
-    """Whether an address (not a name) is one at which every host finds itself."""
+    """Return whether an address (not a name) is one at which every host reaches itself."""
     return address.startswith("127.") or address == "::1"
 
 
 def version_key(text: str | None) -> tuple[int, ...]:
-    """The leading numbers of a version: "525.60.13" -> (525, 60, 13), "12.8+x" -> (12, 8), None -> ()."""
+    """Return the leading numbers of a version: "525.60.13" -> (525, 60, 13), "12.8+x" -> (12, 8), None -> ().
+    """
     match = re.match(r"\d+(?:\.\d+)*", text or "")
     return tuple(map(int, match.group().split("."))) if match else ()
 
 
 def differing(check: str, values: Mapping[str, Any], differ: Differ) -> dict[str, Finding]:
-    """Host -> its Finding: which hosts hold which value, and which is the majority.
+    """Return the Finding of each host: which hosts hold which value, and which is the majority.
 
-    values: host -> value (None is one like any other: leave hosts out that could not tell). Numbers, but not
+    values: host -> value (None is one like any other: leave out hosts without an answer). Numbers, but not
     text, are compared within the tolerance: 3.1 and 3.10 are two versions. Hosts of the majority pass;
     without one, none does.
     """
@@ -204,7 +209,7 @@ def differing(check: str, values: Mapping[str, Any], differ: Differ) -> dict[str
 
 
 def _groups(values: Mapping[str, Any], tolerance: float) -> list[tuple[Any, list[str]]]:
-    """Equal values with their hosts, the most frequent one first."""
+    """Return equal values with their hosts, the most frequent one first."""
     near: Mapping[Any, Any] = {value: value for value in values.values()}
     if values and all(isinstance(value, int | float) for value in near):
         near = _near(list(values.values()), tolerance)
@@ -215,9 +220,9 @@ def _groups(values: Mapping[str, Any], tolerance: float) -> list[tuple[Any, list
 
 
 def _near(values: list[Any], tolerance: float) -> dict[Any, Any]:
-    """Number -> the one that it counts as. The one with most numbers within the tolerance of it stands for
-    all of these, so that no outlier at the edge draws others away from them; what is left is grouped from
-    below."""
+    """Return, for each number, the one that it counts as. The one with most numbers within the tolerance of
+    it stands for all of these, so that no outlier at the edge draws others away from them; the rest is
+    grouped from below."""
     ordered = sorted(values)
     middle = ordered[len(ordered) // 2]
     counted = Counter(ordered)
@@ -240,7 +245,7 @@ def _near(values: list[Any], tolerance: float) -> dict[Any, Any]:
 
 
 def majority(values: Iterable[Any]) -> Any:
-    """The most frequent value, or None where there is none, or two are as frequent."""
+    """Return the most frequent value, or None where there is none, or two are as frequent."""
     counted = Counter(values).most_common(2)
     if not counted or (len(counted) > 1 and counted[0][1] == counted[1][1]):
         return None
@@ -248,13 +253,13 @@ def majority(values: Iterable[Any]) -> Any:
 
 
 def world_size(context: Context, answers: Answers) -> int:
-    """Planned ranks: as known, else the slots of the hosts that answered, where `gpus` of an answer counts
-    its GPUs."""
+    """Return the planned ranks: as known, else the slots of the hosts that answered, where `gpus` of an
+    answer counts its GPUs."""
     slots = (Case("", host, context, answer).slots for host, answer in answers.items())
     return context.world_size or sum(slots)
 
 
 def engine(context: Context) -> EngineSpec:
-    """The recipe's engine; without a recipe, one without properties."""
+    """Return the recipe's engine; without a recipe, one without properties."""
     name = (context.recipe.get("engine") or {}).get("name")
     return spec_of(name) if name else EngineSpec("")

@@ -78,12 +78,12 @@ class Profile:
 
 
 def shipped_profiles() -> dict[str, Path]:
-    """The profiles that come with Muster, by name."""
+    """Return the profiles that come with Muster, by name."""
     return {path.stem: path for path in sorted(SHIPPED.glob("*.yaml"))}
 
 
 def load_profile(source: str | None, checks: Iterable[Check]) -> Profile:
-    """The profile of that name or file over the checks' defaults; None: the defaults alone.
+    """Return the profile of that name or file over the checks' defaults; None: the defaults alone.
 
     Raises UsageError: no such profile, or one that names what no check has, with near names.
     """
@@ -111,7 +111,7 @@ def load_profile(source: str | None, checks: Iterable[Check]) -> Profile:
 
 
 def profile_schema(checks: Iterable[Check]) -> dict[str, Any]:
-    """The JSON Schema of a profile file for these checks."""
+    """Return the JSON Schema of a profile file for these checks."""
 
     def key(check: Check, name: str, default: Any) -> dict[str, Any]:
         return {"description": KEYS.get(name, check.asks), "default": default}
@@ -141,7 +141,7 @@ def profile_schema(checks: Iterable[Check]) -> dict[str, Any]:
 
 
 def _layers(source: str, folder: Path, chain: tuple[Path, ...] = ()) -> list[tuple[Path, Mapping[str, Any]]]:
-    """(file, what it expects) of a profile and of all that it inherits, the lowest layer first."""
+    """Return (file, expectations) of a profile and of all that it inherits, the lowest layer first."""
     path = find_file(source, "profile", shipped_profiles(), UsageError, folder)
     data, parents = read_layer(path, chain, "profile", UsageError)
     unknown = sorted(set(data) - {"about", "expect"})
@@ -159,7 +159,7 @@ def _layers(source: str, folder: Path, chain: tuple[Path, ...] = ()) -> list[tup
 
 
 def _fitting(check: Check, key: str, value: Any, where: str) -> Any:
-    """The value as the check's default is: a number stays a number."""
+    """Return the value in the type of the check's default: a number stays a number."""
     if key not in check.expects:
         raise UsageError(
             f"{check.name} has no expectation {key!r}",

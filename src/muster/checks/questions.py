@@ -1,4 +1,4 @@
-"""What `muster check` sends to a host, and what comes back. Pure."""
+"""The messages of `muster check` to a host, and its answers. Pure."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ _MAGIC = MAGIC_NUMBER.hex()
 
 @dataclass(frozen=True)
 class Patience:
-    """Seconds for each step of a host, and how many sessions are made at once."""
+    """Seconds for each step of a host, and how many sessions are opened at once."""
 
     connect: float = 20.0  # connection, login, and python's first word
     probe: float = 15.0  # all probes of a round, but for those that have longer
@@ -56,7 +56,7 @@ class Patience:
 
 @dataclass(frozen=True)
 class HostAnswers:
-    """What a host said. `peers` is None where it was not asked a second time, or did not answer then."""
+    """A host's answers. `peers` is None where it was not asked a second time, or did not answer then."""
 
     transport: Transport
     answers: Mapping[str, Mapping[str, Any]]  # family -> its probe's answer, or {"error": ...}
@@ -65,7 +65,7 @@ class HostAnswers:
 
 @dataclass(frozen=True)
 class Questions:
-    """What is asked. `first` and `second` name the families that have a probe for the round."""
+    """The questions. `first` and `second` name the families that have a probe for the round."""
 
     sources: Mapping[str, str]  # family -> the text of its probes
     first: tuple[str, ...]
@@ -75,7 +75,7 @@ class Questions:
     longer: Mapping[str, float] = field(default_factory=dict)  # family -> seconds, where that is too short
 
     def program(self, magic: str) -> bytes:
-        """The probe and the families; compiled where the host's Python is of our kind."""
+        """Return the probe and the families; compiled where the host's Python is of our kind."""
         return self._compiled if magic == _MAGIC else self._text
 
     @cached_property
@@ -92,7 +92,7 @@ class Questions:
 
 
 def well_formed(answers: Any, families: tuple[str, ...]) -> dict[str, dict[str, Any]]:
-    """A host's answers as they ought to be: one dict per family, whatever came."""
+    """Return a host's answers in their proper form: one dict per family, whatever arrived."""
     given = answers if isinstance(answers, dict) else {}
     return {
         name: given[name] if isinstance(given.get(name), dict) else {"error": "not an answer"}
@@ -101,15 +101,15 @@ def well_formed(answers: Any, families: tuple[str, ...]) -> dict[str, dict[str, 
 
 
 def failed(answer: Mapping[str, Any]) -> bool:
-    """Whether the probe itself broke, or was not done in time: then `error` is all that there is."""
+    """Return whether the probe itself broke, or was not done in time: then there is only `error`."""
     return set(answer) == {"error"}
 
 
 def clock(stamp: float, came: float, sent: float, arrival: float) -> tuple[float, float]:
-    """(offset, error) in seconds of a host's clock, as NTP finds it.
+    """Return (offset, error) in seconds of a host's clock, as NTP computes it.
 
-    The host said `stamp` by its clock, and it came at `came` by ours: offset >= stamp - came. What was sent
-    at `sent` by ours was heard at `arrival` by the host's: offset <= arrival - sent.
+    The host sent `stamp` by its clock, and it arrived at `came` by ours: offset >= stamp - came. What was
+    sent at `sent` by ours arrived at `arrival` by the host's: offset <= arrival - sent.
     """
     low, high = stamp - came, arrival - sent
     return (low + high) / 2, abs(high - low) / 2

@@ -1,4 +1,4 @@
-"""The families of checks that there are, and the text of their probes as it is sent to hosts."""
+"""The families of checks, and the text of their probes as it is sent to hosts."""
 
 from __future__ import annotations
 
@@ -44,8 +44,8 @@ class Family:
 
 
 def families() -> tuple[Family, ...]:
-    """All families, by name: Muster's, then those of third parties. Of these, what cannot be used, and checks
-    whose names are taken, are left out with a warning."""
+    """Return all families, by name: Muster's, then those of third parties. Of these, what cannot be used, and
+    checks whose names are taken, are left out with a warning."""
     kept: list[Family] = []
     taken: dict[str, str] = {}
     for name in sorted(plugin_names(PACKAGE), key=lambda each: (package_of(PACKAGE, each) is not None, each)):
@@ -64,7 +64,7 @@ def families() -> tuple[Family, ...]:
 
 
 def _without(family: Family, taken: Mapping[str, str], package: str) -> Family:
-    """A third party's family without the checks whose names are taken."""
+    """Return a third party's family without the checks whose names are taken."""
     checks: dict[str, Check] = {}
     for check in family.checks:
         owner = OWN if check.name.startswith(FRAME) else taken.get(check.name)
@@ -86,7 +86,7 @@ def _without(family: Family, taken: Mapping[str, str], package: str) -> Family:
 
 
 def family_of(name: str, module: ModuleType) -> Family:
-    """A module as a family. Raises AttributeError where it is none."""
+    """Return a module as a family. Raises AttributeError where it is none."""
     probes = [getattr(module, probe, None) for probe in ("probe", "probe_peers")]
     texts = [inspect.getsource(probe) for probe in probes if probe is not None]
     if not fits(module.CHECKS, tuple[Check, ...]):
@@ -112,8 +112,8 @@ def family_of(name: str, module: ModuleType) -> Family:
 
 
 def _held(name: str, judge: Judge, names: Collection[str]) -> Judge:
-    """A third party's judge: what it raises, and a Finding that is not of a check of its own and of a host
-    that was asked, is its own fault."""
+    """Return a third party's judge, guarded: what it raises, and a Finding that is not of one of its checks
+    and of a host that was asked, is its own fault."""
     if package_of(PACKAGE, name) is None:
         return judge
     inner = held_function(PACKAGE, name, judge, list[Finding])
@@ -136,5 +136,5 @@ def _held(name: str, judge: Judge, names: Collection[str]) -> Judge:
 
 
 def checks_of(families: Iterable[Family]) -> tuple[Check, ...]:
-    """Every check, by topic."""
+    """Return every check, by topic."""
     return tuple(sorted((check for family in families for check in family.checks), key=lambda one: one.topic))

@@ -1,5 +1,4 @@
-"""Asks all hosts at once. A sample of them stays connected for a second round, in which they look at each
-other.
+"""Ask all hosts at once. A sample of them stays connected for a second round, in which they probe each other.
 """
 
 from __future__ import annotations
@@ -35,15 +34,16 @@ _WORTH = 1.15  # twice as many sessions at once must bring so much more, or they
 
 
 class ConnectionWindow:
-    """A window over sessions in the making.
+    """A window over sessions that are being opened.
 
     It doubles for as long as that brings more answers per second, and then stays: where this machine or its
-    network is the bottleneck, sessions beyond that only take longer, and cost more. By Little's law a session
-    takes window / rate; the window also stays so small that this is well below the time for a connection.
+    network is the bottleneck, more sessions only take longer, and cost more. By Little's law a session takes
+    window / rate; the window also stays so small that this is well below the time for a connection.
     """
 
     def __init__(self, most: int, connect: float, now: float) -> None:
-        """`most`: the largest window. `connect`: seconds for a connection. `now`: time.monotonic()."""
+        """Start the window. `most`: its largest size. `connect`: seconds for a connection. `now`:
+        time.monotonic()."""
         self._most = most
         self._connect = connect
         self._size = _FIRST
@@ -55,7 +55,7 @@ class ConnectionWindow:
         self._begun = now
 
     def answered(self, now: float) -> None:
-        """A host has answered."""
+        """Record that a host has answered."""
         self._all += 1
         self._count += 1
         if not self._grows:
@@ -78,7 +78,7 @@ class ConnectionWindow:
         self._count, self._mark = 0, None
 
     def window(self, now: float) -> int:
-        """How many sessions may be in the making."""
+        """Return how many sessions may be opened at once."""
         size = self._size
         if self._all and now > self._begun:
             size = min(size, int(self._all / (now - self._begun) * self._connect / 3))
@@ -106,7 +106,7 @@ class _State(Enum):
 
 
 class _Session(Connection):
-    """One host's connection, and how far it is."""
+    """A host's connection, and its progress."""
 
     def __init__(self, place: Placement, stays: bool, process: Process, limit: float) -> None:
         super().__init__(place)
@@ -130,7 +130,7 @@ class _Session(Connection):
 
 
 class Inquiry(Loop[_Session]):
-    """Call `turn` until it is False, and `close` in any case. `results`: label -> what came of it."""
+    """Call `turn` until it is False, and `close` in any case. `results`: label -> the outcome."""
 
     def __init__(
         self,
@@ -159,7 +159,7 @@ class Inquiry(Loop[_Session]):
         self.typical: float | None = None  # seconds of a session, a running mean
 
     def turn(self) -> bool:
-        """One look at everything, of `_TICK` at most. False when all is done."""
+        """Go once through everything, for `_TICK` at most. Return False when all is done."""
         self._open()
         ending = any(session.output_closed for session in self.sessions)
         self.look(self.sessions, _TICK / 10 if ending else _TICK if self.sessions else 0, self._handle)
@@ -170,8 +170,8 @@ class Inquiry(Loop[_Session]):
         return bool(self.queue or self.sessions)
 
     def close(self) -> None:
-        """End what is still there, by its own process id. Probes that run are first let go, so that they
-        remove what they have left on their hosts."""
+        """End what is left, by its own process id. Running probes are first dismissed, so that they remove
+        what they have left on their hosts."""
         running = [session for session in self.sessions if session.python is not None]
         for session in running:
             session.close_input()
@@ -183,8 +183,8 @@ class Inquiry(Loop[_Session]):
         super().close()
 
     def _open(self) -> None:
-        """Begin sessions, as many as the window has room for. One that takes much longer than others lends
-        its place to the next."""
+        """Open sessions, as many as the window has room for. One that takes much longer than others cedes its
+        place to the next."""
         now = time.monotonic()
         busy = (_State.CONNECTING, _State.PROBING)
         slow = max(_BRISK, 3 * (self.typical or 0))  # until one has answered, dead ones delay no other
@@ -207,12 +207,12 @@ class Inquiry(Loop[_Session]):
             self._hear(session, message)
 
     def give_up(self, link: _Session, why: str) -> None:
-        """A host that said what no probe says: it leaves at once."""
+        """Drop a host at once that sent what no probe sends."""
         link.complaints.append(why)
         link.limit, link.state = 0.0, _State.LEAVING
 
     def _greet(self, session: _Session, hello: dict[str, Any]) -> None:
-        """Python has come: send the probe and the questions."""
+        """Send the probe and the questions: Python has started."""
         session.spoke = time.time()
         session.seconds = time.monotonic() - session.since
         session.python = str(hello.get("python"))
@@ -232,7 +232,7 @@ class Inquiry(Loop[_Session]):
         )
 
     def _hear(self, session: _Session, message: dict[str, Any]) -> None:
-        """A round's answers."""
+        """Take a round's answers."""
         host = session.place.host
         if session.state is _State.MEETING:
             before = self.results[host]
@@ -256,7 +256,7 @@ class Inquiry(Loop[_Session]):
             self._let_go(session)
 
     def _end(self, session: _Session, now: float) -> None:
-        """Whether it has ended, or must."""
+        """Drop a session that has ended, or has to."""
         ended = session.output_closed and session.process.poll() is not None
         if not ended and (now < session.limit or session.state in (_State.WAITING, _State.MET)):
             return
@@ -268,7 +268,8 @@ class Inquiry(Loop[_Session]):
         self._drop(session)
 
     def _meet(self) -> None:
-        """The second round, as soon as no host that stays is still in the first. All are let go together."""
+        """Start the second round, as soon as no host that stays is still in the first. All are dismissed
+        together."""
         if self.met:
             if not any(each.state is _State.MEETING for each in self.sessions):
                 for session in self.sessions:
@@ -299,14 +300,14 @@ class Inquiry(Loop[_Session]):
             session.order("peers", budget + _GRACE, families=families, ask=ask, peers=peers, seconds=budget)
 
     def _let_go(self, session: _Session) -> None:
-        """It has said everything: its probe leaves by itself."""
+        """Dismiss a session that has answered everything: its probe leaves by itself."""
         session.state = _State.LEAVING
         session.order("bye", _PARTING)
         if not session.sending:
             session.close_input()
 
     def _drop(self, session: _Session) -> None:
-        """End the connection, and say what came of it where nothing has."""
+        """Close the connection, and record the outcome where there is none."""
         assert session.wire is not None and session.wire.errors is not None
         key = self.selector.get_map().get(session.wire.errors)
         if key is not None and key.data is session:  # its last words
@@ -339,7 +340,7 @@ Progress = Callable[[int, int, int], None]  # hosts done, all hosts, those of th
 
 
 def sample(labels: Sequence[str], most: int = STAY) -> list[str]:
-    """At most so many hosts, spread evenly over all."""
+    """Return at most so many hosts, spread evenly over all."""
     count = min(most, len(labels))
     return [labels[index * len(labels) // count] for index in range(count)]
 
@@ -351,7 +352,7 @@ def survey(
     patience: Patience,
     progress: Progress = lambda done, total, unreached: None,
 ) -> dict[str, HostAnswers | UnreachableHost]:
-    """Ask every host. Label -> what it said, or why it did not, in the order of `places`.
+    """Ask every host. Return by label its answers, or why there are none, in the order of `places`.
 
     Raises JobError where nothing can be started here, and after Ctrl-C; then, as always, no session is left.
     """
@@ -376,11 +377,11 @@ def survey(
 def starter(
     launcher: ModuleType, launch: Launch, shell: Shell, interpreter: str
 ) -> Callable[[Placement], Process]:
-    """How a probe's interpreter is started on a host: the way that the launcher has for plain commands.
+    """Return a function that starts a probe's interpreter on a host: as the launcher runs plain commands.
 
-    -I -S: nothing in PYTHONPATH, in site-packages or in the folder where a login begins takes the place of a
-    module, or takes time. Where the recipe names no interpreter, it is the controller's where that is there
-    too, as for ranks: a `python3` may be a script that looks for one, and takes longer than the probe.
+    -I -S: nothing in PYTHONPATH, in site-packages or in the folder where a login begins replaces a module, or
+    takes time. Where the recipe names no interpreter, it is the controller's where that exists there too, as
+    for ranks: a `python3` may be a script that looks for one, and takes longer than the probe.
     """
     words = [interpreter]
     if not launcher.ONE_MACHINE and not launch.python:

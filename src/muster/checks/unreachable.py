@@ -1,6 +1,6 @@
-"""Why a host did not answer: the stage that failed, from what ssh said and how it ended. Pure.
+"""Why a host did not answer: the stage that failed, from ssh's messages and how it ended. Pure.
 
-What OpenSSH's client says is in the table of failures; the other texts are those of login shells.
+The messages of OpenSSH's client are in the table of failures; the other texts are those of login shells.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class UnreachableHost:
 
 @dataclass(frozen=True)
 class ConnectionEnd:
-    """How a connection ended that gave no answer."""
+    """How a connection without an answer ended."""
 
     code: int | None  # the client's exit code; None: it was ended here, out of patience
     said: Sequence[str] = ()  # lines on its standard error
@@ -57,7 +57,7 @@ _HARMLESS = ("Warning: Permanently added", "debug1:", "** WARNING: connection is
 
 
 def explain(ending: ConnectionEnd) -> UnreachableHost:
-    """The stage that failed, in whose words, and what to do."""
+    """Return the stage that failed, whose message shows it, and what to do."""
     lines = [line for line in ending.said if line.strip() and not line.startswith(_HARMLESS)]
     if ending.python is not None:
         return _after_python(ending, lines)
@@ -101,7 +101,7 @@ def _after_python(ending: ConnectionEnd, lines: Sequence[str]) -> UnreachableHos
 
 
 def _at_the_shell(ending: ConnectionEnd, spoken: Sequence[str]) -> UnreachableHost:
-    """Logged in, and then no interpreter came to say a word."""
+    """Explain a login after which no interpreter started."""
     lines = [*spoken, *ending.printed]
     missing = [line for line in lines if _NO_PYTHON.search(line)]
     if ending.code == 127 or (missing and ending.code in (1, 126)):
@@ -122,7 +122,8 @@ def _remedy(failure: str) -> str:
 
 
 def remedy_for(remedy: str, addresses: Sequence[str]) -> str:
-    """The remedy with its hosts in place. Commands that only name the host become a loop over several."""
+    """Return the remedy with its hosts in place. Commands that only name the host become a loop over several.
+    """
     if "{host}" not in remedy:
         return remedy
     if len(addresses) == 1:

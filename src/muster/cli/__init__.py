@@ -1,4 +1,5 @@
-"""Floor 7: one small file per verb: parse, call, print. The only place that prints, catches or exits."""
+"""Floor 7: one small file per verb: parse, call, print. The only floor that prints, catches errors or exits.
+"""
 
 from __future__ import annotations
 

@@ -50,11 +50,11 @@ class _Verbs(click.Group):
     function NAME, and EXAMPLES: a text, or the text of each verb."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """In the order in which they are used."""
+        """List the verbs in the order in which they are used."""
         return list(VERBS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """The verb, or None."""
+        """Return the verb, or None."""
         if cmd_name not in VERBS:
             return None
         module = importlib.import_module(f"muster.cli.{FILES.get(cmd_name, cmd_name)}")
@@ -62,7 +62,7 @@ class _Verbs(click.Group):
         return command(cmd_name, getattr(module, cmd_name), examples)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Each verb with the first paragraph of its help, whole."""
+        """Write each verb with the whole first paragraph of its help."""
         made = {name: self.get_command(ctx, name) for name in VERBS}
         with formatter.section("Verbs"):
             formatter.write_dl(
@@ -72,7 +72,7 @@ class _Verbs(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """The verb that was typed. Raises UsageError with near names."""
+        """Return the verb that was typed. Raises UsageError with near names."""
         if args[0] not in VERBS and not args[0].startswith("-") and not ctx.resilient_parsing:
             hint = did_you_mean(args[0], VERBS) or "`muster --help` lists the verbs"
             raise UsageError("no such verb", where=args[0] or "''", hint=hint)
@@ -106,8 +106,8 @@ def main(argv: list[str] | None = None) -> None:
 
 
 def _divided(arguments: list[str]) -> tuple[list[str], list[str] | None]:
-    """Of `muster run` and `muster bench`: their own words, and the command behind `--`; None: there is no
-    `--`."""
+    """Divide the arguments of `muster run` and `muster bench` into their own and the command behind `--`;
+    None: there is no `--`."""
     if arguments[:1] not in (["run"], ["bench"]) or "--" not in arguments:
         return arguments, None
     cut = arguments.index("--")
@@ -116,7 +116,7 @@ def _divided(arguments: list[str]) -> tuple[list[str], list[str] | None]:
 
 @contextmanager
 def _plugin_warnings() -> Iterator[None]:
-    """Say what warnings about plug-ins say as messages."""
+    """Show warnings about plug-ins as messages."""
     with warnings.catch_warnings():
         warnings.simplefilter("always", PluginWarning)
         usual = warnings.showwarning

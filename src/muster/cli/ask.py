@@ -97,7 +97,7 @@ def _lines(file: Path) -> list[str]:
 
 
 def _talk(model: TrainedModel, schema: str | None) -> None:
-    """One question after the other, until the end of the input or Ctrl-C."""
+    """Answer one question after the other, until the end of the input or Ctrl-C."""
     import readline  # noqa: F401  (input() then has a history and can be edited)
 
     err_console().print(f"the model is loaded ({model.device}); an empty line asks nothing, Ctrl-D ends")
@@ -209,7 +209,7 @@ def _answer(
 
 
 def _print_wrong(rows: list[dict[str, Any]], file: Path) -> None:
-    """Some answers that are not what was expected; all go into the file."""
+    """Print some answers that differ from the expected ones; all go into the file."""
     import json
 
     from muster.cli.views.results import print_answers
@@ -228,7 +228,7 @@ def _print_wrong(rows: list[dict[str, Any]], file: Path) -> None:
 
 
 def _print_score(answers: Answers, *, as_json: bool) -> None:
-    """How well a language model predicts the held-out text."""
+    """Print how well a language model predicts the held-out text."""
     if as_json:
         print_json({**answers.figures, "seconds": answers.seconds, "device": answers.device})
         return

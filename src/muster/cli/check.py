@@ -80,7 +80,7 @@ def check(
 
 
 def _gpus(text: str) -> int | None:
-    """--expect-gpus: none is 0, and None is not given."""
+    """Return the number of --expect-gpus: `none` is 0, and None is not given."""
     if not text:
         return None
     if text == "none":

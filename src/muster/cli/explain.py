@@ -27,9 +27,9 @@ EXAMPLES = """Examples:
 
 Exit code:
 
-  0  there is an answer: a cause is named, nothing failed, or it has not ended
+  0  there is an answer: a cause is named, it says that it ended well, or it has not ended
 
-  1  it failed, and nothing says why
+  1  it failed and nothing says why, or nothing says how it ended
 
   2  bad input"""
 COLOURS = {"known": "red", "named": "red", "unknown": "yellow", "nothing": "green", "going": "green"}
@@ -67,10 +67,10 @@ def explain(
 
 
 def _print(explanation: Explanation) -> None:
-    """The cause, the evidence, the remedy, the command."""
+    """Print the cause, the evidence, the remedy, the command."""
     from rich.markup import escape
 
-    from muster.runs.explain import AGAIN, WHO
+    from muster.runs.explain import AGAIN
 
     console, failure = out_console(), explanation.failure
     colour = COLOURS[explanation.answer]
@@ -86,10 +86,7 @@ def _print(explanation: Explanation) -> None:
         rows.append(("besides", "; ".join(part for part in (same, echoes) if part)))
     rows += [("also", f"{each.text}  {each.place}") for each in explanation.others]
     rows += [("known as", failure.id if failure else None)]
-    rows += [
-        ("to blame", WHO[explanation.blame] if explanation.blame else None),
-        ("remedy", explanation.remedy),
-    ]
+    rows += [("to blame", explanation.blamed), ("remedy", explanation.remedy)]
     rows += [("again?", AGAIN[explanation.retry] if explanation.retry else None)]
     rows += [("beforehand", f"`muster check` looks at {explanation.check}" if explanation.check else None)]
     rows += [("note", note) for note in explanation.notes]

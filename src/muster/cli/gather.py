@@ -83,7 +83,7 @@ def gather(
 
 
 def _invitation(address: str, port: int, token: Token) -> str:
-    """What to run on the members."""
+    """Return what to run on the members."""
     from muster.fleet.addresses import own_addresses
 
     shown = [address] if address else own_addresses(())[:8]

@@ -143,7 +143,7 @@ def judge(
 
 
 class _Progress:
-    """How many files are read: a line now and then, where it takes long."""
+    """Prints how many files are read, from time to time, where it takes long."""
 
     def __init__(self, console: Console) -> None:
         self.console = console
@@ -156,7 +156,7 @@ class _Progress:
 
 
 def _print(document: Judged, *, every: bool) -> None:
-    """The answer, the count, why, the jobs that did not end well, what is normal."""
+    """Print the answer, the count, the reasons, the jobs that did not end well, and what is normal."""
     from muster.cli.views.verdicts import count_words, print_answer, print_hosts, print_normal, print_notes
 
     console = out_console()
@@ -171,7 +171,7 @@ def _print(document: Judged, *, every: bool) -> None:
 
 
 def _print_jobs(console: Console, document: Judged, *, every: bool) -> None:
-    """Those that did not end well, and why; those that were compared with nothing."""
+    """Print the jobs that did not end well, and why; and those that could not be compared."""
     from muster.cli.views.verdicts import block, end_words, say, speed_words
 
     bad = [job for job in document.jobs if not job.outcome.good]

@@ -84,7 +84,7 @@ def ls(
 
 
 def _markdown(rows: list[dict[str, Any]]) -> str:
-    """Without the columns in which no run has anything."""
+    """Return a table without the columns that are empty for all runs."""
     written = {name: [_word(row[key], form) for row in rows] for name, (key, form) in _COMPARED.items()}
     names = [name for name, words in written.items() if any(words)] or ["run"]
     lines = [names, ["---" if _COMPARED[name][1] == "s" else "---:" for name in names]]
@@ -93,7 +93,7 @@ def _markdown(rows: list[dict[str, Any]]) -> str:
 
 
 def _table(rows: list[dict[str, Any]]) -> None:
-    """As many columns as the terminal has room for. Ids are never cut."""
+    """Print as many columns as the terminal has room for. Ids are never cut."""
     rows = [_with_steps(row) for row in rows]
     written = {name: [_word(row[key], form) for row in rows] for name, (key, form) in _SHOWN.items()}
     names = [name for name, words in written.items() if any(words)]
@@ -110,7 +110,8 @@ def _table(rows: list[dict[str, Any]]) -> None:
 
 
 def _with_steps(row: dict[str, Any]) -> dict[str, Any]:
-    """The row without the 0 of what counts no steps: what trains no model, or a command that tells none."""
+    """Return the row without a 0 for what counts no steps: what trains no model, or a command that prints
+    none."""
     return {**row, "steps": None} if row["model"] is None and row["steps"] == 0 else row
 
 

@@ -54,7 +54,7 @@ EXIT_CODES = """Exit code:
 
 
 def check_output(path: Path | None) -> None:
-    """Refuse at once what could not be written in the end. Raises UsageError."""
+    """Refuse at once a file that could not be written in the end. Raises UsageError."""
     if path is None:
         return
     folder = path.absolute().parent
@@ -67,7 +67,7 @@ def check_output(path: Path | None) -> None:
 def split_words(
     words: list[str] | None, hosts: str, order: tuple[str, ...] = ("HOSTS",)
 ) -> tuple[str, dict[str, str], list[str]]:
-    """What stands on a command line besides options -> (hosts, words by what they are, KEY=VALUE).
+    """Split the words of a command line into hosts, words by their meaning, and KEY=VALUE.
 
     The words without `=` come in this `order`; HOSTS is left out where --hosts gave them. Raises UsageError
     for a word too many.

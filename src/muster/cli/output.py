@@ -1,4 +1,4 @@
-"""What every verb prints the same way: data to stdout, messages to stderr."""
+"""Output that every verb prints the same way: data to stdout, messages to stderr."""
 
 from __future__ import annotations
 
@@ -18,33 +18,34 @@ if TYPE_CHECKING:
 
 
 def err_console() -> Console:
-    """Messages and progress. rich respects NO_COLOR and knows a terminal from a pipe."""
+    """Return the console for messages and progress. rich respects NO_COLOR and tells a terminal from a pipe.
+    """
     from muster.cli.console import SafeConsole
 
     return SafeConsole(stderr=True, highlight=False, soft_wrap=True)
 
 
 def out_console(*, soft_wrap: bool = True, width: int | None = None) -> Console:
-    """Results for people."""
+    """Return the console for results."""
     from muster.cli.console import SafeConsole
 
     return SafeConsole(highlight=False, soft_wrap=soft_wrap, width=width)
 
 
 def say(text: object, *, end: str = "\n", err: bool = False) -> None:
-    """A line as it is, but for what a terminal would obey."""
+    """Print a line without terminal controls."""
     print(clean(str(text)), end=end, file=sys.stderr if err else sys.stdout, flush=True)
 
 
 def say_places(**paths: Path) -> None:
-    """A line for each of these files and folders that is there."""
+    """Print a line for each of these files and folders that exists."""
     for name, path in paths.items():
         if path.exists():
             say(f"  {name:<22} {path}")
 
 
 def print_json(data: Any) -> None:
-    """One document on stdout. JSON has no infinite numbers and no NaN: they become null."""
+    """Print one document to stdout. JSON has no infinite numbers and no NaN: they become null."""
     print(spelt_out(json.dumps(scrubbed_data(_finite(data)), indent=2, ensure_ascii=False, allow_nan=False)))
 
 
@@ -59,7 +60,8 @@ def _finite(data: Any) -> Any:
 def fail(
     message: str, hint: str | None, *, as_json: bool, code: int, detail: dict[str, Any] | None = None
 ) -> int:
-    """One line and a hint on stderr; with --json the same as a document on stdout."""
+    """Print a line and a hint to stderr; with --json the same as a document to stdout. Return the exit code.
+    """
     if as_json:
         print_json({"error": {"message": message, "hint": hint, **(detail or {})}})
     say("\n".join(wrapped(f"error: {message}", err=True)), err=True)
@@ -69,7 +71,7 @@ def fail(
 
 
 def wrapped(text: str, indent: int = 0, *, err: bool = False) -> list[str]:
-    """The lines of a text that begins in column `indent`, broken at spaces as a terminal needs it."""
+    """Return the lines of a text that begins in column `indent`, broken at spaces for the terminal."""
     import textwrap
 
     room = max(20, terminal_width(err=err) - indent)
@@ -81,7 +83,7 @@ def wrapped(text: str, indent: int = 0, *, err: bool = False) -> list[str]:
 
 
 def print_row(console: Console, name: str, value: str, *, style: str = "dim", width: int = 22) -> None:
-    """A name and what belongs to it, in lines below each other."""
+    """Print a name with its value, in lines below each other."""
     from rich.markup import escape
 
     begin = " " * (width + 3)
@@ -90,7 +92,8 @@ def print_row(console: Console, name: str, value: str, *, style: str = "dim", wi
 
 
 def table(*heads: str, **how: Any) -> Table:
-    """An empty one without borders. Columns whose head begins with `>` have figures, to the right."""
+    """Return an empty table without borders. Columns whose head begins with `>` have figures, aligned right.
+    """
     from rich.table import Table
 
     made = Table(**{"box": None, "title_justify": "left", **how})
@@ -101,7 +104,8 @@ def table(*heads: str, **how: Any) -> Table:
 
 
 def print_table(console: Console, made: Table) -> None:
-    """A pipe has no width to fit into. In a narrow terminal words are broken, and figures never cut."""
+    """Print a table. A pipe has no width to fit into. In a narrow terminal words are broken, and figures
+    never cut."""
     if not console.is_terminal:
         console.width = 1000
     for column in made.columns:
@@ -112,14 +116,15 @@ def print_table(console: Console, made: Table) -> None:
 
 
 def tinted(summary: Mapping[Any, int], colours: Mapping[str, str]) -> str:
-    """3 fit, 1 slow: with markup, and without what there is none of."""
+    """Return "3 fit, 1 slow" with markup, without zeros."""
     return ", ".join(
         f"[{colours[name]}]{count} {name}[/{colours[name]}]" for name, count in summary.items() if count
     )
 
 
 def print_columns(rows: list[list[str]], *, right: frozenset[int] = frozenset()) -> None:
-    """Rows in columns, to stdout. The last column is wrapped at spaces where a terminal is too narrow."""
+    """Print rows in columns, to stdout. The last column is wrapped at spaces where a terminal is too narrow.
+    """
     widths = [max(len(row[place]) for row in rows) for place in range(len(rows[0]))] if rows else []
     indent = sum(widths[:-1]) + 2 * len(widths[:-1])
     for row in rows:
@@ -137,7 +142,7 @@ def print_columns(rows: list[list[str]], *, right: frozenset[int] = frozenset())
 
 
 def terminal_width(*, err: bool = False) -> int:
-    """Of stdout, or of stderr; a pipe has no width to fit into."""
+    """Return the width of stdout, or of stderr; a pipe has no width to fit into."""
     try:
         return os.get_terminal_size((sys.stderr if err else sys.stdout).fileno()).columns or 80
     except (OSError, ValueError):

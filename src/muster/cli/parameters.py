@@ -1,4 +1,4 @@
-"""Makes a command of a function: its parameters' annotations say what is read from the command line.
+"""Make a command of a function: annotations of its parameters describe the command line.
 
 def show(run: Annotated[str, Argument(help="A run.")], follow: Annotated[bool, Option("-f")] = False)
 """
@@ -21,7 +21,7 @@ _KEPT = 50  # runs; the newest
 
 
 def candidates(names: Names, begun: str, root: Path) -> list[str]:
-    """Names that begin like this, and files where a file can be given. Wherever `=` stands, nothing."""
+    """Return names with this beginning, and files where a file can be given; nothing where there is a `=`."""
     if "=" in begun:
         return []
     files = [] if names == "runs" and not begun.startswith((".", "/", "~")) else _files(begun, names)
@@ -41,7 +41,8 @@ def _known(names: Names, root: Path) -> list[str]:
 
 
 def _files(begun: str, names: Names) -> list[str]:
-    """Folders, to go on from there; YAML files for recipes and suites, any file for hosts, none for runs."""
+    """Return folders, to continue from there; YAML files for recipes and suites, any file for hosts, none for
+    runs."""
     head, slash, tail = begun.rpartition("/")
     paths = []
     try:
@@ -60,7 +61,7 @@ Names = Literal["runs", "recipes", "suites", "hosts"]  # what a shell can comple
 
 @dataclass(frozen=True)
 class Argument:
-    """A word by its place."""
+    """A positional argument."""
 
     help: str = ""
     metavar: str | None = None
@@ -68,8 +69,8 @@ class Argument:
 
 
 class Option:
-    """A word behind `--name`; without names, the parameter's own. `optional`: the word may be missing, which
-    makes the value True."""
+    """An option `--name`; without names, the parameter's own. `optional`: the value may be missing, which
+    makes it True."""
 
     def __init__(
         self,
@@ -88,7 +89,7 @@ class Verb(click.Command):
     """A command whose help describes its arguments as well, which click's does not."""
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Arguments, then options."""
+        """Write arguments, then options."""
         rows = [
             (param.make_metavar(*_context_if_wanted(ctx)), param.about)
             for param in self.get_params(ctx)
@@ -101,7 +102,7 @@ class Verb(click.Command):
 
 
 def _context_if_wanted(ctx: click.Context) -> tuple[click.Context, ...]:
-    """click 8.2 and later make a metavar with a context, 8.1 without."""
+    """Return the arguments of `make_metavar`: click 8.2 and later want a context, 8.1 none."""
     return (ctx,) if "ctx" in inspect.signature(click.Argument.make_metavar).parameters else ()
 
 
@@ -118,14 +119,14 @@ class _Text(click.ParamType):  # type: ignore[type-arg]
         self.made = made
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """The value as it is, if there is one."""
+        """Return the value as it is, if there is one."""
         if value == "":
             self.fail("is empty", param, ctx)
         return self.made(value) if isinstance(value, str) else value
 
 
 def command(name: str, function: Callable[..., Any], examples: str) -> click.Command:
-    """The command that calls `function`; its docstring is the help, and `examples` end it."""
+    """Return the command that calls `function`; its docstring is the help, and `examples` end it."""
     hints = typing.get_type_hints(function, include_extras=True)
     params = [
         _parameter(each.name, hints[each.name], each.default)

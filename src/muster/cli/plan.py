@@ -116,7 +116,7 @@ def plan(
 def _plan_steps(
     file: Path, hosts: str, on: str, changes: list[str], figures: UserFigures, *, traced: bool, json: bool
 ) -> int:
-    """Plan each step of a pipeline that trains, before any of them is. -> exit code."""
+    """Plan each step of a pipeline that trains, before any of them is trained. Return the exit code."""
     from muster.cli.views.plans import print_plan
     from muster.cli.views.waiting import Waiting
     from muster.runs.pipeline import plan_steps
@@ -147,7 +147,7 @@ def _told(samples: int | None, tokens: str, price: float | None, link: str, host
 
 
 def _calibrate(names: list[str], root: Path, link: str | None, *, as_json: bool) -> None:
-    """Learn from runs, and say what was learned."""
+    """Learn from runs, and print what was learned."""
     from dataclasses import asdict
 
     from muster.planner.calibrate import calibrate

@@ -125,7 +125,7 @@ def _run(recipes: list[Inputs], options: Options, later: Path | None, json: bool
     latest: dict[str, str] = {}
 
     def show(host: str, text: str) -> None:
-        """A line for each new thing that a host does."""
+        """Print a line for each new thing that a host does."""
         if latest.get(host) != text:
             latest[host] = text
             console.print(f"{host}: {text}", markup=False)

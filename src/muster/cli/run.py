@@ -113,7 +113,7 @@ def run(
 
 
 def _variables(words: list[str]) -> dict[str, str | None]:
-    """NAME=VALUE, or NAME alone: as it is set here."""
+    """Parse NAME=VALUE, or NAME alone: with its value here."""
     variables: dict[str, str | None] = {}
     for word in words:
         name, equals, value = word.partition("=")

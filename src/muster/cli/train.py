@@ -81,7 +81,7 @@ def start(
     detach: bool,
     json: bool,
 ) -> int:
-    """Run it here, hand it to Slurm, or say what would run. -> exit code."""
+    """Run it here, submit it to Slurm, or print what would run. Return the exit code."""
     from muster.cli.views.progress import ProgressView
     from muster.runs.train import train as run_train
     from muster.store.runfolder import RunFolder, run_folder_of
@@ -99,7 +99,7 @@ def start(
 
 
 def _named(output: Path | None, name: str, root: Path) -> Path | None:
-    """The folder that the user wants. Raises UsageError."""
+    """Return the folder that the user wants. Raises UsageError."""
     from muster.store.runfolder import named_run_folder
 
     if output and name:
@@ -108,7 +108,7 @@ def _named(output: Path | None, name: str, root: Path) -> Path | None:
 
 
 def _submit(inputs: Inputs, run: RunFolder, *, detach: bool, dry_run: bool, json: bool) -> int:
-    """Hand the job to Slurm, and watch it unless it is detached."""
+    """Submit the job to Slurm, and follow it unless it is detached."""
     from muster.cli.views.progress import watch
     from muster.runs.submit import script, submit
 
@@ -127,7 +127,7 @@ def _submit(inputs: Inputs, run: RunFolder, *, detach: bool, dry_run: bool, json
 
 
 def finish(result: Result, run: RunFolder, *, json: bool) -> int:
-    """Write the report and print the result. -> exit code: 0 succeeded, 1 failed."""
+    """Write the report and print the result. Return the exit code: 0 succeeded, 1 failed."""
     from muster.cli.views.results import print_afterwards, print_result
     from muster.reports.page import report
 

@@ -16,15 +16,15 @@ DEFAULT_MICRO = 8
 
 @dataclass(frozen=True)
 class Batch:
-    """Samples per rank and forward pass, forward passes per optimizer step, and samples per optimizer
-    step."""
+    """Samples per rank and forward pass, forward passes per optimizer step, and samples per optimizer step.
+    """
 
     micro: int
     accumulation: int
     global_: int
 
     def as_dict(self) -> dict[str, int]:
-        """Plain data, by a recipe's names."""
+        """Return plain data, with a recipe's keys."""
         return {"micro": self.micro, "accumulation": self.accumulation, "global": self.global_}
 
 
@@ -36,11 +36,11 @@ def resolve_batch(
     world_size: int,
     largest: int = DEFAULT_MICRO,
 ) -> Batch:
-    """Derive what is not given (None). The result is exact: micro x accumulation x world_size == global.
+    """Derive what is not given (None), so that micro x accumulation x world_size == global.
 
     With fewer than two given, accumulation is 1 where that works out, and the micro-batch is `largest` or, of
     a given global batch, its largest divisor up to that. Raises RecipeError, with numbers that would fit,
-    where none can.
+    where no batch is exact.
     """
     for name, value in (("micro", micro), ("accumulation", accumulation), ("global", global_)):
         if value is not None and value < 1:
@@ -97,12 +97,12 @@ def _impossible(micro: int | None, accumulation: int | None, global_: int, world
 def shares_by_speed(
     total: int, speeds: Sequence[float], limits: Sequence[int] | None = None
 ) -> tuple[int, ...]:
-    """Whole numbers that sum to `total`, one per rank, at least 1 each and at most the rank's limit, such
-    that the largest of share / speed is as small as it can be.
+    """Return whole numbers that sum to `total`, one per rank, at least 1 each and at most the rank's limit,
+    such that the largest of share / speed is as small as possible.
 
     speeds: samples per second. Every sample goes to the rank that would then be done first, the lower rank
-    where two would be: for times that grow with the share, no other way has a shorter longest time. The same
-    numbers give the same shares on every rank. Raises ValueError where there is no such split.
+    where two would be: for times that grow with the share, no other split has a shorter longest time. The
+    same numbers give the same shares on every rank. Raises ValueError where there is no such split.
     """
     count = len(speeds)
     most = list(limits) if limits is not None else [total] * count

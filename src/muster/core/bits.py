@@ -22,7 +22,8 @@ _KNOWN = {
 
 
 def weight_bytes(bits: Bits, shape: tuple[int, ...]) -> int:
-    """Of a matrix: half a byte for each weight and a scale for 64 of them, or a byte and a scale a row."""
+    """Return the bytes of a matrix: half a byte for each weight and a scale for 64 of them, or a byte for
+    each and a scale for a row."""
     rows, columns = shape[0], shape[-1]
     if bits == "int8":
         return rows * columns + 4 * rows
@@ -32,12 +33,12 @@ def weight_bytes(bits: Bits, shape: tuple[int, ...]) -> int:
 
 
 def moment_bytes(numel: int) -> int:
-    """Of both moments of a tensor."""
+    """Return the bytes of both moments of a tensor."""
     return 8 * numel if numel < SMALLEST else 2 * (numel + 4 * -(-numel // SCALES))
 
 
 def fields_of(bits: Bits) -> dict[str, Any]:
-    """Of Transformers' BitsAndBytesConfig."""
+    """Return the fields of Transformers' BitsAndBytesConfig."""
     if bits == "int8":
         return {"load_in_8bit": True}
     double = bits.endswith(_DOUBLE)
@@ -46,9 +47,9 @@ def fields_of(bits: Bits) -> dict[str, Any]:
 
 
 def read(config: Mapping[str, Any]) -> str:
-    """A quantization_config as one of Bits. Raises ValueError for what is none: other methods, other fields.
+    """Return a quantization_config as one of Bits. Raises ValueError for other methods and other fields.
 
-    What 4 bits compute in is the recipe's precision, whatever it says.
+    4-bit weights compute in the recipe's precision, whatever the configuration says.
     """
     method = config.get("quant_method", PACKAGE)
     more = sorted(set(config) - _KNOWN)

@@ -2,7 +2,7 @@
 
 A schedule is one number, or pairs [every, until] in order: a step belongs to the first pair whose `until` it
 does not exceed, and is saved where `every` divides it. `until` null: for the rest. After the last `until`
-nothing is due. The last step of the training is always saved beside the schedule.
+nothing is due. The last step of the training is always saved as well.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ Schedule = int | Pairs | None
 
 
 def check_pairs(pairs: Sequence[Any]) -> None:
-    """Raise ValueError where a list, as it stands in a file, is no schedule."""
+    """Raise ValueError where a list from a file is no schedule."""
     if not pairs:
         raise ValueError(
             "an empty list is not a schedule: give pairs [every, until], or null for no checkpoints"
@@ -54,7 +54,7 @@ def _pair(pair: Any) -> tuple[int, int | None]:
 
 
 def due(schedule: Schedule, step: int) -> bool:
-    """Whether the schedule asks for a checkpoint after optimizer step `step` (1, 2, ...)."""
+    """Return whether the schedule asks for a checkpoint after optimizer step `step` (1, 2, ...)."""
     for every, until in _pairs(schedule):
         if until is None or step <= until:
             return step % every == 0
@@ -62,7 +62,7 @@ def due(schedule: Schedule, step: int) -> bool:
 
 
 def scheduled(schedule: Schedule, last: int) -> int:
-    """How many checkpoints the schedule asks for in steps 1 ... `last`."""
+    """Return how many checkpoints the schedule asks for in steps 1 ... `last`."""
     count = before = 0
     for every, until in _pairs(schedule):
         end = last if until is None else min(until, last)
@@ -72,9 +72,9 @@ def scheduled(schedule: Schedule, last: int) -> int:
 
 
 def most_on_disk(schedule: Schedule, keep: int | str, max_steps: int | None) -> int | None:
-    """How many checkpoints lie on a disk at most; None: all are kept, and nobody knows how many.
+    """Return how many checkpoints are on a disk at most; None: all are kept, and their number is not known.
 
-    With a number to keep it is one more: a new one is whole before an old one goes.
+    With a number to keep it is one more: a new one is complete before an old one is deleted.
     """
     if not schedule:
         return 0
@@ -97,8 +97,8 @@ def bytes_needed(
     present: int = 0,
     model: bool = True,
 ) -> int:
-    """Bytes for the model in fp32, where it is saved, and its checkpoints; `present` of them are on the disk
-    already."""
+    """Return the bytes of the model in fp32, where it is saved, and of its checkpoints; `present` of them are
+    on the disk already."""
     most = most_on_disk(schedule, keep, max_steps)
     more = max(1 if schedule else 0, (UNKNOWN if most is None else most) - present)
     return (4 * model + more * BYTES_PER_PARAMETER) * parameters

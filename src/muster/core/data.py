@@ -1,4 +1,4 @@
-"""Where the samples come from: what every workload may read; each workload's own is in its spec.py."""
+"""Where the samples come from: what every workload may read. Each workload's own keys are in its spec.py."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Source(Section):
 
 
 class Data(Section):
-    """What every workload's data may have. Of its sources, at most one is given."""
+    """The `data` keys of every workload. At most one source is given."""
 
     exclusive: ClassVar[tuple[str, ...]] = ("name", "path")  # the sources
     embedded: ClassVar[str | None] = None  # the source where none is given: it needs no file and no network
@@ -55,18 +55,18 @@ class Data(Section):
         return next((name for name in self.exclusive if getattr(self, name, None) is not None), None)
 
     def short(self, samples: int) -> dict[str, Any]:
-        """Changes for a job of so many samples that loads what every job loads."""
+        """Return changes for a job of so many samples that loads what every job loads."""
         return {}
 
     def sources(self) -> tuple[Source, ...]:
-        """The data sets that are read, by name or path; none where they are made on the spot."""
+        """Return the data sets that are read, by name or path; none where they are generated."""
         if self.name or self.path:
             return (Source(name=self.name, subset=self.subset, path=self.path),)
         return ()
 
 
 class Generated(Section):
-    """The generated text-to-SQL set: how many questions, and the seed that makes them."""
+    """The generated text-to-SQL set: the number of questions, and the seed."""
 
     train: PositiveInt = Field(8000, description="Number of training questions.")
     validation: PositiveInt = Field(300, description="Number of held-out questions.")
@@ -101,5 +101,5 @@ class SplitData(Data):
     )
 
     def short(self, samples: int) -> dict[str, Any]:
-        """Fewer generated questions."""
+        """Return fewer generated questions."""
         return {"generated": {"train": samples, "validation": 8}} if self.generated else {}

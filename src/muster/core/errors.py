@@ -25,7 +25,7 @@ NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 class MusterError(Exception):
     """What failed, where, on which host, and a hint. `str()` is the one line that a user reads.
 
-    `failure`: its id in the table of failures; None: not one of them.
+    `failure`: its id in the table of failures; None: it is not in the table.
     """
 
     exit_code = 1
@@ -51,7 +51,7 @@ class MusterError(Exception):
         return f"{prefix}: {self.what}" if prefix else self.what
 
     def as_dict(self) -> dict[str, str | None]:
-        """The same facts as data, for `--json` and for results."""
+        """Return the same facts as data, for `--json` and for results."""
         return {
             "what": self.what, "where": self.where, "host": self.host, "hint": self.hint, "id": self.failure,
         }  # fmt: skip
@@ -72,7 +72,7 @@ class RecipeError(UsageError):
 
 
 class BrokenPluginError(UsageError):
-    """A third party's plug-in that is installed and cannot be loaded, fails, or does not hold what it has to.
+    """A third party's plug-in that is installed and cannot be loaded, fails, or does not keep its contract.
 
     `package`: the distribution that offers it; `place`: its FILE or FILE:LINE. None: not known.
     """
@@ -96,7 +96,8 @@ class DataError(UsageError):
 
 
 class ReaderMissingError(DataError):
-    """A data file that this machine cannot read, for lack of a package that hosts have: their ranks will."""
+    """A data file that this machine cannot read for lack of a package. Hosts have the package, so ranks can
+    read it."""
 
 
 class RunFolderError(UsageError):
@@ -123,7 +124,7 @@ class PluginWarning(UserWarning):
 def refused(
     kind: type[MusterError], to_be: str, where: Path | str, hint: str | None = None
 ) -> Iterator[None]:
-    """What the system refuses inside is one of ours: this cannot be read, written, made (`to_be`)."""
+    """Turn an OSError inside into one of Muster's errors: this cannot be read, written, made (`to_be`)."""
     try:
         yield
     except (OSError, UnicodeDecodeError) as error:

@@ -1,4 +1,4 @@
-"""What a group of hosts with real ranks answered, in bytes, seconds, bytes/s and FLOP/s.
+"""What a group of hosts with real ranks measured, in bytes, seconds, bytes/s and FLOP/s.
 
 An unknown figure is None.
 """
@@ -18,7 +18,7 @@ SCHEMA_VERSION = 1
 
 
 class Spread(Part):
-    """Repeats of one measurement: none is thrown away."""
+    """Repeats of one measurement: none is discarded."""
 
     seconds: list[float] = Field(description="per repeat, of one operation")
     median: float
@@ -27,7 +27,7 @@ class Spread(Part):
 
 
 def spread(seconds: Sequence[float]) -> Spread:
-    """Raises ValueError for no repeats."""
+    """Summarise repeats. Raises ValueError where there are none."""
     if not seconds:
         raise ValueError("no repeats")
     return Spread(
@@ -49,7 +49,7 @@ class FabricHost(Part):
 
 
 class Rendezvous(Part):
-    """Meeting at the first host's port. `connect`: host -> seconds of its slowest rank's connection."""
+    """Connecting to the first host's port. `connect`: host -> seconds of its slowest rank's connection."""
 
     address: str
     port: int
@@ -58,7 +58,8 @@ class Rendezvous(Part):
 
 
 class WrongValue(Part):
-    """One element that came out wrong, and who saw it. `source`: the rank it came from, where known."""
+    """An element with a wrong value, and the rank that saw it. `source`: the rank it came from, where known.
+    """
 
     host: str
     rank: int
@@ -74,7 +75,7 @@ class WrongValue(Part):
 
     @property
     def words(self) -> str:
-        """Who saw what, and where it came from."""
+        """Which rank saw what, and where it came from."""
         source = "" if self.source is None else f", from rank {self.source} on {self.source_host}"
         return (
             f"{self.operation} of {self.elements} {self.dtype}: rank {self.rank} on {self.host} got "
@@ -107,7 +108,7 @@ class Sweep(Part):
 
 
 class Latency(Part):
-    """A small message among all ranks, many times: the slowest rank's seconds."""
+    """A small message among all ranks, repeated: the slowest rank's seconds."""
 
     operation: str
     bytes: int
@@ -118,7 +119,7 @@ class Latency(Part):
 
     @property
     def typical(self) -> float:
-        """What one takes where many are done: the mean, where it is known."""
+        """Seconds of one of many messages: the mean, where it is known."""
         return self.median if self.mean is None else self.mean
 
 
@@ -158,7 +159,7 @@ class Matmul(Part):
 
 
 class Copy(Part):
-    """Between host and device, pinned memory. bytes/s at the median."""
+    """Copies between host and device, pinned memory. bytes/s at the median."""
 
     host: str
     rank: int
@@ -192,7 +193,8 @@ class MpiHello(Part):
 
 
 class FabricFailure(Part):
-    """What went wrong on a host. `blamed`: it is this host's doing, and not the echo of another's."""
+    """What went wrong on a host. `blamed`: it arose on this host, and does not follow from another's failure.
+    """
 
     question: str
     what: str
@@ -221,7 +223,7 @@ class Product(Part):
 
 class Overlap(Part):
     """Computation and an all-reduce at the same time, each as a share of its speed alone, on the slowest
-    rank; and what it costs ranks to meet that have computed apart."""
+    rank; and the cost of a collective's start for ranks that have computed independently."""
 
     bytes: int = Field(description="of the message")
     computing: float = Field(description="speed of the computation beside the exchange; 1: as alone")
@@ -242,7 +244,7 @@ class Figures(Part):
     beside: list[Overlap] = Field(default_factory=list)
 
     def of(self, operation: str) -> list[Sweep]:
-        """The sweeps of one collective, in the order in which they were measured."""
+        """Return the sweeps of one collective, in the order in which they were measured."""
         return [each for each in self.sweeps if each.operation == operation]
 
 
@@ -270,7 +272,7 @@ class GroupFabric(Figures):
 class PairMatrix(Part):
     """Point to point: row = sender, column = receiver, in the order of `names`. None: not measured.
 
-    All repeats of every pair stand in events.jsonl.
+    All repeats of every pair are in events.jsonl.
     """
 
     names: list[str] = Field(description="hosts; ranks where there is one host alone")
@@ -282,7 +284,7 @@ class PairMatrix(Part):
 
 
 class Slowest(Part):
-    """Who is slowest, against the median of all: 1 is like the others, 0.1 a tenth of them."""
+    """The slowest host, relative to the median of all: 1 is like the others, 0.1 a tenth of them."""
 
     what: Literal["pair", "links", "matmul"] = Field(
         description="pair: one direction; links: a host's best link, the worse of out and in; matmul: a "
@@ -298,7 +300,7 @@ class Slowest(Part):
 
 
 class FabricRun(Figures):
-    """What the fabric workload found: `result.json`'s part of its own."""
+    """What the fabric workload measured: its own part of `result.json`."""
 
     device: Literal["cpu", "cuda"]
     backend: str

@@ -21,11 +21,11 @@ REACHED = 0.82
 
 
 def peak_of(precision: str) -> str:
-    """The precision whose stated peak MFU counts against: torchtitan's convention, so that a run in fp8
-    compares with one in bf16."""
+    """Return the precision whose stated peak MFU counts against: torchtitan's convention, so that a run in
+    fp8 compares with one in bf16."""
     return BESIDE if precision == NAME else precision
 
 
 def converts(shape: Sequence[int]) -> bool:
-    """Whether a linear layer with a weight of this shape computes in fp8."""
+    """Return whether a linear layer with a weight of this shape computes in fp8."""
     return len(shape) == 2 and not any(side % SIDE for side in shape)

@@ -30,7 +30,7 @@ class Shape:
 
 @dataclass(frozen=True)
 class Products:
-    """Multiply-accumulates of a forward pass, by what is multiplied."""
+    """Multiply-accumulates of a forward pass, by kind of product."""
 
     weights: int  # activations with a parameter matrix
     attention: int  # activations with activations
@@ -56,7 +56,8 @@ class MatmulWork:
 
 
 def training(products: Products, *, checkpointing: bool = False, frozen: bool = False) -> MatmulWork:
-    """A forward and backward pass: every product has a gradient for each of its two sides, so three in all.
+    """Return the operations of a forward and backward pass: every product has a gradient for each of its two
+    sides, so three in all.
 
     frozen: the model's own matrices need none (LoRA), so theirs are two. checkpointing: every transformer
     block is computed twice (an upper bound: PyTorch stops where nothing more is needed, which saves a block's
@@ -72,7 +73,8 @@ def training(products: Products, *, checkpointing: bool = False, frozen: bool = 
 def quadratic(
     count: Callable[[tuple[int, ...]], Fraction], top: Sequence[int]
 ) -> Callable[[tuple[int, ...]], Fraction]:
-    """The polynomial of degree 2 in some lengths that `count` is, from as few of its values as there can be.
+    """Return the polynomial of degree 2 in some lengths that equals `count`, from as few of its values as
+    possible.
 
     `count` is called for 1, 3 or 6 points (no, one, two lengths), none above `top`. Newton's interpolation on
     the principal lattice, in exact fractions. Raises ValueError where a length of `top` is below 3.
@@ -97,7 +99,7 @@ def quadratic(
 
 
 def _difference(value: dict[tuple[int, ...], Fraction], power: tuple[int, ...]) -> Fraction:
-    """The forward difference of order `power` at the lattice's origin."""
+    """Return the forward difference of order `power` at the lattice's origin."""
     total = Fraction(0)
     for below in product(*(range(i + 1) for i in power)):
         factor = 1

@@ -1,5 +1,5 @@
-"""Folded host lists: node01, node02, node17 <-> node[01-02,17], as pdsh, Slurm and core/inventory write
-them."""
+"""Folded host lists: node01, node02, node17 <-> node[01-02,17], as pdsh, Slurm and core/inventory write them.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _ADDRESS = re.compile(r"((?:[0-9]{1,3}\.){3})([0-9]{1,3})")
 
 
 def fold_hosts(names: Iterable[str]) -> str:
-    """The names as one short list, such as `node[01-12,17],head`. Order and repeats do not matter.
+    """Return the names as one short list, such as `node[01-12,17],head`. Order and repeats do not matter.
 
     Zero padding is kept: node7 and node07 are two hosts. `parse_hosts` reads it back, given real host names.
     """
@@ -37,7 +37,7 @@ def fold_hosts(names: Iterable[str]) -> str:
 
 
 def _split(name: str) -> tuple[str, str, str] | None:
-    """Head, the digits that may vary, tail. None: nothing to fold (no digits, IPv6)."""
+    """Return head, varying digits and tail of a name. None: nothing to fold (no digits, IPv6)."""
     if not name.isascii() or any(letter in name for letter in "[]:"):
         return None
     login, at, host = name.rpartition("@")
@@ -51,7 +51,8 @@ def _split(name: str) -> tuple[str, str, str] | None:
 
 
 def _widen(groups: dict[_Series, set[int]]) -> None:
-    """node08, node09 and node10 are one series: unpadded numbers of just that width join the padded ones."""
+    """Join node08, node09 and node10 into one series: unpadded numbers of the same width belong to the padded
+    ones."""
     for head, width, tail in [key for key in groups if key[1]]:
         loose = groups.get((head, 0, tail))
         if loose is None:
@@ -75,7 +76,7 @@ def _fold_one(head: str, width: int, tail: str, numbers: list[int]) -> str:
 
 
 def natural(name: str) -> str:
-    """Sorts node2 before node10."""
+    """Return a sorting key that puts node2 before node10."""
     return re.sub(r"[0-9]+", lambda match: match[0].zfill(20), name)
 
 

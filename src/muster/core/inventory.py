@@ -41,7 +41,7 @@ _FOLDED = re.compile(r"\[([0-9]{1,9}(?:-[0-9]{1,9})?(?:,[0-9]{1,9}(?:-[0-9]{1,9}
 
 @dataclass(frozen=True)
 class Host:
-    """A machine one can reach. `slots` is the number of ranks on it; None means one per GPU (or one)."""
+    """A reachable machine. `slots`: the number of ranks on it; None: one per GPU (or one)."""
 
     name: str
     slots: int | None = None
@@ -53,7 +53,7 @@ class Host:
 
     @property
     def address(self) -> str:
-        """The name as ssh takes it: an IPv6 address without its brackets."""
+        """The name in ssh's form: an IPv6 address without its brackets."""
         return self.name.replace("[", "").replace("]", "")
 
 
@@ -77,17 +77,17 @@ class Inventory:
         return self.launcher == "local" and all(_PRETEND.fullmatch(host.name) for host in self.hosts)
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain data for the files of a run, a pipeline and a bench."""
+        """Return plain data for the files of a run, a pipeline and a bench."""
         hosts = [{"name": host.name, "slots": host.slots} for host in self.hosts]
         return {"launcher": self.launcher, "source": self.source, "hosts": hosts}
 
 
 def read_inventory(text: str, *, waits: bool = False) -> Inventory:
-    """Whatever a user gives as HOSTS. A name of an existing file is read as a host file.
+    """Return what a user gives as HOSTS. A name of an existing file is read as a host file.
 
     A list or host file with this machine alone (`localhost`, `127.0.0.1`, its own name) needs no ssh: its
-    launcher is `local`. `waits`: nodes that Slurm has yet to give will do. Raises InventoryError: nothing
-    given, an unreadable or empty file, malformed slots, a duplicate host, no allocation.
+    launcher is `local`. `waits`: nodes that Slurm has yet to allocate are accepted. Raises InventoryError:
+    nothing given, an unreadable or empty file, malformed slots, a duplicate host, no allocation.
     """
     text = text.strip() or (str(MOUNTED) if MOUNTED.is_file() else "")
     if not text:
@@ -127,7 +127,8 @@ def read_inventory(text: str, *, waits: bool = False) -> Inventory:
 
 
 def parse_hosts(text: str, env: Mapping[str, str] | None = None) -> Inventory:
-    """HOSTS on the command line (see the module's first line). Pure. `env`: of a process in a Slurm job."""
+    """Parse HOSTS of the command line (see the module's first line). Pure. `env`: of a process in a Slurm
+    job."""
     if text.startswith("slurm:"):
         return _slurm(text, env or {})
     local = _LOCAL.fullmatch(text)
@@ -145,13 +146,14 @@ def parse_hosts(text: str, env: Mapping[str, str] | None = None) -> Inventory:
 
 
 def _misspelt(name: str) -> bool:
-    """Whether a name is `local` with a letter too many, too few, or two in the wrong order."""
+    """Return whether a name is `local` with a letter too many, too few, or two in the wrong order."""
     near = difflib.SequenceMatcher(None, name.lower(), "local").ratio() > 0.85
     return name.isalpha() and name != "local" and (near or sorted(name.lower()) == sorted("local"))
 
 
 def parse_hostfile(content: str, *, source: str) -> Inventory:
-    """A DeepSpeed or MPI hostfile (`node1 slots=8`), or a plain list of names. `#` starts a comment. Pure."""
+    """Parse a DeepSpeed or MPI hostfile (`node1 slots=8`), or a plain list of names. `#` starts a comment.
+    Pure."""
     hosts: list[Host] = []
     seen: dict[str, int] = {}
     for number, line in enumerate(content.splitlines(), start=1):
@@ -187,7 +189,7 @@ def parse_hostfile(content: str, *, source: str) -> Inventory:
 
 
 def parse_inventory(content: str, *, source: str) -> Inventory:
-    """What `muster check` writes and `muster gather --json` prints: hosts with slots. Pure."""
+    """Parse what `muster check` writes and `muster gather --json` prints: hosts with slots. Pure."""
     try:
         data = json.loads(content)
     except (ValueError, RecursionError) as error:
@@ -220,7 +222,7 @@ def parse_inventory(content: str, *, source: str) -> Inventory:
 
 
 def stored_inventory(data: Mapping[str, Any], where: str) -> Inventory:
-    """What `as_dict` gave. Raises InventoryError where it is not that."""
+    """Return the inventory of `as_dict`'s data. Raises InventoryError for other data."""
     try:
         hosts = tuple(Host(each["name"], each["slots"]) for each in data["hosts"])
         return Inventory(hosts, data["launcher"], data["source"])
@@ -229,13 +231,13 @@ def stored_inventory(data: Mapping[str, Any], where: str) -> Inventory:
 
 
 def frozen_inventory(data: Mapping[str, Any], where: str) -> Inventory:
-    """The same, but hosts of Slurm as they are given now."""
+    """Return the same, with Slurm's hosts as they are allocated now."""
     before = stored_inventory(data, where)
     return read_inventory(before.source) if before.source.startswith("slurm:") else before
 
 
 def inventory_document(hosts: Iterable[Host], launcher: str) -> dict[str, Any]:
-    """The hosts as `parse_inventory` reads them."""
+    """Return the hosts in the form that `parse_inventory` reads."""
     return {
         "muster": "inventory",
         "version": INVENTORY_VERSION,
@@ -245,14 +247,14 @@ def inventory_document(hosts: Iterable[Host], launcher: str) -> dict[str, Any]:
 
 
 def format_hostfile(hosts: Iterable[Host]) -> str:
-    """The hosts as a DeepSpeed hostfile; `parse_hostfile` reads it back."""
+    """Return the hosts as a DeepSpeed hostfile; `parse_hostfile` reads it back."""
     lines = (host.name if host.slots is None else f"{host.name} slots={host.slots}" for host in hosts)
     return "".join(f"{line}\n" for line in lines)
 
 
 def _slurm(text: str, env: Mapping[str, str]) -> Inventory:
-    """The allocation's nodes (the first ones, where fewer are asked for); outside of one, what is asked
-    for."""
+    """Return the allocation's nodes (the first ones, where fewer are asked for); outside of one, what is
+    asked for."""
     ask = parse_ask(text)
     given = allocation(env)
     if given is None:
@@ -268,7 +270,7 @@ def _slurm(text: str, env: Mapping[str, str]) -> Inventory:
 
 
 def _without_ssh(inventory: Inventory) -> Inventory:
-    """One host that is this machine is started without ssh. A login (`me@localhost`) asks for ssh."""
+    """Start a single host that is this machine without ssh. A login (`me@localhost`) asks for ssh."""
     alone = inventory.launcher == "ssh" and len(inventory.hosts) == 1
     return replace(inventory, launcher="local") if alone and _is_here(inventory.hosts[0]) else inventory
 
@@ -289,7 +291,7 @@ def _is_file(text: str) -> bool:
 
 
 def _parse_local(text: str, first: str | None, second: str | None) -> Inventory:
-    """`local:2` is one host with two slots; `local:2x1` is two pretend hosts with one slot each."""
+    """Parse `local:2`, one host with two slots, and `local:2x1`, two pretend hosts with one slot each."""
     if first is None:
         return Inventory((Host("local", None),), "local", text)
     if second is None:
@@ -299,7 +301,7 @@ def _parse_local(text: str, first: str | None, second: str | None) -> Inventory:
 
 
 def _split_slots(item: str, *, where: str) -> tuple[str, int | None]:
-    """`host:8` -> (host, 8). An IPv6 address stands in brackets."""
+    """Split `host:8` into host and 8. An IPv6 address is in brackets."""
     item = item.strip()
     secret = item.rpartition("@")[0].partition(":")[2]
     if secret:
@@ -341,7 +343,7 @@ def _slots(text: str, *, where: str) -> int:
 
 
 def _unfold(name: str, *, where: str) -> list[str]:
-    """`node[01-03,7]` -> node01, node02, node03, node7."""
+    """Return the names of a folded one: `node[01-03,7]` -> node01, node02, node03, node7."""
     match = _FOLDED.search(name)
     if not match:
         if not _NAME.fullmatch(name):
@@ -375,7 +377,7 @@ def _checked(hosts: list[Host], *, launcher: str, source: str) -> Inventory:
 
 
 def split_hosts(text: str) -> tuple[str, ...]:
-    """The hosts of a list; of what is none, itself."""
+    """Return the hosts of a list; a text that is no list, as it is."""
     try:
         return tuple(host.label for host in parse_hosts(text.replace("+", ",")).hosts)
     except UsageError:

@@ -42,7 +42,7 @@ PASSED_OVER = "passed over"  # the value of a decision about a checkpoint that a
 
 @dataclass(frozen=True)
 class Decision:
-    """A value that the recipe left open (or that could not stay), and why it is what it is."""
+    """A value that the recipe left open (or that had to change), and the reason for it."""
 
     field: str
     value: Any
@@ -71,12 +71,12 @@ class Job:
         return sum(place.slots for place in self.placements)
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain data for job.json."""
+        """Return plain data for job.json."""
         return {**asdict(self), "batch": self.batch.as_dict(), "world_size": self.world_size}
 
 
 def place(hosts: list[tuple[Host, int]]) -> tuple[Placement, ...]:
-    """Hosts with their slots, in order -> placements with consecutive ranks."""
+    """Return placements with consecutive ranks for hosts with their slots, in order."""
     placements = []
     rank = 0
     for host, slots in hosts:
@@ -86,7 +86,7 @@ def place(hosts: list[tuple[Host, int]]) -> tuple[Placement, ...]:
 
 
 def read_job(data: dict[str, Any]) -> Job | None:
-    """job.json as the job that it was written from; None where it is not one."""
+    """Return the job that job.json was written from; None for other data."""
     try:
         batch = {**data["batch"], "global_": data["batch"]["global"]}
         return _JOB.validate_python({**data, "batch": batch})

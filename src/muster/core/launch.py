@@ -1,4 +1,4 @@
-"""How a job is started and held."""
+"""How a job is started and supervised."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class Slurm(Section):
 
 
 class Launch(Section):
-    """How the job is started and held."""
+    """How the job is started and supervised."""
 
     launcher: str = Field(
         "auto",
@@ -121,7 +121,7 @@ _Off = BeforeValidator(lambda value: "off" if value is False else value)
 
 
 class Hang(Section):
-    """When a job that makes no progress is looked into, and what happens then."""
+    """When a job without progress is probed, and what happens then."""
 
     seconds: Annotated[Annotated[float, Field(ge=2)] | Literal["auto", "off"], _Off] = Field(
         "auto",

@@ -1,4 +1,4 @@
-"""How many rows of logits lie in memory at once: what ranks do (worker/loss.py), and what plans reckon with.
+"""How many rows of logits are in memory at once: for ranks (worker/loss.py) and for plans.
 
 A row is the logits of one prediction, of a token or an image.
 """
@@ -18,18 +18,18 @@ PLAIN_OUTPUT = frozenset({"t5", "gpt2", "opt", "llama", "mistral", "qwen2", "qwe
 
 
 def part_rows(device: str, classes: int, width: int = 0) -> int:
-    """Rows whose logits lie in memory at once, where they are worked through in parts. At least half of the
-    output layer's `width`: each part reads and writes the whole gradient of its weight."""
+    """Return how many rows of logits are in memory at once, where they are computed in parts. At least half
+    of the output layer's `width`: each part reads and writes the whole gradient of its weight."""
     part = SMALL if device == "cpu" else SMALL_ON_GPU
     return max(1, part // classes, width // 2)
 
 
 def most_rows(device: str, classes: int, width: int = 0) -> int:
-    """Rows up to which all logits lie in memory."""
+    """Return the number of rows up to which all logits are in memory."""
     return SMALL_ON_CPU // classes if device == "cpu" else part_rows(device, classes, width)
 
 
 def fits_whole(rows: int, classes: int, element: int, memory: int) -> bool:
-    """Whether a compiled graph has room for all logits and their gradient, of `element` bytes each, on a
-    device of `memory` bytes."""
+    """Return whether a compiled graph has room for all logits and their gradient, of `element` bytes each, on
+    a device of `memory` bytes."""
     return 2 * rows * classes * element <= WHOLE_SHARE * memory

@@ -1,4 +1,4 @@
-"""What a run finds out: a recipe's held-out evaluation and its instruments."""
+"""What a run measures: a recipe's held-out evaluation and its instruments."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from muster.core.section import PositiveInt, Section
 
 
 class Evaluate(Section):
-    """Held-out loss during training, and what the trained model can do after it."""
+    """Held-out loss during training, and the trained model's answers after it."""
 
     every: PositiveInt | Literal["epoch"] | None = Field(
         None,
@@ -83,7 +83,7 @@ class Measure(Section):
     @field_validator("report_to", mode="before")
     @classmethod
     def _one_or_several(cls, value: Any) -> Any:
-        """As Transformers takes it: one name, or none."""
+        """Accept one name in place of a list, as Transformers does."""
         if isinstance(value, str):
             return [] if value == "none" else [value]
         return value

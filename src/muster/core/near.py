@@ -9,7 +9,7 @@ CERTAIN = 0.95  # two names of a section are so alike: no other is meant
 
 
 def near_names(name: str, choices: Iterable[str]) -> list[str]:
-    """The known names nearest to `name`, best first; names that contain its last part count as near."""
+    """Return the choices nearest to `name`, best first; those that contain its last part count as near."""
     import difflib
 
     names = sorted(set(choices))
@@ -27,6 +27,6 @@ def near_names(name: str, choices: Iterable[str]) -> list[str]:
 
 
 def did_you_mean(name: str, choices: Iterable[str]) -> str | None:
-    """A hint line, or None where nothing is near."""
+    """Return a hint, or None where no choice is near."""
     close = near_names(name, choices)
     return f"did you mean {' or '.join(close)}?" if close else None

@@ -1,4 +1,5 @@
-"""What may be shown: text that a terminal does not obey, without secrets that their look gives away. Pure."""
+"""Text that may be shown: without terminal controls, and without secrets that are recognisable as such. Pure.
+"""
 
 from __future__ import annotations
 
@@ -23,17 +24,18 @@ _KNOWN = re.compile(
 
 
 def printable(text: str) -> str:
-    """Text without what a terminal would take for a command, such as to set its title or to clear itself."""
+    """Return text without what a terminal would take for a command, such as to set its title or to clear
+    itself."""
     return _COMMANDS.sub("?", text)
 
 
 def spelt_out(text: str) -> str:
-    """A JSON document in which such characters are escaped: the same data."""
+    """Return a JSON document in which such characters are escaped: the same data."""
     return _COMMANDS.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
 
 
 def scrubbed(text: str) -> str:
-    """Text without passwords in URLs and without tokens that their first letters give away."""
+    """Return text without passwords in URLs and without tokens that their first letters identify."""
     return _KNOWN.sub(_masked_known, text) if _KNOWN.search(text) else text
 
 
@@ -43,7 +45,7 @@ def _masked_known(match: re.Match[str]) -> str:
 
 
 def scrubbed_data(data: Any, scrub: Callable[[str], str] = scrubbed) -> Any:
-    """Plain data with every text in it scrubbed."""
+    """Return plain data with every text in it scrubbed."""
     if isinstance(data, str):
         return scrub(data)
     if isinstance(data, Mapping):
@@ -52,5 +54,5 @@ def scrubbed_data(data: Any, scrub: Callable[[str], str] = scrubbed) -> Any:
 
 
 def clean(text: str) -> str:
-    """Both: what a terminal may be given of a text that somebody else wrote."""
+    """Return text of another author as a terminal may show it: printable and scrubbed."""
     return printable(scrubbed(text))

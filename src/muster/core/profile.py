@@ -1,4 +1,4 @@
-"""Where the time of a training step goes: what the trace of some steps says, and its words for people."""
+"""Where the time of a training step goes: what a trace of some steps shows, and its words for people."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ class StepProfile(Part):
 
     @property
     def verdict(self) -> str:
-        """What it means, in a sentence that the figures support."""
+        """What the profile means, in a sentence that the figures support."""
         longest = self.kernels[0] if self.kernels else None
         if self.busy is None or self.usually_busy is None:
             fetching = f", and {_percent(self.batches)} go into batches" if self.batches >= CAUSE else ""
@@ -101,13 +101,13 @@ class StepProfile(Part):
         return f"{busy}: {why}" if why else busy
 
     def _alone(self) -> str:
-        """What a GPU that is busy does without computing; "": nothing that counts."""
+        """Return what a busy GPU does without computing; "": nothing of note."""
         kinds = [(self.exchanging, "exchanges with other ranks"), (self.copying, "copies")]
         named = [each for each in sorted(kinds, reverse=True) if each[0] >= CAUSE]
         return " and ".join(f"{_percent(share)} are {what} alone" for share, what in named)
 
     def _causes(self) -> list[tuple[float, str]]:
-        """Why the GPU has nothing to do, with the share of the time: the largest first."""
+        """Return why the GPU is idle, with the share of the time: the largest first."""
         causes = [
             (self.batches, "it waits for batches"),
             (self.launching, "the host launches too slowly"),
@@ -120,7 +120,7 @@ class StepProfile(Part):
 
     @property
     def lines(self) -> list[tuple[str, str]]:
-        """Name and text of each line that a person reads."""
+        """Name and text of each line for people."""
         last = f" to {self.last_step}" if self.last_step > self.first_step else ""
         usual = f", {format_seconds(self.usual_seconds)} without it" if self.usual_seconds else ""
         took = f"{format_seconds(self.step_seconds)} a step under the profiler{usual}"
@@ -144,7 +144,7 @@ def _count(value: float) -> str:
 
 
 def _stem(name: str) -> str:
-    """A kernel's name without its result and arguments, and not too long."""
+    """Return a kernel's name without its result and arguments, shortened."""
     name = name.removeprefix("void ").partition("(")[0] or name
     return name if len(name) <= LONGEST else f"{name[: LONGEST - 1]}…"
 

@@ -33,8 +33,8 @@ _SPLIT = re.compile(r"(?:tensor|pipeline|context|sequence|expert)(?:_model)?_par
 
 
 class Model(Section):
-    """The network. `name` is a known size, a hub name or a folder; `config` changes or makes a
-    configuration."""
+    """The network. `name`: a known size, a hub name or a folder; `config` changes or makes a configuration.
+    """
 
     name: str | None = Field(
         None,
@@ -88,7 +88,7 @@ class Model(Section):
     @model_validator(mode="before")
     @classmethod
     def _attends(cls, given: Any) -> Any:
-        """`attention` is a field of the configuration, which everybody reads already."""
+        """Move `attention` into the configuration, which every part of Muster reads already."""
         if not isinstance(given, Mapping) or not isinstance(given.get("attention"), str):
             return given
         kind, config = ATTENTION.get(given["attention"]), given.get("config")
@@ -99,7 +99,7 @@ class Model(Section):
     @model_validator(mode="before")
     @classmethod
     def _quantizes(cls, given: Any) -> Any:
-        """Transformers' field means weights that a checkpoint has, which the recipe's own has not."""
+        """Refuse Transformers' field, which describes weights in a checkpoint; the recipe has its own key."""
         config = given.get("config") if isinstance(given, Mapping) else None
         own = config.get("quantization_config") if isinstance(config, Mapping) else None
         if config is None or own is None:
@@ -118,7 +118,7 @@ class Model(Section):
 
 
 class Engine(Section):
-    """How the model is spread over the ranks."""
+    """How the model is distributed over the ranks."""
 
     name: str = Field(
         "ddp",
@@ -308,7 +308,7 @@ class Train(Section):
 
     @property
     def loaders(self) -> int:
-        """Loader processes per rank; where nobody has decided, the rank loads its own data."""
+        """Loader processes per rank; where that is still open, the rank loads its own data."""
         return 0 if self.workers == "auto" else self.workers
 
     @model_validator(mode="after")
@@ -367,7 +367,8 @@ EVERYWHERE = ("launch", "hang", "env", "env_show", "env_kept", "force")
 
 
 class Recipe(Workload, Section):
-    """What to train: everything that decides the result, in one place. A workload's own is in its spec.py."""
+    """What to train: everything that decides the result, in one place. A workload's own keys are in its
+    spec.py."""
 
     workload: str = Field("text2sql", description=WORKLOAD)
     model: Model = Field(default_factory=Model, description="The network: its name, weights and tokenizer.")
@@ -442,7 +443,7 @@ class Recipe(Workload, Section):
 
     @property
     def bits(self) -> tuple[str, str] | None:
-        """What of it bitsandbytes has to do, as a key and a value; None: nothing."""
+        """What bitsandbytes has to do in this recipe, as a key and a value; None: nothing."""
         if self.model.quantized is not None:
             return "model.quantized", self.model.quantized
         few = self.train.optimizer == "adamw-8bit"
@@ -450,7 +451,7 @@ class Recipe(Workload, Section):
 
     @property
     def extras(self) -> list[str]:
-        """Packages that its values need, and trainings in general do not."""
+        """Packages that this recipe's values need, and trainings in general do not."""
         few = [bits.PACKAGE] if self.bits else []
         return [*few, *([float8.PACKAGE] if self.precision == float8.NAME else [])]
 
@@ -475,16 +476,16 @@ class Recipe(Workload, Section):
 
     @property
     def computes_half(self) -> bool:
-        """Whether a recipe's key has the whole model compute in bf16."""
+        """Whether a key of the recipe makes the whole model compute in bf16."""
         return self.half is not None
 
     @classmethod
     def own_sections(cls) -> tuple[str, ...]:
-        """Sections that this workload's recipe alone has."""
+        """Return the sections that this workload's recipe alone has."""
         return tuple(name for name in cls.model_fields if name not in Recipe.model_fields)
 
     def as_dict(self) -> dict[str, Any]:
-        """The recipe as plain data, as it stands in a file."""
+        """Return the recipe as plain data, as in a file."""
         return self.model_dump(mode="json", by_alias=True)
 
     def choosing(
@@ -499,9 +500,9 @@ class Recipe(Workload, Section):
         group: int | None = None,
         workers: int | None = None,
     ) -> Recipe:
-        """With ZeRO's stage, gradient checkpointing, the number of hosts, compiling, how the loss is
-        computed, when gradients are reduced, groups of ranks (0: none) and loader processes decided; None: as
-        it is."""
+        """Return the recipe with ZeRO's stage, gradient checkpointing, the number of hosts, compiling, how
+        the loss is computed, when gradients are reduced, groups of ranks (0: none) and loader processes
+        decided; None: as it is."""
         spread = {"zero": zero, "sync_each_batch": sync_each_batch}
         engine: dict[str, Any] = {name: value for name, value in spread.items() if value is not None}
         if group is not None:
@@ -524,8 +525,8 @@ class Recipe(Workload, Section):
 
 
 def recipe_class(workload: Any) -> type[Recipe]:
-    """What a workload's recipe may hold and what the workload answers, by its spec.py; one that has none, or
-    is not installed here, holds what all may. Raises BrokenPluginError."""
+    """Return the class of a workload's recipe, from its spec.py. A workload that has none, or is not
+    installed here, has the base class. Raises BrokenPluginError."""
     try:
         name = str(workload or "text2sql")
         return held_to(WORKLOADS, name, declared(WORKLOADS, name, "RECIPE", Recipe), Recipe)
@@ -536,7 +537,7 @@ def recipe_class(workload: Any) -> type[Recipe]:
 
 
 def recipe_classes() -> dict[str, type[Recipe]]:
-    """Those of all workloads that are installed here and can be loaded, by name."""
+    """Return, by name, the recipe classes of all workloads that are installed here and can be loaded."""
     classes = {}
     for name in plugin_names(WORKLOADS):
         with suppress(BrokenPluginError):
@@ -545,5 +546,5 @@ def recipe_classes() -> dict[str, type[Recipe]]:
 
 
 def recipe_from(data: Mapping[str, Any]) -> Recipe:
-    """Plain data -> a recipe of its workload. Raises pydantic's ValidationError."""
+    """Return a recipe of its workload from plain data. Raises pydantic's ValidationError."""
     return recipe_class(data.get("workload")).model_validate(dict(data))

@@ -1,4 +1,4 @@
-"""Reading recipes: files that inherit, dotted overrides, and errors that name the field's full path."""
+"""Read recipes: files that inherit, dotted overrides, and errors that name the field's full path."""
 
 from __future__ import annotations
 
@@ -45,8 +45,8 @@ _FLOAT = re.compile(r"^[-+]?(?:[0-9]+\.[0-9]*|\.[0-9]+|[0-9]+(?=[eE]))(?:[eE][-+
 
 
 class _Loader(yaml.SafeLoader):
-    """YAML with 1.2's numbers and booleans: 5e-5 is a number, `no`, `on`, 12:30 and 1_000 are words. A key
-    that stands twice in a section is an error: PyYAML would take the second."""
+    """YAML with 1.2's numbers and booleans: 5e-5 is a number, `no`, `on`, 12:30 and 1_000 are words. A
+    duplicate key in a section is an error: PyYAML would take the second."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         lines: dict[str, int] = {}
@@ -60,7 +60,7 @@ class _Loader(yaml.SafeLoader):
 
 
 class _Dumper(yaml.SafeDumper):
-    """Quotes every word that either version of YAML would read as something else."""
+    """Quotes every word that either version of YAML would read as another value."""
 
 
 _Loader.yaml_implicit_resolvers = {
@@ -74,7 +74,7 @@ for _class in (_Loader, _Dumper):
 
 
 class _Written:
-    """A number that, where text is meant, is read as it was written: 0022, 1.10."""
+    """A number that keeps its spelling where text is expected: 0022, 1.10."""
 
     written: str
 
@@ -110,8 +110,8 @@ _Dumper.add_multi_representer(float, lambda dumper, value: dumper.represent_floa
 
 
 def parse_yaml(text: str) -> Any:
-    """Text as recipes are read. Raises yaml.YAMLError and nothing else: PyYAML's own constructors raise all
-    sorts for `!!bool x`."""
+    """Parse text as recipes are read. Raises yaml.YAMLError and nothing else: PyYAML's own constructors raise
+    many kinds of errors for `!!bool x`."""
     try:
         return yaml.load(text, Loader=_Loader)
     except (ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
@@ -119,17 +119,17 @@ def parse_yaml(text: str) -> Any:
 
 
 def shipped_recipes() -> dict[str, Path]:
-    """The recipes that come with Muster, by name."""
+    """Return the recipes that come with Muster, by name."""
     return {path.stem: path for path in sorted(SHIPPED.glob("*.yaml"))}
 
 
 def shipped_pipelines() -> dict[str, Path]:
-    """The pipelines that come with Muster, by name."""
+    """Return the pipelines that come with Muster, by name."""
     return {path.stem: path for path in sorted((SHIPPED.parent / "pipelines").glob("*.yaml"))}
 
 
 def shipped_about() -> dict[str, str]:
-    """What each of both is: the first sentence of the comment that begins its file."""
+    """Return a sentence about each of both: the first one of the comment at the top of its file."""
     files = {**shipped_recipes(), **shipped_pipelines()}
     return {name: _first_sentence(path.read_text(encoding="utf-8")) for name, path in files.items()}
 
@@ -144,8 +144,8 @@ def _first_sentence(text: str) -> str:
 
 
 def load_recipe(source: str | Mapping[str, Any], overrides: Iterable[str] = ()) -> Recipe:
-    """Read a recipe by path or shipped name, or one as its file would hold it; follow `inherit`, lay
-    `key=value` overrides over it, validate.
+    """Read a recipe by path or shipped name, or from the mapping that its file would hold; follow `inherit`,
+    apply `key=value` overrides, validate.
 
     Raises RecipeError naming the file or the field's full path, with near names for a misspelt one.
     """
@@ -163,8 +163,8 @@ _UNSAID = (
 
 
 def inherited(source: str | Mapping[str, Any], overrides: Iterable[str] = ()) -> tuple[str, dict[str, Any]]:
-    """The settings that a recipe has from those that it inherits, or a shipped one under overrides, by their
-    dotted paths, without defaults; and the names of these recipes. Raises RecipeError."""
+    """Return the settings that a recipe has from those that it inherits, or from a shipped one under
+    overrides, by their dotted paths, without defaults; and the names of these recipes. Raises RecipeError."""
     given = [parse_override(override) for override in overrides]
     if isinstance(source, str):
         path = find_recipe(source)
@@ -189,7 +189,7 @@ def inherited(source: str | Mapping[str, Any], overrides: Iterable[str] = ()) ->
 
 
 def _leaves(data: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Values by their dotted paths."""
+    """Return values by their dotted paths."""
     leaves: dict[str, Any] = {}
     for key, value in data.items():
         path = f"{prefix}{key}"
@@ -198,7 +198,8 @@ def _leaves(data: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def lay_over(below: Mapping[str, Any], changes: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Changes over a recipe, all of one layer: a model's name and its fields may come in any order. Pure."""
+    """Merge changes into a recipe, all of one layer: a model's name and its fields may come in any order.
+    Pure."""
     merged = dict(below)
     for change in changes:
         merged = begin_anew(merged, change)
@@ -208,8 +209,8 @@ def lay_over(below: Mapping[str, Any], changes: Sequence[Mapping[str, Any]]) -> 
 
 
 def anchored(data: Mapping[str, Any], folder: Path) -> dict[str, Any]:
-    """A recipe's data with its relative paths taken from `folder`. A name stays one, unless it begins with a
-    dot or is that of a file or folder there."""
+    """Return a recipe's data with its relative paths taken from `folder`. A name stays one, unless it begins
+    with a dot or is that of a file or folder there."""
     made = dict(data)
     for section, key in (*PATHS, *NAMES):
         values = made.get(section)
@@ -234,7 +235,7 @@ def anchored(data: Mapping[str, Any], folder: Path) -> dict[str, Any]:
 
 
 def _anchored_source(source: Any, folder: Path) -> Any:
-    """One data set of data.mix."""
+    """Anchor one data set of data.mix."""
     if not isinstance(source, Mapping) or not isinstance(source.get("path"), str):
         return source
     return {**source, "path": _whole_path(source["path"], folder, "data.mix.path")}
@@ -248,7 +249,7 @@ def _whole_path(value: str, folder: Path, where: str) -> str:
 
 
 def validate(data: Mapping[str, Any], *, where: str) -> Recipe:
-    """Plain data -> Recipe, or one RecipeError about the first thing that is wrong."""
+    """Return the recipe of plain data. Raises RecipeError about the first thing that is wrong."""
     data = _with_workload(data)
     _check_workload(data.get("workload"), where)
     try:
@@ -263,14 +264,14 @@ def validate(data: Mapping[str, Any], *, where: str) -> Recipe:
 
 
 def _with_workload(data: Mapping[str, Any]) -> dict[str, Any]:
-    """A recipe's data; one with a command is a command's."""
+    """Return a recipe's data with its workload; one with a command is a command's."""
     complete = "command" not in data or data.get("workload") is not None
     return dict(data) if complete else {**data, "workload": "command"}
 
 
 def _check_workload(workload: Any, where: str) -> None:
-    """Raise RecipeError for a misspelt one, whose other keys would be refused as unknown. One that is near to
-    none may be a third party's, on the hosts alone, if it is a name at all."""
+    """Raise RecipeError for a misspelt workload, whose other keys would be refused as unknown. A name that is
+    near to none may be a third party's, installed on the hosts alone."""
     name = str("text2sql" if workload is None else workload).replace("_", "-")
     names = workloads()
     if isinstance(workload, str | int) and not NAME.fullmatch(name):
@@ -283,12 +284,12 @@ def _check_workload(workload: Any, where: str) -> None:
 
 
 def workloads() -> list[str]:
-    """What can be trained by the packages that are installed here."""
+    """Return the workloads of the packages that are installed here."""
     return [name.replace("_", "-") for name in plugin_names(WORKLOADS)]
 
 
 def read_layers(source: str, *, base: Path | None = None, chain: tuple[Path, ...] = ()) -> dict[str, Any]:
-    """A recipe file with everything that it inherits, merged; not validated yet."""
+    """Read a recipe file with everything that it inherits, merged; not validated yet."""
     path = find_recipe(source, base=base)
     data, parents = read_layer(path, chain, "recipe", RecipeError)
     if PIPELINE in data:
@@ -298,7 +299,7 @@ def read_layers(source: str, *, base: Path | None = None, chain: tuple[Path, ...
 
 
 def layers_of(data: Mapping[str, Any], file: Path) -> dict[str, Any]:
-    """A recipe that stands in another file, with everything that it inherits."""
+    """Return a recipe that is part of another file, with everything that it inherits."""
     return _layered(*parents_of(data, "recipe", RecipeError, str(file)), file, ())
 
 
@@ -314,14 +315,15 @@ def _layered(
 
 
 def find_recipe(source: str, *, base: Path | None = None) -> Path:
-    """A path as given, a file beside the inheriting one, or a shipped name."""
+    """Return the path of a recipe: as given, a file next to the inheriting one, or a shipped name."""
     return find_file(source, "recipe", shipped_recipes(), RecipeError, base)
 
 
 def find_file(
     source: str, kind: str, shipped: Mapping[str, Path], error: type[UsageError], base: Path | None = None
 ) -> Path:
-    """The file of a recipe, a suite or a profile (`kind`): as given, below `base`, or a shipped one."""
+    """Return the file of a recipe, a suite or a profile (`kind`): as given, below `base`, or a shipped one.
+    """
     folder, given = base or Path(), Path(source)
     try:
         given = given.expanduser()
@@ -340,7 +342,8 @@ def find_file(
 def read_layer(
     path: Path, chain: tuple[Path, ...], kind: str, error: type[UsageError]
 ) -> tuple[dict[str, Any], list[str]]:
-    """A file's own keys, and the names of those that it inherits. `chain`: the files that inherit it."""
+    """Return a file's own keys, and the names of those that it inherits. `chain`: the files that inherit it.
+    """
     if path in chain:
         names = " -> ".join(each.name for each in (*chain, path))
         raise error(f"inherits from itself: {names}", where=str(path))
@@ -350,7 +353,7 @@ def read_layer(
 def parents_of(
     data: Mapping[str, Any], kind: str, error: type[UsageError], where: str
 ) -> tuple[dict[str, Any], list[str]]:
-    """The keys of a recipe or a profile without `inherit`, and what that names."""
+    """Return the keys of a recipe or a profile without `inherit`, and the names in that."""
     own = dict(data)
     parents = own.pop("inherit", None) or []
     if isinstance(parents, str):
@@ -361,7 +364,8 @@ def parents_of(
 
 
 def parse_override(text: str) -> dict[str, Any]:
-    """`engine.zero=3` -> {'engine': {'zero': 3}}. The value is YAML. Raises RecipeError."""
+    """Parse an override: `engine.zero=3` -> {'engine': {'zero': 3}}. The value is YAML. Raises RecipeError.
+    """
     key, equals, raw = text.partition("=")
     key = key.strip()
     if not equals or not key or any(not part for part in key.split(".")):
@@ -381,8 +385,8 @@ def parse_override(text: str) -> dict[str, Any]:
 def merge(
     below: Mapping[str, Any], above: Mapping[str, Any], model: type[BaseModel] | None
 ) -> dict[str, Any]:
-    """`above` over `below`, key by key, mappings merged; a key of an exclusive set drops its rivals below.
-    Pure."""
+    """Lay `above` over `below`, key by key, mappings merged; a key of an exclusive set removes its rivals
+    below. Pure."""
     rivals = _rivals(model)
     wins = any(above.get(rival) is not None for rival in rivals)
     merged = {key: value for key, value in below.items() if not wins or key not in rivals or key in above}
@@ -396,8 +400,8 @@ def merge(
 
 
 def _rivals(model: type[BaseModel] | None) -> tuple[str, ...]:
-    """Keys of which at most one is set. Of data, every workload's sources: layers are merged before it is
-    known whose recipe they make."""
+    """Return the keys of which at most one is set. Of data, those are every workload's sources: layers are
+    merged before the workload is known."""
     if model is None or not issubclass(model, Section):
         return ()
     if model is not Data:
@@ -407,14 +411,15 @@ def _rivals(model: type[BaseModel] | None) -> tuple[str, ...]:
 
 
 def begin_anew(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
-    """`below` without what `above` replaces by naming an engine, a model, a configuration of another type, or
-    a length. Pure.
+    """Return `below` without what `above` replaces by naming an engine, a model, a configuration of another
+    type, or a length. Pure.
 
     Options are an engine's own. A model's name replaces the shape: of the configuration below, SETTINGS alone
     stay. The name of a saved model, which is no known size, means its weights and tokenizer as well; and
-    weights that are there already have a tokenizer, so none is trained. Another type replaces all of the
+    weights that exist already have a tokenizer, so none is trained. Another type replaces all of the
     configuration, since one type's fields mean nothing to another, and the name of a known size. Epochs are
-    another measure of what max_steps says; and max_minutes would end a length that is given.
+    another measure of what max_steps says; and max_minutes would end a length that is given. The minutes of a
+    recipe are those of its own model.
     """
     old, new = (layer.get("train") for layer in (below, above))
     if isinstance(old, Mapping) and isinstance(new, Mapping):
@@ -442,6 +447,8 @@ def begin_anew(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, 
     other = had is not None and wanted is not None and had != wanted
     if not named and not other:
         return {**below, "model": dict(old)}
+    if isinstance(train := below.get("train"), Mapping):
+        below = {**below, "train": {key: value for key, value in train.items() if key != "max_minutes"}}
     kept, config = {key: value for key, value in old.items() if key != "config"}, old.get("config")
     if not other and wanted is not None and isinstance(config, Mapping):
         kept["config"] = {key: value for key, value in config.items() if SETTINGS.search(str(key))} or None
@@ -451,7 +458,8 @@ def begin_anew(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, 
 
 
 def _model_type(model: Mapping[str, Any]) -> Any:
-    """Of a recipe's `model`: as its configuration says, or the known size that it names; None: neither."""
+    """Return the type of a recipe's `model`: its configuration's, or that of the known size that it names;
+    None: neither."""
     config = model.get("config")
     given = config.get("model_type") if isinstance(config, Mapping) else None
     return given or (_known_size(model) or {}).get("model_type")
@@ -463,7 +471,7 @@ def _known_size(model: Mapping[str, Any]) -> dict[str, Any] | None:
 
 
 def field_paths(model: type[BaseModel], prefix: str = "") -> list[str]:
-    """Every field of a recipe by its full dotted path."""
+    """Return every field of a recipe by its full dotted path."""
     paths = []
     for name, field in model.model_fields.items():
         path = prefix + (field.alias or name)
@@ -475,12 +483,12 @@ def field_paths(model: type[BaseModel], prefix: str = "") -> list[str]:
 
 
 def dump_yaml(data: Mapping[str, Any]) -> str:
-    """Plain data as YAML, keys in the given order."""
+    """Return plain data as YAML, keys in the given order."""
     return yaml.dump(dict(data), Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=100)
 
 
 def _section(model: type[BaseModel] | None, key: str) -> type[BaseModel] | None:
-    """The Section class behind a field, through Optional."""
+    """Return the Section class behind a field, through Optional."""
     if model is None:
         return None
     for name, field in model.model_fields.items():
@@ -497,7 +505,7 @@ def _section(model: type[BaseModel] | None, key: str) -> type[BaseModel] | None:
 
 
 def read_yaml(path: Path) -> dict[str, Any]:
-    """A YAML file that is a mapping. Raises RecipeError with the file and the line."""
+    """Read a YAML file that is a mapping. Raises RecipeError with the file and the line."""
     try:
         data = parse_yaml(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as error:
@@ -515,7 +523,8 @@ def read_yaml(path: Path) -> dict[str, Any]:
 
 
 def _of_others(location: str, model: type[Recipe]) -> str | None:
-    """A hint where others have the key, and the recipe's workload is unknown here or has no own keys."""
+    """Return a hint where other workloads have the key, and the recipe's own is unknown here or has no keys.
+    """
     if model is not Recipe:
         return None
     having = [name for name, each in recipe_classes().items() if location in field_paths(each)]
@@ -523,7 +532,7 @@ def _of_others(location: str, model: type[Recipe]) -> str | None:
 
 
 def _explain(error: ValidationError, where: str, model: type[Recipe]) -> RecipeError:
-    """pydantic's first complaint as one line with the field's full path and, where it helps, a hint."""
+    """Return pydantic's first error as one line with the field's full path and, where it helps, a hint."""
     first = error.errors(include_url=False)[0]
     location = ".".join(str(part) for part in first["loc"] if not str(part).startswith("function-"))
     paths = field_paths(model)
@@ -608,7 +617,7 @@ _BATCH = ("batch_size", "batchsize", "bs", "size")
 
 
 def _other_name(location: str, paths: Iterable[str]) -> str | None:
-    """A hint where other tools have a name for what is meant."""
+    """Return a hint where other tools have another name for the key."""
     word = location.rpartition(".")[2].lower().replace("-", "_")
     if word in _BATCH:
         return "batch.micro is the batch of a rank, batch.global that of all ranks"

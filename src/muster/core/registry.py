@@ -1,6 +1,6 @@
-"""Plug-ins: every module or folder of a package, and entry points of third parties. Entry points append,
-never replace. What goes wrong in a third party's is said with its package, file and line; a verb that can do
-without it warns (PluginWarning) and goes on. Answers are held against what a base promises."""
+"""Plug-ins: every module or folder of a package, and entry points of third parties. Entry points add plug-ins
+and never replace one. An error in a third party's is reported with its package, file and line; a verb that
+can do without it warns (PluginWarning) and goes on. Answers are checked against the base class's types."""
 
 from __future__ import annotations
 
@@ -59,9 +59,9 @@ class Offer(NamedTuple):
 
 @cache
 def own_plugins(group: str) -> Mapping[str, str]:
-    """Name -> module path of Muster's own plug-ins of `group` (such as muster.launchers), without importing
-    them: modules of its package, or folders, whose name does not start with an underscore and is not
-    `base`."""
+    """Return module paths of Muster's own plug-ins of `group` (such as muster.launchers) by name, without
+    importing them: modules of its package, or folders, whose name does not start with an underscore and is
+    not `base`."""
     package = PACKAGES.get(group, group)
     root = importlib.import_module(package)
     return {
@@ -72,8 +72,8 @@ def own_plugins(group: str) -> Mapping[str, str]:
 
 
 def plugin_names(group: str) -> dict[str, str]:
-    """The same with those of third parties: entry points of the group, whose value is a module or folder.
-    Warns of those whose names are taken."""
+    """Return the same with those of third parties: entry points of the group, whose value is a module or
+    folder. Warns of those whose names are taken."""
     names = dict(own_plugins(group))
     for offer in _offers(group, tuple(sys.path)):
         if names.setdefault(offer.name, offer.module) != offer.module:
@@ -83,15 +83,15 @@ def plugin_names(group: str) -> dict[str, str]:
 
 
 def package_of(group: str, name: str) -> str | None:
-    """The distribution that offers a plug-in; None: it is Muster's own, or there is none."""
+    """Return the distribution that offers a plug-in; None: it is Muster's own, or does not exist."""
     key = name.replace("-", "_")
     offers = () if key in own_plugins(group) else _offers(group, tuple(sys.path))
     return next((offer.package or None for offer in offers if offer.name == key), None)
 
 
 def warn(text: str) -> None:
-    """Say once that a plug-in, or a part of it, is left out. A process of a pool keeps silent: notes of what
-    it reads say the same."""
+    """Warn once that a plug-in, or a part of it, is left out. A process of a pool stays silent: the notes on
+    what it reads say the same."""
     if multiprocessing.parent_process() is None:
         _warn_once(text)
 
@@ -103,7 +103,8 @@ def _warn_once(text: str) -> None:
 
 @cache
 def _offers(group: str, path: tuple[str, ...]) -> tuple[Offer, ...]:
-    """Of every installed distribution, which takes time: once for each state of sys.path."""
+    """Return the entry points of every installed distribution. That takes time: once for each state of
+    sys.path."""
     return tuple(
         Offer(point.name.replace("-", "_"), point.value, point.dist.name if point.dist else "")
         for point in entry_points(group=group)
@@ -111,8 +112,9 @@ def _offers(group: str, path: tuple[str, ...]) -> tuple[Offer, ...]:
 
 
 def load_plugin(group: str, name: str, part: str | None = None) -> ModuleType:
-    """The plug-in's module; of one that is a folder, its module `part`. `-` and `_` are the same in a name.
-    Raises UsageError with near names, and BrokenPluginError for a third party's that cannot be imported."""
+    """Return the plug-in's module; of one that is a folder, its module `part`. `-` and `_` are the same in a
+    name. Raises UsageError with near names, and BrokenPluginError for a third party's that cannot be
+    imported."""
     inner = load_part(group, name, part) if part else None
     path = find_plugin(group, name)
     with guarded(group, name), redirect_stdout(sys.stderr):  # where --json prints, a plug-in does not
@@ -130,8 +132,8 @@ def _check_contract(group: str, name: str, part: str | None, module: ModuleType)
 
 
 def load_part(group: str, name: str, part: str) -> ModuleType | None:
-    """The module `part` of a plug-in that is a folder; None: it has no such part, or is one module, which is
-    not imported. Raises as `load_plugin`."""
+    """Return the module `part` of a plug-in that is a folder; None: it has no such part, or is one module,
+    which is not imported. Raises as `load_plugin`."""
     path = find_plugin(group, name)
     with guarded(group, name), redirect_stdout(sys.stderr):
         about = importlib.util.find_spec(path)
@@ -145,8 +147,8 @@ def load_part(group: str, name: str, part: str) -> ModuleType | None:
 
 
 def declared(group: str, name: str, attribute: str, kind: type[T]) -> type[T]:
-    """The class derived from `kind` that a plug-in's spec.py calls `attribute`; `kind` itself where it has no
-    spec.py. Raises as `load_plugin`."""
+    """Return the class derived from `kind` that a plug-in's spec.py calls `attribute`; `kind` itself where it
+    has no spec.py. Raises as `load_plugin`."""
     spec = load_part(group, name, "spec")
     kind_of_plugin = getattr(spec, attribute, None) if spec else kind
     if isinstance(kind_of_plugin, type) and issubclass(kind_of_plugin, kind):
@@ -157,8 +159,8 @@ def declared(group: str, name: str, attribute: str, kind: type[T]) -> type[T]:
 
 @contextmanager
 def guarded(group: str, name: str, doing: str = "cannot be loaded") -> Iterator[None]:
-    """Round each call of a plug-in: what a third party's raises becomes one BrokenPluginError. A user's
-    errors (MusterError) pass."""
+    """Turn what a third party's plug-in raises inside into one BrokenPluginError. A user's errors
+    (MusterError) pass."""
     try:
         yield
     except MusterError:
@@ -170,7 +172,7 @@ def guarded(group: str, name: str, doing: str = "cannot be loaded") -> Iterator[
 
 
 def broken(group: str, name: str, what: str, place: str | None = None) -> BrokenPluginError:
-    """The error of a plug-in that does not keep its contract. `place`: FILE or FILE:LINE."""
+    """Return the error for a plug-in that does not keep its contract. `place`: FILE or FILE:LINE."""
     package = package_of(group, name)
     origins = [f"package {package}" if package else "", place or ""]
     origin = ", ".join(part for part in origins if part)
@@ -184,7 +186,8 @@ def broken(group: str, name: str, what: str, place: str | None = None) -> Broken
 
 
 def blamed(error: BaseException) -> BrokenPluginError | None:
-    """The plug-in of a third party in whose file an error arose, wherever it was called; None: in no such."""
+    """Return the error for the third party's plug-in in whose file an error arose, wherever it was called;
+    None: it arose in none."""
     files = {frame.filename for frame in traceback.extract_tb(error.__traceback__)}
     for group in PACKAGES:
         for offer in _offers(group, tuple(sys.path)):
@@ -194,7 +197,7 @@ def blamed(error: BaseException) -> BrokenPluginError | None:
 
 
 def _broken_by(error: BaseException, group: str, name: str, doing: str) -> BrokenPluginError:
-    """With the last line of the plug-in's own that an error passed through."""
+    """Return the error with the last line of the plug-in's own that the exception passed through."""
     module = plugin_names(group)[name.replace("-", "_")]
     frames = traceback.extract_tb(error.__traceback__)
     lines = [f"{frame.filename}:{frame.lineno}" for frame in frames if _within(frame.filename, module)]
@@ -207,7 +210,7 @@ def _broken_by(error: BaseException, group: str, name: str, doing: str) -> Broke
 
 
 def _within(file: str, module: str) -> bool:
-    """Whether a file is the module's own, or of the package that it stands in."""
+    """Return whether a file is the module's own, or of the package that contains it."""
     about = None
     with suppress(ImportError, ValueError, AttributeError):
         about = importlib.util.find_spec(module.partition(".")[0])
@@ -220,12 +223,12 @@ def _called(group: str, name: str) -> str:
 
 
 def _kind(group: str) -> str:
-    """One plug-in of a group, in words: workload, engine."""
+    """Return the name of one plug-in of a group: workload, engine."""
     return group.rpartition(".")[2].removesuffix("s")
 
 
 def find_plugin(group: str, name: str) -> str:
-    """The plug-in's module path. Raises UsageError with near names."""
+    """Return the plug-in's module path. Raises UsageError with near names."""
     key = name.replace("-", "_")
     names = own_plugins(group)
     names = names if key in names else plugin_names(group)
@@ -239,7 +242,7 @@ def find_plugin(group: str, name: str) -> str:
 
 
 def versions_of(names: Iterable[str]) -> dict[str, str]:
-    """Name -> version of those that are installed here."""
+    """Return the versions of packages that are installed here, by name."""
     versions = {}
     for name in names:
         try:
@@ -250,8 +253,8 @@ def versions_of(names: Iterable[str]) -> dict[str, str]:
 
 
 def held_to(group: str, name: str, kind: type[T], base: type) -> type[T]:
-    """A third party's class whose every answer to a question of `base` is guarded, and of the type that the
-    question promises, or raises BrokenPluginError. Muster's own class as it is."""
+    """Return a third party's class, whose every method of `base` is guarded and returns the type that the
+    base declares, or raises BrokenPluginError. Muster's own class is returned as it is."""
     if package_of(group, name) is None:
         return kind
     for each in kind.__mro__:
@@ -266,16 +269,16 @@ def held_to(group: str, name: str, kind: type[T], base: type) -> type[T]:
 
 
 def held_module(group: str, name: str, module: ModuleType, kinds: Mapping[str, Any]) -> ModuleType:
-    """A third party's module, whose functions are guarded in the same way. `kinds`: function -> what it
-    answers."""
+    """Return a third party's module, whose functions are guarded in the same way. `kinds`: function -> its
+    return type."""
     for attribute, kind in kinds.items():
         setattr(module, attribute, held_function(group, name, getattr(module, attribute), kind))
     return module
 
 
 def held_function(group: str, name: str, function: Callable[..., T], kind: Any) -> Callable[..., T]:
-    """A third party's function, guarded and held to answer `kind`. Raises BrokenPluginError where it is none;
-    Muster's own as it is."""
+    """Return a third party's function, guarded and checked to return `kind`. Raises BrokenPluginError where
+    it is no function; Muster's own is returned as it is."""
     if package_of(group, name) is None:
         return function
     if not inspect.isfunction(function):
@@ -284,8 +287,8 @@ def held_function(group: str, name: str, function: Callable[..., T], kind: Any) 
 
 
 def fits(value: Any, kind: Any) -> bool:
-    """Whether a value is of an annotated type, the elements of a list or tuple included. What cannot be told
-    fits."""
+    """Return whether a value is of an annotated type, the elements of a list or tuple included. A type that
+    cannot be checked fits."""
     origin, inside = get_origin(kind) or kind, get_args(kind)
     if origin in (Union, UnionType):
         return any(fits(value, each) for each in inside)
@@ -307,20 +310,20 @@ def fits(value: Any, kind: Any) -> bool:
 
 
 def _function(given: Any) -> Callable[..., Any] | None:
-    """The function of a method, class method or property; None: it is another thing."""
+    """Return the function of a method, class method or property; None: it is neither."""
     inner = given.fget if isinstance(given, property) else getattr(given, "__func__", given)
     return inner if inspect.isfunction(inner) else None
 
 
 def _as(given: Any, function: Callable[..., Any]) -> Any:
-    """The function as what `given` is."""
+    """Return the function wrapped as `given` is: as a method, class method or property."""
     if isinstance(given, property | classmethod | staticmethod):
         return type(given)(function)
     return function
 
 
 def _promised(asked: Callable[..., Any]) -> Any:
-    """What a function says that it answers; None: nothing that can be told."""
+    """Return the type that a function declares to return; None: none that can be checked."""
     try:
         return get_type_hints(asked).get("return")
     except NameError:  # a name that only type checkers import

@@ -1,4 +1,4 @@
-"""What a run came to. An unknown figure is None, never 0 and never -1."""
+"""The result of a run. An unknown figure is None, never 0 and never -1."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ NAMED = 5  # questions that a note names one by one
 
 
 class Seconds(Part):
-    """Where the time went. Evaluation and saving stand beside training, never inside it."""
+    """Where the time went. Evaluation and saving are not part of training."""
 
     total: float = Field(description="all attempts, without the time between them")
     setup: float | None = Field(
@@ -59,7 +59,7 @@ class Throughput(Part):
 
 
 class Code(Part):
-    """A folder of code as it was brought to the hosts."""
+    """A folder of code as it was sent to the hosts."""
 
     folder: str
     digest: str = Field(description="SHA-256 of all files' paths, modes and contents")
@@ -69,7 +69,7 @@ class Code(Part):
 
 
 class CommandRun(Part):
-    """A command of the user's: what was started, and its progress as it told it."""
+    """A user's command: what was started, and the progress that it printed."""
 
     command: list[str] = Field(description="without values that may be secrets")
     start: str = Field(description="torchrun, rank or host")
@@ -100,7 +100,7 @@ class LearnedFigure(Part):
 
     @property
     def course(self) -> str:
-        """How it went in training; empty where it was not measured there."""
+        """Its values over the training; empty where it was not measured there."""
         if self.first is None or self.final is None:
             return ""
         return f"{self.final:.4g}" if self.first == self.final else f"{self.first:.4g} -> {self.final:.4g}"
@@ -175,8 +175,8 @@ class Quality(Part):
 
 
 def unscored_words(questions: int, scored: int | None, failed: Sequence[Unscored]) -> str | None:
-    """How many questions do not count in the execution match, and which; None: all of them do. `failed`:
-    those whose expected query cannot be run."""
+    """Return how many questions do not count in the execution match, and which; None: all of them count.
+    `failed`: those whose expected query cannot be run."""
     if scored is None or scored == questions:
         return None
     left, whys = questions - scored, []
@@ -199,7 +199,8 @@ class Extreme(Part):
 
 
 class AttentionExtremes(Part):
-    """The attention logits of the whole run, as far as `measure.attention` looked, and what looking cost."""
+    """The attention logits of the whole run, as far as `measure.attention` sampled them, and the cost of
+    sampling."""
 
     largest: Extreme | None = Field(description="None: no finite one")
     smallest: Extreme | None
@@ -209,7 +210,7 @@ class AttentionExtremes(Part):
 
 
 class Planned(Part):
-    """What the plan said before the run, to stand beside what was measured."""
+    """The plan's predictions, for comparison with the measurements."""
 
     memory: int | None = Field(None, description="bytes of a rank's device; on CPUs of the process")
     traced: bool = Field(False, description="the memory's activations are of a trace of the model")
@@ -270,7 +271,7 @@ class Straggler(Part):
 
 
 def _longer(more: float, others: str = "") -> str:
-    """0.2: 20 % longer (than others); from three times on: 5 times as long (as others)."""
+    """Return 0.2 as "20 % longer (than others)"; from three times on: "5 times as long (as others)"."""
     words, than = (
         (f"{100 * more:.0f} % longer", "than") if more < 2 else (f"{1 + more:.0f} times as long", "as")
     )
@@ -293,7 +294,7 @@ class Pace(Part):
 
     @property
     def words(self) -> str:
-        """For people; empty where not enough is known."""
+        """A sentence for people; empty where too little is known."""
         if self.stragglers:
             return "; ".join(each.words for each in self.stragglers[:NAMED])
         if self.within is None:
@@ -310,7 +311,7 @@ class Pace(Part):
 
 
 class DecisiveLine(Part):
-    """The line of a log that says it."""
+    """The line of a log that shows the failure."""
 
     file: str | None = Field(description="of a run: below its folder; None: read from a pipe")
     line: int | None = Field(None, description="its number, from 1; None: not known")
@@ -322,7 +323,7 @@ class DecisiveLine(Part):
 
     @property
     def place(self) -> str:
-        """Where it stands, for people."""
+        """The file and the line number, for people."""
         words = [self.file or "standard input", *([str(self.line)] if self.line else [])]
         return ":".join(words) + (f" (raised at {self.code})" if self.code else "")
 
@@ -340,7 +341,7 @@ class Failure(Part):
 
 
 class HostReport(Part):
-    """A host of the run: what it is and what it did."""
+    """A host of the run: its hardware and its work."""
 
     host: str
     ranks: list[int]
@@ -452,7 +453,7 @@ class Result(Part):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class JobEntry:
-    """One job, as its log or its run folder tells it."""
+    """A job, as its log or its run folder describes it."""
 
     job: str = Field(
         description="the log's path in the folder, with #HOST for a table's column of hosts; or its id"
@@ -528,7 +529,7 @@ class JobEntry:
         return None if self.started is None or self.ended is None else self.ended - self.started
 
     def divisor(self, per: str) -> int | None:
-        """By what a figure of it is divided to be one of a host or a slot (a rank); None: not known."""
+        """Return what a figure is divided by to be one of a host or a slot (a rank); None: not known."""
         return {"job": 1, "host": self.size or None, "slot": self.world_size}[per]
 
     @classmethod

@@ -1,4 +1,4 @@
-"""Scatter of values, and what of it a few outliers do not move. Pure."""
+"""Scatter of values, by statistics that a few outliers do not move. Pure."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ HALF = 3  # values, from which on the middle of a half is known
 
 
 def halves_of(values: Sequence[float]) -> tuple[float, float] | None:
-    """The medians of those before and of those after the middle. None: there are too few."""
+    """Return the medians of the values before and after the middle. None: there are too few."""
     half = len(values) // 2
     return (statistics.median(values[:half]), statistics.median(values[-half:])) if half >= HALF else None
 
@@ -24,7 +24,7 @@ def variation(values: Sequence[float], least: int = 2) -> float | None:
 
 
 def deviation(values: Sequence[float], middle: float | None = None) -> float:
-    """The median distance from the middle (by default their median), scaled: for normal values their standard
-    deviation. Raises StatisticsError where there are no values."""
+    """Return the median distance from the middle (by default their median), scaled: for normal values their
+    standard deviation. Raises StatisticsError where there are no values."""
     middle = statistics.median(values) if middle is None else middle
     return MAD * statistics.median(abs(each - middle) for each in values)

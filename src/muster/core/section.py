@@ -1,4 +1,4 @@
-"""What documents are made of: frozen parts, a recipe's sections, and the kinds of values in those."""
+"""Base classes of documents: frozen parts, a recipe's sections, and the types of values in those."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ Fraction = Annotated[float, Field(ge=0, le=1)]
 
 
 class Part(BaseModel):
-    """A part of a document. Unknown keys are errors; values never change after they were read."""
+    """A part of a document. Unknown keys are errors; values never change once read."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
 class Section(Part):
-    """A part of a recipe. A number where text is meant needs no quotes: `ssh_options: [-p, 2222]`."""
+    """A part of a recipe. A number where text is expected needs no quotes: `ssh_options: [-p, 2222]`."""
 
     model_config = ConfigDict(populate_by_name=True, allow_inf_nan=False, coerce_numbers_to_str=True)
     # Keys of which at most one is set: when a later layer sets one, the others of earlier layers are dropped.

@@ -1,4 +1,4 @@
-"""`slurm:` as HOSTS: the allocation that this process is in, or nodes that Slurm shall give. Pure."""
+"""`slurm:` as HOSTS: the allocation that this process is in, or nodes that Slurm shall allocate. Pure."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _ASK = re.compile(
 
 @dataclass(frozen=True)
 class SlurmAsk:
-    """What `slurm:` asks for; None: as the allocation or the partition has it."""
+    """What `slurm:` asks for; None: as in the allocation or the partition."""
 
     partition: str | None = None
     nodes: int | None = None
@@ -29,7 +29,7 @@ class SlurmAsk:
 
 @dataclass(frozen=True)
 class Allocation:
-    """The nodes that Slurm has given to this process, as its environment tells."""
+    """The nodes that Slurm has allocated to this process, from its environment."""
 
     job: str
     nodelist: str  # folded, as Slurm writes it
@@ -37,7 +37,7 @@ class Allocation:
 
 
 def parse_ask(text: str) -> SlurmAsk:
-    """`slurm:[PARTITION][/NODES[xSLOTS]]`. Raises InventoryError."""
+    """Parse `slurm:[PARTITION][/NODES[xSLOTS]]`. Raises InventoryError."""
     match = _ASK.fullmatch(text)
     if not match:
         raise InventoryError("is not understood", where=text, hint=FORM)
@@ -48,7 +48,7 @@ def parse_ask(text: str) -> SlurmAsk:
 
 
 def allocation(env: Mapping[str, str]) -> Allocation | None:
-    """The allocation of a process with this environment; None: it is in none."""
+    """Return the allocation of a process with this environment; None: it is in none."""
     job, nodelist = env.get("SLURM_JOB_ID"), env.get("SLURM_JOB_NODELIST")
     if not job or not nodelist:
         return None

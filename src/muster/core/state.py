@@ -1,4 +1,4 @@
-"""How a run, a step of a pipeline, a job of a bench or a log stands or ended."""
+"""The state of a run, a step of a pipeline, a job of a bench or a log."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ Tone = Literal["good", "calm", "bad"]
 
 
 class State(str, Enum):
-    """One of these states. It equals its word: files and conditions in SQL have that."""
+    """A state. It equals its word, which files and SQL conditions use."""
 
     SUCCEEDED = "succeeded"
     FAILED = "failed"
@@ -27,11 +27,11 @@ class State(str, Enum):
     UNREADABLE = "unreadable"
 
     def __str__(self) -> str:
-        """-> the word, under every version of Python."""
+        """Return the word, under every version of Python."""
         return self.value
 
     def __format__(self, form: str) -> str:
-        """-> the word, formatted as text."""
+        """Return the word, formatted as text."""
         return format(self.value, form)
 
     @property
@@ -56,7 +56,7 @@ class State(str, Enum):
 
     @property
     def words(self) -> str:
-        """What a sentence says after "The run"."""
+        """The rest of a sentence that begins with "The run"."""
         return _FACTS[self].words
 
     @property
@@ -66,7 +66,7 @@ class State(str, Enum):
 
     @property
     def tone(self) -> Tone:
-        """How good that is."""
+        """Whether that is good, bad or neither."""
         return _FACTS[self].tone
 
     @property

@@ -1,5 +1,5 @@
-"""What tracing the real model of a recipe found: its parameters, and what a forward and a backward pass over
-a micro-batch keep, need and compute. Plain data, made where torch is (`worker/tracing`), for the planner."""
+"""A trace of a recipe's real model: its parameters, and what a forward and a backward pass over a micro-batch
+keep, need and compute. Plain data, made where torch is (`worker/tracing`), for the planner."""
 
 from __future__ import annotations
 
@@ -137,8 +137,8 @@ class Trace:
     compiled: bool = False
 
     def at(self, samples: int) -> Pass:
-        """A pass over so many samples: every figure is a constant and a multiple of the samples, but for the
-        peaks, which are the highest of such lines, and for a single sample."""
+        """Return a pass over so many samples: every figure is a constant and a multiple of the samples, but
+        for the peaks, which are the highest of such lines, and for a single sample."""
         if self.single is not None and samples == 1:
             return self.single
         if self.beyond is not None and self.most is not None and samples > self.most:
@@ -147,7 +147,7 @@ class Trace:
 
 
 def line(small: Pass, large: Pass, samples: int) -> Pass:
-    """The pass over so many samples on the line through two others."""
+    """Return the pass over so many samples on the line through two others."""
     share = (samples - small.samples) / (large.samples - small.samples)
 
     def between(low: int, high: int) -> int:
@@ -166,7 +166,7 @@ def line(small: Pass, large: Pass, samples: int) -> Pass:
 
 
 def with_peaks(samples: int, figures: Mapping[str, int], peaks: dict[str, tuple[int, int]]) -> Pass:
-    """A pass with the highest peaks of its parts. With gradients there is never less than without."""
+    """Return a pass with the highest peaks of its parts. With gradients there is never less than without."""
     peaks = {part: (plain, max(plain, growing)) for part, (plain, growing) in peaks.items()}
 
     def top(which: str, index: int) -> int:
@@ -183,12 +183,12 @@ def with_peaks(samples: int, figures: Mapping[str, int], peaks: dict[str, tuple[
 
 
 def to_json(trace: Trace) -> dict[str, Any]:
-    """As plain JSON values."""
+    """Return the trace as plain JSON values."""
     return asdict(trace)
 
 
 def from_json(data: Any) -> Trace:
-    """What `to_json` made. Raises ValueError for something else."""
+    """Return the trace that `to_json` wrote. Raises ValueError for other data."""
     return _TRACE.validate_python(data)
 
 

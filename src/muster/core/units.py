@@ -17,8 +17,8 @@ _RATE = re.compile(
 
 
 def format_number(value: float | None, digits: int = 4) -> str:
-    """To `digits` significant digits, with thousands separated: 5347.88 -> '5,348', 0.25 -> '0.2500'. None ->
-    'unknown'."""
+    """Format with `digits` significant digits and thousands separators: 5347.88 -> '5,348', 0.25 -> '0.2500'.
+    None -> 'unknown'."""
     if value is None or not math.isfinite(value):
         return "unknown"
     if value == 0:
@@ -28,13 +28,13 @@ def format_number(value: float | None, digits: int = 4) -> str:
 
 
 def counted(number: int, thing: str) -> str:
-    """1 -> '1 host', 2 -> '2 hosts', 12000 -> '12,000 hosts'."""
+    """Format a number of things: 1 -> '1 host', 2 -> '2 hosts', 12000 -> '12,000 hosts'."""
     many = "" if number == 1 else "es" if thing.endswith("s") else "s"
     return f"{number:,} {thing}{many}"
 
 
 def format_bytes(count: float | None) -> str:
-    """Bytes in units of 1000, as makers of disks, networks and GPUs count: 1536 -> '1.5 kB'. None ->
+    """Format bytes in units of 1000, as makers of disks, networks and GPUs count: 1536 -> '1.5 kB'. None ->
     'unknown'."""
     if count is None:
         return "unknown"
@@ -47,7 +47,8 @@ def format_bytes(count: float | None) -> str:
 
 
 def parse_bytes(text: str) -> int | None:
-    """A size as people write it: '2GB' (decimal), '1.5 TiB' (binary), '512' -> bytes. None: it is none."""
+    """Parse a size as people write it: '2GB' (decimal), '1.5 TiB' (binary), '512' -> bytes. None: it is no
+    size."""
     match = _SIZE.fullmatch(text.strip())
     if match is None:
         return None
@@ -59,7 +60,7 @@ MOST_COUNTED = 1e18  # more tokens than there are
 
 
 def parse_count(text: str) -> int | None:
-    """A number of things as people write it: '20B', '1.5T', '300M', '20e9' -> how many. None: it is none."""
+    """Parse a number of things as people write it: '20B', '1.5T', '300M', '20e9'. None: it is no number."""
     match = _COUNT.fullmatch(text.strip().replace(",", ""))
     if match is None:
         return None
@@ -68,8 +69,8 @@ def parse_count(text: str) -> int | None:
 
 
 def parse_rate(text: str, where: str) -> tuple[float, str, str]:
-    """'800samples/s' -> (800.0, 'samples_per_second', 'job'); '1.2k tokens/s/host' is of each host, and
-    '.../rank' of each rank ('slot'). Raises UsageError."""
+    """Parse a rate: '800samples/s' -> (800.0, 'samples_per_second', 'job'); '1.2k tokens/s/host' is of each
+    host, and '.../rank' of each rank ('slot'). Raises UsageError."""
     match = _RATE.fullmatch(text.strip())
     value = (
         float(match[1].replace(",", "")) * {None: 1, "k": 1e3, "K": 1e3, "M": 1e6}[match[2]] if match else 0
@@ -82,7 +83,7 @@ def parse_rate(text: str, where: str) -> tuple[float, str, str]:
 
 
 def format_seconds(seconds: float | None) -> str:
-    """A duration: 0.25 -> '250 ms', 75 -> '1 min 15 s', 7300 -> '2 h 1 min'. None -> 'unknown'."""
+    """Format a duration: 0.25 -> '250 ms', 75 -> '1 min 15 s', 7300 -> '2 h 1 min'. None -> 'unknown'."""
     if seconds is None or not math.isfinite(seconds):
         return "unknown"
     if seconds == 0:
@@ -102,8 +103,8 @@ def format_seconds(seconds: float | None) -> str:
 
 
 def format_slower(slower: float, than: str = "", *, digits: int = 2) -> str:
-    """A share of a healthy job's time: 0.05 -> '5.00% slower', -0.02 -> '2.00% faster', 3 -> '4.0 times as
-    long'. `than`: whom: '5.00% slower than its peers'."""
+    """Format a share of a healthy job's time: 0.05 -> '5.00% slower', -0.02 -> '2.00% faster', 3 -> '4.0
+    times as long'. `than`: the reference: '5.00% slower than its peers'."""
     if abs(slower) < 5e-5:
         return f"as fast as {than}" if than else "as fast"
     if slower >= 1:
@@ -114,7 +115,7 @@ def format_slower(slower: float, than: str = "", *, digits: int = 2) -> str:
 
 
 def format_count(count: float | None) -> str:
-    """A large number with a decimal prefix: 60506624 -> '60.5 M'. None -> 'unknown'."""
+    """Format a large number with a decimal prefix: 60506624 -> '60.5 M'. None -> 'unknown'."""
     if count is None:
         return "unknown"
     # From where on a unit is used: below, rounding would show 1000.0 of the smaller one.
@@ -130,7 +131,7 @@ def format_count(count: float | None) -> str:
 
 
 def format_flops(per_second: float | None) -> str:
-    """Operations per second with a decimal prefix: 4.123e14 -> '412.3 TFLOP/s'. None -> 'unknown'."""
+    """Format operations per second with a decimal prefix: 4.123e14 -> '412.3 TFLOP/s'. None -> 'unknown'."""
     if per_second is None:
         return "unknown"
     for scale, prefix in ((1e15, "P"), (1e12, "T"), (1e9, "G")):
@@ -140,7 +141,7 @@ def format_flops(per_second: float | None) -> str:
 
 
 def check_seconds(seconds: float, where: str) -> float:
-    """The same seconds. Raises UsageError unless they are finite and above zero."""
+    """Return the same seconds. Raises UsageError unless they are finite and above zero."""
     if not 0 < seconds < math.inf:  # NaN is neither
         raise UsageError(f"must be a finite number of seconds above 0, not {seconds:g}", where=where)
     return seconds

@@ -1,7 +1,7 @@
 """What a workload answers for itself and for a recipe of it: the base of all recipes, with usual answers.
 
-A workload's own recipe (spec.py in its folder) gives others where they differ. Whoever checks, plans,
-prepares or reports asks here, and never which workload it is.
+A workload's own recipe (spec.py in its folder) overrides these. Code that checks, plans, prepares or reports
+asks here, and never which workload it is.
 """
 
 from __future__ import annotations
@@ -47,11 +47,11 @@ Output = Literal["logits", "all logits", "log-probs", "numbers"]
 
 @dataclass(frozen=True)
 class HeldModel:
-    """A model that takes part in a step beside the one that `model` names.
+    """A model that takes part in a step besides the one that `model` names.
 
-    `role`: what it is for; `source`: its name, as in `model.name`, None: it has the trained model's shape;
-    `output`: see Output; `trained`: by the same optimizer; `cut`: by the engine where it cuts weights, else
-    every rank has it whole in the precision that is computed in; `shared`: its weights are the trained
+    `role`: its purpose; `source`: its name, as in `model.name`, None: it has the trained model's shape;
+    `output`: see Output; `trained`: by the same optimizer; `sharded`: by an engine that shards weights,
+    else every rank has it whole in the precision that is computed in; `shared`: its weights are the trained
     model's (adapters off), so that it takes time and no memory; `config`: its own, where known.
     """
 
@@ -59,14 +59,14 @@ class HeldModel:
     source: str | None = None
     output: Output = "logits"
     trained: bool = False
-    cut: bool = True
+    sharded: bool = True
     shared: bool = False
     config: Mapping[str, Any] | None = field(default=None, repr=False)
 
 
 @dataclass(frozen=True)
 class Drawing:
-    """Answers that the model draws in a step: longest prompt and answer in tokens; all of a rank's step
+    """Answers that the model generates in a step: longest prompt and answer in tokens; all of a rank's step
     `at_once`, or a micro-batch of them."""
 
     prompt: int
@@ -76,9 +76,9 @@ class Drawing:
 
 @dataclass(frozen=True)
 class Survey:
-    """What a training will read, as far as this machine can tell. `samples`: of an epoch; None: not known;
-    `notes`: what of the data is held out, left out, changed or cut, for people; `some`: samples, of which
-    the tokens are counted."""
+    """What a training will read, as far as this machine can see. `samples`: of an epoch; None: not known;
+    `notes`: what of the data is held out, left out, changed or cut, for people; `some`: samples whose tokens
+    are counted."""
 
     samples: int | None = None
     notes: tuple[str, ...] = ()
@@ -87,7 +87,7 @@ class Survey:
 
 @dataclass(frozen=True)
 class Spot:
-    """A host's place in a job, and where its ranks meet. `python`: its interpreter."""
+    """A host's place in a job, and where its ranks connect. `python`: its interpreter."""
 
     python: str
     node: int
@@ -101,7 +101,7 @@ class Spot:
 class Program:
     """What a host starts that is not Muster's own: the words of a command, started once for `each` rank or
     for the host; `names`: further names of a rank's variables; `torchrun`: it is torchrun, which starts the
-    host's ranks and can put what each prints into a file."""
+    host's ranks and can write what each prints to a file."""
 
     argv: tuple[str, ...]
     each: str
@@ -142,66 +142,68 @@ class Workload:
 
     @classmethod
     def usual_type(cls) -> str | None:
-        """Transformers' type of the model where its configuration does not say one."""
+        """Return Transformers' model type where the configuration states none."""
         return str(cls.families[0].MODEL_TYPES[0]) if cls.families else None
 
     def check_data(self, path: Path | None, config: Mapping[str, Any]) -> Survey | None:
-        """Look at what can be told of the data before a host is asked. `path`: data.path, where this machine
+        """Check what can be seen of the data before a host is asked. `path`: data.path, where this machine
         has it; `config`: of the model, as far as it is known here. Raises DataError and RecipeError.
 
-        -> what was read, which `survey` then need not read again; None: nothing that it could use.
+        Return what was read, which `survey` then need not read again; None: nothing that it could use.
         """
         return None
 
     def describe_data(self, path: Path) -> str:
-        """What of data.path is trained on and what is held out, for people. Raises DataError."""
+        """Return what of data.path is trained on and what is held out, in words. Raises DataError."""
         return str(path)
 
     def epoch_samples(self) -> int | None:
-        """Training samples of an epoch, where that can be told here; it may mean reading the data."""
+        """Return the training samples of an epoch, where they can be counted here; it may mean reading the
+        data."""
         return None
 
     def survey(self, config: Mapping[str, Any] | None, checked: Survey | None = None) -> Survey:
-        """Look at the data for the plan of a model of this configuration (None: not known here). It may mean
-        reading them. Raises DataError. `checked`: what `check_data` gave; left out where it gave nothing."""
+        """Survey the data for the plan of a model of this configuration (None: not known here). It may mean
+        reading them. Raises DataError. `checked`: what `check_data` returned; left out where it returned
+        nothing."""
         return Survey(self.epoch_samples())
 
     def config_of_data(self) -> dict[str, Any]:
-        """Fields of the model's configuration that the data decide. Raises DataError."""
+        """Return the fields of the model's configuration that the data decide. Raises DataError."""
         return {}
 
     def assumed(self, config: Mapping[str, Any]) -> list[str]:
-        """What a plan for a model of this configuration assumes of the data, for people."""
+        """Return what a plan for a model of this configuration assumes of the data, in words."""
         return []
 
     def lengths(self, config: Mapping[str, Any] | None) -> Lengths | None:
-        """The longest sample, for a model of this configuration; None: not known."""
+        """Return the longest sample, for a model of this configuration; None: not known."""
         return None
 
     def program(self, spot: Spot) -> Program:
-        """What a host starts, of a workload that is `foreign`."""
+        """Return what a host starts, of a workload that is `foreign`."""
         raise NotImplementedError
 
     @property
     def imported(self) -> tuple[str, ...]:
-        """What is imported of a workload that does not train."""
+        """The packages that a workload imports that does not train."""
         return ("torch", "pydantic")
 
     def before_start(self, base: str | None = None) -> dict[str, Any]:
-        """What its agent must look for on a host, beside what all need. `base`: the job's folder there; None:
-        before there is one."""
+        """Return what its agent must check on a host, besides what all need. `base`: the job's folder there;
+        None: before there is one."""
         return {}
 
     def files(self) -> tuple[str, ...]:
-        """Files that its ranks read beside models and data, by whole paths."""
+        """Return files that its ranks read besides models and data, by whole paths."""
         return ()
 
     def held_models(self) -> tuple[HeldModel, ...]:
-        """The models of a step beside the one that is trained."""
+        """Return the models of a step besides the one that is trained."""
         return ()
 
     def drawing(self) -> Drawing | None:
-        """The answers that a step draws before it trains; None: it draws none."""
+        """Return the answers that a step generates before it trains; None: it generates none."""
         return None
 
     @property
@@ -220,19 +222,20 @@ class Workload:
         return self.padding_varies
 
     def with_tokens(self, tokens: float) -> Self:
-        """With every sample padded to so many tokens, target included; where padding varies."""
+        """Return the recipe with every sample padded to so many tokens, target included; where padding
+        varies."""
         return self
 
     def example(self, question: str | None) -> tuple[str, int] | None:
-        """A question as the trained model reads it, and the most tokens that it answers with; None: it reads
-        no text. `question`: None for any."""
+        """Return a question as the trained model reads it, and the most tokens that it answers with; None: it
+        reads no text. `question`: None for any."""
         return question or "The ", 64
 
     def with_schema(self, question: str, schema: str) -> str:
-        """A question about tables of this schema, as the trained model reads it. Raises UsageError: the model
-        reads no schema."""
+        """Return a question about tables of this schema, as the trained model reads it. Raises UsageError:
+        the model reads no schema."""
         raise UsageError("the model was trained without schemas", where="--schema", hint="ask without it")
 
     def lacks_schema(self, question: str) -> bool:
-        """Whether the trained model expects a schema with the question, and there is none."""
+        """Return whether the trained model expects a schema with the question, and there is none."""
         return False

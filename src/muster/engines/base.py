@@ -165,6 +165,10 @@ class EngineSpec:
         """Settings of the user's own configuration that change memory or traffic, and that no plan counts."""
         return []
 
+    def check_length(self, recipe: Recipe, steps: int | None) -> None:
+        """Raise RecipeError where the user's own configuration is for another number of steps. None: not
+        known."""
+
     def open_stages(self, recipe: Recipe) -> Sequence[int | None]:
         """The stages that the recipe leaves open, mildest first; None: as it is. Raises RecipeError."""
         return (None,)

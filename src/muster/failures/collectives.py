@@ -16,7 +16,7 @@ _MOST = 10_000  # ranks and groups that are kept
 _WHO = re.compile(r"\[(?:PG (?:ID )?(?P<group>\d+)(?: PG GUID (?P<guid>[^\]]*?))? )?Rank (?P<rank>\d{1,6})\]")
 _WORK = re.compile(r"WorkNCCL\(SeqNum=(\d{1,18}), OpType=(\w+), NumelIn=(\d{1,18})")
 _ENQUEUED = re.compile(r"[Ll]ast enqueued (?:NCCL )?work: (\d{1,12})\b")
-_MISSING = re.compile(r"missing ranks: \{(\d{1,6})\}")
+_MISSING = re.compile(r"missing ranks: \{?(\d{1,6})[}\]]")  # PyTorch's, and Horovod's
 _BARRIER = re.compile(r"\bRank (\d{1,6}) failed to pass monitoredBarrier")
 _CULPRIT = re.compile(r"Culprit rank (\d{1,6}); Error type: (\w+)")
 _UNEVEN = frozenset(("SEND", "RECV", "COALESCED"))  # operations that pair with others

@@ -14,7 +14,7 @@ from typing import Protocol, get_args
 from muster.core.inventory import split_hosts
 from muster.failures.collectives import HINTS as COLLECTIVES
 from muster.failures.collectives import Collectives
-from muster.failures.table import Recognised, Weight, find, known_failures, phrases
+from muster.failures.table import Blame, Recognised, Weight, find, known_failures, phrases
 
 LONGEST = 300  # characters of a reason
 
@@ -39,6 +39,11 @@ _REASONS = tuple(
             "srun: Force Terminated",
             "raining failed",
             "MPI_ABORT was",
+            "MPI_Abort(",
+            "RUNNING AT",
+            "EXIT CODE",
+            "KILLED BY SIGNAL",
+            "EXIT STRING",
             "ob failed",
             "crashed with exit",
             "Job step aborted",
@@ -51,6 +56,11 @@ _REASONS = tuple(
     )
 )
 HINTS = (*_REASONS, *_ONWARD, *COLLECTIVES)
+_PLAIN = ("rror", "Exception")  # hints that many lines have which tell of no failure
+_TELLING = (*(hint for hint in _REASONS if hint not in _PLAIN), *COLLECTIVES)
+_NUMBERED = re.compile(
+    r"errno|os error|\bcode\b|client error|\bper gpu\b", re.IGNORECASE
+)  # what counts is a number
 _EXCEPTION = re.compile(
     r"(?:\[rank\d+\]: ?)?(?:[A-Za-z_]\w*\.)*_?[A-Z]\w*(?:Error|Exception|Interrupt|Exit)\b(?=: |\s*$)"
 )
@@ -70,8 +80,13 @@ _EXITS = re.compile(
     r"^\s*(?:Exit Code:\s+|\S+ exited with code )(?P<container>\d{1,9})\s*$|"
     r"Rank (?P<rank>\d{1,6}) crashed with exit code (?P<composer>-?\d{1,9})|"
     r"Child process with PID \d+ terminated with code (?P<lightning>-?\d{1,9})|"
+    r"MPI_ABORT was invoked on rank (?P<abort>\d{1,6})\b|MPI_Abort\(.* - process (?P<aborted>\d{1,6})\s*$|"
+    r"^= +(?:EXIT CODE: (?P<hydra>-?\d{1,9})|KILLED BY SIGNAL: (?P<intel>\d{1,2}))|"
+    r"WITH THE EXIT STRING: .*\(signal (?P<mpich>\d{1,2})\)|"
     r"(?:failed \(exitcode|exitcode +): (?P<elastic>-?\d{1,9})\b|exited on signal (?P<mpi>\d{1,2})\b"
 )
+_SIGNALS = ("mpi", "intel", "mpich")  # groups that are a signal's number
+_RANKS = ("rank", "abort", "aborted")  # groups that are a rank
 _SRUN_KILLED = re.compile(r"srun: error: \S+: tasks? [\d,-]+: Killed")
 # What a shell says of a program that a signal ended: alone, or after its own name and the process's number.
 _SHELL = re.compile(
@@ -83,6 +98,8 @@ _SHELL = re.compile(
 _CRASH = re.compile(
     r"(?:exits with return code =|exitcode *:|terminated with code|crashed with exit code) -(?:4|5|7|8|11)\b|"
     r"exited on signal (?:4|5|7|8|11)\b|"
+    r"(?:KILLED BY SIGNAL: |WITH THE EXIT STRING: .*\(signal )(?:4|5|7|8|11)\b|"
+    r"Main process exited, code=(?:killed|dumped), status=(?:4/ILL|5/TRAP|7/BUS|8/FPE|11/SEGV)|"
     r"died with <Signals\.SIG(?:ILL|TRAP|BUS|FPE|SEGV)|"
     r"srun: error: \S+: tasks? [\d,-]+: (?:Segmentation fault|Bus error|Illegal instruction)"
 )
@@ -94,7 +111,8 @@ _FAILED = re.compile(
     r"^Error executing job with overrides|Set the environment variable HYDRA_FULL_ERROR=1|"
     r"srun: error: \S+: tasks? [\d,-]+: Aborted|"
     r"srun: error: Task launch for \S+ failed|"
-    r"^MPI_ABORT was invoked on rank \d|\b(?:ERROR|CRITICAL|FATAL)\b.*\b(?:[Tt]raining|[Jj]ob) failed\b|"
+    r"^MPI_ABORT was invoked on rank \d|\bapplication called MPI_Abort\(|"
+    r"\b(?:ERROR|CRITICAL|FATAL)\b.*\b(?:[Tt]raining|[Jj]ob) failed\b|"
     r"slurmstepd: error: \*\*\* .* FAILED \(non-zero exit code or other failure mode\)"
 )
 # Signals that a scheduler sends, or others do.
@@ -102,9 +120,11 @@ _EXTERNAL = re.compile(
     r"Main process received SIG(?:TERM|INT), exiting|got signal: (?:15|2)\b|killed by signal: Terminated|"
     r"exited on signal (?:15|2)\b|died with <Signals\.SIG(?:TERM|INT)|"
     r"CANCELLED AT \S+ \*\*\*|timeout: sending signal|Detected KeyboardInterrupt, attempting|"
+    r"Main process exited, code=(?:killed|dumped), status=(?:15/TERM|2/INT)|"
+    r"KILLED BY SIGNAL: (?:15|2)\b|WITH THE EXIT STRING: .*\(signal (?:15|2)\)|: line \d+: +\d+ Terminated\b|"
     r"\b[Rr]eceived (?:signal )?SIGTERM\b(?!:? handler)|\bexiting with (?:exit )?code (?:143|130)\b|"
     r"Received (?:Signals\.)?(?:SIGTERM|SIGINT|15|2) death signal|"
-    r"^(?:Terminated|KeyboardInterrupt)(?:: |  |\s*$)"
+    r"^(?:Terminated|KeyboardInterrupt)(?:: |  |\s*$)|^[\w.-]+: Terminated\s*$"
 )
 # What kubectl, Ray and syslog put before the lines of each pod, process and host.
 _PREFIXED = (
@@ -118,7 +138,8 @@ SENDER = re.compile(_PREFIXED)
 _WHO = re.compile(
     r"srun: error: (?P<srun>[\w.,\[\]-]+): tasks? (?P<tasks>[\d,-]+): |"
     r"error: Node failure on (?P<node>[\w.,\[\]-]+)|"
-    r"pdsh@\S+: (?P<pdsh>[\w.-]+): ssh exited|ssh: connect to host (?P<ssh>\S+) port|"
+    r"pdsh@\S+: (?P<pdsh>[\w.-]+): ssh exited|^(?P<shell>[\w.-]+): -?(?:ba|da|z|k)?sh: |"
+    r"ssh: connect to host (?P<ssh>\S+) port|"
     r"on node (?P<mpi>\S+) exited on signal|\b[Rr]ank \d+, node (?P<megatron>[\w.-]+), device \d"
 )
 # Where a line begins to show what somebody asks or a model answers, a record of data, or a program's text.
@@ -195,7 +216,8 @@ _FORCED = re.compile(
     r"srun: (?:Force Terminated |Job step aborted|(?:\S+: )*Terminating (?:StepId|job step)|forcing job )|"
     r"slurmstepd: error: \*\*\* .* CANCELLED AT "
 )
-_ELASTIC = re.compile(r"\s+host +: (\S+)")  # torchrun's account of a process: its host, then its exit code
+# torchrun's and Hydra's account of a process: its host, then its exit code.
+_ELASTIC = re.compile(r"(?:\s+host +: |= +(?:RANK \d+ )?PID \d+ RUNNING AT (?:\S+@)?)(\S+)")
 _OWN_WORDS = "  traceback : Traceback"
 _ACCOUNT = re.compile(r"\s+exitcode +: ")
 _NODE = re.compile(r"Node: {2,}(?:([\w.-]+)/\S+)?")  # of the pod that kubectl describes
@@ -209,6 +231,14 @@ _FALLBACK = re.compile(
 _MISTAKE = re.compile(
     r"(?:\[rank\d+\]: ?)?(?:Value|Type|Key|Attribute|Index|Name|Assertion|ZeroDivision|Overflow|"
     r"NotImplemented|UnboundLocal|Recursion)Error\b"
+)
+# What one of those says where something else than the program may be why: a part that another version of a
+# package has, or what is around it; an assertion without words may be of that too.
+_ELSEWHERE = re.compile(
+    r"AssertionError\W*$|\bmodule '[\w.]+' has no attribute\b|"
+    r"\bunexpected keyword argument\b|\b(?:cuda|gpus?|nccl|nvidia|hosts?|nodes?|network|connect\w*|"
+    r"time[d -]*out|permission|versions?|install\w*|environment|cluster|server|token|port)\b",
+    re.IGNORECASE,
 )
 _LEVEL = re.compile(r"\bNCCL WARN\b|\bERROR\b|\bFATAL\b|\bCRITICAL\b|(?:^|\[)[EF]\d* |\b[Ee]rror: |\bNVRM: ")
 _ORDER: dict[Weight, int] = {weight: number for number, weight in enumerate(get_args(Weight))}
@@ -251,6 +281,14 @@ class Sign:
     code: str | None = None  # an exception's: where in the program it was raised
     uncaught: bool = False  # its traceback begins where the program does
     local_rank: int | None = None  # on its host, where torchrun's --tee says that
+    own: bool = False  # its traceback ends in a line of the user's own program
+
+    @property
+    def blame(self) -> Blame:
+        """Who is to blame for an exception that has no entry: what a mistake alone raises, and in a line of
+        the user's own program, is the program's; of others nobody knows."""
+        mistake = self.own and _MISTAKE.match(self.text) and not _ELSEWHERE.search(self.text)
+        return "work" if mistake else "unknown"
 
 
 class LineSpot(Protocol):
@@ -268,6 +306,8 @@ class LineSpot(Protocol):
     def uncaught(self) -> bool: ...
     @property
     def local_rank(self) -> int | None: ...
+    @property
+    def own(self) -> bool: ...
 
 
 _Key = tuple[Weight, str | None, int | None]  # with the host and the rank
@@ -304,6 +344,7 @@ class Signs:
     aside: int = 0  # lines in which what a program says aside may end
     forced: bool = False  # a launcher says that it ends the processes itself
     since: int = 0  # marks of progress after the last one
+    ends: int = 0  # of processes, that were told
     broke: bool = False  # it says in so many words that a process of the job did not end well
     elastic: str | None = None  # the host of the process that torchrun gives account of
     elastic_rank: int | None = None
@@ -319,7 +360,7 @@ class Signs:
     chains: dict[int | None, deque[str]] = field(default_factory=dict)  # by rank: signs of its last chain
     caused: set[int | None] = field(default_factory=set)  # ranks whose next exception is of the same chain
     symptoms: dict[str, _Echo] = field(default_factory=dict)  # by their shape
-    onwards: set[str] = field(default_factory=set)  # shapes that say only that the program goes on
+    idles: set[str] = field(default_factory=set)  # shapes that tell of no failure, whatever their digits
     echoes: int = 0  # lines that say only that something else has failed
     collectives: Collectives = field(default_factory=Collectives)
     finished: bool = False  # the training has ended; what comes is the end of the program
@@ -343,22 +384,23 @@ class Signs:
             if quoted := _DATA.search(text):
                 text = text[: quoted.start()]
             text = _unquoted(text)
-            self._look(text, host)
+            if self._look(text, host) and len(self.idles) < _SHAPES and _is_plain(raw, text):
+                self.idles.add(shape)
             if shape and self.echoes > before and not quoted and len(raw) < _USUAL:
                 entry = find(text)
                 if entry and entry.phrase.weight == "symptom" and not _WHO.search(text):
                     self._remember(entry, raw, shape)
 
     def idle(self, raw: str, shape: str, number: int) -> bool:
-        """Whether a line says only that the program goes on, and nothing right before it that it met: data
-        loaders print millions of these."""
+        """Whether a line tells of no failure, as one of its shape did not, or says only that the program goes
+        on; and of nothing that it met right before: data loaders print millions of these."""
         if self.aside or number - self.last_number <= _AFTER:
             return False
-        if shape in self.onwards:
+        if shape in self.idles:
             return True
         only = any(word in raw for word in _ONWARD) and not any(hint in raw for hint in _REASONS)
-        if only and shape and len(self.onwards) < _SHAPES:
-            self.onwards.add(shape)
+        if only and shape and len(self.idles) < _SHAPES:
+            self.idles.add(shape)
         return only
 
     def again(self, raw: str, shape: str, number: int) -> bool:
@@ -520,6 +562,7 @@ class Signs:
                 self.forget()
             self.last_number = number
         self.echoes += weight in ("symptom", "exit")
+        self.ends += weight in ("killed", "crash", "exit", "external")
         for host in hosts:
             key = weight, host, rank
             old = self.now.get(key) if weight in ("cause", "scheduler") else None
@@ -531,9 +574,12 @@ class Signs:
                 if weight in _MET and len(self.shapes) < _SHAPES:
                     self.shapes.add(shape_of(text, host))
                 raised = weight == "exception" or (self.traceback and _EXCEPTION.match(text))
-                code, uncaught = (spot.code, spot.uncaught) if spot and raised else (None, False)
-                place = (spot.number, spot.when, code, uncaught, spot.local_rank) if spot else ()
-                self.now[key] = Sign(weight, failure, text, host, rank, *place)
+                place = (spot.number, spot.when, None, False, spot.local_rank) if spot else ()
+                sign = Sign(weight, failure, text, host, rank, *place)
+                if spot and raised:
+                    sign = replace(sign, code=spot.code, uncaught=spot.uncaught, own=spot.own)
+                self.now[key] = sign
+                self.ends += sign.uncaught
         if rank in self.chains:
             self.chains[rank].append(text)
 
@@ -693,15 +739,16 @@ class Signs:
         self._add(weight, match.failure.id if match else None, text[2:], (self.elastic,), self.elastic_rank)
         return True
 
-    def _look(self, text: str, host: str | None) -> None:
+    def _look(self, text: str, host: str | None) -> bool:
+        """Whether it tells of no failure."""
         if self._leads(text) or self._follows(text):
-            return
+            return False
         hosts: Sequence[str | None]
         left, failed = _EXITS.search(text), False
         codes = {name: int(code) for name, code in left.groupdict().items() if code} if left else {}
-        crashed_rank = codes.pop("rank", None)
-        code = next(iter(codes.values()), 0)
-        code = -code if left and left["mpi"] else code
+        crashed_rank = next((codes.pop(name) for name in _RANKS if name in codes), None)
+        name, code = next(iter(codes.items()), ("", 0))
+        code = -code if name in _SIGNALS else code
         self.forced = self.forced or bool(_FORCED.search(text))
         shell = None if self.forced else _SHELL.search(text)
         match = None if self.forced and _SHELL.search(text) else find(text)
@@ -713,7 +760,7 @@ class Signs:
         crashed = bool(native or broken or _CRASH.search(text) or (shell and shell["how"] != "Killed"))
         if self._is_late(code, crashed):
             self.late = self.late or text
-            return
+            return False
         failed = failed or bool(_FAILED.search(text))
         if shell or failed or (code and code not in (-15, -2)):  # those were ended because of another
             self.broke = True
@@ -724,14 +771,14 @@ class Signs:
             # What had failed by itself is ended then as well: that is no timeout.
             if not {"cause", "exception", "crash"} & weights:
                 self._add("limit", None, text, (None,))
-            return
+            return False
         sent = match.failure.id if match and match.phrase.weight == "external" else None
         if sent or _EXTERNAL.search(text):
             if not {"cause", "exception", "crash", "killed"} & weights:
                 asked = self._asked_till_now()
                 weight: Weight = "cause" if asked else "external"
                 self._add(weight, asked or sent, self.last if asked else text, hosts)
-            return
+            return False
         if match and match.phrase.weight in ("cause", "symptom") and _goes_on(text, match):
             match = None
         if match and match.phrase.weight in _MET and _is_advice(text, match):
@@ -745,7 +792,7 @@ class Signs:
             # Slurm says on which host the step was, and not which failed.
             nobody = match.phrase.weight == "scheduler" and "CANCELLED" in text
             self._add(match.phrase.weight, match.failure.id, text, (None,) if nobody else hosts, rank)
-            return
+            return False
         if _CRASH.search(text) or (shell and shell["how"] != "Aborted"):
             self.broke = True
             entry = "bus_error" if re.search("[Bb]us error|SIGBUS", text) else "crashed"
@@ -754,6 +801,16 @@ class Signs:
             self._add("symptom" if _CAUGHT.search(text) else "exception", None, text, hosts)
         elif code or shell or failed:
             self._add("exit", None, text, hosts, rank)
+        else:
+            return match is None
+        return False
+
+
+def _is_plain(raw: str, text: str) -> bool:
+    """Whether a line that tells of no failure would not with other digits either, nor within a traceback."""
+    if text[:1].isspace() or len(raw) >= _USUAL or is_exception(text) or _NUMBERED.search(raw):
+        return False
+    return not any(hint in raw for hint in _TELLING)
 
 
 def _unquoted(text: str) -> str:

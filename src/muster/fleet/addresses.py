@@ -13,8 +13,9 @@ _ASKED = 16  # hosts that are enough to find the networks of all
 
 
 def own_addresses(places: tuple[Placement, ...]) -> tuple[str, ...]:
-    """This machine's addresses, the likeliest first: those that routes to the hosts begin at, then what its
-    own name means, then those of its interfaces. Loopback only where nothing else is known. Sends nothing."""
+    """Return this machine's addresses, the likeliest first: those that routes to the hosts start from, those
+    that its own name resolves to, those of its interfaces. A loopback address is returned only where there is
+    no other. Sends nothing."""
     candidates = [address for place in places[:_ASKED] for address in _towards(place.address)]
     candidates += [*_resolved(socket.gethostname()), *interfaces()]
     unique = list(dict.fromkeys(candidates))

@@ -39,10 +39,10 @@ Handler = Callable[[L, dict[str, Any]], None]
 
 
 class Loop(Generic[L]):
-    """Reads and writes many connections from one thread; nothing in it waits for a slow one.
+    """Reads and writes many connections from one thread. No slow connection holds up the others.
 
-    Beside connections, `selector` may watch descriptors with a function of the descriptor that reads it and
-    says whether it is still open; or with None, for what only ends the wait.
+    `selector` may also watch other descriptors: with a function that reads the descriptor and returns whether
+    it is still open, or with None for one that only ends the wait.
     """
 
     def __init__(self) -> None:
@@ -51,14 +51,15 @@ class Loop(Generic[L]):
         self.selector.register(self._takers.fileno(), selectors.EVENT_READ, None)
 
     def attach(self, link: L, wire: Wire) -> None:
-        """The connection is there: read it from now on."""
+        """Read a new connection from now on."""
         link.attach(wire)
         for descriptor in (wire.output, wire.errors):
             if descriptor is not None:
                 self.selector.register(descriptor, selectors.EVENT_READ, link)
 
     def look(self, links: Iterable[L], seconds: float, handle: Handler[L]) -> None:
-        """Hand over what connections take now, and `handle` every message; wait for at most `seconds`."""
+        """Send what the connections accept now, and pass every message to `handle`. Wait for at most
+        `seconds`."""
         for key in list(self._takers.get_map().values()):
             self._takers.unregister(key.fd)
         for link in links:
@@ -84,13 +85,13 @@ class Loop(Generic[L]):
             self.selector.unregister(descriptor)
 
     def give_up(self, link: L, why: str) -> None:
-        """Declare a host lost, and end our side of its connection."""
+        """Declare a host lost, and close this side of its connection."""
         link.give_up(why)
         link.close_input()
         self.detach(link)
 
     def detach(self, link: L) -> None:
-        """Cut a connection that is there."""
+        """Close a connection."""
         if link.wire is None:
             return
         for descriptor in (link.wire.output, link.wire.errors):
@@ -101,14 +102,13 @@ class Loop(Generic[L]):
         link.wire.end()
 
     def close(self) -> None:
-        """End the loop itself."""
+        """Close the loop."""
         self.selector.close()
         self._takers.close()
 
 
 class Fleet(Loop[Connection]):
-    """A link per host. `source` is what every agent's bootstrap reads first; what is told to a link follows
-    it."""
+    """One connection per host. `source` is what every agent's bootstrap reads first; messages follow it."""
 
     def __init__(
         self,
@@ -171,7 +171,7 @@ class Fleet(Loop[Connection]):
             self._check(starter)
 
     def _start_more(self) -> None:
-        """Start what may start now: at most `fanout` connections are in the making at once."""
+        """Start further connections: at most `fanout` are being opened at once."""
         if not self._waiting:
             return
         connecting = sum(link.begun is not None and not (link.greeted or link.ended) for link in self.links)
@@ -204,7 +204,7 @@ class Fleet(Loop[Connection]):
             self.attach(link, SocketWire(peer.socket))
 
     def _check(self, starter: _Starter) -> None:
-        """Give up hosts whose agent has not come when the process that starts it has ended."""
+        """Give up hosts whose agent has not connected when the process that starts it has ended."""
         if starter.process.poll() is None or starter.open:
             return
         for host in starter.request.hosts:
@@ -217,11 +217,11 @@ class Fleet(Loop[Connection]):
     # --- the end -------------------------------------------------------------------------------------------
 
     def overdue(self, link: Connection, patience: float) -> bool:
-        """Tell whether a host has used up its time to answer.
+        """Return whether a host has used up its time to answer.
 
-        Where one process starts all, hosts come one after the other: what counts is the time since the last
-        one came, and the first one may take as long as all would by ssh. `WORDS` seconds more are for the
-        process to say which host it did not reach: its own connections must time out first.
+        Where one process starts all hosts, they connect one after the other: the time counts from the last
+        one that connected, and the first one may take as long as all would over ssh. `WORDS` seconds more let
+        the process report which host it did not reach: its own connections have to time out first.
         """
         if link.begun is None:
             return False
@@ -233,11 +233,11 @@ class Fleet(Loop[Connection]):
         return time.monotonic() > since + patience * waves + WORDS
 
     def hold(self) -> None:
-        """Start nothing more."""
+        """Start no further connections."""
         self._waiting.clear()
 
     def close(self) -> None:
-        """End what is left: every connection, and every process that started agents. Harmless again."""
+        """Close every connection, and end every process that started agents. Safe to call again."""
         if self._closed:
             return
         self._closed = True
@@ -256,7 +256,7 @@ class Fleet(Loop[Connection]):
 
 
 class _Starter:
-    """A process that starts the agents of several hosts: pdsh, mpirun, srun. What it prints is about them."""
+    """A process that starts the agents of several hosts: pdsh, mpirun or srun. Its output is about them."""
 
     def __init__(self, request: Request, process: Process) -> None:
         assert process.stdin and process.stdout and process.stderr
@@ -273,7 +273,7 @@ class _Starter:
             os.set_blocking(descriptor, False)
 
     def read(self, links: Mapping[str, Connection], descriptor: int) -> bool:
-        """Give each line to the hosts that it names, or to all. Return whether more may come."""
+        """Pass each line to the hosts that it names, or to all. Return whether more output may follow."""
         try:
             data = os.read(descriptor, 1 << 20)
         except BlockingIOError:
@@ -293,7 +293,7 @@ class _Starter:
         return bool(data)
 
     def end(self) -> None:
-        """Wait for its end, then ask, then force."""
+        """Wait for the process to end, then terminate it, then kill it."""
         for ask in (None, self.process.terminate, self.process.kill):
             if ask is not None:
                 ask()

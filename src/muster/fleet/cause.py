@@ -1,4 +1,4 @@
-"""Why a job did not succeed: from how the hosts left and what the ranks said. Pure."""
+"""Find out why a job did not succeed, from how the hosts left and what the ranks reported. Pure."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ LAST_WORDS = "its log in the run folder has its last words"  # where nothing is 
 
 @dataclass(frozen=True)
 class _Witness:
-    """A rank that missed another one: what it says tells nothing of its own host."""
+    """A rank that lost its connection to another one: its failure says nothing about its own host."""
 
     host: str
     rank: int | None
@@ -49,9 +49,10 @@ def judge_outcome(
     places: Sequence[Placement] = (),
     rank_log: Callable[[str, int], str] = lambda host, rank: "",
 ) -> tuple[RunEnd, Failure | None]:
-    """Succeeded only where every host left cleanly and every rank said that it was done.
+    """Return how a training ended: succeeded only where every host left cleanly and every rank reported its
+    end.
 
-    The host that failed first is looked at first: the others were only stopped because of it.
+    The host that failed first is examined first: the others were stopped because of it.
     """
     exits = dict(sorted(outcome.exits.items(), key=lambda item: item[0] != outcome.first_failed))
     reports, witnesses = [], []
@@ -115,11 +116,11 @@ def judge_outcome(
 def judge_command(
     outcome: Outcome, words: Callable[[str, int | None], Iterable[Sequence[str]]], places: Sequence[Placement]
 ) -> tuple[RunEnd, Failure | None]:
-    """How a command ended that is no program of Muster's: it succeeded where it ended with exit code 0 on all
-    hosts. `words`: what a host's rank printed, some lines at a time; None: what its command itself did.
+    """Return how a user's command ended: succeeded where it ended with exit code 0 on all hosts. `words`:
+    what a host's rank printed, some lines at a time; None: what its command itself printed.
 
-    The host that failed first is read first. What ranks say comes before what was seen from outside; but a
-    rank that was killed has no words for it, and what others say then is that they miss it.
+    The host that failed first is read first. What ranks print counts before what was seen from outside. A
+    rank that was killed prints nothing, and then the others only report that they lost it.
     """
     status, failure = judge_outcome(outcome, (), {}, 0, places)
     failed = [host for host, left in outcome.exits.items() if left != (0, None) and left[1] != "stopped"]
@@ -177,7 +178,8 @@ def judge_command(
 def unresolved(
     words: Callable[[str, int | None], Iterable[Sequence[str]]], places: Sequence[Placement]
 ) -> Failure | None:
-    """The name that a rank asked for until it was ended, since its host cannot look it up; None: none did."""
+    """Return the failure of a rank that kept asking for a name that its host cannot resolve; None: there is
+    none."""
     entry = known_failures()[UNRESOLVED]
     for place in places:
         for rank in (*place.ranks, None):
@@ -197,9 +199,9 @@ def unresolved(
 def _killed_before(
     outcome: Outcome, words: Callable[[str, int | None], Iterable[Sequence[str]]]
 ) -> tuple[Sign, str, int | None] | None:
-    """What torchrun says of a killed rank on a host that was stopped. It takes its time: the host of a
-    rank that only misses the killed one may have failed first. What stops a host ends torchrun with its
-    ranks: then there is no such account."""
+    """Return what torchrun reports of a killed rank on a host that was stopped. torchrun is slow to report:
+    the host of a rank that only lost the killed one may have failed first. A signal that stops a host ends
+    torchrun with its ranks, so then there is no such report."""
     for host, (_, reason) in outcome.exits.items():
         sign = sign_of(words(host, None)) if reason == "stopped" else None
         if sign and sign.weight == "killed" and _ACCOUNT.search(sign.text):
@@ -212,8 +214,8 @@ def _raised_before(
     words: Callable[[str, int | None], Iterable[Sequence[str]]],
     places: Mapping[str, Placement],
 ) -> tuple[Sign, str, int | None] | None:
-    """The exception of a rank on a host that was stopped: gloo ends the rank that misses it by SIGABRT, and
-    that one's torchrun may be quicker to tell."""
+    """Return the exception of a rank on a host that was stopped: gloo ends the rank that lost it by SIGABRT,
+    and the torchrun of that rank may report first."""
     for host, (_, reason) in outcome.exits.items():
         for rank in places[host].ranks if reason == "stopped" and host in places else ():
             sign = sign_of(words(host, rank))
@@ -223,7 +225,7 @@ def _raised_before(
 
 
 def _is_echo(sign: Sign) -> bool:
-    """Tell whether a line says only that something else, or another rank, has failed."""
+    """Return whether a line only reports that something else, or another rank, has failed."""
     entry = known_failures().get(sign.failure or "")
     return entry is not None and (entry.retry == "by cause" or entry.blame == "peer")
 
@@ -234,7 +236,7 @@ def _with_last_words(
     place: Placement,
     first: int | None = None,
 ) -> Failure:
-    """Add the last line that a rank of the host printed, or else its command, where no cause is known."""
+    """Add the last line that a rank of the host printed, or else its command, where no cause is named."""
     for rank in (*((first,) if first is not None else place.ranks), None):
         last = ""
         for block in words(place.host, rank):
@@ -246,8 +248,8 @@ def _with_last_words(
 
 
 def with_way_on(failure: Failure, run: str, saved: Sequence[events.Saved], lost: str | None) -> Failure:
-    """Add the command that goes on from the last checkpoint, where there is one. `lost`: a host that was lost
-    while others are left."""
+    """Add the command that continues from the last checkpoint, where there is one. `lost`: a host that was
+    lost while others are left."""
     step = max((each.step for each in saved if each.step), default=None)
     if step is None:
         return failure
@@ -267,7 +269,7 @@ def watchdog_words(log: Iterable[str]) -> str | None:
 
 
 def _missed(witnesses: Sequence[_Witness], done: set[int], places: Sequence[Placement]) -> Failure:
-    """Return the failure of a rank that others missed, with its host where only one is possible."""
+    """Return the failure of a rank that others lost, with its host where only one is possible."""
     speaking = {witness.rank for witness in witnesses} | done
     silent = {
         place.host: [rank for rank in place.ranks if rank not in speaking]
@@ -317,7 +319,7 @@ def _without_a_word(
 
 
 def _from_outside(reason: str | None) -> bool:
-    """Tell whether an agent left because of a signal, by the reason that it gave."""
+    """Return whether an agent left because of a signal, by the reason that it gave."""
     return (reason or "").startswith("signal ")
 
 
@@ -360,8 +362,8 @@ def _killed(host: str, death: _Death, kernel: Kernel) -> Failure:
 
 
 def by_sigkill(who: str, host: str, kernel: Kernel, pid: int | None = None) -> Failure:
-    """Return the failure of a process that SIGKILL ended: whether the out-of-memory killer sent it, as far as
-    the kernel tells."""
+    """Return the failure of a process that SIGKILL ended, and whether the out-of-memory killer sent it, as
+    far as the kernel reports."""
     killer = "the kernel's out-of-memory killer"
     logged = [line for line in kernel.log or [] if pid and re.search(rf"Killed process {pid}\b", line)]
     if logged or kernel.group:

@@ -1,4 +1,4 @@
-"""One host's connection: JSON lines in both directions over a wire. Never blocks."""
+"""A host's connection: JSON lines in both directions over a wire. Never blocks."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ NOISE = ("Warning: Permanently added", "srun: cluster configuration lacks suppor
 
 
 class LineSplitter:
-    """Whole lines out of bytes as they come. Of a line longer than `most`, only the beginning is kept,
-    so that it costs no more time than its bytes."""
+    """Splits bytes into whole lines as they arrive. Of a line longer than `most` only the beginning is kept,
+    so that a long line costs no more time than its bytes."""
 
     def __init__(self, most: int) -> None:
         self.most = most
-        self.cut = False  # a line was too long
+        self.overlong = False  # a line was too long
         self._parts: list[bytes] = []
         self._size = 0
 
     def feed(self, data: bytes) -> list[bytes]:
-        """The lines that end in `data`."""
+        """Return the lines that end in `data`."""
         *ends, rest = data.split(b"\n")
         lines = []
         for end in ends:
@@ -43,21 +43,21 @@ class LineSplitter:
         return lines
 
     def rest(self) -> bytes:
-        """What has come of a line that has no end."""
+        """Return the beginning of a line whose end has not arrived."""
         return b"".join(self._parts)
 
     def _add(self, part: bytes) -> None:
         room = self.most - self._size
-        self.cut = self.cut or len(part) > room
+        self.overlong = self.overlong or len(part) > room
         if part and room > 0:
             self._parts.append(part[:room])
             self._size += len(self._parts[-1])
 
 
 class Connection:
-    """Bytes in, messages out; and the other way round. `heard` is when the host last said anything.
+    """Turns bytes into messages, and messages into bytes. `heard`: when the host last sent anything.
 
-    What is sent before there is a wire waits for it.
+    What is sent before there is a wire is queued.
     """
 
     def __init__(self, place: Placement, check: Check | None = None) -> None:
@@ -87,17 +87,17 @@ class Connection:
 
     @property
     def greeted(self) -> bool:
-        """The far side has said something of ours."""
+        """Whether the far side has sent a message of the protocol."""
         return self.greeted_at is not None
 
     def attach(self, wire: Wire) -> None:
-        """The connection is there."""
+        """Use this wire from now on."""
         self.wire = wire
         self.heard = self.came = time.monotonic()
 
     @property
     def ended(self) -> bool:
-        """No more messages will come."""
+        """Whether no more messages will arrive."""
         return self.lost is not None or (self.wire is not None and self.output_closed and self.wire.gone())
 
     def send(self, data: bytes) -> None:
@@ -111,11 +111,11 @@ class Connection:
 
     @property
     def sending(self) -> bool:
-        """Whether bytes are queued, and the connection still takes them."""
+        """Whether bytes are queued, and the connection still accepts them."""
         return bool(self.outgoing) and self.wire is not None and not self._input_closed
 
     def flush(self) -> None:
-        """Write as much of the queue as the connection takes now."""
+        """Write as much of the queue as the connection accepts now."""
         while self.wire is not None and self.outgoing and not self._input_closed:
             try:
                 sent = os.write(self.wire.input, self.outgoing[:_CHUNK])
@@ -127,17 +127,17 @@ class Connection:
             del self.outgoing[:sent]
 
     def close_input(self) -> None:
-        """The agent takes a closed input as the end of its job."""
+        """Close the agent's input, which it takes as the end of its job."""
         if not self._input_closed:
             self._input_closed = True
             if self.wire is not None:
                 self.wire.hang_up()
 
     def read(self, descriptor: int) -> tuple[list[dict[str, Any]], bool]:
-        """-> (messages that have come on `descriptor`, whether it is still open).
+        """Return the messages that have arrived on `descriptor`, and whether it is still open.
 
-        Lines that are no messages go to `noise` (output) and `complaints` (errors). A host that says what no
-        agent says, or too much of it in one line, is given up.
+        Lines that are no messages go to `noise` (output) and `complaints` (errors). A host that sends what no
+        agent sends, or too much of it in one line, is given up.
         """
         assert self.wire is not None
         output = descriptor == self.wire.output
@@ -162,14 +162,14 @@ class Connection:
             elif line.strip() and self.lost is None:
                 text = line[:_NOISE].decode("utf-8", "replace").rstrip()
                 (self.noise if output else self.complaints).append(text)
-        if output and self.greeted and self._lines[0].cut:
+        if output and self.greeted and self._lines[0].overlong:
             self.give_up(
                 f"it sent a line of more than {format_bytes(LONGEST)}, which no agent of Muster does"
             )
         return messages, open_still
 
     def _is_ours(self, message: dict[str, Any]) -> bool:
-        """Whether it is a message. Before the first one, what looks like one may be a login script's."""
+        """Return whether a JSON line is a message. Before the first one, it may be a login script's."""
         if self.lost is not None:
             return False
         try:
@@ -186,7 +186,7 @@ class Connection:
         self.lost = self.lost or why
 
     def why_unreachable(self) -> str:
-        """Return why it was given up, with the last line of its errors; or else how it ended."""
+        """Return why the host was given up, with the last line of its errors; or else how it ended."""
         words = [line for line in self.complaints if not line.startswith(NOISE)] or list(self.noise)
         if self.lost:
             return f"{self.lost} ({words[-1]})" if words and words[-1] not in self.lost else self.lost

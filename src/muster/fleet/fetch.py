@@ -1,5 +1,5 @@
-"""Bring what hosts wrote that do not share the run folder: model and profiles to the controller, a checkpoint
-from one host to another. Whole, or not at all."""
+"""Fetch what hosts wrote that do not share the run folder: model and profiles to the controller, a checkpoint
+from one host to another. Each arrives whole, or not at all."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ PAUSE = 3.0  # seconds between them
 def fetch_model(
     remote: Remote, shell: Shell, place: Placement, base: str, run: RunFolder, files: Files | None = None
 ) -> None:
-    """Copy `base`/model into the run folder, by way of a file: models can be large. A training is too dear to
-    hang on one connection: it is tried ATTEMPTS times. `files`: what has to come, with hashes. Raises
-    HostError."""
+    """Copy `base`/model into the run folder, through a temporary file, since models can be large. It is tried
+    ATTEMPTS times: a training costs too much to depend on one connection. `files`: what has to arrive, with
+    hashes. Raises HostError."""
     hint = f"it is still there: {place.address}:{shlex.quote(base)}/model"
     for left in reversed(range(ATTEMPTS)):
         try:
@@ -56,7 +56,7 @@ def fetch_profiles(
     remote: Remote, shell: Shell, job: Job, facts: Facts, run: RunFolder, profiled: list[events.Profiled]
 ) -> None:
     """Copy profiles into the run folder. The events' paths become those in it; where a host cannot be asked,
-    the place on that host."""
+    they name the place on that host."""
     for place in job.placements:
         of_host = [i for i, event in enumerate(profiled) if event.host == place.host]
         if not of_host or facts[place.host]["shared"]:
@@ -76,9 +76,10 @@ def fetch_profiles(
 def copy_between(
     remote: Remote, shell: Shell, source: tuple[Placement, str], target: tuple[Placement, str], name: str
 ) -> None:
-    """A folder `name` out of one host's folder into another's, by way of this machine, which keeps nothing.
+    """Copy a folder `name` out of one host's folder into another's, through this machine, which keeps
+    nothing.
 
-    Each of `source` and `target`: the host, and the folder there. Raises HostError.
+    `source` and `target`: the host, and the folder there. Raises HostError.
     """
     (giver, there), (taker, here) = source, target
     sending = shell.start(remote(giver, ["sh", "-c", _SCRIPT, "sh", there, name]))
@@ -106,7 +107,7 @@ def copy_between(
 
 @contextmanager
 def _ended(process: Process) -> Iterator[None]:
-    """Whatever happens, the process is gone afterwards."""
+    """End the process when the block is left, however it is left."""
     try:
         yield
     finally:
@@ -120,7 +121,8 @@ def _ended(process: Process) -> Iterator[None]:
 
 
 def _fetch(remote: Remote, shell: Shell, place: Placement, base: str, name: str, run: RunFolder) -> None:
-    """`base`/`name` -> the run folder's `name`; a folder's files beside those that are there already."""
+    """Copy `base`/`name` to the run folder's `name`; a folder's files go beside those that are there already.
+    """
     argv = remote(place, ["sh", "-c", _SCRIPT, "sh", base, name])
     received, partial = run.path / f"{name}.tar", run.path / f"{name}.fetched"
     try:
@@ -140,14 +142,15 @@ def _fetch(remote: Remote, shell: Shell, place: Placement, base: str, name: str,
 
 
 def _reason(output: bytes) -> str:
-    """The last of a host's words that gives one: GNU tar ends by saying that it ends."""
+    """Return the last line of a host's output that gives a reason: GNU tar ends by reporting that it exits.
+    """
     lines = output.decode("utf-8", "replace").strip().splitlines() or ["no reason given"]
     return next((line for line in reversed(lines) if not line.startswith(_TAR_ENDS)), lines[-1])
 
 
 def _put(made: Path, place: Path) -> None:
-    """A folder into its place, whole. An earlier attempt's goes aside first: a folder with files cannot be
-    replaced. Raises ValueError where nothing was made."""
+    """Move a folder into its place, whole. That of an earlier attempt is moved aside first: a folder with
+    files cannot be replaced. Raises ValueError where nothing was made."""
     if not made.is_dir():
         raise ValueError(f"what came has no {made.name}")
     aside = place.with_name(f"{place.name}.before")
@@ -159,7 +162,8 @@ def _put(made: Path, place: Path) -> None:
 
 
 def _unpack(received: Path, folder: Path) -> None:
-    """The files after the mark. Raises ValueError for anything that is not a file or folder inside."""
+    """Unpack the files behind the mark. Raises ValueError for anything inside that is not a file or folder.
+    """
     with received.open("rb") as file:
         head = file.read(1 << 20)
         start = head.find(_MARK)

@@ -7,8 +7,8 @@ One line each way, after the server's greeting:
     server   PROOF {...}                       PROOF: of "server NONCE {...}", with the client's nonce
          or  refused REASON
 
-Each side's proof covers what it says and a nonce of the other side, so that neither can be altered, replayed
-or thrown back. What is said later on the connection is no longer covered.
+Each side's proof covers its message and a nonce of the other side, so that neither can be altered, replayed
+or reflected. What follows on the connection is not covered.
 """
 
 from __future__ import annotations
@@ -27,23 +27,24 @@ _NONCE = re.compile(r"[0-9a-f]{32}")
 
 
 class Refusal(ValueError):
-    """A line that is not accepted; `str()` is the reason, fit for the other side's eyes."""
+    """A line that is not accepted; `str()` is the reason, which the other side may read."""
 
 
 def new_nonce() -> str:
-    """32 random hex digits."""
+    """Return 32 random hex digits."""
     return secrets.token_hex(16)
 
 
 def greeting(nonce: str) -> bytes:
-    """The server's first line."""
+    """Return the server's first line."""
     return f"muster1 {nonce}\n".encode()
 
 
 def read_claim(line: bytes, secret: str, nonce: str) -> dict[str, Any]:
-    """What the client's line (without its end) says, proven. `nonce`: the one that it was greeted with.
+    """Return the content of the client's line (without its line end), once proven. `nonce`: that of the
+    greeting.
 
-    Raises Refusal: not the protocol, or another secret (which a replay looks like, too).
+    Raises Refusal where it is not the protocol, or the secret is another one (a replay looks the same).
     """
     given, space, payload = line.partition(b" ")
     if not space or not _PROOF.fullmatch(given):
@@ -65,7 +66,7 @@ def read_claim(line: bytes, secret: str, nonce: str) -> dict[str, Any]:
 
 
 def answer(reply: Mapping[str, Any], secret: str, nonce: str) -> bytes:
-    """The server's line to a client that has proven itself. `nonce`: the client's.
+    """Return the server's line to a client that has proven itself. `nonce`: the client's.
 
     Raises ValueError where the line would be longer than MAX_LINE.
     """
@@ -77,5 +78,5 @@ def answer(reply: Mapping[str, Any], secret: str, nonce: str) -> bytes:
 
 
 def refusal(reason: str) -> bytes:
-    """The server's line to a client that it does not take: one line, whatever the reason holds."""
+    """Return the server's line to a client that it refuses: one line, whatever the reason contains."""
     return b"refused " + " ".join(reason.split()).encode()[: MAX_LINE - 9] + b"\n"

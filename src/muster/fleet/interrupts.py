@@ -1,4 +1,4 @@
-"""Ctrl-C, SIGTERM and a closed terminal as a wish to stop, instead of an exception anywhere."""
+"""Ctrl-C, SIGTERM and a closed terminal as a request to stop, in place of an exception at any line."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ SLACK = 90.0  # Slurm looks at its jobs once a minute, and may be early
 
 
 def meaning(number: int, env: Mapping[str, str], now: float) -> str:
-    """What a signal says, for people. `now`: seconds since 1970. SIGTERM near a batch job's end, as Slurm
-    tells it (SLURM_JOB_END_TIME, from 22.05 on), is its time limit."""
+    """Return what a signal means, for people. `now`: seconds since 1970. SIGTERM near a batch job's end,
+    which Slurm states (SLURM_JOB_END_TIME, from 22.05 on), is its time limit."""
     end, grace = env.get("SLURM_JOB_END_TIME", ""), env.get(GRACE, "")
     near_the_end = number == signal.SIGTERM and end.isdecimal() and grace.isdecimal()
     if near_the_end and abs(int(end) - int(grace) - now) <= SLACK:
@@ -41,8 +41,8 @@ _PRESSED: list[int] = []  # each Ctrl-C that became a wish
 
 @contextmanager
 def keyboard_interrupts() -> Iterator[None]:
-    """For callers that are no command: raise KeyboardInterrupt at the end where Ctrl-C was pressed inside
-    `interrupts`, as Python does elsewhere."""
+    """Raise KeyboardInterrupt at the end where Ctrl-C was pressed inside `interrupts`, as Python does
+    elsewhere. For callers that are no command."""
     before = len(_PRESSED)
     try:
         yield
@@ -56,7 +56,8 @@ def keyboard_interrupts() -> Iterator[None]:
 
 @contextmanager
 def interrupts() -> Iterator[EndRequest]:
-    """While inside, those signals set the wish. Elsewhere than in the main thread nothing changes."""
+    """Turn those signals into an EndRequest while inside. In a thread other than the main one nothing
+    changes."""
     wish = EndRequest()
     if threading.current_thread() is not threading.main_thread():
         yield wish

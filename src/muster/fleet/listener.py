@@ -47,11 +47,12 @@ class ProvenPeer:
     secret: str = field(repr=False)
 
     def welcome(self, reply: Mapping[str, Any]) -> None:
-        """Prove the secret in turn, and answer. Raises ValueError for an answer of more than 4 kB."""
+        """Prove the secret in turn, and send the answer. Raises ValueError for an answer of more than 4 kB.
+        """
         _say(self.socket, answer(reply, self.secret, self.payload["nonce"]))
 
     def refuse(self, reason: str) -> None:
-        """Say why not, and hang up."""
+        """Send the reason, and close the connection."""
         _say(self.socket, refusal(reason))
         self.socket.close()
 
@@ -67,11 +68,11 @@ class _PendingPeer:
 
 
 class SecretListener:
-    """Listens from the start. Raises UsageError where the port or address cannot be had.
+    """Listens as soon as it is made. Raises UsageError where the port or address is not available.
 
-    `patience` is how many seconds a connection has for its proof, however it spends them; `waiting` is how
-    many may be at that. `refused` counts those turned away by reason: wrong secret (a replay is one),
-    garbage, too long, slow, left, crowded.
+    `patience`: seconds that a connection has for its proof; `waiting`: how many may be unproven at once.
+    `refused` counts rejected connections by reason: wrong secret (a replay is one), garbage, too long, slow,
+    left, crowded.
     """
 
     def __init__(
@@ -97,7 +98,7 @@ class SecretListener:
         self.close()
 
     def close(self) -> None:
-        """Stop listening, and hang up on clients that have proven nothing. Proven peers stay connected."""
+        """Stop listening, and close connections that have proven nothing. Proven peers stay connected."""
         for client in self._pending.values():
             client.socket.close()
         self._pending.clear()
@@ -105,8 +106,8 @@ class SecretListener:
         self._listener.close()
 
     def fileno(self) -> int:
-        """Readable when poll() has something to do, except for what time alone brings: call that once a
-        second besides."""
+        """Return a descriptor that is readable when poll() has something to do. Timeouts do not make it
+        readable: call poll() once a second as well."""
         return self._selector.fileno()  # type: ignore[attr-defined, no-any-return, unused-ignore]
 
     def poll(self) -> list[ProvenPeer]:
@@ -131,7 +132,7 @@ class SecretListener:
         return proven
 
     def _oldest(self, now: float) -> float:
-        """Return the seconds since the first of the pending clients has come."""
+        """Return the seconds since the first of the pending clients connected."""
         return now - next(iter(self._pending.values())).since
 
     def _accept(self, now: float) -> None:
@@ -162,12 +163,12 @@ class SecretListener:
             _say(sock, greeting(client.nonce))
 
     def _pause(self, now: float) -> None:
-        """Accept nothing for PAUSE seconds: connections that cannot be taken would wake the loop."""
+        """Accept nothing for PAUSE seconds: connections that cannot be accepted would wake the loop."""
         self._selector.unregister(self._listener)
         self._resume = now + PAUSE
 
     def _hear(self, fd: int) -> ProvenPeer | None:
-        """Read what has come on one connection. Return its peer once the secret is proven."""
+        """Read what has arrived on one connection. Return its peer once the secret is proven."""
         client = self._pending[fd]
         try:
             data = client.socket.recv(MAX_LINE + 1 - len(client.heard))
@@ -216,7 +217,7 @@ class SecretListener:
 
 
 def _listen(address: str, port: int) -> socket.socket:
-    """A listening socket: on IPv6 and IPv4 where no address is given and the machine has both."""
+    """Return a listening socket: on IPv6 and IPv4 where no address is given and the machine has both."""
     try:
         if not 0 <= port <= 65535:  # getaddrinfo would take the remainder
             raise OverflowError(f"{port} is not a port")
@@ -256,8 +257,8 @@ def _unavailable(address: str, port: int, error: Exception) -> UsageError:
 
 
 def _say(sock: socket.socket, line: bytes) -> None:
-    """Send a few bytes to a client that was sent little so far: they fit into the kernel's buffer, or it has
-    left."""
+    """Send a few bytes to a client that was sent little so far: they fit into the kernel's buffer, or the
+    client has left."""
     try:
         sock.send(line)
     except OSError:
@@ -265,5 +266,5 @@ def _say(sock: socket.socket, line: bytes) -> None:
 
 
 def _plain(address: str) -> str:
-    """::ffff:10.0.0.1 -> 10.0.0.1"""
+    """Return an IPv4 address without its IPv6 form: ::ffff:10.0.0.1 -> 10.0.0.1."""
     return address[7:] if address.startswith("::ffff:") and "." in address else address

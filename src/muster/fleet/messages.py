@@ -1,4 +1,4 @@
-"""What hosts may say, by the message's name. A link checks each line before anybody acts on it."""
+"""The messages that hosts may send, by name. A connection validates each line before it is used."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class _Error(_Message):
 
 
 class Kernel(Part):
-    """What a host's kernel says of its out-of-memory killer while the job ran; None: it cannot be read."""
+    """What a host's kernel reports of its out-of-memory killer while the job ran; None: it cannot be read."""
 
     model_config = ConfigDict(strict=True, extra="ignore")
     group: _Count | None = None  # processes of the job's control group that it ended
@@ -89,8 +89,8 @@ class _Beat(_Message):
 
 
 class StartedCollective(Part):
-    """A collective operation that a rank began. `number`: in the order of its group; `pending`: it has not
-    ended; `started`: its GPU has come to it (gloo does not say)."""
+    """A collective operation that a rank began. `number`: its place in its group; `pending`: it has not
+    ended; `started`: its GPU has reached it (gloo does not report that)."""
 
     number: int
     name: str
@@ -100,8 +100,8 @@ class StartedCollective(Part):
 
 
 class GroupProgress(Part):
-    """What a rank did in one process group: its last collective's number, and those that have not ended, or
-    else that one. `p2p`: the same of what it sent or received."""
+    """A rank's progress in one process group: the number of its last collective, and the collectives that
+    have not ended, or else that one. `p2p`: the same of sends and receives."""
 
     group: str
     last: int
@@ -120,7 +120,7 @@ class Thread(Part):
 
 
 class StoppedChild(Part):
-    """A process below a rank that is stopped (T), traced (t) or in the kernel's hands (D)."""
+    """A process below a rank that is stopped (T), traced (t) or in uninterruptible sleep (D)."""
 
     pid: int
     state: str
@@ -128,12 +128,11 @@ class StoppedChild(Part):
 
 
 class RankProbe(Part):
-    """A rank as it was seen from outside, several times. `cpu`, `own_cpu`: cores that it used with
-    its children and by itself; `io`: bytes that they read and wrote; `states`: of the main thread, as
-    in /proc; `library`: that the main thread computes in, such as libtorch_cpu.so; "": in none; None: it
-    is not known; `mains`: the main thread's stacks; `before` and `after`: its collectives at the begin
-    and the end; None: it did not answer.
-    """
+    """A rank as seen from outside, several times. `cpu`, `own_cpu`: cores used with its children and by
+    itself; `io`: bytes that they read and wrote; `states`: of the main thread, as in /proc; `library`: the
+    one that the main thread computes in, such as libtorch_cpu.so; "": in none; None: not known; `mains`: the
+    main thread's stacks; `before` and `after`: its collectives at the begin and the end; None: it did not
+    answer."""
 
     rank: int
     pid: int
@@ -162,7 +161,7 @@ class RankProbe(Part):
 
 
 class ProbeAnswer(_Message):
-    """What an agent found when it was asked where its ranks stand."""
+    """An agent's answer to the question where its ranks are."""
 
     model_config = ConfigDict(strict=False, extra="allow")
     number: int
@@ -173,14 +172,13 @@ class ProbeAnswer(_Message):
     trouble: _Words | None = None
 
 
-class _Event(_Message):
-    rank: int
-    lines: list[str]
-
-
 class _Log(_Message):
     rank: int | None
     lines: list[str]
+
+
+class _Event(_Log):
+    rank: int
 
 
 class _Hardware(_Message):
@@ -212,7 +210,7 @@ _JOB: dict[str, type[_Message]] = {
 
 
 def of_job(place: Placement, message: Mapping[str, Any]) -> None:
-    """What the agent of a job says. Raises ValueError."""
+    """Validate a message of a job's agent. Raises ValueError."""
     kind = _JOB.get(str(message["m"]))
     if kind is None:
         raise ValueError(f"{str(message['m'])[:40]!r} is the name of no message")

@@ -25,8 +25,8 @@ class Shell:
     """Starts the system's processes."""
 
     def start(self, argv: Sequence[str], *, env: Mapping[str, str] | None = None) -> Process:
-        """Start `argv` with pipes on all three streams, in a session of its own: Ctrl-C reaches the
-        controller alone, which then stops the job."""
+        """Start `argv` with pipes on all three streams, in its own session: Ctrl-C then reaches the
+        controller alone, which stops the job."""
         try:
             return subprocess.Popen(
                 list(argv),
@@ -47,7 +47,8 @@ class Shell:
         timeout: float | None = None,
         output: Path | None = None,
     ) -> tuple[int, bytes, bytes]:
-        """Run `argv` to its end -> (exit code, stdout, stderr). `output`: a file for a large stdout."""
+        """Run `argv` to its end. Return its exit code, stdout and stderr. `output`: a file for a large
+        stdout."""
         with contextlib.ExitStack() as stack:
             out = stack.enter_context(output.open("wb")) if output else subprocess.PIPE
             try:
@@ -86,7 +87,7 @@ def _cannot_start(program: str, error: OSError) -> NotStarted:
 
 
 def more_files(count: int) -> None:
-    """Raise this process's soft limit of open files, as far as is allowed, to have `count` more."""
+    """Raise this process's soft limit of open files, as far as it may, by `count`."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = count + 256
     if soft != resource.RLIM_INFINITY and soft < wanted:

@@ -1,8 +1,9 @@
-"""Where the ranks stand of a job that makes no progress, and which of them the others wait for. Pure.
+"""Find out where the ranks of a job without progress are, and which of them the others wait for. Pure.
 
-Three witnesses are heard. The kernel: is a process stopped, in a debugger, asleep, on a disk, and does
-what it sends arrive? PyTorch's flight recorder: who has begun fewer collectives than others wait in, and do
-all mean the same one? The Python stacks: who is not in a collective while others are?
+There are three sources. The kernel: is a process stopped, in a debugger, asleep or waiting for a disk, and is
+what it sends acknowledged? PyTorch's flight recorder: which rank has begun fewer collectives than the others
+wait in, and do all wait in the same one? The Python stacks: which rank is not in a collective while others
+are?
 """
 
 from __future__ import annotations
@@ -66,17 +67,17 @@ def _pending(groups: Iterable[GroupProgress]) -> dict[str, list[StartedCollectiv
 
 
 def _for_pending(frame: Frame) -> bool:
-    """Whether a rank that rests in this innermost frame waits for a collective that it began before."""
+    """Return whether a rank in this innermost frame waits for a collective that it began before."""
     return frame[0] in _ENGINE or "torch/distributed/" in frame[1]
 
 
 def in_collective(frames: Sequence[Frame]) -> bool:
-    """Whether a Python stack is in the code that ranks wait for each other in."""
+    """Return whether a Python stack is in code in which ranks wait for each other."""
     return any(part in frame[1] for frame in frames[:3] for part in _COLLECTIVES)
 
 
 def line_of(frames: Sequence[Frame]) -> str | None:
-    """The innermost line that is not a library's, for people; of libraries alone, the innermost one."""
+    """Return the innermost line that is not a library's, for people; where all are, the innermost one."""
     own = next((each for each in frames if not any(part in each[1] for part in _LIBRARIES)), None)
     frame = own or next((each for each in frames if not in_collective([each])), None)
     return f"{frame[0]} ({frame[1].rsplit('/', 1)[-1]}:{frame[2]})" if frame else None
@@ -84,7 +85,7 @@ def line_of(frames: Sequence[Frame]) -> str | None:
 
 @dataclass(frozen=True)
 class RankState:
-    """A rank as its look shows it. `look` is None: it has no process."""
+    """A rank as its probe shows it. `look` is None where it has no process."""
 
     rank: int
     host: str
@@ -98,7 +99,7 @@ class RankState:
 
     @cached_property
     def pending(self) -> dict[str, list[StartedCollective]]:
-        """Per process group, collectives that it began and that have not ended."""
+        """Per process group, the collectives that it began and that have not ended."""
         return _pending((self.look.after or self.look.before or []) if self.look else [])
 
     @cached_property
@@ -111,7 +112,7 @@ class RankState:
 
     @property
     def goes_on(self) -> bool:
-        """Whether it began or ended a collective while it was looked at, or sent or got something."""
+        """Whether it began or ended a collective, sent or received something during the probe."""
         if self.look is None or self.look.before is None or self.look.after is None:
             return False
         before = {each.group: (each.last, each.p2p) for each in self.look.before}
@@ -123,8 +124,8 @@ class RankState:
 
     @property
     def on_the_device(self) -> bool:
-        """Whether it waits for its GPU, with a collective of NCCL's that does not end: a thread that does so
-        computes, in the driver."""
+        """Whether it waits for its GPU, in a collective of NCCL's that does not end: such a thread is busy,
+        inside the driver."""
         look = self.look
         if look is None or look.after is None or look.library == "" or self.goes_on:
             return False
@@ -177,7 +178,7 @@ class RankState:
         return f"rank {self.rank} on {self.host}"
 
     def does(self) -> str:
-        """In a sentence without its subject."""
+        """Return what it does, as a sentence without its subject."""
         at = f" at {self.line}" if self.line else ""
         if self.look is None:
             return "has no process any more"
@@ -203,9 +204,9 @@ class RankState:
 
 @dataclass(frozen=True)
 class HangFinding:
-    """`hangs`: false where something goes on still, so that it is looked at again later. `culprits`: whom the
-    others wait for; `hosts`: those that it is about where no rank is to blame; `certain`: that witnesses
-    agree on them."""
+    """What a probe of all ranks shows. `hangs`: false where something still makes progress, so that they are
+    probed again later. `culprits`: the ranks that the others wait for; `hosts`: those concerned where no rank
+    is to blame; `certain`: the sources agree."""
 
     hangs: bool
     what: str
@@ -218,7 +219,7 @@ class HangFinding:
 
     @property
     def of_one(self) -> str:
-        """The same of a rank that is named already."""
+        """The finding in words that fit a rank which is named already."""
         if not self.certain or len(self.culprits) != 1:
             return f"the job hangs: {self.what}"
         return f"it hangs: {self.what.removeprefix(f'{self.culprits[0]} ')}"
@@ -238,7 +239,7 @@ class _Case:
         return [each for each in self.stands if each.kind == "waiting"]
 
     def hear_the_recorder(self) -> None:
-        """Who has begun fewer collectives of a group than others wait in."""
+        """Sort out which ranks have begun fewer collectives of a group than the others wait in."""
         begun: dict[str, dict[int, StartedCollective]] = {}
         started: dict[str, set[int]] = {}
         for each in self.stands:
@@ -262,8 +263,8 @@ class _Case:
                         self.late.setdefault(each.rank, collective)
 
     def parted(self) -> list[tuple[str, str]]:
-        """Return pairs of hosts, or of a host and an address that none of them has, where one end gets no
-        answer to what it sends; and other pairs of these hosts where one end does not reach the other."""
+        """Return pairs of hosts, or of a host and an address that no host has, where one end gets no answer
+        to what it sends; and other pairs of these hosts where one end does not reach the other."""
         homes: dict[str, set[str]] = {}
         looks = [(each.host, each.look) for each in self.stands if each.look]
         for host, look in looks:
@@ -283,8 +284,8 @@ class _Case:
         return sorted(each for each in cut if each[0] != each[1])
 
     def disagreement(self) -> dict[str, list[RankState]] | None:
-        """Ranks that all wait in the same collective of a group, by what each takes it for, where that
-        differs; None: it does not, or it is not known."""
+        """Return ranks that wait in the same collective of a group, by the operation that each takes it for,
+        where those differ; None: they do not, or it is not known."""
         if self.missed:
             return None
         for group in {name: None for each in self.waiting for name in each.pending}:
@@ -304,8 +305,8 @@ class _Case:
 def judge(
     stands: Sequence[RankState], *, stepping: bool, looks: Mapping[str, ProbeAnswer] | None = None
 ) -> HangFinding:
-    """What keeps the ranks. `stands`: all of them; `stepping`: they have done steps before, so that to
-    compute the same for so long is no beginning; `looks`: what else their hosts have found."""
+    """Return what keeps the ranks. `stands`: all of them; `stepping`: they have done steps before, so that a
+    long computation is no start-up; `looks`: what else their hosts have reported."""
     looks = looks or {}
     xid = [f"{host}: {each}" for host, one in looks.items() for each in one.xid]
     case = _Case(stands, looks)
@@ -340,7 +341,8 @@ def judge(
 
 
 def _alive(stand: RankState, *, stepping: bool) -> bool:
-    """Whether what it does may come to an end. Before the first step, a model may be compiled for long."""
+    """Return whether what a rank does may come to an end. Before the first step, compiling a model may take
+    long."""
     return stand.kind == "computing" or (stand.kind == "busy" and not stepping)
 
 
@@ -350,7 +352,7 @@ def _named(
     by_witness: Mapping[str, Sequence[RankState]],
     xid: Iterable[str],
 ) -> HangFinding:
-    """The others wait for these."""
+    """Return the finding that the others wait for these ranks."""
     sets = [frozenset(each.rank for each in accused) for accused in by_witness.values()]
     # Who is missed and waits in nothing is a cause, whatever its stack looks like.
     if missed := frozenset(
@@ -386,7 +388,8 @@ def _named(
 def _parted(
     pairs: Sequence[tuple[str, str]], case: _Case, others: Sequence[RankState], xid: Iterable[str]
 ) -> HangFinding:
-    """What the hosts send is not answered: one host where all these pairs have one in common, else links."""
+    """Return the finding that what hosts send is not answered: one host where all pairs share one, else
+    links."""
     common = set.intersection(*map(set, pairs)) if len(pairs) > 1 else set()
     seen = [f"the kernel: between {one} and {other} data are sent again and again" for one, other in pairs]
     named: tuple[str, ...]
@@ -433,7 +436,8 @@ def _hint(culprit: RankState) -> str | None:
 
 
 def _apart(apart: Mapping[str, Sequence[RankState]], case: _Case) -> HangFinding:
-    """Ranks came to different collectives: a bug of the program. Few against many are named."""
+    """Return the finding that ranks came to different collectives, a bug of the program. Few against many are
+    named."""
     ordered = sorted(apart.items(), key=lambda each: len(each[1]))
     few, many = ordered[0][1], ordered[-1][1]
     words = "; ".join(f"{_ranks(ranks)}: {what}" for what, ranks in ordered[:4])

@@ -1,7 +1,8 @@
-"""Holds a job: greets every agent, starts all ranks at once, forwards what they say, and ends all together.
+"""Holds a job: connects to every agent, starts all ranks at once, forwards their events, and ends all
+together.
 
-Two phases, so that nothing starts unless everything can: `greet` connects and asks each host for its facts;
-`run` gives the start order and stays until every agent has left.
+There are two phases, so that nothing starts unless everything can: `greet` connects and asks each host for
+its facts; `run` gives the start order and stays until every agent has left.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ _PARTING, _PARTING_EACH = 8.0, 0.03
 
 @dataclass
 class Listener:
-    """What happens with what the hosts say. Each callback gets the host's label first."""
+    """Callbacks for what the hosts send. Each gets the host's label first."""
 
     event: Callable[[str, str], None]  # a rank's own line
     log: Callable[[str, int | None, list[str]], None]
@@ -59,8 +60,8 @@ class Listener:
 
 @dataclass
 class Outcome:
-    """How it ended. `exits`: per host, the exit code of its ranks (of the one that ended badly first; None:
-    they were ended) and why the agent left."""
+    """How a job ended. `exits`: per host, the exit code of its ranks (that of the first one that failed;
+    None: they were ended) and why the agent left."""
 
     exits: dict[str, tuple[int | None, str | None]] = field(default_factory=dict)
     lost: dict[str, str] = field(default_factory=dict)
@@ -72,7 +73,7 @@ class Outcome:
 
     @property
     def clean(self) -> bool:
-        """Every host's ranks ended by themselves with exit code 0."""
+        """Whether every host's ranks ended by themselves with exit code 0."""
         return not self.lost and not self.stopped and all(code == 0 for code, _ in self.exits.values())
 
 
@@ -88,7 +89,8 @@ class Supervisor:
         shell: Shell,
         stop: Callable[[], str | None] = lambda: None,
     ) -> None:
-        """`stop`: a text ends what comes before the start; then `Listener.tick` is asked."""
+        """Prepare the connections. `stop`: returns a reason to end what precedes the start; after it,
+        `Listener.tick` is asked."""
         self.launch, self.launcher, self.shell, self.stop = launch, launcher, shell, stop
         self.fleet = Fleet(places, launcher, launch, job_id, shell, agent_source(), of_job)
         self.links = self.fleet.links
@@ -103,9 +105,9 @@ class Supervisor:
         self.leave(keep=error is not None)
 
     def leave(self, *, keep: bool) -> None:
-        """Tell every agent to stop and see it gone, or give it up. Once: later calls do nothing.
+        """Stop every agent and wait until it has left, or give it up. Later calls do nothing.
 
-        `keep`: what could not be written down here stays on the hosts.
+        `keep`: what could not be written here stays on the hosts.
         """
         if self.left:
             return
@@ -125,10 +127,10 @@ class Supervisor:
         return _PARTING + _PARTING_EACH * len(self.links)
 
     def greet(self, specs: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
-        """Connect to every host and hear its facts. Label -> facts.
+        """Connect to every host. Return its facts by label.
 
-        Every host gets its chance before an error is raised. Raises InventoryError (hosts that cannot be
-        reached, with those that can) and UsageError (what an agent refuses: a port that is taken).
+        Every host is tried before an error is raised. Raises InventoryError (hosts that cannot be reached,
+        with those that can) and UsageError (what an agent refuses, such as a port that is taken).
         """
         for link in self.links:
             link.tell("spec", **specs[link.place.host])
@@ -153,8 +155,8 @@ class Supervisor:
             raise JobError(why)
 
     def meanwhile(self, work: Callable[[], T]) -> T:
-        """What `work` returns or raises, done beside the hosts that were greeted: an agent that hears nothing
-        for as long as its lease gives the job up."""
+        """Return what `work` returns, or raise what it raises, and keep the connections alive meanwhile: an
+        agent that hears nothing for as long as its lease ends the job."""
         made: Future[T] = Future()
 
         def do() -> None:
@@ -170,9 +172,9 @@ class Supervisor:
         return made.result()
 
     def verify(self, orders: Mapping[str, Mapping[str, Any]]) -> dict[str, str | None]:
-        """Have hosts that were greeted read a checkpoint. Label -> what is wrong with it; None: nothing.
+        """Have connected hosts read a checkpoint. Return what is wrong with it by label; None: nothing.
 
-        Raises HostError where one is lost meanwhile.
+        Raises HostError where a host is lost meanwhile.
         """
         for link in self.links:
             link.verified = None
@@ -190,8 +192,8 @@ class Supervisor:
         return {link.place.host: (link.verified or {})["wrong"] for link in self.links}
 
     def bring(self, tree: Tree, hosts: Collection[str]) -> int:
-        """Bring a folder of code to these hosts, which were greeted: what each lacks of it. -> bytes sent.
-        Raises HostError where one is lost meanwhile or cannot take it."""
+        """Send connected hosts what each lacks of a folder of code. Return the bytes sent. Raises HostError
+        where one is lost meanwhile or cannot take it."""
         links = [link for link in self.links if link.place.host in hosts]
         files = [[each.path, each.mode, each.digest, each.size] for each in tree.files]
         paths = {each.digest: tree.folder / each.path for each in tree.files}
@@ -261,7 +263,7 @@ class Supervisor:
         return command
 
     def _silent(self, places: Sequence[Placement]) -> dict[str, str]:
-        """Return, by label, the last words of each host on which `true` does not run."""
+        """Return, by label, the last line that ssh printed for each host on which `true` does not run."""
         asked = [(place, self.shell.start(self.remote(place, ["true"]))) for place in places[:_AT_MOST]]
         limit = time.monotonic() + self.launch.connect_timeout + 2
         answers = {}
@@ -272,9 +274,9 @@ class Supervisor:
         return answers
 
     def run(self, orders: Mapping[str, Mapping[str, Any]], listener: Listener) -> Outcome:
-        """Start the ranks everywhere and stay until all agents have left.
+        """Start the ranks on all hosts and stay until all agents have left.
 
-        The first host that fails, is lost, or a stop, ends the job on all hosts.
+        The first host that fails or is lost, or a request to stop, ends the job on all hosts.
         """
         outcome = Outcome()
         for link in self.links:
@@ -312,7 +314,7 @@ class Supervisor:
         return outcome
 
     def look(self, number: int) -> list[str]:
-        """Ask every host that is there where its ranks stand. -> these hosts; each answer comes to
+        """Ask every connected host where its ranks are. Return these hosts; each answer is passed to
         `Listener.looked` with this number."""
         asked = [link for link in self.links if not link.ended and link.exit is None]
         for link in asked:
@@ -324,7 +326,7 @@ class Supervisor:
         return time.monotonic() - next(link.heard for link in self.links if link.place.host == host)
 
     def _notice(self, outcome: Outcome) -> None:
-        """Record hosts that were lost and the first one that failed."""
+        """Record hosts that were lost, and the first one that failed."""
         for link in self.links:
             host = link.place.host
             silent = time.monotonic() - link.heard
@@ -337,7 +339,7 @@ class Supervisor:
                 outcome.first_failed = host
 
     def _note(self, link: Connection, message: dict[str, Any]) -> None:
-        """Messages that matter in every phase."""
+        """Handle messages that matter in every phase."""
         if message["m"] == "hello":
             link.facts = message["facts"]
         elif message["m"] == "verified":

@@ -1,4 +1,4 @@
-"""The two kinds of connection to an agent: a process's own streams, and a socket that the agent dialled."""
+"""The two kinds of connection to an agent: a process's own streams, and a socket that the agent opened."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class PipeWire:
     """A process that belongs to one agent: ssh, or the agent itself. Nothing blocks, except `end`, for a
     moment.
 
-    `input`: the descriptor that takes what the agent shall read; `output`, `errors`: what it says.
+    `input`: the descriptor that the agent reads; `output`, `errors`: those that it writes.
     """
 
     def __init__(self, process: Process) -> None:
@@ -27,7 +27,7 @@ class PipeWire:
             os.set_blocking(descriptor, False)
 
     def hang_up(self) -> None:
-        """No more input: an agent takes that as the end of its job."""
+        """Close the agent's input, which it takes as the end of its job."""
         assert self._process.stdin
         try:
             self._process.stdin.close()
@@ -35,11 +35,11 @@ class PipeWire:
             pass
 
     def gone(self) -> bool:
-        """Whether the far side has left for good, as far as this side can know without reading."""
+        """Return whether the far side has left for good, as far as this side can know without reading."""
         return self._process.poll() is not None
 
     def end(self) -> None:
-        """Cut the connection at once, with the helper that a client may have started (ProxyCommand)."""
+        """Close the connection at once, and end a helper that a client may have started (ProxyCommand)."""
         if self._process.poll() is None:
             with contextlib.suppress(ProcessLookupError):
                 if os.getpgid(self._process.pid) == self._process.pid:
@@ -51,12 +51,12 @@ class PipeWire:
                 stream.close()
 
     def farewell(self) -> str:
-        """How it ended, in words."""
+        """Return how it ended, in words."""
         return f"the connection ended with exit code {self._process.poll()}"
 
 
 class SocketWire:
-    """A connection that the agent made to this machine. Used as PipeWire is."""
+    """A connection that the agent opened to this machine. Used as PipeWire is."""
 
     def __init__(self, connection: socket.socket) -> None:
         connection.setblocking(False)
@@ -71,7 +71,7 @@ class SocketWire:
             pass
 
     def gone(self) -> bool:
-        """The end of its output is all that a socket tells."""
+        """Return whether the connection has ended: a socket reports nothing but the end of its output."""
         return True
 
     def end(self) -> None:

@@ -1,6 +1,6 @@
-"""Waiting for machines that register themselves, until all are there: `muster gather`.
+"""Wait for machines that register themselves, until all have: `muster gather`.
 
-A machine that knows the token is in for as long as its connection lives; its answer comes once all are.
+A machine that knows the token is registered for as long as its connection lives; it is answered once all are.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _NAME = re.compile(r"[A-Za-z0-9_](?:[A-Za-z0-9_.\-]{0,251}[A-Za-z0-9_])?")  # ss
 
 @dataclass(frozen=True)
 class Member:
-    """A machine that is in: the address by which it is reached, its own host name, ranks on it."""
+    """A registered machine: the address by which it is reached, its own host name, ranks on it."""
 
     address: str
     hostname: str
@@ -38,7 +38,7 @@ class Member:
 
     @property
     def host(self) -> Host:
-        """As a host file has it."""
+        """The member as a host file has it."""
         return Host(f"[{self.address}]" if ":" in self.address else self.address, self.slots)
 
     @property
@@ -49,9 +49,9 @@ class Member:
 
 @dataclass(frozen=True)
 class Gathered:
-    """Who is there, in the order of their host names: node2 before node10.
+    """The registered machines, sorted by host name: node2 before node10.
 
-    `refused`: reason -> connections. `lost`: machines that were in and left before the end.
+    `refused`: reason -> connections. `lost`: machines that were registered and left before the end.
     """
 
     wanted: int
@@ -65,16 +65,16 @@ class Gathered:
         return tuple(member.host for member in self.members)
 
     def as_dict(self) -> dict[str, Any]:
-        """An inventory, as `--hosts` reads it, and how it came to be."""
+        """Return an inventory, in the form that `--hosts` reads, and how it was made."""
         about = {"wanted": self.wanted, "refused": dict(self.refused), "lost": self.lost}
         return {**inventory_document(self.hosts, "ssh"), "gathered": about}
 
 
 def read_member(payload: Mapping[str, Any], peer: str, own: str) -> Member:
-    """What a machine says about itself. Raises ValueError with a reason that it can be told.
+    """Return a machine from its own facts. Raises ValueError with a reason that may be sent to it.
 
-    Its address is what it gave, else where its connection came from: a head that is a member itself is
-    reached by the others at `own`.
+    Its address is the one that it gave, else where its connection came from: a head that is a member itself
+    is reached by the others at `own`.
     """
     name, slots, address = (payload.get(key) for key in ("name", "slots", "address"))
     if payload.get("wants") != "join":
@@ -99,7 +99,7 @@ def _is_address(text: str) -> bool:
 
 
 class _Gathering:
-    """The machines that are in, by their keys. A context manager: at its end every connection is closed."""
+    """The registered machines, by their keys. A context manager: at its end every connection is closed."""
 
     def __init__(self, listener: SecretListener, wanted: int) -> None:
         self.listener, self.wanted, self.own = listener, wanted, own_addresses(())[0]
@@ -118,7 +118,7 @@ class _Gathering:
         self.selector.close()
 
     def state(self) -> Gathered:
-        """How things stand."""
+        """Return who is registered now."""
         members = sorted(
             (member for _, member in self.joined.values()),
             key=lambda member: (natural(member.hostname), member.address),
@@ -127,7 +127,7 @@ class _Gathering:
         return Gathered(self.wanted, tuple(members), refused | self.refused, self.lost)
 
     def turn(self) -> None:
-        """Take in who has come and let go who has left; wait a moment where nothing happens."""
+        """Register new machines and remove those that left; wait a moment where nothing happens."""
         for key, _ in self.selector.select(TICK):
             if key.fileobj is not self.listener:  # a member has nothing to say: it has left
                 self._drop(key.data).socket.close()
@@ -161,7 +161,7 @@ class _Gathering:
         peer.refuse(why)
 
     def release(self) -> None:
-        """Tell every machine that all are there."""
+        """Notify every machine that all are there."""
         for key, (_, member) in list(self.joined.items()):
             peer = self._drop(key)
             peer.welcome({"name": member.host.name, "members": self.wanted})

@@ -1,4 +1,4 @@
-"""Registering this machine with a head: `muster join`. The work is done by muster/agent/member.py, which also
+"""Register this machine with a head: `muster join`. The work is done by muster/agent/member.py, which also
 runs where there is no Muster."""
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from muster.core.units import check_seconds
 
 
 def script() -> str:
-    """The same as a file for any python3 >= 3.8."""
+    """Return the same as a file for any python3 >= 3.8."""
     return resources.files("muster.agent").joinpath("member.py").read_text(encoding="utf-8")
 
 
@@ -27,10 +27,10 @@ def join(
     timeout: float = 600.0,
     say: Callable[[str], None] = lambda text: None,
 ) -> dict[str, Any]:
-    """Register at `HEAD[,HEAD...]:PORT`, trying until somebody answers there, and wait until all have come ->
-    what the head calls this machine (`name`), and how many are in (`members`).
+    """Register at `HEAD[,HEAD...]:PORT`, trying until a head answers there, and wait until all machines have
+    registered. Return this machine's name there (`name`), and their number (`members`).
 
-    Raises UsageError (bad input, another token), JobError (the head says no) and HostError (not in time).
+    Raises UsageError (bad input, another token), JobError (the head refuses) and HostError (not in time).
     """
     try:
         heads, port = member.parse_heads(head)

@@ -1,4 +1,4 @@
-"""The token of a gather: made, kept and found without standing in anybody's arguments."""
+"""The token of a gather: made, kept and found without being in any process's arguments."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SHORTEST = 16  # letters: who has recorded a handshake could guess a shorter one
 
 @dataclass(frozen=True)
 class Token:
-    """`before` and `after` stand around a member's command and give it the token."""
+    """`before` and `after` enclose a member's command and give it the token."""
 
     text: str
     before: str = ""
@@ -25,9 +25,9 @@ class Token:
 
 
 def head_token(file: Path | None) -> Token:
-    """The token of `file`, which is made where it is not there; or of the environment; or a new one.
+    """Return the token of `file`, which is made where it does not exist; or of the environment; or a new one.
 
-    One that comes from elsewhere is not repeated there. Raises UsageError.
+    One from another source is not written there again. Raises UsageError.
     """
     if file is not None:
         after = f" --token-file {shlex.quote(str(file))}"
@@ -44,7 +44,7 @@ def head_token(file: Path | None) -> Token:
 
 
 def member_token(file: Path | None) -> str:
-    """The token from a file or the environment. Raises UsageError."""
+    """Return the token from a file or the environment. Raises UsageError."""
     if file is not None:
         return _read(file)
     text = os.environ.get(VARIABLE, "").strip()

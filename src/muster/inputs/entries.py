@@ -32,7 +32,8 @@ NAME_HINT = (
 
 
 def _dotted(value: Any) -> Any:
-    """{'train.max_steps': 5} -> {'train': {'max_steps': 5}}, beside keys that are nested already."""
+    """Nest dotted keys, among keys that are nested already: {'train.max_steps': 5} -> {'train': {'max_steps':
+    5}}."""
     if not isinstance(value, dict):
         return value
     nested: dict[str, Any] = {}
@@ -55,7 +56,7 @@ After = Annotated[
 
 
 class NamedRecipe(Section):
-    """A recipe with changes, and what goes before it."""
+    """A recipe with changes, and the entries that it follows."""
 
     name: str = ""
     recipe: str | dict[str, Any] = Field(
@@ -76,7 +77,7 @@ Entries = TypeVar("Entries", bound=NamedRecipe)
 
 
 def with_names(data: Any, key: str) -> Any:
-    """A file's data, where an entry without a name has its recipe's, or its command's. Pure."""
+    """Return a file's data, where an entry without a name has its recipe's, or its command's. Pure."""
     if not isinstance(data, dict) or not isinstance(data.get(key), list):
         return data
     entries = []
@@ -91,15 +92,15 @@ def with_names(data: Any, key: str) -> Any:
 
 
 def command_name(words: Sequence[str]) -> str:
-    """What to call a command: by its script, else by its program."""
+    """Return a command's name: its script's, else its program's."""
     script = next((word for word in words if word.endswith(".py")), words[0] if words else "")
     name = re.sub(r"[^A-Za-z0-9_.-]+", "-", Path(script).name.removesuffix(".py")).lstrip("._-")
     return name[:41] or "command"
 
 
 def check_names(entries: Sequence[NamedRecipe], one: str, several: str) -> None:
-    """Raise ValueError for a name that is there twice, one that `after` names and nobody has, and for entries
-    that wait for each other. `one`, `several`: what entries are called."""
+    """Raise ValueError for a duplicate name, for one in `after` that does not exist, and for entries that
+    wait for each other. `one`, `several`: what entries are called."""
     names = [each.name for each in entries]
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice is not None:
@@ -113,8 +114,8 @@ def check_names(entries: Sequence[NamedRecipe], one: str, several: str) -> None:
 
 
 def in_order(entries: Sequence[Entries]) -> list[Entries]:
-    """In the file's order, but each behind all that it follows. Raises ValueError where some wait for each
-    other."""
+    """Sort entries behind all that they follow, else in the file's order. Raises ValueError where some wait
+    for each other."""
     made: list[Entries] = []
     left = list(entries)
     while left:
@@ -128,7 +129,8 @@ def in_order(entries: Sequence[Entries]) -> list[Entries]:
 
 
 def _circle(entries: Sequence[NamedRecipe]) -> list[str]:
-    """Entries of which none can be first: some of them, each with one that it follows, back to the first."""
+    """Return entries that wait for each other: some of them, each with one that it follows, back to the
+    first."""
     by_name = {each.name: each for each in entries}
     path = [entries[0].name]
     while path.count(path[-1]) < 2:
@@ -137,8 +139,8 @@ def _circle(entries: Sequence[NamedRecipe]) -> list[str]:
 
 
 def located(entry: Entries, file: Path, place: str, shipped: Path) -> Entries:
-    """With its recipe found, and paths from the file's folder; one that lies in `shipped` has none. `place`:
-    where it stands in the file. Raises RecipeError."""
+    """Return the entry with its recipe's path, and paths relative to the file's folder; one in `shipped` has
+    none. `place`: the entry's place in the file. Raises RecipeError."""
     if isinstance(entry.recipe, dict):
         recipe: str | dict[str, Any] = layers_of(entry.recipe, file)
     else:
@@ -155,10 +157,10 @@ def located(entry: Entries, file: Path, place: str, shipped: Path) -> Entries:
 def recipes_of(
     entries: Sequence[NamedRecipe], overrides: Iterable[str], one: str, marks: str
 ) -> dict[str, Recipe]:
-    """Each entry's recipe, in the order in which they run: the file, the model of what it follows, the
-    entry's changes, the user's. Those that name an entry, with one of `marks` behind it, are for that one;
-    the others for all to which they mean something. `one`: what an entry is called. Raises RecipeError,
-    UsageError."""
+    """Return each entry's recipe, in the order in which they run: the file, the model of what it follows, the
+    entry's changes, the user's. Overrides that name an entry, with one of `marks` behind it, are for that
+    one; the others for all that have the key. `one`: what an entry is called. Raises RecipeError, UsageError.
+    """
     ordered = in_order(entries)
     merged: dict[str, dict[str, Any]] = {}
     for each in ordered:
@@ -186,8 +188,8 @@ def recipes_of(
 
 
 def _addressed(override: str, names: Sequence[str], marks: str, one: str) -> tuple[str | None, str]:
-    """`sft.train.seed=1` -> ('sft', 'train.seed=1'); None: it is for all. Raises UsageError for a name that
-    nobody has."""
+    """Split `sft.train.seed=1` into ('sft', 'train.seed=1'); None: it is for all. Raises UsageError for an
+    unknown name."""
     inner = "" if "." in marks else "."
     match = re.fullmatch(rf"([A-Za-z0-9][\w{inner}-]*)([{marks}])([^=]+=.*)", override, re.DOTALL)
     if match is None or "=" in match[1]:
@@ -204,7 +206,7 @@ def _addressed(override: str, names: Sequence[str], marks: str, one: str) -> tup
 
 
 def means_something(change: Mapping[str, Any], recipe: Mapping[str, Any]) -> bool:
-    """Whether an override of all entries is for this recipe; a misspelt key is for all that train."""
+    """Return whether an override of all entries is for this recipe; a misspelt key is for all that train."""
     kind = recipe_class(recipe.get("workload"))
     section = next(iter(change))
     if kind.trains:
@@ -222,9 +224,9 @@ _STEP = re.compile(r"\{([A-Za-z0-9][\w-]*)\}")  # a whole value: the trained mod
 
 
 def _model_before(step: NamedRecipe, recipes: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    """What a step's recipe gets of the steps that it follows: the model of the first one that trains, with
-    that model's tokenizer; nothing where its `set` says which model. `recipes`: its own and those before it,
-    not validated yet. Pure."""
+    """Return what a step's recipe gets of the steps that it follows: the model of the first one that trains,
+    with that model's tokenizer; nothing where its `set` names a model. `recipes`: its own and those before
+    it, not validated yet. Pure."""
     own = step.set.get("model")
     trains = {name: recipe_class(each.get("workload")).trains for name, each in recipes.items()}
     first = next((each for each in step.after if trains[each]), None)
@@ -273,12 +275,13 @@ def _taken(value: Any, where: str = "") -> Iterator[tuple[str, str]]:
 
 
 def models_taken(recipe: Recipe) -> list[tuple[str, str]]:
-    """(dotted path, name) of each value in braces: the model of a step, where there is one of this name."""
+    """Return (dotted path, name) of each value in braces: the model of a step, where there is one of this
+    name."""
     return list(_taken(recipe.as_dict()))
 
 
 def with_models(value: Any, models: Mapping[str, str]) -> Any:
-    """Data in which each value that is `{step}` is that step's model. Pure."""
+    """Return data in which each value that is `{step}` is replaced by that step's model. Pure."""
     if isinstance(value, Mapping):
         return {key: with_models(inner, models) for key, inner in value.items()}
     if isinstance(value, list):
@@ -292,7 +295,7 @@ def with_models(value: Any, models: Mapping[str, str]) -> Any:
 
 
 def parts_of(error: ValidationError) -> list[str]:
-    """Where pydantic's first complaint is, without pydantic's own parts of the path."""
+    """Return the place of pydantic's first error, without pydantic's own parts of the path."""
     own = ("list[", "literal[", "function-", "dict[")
     first = error.errors(include_url=False)[0]
     return [str(part) for part in first["loc"] if part != "str" and not str(part).startswith(own)]
@@ -301,8 +304,8 @@ def parts_of(error: ValidationError) -> list[str]:
 def explain(
     error: ValidationError, where: str, siblings: Iterable[str], example: str, marks: str
 ) -> UsageError:
-    """pydantic's first complaint as one line with the field's path. `siblings`: the keys at its place;
-    `example`: a page with one; `marks`: what a name may have besides letters and digits."""
+    """Return pydantic's first error as one line with the field's path. `siblings`: the keys at its place;
+    `example`: a page with one; `marks`: what a name may contain besides letters and digits."""
     first, parts = error.errors(include_url=False)[0], parts_of(error)
     location, given, kind = ".".join(parts), first.get("input"), first["type"]
     if kind == "extra_forbidden":

@@ -1,6 +1,6 @@
 """Models, tokenizers and data sets that a recipe names: whether this machine has them or can fetch them.
 
-Asked before ranks start on this machine; of other hosts only their ranks can tell.
+Checked before ranks start on this machine; of other hosts only their ranks can tell.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ _PLAIN = re.compile(r"[^a-z0-9]")
 
 
 def check_names(recipe: Recipe, env: Mapping[str, str], *, hub: bool = True) -> None:
-    """Raise RecipeError for what is neither here nor to be had. `env`: the ranks' variables. `hub`: False
-    looks at folders only, as a dry run may be made where there is no network."""
+    """Raise RecipeError for what is neither here nor available. `env`: the ranks' variables. `hub`: False
+    checks folders only, since a dry run may be made where there is no network."""
     env = {**os.environ, **env}
     for key, name, files in _needed(recipe):
         if name.startswith("/"):
@@ -43,7 +43,7 @@ def check_names(recipe: Recipe, env: Mapping[str, str], *, hub: bool = True) -> 
 
 
 def _ways(key: str, name: str) -> str:
-    """What to do without a hub."""
+    """Return what to do without a hub."""
     if key in DATA:
         return "where there is a network, `muster prepare` fetches it; or data.path=FILE or FOLDER"
     ways = "a local folder works without network access"
@@ -55,7 +55,7 @@ def _ways(key: str, name: str) -> str:
 
 
 def _needed(recipe: Recipe) -> Iterator[tuple[str, str, tuple[str, ...]]]:
-    """(key, name, patterns of which a file has to be there) of what is read by its name."""
+    """Yield (key, name, patterns of which a file has to be there) of what is read by its name."""
     model = recipe.model
     if recipe.launch.setup:
         return  # it may say where the ranks' cache is
@@ -92,7 +92,7 @@ def _has(folder: Path, patterns: tuple[str, ...]) -> bool:
 
 
 def _cached(key: str, name: str, patterns: tuple[str, ...], env: Mapping[str, str]) -> bool:
-    """Whether the hub's cache, or that of the datasets library, has it."""
+    """Return whether the hub's cache, or that of the datasets library, has it."""
     kind = "datasets" if key in DATA else "models"
     if any(_has(each, patterns) for each in snapshots(name, kind, env)):
         return True
@@ -106,7 +106,7 @@ def _cached(key: str, name: str, patterns: tuple[str, ...], env: Mapping[str, st
 
 
 def _out_of_reach(key: str, env: Mapping[str, str]) -> str | None:
-    """Why the hub cannot be asked; None: it can, or that is not known (there is a proxy)."""
+    """Return why the hub cannot be reached; None: it can, or that is not known (there is a proxy)."""
     names = (*_OFFLINE, "HF_DATASETS_OFFLINE") if key in DATA else _OFFLINE
     offline = next((name for name in names if env.get(name, "").upper() in ("1", "TRUE", "YES", "ON")), None)
     if offline:

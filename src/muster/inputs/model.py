@@ -1,5 +1,5 @@
-"""What is known here of a recipe's model, without torch and without weights: its configuration as the run
-will have it, and what is wrong with it."""
+"""A recipe's model as far as it is known here, without torch and without weights: its configuration as the
+run will have it, and what is wrong with it."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ NUMBERS = "ForSequenceClassification"  # Transformers' names of models that give
 
 
 def is_t5(recipe: Recipe) -> bool:
-    """Whether the model is of the T5 family, as far as can be told without loading it."""
+    """Return whether the model is of the T5 family, as far as that is known without loading it."""
     kind = (model_config(recipe) or {}).get("model_type")
     if kind:  # a folder's name says nothing then
         return "t5" in str(kind).lower()
@@ -33,7 +33,8 @@ def is_t5(recipe: Recipe) -> bool:
 
 
 def model_config(recipe: Recipe) -> dict[str, Any] | None:
-    """The model's configuration where it is known here: a size by name, a local folder, the recipe's own."""
+    """Return the model's configuration where it is known here: a size by name, a local folder, the recipe's
+    own."""
     base = config_of(recipe.model.name)
     if base is None and (recipe.model.name or recipe.model.config is None):
         return None
@@ -41,7 +42,7 @@ def model_config(recipe: Recipe) -> dict[str, Any] | None:
 
 
 def config_of(name: str | None) -> dict[str, Any] | None:
-    """The configuration of a model by its name: a size, or a folder here; None: it is neither."""
+    """Return the configuration of a model by its name: a size, or a folder here; None: it is neither."""
     file = config_file(name)
     if file is None:
         return families.size(name)
@@ -55,7 +56,7 @@ def config_of(name: str | None) -> dict[str, Any] | None:
 
 
 def config_file(name: str | None) -> Path | None:
-    """The file of a model that is a folder here."""
+    """Return the configuration file of a model that is a folder here."""
     if not name or families.size(name):
         return None
     file = Path(name).expanduser() / "config.json"
@@ -63,8 +64,9 @@ def config_file(name: str | None) -> Path | None:
 
 
 def whole_config(recipe: Recipe) -> dict[str, Any] | None:
-    """The model's configuration as the run will have it, with what a recipe leaves to workload and data, and
-    every usual value. Whose vocabulary is that of a tokenizer yet to be trained has none.
+    """Return the model's configuration as the run will have it, with what a recipe leaves to workload and
+    data, and every usual value. One whose vocabulary is that of a tokenizer yet to be trained has no
+    vocabulary.
 
     Raises DataError for images that cannot be read.
     """
@@ -79,13 +81,14 @@ def whole_config(recipe: Recipe) -> dict[str, Any] | None:
 
 
 def decided_config(recipe: Recipe, config: Mapping[str, Any]) -> dict[str, Any]:
-    """A configuration with what a tokenizer that is trained on the data, and the data themselves, decide."""
+    """Return a configuration with what a tokenizer that is trained on the data, and the data themselves,
+    decide."""
     vocabulary = {"vocab_size": recipe.model.vocab_size} if recipe.tokenized else {}
     return {**vocabulary, **config, **recipe.config_of_data()}
 
 
 def _typed_config(recipe: Recipe) -> dict[str, Any] | None:
-    """With a model type: where the configuration says none, the workload's usual one."""
+    """Return the configuration with a model type: where it states none, the workload's usual one."""
     config = model_config(recipe)
     usual = "t5" if is_t5(recipe) else recipe.usual_type()
     return {"model_type": usual, **config} if config is not None and usual else config
@@ -112,7 +115,7 @@ def check_model(recipe: Recipe) -> None:
 
 
 def _check_bits(recipe: Recipe, config: Mapping[str, Any]) -> None:
-    """Raise RecipeError for weights or moments in few bits where they do not go."""
+    """Raise RecipeError for weights or moments in few bits where they are not possible."""
     if recipe.computes_half:
         _check_half(recipe)
     if "quantization_config" in config:  # of the checkpoint
@@ -149,7 +152,8 @@ def _check_bits(recipe: Recipe, config: Mapping[str, Any]) -> None:
 
 
 def _check_half(recipe: Recipe) -> None:
-    """Raise RecipeError where the whole model cannot compute in bf16, or all of the training be in it."""
+    """Raise RecipeError where the whole model cannot compute in bf16, or the whole training cannot be in it.
+    """
     assert recipe.half is not None
     where, value, usual = recipe.half
     usual, kept, engine = f"{where}={usual}", recipe.keeps_half, recipe.engine.name
@@ -191,7 +195,7 @@ def _check_float8(recipe: Recipe, config: Mapping[str, Any]) -> None:
 
 
 def no_gpu(recipe: Recipe) -> RecipeError:
-    """The error for few bits on CPUs."""
+    """Return the error for few bits on CPUs."""
     assert recipe.bits is not None
     key, value = recipe.bits
     return RecipeError(f"is {value}, which needs GPUs", where=key, hint=f"leave {key} out on CPUs")
@@ -219,7 +223,7 @@ _BOTH_WAYS = (
 
 
 def _check_direction(recipe: Recipe, config: Mapping[str, Any], where: str) -> None:
-    """Raise RecipeError for an encoder where each token is to be foretold from those before it."""
+    """Raise RecipeError for an encoder where each token is to be predicted from those before it."""
     kind = config.get("model_type")
     if gpt2 in recipe.families and kind in _BOTH_WAYS and not config.get("is_decoder"):
         raise RecipeError(
@@ -230,8 +234,8 @@ def _check_direction(recipe: Recipe, config: Mapping[str, Any], where: str) -> N
 
 
 def _check_output(recipe: Recipe, config: Mapping[str, Any]) -> None:
-    """Raise RecipeError for a trained model of numbers where one that writes is to go on: its output layer
-    would be drawn anew, and it would write nothing that it has learned."""
+    """Raise RecipeError for a trained model that gives numbers where one that writes is to be trained
+    further: its output layer would be drawn anew, and nothing that it has learned would be left in it."""
     if recipe.model.init != "pretrained" or recipe.output == "numbers":
         return
     if any(str(kind).endswith(NUMBERS) for kind in config.get("architectures") or ()):
@@ -253,13 +257,13 @@ def _check_name(name: str) -> None:
 
 
 def check_closed_form(recipe: Recipe) -> None:
-    """Raise RecipeError where the model is of no family that closed forms are known for."""
+    """Raise RecipeError where the model's family has no closed forms."""
     config = _typed_config(recipe)
     if config is not None and families.family_of(config) is None:
         raise closed_form_missing(config)
 
 
 def parameters(recipe: Recipe) -> int | None:
-    """The number of parameters, or None where it cannot be told without loading the model."""
+    """Return the number of parameters, or None where it is not known without loading the model."""
     config = whole_config(recipe)
     return None if config is None else families.parameters(config)

@@ -17,7 +17,7 @@ _WHERE = "measure.peaks"
 
 
 def read_document(file: str) -> dict[str, Any]:
-    """The file's JSON object. Raises RecipeError."""
+    """Return the file's JSON object. Raises RecipeError."""
     try:
         data = json.loads(Path(file).read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -32,7 +32,7 @@ def read_document(file: str) -> dict[str, Any]:
 
 
 def read_peaks(file: str) -> MeasuredPeaks:
-    """The measured figures of a file. Raises RecipeError."""
+    """Return the measured figures of a file. Raises RecipeError."""
     try:
         return peaks_in(read_document(file))
     except ValueError as error:
@@ -42,8 +42,8 @@ def read_peaks(file: str) -> MeasuredPeaks:
 def peaks_of(
     file: str | None, places: Sequence[Placement], facts: Facts, threads: Sequence[int] | None
 ) -> tuple[MeasuredPeaks | None, tuple[Decision, ...]]:
-    """`threads`: of a rank on each host's CPUs; None: the ranks have GPUs. -> (the figures of these hosts'
-    devices, a decision where hosts have none).
+    """Return the figures of these hosts' devices, and a decision where hosts have none. `threads`: of a rank
+    on each host's CPUs; None: the ranks have GPUs.
 
     Raises RecipeError where no host has one, and where one was measured with other devices, or on CPUs with
     another number of threads, than its ranks have now.
@@ -81,7 +81,8 @@ def peaks_of(
 
 
 def _fits(figure: PeakFigure, names: Sequence[str], threads: int | None) -> bool:
-    """`threads`: of a rank on CPUs; None: on GPUs. A part of a GPU has a longer name than the GPU."""
+    """Return whether a figure is of these devices. `threads`: of a rank on CPUs; None: on GPUs. A part of a
+    GPU has a longer name than the GPU."""
     if threads is not None or figure.threads is not None:
         return figure.threads == threads
     return not names or any(figure.device.startswith(name) for name in names)

@@ -1,4 +1,4 @@
-"""A pipeline: recipes whose steps follow each other, one YAML file."""
+"""Pipelines: recipes whose steps follow each other, in one YAML file."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from muster.inputs.entries import (
 
 
 class PipelineStep(NamedRecipe):
-    """One recipe of a pipeline: a run of its own."""
+    """A recipe of a pipeline: a separate run."""
 
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_\-]{0,40}$")] = Field(
         "", validate_default=False, description="Name of the step. Default: the recipe's name."
@@ -64,7 +64,8 @@ class Pipeline(Section):
 
 
 def find_pipeline(source: str) -> Path | None:
-    """The file of a pipeline; None: it is a recipe's. Raises RecipeError where there is no such file."""
+    """Return the file of a pipeline; None: it is a recipe's. Raises RecipeError where there is no such file.
+    """
     shipped = {**shipped_recipes(), **shipped_pipelines()}
     path = find_file(source, "recipe", shipped, RecipeError)
     return path if PIPELINE in read_yaml(path) else None

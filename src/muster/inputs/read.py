@@ -64,30 +64,30 @@ def read_inputs(
 
 
 def inherited_decisions(source: str | Mapping[str, Any], overrides: Sequence[str]) -> list[Decision]:
-    """Which settings of the recipes below stay under the user's own."""
+    """Return which settings of inherited recipes stay in effect under the user's own."""
     name, settings = inherited(source, overrides)
     words = " ".join(f"{key}={_short(value)}" for key, value in settings.items())
     return [Decision(INHERITED, name, words)] if words else []
 
 
 def _short(value: Any) -> str:
-    """A value as it may stand on the command line."""
+    """Return a value in the form of the command line."""
     return value if isinstance(value, str) else json.dumps(value)
 
 
 def inputs_of(data: Mapping[str, Any], hosts: str) -> Inputs:
-    """The same of a recipe that stands on the command line. Raises RecipeError, InventoryError."""
+    """Return the inputs of a recipe from the command line. Raises RecipeError, InventoryError."""
     recipe = absolute(validate(data, where="the command line"))
     return check(recipe, read_inventory(hosts, waits=True))
 
 
 def read_recipe(source: str | Mapping[str, Any], overrides: Sequence[str]) -> Recipe:
-    """A recipe with its changes, its paths whole. Raises RecipeError."""
+    """Return a recipe with its changes and whole paths. Raises RecipeError."""
     return absolute(load_recipe(source, overrides))
 
 
 def check(recipe: Recipe, inventory: Inventory) -> Inputs:
-    """The launcher, the environment, and whether recipe and data make sense here."""
+    """Check the launcher, the environment, and whether recipe and data make sense here."""
     recipe = with_values(recipe)
     if inventory.launcher == "local" and recipe.launch.ssh_options and not inventory.pretend:
         inventory = replace(inventory, launcher="ssh")  # localhost, such as a container behind a port
@@ -127,15 +127,16 @@ def check(recipe: Recipe, inventory: Inventory) -> Inputs:
 
 
 def with_values(recipe: Recipe) -> Recipe:
-    """The recipe with the values that a shared file does not hold. Raises RecipeError for an unknown one."""
+    """Return the recipe with the values that a shared file does not contain. Raises RecipeError for an
+    unknown one."""
     data = recipe.as_dict()
     made = completed(data, kept(recipe.env_kept), os.environ)
     return recipe if made == data else validate(made, where="recipe")
 
 
 def absolute(recipe: Recipe) -> Recipe:
-    """The recipe with paths that do not depend on where it was started, and a data source. Raises
-    RecipeError where its model is that of a run that has none."""
+    """Return the recipe with paths that do not depend on the current folder, and a data source. Raises
+    RecipeError where its model is that of a run without one."""
     before = recipe.as_dict()
     made = anchored(before, Path.cwd())
     name, init = made["model"]["name"], recipe.model.init
@@ -152,12 +153,12 @@ def absolute(recipe: Recipe) -> Recipe:
 
 
 def _here(name: str) -> str:
-    """A folder by its whole path; any other name as it is."""
+    """Return a folder by its whole path; any other name as it is."""
     return os.path.abspath(name) if os.path.isdir(name) else name  # noqa: PTH100, PTH112 - never raise
 
 
 def _trained(name: str, init: str, where: str = "model.name") -> str:
-    """A model's name, or the folder of a run's trained model where it names a run: `last`, an id, or a
+    """Return a model's name, or the folder of a run's trained model where it names a run: `last`, an id, or a
     folder; of a pipeline that of its last step. `where`: the recipe's key.
 
     A known size stays that size, whatever runs are called.
@@ -184,15 +185,15 @@ def _trained(name: str, init: str, where: str = "model.name") -> str:
 
 
 def _run_of(name: str) -> RunFolder | PipelineFolder | None:
-    """The run or pipeline of this name, id or folder; None: it names none. Raises where there is no last
-    one."""
+    """Return the run or pipeline of this name, id or folder; None: it names none. Raises where there is no
+    last one."""
     places = [Path(os.path.expanduser(name)), DEFAULT_ROOT / name]  # noqa: PTH111 - never raises
     folder = next((there for each in places if (there := folder_at(each))), None)
     return find_any(name) if folder is None and name in LAST else folder
 
 
 def check_data(recipe: Recipe, *, here: bool) -> Survey | None:
-    """Read the data where this machine has it, and give what was read. `here`: it must have it. Raises
+    """Read the data where this machine has it, and return what was read. `here`: it must have it. Raises
     DataError."""
     path = Path(recipe.data.path) if recipe.data.path else None
     if path is not None and not path.exists():
@@ -208,8 +209,8 @@ PASSED = ("NCCL_", "UCX_", "GLOO_", "MV2_")  # as Slurm and DeepSpeed's launcher
 
 
 def environment(recipe: Recipe) -> tuple[dict[str, str], tuple[Decision, ...]]:
-    """The ranks' variables: this shell's that speak to communication libraries, `.deepspeed_env` of the home
-    folder, of this folder, and the recipe's on top; and what sets which."""
+    """Return the ranks' variables, and what sets which: this shell's that configure communication libraries,
+    `.deepspeed_env` of the home folder and of this folder, then the recipe's."""
     env = {name: value for name, value in sorted(os.environ.items()) if name.startswith(PASSED)}
     source: dict[str, Path | str] = dict.fromkeys(env, "this shell, and passed on")
     for folder in dict.fromkeys((Path.home(), Path.cwd())):
@@ -233,7 +234,7 @@ def environment(recipe: Recipe) -> tuple[dict[str, str], tuple[Decision, ...]]:
 
 
 def _check_owner(file: Path) -> None:
-    """Raises RecipeError where another user could set variables for this user's ranks."""
+    """Raise RecipeError where another user could set variables for this user's ranks."""
     about = file.stat()
     owner = about.st_uid
     if about.st_mode & stat.S_IWOTH:
@@ -290,8 +291,8 @@ _HINTS = {
 
 
 def check_idle(recipe: Recipe) -> None:
-    """What is not trained has no model, engine or batch. Raises RecipeError for a field that would be
-    ignored."""
+    """Check that what is not trained has no model, engine or batch. Raises RecipeError for a field that would
+    be ignored."""
     if recipe.trains:
         return
     own = type(recipe).own_sections()

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import re
+import statistics
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 
 from muster.core.state import State
 from muster.failures.signs import weight_of
-from muster.readers._paths import is_node, place_of
+from muster.readers._paths import alike_parts, is_node, place_of
 from muster.readers.base import NOWHERE, JobLog
+
+PRESUMED = "the log does not say what it trained: taken for the same as those that are alike in all else"
+SIZED = 0.1  # share by which the tokens and memory of one work differ at most
 
 
 def by_job(logs: Sequence[JobLog]) -> list[JobLog]:
@@ -57,6 +61,44 @@ def without_lone_guesses(logs: Sequence[JobLog]) -> list[JobLog]:
         return replace(log, hosts=(), hosts_from="", unplaced=NOWHERE)
 
     return [of(log) for log in logs]
+
+
+def with_presumed_works(logs: Sequence[JobLog]) -> list[JobLog]:
+    """Logs that do not say what they trained are taken for one work where all else is alike: the format, the
+    path but for hosts and what only counts, the batch, the steps that there shall be, the ranks of a host;
+    and tokens of a step and memory, where they are told."""
+    alike: dict[tuple[str, tuple[object, ...]], list[int]] = {}
+    for index, log in enumerate(logs):
+        if log.alone and log.hosts and not log.unplaced and log.rate:
+            path = "/".join(alike_parts(log.job, log.hosts))
+            ranks = (log.world_size or 0) / len(log.hosts)
+            alike.setdefault((path, (log.format, log.batch, log.total, ranks)), []).append(index)
+    presumed = list(logs)
+    for (path, _), members in alike.items():
+        for index in _of_one_size([logs[each] for each in members], members):
+            log = logs[index]
+            settings = f"{log.settings}; as {path}, {log.total or 'so many'} steps"
+            presumed[index] = replace(log, settings=settings, alone="", notes=(*log.notes, PRESUMED))
+    return presumed
+
+
+def _of_one_size(logs: Sequence[JobLog], members: Sequence[int]) -> list[int]:
+    """Those whose tokens of a step and memory are as most others' are; none, where they are of one host, or
+    the most are not alike in their pace either."""
+    kept = list(zip(members, logs, strict=True))
+    for size in (_step_tokens, lambda log: log.memory):
+        told = [value for _, log in kept if (value := size(log))]
+        usual = statistics.median(told) if told else 0.0
+        kept = [each for each in kept if not usual or abs((size(each[1]) or usual) / usual - 1) < SIZED]
+    paces = [log.pace or 0.0 for _, log in kept]
+    usual = statistics.median(paces) if paces else 0.0
+    most = 2 * sum(abs(pace - usual) < SIZED * usual for pace in paces) > len(paces)
+    return [index for index, _ in kept] if most and len({log.hosts for _, log in kept}) > 1 else []
+
+
+def _step_tokens(log: JobLog) -> float | None:
+    figures = log.measured
+    return figures.tokens / figures.steps if figures and figures.tokens else None
 
 
 def notes_of(logs: Sequence[JobLog]) -> list[str]:

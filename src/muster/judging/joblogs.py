@@ -28,7 +28,7 @@ from muster.judging import (
     judge_state,
     localise,
 )
-from muster.judging.grouping import by_job, notes_of
+from muster.judging.grouping import PRESUMED, by_job, notes_of
 from muster.judging.readings import smallest
 from muster.judging.stalls import usual_paces
 from muster.readers.base import APART, JobLog
@@ -62,7 +62,7 @@ def judged(
 ) -> document.Judged:
     """The document, from all logs. `switches`: the hosts behind each, where that is known; `hardware`: of
     each host, where the user says it. None: there is no way to say it."""
-    files = by_job(logs)
+    files = _measured_alike(by_job(logs))
     shared = shared_ends([log for log in files if not log.speaker])
     jobs = _at_usual_paces(_with_errors([_job(log, shared, hardware or {}) for log in files]))
     observations = [each.observation for each in jobs if each.observation is not None]
@@ -144,6 +144,22 @@ def _job(log: JobLog, shared: SharedEnds, hardware: Mapping[str, str]) -> _Job:
         work = ", ".join([work_of(log), *([f"on {' and '.join(kinds)}"] if kinds else [])])
         log = replace(log, work=work)
     return _Job(log, None if log.speaker else observation_of(log, log.work, shared))
+
+
+def _measured_alike(logs: Sequence[JobLog]) -> list[JobLog]:
+    """Jobs of a work by the same measure: by what the tool reports, where it has step times of less than half
+    of them. A slow job can be long enough for these where its peers are not."""
+    kinds: dict[tuple[object, ...], list[int]] = {}
+    for index, log in enumerate(logs):
+        if log.reported and log.outcome.good:
+            key = log.workload, log.format, log.settings, log.batch, len(log.hosts)
+            kinds.setdefault(key, []).append(index)
+    alike = list(logs)
+    for members in kinds.values():
+        if 2 * sum(logs[index].measured is not None for index in members) < len(members):
+            for index in members:
+                alike[index] = replace(logs[index], measured=None)
+    return alike
 
 
 def _with_errors(jobs: Sequence[_Job]) -> list[_Job]:
@@ -357,6 +373,11 @@ def _notes(jobs: Sequence[_Job]) -> list[str]:
         notes.append(
             f"{counted(len(alone), 'job')} of which the log does not say what was trained: compared with no "
             "others; --workload NAME says it of all of these"
+        )
+    if presumed := sum(PRESUMED in log.notes for log in logs):
+        notes.append(
+            f"{counted(presumed, 'job')} of which the log does not say what was trained: compared with those "
+            "that are alike in all else (format, path, batch, steps, memory); --workload NAME says it"
         )
     lost = _lost_in_stalls(jobs)
     notes += [

@@ -22,7 +22,7 @@ from muster.core.state import State
 from muster.core.units import counted, format_number, parse_rate
 from muster.judging import Baseline, JobClass, Settings
 from muster.judging.document import BAD, GOOD, JobEntry, Judged, Peers, Verdict
-from muster.judging.grouping import without_lone_guesses
+from muster.judging.grouping import with_presumed_works, without_lone_guesses
 from muster.judging.joblogs import judged
 from muster.readers._lines import OF_A_DEVICE
 from muster.readers._read import read_blocks, without_harmless
@@ -74,6 +74,7 @@ def judge(
         logs = [
             replace(log, workload=workload, settings=workload, alone="") if log.alone else log for log in logs
         ]
+    logs = with_presumed_works(logs)
     if all(log.outcome is State.UNREADABLE for log in logs):
         first = f": {logs[0].job} {logs[0].reason}" if logs else ""
         raise UsageError(
@@ -234,11 +235,11 @@ def held(document: Judged, bound: Bound) -> Judged:
 
 
 def blamed(hosts: Sequence[Verdict], jobs: Sequence[JobEntry]) -> list[Verdict]:
-    """The verdicts of hosts that are not bad by themselves, with what thresholds say that their jobs missed.
+    """Return the verdicts of hosts with the thresholds that their jobs missed.
 
     A host that was alone in such a job is `below`. One that is good, or of which nothing is known, and was in
     such a group, is in doubt, unless another of the group is bad, or another job of this entry and size met
-    everything.
+    everything. Of one that is bad anyway, the reason has what it missed.
     """
     of_host: dict[str, list[JobEntry]] = {}
     for job in jobs:
@@ -246,8 +247,13 @@ def blamed(hosts: Sequence[Verdict], jobs: Sequence[JobEntry]) -> list[Verdict]:
             of_host.setdefault(host, []).append(job)
     made = []
     for each in hosts:
-        alone = [job for job in of_host.get(each.host, []) if job.misses and job.size == 1]
-        if alone and not each.bad:
+        missed = [job for job in of_host.get(each.host, []) if job.misses]
+        alone = [job for job in missed if job.size == 1]
+        if missed and each.bad:
+            more = f" and {counted(len(missed) - 1, 'more job')}" if len(missed) > 1 else ""
+            reason = f"{each.reason}; {missed[0].misses[0]} ({missed[0].job}{more})"
+            each = each.model_copy(update={"reason": reason})
+        elif alone:
             reason = f"{alone[0].job}: {alone[0].misses[0]}"
             below = {"condition": "below", "reason": reason, "confidence": 1.0, "settle": ""}
             each = each.model_copy(update=below)
@@ -257,7 +263,7 @@ def blamed(hosts: Sequence[Verdict], jobs: Sequence[JobEntry]) -> list[Verdict]:
 
 
 def _in_doubt(verdict: Verdict, jobs: Sequence[JobEntry], bad: set[str]) -> Verdict:
-    """A host's verdict, unknown where a group of it missed a threshold and it may be why."""
+    """Return a host's verdict, unknown where a group of it missed a threshold and it may be why."""
     good = verdict.condition in GOOD
     met = {(job.entry, job.size) for job in jobs if not job.misses}
     for job in jobs if good or (verdict.condition == "unknown" and not verdict.evidence) else ():

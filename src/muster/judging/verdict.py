@@ -314,7 +314,7 @@ class _Hosts:
         bound, good = 0.0, True
         for own in _by_kind(readings, rows):
             here = self._at_most(own)
-            bound = max(bound, here)
+            bound = max(bound, here, self._plain_mean(own))
             good = good and here <= self._limit(own)
         at_most = bound if bound < math.inf else None
         return Subject(name=name, condition="fit" if good else "unknown", jobs=jobs, at_most=at_most)
@@ -339,6 +339,14 @@ class _Hosts:
             # Where others' are steady, its noise does not excuse a job that was slow.
             mean = max(mean, sum(values) / len(values))
         return max(0.0, math.expm1(mean + 2 / math.sqrt(total)))
+
+    def _plain_mean(self, rows: Sequence[int]) -> float:
+        """How much slower a host's jobs alone were, each counting alike; 0 in groups. What is said of a host
+        is no less: weights are estimated too, and a job that they nearly drop was as slow as it was
+        (Cochran, Problems arising in the analysis of a series of similar experiments, 1937)."""
+        values = [self.readings.value[row] for row in rows if not self.readings.failed(row)]
+        alone = self.readings.alone[rows[0]]
+        return math.expm1(sum(values) / len(values)) if alone and values else 0.0
 
     def _limit(self, rows: Sequence[int]) -> float:
         """How slow a good host may be at most. Drift whose moments are unknown is no reason to accuse, nor to

@@ -16,16 +16,16 @@ from muster.core.hardware.devices import ambiguous
 from muster.core.hardware.machines import Machines, parse_parts
 from muster.core.inventory import Host
 from muster.core.job import UNTRACED, Decision, Facts, place
+from muster.core.learning_rate import warmup_note
 from muster.core.near import near_names
 from muster.core.recipe import Recipe
 from muster.core.result import Planned as Promise
-from muster.core.schedule import warmup_note
 from muster.core.workload import Survey
 from muster.engines.base import spec_of
 from muster.fleet.shell import Shell
 from muster.fleet.supervisor import Supervisor
 from muster.inputs.model import check_closed_form, no_gpu, whole_config
-from muster.inputs.read import Inputs, check
+from muster.inputs.read import INHERITED, Inputs, check
 from muster.planner.advice import advise, grouping
 from muster.planner.decide import Chosen, Decided, decide
 from muster.planner.document import NEARLY_FULL, UNCOUNTED, MemoryPlan, Plan
@@ -47,7 +47,7 @@ from muster.planner.remedies import GROUP, remedies
 from muster.planner.setting import assumed_length, assumed_shapes, why_unknown
 from muster.planner.time.steptime import Calibration
 from muster.planner.tracing import once, tracer
-from muster.planner.training import training_plan
+from muster.planner.training import rate_note, training_plan
 from muster.planner.ways import Tracer, open_choices
 from muster.store.atomic import write_json, write_text
 from muster.store.values import recipe_file
@@ -252,6 +252,8 @@ def _attempt(
     fewer = None if alike else model.fewer(decided.slots, job.device, job.precision)
     predicted, more = predictions(decided, figures, samples, model.calibration, fewer)
     plan = _plan(inputs, decided, words or inputs.inventory.source, survey, samples, tracer, predicted)
+    if figures.tokens is None and plan.training is not None:  # tokens are for the time alone
+        spec_of(decided.recipe.engine.name).check_length(decided.recipe, plan.training.steps)
     if fewer is not None:
         plan.notes.append("hosts differ: the slowest sets the pace, and fewer hosts are the fastest of them")
     if idle_gpus:
@@ -339,6 +341,10 @@ def _plan(
     training = training_plan(recipe, setting, job.batch, samples)
     rise = spec_of(recipe.engine.name).given(recipe).rise
     warming = warmup_note(recipe.train, training.steps, rise) if training.steps else None
+    left = any(d.field == INHERITED and "train.learning_rate=" in d.why for d in inputs.noted)
+    rate = None
+    if left and setting and recipe.train.learning_rate != "auto":
+        rate = rate_note(recipe.train.rate, setting.parameters)
     return Plan(
         model=recipe.model.name,
         training=training,
@@ -357,7 +363,7 @@ def _plan(
         ],
         would_fit=list(decided.would_fit),
         roomier=roomier,
-        notes=[*_notes(decided, memory), *filter(None, [warming])],
+        notes=[*_notes(decided, memory), *filter(None, [warming, rate])],
         **predicted,
     )
 

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from muster.core import families
 from muster.core.batch import Batch
+from muster.core.learning_rate import steps_of, warmup_steps
 from muster.core.recipe import Recipe, Train
-from muster.core.schedule import steps_of, warmup_steps
 from muster.core.units import counted, format_count
 from muster.engines.base import Fixed, spec_of
 from muster.engines.states import elements
 from muster.planner.document import TrainingPlan
 from muster.planner.memory.fit import Setting
+
+LARGE = 50_000_000  # parameters of a model that is not a recipe's own small one
+FAR = 3.0  # times the published rate
 
 
 def training_plan(recipe: Recipe, setting: Setting | None, batch: Batch, samples: int | None) -> TrainingPlan:
@@ -33,6 +37,18 @@ def training_plan(recipe: Recipe, setting: Setting | None, batch: Batch, samples
         decay=_decay(train, setting),
         schedule="of the engine's own configuration" if fixed.schedule else _schedule(train, steps),
         order=f"drawn anew in each epoch by train.seed={train.seed}{alike}; the same on any number of ranks",
+    )
+
+
+def rate_note(rate: float, parameters: int) -> str | None:
+    """That a learning rate which nobody gave is far above those that models of this size are trained with;
+    None: it is not."""
+    name, how = families.published_near(parameters)
+    if parameters < LARGE or rate < FAR * how.learning_rate:
+        return None
+    return (
+        f"train.learning_rate={rate:g} is the recipe's, for a model of its own: {name} was trained with "
+        f"{how.learning_rate:g}, and fine-tunes take less"
     )
 
 

@@ -50,7 +50,7 @@ class Contents:
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def of(self, path: Path) -> TreeFile:
-        """A file, called by its digest. Raises JobError where it cannot be read."""
+        """Return a file under its digest. Raises JobError where it cannot be read."""
         with self._lock:
             if path not in self._files:
                 with refused(JobError, "read", path):
@@ -62,14 +62,14 @@ class Contents:
             return self._files[path]
 
     def tree(self, paths: Iterable[Path]) -> Tree:
-        """Some of the files, as agents take them."""
+        """Return some of the files in the form in which agents take them."""
         return Tree(self.folder, tuple({each.digest: each for each in map(self.of, paths)}.values()))
 
 
 @dataclass
 class HostJobs:
-    """The jobs of one host, one after the other; `timeout`: seconds of all of them, whatever time the host
-    waits for others between two."""
+    """The jobs of one host, one after the other; `timeout`: seconds of all of them, without the time in which
+    the host waits for others between two."""
 
     host: Host
     inputs: Inputs
@@ -82,10 +82,14 @@ class HostJobs:
     stop: Callable[[], str | None]
     spent: float = field(default=0.0, init=False)  # seconds of `timeout`
 
-    def run(self, op: str, tree: Tree | None = None, **order: Any) -> dict[str, Any]:
-        """Run the program with an order, after its agent has taken the files of `tree` -> its report.
+    def run(
+        self, op: str, tree: Tree | None = None, env: Mapping[str, str] | None = None, **order: Any
+    ) -> dict[str, Any]:
+        """Run the program with an order, after its agent has taken the files of `tree`. Return its report.
+        `env`: its variables, in place of the first recipe's.
 
-        Raises HostError, and JobError where all is stopped."""
+        Raises HostError, and JobError where all is stopped.
+        """
         label, launch = self.host.label, self.inputs.recipe.launch
         places = place([(self.host, 1)])
         launch = launch.model_copy(update={"python": self.python})
@@ -117,7 +121,7 @@ class HostJobs:
                 if tree is not None:
                     self.progress(label, f"copying {counted(len(tree.files), 'file')}")
                     supervisor.bring(tree, [label])
-                orders = {label: self._orders(facts, {"op": op, "cache": self.cache, **order})}
+                orders = {label: self._orders(facts, {"op": op, "cache": self.cache, **order}, env)}
                 listener = Listener(event, log, lambda host, sample: None, self.stop)
                 outcome = supervisor.run(orders, listener)
         except InventoryError as error:  # its hint names hosts of other jobs
@@ -138,7 +142,7 @@ class HostJobs:
         return report
 
     def _greeting(self, job_id: str) -> dict[str, Any]:
-        """What the agent must know before it can say what it has."""
+        """Return what the agent needs before it can report what it has."""
         launch, nonce = self.inputs.recipe.launch, secrets.token_hex(8)
         return {
             "run_root": "/",
@@ -158,8 +162,10 @@ class HostJobs:
             "token": f"{job_id}.{nonce}",
         }
 
-    def _orders(self, facts: Mapping[str, Any], order: Mapping[str, Any]) -> dict[str, Any]:
-        """The start order of the program."""
+    def _orders(
+        self, facts: Mapping[str, Any], order: Mapping[str, Any], env: Mapping[str, str] | None
+    ) -> dict[str, Any]:
+        """Return the start order of the program."""
         return {
             "nodes": 1,
             "address": "127.0.0.1",
@@ -172,14 +178,14 @@ class HostJobs:
                 "world_size": 1,
                 "threads": 1,
                 "device": "cpu",
-                "env": dict(self.inputs.env),
+                "env": dict(self.inputs.env if env is None else env),
                 "hardware_seconds": 3600,
                 "code": _code(),
             },
         }
 
     def _why(self, outcome: Outcome, last: str) -> MusterError:
-        """Why there is no report."""
+        """Return the error that says why there is no report."""
         label = self.host.label
         if outcome.stopped:
             return JobError(outcome.stopped)
@@ -197,7 +203,7 @@ class HostJobs:
 
 @cache
 def _code() -> str:
-    """The program, with what it takes from the agent's package, as a base64 zip."""
+    """Return the program, with what it uses of the agent's package, as a base64 zip."""
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
         for name in ("__init__", "talk", "files", "provision"):
@@ -207,6 +213,6 @@ def _code() -> str:
 
 
 def own_uv() -> Path | None:
-    """uv of this machine, for hosts of the same kind that have none."""
+    """Return uv of this machine, for hosts of the same kind that have none."""
     path = shutil.which("uv", path=str(Path(sys.executable).parent)) or shutil.which("uv")
     return Path(path).resolve() if path and platform.system() == "Linux" else None

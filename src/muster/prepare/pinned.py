@@ -1,4 +1,4 @@
-"""Which packages an environment consists of: pinned, so that every host gets the same."""
+"""The packages of an environment: pinned, so that every host gets the same."""
 
 from __future__ import annotations
 
@@ -23,20 +23,20 @@ _RANKS_TOO = ("pydantic",)  # of the control side's requirements: what ranks imp
 
 @dataclass(frozen=True)
 class Pinned:
-    """Requirements as pip takes them, and where they are from, for people."""
+    """Requirements in pip's form, and their source, for people."""
 
     requirements: tuple[str, ...]
     constraints: str | None
     source: str
 
     def key(self, wheels: Iterable[tuple[str, str]], python: str | None) -> str:
-        """Names the environment: another set, other wheels or another interpreter make another one."""
+        """Return the environment's key: another set, other wheels or another interpreter make another one."""
         content = [sorted(self.requirements), self.constraints, sorted(wheels), python]
         return hashlib.sha256(json.dumps(content).encode()).hexdigest()[:16]
 
 
 def read_requirements(path: Path) -> Pinned:
-    """A requirements file of pinned versions alone. Raises UsageError with the line of anything else."""
+    """Read a requirements file of pinned versions alone. Raises UsageError with the line of anything else."""
     lines = []
     for number, line in enumerate(_read(path).splitlines(), start=1):
         text = re.sub(r"(^|\s)#.*", "", line).strip()
@@ -55,9 +55,9 @@ def read_requirements(path: Path) -> Pinned:
 
 
 def pinned_here(constraints: Path | None) -> Pinned:
-    """What ranks need, in this machine's own versions, or in those of a constraints file.
+    """Return what ranks need, in this machine's own versions, or in those of a constraints file.
 
-    Raises UsageError where neither says which version.
+    Raises UsageError where neither states a version.
     """
     wanted = _needed()
     if constraints is not None:
@@ -80,7 +80,7 @@ def pinned_here(constraints: Path | None) -> Pinned:
 
 
 def _needed() -> dict[str, str]:
-    """Name -> requirement of what ranks import: the `train` extra, and a little of the rest."""
+    """Return, by name, the requirements of what ranks import: the `train` extra, and a little of the rest."""
     try:
         lines = requires(DISTRIBUTION) or []
     except PackageNotFoundError:
@@ -98,7 +98,7 @@ def _needed() -> dict[str, str]:
 
 
 def _closure(names: Iterable[str]) -> set[str]:
-    """These, and everything that they require here, whatever the markers say."""
+    """Return these, and everything that they require here, whatever the markers say."""
     closed: set[str] = set()
     waiting = list(names)
     while waiting:
@@ -112,7 +112,8 @@ def _closure(names: Iterable[str]) -> set[str]:
 
 
 def _installed(name: str) -> str | None:
-    """The version without its local part: 2.13.0+cpu is a build that another machine's index may not have."""
+    """Return the version without its local part: 2.13.0+cpu is a build that another machine's index may not
+    have."""
     try:
         return version(name).partition("+")[0]
     except PackageNotFoundError:

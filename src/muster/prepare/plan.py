@@ -22,7 +22,7 @@ from muster.store.tree import fingerprint
 
 @dataclass(frozen=True)
 class Options:
-    """How the hosts are made ready. `environment` False: they have one, which is only compared."""
+    """How the hosts are prepared. `environment` False: they have one, which is only compared."""
 
     wheels: Path | None = None
     index: str | None = None
@@ -38,7 +38,8 @@ class Options:
 
 @dataclass(frozen=True)
 class LocalFile:
-    """A file of this machine that hosts get at the same path. `what`: the path in a recipe that it is of."""
+    """A file of this machine that hosts get at the same path. `what`: the recipe's path to which it belongs.
+    """
 
     path: Path
     what: str
@@ -56,19 +57,21 @@ class PreparePlan:
     cache: str
     wheels: tuple[tuple[Path, str, int], ...]  # each with its SHA-256 and bytes
     local: tuple[str, ...]  # paths of this machine that the recipes name
-    hub: tuple[tuple[str, str], ...]  # (model, tokenizer or dataset; name, a data set's as name:subset)
+    # (model, tokenizer or dataset; name, a data set's as name:subset), with the variables of what reads it
+    hub: tuple[tuple[str, str], ...]
+    hub_env: tuple[Mapping[str, str], ...]
     warm: tuple[Inputs, ...]  # recipes that are run for one step
     notes: tuple[str, ...]
 
     def files(self) -> tuple[LocalFile, ...]:
-        """All files below the local paths, links followed. Raises UsageError for what is no file."""
+        """Return all files below the local paths, links followed. Raises UsageError for what is no file."""
         return tuple(LocalFile(*each) for what in self.local for each in _walk(Path(what), what, ()))
 
 
 def make_plan(recipes: Sequence[Inputs], options: Options, later: Path | None = None) -> PreparePlan:
-    """What is to be done, from the recipes, the options and this machine. Raises UsageError.
+    """Plan what is to be done, from the recipes, the options and this machine. Raises UsageError.
 
-    Below `later` stand models that the steps of a pipeline will have trained by then: no host gets those.
+    Below `later` are models that the steps of a pipeline will have trained by then: no host gets those.
     """
     if options.index is not None and not re.fullmatch(r"(https?|file)://\S+", options.index):
         raise UsageError("is not an index", where=options.index, hint="--index https://HOST/simple")
@@ -85,7 +88,7 @@ def make_plan(recipes: Sequence[Inputs], options: Options, later: Path | None = 
     key = pinned.key(digests, options.python) if pinned else ""
     cache = (recipes[0].recipe.launch.workdir or "~/.cache/muster").rstrip("/")
     local: dict[str, None] = {}
-    hub: dict[tuple[str, str], None] = {}
+    hub: dict[tuple[str, str], Mapping[str, str]] = {}
     notes: dict[str, None] = {}
     warm = []
     for inputs in recipes:
@@ -96,11 +99,14 @@ def make_plan(recipes: Sequence[Inputs], options: Options, later: Path | None = 
         if options.warm and inputs.recipe.trains and names == [*_named(inputs.recipe)]:
             warm.append(inputs)  # others start from a model that is not there yet
     venv = (options.venv or f"{cache}/venvs/{key}") if pinned else None
-    return PreparePlan(pinned, key, venv, cache, wheels, tuple(local), tuple(hub), tuple(warm), tuple(notes))
+    return PreparePlan(
+        pinned, key, venv, cache, wheels,
+        tuple(local), tuple(hub), tuple(hub.values()), tuple(warm), tuple(notes),
+    )  # fmt: skip
 
 
 def _walk(path: Path, what: str, above: tuple[str, ...]) -> Iterator[tuple[Path, str, int, int]]:
-    """(path, what, bytes, time of its last change) of a file, or of all below a folder."""
+    """Yield path, what, bytes and time of the last change of a file, or of all files below a folder."""
     with refused(UsageError, "read", path):
         about = path.stat()
         entries = sorted(path.iterdir()) if stat.S_ISDIR(about.st_mode) else None
@@ -118,14 +124,14 @@ def _add_needs(
     inputs: Inputs,
     names: Sequence[tuple[str, str]],
     local: dict[str, None],
-    hub: dict[tuple[str, str], None],
+    hub: dict[tuple[str, str], Mapping[str, str]],
     notes: dict[str, None],
 ) -> None:
-    """What a recipe reads, each once: paths, things of the hub, and notes about the rest."""
+    """Add what a recipe reads, each once: paths, things of the hub, and notes about the rest."""
     for kind, name in names:
         whole = name.partition(":")[0] if kind == "dataset" else name
         if not whole.startswith("/") and kind != "path":
-            hub[kind, name] = None
+            hub.setdefault((kind, name), inputs.env)
         elif not Path(whole).exists():
             notes[f"{whole} is not on this machine: the hosts have to have it"] = None
         elif not inputs.launcher.ONE_MACHINE:
@@ -136,7 +142,7 @@ def _add_needs(
 
 
 def _named(recipe: Recipe) -> Iterator[tuple[str, str]]:
-    """(model, tokenizer, dataset or path; its name) of all that the recipe's ranks read."""
+    """Yield (model, tokenizer, dataset or path; its name) of all that the recipe's ranks read."""
     model = recipe.model
     if model.name and (model.init != "random" or model.name.startswith("/")):
         yield "model", model.name
@@ -157,7 +163,7 @@ def _named(recipe: Recipe) -> Iterator[tuple[str, str]]:
 
 
 def _wheels(folder: Path) -> tuple[tuple[Path, str, int], ...]:
-    """The wheels of a folder, each with its SHA-256 and bytes."""
+    """Return the wheels of a folder, each with its SHA-256 and bytes."""
     if not folder.is_dir():
         raise UsageError("is not a folder", where=str(folder), hint="--wheels FOLDER of *.whl files")
     wheels = []
@@ -173,7 +179,7 @@ def _wheels(folder: Path) -> tuple[tuple[Path, str, int], ...]:
 
 
 def plan_as_dict(plan: PreparePlan, recipes: Sequence[Inputs], options: Options) -> dict[str, Any]:
-    """The plan for `--dry-run`: plain data, without the password of an index."""
+    """Return the plan for `--dry-run`: plain data, without the password of an index."""
     return {
         "hosts": list(recipes[0].inventory.names),
         "launcher": recipes[0].launcher_name,
@@ -190,5 +196,5 @@ def plan_as_dict(plan: PreparePlan, recipes: Sequence[Inputs], options: Options)
 
 
 def plan_text(plan: Mapping[str, Any]) -> str:
-    """The same for a person."""
+    """Return the same for a person."""
     return json.dumps(plan, indent=2, ensure_ascii=False)

@@ -1,6 +1,6 @@
 """`muster prepare`: the same environment, the recipes' models and data, and warm kernel caches on every host.
 
-Hosts go their ways at the same time. One that fails is named and left behind; the others get ready.
+Hosts are prepared at the same time. One that fails is named and left out; the others get ready.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _LOOK = 0.2  # seconds between two looks whether all is to stop
 
 
 class _Preparation:
-    """What became of each host so far, and how to do something on all of them."""
+    """The progress of each host, and how to do something on all of them."""
 
     def __init__(
         self,
@@ -43,6 +43,7 @@ class _Preparation:
     ) -> None:
         self.inputs, self.options, self.plan, self.contents = recipes[0], options, plan, contents
         self.progress, self.shell, self.stop = progress, shell, stop
+        self.envs = [each.env for each in recipes]
         self.files = plan.files()
         self.uv = own_uv() if plan.pinned else None
         self.hosts = {host.label: host for host in self.inputs.inventory.hosts}
@@ -68,7 +69,7 @@ class _Preparation:
 
     def each(self, work: Callable[[str], None]) -> None:
         """Do something for every host that has not failed, for many at once. Raises KeyboardInterrupt where
-        all is to stop, once everything has."""
+        all shall stop, once all have."""
         labels = [label for label, report in self.reports.items() if report.failure is None]
         with ThreadPoolExecutor(min(AT_ONCE, self.inputs.recipe.launch.fanout), "muster-prepare") as pool:
             pending = {pool.submit(self._guarded, work, label) for label in labels}
@@ -94,7 +95,7 @@ class _Preparation:
             self.fail(label, HostError(what, host=label, hint="MUSTER_DEBUG=1 shows where"))
 
     def fail(self, label: str, error: MusterError) -> None:
-        """Leave a host behind."""
+        """Leave a host out."""
         self.reports[label].failure = {**error.as_dict(), "host": label}
         self.progress(label, f"failed: {error.what}")
 
@@ -123,8 +124,19 @@ class _Preparation:
             "packages": len(about["about"]["packages"]),
         }
         report.copied = self._copied(answer["copied"], time.monotonic() - began)
-        names = (f"{kind} {name}" for kind, name in self.plan.hub)
-        report.copied += [{"what": what, **each} for what, each in zip(names, answer["fetched"], strict=True)]
+        fetched = [*answer["fetched"]]
+        for env, things in self._hub()[1:]:
+            fetched += self.jobs[label].run("fetch", env=env, python=about["python"], hub=things)["fetched"]
+        names = (f"{kind} {name}" for _, things in self._hub() for kind, name in things)
+        report.copied += [{"what": what, **each} for what, each in zip(names, fetched, strict=True)]
+
+    def _hub(self) -> list[tuple[Mapping[str, str], list[tuple[str, str]]]]:
+        """What comes from the hub, by the variables with which it is fetched, such as a token: those of the
+        first recipe first."""
+        envs = [self.inputs.env, *(env for env in self.plan.hub_env if env != self.inputs.env)]
+        read = [*zip(self.plan.hub, self.plan.hub_env, strict=True)]
+        different = [env for index, env in enumerate(envs) if env not in envs[:index]]
+        return [(env, [thing for thing, of in read if of == env]) for env in different]
 
     def _order(self) -> dict[str, Any]:
         plan, environment = self.plan, None
@@ -144,12 +156,12 @@ class _Preparation:
             "uv": uv,
             "wheels": {path.name: digest for path, digest, _ in plan.wheels},
             "files": [[str(each.path), each.size, each.changed, None] for each in self.files],
-            "hub": list(plan.hub),
+            "hub": self._hub()[0][1],
             "brought": False,
         }
 
     def _lacking(self, lacks: Mapping[str, Any], order: dict[str, Any]) -> tuple[list[Path], dict[str, Any]]:
-        """The files that a host is to be sent, and its next order."""
+        """Return the files to send to a host, and its next order."""
         paths = [self.files[index].path for index in lacks.get("files", ())]
         files = [list(each) for each in order["files"]]
         for index in (*lacks.get("files", ()), *lacks.get("hashes", ())):
@@ -161,7 +173,7 @@ class _Preparation:
         return paths, {**order, "files": files, "brought": True}
 
     def _refuse_changed(self, label: str, paths: Sequence[Path]) -> None:
-        """Raises HostError for a file that was written or removed here since the begin."""
+        """Raise HostError for a file that was written or removed here since the begin."""
         copied = set(paths)
         for each in (file for file in self.files if file.path in copied):
             with suppress(OSError):
@@ -175,7 +187,7 @@ class _Preparation:
             )
 
     def _copied(self, brought: Sequence[int], seconds: float) -> list[dict[str, Any]]:
-        """Per path of a recipe, what a host took of it."""
+        """Return, per path of a recipe, what a host got of it."""
         taken: dict[str, list[LocalFile]] = {what: [] for what in self.plan.local}
         for index in brought:
             taken[self.files[index].what].append(self.files[index])
@@ -211,7 +223,7 @@ class _Preparation:
     # ---- kernels
 
     def settings(self) -> tuple[dict[str, tuple[str, ...]], list[str]]:
-        """Folders for kernels by their variables, and the overrides by which a run uses all of it."""
+        """Return folders for kernels by their variables, and the overrides by which a run uses all of it."""
         good = [r.environment for r in self.reports.values() if r.failure is None and r.environment]
         if not good:
             return {}, []
@@ -221,7 +233,8 @@ class _Preparation:
             python = pythons.pop() if len(pythons) == 1 else f"{self.plan.venv}/bin/python"
             use.append(f"launch.python={python}")
         digest = str(good[0]["digest"])
-        folders = kernel_folders(self.facts, self.inputs.env, self.options.kernel_cache, digest)
+        set_already = {name: value for env in self.envs for name, value in env.items()}
+        folders = kernel_folders(self.facts, set_already, self.options.kernel_cache, digest)
         use += [f"env.{name}={'/'.join(parts)}" for name, parts in folders.items()]
         if self.plan.hub:
             use.append("env.HF_HUB_OFFLINE=1")
@@ -275,7 +288,7 @@ def provision(
     progress: Progress = lambda host, text: None,
     shell: Shell | None = None,
 ) -> Provisioned:
-    """Make every host ready for one or more recipes -> what became of each. `later`: see make_plan. Raises
+    """Prepare every host for one or more recipes. Return what became of each. `later`: see make_plan. Raises
     UsageError before anything was begun."""
     plan = make_plan(recipes, options, later)
     more_files(8 * AT_ONCE)

@@ -28,7 +28,7 @@ class PreparedHost:
 
 @dataclass(frozen=True)
 class Difference:
-    """Something that is not the same in every host's environment. `majority` is None in a tie."""
+    """A difference between the hosts' environments. `majority` is None in a tie."""
 
     name: str
     values: dict[str, list[str]]  # value -> hosts
@@ -57,17 +57,17 @@ class Provisioned:
 
     @property
     def ok(self) -> bool:
-        """Every host is prepared."""
+        """Whether every host is prepared."""
         return all(report.failure is None for report in self.hosts)
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain data for `--json`."""
+        """Return plain data for `--json`."""
         hosts = [{"host": report.host, "status": report.status, **asdict(report)} for report in self.hosts]
         return {**asdict(self), "ok": self.ok, "hosts": hosts}
 
 
 def differences(about: Mapping[str, Mapping[str, Any]]) -> list[Difference]:
-    """What is not the same in the environments of all hosts. Pure.
+    """Return what differs between the environments of all hosts. Pure.
 
     Python's third number does not count: packages are installed for the first two.
     """

@@ -1,4 +1,5 @@
-"""Warm: one short job of the recipe on each host alone: what is compiled at first use is compiled once."""
+"""Run one short job of the recipe on each host alone, so that what is compiled at first use is compiled once.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +41,7 @@ LAYERS: tuple[tuple[tuple[str, ...], dict[str, int]], ...] = (  # what makes a f
 def kernel_folders(
     facts: Mapping[str, Mapping[str, Any]], env: Mapping[str, str], base: str | None, digest: str
 ) -> dict[str, tuple[str, ...]]:
-    """Variables with the folders, in parts, where kernels go on each host's own disk. What `env` has stays.
+    """Return variables with the folders, in parts, for kernels on each host's own disk. What `env` has stays.
 
     Without `base` there are some only where a home folder is on a network file system, and then in /tmp:
     builds of several hosts in one folder wait for each other's locks, for ever where one was killed.
@@ -53,7 +54,8 @@ def kernel_folders(
 
 
 def warm_recipe(inputs: Inputs, use: list[str], cache: str, timeout: float) -> dict[str, Any]:
-    """The recipe as a job of one rank and one step; a model with one layer of its width has every kernel.
+    """Return the recipe as a job of one rank and one step; a model with one layer of its width has every
+    kernel.
 
     The weights are random: nothing is loaded, and a model that needs many ranks fits into one.
     """
@@ -82,7 +84,7 @@ def warm_recipe(inputs: Inputs, use: list[str], cache: str, timeout: float) -> d
 
 
 def _kind(recipe: Recipe) -> str:
-    """Transformers' name for the model's family; empty where it cannot be told here."""
+    """Return Transformers' name for the model's family; empty where it is not known here."""
     if is_t5(recipe):
         return "t5"
     default = None if recipe.model.name else recipe.usual_type()
@@ -90,8 +92,8 @@ def _kind(recipe: Recipe) -> str:
 
 
 class WarmJob:
-    """Runs one recipe's short job (`data`) on each host alone. `folder` is this machine's, and the caller's
-    to remove."""
+    """Runs one recipe's short job (`data`) on each host alone. `folder`: one of this machine, which the
+    caller removes."""
 
     def __init__(
         self,
@@ -109,15 +111,15 @@ class WarmJob:
         write_text(self.recipe, dump_yaml(self.data), private=True)  # its env may hold secrets
 
     def mark(self, digest: str, label: str) -> str:
-        """The name by which a host remembers the job: what decides which kernels there are, and where they
-        lie. `digest`: of its environment."""
+        """Return the name under which a host remembers the job: what decides which kernels there are, and
+        their folder. `digest`: of its environment."""
         shown = ("workload", "model", "engine", "precision", "lora", "env")
         content = [digest, label, *(self.data[name] for name in shown), self.data["train"]["compile"]]
         return f"warm-{hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:24]}.json"
 
     def run(self, host: Host) -> str:
-        """`muster train` in a process of its own: many at once do not share one interpreter. -> what it left
-        below the cache of the host. Raises HostError, and JobError where all is stopped."""
+        """Run `muster train` in its own process: many at once do not share one interpreter. Return what it
+        left below the cache of the host. Raises HostError, and JobError where all is stopped."""
         name = f"warm-{secrets.token_hex(4)}"
         hosts = "local:1" if self.inputs.launcher.ONE_MACHINE else f"{host.name}:1"
         argv = [sys.executable, "-m", "muster", "train", str(self.recipe), "--hosts", hosts]
@@ -149,7 +151,7 @@ def _end(process: Process) -> None:
 
 
 def _failure(host: str, answer: bytes) -> HostError:
-    """Why the job failed, from the document that it printed."""
+    """Return why the job failed, from the document that it printed."""
     try:
         document = json.loads(answer)
         about = document.get("failure") or document["error"]

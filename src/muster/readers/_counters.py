@@ -38,7 +38,15 @@ _WHOSE = re.compile(
 _WELL = re.compile(
     r"worker group successfully finished|\bexit(?:ed)?(?: with)?(?: exit)? (?:code|status)[ :=]*0\b|"
     r"\b[Tt]raining (?:is |has |run )?(?:been )?(?:complete|completed|finished|done)\b(?! with| but)|"
-    r"\b[Ff]inished training\b|\bApplication shutdown complete\b|\b(?:job|run|training) succeeded\b",
+    r"\b[Ff]inished training\b|\bApplication shutdown complete\b|"
+    r"\b(?:[Jj]ob|[Rr]un|[Tt]raining)(?: '[^']*')? succeeded\b|"
+    r"\.service: (?:Deactivated successfully|Succeeded)\b|^\s*Reason: +Completed\b",
+)
+# The whole of a line that a program ends with; the last step of all; why Lightning stops.
+_CLOSING = re.compile(
+    r"(?:^|[\])|:>-] |\bINFO )\W*(?:all )?(?:done|finished|completed?|success)\W*(?:$| (?:in|after|at) )|"
+    r"`Trainer\.fit` stopped: `max_\w+=\S+` reached",
+    re.IGNORECASE,
 )
 _SOFTLY = re.compile(
     r"^\W*(?:all )?(?:done|finished|success)\b|\b(?:model|weights) saved\b|\bsuccessfully\b",
@@ -52,6 +60,7 @@ _PLACE = re.compile(
 )
 _FEW = 2  # lines of work
 _REST = 5  # lines after the last step of a program that was killed
+_LAST = 50  # lines that launchers and trackers still print after a program's word of its end
 _GROWN = 3  # times that a kind of line has to grow
 
 
@@ -95,6 +104,15 @@ def _number(digits: str) -> float:
 def ended_well(lines: Iterable[str]) -> bool:
     """Whether one of these lines says that the program ended as it should."""
     return any(_WELL.search(line) for line in lines)
+
+
+def closes(ends: Sequence[str]) -> bool:
+    """Whether a log's end says that the program ended as it should. `ends`: its last lines, the last one
+    first."""
+    written = [line for line in ends if line.strip()]
+    places = [match for line in written[:_REST] if (match := _PLACE.search(line))]
+    last = bool(places) and places[0][1] == places[0][2]
+    return last or ended_well(written[:_LAST]) or any(_CLOSING.search(line) for line in written[:_REST])
 
 
 def stops_short(ends: Iterable[str]) -> tuple[int, int] | None:

@@ -331,6 +331,12 @@ class LinePlace(NamedTuple):
         frames = self._frames()
         return bool(frames) and (frames[-1][3] or "").strip() == "<module>"
 
+    @property
+    def own(self) -> bool:
+        """Whether the traceback that ends here ends in a line of the user's own program."""
+        innermost = next(iter(self._frames()), None)
+        return innermost is not None and not any(part in innermost[1] for part in _OTHERS)
+
     def _frames(self) -> list[re.Match[str]]:
         """Of the traceback that ends here, the innermost first."""
         frames = []
@@ -370,7 +376,7 @@ def last_exception(frame: Frame, blocks: Sequence[Sequence[str]]) -> Sign | None
                 if _NAMED.fullmatch(text.strip()) and not is_exception(text) and entry is None:
                     spot = LinePlace(block, place, blocks[number - 1] if number else ())
                     place_of = (spot.rank, spot.number, spot.when, spot.code, spot.uncaught, spot.local_rank)
-                    sign = Sign("exception", None, text, None, *place_of)
+                    sign = Sign("exception", None, text, None, *place_of, spot.own)
     return sign
 
 

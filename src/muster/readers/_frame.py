@@ -53,6 +53,12 @@ _WORLD = re.compile(
 _STAMP = re.compile(
     r"(?:(\d{4})[-/](\d\d)[-/](\d\d)|(?<!\d)(\d\d)/(\d\d)/(\d{4}))[ T_](\d\d):(\d\d):(\d\d)(?:[,.](\d{1,6}))?"
 )
+# A process of the job begins anew where an earlier one was: torchrun, and whoever loads a checkpoint.
+_ANEW = re.compile(
+    r"will restart worker group|Rendezvous'ing worker group|"
+    r"\b[Rr]esum(?:ing|ed) (?:training |run )?(?:from|at)\b|"
+    r"\b(?:[Rr]estor|[Ll]oad)(?:ing|ed) (?:\w+ ){0,3}checkpoint\b"
+)
 _PROCESS = re.compile(r"\[launch\.py:[^\]]*\] [Pp]rocess \d+ (spawned|exits successfully)")
 _RUNNER = re.compile(r"\[runner\.py:[^\]]*\] cmd = (.*)")
 _LAUNCHER = " -m deepspeed.launcher.launch "  # what stands behind it: its own options, then the training
@@ -66,7 +72,8 @@ _MODEL = re.compile(r"--?(?:actor_)?model(?:_name_or_path|_name|_id|_path)?$|--?
 HINTS = (
     "slots", "WORLD INFO", "world_info", "NODELIST", " NCCL ", "train_batch_size", "world_size",
     "world size", "[launch.py:", "] cmd = ", "nnodes=", "SLURM_NNODES", "NUM_NODES", "SLURM_JOB_ID",
-    "SLURM_JOBID", "NODENAME=", "HOSTNAME=", "initialized host", "\tolmo",
+    "SLURM_JOBID", "NODENAME=", "HOSTNAME=", "initialized host", "\tolmo", "worker group", "esuming ",
+    "esumed ", " checkpoint",
 )  # fmt: skip
 # To whom a line may say something, as bits; readers' begin at bit 2.
 FOR_FACTS, FOR_SIGNS, FOR_READERS = 1, 2, 2
@@ -93,6 +100,7 @@ class Frame:
         self.spawned = 0  # processes that the launcher names with their command
         self.left = 0  # processes that exited successfully
         self.steps = 0  # of the last mark of progress
+        self.loads = 0  # lines that say that a process begins where an earlier one was
         self.arrived: float | None = None  # when the lines of a job that runs came; None: they lie in a file
         self.prefixes: dict[str, re.Pattern[str]] = {}  # what stood before the first line of a traceback
         self.signs = Signs()
@@ -192,6 +200,12 @@ class Frame:
         self.signs.finish()
 
     @property
+    def restarts(self) -> int:
+        """A number that grows where a process of the job ends or begins anew: what lies between two steps is
+        then more than a step."""
+        return self.loads + self.signs.ends
+
+    @property
     def hosts(self) -> tuple[str, ...]:
         """The hosts that the log names, as launchers or, without one, NCCL name them."""
         return tuple(self.slots or self.spoken)
@@ -232,6 +246,7 @@ class Frame:
         if ("odes" in text or "NODES" in text) and (match := _NODES.search(text)):
             self.nodes = int(match[1]) or self.nodes
         self.slurm = self.slurm or "SLURM_JOB" in text
+        self.loads += bool(_ANEW.search(text))
         if "train_batch_size" in text and (match := _BATCH.search(text)):
             self.batch = number(match[1]) or self.batch
         if "world" in text and (match := _WORLD.search(text)):

@@ -122,6 +122,7 @@ class Steps:
         self.memory = 0.0
         self.loss: float | None = None
         self.interrupted = False
+        self.restarts = 0  # of the frame, at the last step
         self.ended = False
 
     def line(self, text: str) -> None:
@@ -183,7 +184,8 @@ class Steps:
             self.frame.finish()
         if at is not None and at > _A_DATE:
             self.span = (self.span[0] if self.span else at), at
-        self.now = _Step(step, at, self.interrupted)
+        self.now = _Step(step, at, self.interrupted or self.frame.restarts > self.restarts)
+        self.restarts = self.frame.restarts
         self.now.clock = clock
         self.interrupted = False
         self.learn(groups)

@@ -14,12 +14,17 @@ _ENDING = re.compile(r"\.(?:log|txt|out|err|csv|tsv|jsonl?|gz|xz|bz2|stdout|stde
 # two; without the words of jobs, ranks and dates at their ends. What is left is a host if it begins with a
 # letter, has a digit, and is no word of these with a number: of jobs, of settings, of models and devices.
 _PART = re.compile(r"(?:[^._,+\[\]]|\[[^\]]*\])+")
+# Those that only count: with their number they say when, where or how often, and not what was trained.
+_COUNTS = (
+    r"slurm|jobs?|pbs|lsf|run|seed|fold|attempt|version|restart|retry|try|repeat|rep|pass|round|wave|session|copy|"
+    r"part|group|pair|cluster|rack|zone|site"
+)
 _WORDS = (
-    r"slurm|jobs?|pbs|lsf|run|exp|experiment|trial|seed|fold|step|epoch|iter|iteration|ckpt|checkpoint|batch|"
+    rf"{_COUNTS}|exp|experiment|trial|step|epoch|iter|iteration|ckpt|checkpoint|batch|"
     r"(?:local[-_]?)?rank|(?:local[-_]?)?task|proc|process|logs?|out|output|err|error|std(?:out|err)|train|"
-    r"training|trainer|eval|test|bench|benchmark|results?|metrics|attempt|version|restart|retry|try|part|chunk|"
-    r"case|issue|sample|example|demo|debug|note|gist|session|page|doc|script|file|question|thread|post|report|bug|"
-    r"shard|wave|phase|stage|round|set|group|pair|cluster|rack|zone|site|config|model|data|worker[-_]?logs|copy"
+    r"training|trainer|eval|test|bench|benchmark|results?|metrics|chunk|"
+    r"case|issue|sample|example|demo|debug|note|gist|page|doc|script|file|question|thread|post|report|bug|"
+    r"shard|phase|stage|set|config|model|data|worker[-_]?logs"
 )
 _SETTINGS = (
     r"[mg]?bs|lr|wd|seq|ctx|len|zero|[tpdce]p|f?s?ddp|fsdp|fp|bf|int|gpus|nodes|hosts|ranks|k8s|"
@@ -52,7 +57,12 @@ _OWN = re.compile(
     re.IGNORECASE,
 )
 _OWN_FOLDER = re.compile(r"(?:rank[-_.]?(?P<rank>\d{1,9})|local_rank[-_.]?\d+|stdout|stderr)", re.IGNORECASE)
-_NUMBERED = re.compile(r"(?:(?:slurm|job|run|attempt|version|try)[-_.]?)?\d+", re.IGNORECASE)
+_COUNTED = re.compile(
+    rf"(?<![A-Za-z0-9])(?:(?:{_COUNTS})[-_.]?\d+|\d{{6,}}|\d{{4}}-\d\d-\d\d(?:[-_T]\d\d(?:[-_:.]?\d\d){{0,2}})?)"
+    r"(?![A-Za-z0-9])",
+    re.IGNORECASE,
+)
+_LIST = re.compile(r"[A-Za-z][A-Za-z0-9-]*\[[\d,-]+\]")
 _ATTEMPT = re.compile(r"attempt_\d+")
 
 
@@ -138,6 +148,19 @@ def is_slurm(path: str) -> bool:
 
 
 def folder_of(path: str, hosts: Sequence[str]) -> str:
-    """The folder of a log, with a star for hosts and for numbers of jobs: what logs of one kind share."""
-    parts = PurePosixPath(place_of(path).job).parts[:-1]
-    return "/".join("*" if part in hosts or _NUMBERED.fullmatch(part) else part for part in parts)
+    """The folder of a log, with a star for hosts and for what only counts: what logs of one kind share."""
+    return "/".join(alike_parts(path, hosts)[:-1])
+
+
+def alike_parts(path: str, hosts: Sequence[str]) -> list[str]:
+    """The parts of a path without rank and stream, with a star for hosts, numbers, and words that count."""
+    names = {name for host in hosts for name in (host, host.partition(".")[0]) if not name.isdecimal()}
+    own = [
+        re.compile(rf"(?<![A-Za-z0-9]){re.escape(each)}(?![A-Za-z0-9])") for each in sorted(names, key=len)
+    ]
+    parts = []
+    for part in PurePosixPath(place_of(path).job).parts:
+        for each in (_LIST, *reversed(own), _COUNTED):
+            part = each.sub("*", part)
+        parts.append("*" if part.isdecimal() else re.sub(r"\*(?:[-_,+]\*)+", "*", part))
+    return parts

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import statistics
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
@@ -10,8 +11,8 @@ from itertools import islice, takewhile
 
 from muster.core.state import LogEnd, State
 from muster.core.units import counted
-from muster.failures.signs import NEAR, Sign, shape_of, shortened
-from muster.readers._counters import ended_well, goes_on, seems_done, stops_short, works_on
+from muster.failures.signs import NEAR, Sign, is_exception, shape_of, shortened
+from muster.readers._counters import closes, ended_well, goes_on, seems_done, stops_short, works_on
 from muster.readers._feed import LineFeed
 from muster.readers._frame import Frame, own_stamp, uncoloured
 from muster.readers._lines import STEPS_ONLY
@@ -22,12 +23,17 @@ from muster.store.logfiles import BrokenFile
 
 UNKNOWN_WORK = "the log does not say what it trained (no command, no settings): compared with no other job"
 NO_FORMAT = "no known log format was recognised; --line REGEX can say how its lines are read"
+COUNTS_ONLY = "its lines count steps in no known format, and have no time stamps: nothing can be measured"
+BY_STAMPS = (
+    "its lines count steps in no known format; --line with a group `step` reads them by their time stamps"
+)
 LATE = "a process crashed after the training had ended"
 COARSE = 100.0  # seconds of a window from where on whole ones do for its own pace
 BETWEEN = (
     "by their time stamps its steps make {whole:,.5g} samples/s, where the latencies that it prints come to "
     "{tool:,.5g}: these leave out what is between steps"
 )
+ALIKE = 0.1  # share by which two formats' counts of the same steps differ at most: lines come every so many
 FROM_USER = {"table", "own lines"}  # formats
 MOST_RANKS = 8  # of a host, where nothing says how many hosts there are
 # What is kept to explain a failure: shapes of signs, and signs of each; lines at the end.
@@ -35,6 +41,7 @@ TOLD, LAST = 5, 5
 RECENT = 1000  # lines at the end of a log that no reader knows, in which it says why it ended
 _BUFFER = 8192  # bytes that Python holds back of what it prints to a file or a pipe
 _SOURCE = re.compile(r"File \"[^\"]+\", line \d+, in ")
+_LOUD = re.compile(r"[Ee]rror|\bERR(?:OR)?\b|FATAL|[Ff]atal|CRITICAL|[Ff]ail(?:ed|ure)|FAILED|[Aa]bort")
 STAMPED = 10_000  # lines at the beginning and at the end, in which time stamps are looked for
 # Tables, documents and programs: what they say of failures, as results of earlier jobs do, is no job's end.
 _NO_LOG = re.compile(r"\.(?:csv|tsv|json|md|rst|html?|ya?ml|toml|ini|cfg|py|ipynb|sh)$", re.IGNORECASE)
@@ -67,8 +74,13 @@ def read_blocks(
             jobs += [_job(name, frame, each, whole.broken, named, raised) for each in parts]
         elif not jobs:
             jobs.append(_with_hosts(_unread(path, feed, whole), frame, named))
+        late = _late(feed)
         jobs[started:] = [
-            replace(each, shapes=frozenset(frame.signs.shapes), why=_late(feed) or _earlier(feed))
+            replace(
+                each,
+                shapes=frozenset(frame.signs.shapes),
+                why=late or (_earlier(feed) if each.over else _why(feed, raised, bool(each.format))),
+            )
             if each.outcome.good
             else replace(each, why=_why(feed, raised, bool(each.format)))
             for each in jobs[started:]
@@ -95,6 +107,8 @@ def _unread(path: str, feed: LineFeed, whole: _Whole) -> JobLog:
     if short:
         return stopped(JobLog(job=path, outcome=State.TIMEOUT, steps=short[0], total=short[1]))
     why = whole.broken or _unknown(path, whole.first, whole.last, frame.user)
+    if why == NO_FORMAT and frame.signs.marked:
+        why = COUNTS_ONLY if whole.began is None else BY_STAMPS
     return JobLog(job=path, outcome=State.UNREADABLE, reason=why)
 
 
@@ -163,6 +177,8 @@ def _why(feed: LineFeed, raised: Sign | None, formatted: bool = False) -> EndOfL
         collectives=signs.collectives,
         before=tuple(replace(each, text=shortened(each.text)) for each in signs.before),
         finished=signs.finished,
+        loud=tuple(shortened(line) for line in islice(filter(_LOUD.search, ends), TOLD))[::-1],
+        closed=closes([*takewhile(lambda line: not is_exception(frame.bare(line)), ends)]),
     )
 
 
@@ -381,7 +397,20 @@ def contradicting(best_first: Sequence[tuple[Reading, MeasuredWindows | None]]) 
     own += [
         other.rate for each, other in best_first[1:] if other and not each.sure and other.unit == best.unit
     ]
+    usual, steps = _usual(best), best_first[0][0].steps or 0
+    own += [
+        best.rate * usual / theirs
+        for each, other in best_first[1:]
+        if usual and other and (theirs := _usual(other)) and each.exact and each.per_step
+        if abs((each.steps or 0) - steps) < ALIKE * steps
+    ]
     return next((each for each in own if abs(best.rate / each - 1) > APART), None)
+
+
+def _usual(figures: MeasuredWindows) -> float:
+    """Seconds of a usual step, whatever is between some; 0: not known."""
+    each = figures.samples / figures.steps
+    return statistics.fmean(figures.halves) * each if figures.halves and figures.timed else 0.0
 
 
 def _worth(reading: Reading, figures: MeasuredWindows | None) -> tuple[bool, bool, bool, bool, float]:

@@ -232,7 +232,9 @@ class EndOfLog:
     after the last sign, where these are few; `last`: the last lines that are not blank; `met`: what the
     program handled, or says that it got over; `onward`: whether it went on after that sign, where no format
     tells: it may have, or it has; `collectives`: where its ranks waited; `before`:
-    what ended runs before the last one in the same log; `finished`: its last training had ended by itself."""
+    what ended runs before the last one in the same log; `finished`: its last training had ended by itself;
+    `closed`: its last lines say that the program ended as it should; `loud`: the last ones that
+    speak of an error in any words."""
 
     signs: tuple[Sign, ...]
     alike: int
@@ -245,6 +247,8 @@ class EndOfLog:
     collectives: Collectives | None = None
     before: tuple[Sign, ...] = ()
     finished: bool = False
+    closed: bool = False
+    loud: tuple[str, ...] = ()
 
 
 @rows.dataclass(frozen=True, kw_only=True)

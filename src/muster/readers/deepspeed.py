@@ -44,6 +44,7 @@ class Reader:
         self.engine = 0  # `counted` at the last mark
         self.marked = False
         self.begins = False  # another process seems to begin
+        self.restarts = 0  # of the frame, at the last mark
         self.stamp: float | None = None
         self.timer: float | None = None
         self.counter: int | None = None  # DeepSpeed's count of skipped steps, as last told
@@ -87,6 +88,7 @@ class Reader:
             Reading(
                 format=FORMAT,
                 series=series,
+                per_step=walled and not batch,
                 unit="samples" if batch or not walled else "steps",
                 batch=batch,
                 reported=own.rate if own and walled and not batch else None,
@@ -143,6 +145,7 @@ class Reader:
         if not begins and self._is_another(step, stamp(text)):
             return
         self._take_batch()
+        restarted = self.frame.restarts > self.restarts
         skipped = self.counter if self.counter is not None else self.overflows
         if begins or step <= self.step:  # it began anew; DeepSpeed's count begins with it, or goes on
             self.marked, self.step, self.stamp, self.timer, self.skipped = False, 0, None, None, 0
@@ -157,9 +160,10 @@ class Reader:
         if self.marked:
             used = steps - lost
             if now is not None and self.stamp is not None:
-                self.walled.add(LogWindow(steps, lost, used, now - self.stamp, interrupted=self.interrupted))
+                unclean = self.interrupted or restarted
+                self.walled.add(LogWindow(steps, lost, used, now - self.stamp, interrupted=unclean))
             if timer is not None and self.timer is not None:
-                self.timed.add(LogWindow(steps, lost, used, timer - self.timer))
+                self.timed.add(LogWindow(steps, lost, used, timer - self.timer, interrupted=restarted))
         else:
             self.walled.before += steps - lost
             self.timed.before += steps - lost
@@ -168,6 +172,7 @@ class Reader:
         self.marked, self.interrupted, self.marked_overflows = True, False, self.overflows
         self.step, self.stamp, self.timer, self.skipped = step, now, timer, skipped
         self.recent, self.engine = (*self.recent[-1:], (step, now)), self.counted
+        self.restarts = self.frame.restarts
         peak = _PEAK.search(text)
         self.memory = max(self.memory, number(peak[1]) or 0.0) if peak else self.memory
         self.frame.progress(self.total_steps)

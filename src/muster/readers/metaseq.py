@@ -37,6 +37,7 @@ class Reader:
         self.loaded: int | None = None  # those of the checkpoint that it began with
         self.every = 0  # updates between the last two lines
         self.anew = False  # another process has begun
+        self.restarts = 0  # of the frame, at the last line
         self.used = 0  # updates of all processes
         self.overflows = 0
         self.skipped = 0
@@ -97,7 +98,8 @@ class Reader:
         if updates is None or not 1 <= updates <= 1e12:
             return
         now = (int(updates), wall, stamp(text))
-        before, self.anew = self.last, self.anew or self.last is None
+        before, self.anew = self.last, self.anew or self.last is None or self.frame.restarts > self.restarts
+        self.restarts = self.frame.restarts
         if before == now:  # the same line once more
             return
         self.batch, self.loss = batch or self.batch, number(figures.get("loss")) or self.loss

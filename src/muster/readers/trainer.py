@@ -58,9 +58,10 @@ UNTOLD = (
 )
 WHOLE = "progress bars show whole seconds"
 UNENDED = (
-    "its learning rate still falls at its last line: the Trainer's account may count steps that it did not "
-    "make, so its rate is not taken"
+    "its learning rate still falls at its last line, or its epochs end before the last step: the Trainer's "
+    "account may count steps that it did not make, so its rate is not taken"
 )
+_ROUNDED = 2  # digits of the epochs in old versions; since version 5 four are told in all
 
 
 @dataclass
@@ -137,9 +138,15 @@ class Reader:
         self.epochs: list[float] = []  # of the first two lines with a loss
         self.rates: tuple[float, ...] = ()  # learning rates of the last two
         self.last = 0  # step of the account, by the epochs that it tells; 0: not known
+        self.cut = False  # it is before the last of all
+        self.lines = 0  # with a loss, of this process
+        self.marked = 0  # step of the last one; 0: not known
+        self.fine = False  # epochs are told with more than two digits
+        self.every = (1.0, math.inf)  # steps between two of them, at least and at most
         self.skipped = 0
         self.logged = False
         self.barred = False  # it prints bars
+        self.restarts = 0  # of the frame, at the last mark
         self.settings: dict[str, float | None] = {}
         self.changed: tuple[str, ...] = ()  # what is said of batches that were not the same
         self.loss: float | None = None
@@ -158,6 +165,7 @@ class Reader:
             self.settings[match[1]] = number(match[2])
             if match[1] == "Num examples":  # a process begins
                 self.before = self.runtime = None
+                self.lines, self.every = 0, (1.0, math.inf)
             if match[1] == "Total optimization steps":
                 self.total = int(number(match[2]) or 0) or self.total
         elif match := _BATCH.search(text):
@@ -174,10 +182,9 @@ class Reader:
                 self.loss = number(match[1])
             if match := _RATE.search(text):
                 self.rates = (*self.rates[-1:], number(match[1]) or 0.0)
-            at = self.frame.arrived
-            if at is None and self._is_exact(text):
-                at = stamp(text)
-            if at is not None and not self.barred and (step := self._step_of(text)):
+            at, step = self.frame.arrived, self._step_of(text)
+            at = stamp(text) if at is None and step else at
+            if at is not None and step and not self.barred:
                 self._progress(step, self.total or 0, at)
         elif _OVERFLOW.search(text):
             self.skipped += 1
@@ -255,7 +262,7 @@ class Reader:
             last = bar.attempts[-1]
             cut = total and self.runtime and last.seconds < (1 - APART) * self.runtime  # bars are missing
             return max(0, (total or 0) - last.begun()) if cut else last.done()
-        ended = self.last or self.total
+        ended = self.last or (0 if self.cut else self.total)
         return max(0, ended - (self.before or 0)) if self.runtime is not None and ended else None
 
     def _accounted(
@@ -267,7 +274,7 @@ class Reader:
         batch, reported = self.batch, self.reported
         if not (reported and self.runtime):
             return batch, reported, ()
-        if done is None and (self._begins_late() or self._stops_early()):
+        if done is None and (self._begins_late() or self._stops_early() or self.cut):
             return batch, None, (UNTOLD if self._begins_late() else UNENDED,)
         claimed = self.per_second * self.runtime if self.per_second else None
         if claimed is None and batch:
@@ -295,20 +302,41 @@ class Reader:
         return len(self.rates) > 1 and 1.1 * (self.rates[0] - self.rates[1]) < self.rates[1] < self.rates[0]
 
     def _step_of(self, text: str) -> int:
-        """The step at which the Trainer logged, by the epochs that it tells there; 0: its settings are not
-        printed."""
-        examples, match = self.settings.get("Num examples"), _EPOCH.search(text)
-        epochs = number(match[1]) if match else None
-        if not (examples and self.batch and self.total and epochs):
+        """The step of a line with a loss, where the epochs that it and those before it tell leave one: lines
+        come every so many steps, the first one after as many; 0: they leave several, or none."""
+        low, high = self._steps_at(text)
+        if not high:
             return 0
-        return min(round(epochs * math.ceil(examples / self.batch)), self.total)
+        self.lines, first = self.lines + 1, self.before or 0
+        least, most = self.every
+        self.every = (
+            max(least, math.ceil((low - first) / self.lines)),
+            min(most, (high - first) // self.lines),
+        )
+        one = self.every[0] == self.every[1]
+        self.marked = int(first + self.lines * self.every[0]) if one else low if low == high else 0
+        return self.marked
 
-    def _is_exact(self, text: str) -> bool:
-        """Whether the epochs that a line tells have enough digits to tell one step from the next."""
+    def _steps_at(self, text: str) -> tuple[int, int]:
+        """The first and the last step that the epochs which a line tells, rounded, may stand for; (0, 0): its
+        settings are not printed, or an epoch's last step may have fewer micro-batches."""
         match, examples = _EPOCH.search(text), self.settings.get("Num examples")
-        if not match or not examples or not self.batch:
-            return False
-        return examples / self.batch <= 10.0 ** len(match[1].partition(".")[2])
+        epochs = number(match[1]) if match else None
+        if not (match and examples and self.batch and self.total and epochs is not None):
+            return 0, 0
+        micro = self.batch / (self.settings.get("Gradient Accumulation steps") or 1.0)
+        within = math.ceil(examples / micro) * micro / self.batch  # steps of an epoch, the last one not whole
+        rounds = self.settings.get("Num Epochs") or 0.0
+        whole = next((n for n in (math.ceil(within), math.floor(within)) if n * rounds == self.total), within)
+        if whole == within and within % 1 and epochs > 1:
+            return 0, 0
+        self.fine = self.fine or len(match[1].partition(".")[2]) > _ROUNDED
+        half = 0.5 * 10.0 ** (len(f"{epochs:.0f}") - 4 if epochs >= 1 else -4) if self.fine else 0.005
+        low, high = (
+            math.floor(each) * whole + min(each % 1 * within, whole)
+            for each in (max(0.0, epochs - half - 1e-9), epochs + half + 1e-9)
+        )
+        return min(math.ceil(low), self.total), min(math.floor(high), self.total)
 
     def _progress(self, step: int, total: int, seconds: float) -> None:
         if total not in self.bars:
@@ -318,6 +346,9 @@ class Reader:
         for other, bar in self.bars.items():
             if other != total:  # such as an evaluation's, while the training's stands still
                 bar.interrupted = True
+        if self.frame.restarts > self.restarts:
+            self._interrupt()
+        self.restarts = self.frame.restarts
         if step > self.bars[total].step:
             self.frame.progress(step)
         self.bars[total].mark(step, seconds, self.before)
@@ -337,6 +368,12 @@ class Reader:
             self.reported = number(match[1]) or self.reported
         if match := _STEPS.search(text):
             self.per_second = number(match[1]) or self.per_second
-        self.last = self._step_of(text) or self.last
+        low, high = self._steps_at(text)
+        if high and self.total:
+            self.cut = high < self.total
+            whole = not self.cut and not self._stops_early()
+            self.last = self.total if whole else low if low == high else 0
+            if not whole and low <= self.marked <= high:  # it stops where it has evaluated and logged
+                self.last = self.marked
         if not self.barred and self.last and (bar := self._training()[1]) and bar.attempts:
             bar.attempts[-1].step = max(bar.attempts[-1].step, self.last)  # no line is of its last steps

@@ -1,1 +1,1 @@
-"""A run folder's data -> one self-contained HTML page. Pure: same input, same output."""
+"""From a run folder's data to one self-contained HTML page. Pure: same input, same output."""

@@ -1,4 +1,4 @@
-"""Which predictions to show, and where an answer differs from the expected one. Pure."""
+"""Choose which predictions to show, and find where an answer differs from the expected one. Pure."""
 
 from __future__ import annotations
 
@@ -64,15 +64,15 @@ class Count:
 
 
 def kind_of(prediction: Answer) -> AnswerKind:
-    """How a prediction is right or wrong."""
+    """Return how a prediction is right or wrong."""
     return next(kind for kind in KINDS if kind.test(prediction))
 
 
 def choose(
     predictions: Sequence[Answer], names: Mapping[str, str] = NOTHING, most: int = SHOWN
 ) -> tuple[list[ShownAnswer], list[Count]]:
-    """All kinds of wrong first, then a few that are right; and the counts of all, shown or not. `names`: what
-    kinds are called where answers are not texts."""
+    """Return all kinds of wrong answers first, then a few right ones; and the counts of all, shown or not.
+    `names`: what kinds are called where answers are not texts."""
     kinds = [replace(kind, name=names.get(kind.key, kind.name)) for kind in KINDS]
     groups: dict[str, list[Answer]] = {kind.key: [] for kind in KINDS}
     for each in predictions:
@@ -88,7 +88,8 @@ def choose(
 
 
 def _shares(sizes: dict[str, int], most: int) -> dict[str, int]:
-    """A few of the right ones have their place; the wrong kinds take turns; what is left goes to anyone."""
+    """Return how many of each kind are shown: a few right ones have their place; the wrong kinds take turns;
+    the rest goes to any kind."""
     share = dict.fromkeys(sizes, 0)
     share["exact"] = min(sizes["exact"], MOST_RIGHT, most)
     share["same"] = min(sizes["same"], MOST_SAME, most - share["exact"])
@@ -101,12 +102,12 @@ def _shares(sizes: dict[str, int], most: int) -> dict[str, int]:
 
 
 def clip(text: str, longest: int = LONGEST) -> str:
-    """A text that fits on a page, and how long it was."""
+    """Return a text that fits on a page, and how long it was."""
     return text if len(text) <= longest else f"{text[:longest]} … ({len(text):,} characters)"
 
 
 def compare(predicted: str, expected: str) -> tuple[Words, Words]:
-    """Both texts in pieces, each marked where it differs from the other."""
+    """Return both texts in pieces, each marked where it differs from the other."""
     left, right = _WORD.findall(predicted), _WORD.findall(expected)
     if predicted == expected or not left or not right or max(len(left), len(right)) > MOST_WORDS:
         return ((predicted, False),), ((expected, False),)
@@ -120,7 +121,7 @@ def compare(predicted: str, expected: str) -> tuple[Words, Words]:
 
 
 def _joined(pieces: Sequence[tuple[str, bool]]) -> Words:
-    """Neighbours that differ as one piece, with the blanks between them."""
+    """Join neighbours that differ into one piece, with the blanks between them."""
     joined: list[tuple[str, bool]] = []
     for index, (text, differs) in enumerate(pieces):
         if not text:

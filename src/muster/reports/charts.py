@@ -33,7 +33,7 @@ class ChartSeries:
 
 @dataclass(frozen=True)
 class Chart:
-    """A picture before it is drawn."""
+    """A chart before it is drawn."""
 
     title: str
     unit: str
@@ -52,7 +52,7 @@ class Chart:
 
 @dataclass(frozen=True)
 class Scale:
-    """A linear axis from values to places on the picture."""
+    """A linear axis from values to places on the chart."""
 
     low: float
     high: float
@@ -60,27 +60,27 @@ class Scale:
     end: float
 
     def at(self, value: float) -> float:
-        """Where a value is."""
+        """Return the place of a value."""
         return self.start + (value - self.low) / (self.high - self.low) * (self.end - self.start)
 
 
 def style_of(index: int) -> str:
-    """Colour and dash of the n-th line: eight colours, then the same ones dashed."""
+    """Return colour and dash of the n-th line: eight colours, then the same ones dashed."""
     return f"c{index % COLOURS}" + (" dash" if index // COLOURS % 2 else "")
 
 
 def usable(value: float | None) -> bool:
-    """Whether a value can be drawn."""
+    """Return whether a value can be drawn."""
     return value is not None and math.isfinite(value) and abs(value) < HUGE
 
 
 def has_points(chart: Chart) -> bool:
-    """Whether there is anything to draw."""
+    """Return whether there is anything to draw."""
     return any(usable(x) and usable(y) for series in chart.series for x, y in series.points)
 
 
 def line_chart(chart: Chart) -> Markup:
-    """The chart as SVG; one sentence where there is nothing to draw."""
+    """Return the chart as SVG; a sentence where there is nothing to draw."""
     if not has_points(chart):
         return Markup('<p class="nothing">{}</p>').format(chart.nothing)
     lines = [ChartSeries(each.name, thin(each.points), each.style) for each in chart.series]
@@ -104,7 +104,7 @@ def line_chart(chart: Chart) -> Markup:
 
 
 def element(tag: str, style: str, inner: Iterable[str] | str = (), **attributes: float | str) -> Markup:
-    """An element of class `style`, escaped but for what is Markup. Figures have one decimal."""
+    """Return an element of class `style`, escaped but for what is Markup. Figures have one decimal."""
     pairs = [
         Markup(' {}="{}"').format(
             name.replace("_", "-"), f"{value:.1f}" if isinstance(value, float) else value
@@ -117,7 +117,7 @@ def element(tag: str, style: str, inner: Iterable[str] | str = (), **attributes:
 
 
 def describe(chart: Chart) -> str:
-    """The chart in words, for those who cannot see it."""
+    """Return the chart in words, for those who cannot see it."""
     parts = []
     for each in chart.series[:16]:
         values = [y for x, y in each.points if usable(x) and y is not None and usable(y)]
@@ -130,7 +130,8 @@ def describe(chart: Chart) -> str:
 
 
 def thin(points: Sequence[Point], most: int = MOST_POINTS) -> tuple[Point, ...]:
-    """At most about `most` points: the lowest and highest of each stretch, so that no spike is lost."""
+    """Return about `most` points at most: the lowest and highest of each stretch, so that no spike is lost.
+    """
     clean: list[Point] = [(x, y if usable(y) else None) for x, y in points if usable(x)]
     if len(clean) <= most:
         return tuple(clean)
@@ -148,7 +149,7 @@ def thin(points: Sequence[Point], most: int = MOST_POINTS) -> tuple[Point, ...]:
 
 
 def ticks(low: float, high: float, about: int = 5) -> list[float]:
-    """Round values (1, 2 or 5 times a power of ten) that cover low ... high."""
+    """Return round values (1, 2 or 5 times a power of ten) that cover low ... high."""
     span = high - low
     if span <= 0 or span < abs(high) * 1e-9:  # as good as one value
         span = abs(high) * 0.2 or 1.0
@@ -160,7 +161,7 @@ def ticks(low: float, high: float, about: int = 5) -> list[float]:
 
 
 def short(value: float, step: float | None = None) -> str:
-    """A number for an axis or a hint."""
+    """Return a number for an axis or a hint."""
     size = abs(value)
     for limit, scale, suffix in ((1e9, 1e9, " G"), (1e6, 1e6, " M"), (1e4, 1e3, " k")):
         if size >= limit:
@@ -171,7 +172,7 @@ def short(value: float, step: float | None = None) -> str:
 
 
 def stacked_bar(parts: Sequence[tuple[str, float, str]]) -> Markup:
-    """(name, amount, style) as one bar. Empty where there is nothing to show."""
+    """Return (name, amount, style) as one bar. Empty where there is nothing to show."""
     amounts = [(name, amount, style) for name, amount, style in parts if usable(amount) and amount > 0]
     total = sum(amount for _, amount, _ in amounts)
     if not total:
@@ -189,7 +190,7 @@ def stacked_bar(parts: Sequence[tuple[str, float, str]]) -> Markup:
 
 
 def titled(text: str) -> Markup:
-    """What is said where the element that it is in is pointed at."""
+    """Return a text that is shown where its element is pointed at."""
     return Markup("<title>{}</title>").format(text)
 
 
@@ -240,7 +241,7 @@ def _band(chart: Chart, x: Scale, y: Scale) -> list[Markup]:
 
 
 def _line(series: ChartSeries, x: Scale, y: Scale) -> Iterator[Markup]:
-    """A path for each stretch without a gap; a dot for a point that stands alone."""
+    """Yield a path for each stretch without a gap; a dot for an isolated point."""
     stretch: list[str] = []
     for at, value in (*series.points, (0.0, None)):
         if value is not None:
@@ -256,7 +257,7 @@ def _line(series: ChartSeries, x: Scale, y: Scale) -> Iterator[Markup]:
 
 
 def _hover(chart: Chart, series: ChartSeries, x: Scale, y: Scale) -> Iterator[Markup]:
-    """Places that say their value when pointed at."""
+    """Yield places that show their value when pointed at."""
     for at, value in series.points:
         if value is not None:
             where = dict(chart.x_names).get(at) or short(at)

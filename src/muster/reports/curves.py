@@ -1,4 +1,4 @@
-"""What the pictures show: series out of a run's events. Pure."""
+"""The series of the charts, from a run's events. Pure."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ UNITS = (("seconds", 1, 180.0), ("minutes", 60, 10800.0), ("hours", 3600, math.i
 
 
 def charts(data: RunData) -> list[Chart]:
-    """Every picture of a report, in its order."""
-    windows = data.folder.ordered_windows()
+    """Return every chart of a report, in its order."""
+    windows = data.folded.ordered_windows()
     clock = clock_of(data)
     if data.figures and data.figures.command:
         return [loss(data), speed(data, windows), *host_charts(data)]
@@ -37,7 +37,7 @@ def charts(data: RunData) -> list[Chart]:
 
 
 def host_charts(data: RunData) -> list[Chart]:
-    """What the hosts were doing, whatever ran on them."""
+    """Return charts of the hosts' hardware, whatever ran on them."""
     clock = clock_of(data)
     axis = clock.axis
     memory = _samples(data, clock, lambda sample: sample.memory_used)
@@ -54,12 +54,12 @@ def host_charts(data: RunData) -> list[Chart]:
 
 
 def clock_of(data: RunData) -> Clock:
-    """Time zero is the launch of the first attempt."""
-    folder = data.folder
-    times = [sample.time for samples in folder.hardware.values() for sample in samples]
-    times += [window.time for ranks in folder.windows.values() for window in ranks.values()]
+    """Return a clock whose zero is the launch of the first attempt."""
+    folded = data.folded
+    times = [sample.time for samples in folded.hardware.values() for sample in samples]
+    times += [window.time for ranks in folded.windows.values() for window in ranks.values()]
     times = [time for time in times if usable(time)]
-    began = folder.began
+    began = folded.began
     start = began if began is not None and usable(began) else min(times, default=0.0)
     length = max(times, default=start) - start
     unit, size = next(((u, s) for u, s, most in UNITS if length < most), UNITS[-1][:2])
@@ -67,19 +67,19 @@ def clock_of(data: RunData) -> Clock:
 
 
 def steps_of(data: RunData) -> tuple[float, float]:
-    """From before the first step to the last one: all pictures over steps share it."""
-    steps = [*data.folder.windows, *data.folder.logs, *(each.step for each in data.folder.evaluated)]
+    """Return the range from before the first step to the last one: all charts over steps share it."""
+    steps = [*data.folded.windows, *data.folded.logs, *(each.step for each in data.folded.evaluated)]
     return 0.0, float(max(steps, default=0))
 
 
 def loss(data: RunData) -> Chart:
-    """The training loss, and the held-out loss where it was measured."""
-    logs = data.folder.logs
+    """Return the training loss, and the held-out loss where it was measured."""
+    logs = data.folded.logs
     series = (
         ChartSeries("train", tuple((float(step), logs[step].loss) for step in sorted(logs)), "c0"),
         ChartSeries(
             "held-out",
-            tuple((float(each.step), each.loss) for each in data.folder.evaluated if each.loss is not None),
+            tuple((float(each.step), each.loss) for each in data.folded.evaluated if each.loss is not None),
             "c1",
         ),
     )
@@ -99,11 +99,11 @@ PICTURED = {"reward": "Reward", "pair_accuracy": "Pairs in the right order"}
 
 
 def learned(data: RunData) -> list[Chart]:
-    """The workload's own figures, in training and held out."""
-    logs, drawn = data.folder.logs, []
+    """Return the workload's own figures, in training and held out."""
+    logs, drawn = data.folded.logs, []
     for name, title in PICTURED.items():
         points = tuple((float(step), logs[step].figures.get(name)) for step in sorted(logs))
-        held = tuple((float(each.step), each.figures.get(name)) for each in data.folder.evaluated)
+        held = tuple((float(each.step), each.figures.get(name)) for each in data.folded.evaluated)
         series = (
             ChartSeries("train", tuple(each for each in points if each[1] is not None), "c0"),
             ChartSeries("held-out", tuple(each for each in held if each[1] is not None), "c1"),
@@ -116,8 +116,8 @@ def learned(data: RunData) -> list[Chart]:
 
 
 def throughput(data: RunData, windows: Sequence[Sequence[events.Window]]) -> Chart:
-    """Samples per second of all ranks together; a gap where a rank did not tell its share, and where a
-    profiler ran."""
+    """Return samples per second of all ranks together; a gap where a rank did not report its share, and where
+    a profiler ran."""
     points: list[Point] = []
     for each in windows:
         seconds = max(window.seconds for window in each)
@@ -139,13 +139,13 @@ def throughput(data: RunData, windows: Sequence[Sequence[events.Window]]) -> Cha
 
 
 def speed(data: RunData, windows: Sequence[Sequence[events.Window]]) -> Chart:
-    """Steps per second of a command: of its windows, or else between two looks at what it printed."""
+    """Return steps per second of a command: of its windows, or else between two readings of its output."""
     points: list[Point] = []
     for each in windows:
         seconds = max(window.seconds for window in each)
         if usable(seconds) and seconds > 0:
             points.append((float(each[0].step), each[0].steps / seconds))
-    logs = [data.folder.logs[step] for step in sorted(data.folder.logs)] if not points else []
+    logs = [data.folded.logs[step] for step in sorted(data.folded.logs)] if not points else []
     for before, now in pairwise(logs):
         if now.time > before.time:
             points.append((float(now.step), (now.step - before.step) / (now.time - before.time)))
@@ -160,7 +160,7 @@ def speed(data: RunData, windows: Sequence[Sequence[events.Window]]) -> Chart:
 
 
 def rank_throughput(data: RunData, windows: Sequence[Sequence[events.Window]]) -> list[Chart]:
-    """Samples per second of each rank, where there are several."""
+    """Return samples per second of each rank, where there are several."""
     lines: dict[int, list[Point]] = defaultdict(list)
     for each in windows:
         for window in each:
@@ -178,7 +178,7 @@ def rank_throughput(data: RunData, windows: Sequence[Sequence[events.Window]]) -
 
 
 def shaded(data: RunData, windows: Sequence[Sequence[events.Window]]) -> tuple[tuple[float, float], ...]:
-    """The steps that the figures leave out, of each attempt."""
+    """Return the steps that the figures leave out, of each attempt."""
     warmup, ranks = data.measure("warmup"), data.world_size
     if not isinstance(warmup, int) or ranks is None:
         return ()
@@ -186,7 +186,7 @@ def shaded(data: RunData, windows: Sequence[Sequence[events.Window]]) -> tuple[t
 
 
 def step_time(data: RunData, windows: Sequence[Sequence[events.Window]]) -> Chart:
-    """Median and 95th percentile of each window's steps, on the rank that was slowest in it."""
+    """Return median and 95th percentile of each window's steps, on the rank that was slowest in it."""
     median: list[Point] = []
     high: list[Point] = []
     for each in windows:
@@ -214,8 +214,8 @@ def step_time(data: RunData, windows: Sequence[Sequence[events.Window]]) -> Char
 
 
 def attention(data: RunData) -> list[Chart]:
-    """The largest and the smallest attention logit of each layer, where the run looked at them."""
-    seen = [data.folder.attention[step] for step in sorted(data.folder.attention)]
+    """Return the largest and the smallest attention logit of each layer, where the run sampled them."""
+    seen = [data.folded.attention[step] for step in sorted(data.folded.attention)]
     about = data.figures.attention if data.figures else None
     cost = f"Recording this took {100 * about.share:.2g} % of the training." if about and about.share else ""
     made = []
@@ -232,7 +232,7 @@ def attention(data: RunData) -> list[Chart]:
 
 
 def rank_memory(data: RunData, windows: Sequence[Sequence[events.Window]], clock: Clock) -> list[Chart]:
-    """The peaks that each rank reported: its process's, and its GPU's where it has one."""
+    """Return the peaks that each rank reported: its process's, and its GPU's where it has one."""
     wanted: list[tuple[str, Callable[[events.Window], int | None], str]] = [
         ("GPU memory per rank (allocator's peak)", lambda each: each.allocator_peak, "No rank used a GPU."),
         (
@@ -256,7 +256,7 @@ def rank_memory(data: RunData, windows: Sequence[Sequence[events.Window]], clock
 
 
 def gpu_percent(sample: events.Hardware) -> float | None:
-    """The mean of a host's GPUs, or None without one."""
+    """Return the mean of a host's GPUs, or None without one."""
     percents = [float(gpu["percent"]) for gpu in sample.gpus if gpu.get("percent") is not None]  # type: ignore[arg-type]
     return statistics.mean(percents) if percents else None
 
@@ -266,9 +266,9 @@ def _samples(
 ) -> dict[str, list[Point]]:
     lines: dict[str, list[Point]] = {}
     attempts: dict[str, int] = {}
-    for host in sorted(data.folder.hardware):
+    for host in sorted(data.folded.hardware):
         lines[host] = []
-        for sample in data.folder.hardware[host]:
+        for sample in data.folded.hardware[host]:
             _add(lines[host], attempts, host, sample.attempt, clock.at(sample.time), figure(sample))
     return lines
 
@@ -276,7 +276,7 @@ def _samples(
 def _add(
     line: list[Point], attempts: dict[str, int], name: str, attempt: int, at: float, value: float | int | None
 ) -> None:
-    """A point; between two attempts nothing was measured, so the line breaks there."""
+    """Add a point; between two attempts nothing was measured, so the line breaks there."""
     if attempts.get(name, attempt) != attempt:
         line.append((at, None))
     attempts[name] = attempt
@@ -304,12 +304,12 @@ class Clock:
     length: float = 0.0  # of the whole run, in this unit
 
     def at(self, time: float) -> float:
-        """A moment on the x axis."""
+        """Return a moment on the x axis."""
         return (time - self.start) / self.seconds
 
     @property
     def axis(self) -> Axis:
-        """The name and the reach of the x axis."""
+        """The name and the range of the x axis."""
         return self.unit, (0.0, self.length)
 
 
@@ -329,7 +329,7 @@ def lines_chart(
     nothing: str,
     top: float | None = None,
 ) -> Chart:
-    """A line for each of a few; the median and the range of many."""
+    """Return a line for each of a few; the median and the range of many."""
     there = {name: line for name, line in lines.items() if any(usable(y) for _, y in line)}
     x_label, span = axis
     series = tuple(
@@ -354,7 +354,7 @@ def lines_chart(
 
 
 def coincide(series: Sequence[ChartSeries]) -> bool:
-    """Whether all of several lines would be drawn on each other."""
+    """Return whether several lines would all be drawn on top of each other."""
     lines = [[y for _, y in each.points if y is not None and usable(y)] for each in series]
     if len(lines) < 2 or not all(lines):
         return False
@@ -368,7 +368,7 @@ def coincide(series: Sequence[ChartSeries]) -> bool:
 def summarise(
     lines: Sequence[Sequence[Point]], most: int = 120
 ) -> tuple[list[Point], list[tuple[float, float, float]]]:
-    """Many lines -> their median, and (x, lowest, highest), over equal stretches of x."""
+    """Return the median of many lines, and (x, lowest, highest), over equal stretches of x."""
     points = [(x, y) for line in lines for x, y in line if y is not None and usable(x) and usable(y)]
     if not points:
         return [], []

@@ -15,7 +15,7 @@ from muster.reports.charts import Chart, ChartSeries, style_of
 from muster.results.figures import gbit, micro, nominal, number, tflops
 from muster.store.atomic import csv_text, write_text
 from muster.store.runfolder import RunFolder
-from muster.workloads.fabric.figures import best_links
+from muster.workloads.fabric.fold import best_links
 
 MOST_HOSTS = 96  # rows that are drawn: those of the slowest links, where there are more
 MOST_PRODUCTS = 32  # hosts of a precision: the slowest; all are in fabric/matmul.csv
@@ -26,7 +26,7 @@ SHADES = 5  # of cells, from pale to full
 
 
 def write_tables(run: RunFolder, result: Result) -> None:
-    """fabric/*.csv: the sweep, the pairs as matrices, the products."""
+    """Write fabric/*.csv: the sweep, the pairs as matrices, the products."""
     if result.fabric is None:
         return
     for old in run.fabric.glob("*.csv"):  # of an attempt before this one
@@ -37,7 +37,8 @@ def write_tables(run: RunFolder, result: Result) -> None:
 
 
 def files(fabric: FabricRun) -> dict[str, str]:
-    """File name -> text. Figures in bytes, seconds, bytes/s and FLOP/s; an unknown one is an empty cell."""
+    """Return texts by file name. Figures in bytes, seconds, bytes/s and FLOP/s; an unknown one is an empty
+    cell."""
     texts = {}
     if fabric.sweeps:
         names = ("operation", "bytes", "seconds", "seconds_best", "variation", "algbw", "busbw", "method")
@@ -72,7 +73,7 @@ def _matrix(pairs: PairMatrix, cells: Sequence[Sequence[float | None]], corner: 
 
 
 def sweep_rows(fabric: FabricRun) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
-    """A row per message size, with the bus bandwidth of each operation in Gbit/s. -> (columns, rows)."""
+    """Return columns and rows: one per message size, with the bus bandwidth of each operation in Gbit/s."""
     operations = list(dict.fromkeys(each.operation for each in fabric.sweeps))
     rates = {(nominal(each.bytes), each.operation): each for each in fabric.sweeps}
     sizes = sorted({size for size, _ in rates})
@@ -86,7 +87,7 @@ def sweep_rows(fabric: FabricRun) -> tuple[tuple[str, ...], list[tuple[str, ...]
 
 
 def pair_rows(pairs: PairMatrix) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
-    """The median bandwidths in Gbit/s, from row to column. -> (columns, rows)."""
+    """Return columns and rows: the median bandwidths in Gbit/s, from row to column."""
     rows = [
         (name, *("" if rate is None else number(rate * 8 / 1e9, 3) for rate in row))
         for name, row in zip(pairs.names, pairs.bandwidth, strict=True)
@@ -105,7 +106,7 @@ class PageSection:
 
 
 def section(fabric: FabricRun) -> PageSection:
-    """Everything of the fabric but its pictures."""
+    """Return everything of the fabric but its charts."""
     columns, rows = sweep_rows(fabric)
     return PageSection(
         columns=columns,
@@ -116,7 +117,7 @@ def section(fabric: FabricRun) -> PageSection:
 
 
 def charts(fabric: FabricRun) -> list[Chart]:
-    """Bus bandwidth and time of every operation over the message size, in powers of two."""
+    """Return bus bandwidth and time of every operation over the message size, in powers of two."""
     rates, times, sizes = [], [], set()
     for index, operation in enumerate(dict.fromkeys(each.operation for each in fabric.sweeps)):
         sweeps = sorted(fabric.of(operation), key=lambda each: each.bytes)
@@ -135,7 +136,7 @@ def charts(fabric: FabricRun) -> list[Chart]:
 
 
 def _products(fabric: FabricRun) -> list[tuple[str, ...]]:
-    """A row per precision and host, the slowest first: its slowest device, and its best product."""
+    """Return a row per precision and host, the slowest first: its slowest device, and its best product."""
     hosts: dict[tuple[str, str], list[Matmul]] = {}
     for each in fabric.matmul:
         hosts.setdefault((each.precision, each.host), []).append(each)
@@ -168,10 +169,11 @@ class PairMap:
 
 
 def heat_map(pairs: PairMatrix) -> PairMap:
-    """Bandwidth from row to column. Where there are too many hosts to look at, those with the slowest links.
+    """Return bandwidth from row to column. Where there are too many hosts to show, those with the slowest
+    links.
 
-    The warning's colour below half of the median of the senders' best: of three hosts, one that is slow makes
-    most links slow, and with them their median.
+    The warning's colour is used below half of the median of the senders' best: of three hosts, one that is
+    slow makes most links slow, and with them their median.
     """
     cells = {
         (row, column): rate
@@ -209,7 +211,8 @@ def heat_map(pairs: PairMatrix) -> PairMap:
 
 
 def _slowest(cells: Mapping[tuple[int, int], float]) -> set[int]:
-    """Half of what is drawn: the hosts with the lowest rates on average. Then the slowest links' ends."""
+    """Return half of the hosts that are drawn, those with the lowest rates on average; then the slowest
+    links' ends."""
     rates: dict[int, list[float]] = {}
     for ends, rate in cells.items():
         for each in ends:

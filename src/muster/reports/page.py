@@ -1,4 +1,4 @@
-"""The page: everything known of a run as one HTML file that needs nothing else. Pure."""
+"""The page: all that is known of a run as one HTML file that needs nothing else. Pure."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class DrawnChart:
 
 
 def render(data: RunData) -> str:
-    """The report of a run as HTML: the same data gives the same text."""
+    """Return the report of a run as HTML: the same data gives the same text."""
     result, measured = data.figures, data.figures.fabric if data.figures else None
     kind = recipe_class(result.workload if result else None)
     shown, counts = answers.choose(data.predictions, kind.answer_names)
@@ -81,15 +81,15 @@ def render(data: RunData) -> str:
 
 
 def key_figures(data: RunData, *, measured: bool = False) -> list[tuple[str, list[Figure]]]:
-    """A run's figures in groups; with `measured`, those with a value alone."""
+    """Return a run's figures in groups; with `measured`, only those with a value."""
     if data.figures is None:
         return []
-    begun = data.folder.started.get(0)
+    begun = data.folded.started.get(0)
     return grouped(figures(data.figures, begun.total_steps if begun else None), measured=measured)
 
 
 def draw(chart: Chart) -> DrawnChart:
-    """A chart with its legend; a single line needs none."""
+    """Return a chart with its legend; a single line needs none."""
     names = [(each.name, each.style) for each in chart.series]
     if chart.band:
         names.append((chart.band_name, f"{chart.series[0].style} faint"))
@@ -97,10 +97,10 @@ def draw(chart: Chart) -> DrawnChart:
 
 
 def notes(data: RunData) -> list[str]:
-    """What a reader must know to trust the figures."""
+    """Return what a reader has to know to trust the figures."""
     listed = list(data.figures.notes) if data.figures else []
     world = data.world_size
-    windows = data.folder.ordered_windows()
+    windows = data.folded.ordered_windows()
     partial = sum(1 for each in windows if world is not None and len(each) < world)
     if partial:
         what = f"{counted(partial, 'window')} of {len(windows):,}"
@@ -116,7 +116,7 @@ def notes(data: RunData) -> list[str]:
 
 @lru_cache
 def template(name: str = "report.html.j2") -> Template:
-    """A page's template. Autoescape is on: questions, answers and names are other people's text."""
+    """Return a page's template. Autoescape is on: questions, answers and names are other authors' text."""
     environment = Environment(
         loader=PackageLoader("muster.reports", "templates"),
         autoescape=True,
@@ -132,7 +132,7 @@ def template(name: str = "report.html.j2") -> Template:
 
 
 def report(run: RunFolder, output: Path | None = None) -> Path:
-    """Write the page; the same run gives the same page. -> its path."""
+    """Write the page; the same run gives the same page. Return its path."""
     path = output or run.report
     write_text(path, render(gather(run)))
     return path

@@ -1,4 +1,4 @@
-"""Reads a run folder into one frozen value, which is all that the page is made of."""
+"""Reads a run folder into one frozen value, from which the page is made."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ _ESCAPES = re.compile(
 
 @dataclass(frozen=True)
 class RunData:
-    """Everything that a report shows. `folder` is only read."""
+    """Everything that a report shows. `folded` is only read."""
 
     id: str
     state: State
     figures: Result | None = None  # result.json; of an unfinished run what its events come to so far
-    folder: EventFold = field(default_factory=EventFold)
+    folded: EventFold = field(default_factory=EventFold)
     recipe: str = ""
     plan: dict[str, Any] = field(default_factory=dict)
     job: dict[str, Any] = field(default_factory=dict)
@@ -42,7 +42,7 @@ class RunData:
 
     @property
     def broken(self) -> bool:
-        """Whether it ended before its end: what was not measured then says nothing."""
+        """Whether it was cut short: a figure that was not measured then means nothing."""
         return self.state.over and not self.state.good
 
     @property
@@ -60,26 +60,27 @@ class RunData:
         return [each for each in listed if isinstance(each, dict)] if isinstance(listed, list) else []
 
     def measure(self, name: str) -> Any:
-        """A value of the recipe's `measure` section as it was run, or None."""
+        """Return a value of the recipe's `measure` section as it was run, or None."""
         section = (self.job.get("recipe") or {}).get("measure") or {}
         return section.get(name)
 
 
 def gather(run: RunFolder) -> RunData:
-    """Read a run folder. Files that are not there yet count as empty. RunFolderError: a damaged one."""
+    """Read a run folder. Files that do not exist yet count as empty. Raises RunFolderError for a damaged one.
+    """
     if not run.path.is_dir():
         raise RunFolderError("no such run folder", where=str(run.path))
     job = _read(run, run.job)
-    folder, answers, last = read_stream(events.read_events(run.events))
+    folded, answers, last = read_stream(events.read_events(run.events))
     result = run.read_result()
     written, unreadable = read_predictions(run.predictions)
     state = run.state()
     return RunData(
         id=run.id,
         state=state,
-        log=last_lines(run, folder, result) if state in (State.FAILED, State.TIMEOUT) else None,
-        figures=result if result is not None else so_far(folder, job, last),
-        folder=folder,
+        log=last_lines(run, folded, result) if state in (State.FAILED, State.TIMEOUT) else None,
+        figures=result if result is not None else so_far(folded, job, last),
+        folded=folded,
         recipe=_text(run.recipe),
         plan=_read(run, run.plan),
         job=job,
@@ -90,33 +91,33 @@ def gather(run: RunFolder) -> RunData:
 
 
 def read_stream(stream: Iterable[events.Event]) -> tuple[EventFold, tuple[events.Answer, ...], float | None]:
-    """Events -> the folder, the last attempt's answers by index, and when the last event was heard."""
-    folder = EventFold()
+    """Fold events. Return the fold, the last attempt's answers by index, and when the last event arrived."""
+    folded = EventFold()
     answers: dict[int, events.Answer] = {}
     last: float | None = None
     for event in stream:
-        folder.add(event)
+        folded.add(event)
         last = event.arrived if last is None else max(last, event.arrived)
         if isinstance(event, events.JobState) and event.state == "begin":
             answers.clear()
         elif isinstance(event, events.Answer):
             answers[event.index] = event
-    return folder, tuple(answers[index] for index in sorted(answers)), last
+    return folded, tuple(answers[index] for index in sorted(answers)), last
 
 
-def so_far(folder: EventFold, job: dict[str, Any], last: float | None) -> Result | None:
-    """What an unfinished run has come to. Its status stands for nothing: `RunData.state` says how it is."""
+def so_far(folded: EventFold, job: dict[str, Any], last: float | None) -> Result | None:
+    """Return the result of an unfinished run. Its status means nothing: `RunData.state` counts."""
     made = read_job(job)
     if made is None or last is None:
         return None
     try:
-        return make_result(folder, made, status=State.STOPPED, failure=None, ended=last)
+        return make_result(folded, made, status=State.STOPPED, failure=None, ended=last)
     except ValueError:  # a recipe of another version of muster
         return None
 
 
 def read_predictions(path: Path) -> tuple[tuple[events.Answer, ...], int]:
-    """The predictions of a file, which has no times of them, and how many of its lines are none."""
+    """Return the predictions of a file, which has no times of them, and how many of its lines are none."""
     predictions, bad = [], 0
     for line in _text(path).split("\n"):
         if not line.strip():
@@ -129,12 +130,12 @@ def read_predictions(path: Path) -> tuple[tuple[events.Answer, ...], int]:
 
 
 def last_lines(
-    run: RunFolder, folder: EventFold, result: Result | None
+    run: RunFolder, folded: EventFold, result: Result | None
 ) -> tuple[str, tuple[str, ...]] | None:
-    """The log that says most of a failure, by its name, and its last lines: the log of a rank that failed,
-    or else of its host, or else the one that was written last."""
+    """Return the name and the last lines of the log that shows most of a failure: the log of a rank that
+    failed, or else of its host, or else the one that was written last."""
     host = result.failure.host if result and result.failure else None
-    ranks = [event for event in folder.failed if event.rank is not None and event.host is not None]
+    ranks = [event for event in folded.failed if event.rank is not None and event.host is not None]
     ranks.sort(key=lambda event: event.host != host)
     paths = [run.rank_log(str(event.host), int(event.rank or 0)) for event in ranks]
     if host is not None:

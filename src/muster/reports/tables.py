@@ -39,7 +39,7 @@ class TimeSlice:
 
 @dataclass(frozen=True)
 class HostTable:
-    """The hosts, with a column for every version that is not the same everywhere."""
+    """The hosts, with a column for every version that differs between them."""
 
     columns: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
@@ -47,7 +47,7 @@ class HostTable:
 
 
 def time_parts(data: RunData) -> tuple[list[tuple[str, float, str]], list[TimeSlice], str]:
-    """Where the time went: for the bar, for its legend, and what a reader must know of it."""
+    """Return where the time went: for the bar, for its legend, and a note on it."""
     if data.figures is None:
         return [], [], ""
     spent, quality, fabric = data.figures.seconds, data.figures.quality, data.figures.fabric
@@ -87,7 +87,7 @@ def time_parts(data: RunData) -> tuple[list[tuple[str, float, str]], list[TimeSl
 
 
 def host_table(data: RunData) -> HostTable:
-    """What each host is and did."""
+    """Return each host's hardware and work."""
     hosts = data.figures.hosts if data.figures else []
     versions = {each.host: _versions(each) for each in hosts}
     names = sorted({name for installed in versions.values() for name in installed})
@@ -117,7 +117,7 @@ def host_table(data: RunData) -> HostTable:
 
 
 def _parts(host: HostReport) -> str:
-    """forward 20 %, backward 51 %, waiting 18 %."""
+    """Return the parts of a host's steps: "forward 20 %, backward 51 %, waiting 18 %"."""
     return ", ".join(f"{name} {100 * share:.0f} %" for name, share in host.parts.items()) or UNKNOWN
 
 
@@ -130,7 +130,7 @@ def _speed(host: HostReport) -> str:
 
 
 def gpus(listed: Any) -> str:
-    """8 x NVIDIA H200 (150.3 GB)."""
+    """Return the GPUs of a host: "8 x NVIDIA H200 (150.3 GB)"."""
     if not isinstance(listed, Sequence) or isinstance(listed, str):
         return UNKNOWN
     kinds: Counter[str] = Counter()
@@ -142,7 +142,7 @@ def gpus(listed: Any) -> str:
 
 
 def version_table(data: RunData) -> list[tuple[str, str, str]]:
-    """(package, the ranks' version, the controller's version)."""
+    """Return (package, the ranks' version, the controller's version)."""
     ranks = dict(data.figures.versions) if data.figures else {}
     own = {
         "muster": data.env.get("muster"),
@@ -156,7 +156,7 @@ def version_table(data: RunData) -> list[tuple[str, str, str]]:
 
 
 def decision_rows(data: RunData) -> list[tuple[str, str, str]]:
-    """(field, value, why)."""
+    """Return (field, value, reason)."""
     return [
         (str(each.get("field", "")), show(each.get("value")), str(each.get("why", "")))
         for each in data.decisions
@@ -164,12 +164,12 @@ def decision_rows(data: RunData) -> list[tuple[str, str, str]]:
 
 
 def show(value: Any) -> str:
-    """A value as text: JSON, but text without quotes."""
+    """Return a value as JSON; text without quotes."""
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
 
 
 def recipe_text(data: RunData) -> str:
-    """The recipe as it was frozen; only secrets are taken out."""
+    """Return the recipe as it was frozen; only secrets are masked."""
     try:
         recipe = parse_yaml(data.recipe)
     except yaml.YAMLError:  # damaged by hand: what of it is a secret is not known
@@ -181,13 +181,13 @@ def recipe_text(data: RunData) -> str:
 
 
 def environment_rows(data: RunData) -> list[tuple[str, str]]:
-    """The ranks' variables that the user or the recipe set."""
+    """Return the ranks' variables that the user or the recipe set."""
     env = masked(data.env.get("rank_environment") or {}, env_shown(data))
     return [(name, str(value)) for name, value in sorted(env.items())]
 
 
 def commands(data: RunData) -> list[tuple[str, str]]:
-    """What the user typed, and what the agents started on the first host."""
+    """Return what the user typed, and what the agents started on the first host."""
     lines = []
     argv = data.env.get("argv")
     if isinstance(argv, list) and argv:
@@ -202,7 +202,7 @@ def commands(data: RunData) -> list[tuple[str, str]]:
 
 
 def env_shown(data: RunData) -> list[str]:
-    """The variables whose values the recipe lets be shown."""
+    """Return the variables whose values the recipe allows to be shown."""
     try:
         recipe = parse_yaml(data.recipe)
     except yaml.YAMLError:
@@ -212,7 +212,8 @@ def env_shown(data: RunData) -> list[str]:
 
 
 def _command(argv: Sequence[Any], shown: Sequence[str]) -> str:
-    """Masked once more: folders of earlier versions have the words as they were typed."""
+    """Return a command line, masked once more: folders of earlier versions have the words as they were typed.
+    """
     return shlex.join(masked_program(masked_command([str(word) for word in argv], shown)))
 
 

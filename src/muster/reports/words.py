@@ -22,7 +22,7 @@ class Headline:
 
 
 def ranges(numbers: Sequence[int]) -> str:
-    """0, 1, 2, 5 -> '0–2, 5'."""
+    """Return numbers as ranges: 0, 1, 2, 5 -> '0–2, 5'."""
     parts: list[list[int]] = []
     for each in sorted(set(numbers)):
         if parts and each == parts[-1][-1] + 1:
@@ -33,7 +33,7 @@ def ranges(numbers: Sequence[int]) -> str:
 
 
 def headline(data: RunData) -> Headline:
-    """How the run ended, in a sentence; for a failure what, where, on which host, and the hint."""
+    """Return how the run ended, in a sentence; for a failure what, where, on which host, and the hint."""
     figures = data.figures
     failure = figures.failure if figures else None
     steps = (
@@ -73,7 +73,7 @@ def headline(data: RunData) -> Headline:
 
 
 def shortened(text: str, most: int = 110) -> str:
-    """The first line of a text; of a long one its first part, or its first words."""
+    """Return the first line of a text; of a long one its first part, or its first words."""
     line = " ".join((text.strip().splitlines() or [""])[0].split())
     if len(line) <= most:
         return line
@@ -86,7 +86,7 @@ def shortened(text: str, most: int = 110) -> str:
 
 
 def unknown(groups: Sequence[tuple[str, Sequence[Figure]]]) -> list[str]:
-    """Names of the figures that were not measured, with their groups."""
+    """Return the names of the figures that were not measured, with their groups."""
     lines = []
     for name, figures in groups:
         names = [figure.name for figure in figures if not figure.measured]

@@ -1,1 +1,1 @@
-"""Events -> result: one fold, one set of figures for terminal, page and files. Pure."""
+"""From events to a result: one fold, and one list of figures for terminal, page and files. Pure."""

@@ -1,5 +1,5 @@
-"""The figures of a result, each in words once: the terminal and the pages of runs and pipelines show them.
-An unknown figure is "not measured", never 0 and never -1. Pure."""
+"""The figures of a result, each worded once, for the terminal and the pages of runs and pipelines. A figure
+without a value is "not measured", never 0 and never -1. Pure."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Figure:
 
 
 def figures(result: Result, planned_steps: int | None = None) -> list[Figure]:
-    """List the figures of a result, those that were not measured among them.
+    """List the figures of a result, including those that were not measured.
 
     `planned_steps`: the optimizer steps of the whole training, where they are known.
     """
@@ -63,7 +63,7 @@ def figures(result: Result, planned_steps: int | None = None) -> list[Figure]:
 
 
 def subject(result: Result) -> str:
-    """What ran on what, in a line."""
+    """Return what ran on which hosts, in a line."""
     where = f"on {counted(result.world_size, 'rank')} of {counted(len(result.hosts), 'host')}"
     if result.command:
         return f"{shlex.join(result.command.command)}, {where}"
@@ -79,40 +79,40 @@ def subject(result: Result) -> str:
 
 
 def grouped(listed: list[Figure], *, measured: bool = False) -> list[tuple[str, list[Figure]]]:
-    """-> the figures by their groups; with `measured`, those with a value alone."""
+    """Return the figures by group; with `measured`, only those with a value."""
     kept = [each for each in listed if each.measured or not measured]
     return [(group, list(own)) for group, own in groupby(kept, attrgetter("group"))]
 
 
 def number(value: float | None, digits: int = 4) -> str:
-    """A number to `digits` significant digits, with thousands separated."""
+    """Return a number with `digits` significant digits and thousands separators."""
     return UNKNOWN if value is None or not math.isfinite(value) else format_number(value, digits)
 
 
 def percent(share: float | None) -> str:
-    """A share as per cent."""
+    """Return a share as per cent."""
     return UNKNOWN if share is None or not math.isfinite(share) else f"{100 * share:.1f}"
 
 
 def seconds(value: float | None) -> str:
-    """A duration."""
+    """Return a duration in words."""
     return UNKNOWN if value is None or not math.isfinite(value) else format_seconds(value)
 
 
 def size(value: float | None) -> str:
-    """Bytes, or not measured."""
+    """Return bytes in words, or "not measured"."""
     return UNKNOWN if value is None or not math.isfinite(value) else format_bytes(value)
 
 
 def loss(value: float | None) -> str:
-    """A loss to four decimal places; one that they do not show, to four significant digits."""
+    """Return a loss with four decimal places; a smaller one with four significant digits."""
     if value is None or not math.isfinite(value) or 0 < abs(value) < 0.001:
         return number(value)
     return f"{value:.4f}"
 
 
 def moment(time: float | None) -> str:
-    """A Unix time in UTC: the same words wherever the report is made."""
+    """Return a Unix time in UTC: the same words wherever the report is made."""
     try:
         return datetime.fromtimestamp(time or math.nan, timezone.utc).strftime("%Y-%m-%d %H:%M:%S UTC")
     except (ValueError, OverflowError, OSError):
@@ -120,24 +120,24 @@ def moment(time: float | None) -> str:
 
 
 def gbit(rate: float) -> str:
-    """Bytes per second as the field states a link."""
+    """Return bytes per second in the unit in which links are stated."""
     return f"{number(rate * 8 / 1e9, 3)} Gbit/s"
 
 
 def tflops(rate: float) -> str:
-    """FLOP/s in 10^12."""
+    """Return FLOP/s in units of 10^12."""
     return f"{number(rate / TERA, 3)} TFLOP/s"
 
 
 def micro(duration: float) -> str:
-    """A latency in microseconds, or a longer duration in milliseconds."""
+    """Return a latency in microseconds, or a longer duration in milliseconds."""
     if duration < 1e-3:
         return f"{number(1e6 * duration, 3)} µs"
     return f"{number(1e3 * duration, 3)} ms"
 
 
 def interval(right: float, questions: int) -> str:
-    """Wilson's 95 % interval of a share that was counted in so many questions."""
+    """Return Wilson's 95 % interval of a share of so many questions."""
     if questions < 1 or not 0 <= right <= 1:
         return ""
     z = 1.96
@@ -166,7 +166,7 @@ def _run(result: Result, planned_steps: int | None) -> Iterator[Figure]:
 
 
 def _duration(result: Result) -> Iterator[Figure]:
-    """The whole time with the parts of it that were measured."""
+    """Yield the total time and those of its parts that were measured."""
     took = result.seconds
     parts = (("training", took.training), ("evaluation", took.evaluation), ("saving", took.saving))
     note = ", ".join(f"{name} {format_seconds(value)}" for name, value in parts if value)
@@ -204,7 +204,7 @@ def _speed(result: Result) -> Iterator[Figure]:
 
 
 def _utilization(flops: Flops | None) -> Iterator[Figure]:
-    """Model FLOP/s per device and its share of the peak; the hardware's where it computes more."""
+    """Yield model FLOP/s per device and its share of the peak; the hardware's where it computes more."""
     group, name = "Speed", "Model FLOPs, per device"
     if flops is None:
         yield from (Figure(group, name), Figure(group, "MFU"))
@@ -241,7 +241,7 @@ def _learning(result: Result) -> Iterator[Figure]:
 
 
 def _training_loss(name: str, result: Result) -> Figure:
-    """The last one, with the first in the note where there were two."""
+    """Return the last loss, with the first in the note where there are two."""
     once = result.loss_first in (None, result.loss_final)  # a single window
     note = "" if once else f"{loss(result.loss_first)} at the start"
     return Figure("Learning", name, loss(result.loss_final), note=note)
@@ -267,7 +267,7 @@ def _share(group: str, name: str, share: float, questions: int, asked: str) -> F
 
 
 def _attention(attention: AttentionExtremes) -> Iterator[Figure]:
-    """The extremes of the whole run, and where they were."""
+    """Yield the extremes of the whole run, and where they were."""
     for name, each in (("largest", attention.largest), ("smallest", attention.smallest)):
         if each:
             note = f"{each.layer}, step {each.step}"
@@ -286,7 +286,7 @@ def _memory(result: Result) -> Iterator[Figure]:
 
 
 def _planned(result: Result) -> Iterator[Figure]:
-    """What the plan had said, and how far from it the measured figure is."""
+    """Yield the plan's predictions, and how far the measured figures are from them."""
     group, plan = "Planned before the run", result.planned
     if plan is None:
         return
@@ -309,7 +309,7 @@ def _capital(name: str) -> str:
 
 
 def _command(result: Result, run: CommandRun) -> Iterator[Figure]:
-    """What a command of the user's prints of itself, and what is seen from outside."""
+    """Yield what a user's command prints about itself, and what is seen from outside."""
     group = "Progress"
     yield Figure(group, "Started", "by torchrun" if run.start == "torchrun" else f"once per {run.start}")
     yield from _duration(result)
@@ -358,8 +358,8 @@ def _collectives(fabric: FabricRun) -> Iterator[Figure]:
 
 
 def nominal(size: int) -> int:
-    """The size that was asked for: all-gather and reduce-scatter round it down to whole elements of each
-    rank."""
+    """Return the size that was asked for: all-gather and reduce-scatter round it down to whole elements of
+    each rank."""
     power = 1
     while power < size:
         power *= 2

@@ -1,4 +1,4 @@
-"""What a training measured, step by step: a row per step at which anything was said. Pure."""
+"""A training's measurements step by step: a row per step with any event. Pure."""
 
 from __future__ import annotations
 
@@ -18,19 +18,20 @@ COLUMNS = (
 _PEAKS = ("allocator_peak", "device_peak", "resident_peak")
 
 
-def metrics_csv(folder: EventFold, world_size: int | None) -> str:
-    """The table as CSV. What is not known is an empty cell: a rate stands where all ranks told theirs, and no
-    step was profiled. Peaks are the highest of all ranks, in bytes; `time` is Unix time."""
+def metrics_csv(folded: EventFold, world_size: int | None) -> str:
+    """Return the table as CSV. A value that is not known is an empty cell: a rate is given where all ranks
+    reported theirs, and no step was profiled. Peaks are the highest of all ranks, in bytes; `time` is Unix
+    time."""
     rows: dict[int, dict[str, Any]] = {}
-    for log in folder.logs.values():
+    for log in folded.logs.values():
         cells = {name: getattr(log, name) for name in ("epoch", "loss", "learning_rate", "gradient_norm")}
         rows.setdefault(log.step, {}).update(cells, time=log.time, **log.figures)
-    for step, by_rank in folder.windows.items():
+    for step, by_rank in folded.windows.items():
         rows.setdefault(step, {}).update(_window(list(by_rank.values()), world_size))
-    for each in folder.evaluated:
+    for each in folded.evaluated:
         rows.setdefault(each.step, {}).update(evaluation_loss=each.loss, perplexity=each.perplexity)
         rows[each.step].update({f"held_out_{name}": value for name, value in each.figures.items()})
-    for step, seen in folder.attention.items():
+    for step, seen in folded.attention.items():
         rows.setdefault(step, {}).update(
             attention_largest=_known(seen.largest, max), attention_smallest=_known(seen.smallest, min)
         )
@@ -41,7 +42,7 @@ def metrics_csv(folder: EventFold, world_size: int | None) -> str:
 
 
 def _window(ranks: list[events.Window], world_size: int | None) -> dict[str, Any]:
-    """One window of steps, of all ranks; the slowest one's seconds are the step's."""
+    """Return one window of steps, of all ranks; the slowest rank's seconds are the step's."""
     row: dict[str, Any] = {name: _known((getattr(each, name) for each in ranks), max) for name in _PEAKS}
     row |= {"time": max(each.time for each in ranks), "skipped_steps": max(each.skipped for each in ranks)}
     row["profiled"] = int(any(each.profiled for each in ranks))

@@ -1,4 +1,4 @@
-"""The figures of a plan, each in words once: `muster plan` shows all, a dry run the chief ones. Pure."""
+"""The figures of a plan, each worded once: `muster plan` shows all, a dry run the chief ones. Pure."""
 
 from __future__ import annotations
 
@@ -26,7 +26,8 @@ CHIEF = (
 
 
 def plan_figures(plan: Plan) -> list[Figure]:
-    """List what was decided and predicted, without the ways and the numbers of hosts that were compared."""
+    """List what was decided and predicted, without the alternatives and the numbers of hosts that were
+    compared."""
     listed = [*_job(plan), *_training(plan)]
     if plan.memory:
         listed += _memory(plan, plan.memory)
@@ -86,7 +87,7 @@ def _memory(plan: Plan, memory: MemoryPlan) -> Iterator[Figure]:
 
 
 def _verdict(plan: Plan, memory: MemoryPlan) -> str:
-    """Whether it fits, and with which choices."""
+    """Return whether it fits, and with which choices."""
     if memory.lacking:
         return f"too little {memory.lacking + ' ' if plan.device == 'cuda' else ''}memory"
     if memory.basis == UNCOUNTED:
@@ -96,7 +97,7 @@ def _verdict(plan: Plan, memory: MemoryPlan) -> str:
 
 
 def _large(parts: Mapping[str, int], total: int) -> list[tuple[str, int]]:
-    """The largest first; small ones in one."""
+    """Return the parts, the largest first; small ones are summed up."""
     large = [(name, value) for name, value in parts.items() if value > SMALL * total]
     rest = total - sum(value for _, value in large)
     return sorted(large, key=lambda part: -part[1]) + ([("other", rest)] if rest else [])
@@ -136,7 +137,7 @@ def _time(time: TimePlan) -> Iterator[Figure]:
 
 
 def _ranged(time: TimePlan, seconds: float) -> str:
-    """The range of so many seconds of steps."""
+    """Return the range of so many seconds of steps."""
     if time.step_range is None:
         return ""
     low, high = (format_seconds(seconds * each / time.step) for each in time.step_range)

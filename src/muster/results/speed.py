@@ -1,4 +1,4 @@
-"""Windows -> how fast a run was, and what share of its devices' peaks that is. Pure."""
+"""From windows to a run's speed, and to its share of its devices' peaks. Pure."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ _BY_HAND = "measure.peak_tflops"
 
 
 def throughput(windows: Windows, warmup: int, world_size: int) -> Throughput | None:
-    """Samples, tokens and steps per second over the measured windows.
+    """Return samples, tokens and steps per second over the measured windows.
 
     A window's time is that of the slowest rank. Skipped steps are in none of its figures but `skipped`: the
-    meter leaves their seconds out. None where nothing is left.
+    meter leaves their seconds out. None where no window is left.
     """
     chosen = measured(windows, warmup, world_size)
     seconds = [max(w.seconds for w in each) for each in chosen]
@@ -53,9 +53,9 @@ def throughput(windows: Windows, warmup: int, world_size: int) -> Throughput | N
 
 
 def usual_seconds(windows: Windows, warmup: int, world_size: int, rank: int) -> float | None:
-    """Of a step that no profiler slowed down: the median, times the tokens of the rank's profiled steps
-    beside its others', padding included: where lengths vary, ten steps may be longer than most. None: not
-    measured."""
+    """Return the seconds of a step that no profiler slowed down: the median, times the tokens of the rank's
+    profiled steps over those of its others, padding included: where lengths vary, ten steps may be longer
+    than most. None: not measured."""
     chosen = measured(windows, warmup, world_size)
     speed = throughput(windows, warmup, world_size)
     if speed is None:
@@ -68,7 +68,7 @@ def usual_seconds(windows: Windows, warmup: int, world_size: int, rank: int) -> 
 
 
 def _tokens_of_step(windows: Sequence[events.Window]) -> float:
-    """The mean, padding included; 0 where nothing is known."""
+    """Return the mean tokens of a step, padding included; 0 where they are not known."""
     return sum(w.padded_tokens for w in windows) / max(1, sum(w.steps - w.skipped for w in windows))
 
 
@@ -79,7 +79,7 @@ def flops(
     job: Job,
     measure: Measure,
 ) -> Flops | None:
-    """Model and hardware FLOP/s per device, and both as a share of the devices' peaks.
+    """Return model and hardware FLOP/s per device, and both as a share of the devices' peaks.
 
     Over the windows and the seconds of the throughput. None where a window was not counted; no share where
     the peak of a device is not known: devices of different kinds count against the sum of their peaks.
@@ -109,8 +109,8 @@ def flops(
 
 
 def _peaks(started: Mapping[int, events.Started], job: Job, measure: Measure) -> list[tuple[str, Peak]]:
-    """Every rank's host and peak: as the recipe gives it, else as it was measured, else as its maker states
-    it. Empty where one is unknown."""
+    """Return every rank's host and peak: that of the recipe, else a measured one, else the maker's. Empty
+    where one is not known."""
     peaks: list[tuple[str, Peak]] = []
     for place in job.placements:
         for rank in place.ranks:
@@ -136,8 +136,8 @@ def _known(started: events.Started | None, host: str, job: Job) -> Peak | None:
 
 
 def _source(peaks: Sequence[tuple[str, Peak]], job: Job, other: str | None) -> str | None:
-    """Where the peaks are from; with a document of measured ones, which hosts it has none for. `other`: the
-    precision that they are of, where the run has another."""
+    """Return where the peaks are from; with a document of measured ones, the hosts that it lacks. `other`:
+    the precision of the peaks, where the run has another."""
     words = sorted({peak.source for _, peak in peaks})
     if other and any(source != _BY_HAND for source in words):
         words.append(f"the peak in {other}, as MFU of {job.precision} is counted")
@@ -148,9 +148,10 @@ def _source(peaks: Sequence[tuple[str, Peak]], job: Job, other: str | None) -> s
 
 
 def _data_share(chosen: Windows, duration: float) -> float | None:
-    """Seconds that ranks spend getting batches, of each window the most of a rank, as a share of its time.
+    """Return the seconds that ranks spend getting batches, of each window the most of a rank, as a share of
+    its time.
 
-    None where a window does not say.
+    None where a window does not state it.
     """
     waits = [[w.data_seconds for w in each if w.data_seconds is not None] for each in chosen]
     if not all(waits):
@@ -159,6 +160,6 @@ def _data_share(chosen: Windows, duration: float) -> float | None:
 
 
 def percentile(ordered: Sequence[float], share: float) -> float:
-    """The value that `share` of the ordered values do not exceed (nearest rank)."""
+    """Return the value that `share` of the ordered values do not exceed (nearest rank)."""
     index = max(0, min(len(ordered) - 1, -int(-share * len(ordered) // 1) - 1))
     return ordered[index]

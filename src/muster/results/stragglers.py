@@ -1,16 +1,16 @@
-"""Which host holds a job up, found out while it runs. Pure: events in, findings out.
+"""Find the host that holds a job up while it runs. Pure: events in, findings out.
 
-Ranks that train together take the same time for a step. What differs is what each does itself and what it
-waits for the others: the host that the others wait for waits least. Three witnesses tell of it, each in
-moments of which all hosts tell:
-  - windows of steps: their seconds without those that the rank waited for others. Of programs that tell
-    phases alone, getting batches and forward passes, which exchange nothing; of GPUs forward passes;
+Ranks that train together take the same time for a step. They differ in what each does itself and in how long
+it waits for the others: the host that the others wait for waits least. There are three sources, each
+compared in moments for which all hosts have values:
+  - windows of steps: their seconds without those in which the rank waited for others. Of programs that report
+    phases alone: getting batches and forward passes, which exchange nothing; of GPUs: forward passes;
   - on CPUs the kernel: in how much of the time a rank ran or wanted to;
   - of links, the seconds that each byte was on its way, wherever TCP carries them.
 
 In a moment a host is compared with the median of the other hosts. It is named where the median over the
-moments is large, and surely so: by its own scatter and by that of all hosts, each taken robustly (MAD).
-What disturbs a host lasts longer than a moment, so that moments tell less than as many independent ones.
+moments is large, and significantly so: by its own scatter and by that of all hosts, each estimated robustly
+(MAD). What disturbs a host lasts longer than a moment, so moments count for fewer independent ones.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ Shares = dict[str, float]  # host -> its own time in a moment, as a share of the
 
 @dataclass
 class _Moments:
-    """What hosts told in the last moments; complete when all have."""
+    """The hosts' values in the last moments; a moment is complete when all have one."""
 
     hosts: int
     told: dict[int, dict[str, list[float]]] = field(default_factory=dict)
@@ -62,7 +62,7 @@ class _Moments:
             self.told.pop(min(self.told))
 
     def complete(self) -> list[Shares]:
-        """Those of which nearly all hosts told, the oldest first."""
+        """Return the moments for which nearly all hosts have values, the oldest first."""
         return [
             {host: max(shares) for host, shares in by_host.items()}
             for _, by_host in sorted(self.told.items())
@@ -71,14 +71,14 @@ class _Moments:
 
 
 def lasting(series: Iterable[Sequence[float]]) -> float:
-    """What errors are to be multiplied by: few moments tell their own scatter badly, and each is like the one
+    """Return the factor for errors: few moments estimate their own scatter badly, and each is like the one
     before it, as far as all series together show and one deviation of that."""
     count, shown, alike = 0, 0, []
     for each in series:
         middle, scale = statistics.median(each), 3 * deviation(each)
-        cut = [min(max(value - middle, -scale), scale) for value in each]
-        squares = math.fsum(value * value for value in cut)
-        alike.append(math.fsum(map(operator.mul, cut, cut[1:])) / squares if squares else 0.0)
+        clipped = [min(max(value - middle, -scale), scale) for value in each]
+        squares = math.fsum(value * value for value in clipped)
+        alike.append(math.fsum(map(operator.mul, clipped, clipped[1:])) / squares if squares else 0.0)
         count, shown = max(count, len(each)), shown + len(each)
     usual, weight = ALIKE
     likeness = (count * statistics.median(alike) + weight * usual) / (count + weight)
@@ -88,7 +88,7 @@ def lasting(series: Iterable[Sequence[float]]) -> float:
 
 @dataclass(frozen=True)
 class Excess:
-    """What a host's own time is above the others', as a share of the step."""
+    """A host's own time above the others', as a share of the step."""
 
     host: str
     share: float
@@ -98,7 +98,7 @@ class Excess:
 
 
 def excesses(moments: Sequence[Shares]) -> list[Excess]:
-    """Each host beside the median of the others."""
+    """Compare each host with the median of the others."""
     over: dict[str, list[float]] = defaultdict(list)
     ratio: dict[str, list[float]] = defaultdict(list)
     for shares in moments:
@@ -130,7 +130,7 @@ def _median_without(ordered: Sequence[float], value: float) -> float:
 
 
 def slow_hosts(moments: Sequence[Shares]) -> list[Excess]:
-    """Those that surely hold the others up, the worst first."""
+    """Return the hosts that significantly hold the others up, the worst first."""
     if len(moments) < FEWEST or len(moments[0]) < 2:
         return []
     excess = excesses(moments)
@@ -147,7 +147,7 @@ def slow_hosts(moments: Sequence[Shares]) -> list[Excess]:
 
 
 def longer(share: float) -> float:
-    """By how much a step is longer of which this share would not be."""
+    """Return by how much a step is longer for this share of it."""
     share = min(share, MOST_SHARE)
     return share / (1 - share)
 
@@ -171,7 +171,8 @@ class LinkSpeed:
 
 
 def link_speeds(moments: Iterable[Mapping[tuple[str, str], tuple[float, float]]]) -> list[LinkSpeed]:
-    """Of the links that carry most of a moment's bytes. `moments`: ends -> (seconds a byte, busy share)."""
+    """Return the speeds of the links that carry most of a moment's bytes. `moments`: ends -> (seconds a byte,
+    busy share)."""
     values: dict[tuple[str, str], list[tuple[float, float]]] = defaultdict(list)
     for each in moments:
         for ends, speeds in each.items():
@@ -194,8 +195,8 @@ def link_speeds(moments: Iterable[Mapping[tuple[str, str], tuple[float, float]]]
 
 
 def slow_link(links: Sequence[LinkSpeed]) -> Straggler | None:
-    """The host whose links are all slower than the rest, or the two hosts whose link alone is. None: nothing
-    is to be seen, or there is nothing to compare with. That has the slowest link at one end, or both."""
+    """Return the host whose links are all slower than the rest, or the two hosts whose link alone is: the
+    slowest link has it at one end, or both. None: there is no such host, or nothing to compare with."""
     if not links:
         return None
     slowest = sorted(max(links, key=lambda link: link.slowness).ends)
@@ -204,7 +205,7 @@ def slow_link(links: Sequence[LinkSpeed]) -> Straggler | None:
 
 
 def _slower(ends: list[str], links: Sequence[LinkSpeed]) -> Straggler | None:
-    """What these ends' links cost, where all are slower than all others."""
+    """Return what these ends' links cost, where all are slower than all others."""
     mine = [link for link in links if set(ends) <= set(link.ends)]
     rest = [link for link in links if not set(ends) <= set(link.ends)]
     pairs, others = ({frozenset(link.ends) for link in which} for which in (mine, rest))
@@ -243,7 +244,7 @@ def _slower(ends: list[str], links: Sequence[LinkSpeed]) -> Straggler | None:
 
 
 class Stragglers:
-    """Hears the events of a run's attempt; `add` says when who holds it up has changed."""
+    """Takes the events of a run's attempt; `add` returns a finding when who holds the job up has changed."""
 
     def __init__(self, job: Job) -> None:
         recipe = job.recipe
@@ -266,7 +267,7 @@ class Stragglers:
         self.waits = False  # windows say what was waited for
 
     def add(self, event: events.Event) -> Pace | None:
-        """Take an event. -> what is found, where it is another one than before."""
+        """Take an event. Return the finding where it has changed."""
         if len(self.names) < 2:
             return None
         if isinstance(event, events.Window):
@@ -281,7 +282,7 @@ class Stragglers:
         return None
 
     def _window(self, window: events.Window) -> bool:
-        """Whether a moment is complete with it."""
+        """Return whether this window completes a moment."""
         rank = window.rank if window.rank is not None else -1
         if self.hosts.get(rank, "") != window.host or not math.isfinite(window.seconds):
             return False
@@ -339,7 +340,7 @@ class Stragglers:
         return True
 
     def pace(self) -> Pace | None:
-        """What is known now. None: nothing could be compared."""
+        """Return the present finding. None: nothing could be compared."""
         source = next((each for each in self._sources() if self.own[each].complete()), WINDOWS)
         moments = self.own[source].complete()
         if not moments and not self.links:
@@ -378,7 +379,7 @@ class Stragglers:
         return list(by_host.values())
 
     def _above(self, least: float) -> set[str]:
-        """The hosts that make a step longer by so much, surely or not."""
+        """Return the hosts that make a step longer by so much, significantly or not."""
         complete = [self.own[source].complete() for source in self._sources()]
         return {
             each.host
@@ -389,12 +390,13 @@ class Stragglers:
         }
 
     def _sources(self) -> list[str]:
-        """What is heard. Windows that say what was waited for need no other witness, once they are enough."""
+        """Return the sources in use. Windows that state what was waited for need no other source, once they
+        are enough."""
         enough = len(self.own[WINDOWS].complete()) >= FEWEST
         return [WINDOWS] if self.waits and enough else [KERNEL, WINDOWS]
 
     def _part(self, host: str) -> str | None:
-        """Of its steps, that makes most of the difference."""
+        """Return the part of a host's steps that makes most of the difference."""
         names = {name for by_host in self.parts.values() for parts in by_host.values() for name in parts}
         over = {}
         for name in names - {"waiting"}:
@@ -429,8 +431,8 @@ class Stragglers:
 
 
 def parts_of(window: events.Window) -> dict[str, float]:
-    """Seconds of its steps by what the rank did: data, forward, backward, optimizer, waiting for others, and
-    the rest; of some windows less is known."""
+    """Return the seconds of a window's steps by what the rank did: data, forward, backward, optimizer,
+    waiting for others, and the rest; of some windows less is known."""
     data = {} if window.data_seconds is None else {"data": window.data_seconds}
     named = {name: spent for name, spent in window.phases.items() if name in ("forward", "optimizer")}
     seconds = {**data, **named, **window.parts}
@@ -440,8 +442,9 @@ def parts_of(window: events.Window) -> dict[str, float]:
 
 
 def _own(window: events.Window, *, on_cpu: bool) -> float | None:
-    """Seconds that the rank did not wait for others; of some, those parts that have no waiting in them. What
-    a program does while its GPU computes delays nobody: of a GPU its own time counts."""
+    """Return the seconds in which the rank did not wait for others; of some windows, those of the parts that
+    contain no waiting. What a program does while its GPU computes delays no one: of a GPU its own time
+    counts."""
     if "waiting" in window.parts:
         return max(0.0, window.seconds - window.parts["waiting"])
     parts = parts_of(window) if on_cpu else window.parts

@@ -1,1 +1,1 @@
-"""Runs: train, resume, submit, follow, list and stop them, ask what they trained."""
+"""Runs: train, resume, submit, follow, list and stop them, ask their models."""

@@ -1,4 +1,4 @@
-"""Afterwards: the exact command that comes next, and how to load the trained model without Muster."""
+"""What follows a run: the exact next command, and how to load the trained model without Muster."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from muster.store.runfolder import RunFolder, from_here
 
 
 def next_command(run: RunFolder, *, asked: bool = False) -> str:
-    """What to type next in the current folder. `asked`: the model has just answered questions."""
+    """Return the command to type next in the current folder. `asked`: the model has just answered questions.
+    """
     if not run.model.is_dir():
         return f"muster show {run.word}"
     if asked or frozen_recipe(run).example(None) is None:
@@ -23,8 +24,8 @@ def next_command(run: RunFolder, *, asked: bool = False) -> str:
 
 
 def loading_lines(run: RunFolder) -> str:
-    """Python that loads the trained model and asks it, with the answer that `muster ask` gives; empty where
-    there is no model, or it reads no text."""
+    """Return Python that loads the trained model and asks it, with the answer that `muster ask` gives; empty
+    where there is no model, or it reads no text."""
     if not run.model.is_dir():
         return ""
     recipe = frozen_recipe(run)
@@ -48,7 +49,7 @@ def loading_lines(run: RunFolder) -> str:
 
 
 def answers_of(run: RunFolder, count: int) -> list[dict[str, Any]]:
-    """A few held-out answers, spread over the set so that they show different kinds of questions."""
+    """Return a few held-out answers, spread over the set so that they show different kinds of questions."""
     if not run.predictions.exists():
         return []
     rows = [json.loads(line) for line in run.predictions.read_text(encoding="utf-8").splitlines()]
@@ -56,7 +57,7 @@ def answers_of(run: RunFolder, count: int) -> list[dict[str, Any]]:
 
 
 def _example(run: RunFolder) -> str | None:
-    """A held-out question that the model has answered; None where nothing was."""
+    """Return a held-out question that the model has answered; None where there is none."""
     try:
         with run.predictions.open(encoding="utf-8") as lines:
             return str(json.loads(next(lines))["question"])

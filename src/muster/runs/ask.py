@@ -1,4 +1,4 @@
-"""Ask: the trained model answers questions, in a process of its own."""
+"""Ask the trained model questions, in a separate process."""
 
 from __future__ import annotations
 
@@ -29,7 +29,8 @@ from muster.store.sealed import compare
 
 @dataclass(frozen=True)
 class Answers:
-    """Rows of question and prediction (and what was expected), and how long the model took for all."""
+    """Rows of question, prediction and, where there is one, the expected answer; and the model's time for
+    all."""
 
     rows: list[dict[str, Any]]
     seconds: float
@@ -40,18 +41,18 @@ class Answers:
 
     @property
     def exact_match(self) -> float | None:
-        """Share of equal texts; None where nothing was expected."""
+        """The share of equal texts; None where nothing was expected."""
         return _share([row["exact"] for row in self.rows if "exact" in row])
 
     @property
     def scored(self) -> int | None:
-        """Questions whose expected query could be run; None: there is no database."""
+        """The number of questions whose expected query could be run; None: there is no database."""
         count = sum(row.get("executed") is not None for row in self.rows)
         return count if count or self.unscored else None
 
     @property
     def unscored(self) -> list[Unscored]:
-        """Questions whose expected query cannot be run."""
+        """The questions whose expected query cannot be run."""
         return [
             Unscored(index=index, why=row["unscored"])
             for index, row in enumerate(self.rows)
@@ -60,12 +61,12 @@ class Answers:
 
     @property
     def execution_match(self) -> float | None:
-        """Share of the scored questions with the same rows from the database."""
+        """The share of scored questions with the same rows from the database."""
         return _share([row["executed"] for row in self.rows if row.get("executed") is not None])
 
 
 class TrainedModel:
-    """A run's trained model, loaded in a process of its own until the block ends. A context manager.
+    """A run's trained model, loaded in a separate process until the block ends. A context manager.
 
     Raises RunFolderError where there is no model, JobError where it cannot be loaded.
     """
@@ -90,7 +91,7 @@ class TrainedModel:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """End the process. It may be in the middle of an answer that is not wanted any more."""
+        """End the process, which may still be writing an answer that is no longer needed."""
         self._process.terminate()
         with suppress(TimeoutExpired):
             self._process.wait(5)
@@ -106,10 +107,10 @@ class TrainedModel:
         schema: str | None = None,
         before: Sequence[tuple[str, str]] = (),
     ) -> Answers:
-        """Answer. `stream`: hears the words of the answer to a single question as they come, and then none
-        where this model cannot do that. `schema`: of the tables that the questions are about. `before`:
-        earlier turns of the conversation, (role, text), where the model `converses`. Raises
-        UsageError for a question that is none, or a model that reads no schema; JobError."""
+        """Return the answers. `stream`: gets the words of the answer to a single question as they arrive;
+        nothing where this model cannot do that. `schema`: of the tables that the questions are about.
+        `before`: earlier turns of the conversation, (role, text), where the model `converses`. Raises
+        UsageError for an empty question and for a schema that the model does not read, and JobError."""
         check_questions(questions)
         asked = [self.recipe.with_schema(each, schema) if schema else each for each in questions]
         request = {"questions": asked, "stream": stream is not None, "before": list(before)}
@@ -134,7 +135,7 @@ class TrainedModel:
         raise AssertionError("unreachable: what is said ends with an answer or an error")
 
     def _say(self, request: dict[str, Any]) -> Iterator[dict[str, Any]]:
-        """Send a line, and yield what comes back, for as long as it is read. Raises what the model's process
+        """Send a request, and yield the answers for as long as they are read. Raises what the model's process
         raised, or JobError where it has ended."""
         assert self._process.stdin is not None and self._process.stdout is not None
         with suppress(BrokenPipeError):
@@ -174,8 +175,8 @@ def ask(
 
 
 def read_schema(run: RunFolder, given: str | None, *, evaluate: bool = False) -> str | None:
-    """The schema that questions come with: a SQLite file's, a text file's, or `given` itself where it is no
-    file. Raises UsageError where it cannot be had, or the run's model reads none."""
+    """Return the schema that belongs to the questions: a SQLite file's, a text file's, or `given` itself
+    where it is no file. Raises UsageError where it cannot be read, or the run's model reads none."""
     if given is None:
         return None
     if evaluate:
@@ -198,7 +199,7 @@ def read_schema(run: RunFolder, given: str | None, *, evaluate: bool = False) ->
 
 
 def check_questions(questions: Sequence[str]) -> None:
-    """Raises UsageError where there is none, or an empty one."""
+    """Raise UsageError where there are no questions, or one is empty."""
     if not questions:
         raise UsageError(
             "no question given",
@@ -212,7 +213,7 @@ def check_questions(questions: Sequence[str]) -> None:
 
 
 def check_trained(run: RunFolder) -> None:
-    """Raises RunFolderError where there is no model, with the reason."""
+    """Raise RunFolderError where there is no model, with the reason."""
     if run.model.is_dir():
         return
     state = run.state()
@@ -226,7 +227,8 @@ def check_trained(run: RunFolder) -> None:
 
 
 def _no_model(run: RunFolder, state: State) -> RunFolderError:
-    """Why there is none. One that failed before its first step would fail again: its cause is what helps."""
+    """Return the error that says why there is no model. A run that failed before its first step would fail
+    again: its cause is what helps."""
     if state is State.RUNNING:
         return RunFolderError(
             "has no trained model: the run is running", where=run.id, hint="wait for its end"

@@ -1,4 +1,5 @@
-"""The checkpoint that a run goes on from: the newest one whose every file is what the ranks saved."""
+"""Choose the checkpoint that a run continues from: the newest one whose every file is what the ranks saved.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +24,7 @@ SHOWN = 4  # checkpoints of those that cannot be used
 
 @dataclass(frozen=True)
 class WantedCheckpoint:
-    """What a resumed run is asked for. `step`: this checkpoint and no other, 0: none; `copy`: to hosts that
+    """What a resume asks for. `step`: this checkpoint and no other, 0: none; `copy`: send it to hosts that
     lack it; `avoid`: checkpoints that ranks failed to load, and why."""
 
     step: int | None = None
@@ -33,7 +34,8 @@ class WantedCheckpoint:
 
 @dataclass(frozen=True)
 class Start:
-    """Where a job begins. `step` None: at the beginning; `said`: about checkpoints that were passed over."""
+    """Where a job begins. `step` None: at the beginning; `said`: notes on checkpoints that were passed over.
+    """
 
     step: int | None = None
     said: tuple[Decision, ...] = ()
@@ -42,10 +44,10 @@ class Start:
 def choose(
     run: RunFolder, recipe: Recipe, supervisor: Supervisor, facts: Facts, wanted: WantedCheckpoint, copy: Copy
 ) -> Start:
-    """Where the run goes on. Hosts read the files of the newest checkpoint, then of the one before, and so
-    on.
+    """Return where the run continues. Hosts read the files of the newest checkpoint, then of the one before,
+    and so on.
 
-    Raises UsageError where the one that is wanted cannot be used, or where there are some, or were, and none
+    Raises UsageError where the one that is asked for cannot be used, or where there are or were some and none
     can.
     """
     if wanted.step == BEGINNING:
@@ -92,7 +94,7 @@ def _hint(passed: Mapping[int, str], steps: Iterable[int], wanted: WantedCheckpo
 
 
 class _RecordedCheckpoints:
-    """What the controller has a record of: the events of earlier attempts."""
+    """The controller's record of checkpoints: the events of earlier attempts."""
 
     def __init__(self, run: RunFolder) -> None:
         stream = list(events.read_events(run.events))
@@ -105,8 +107,8 @@ class _RecordedCheckpoints:
         return {each.step for each in self._current if each.step is not None}
 
     def digests(self, step: int) -> list[str]:
-        """Of the manifests that ranks wrote for a step, on whatever disk; where several attempts did, of
-        the attempt that the run goes on from."""
+        """Return the digests of the manifests that ranks wrote for a step, on any disk; where several
+        attempts did, those of the attempt that the run continues."""
         current = [each for each in self._current if each.step == step]
         return sorted({each.manifest for each in current or self._of(step) if each.manifest})
 
@@ -114,7 +116,7 @@ class _RecordedCheckpoints:
         return [each for each in self._all if each.step == step]
 
     def refusal(self, step: int, recipe: Recipe) -> str | None:
-        """Why a whole checkpoint is not taken unless it is asked for by its step."""
+        """Return why a whole checkpoint is not taken unless its step is asked for."""
         if self._of(step) and step not in {each.step for each in self._current}:
             return "left by an attempt that the run did not go on from"
         if not self._of(step) and spec_of(recipe.engine.name).pickles:
@@ -122,7 +124,7 @@ class _RecordedCheckpoints:
         return None
 
     def about(self, step: int) -> list[Decision]:
-        """What could not be checked of the one that is taken."""
+        """Return what could not be checked of the checkpoint that is taken."""
         if self._of(step) and not self.digests(step):
             why = "saved by an earlier version without hashes: only the sizes of its files were checked"
             return [Decision(f"checkpoint-{step}", "not verified", why)]
@@ -138,13 +140,13 @@ def _damaged(about: Mapping[str, Any]) -> Mapping[str, str]:
 
 
 def _sizes(step: int, facts: Facts) -> str | None:
-    """A file that is missing or short, as each host saw at once."""
+    """Return which file is missing or short, as each host saw at once."""
     damage = ((host, _damaged(about).get(str(step))) for host, about in facts.items())
     return next((f"{wrong} on {host}" for host, wrong in damage if wrong), None)
 
 
 def _absent(step: int, facts: Facts, copy: Copy | None) -> str | None:
-    """Hosts with disks of their own that have no such checkpoint. `copy`: it is brought to them."""
+    """Return which hosts with disks of their own have no such checkpoint. `copy`: sends it to them."""
     lacks = [host for host, about in facts.items() if step not in about["checkpoints"]]
     source = next((host for host, about in facts.items() if step in about["checkpoints"]), None)
     if not lacks or source is None:
@@ -159,7 +161,7 @@ def _absent(step: int, facts: Facts, copy: Copy | None) -> str | None:
 
 
 def _content(step: int, facts: Facts, supervisor: Supervisor, digests: list[str]) -> str | None:
-    """What a host found wrong when it read the files. Hosts that share the folder read a part each."""
+    """Return what a host found wrong when it read the files. Hosts that share the folder read a part each."""
     shared = [host for host, about in facts.items() if about["shared"]]
     orders = {
         host: {

@@ -1,4 +1,5 @@
-"""A run goes on as the job that it was begun as: the same global batch, on whatever ranks there are now."""
+"""A run continues as the job that it was started as: the same global batch, on whatever ranks there are now.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +19,8 @@ from muster.store.runfolder import RunFolder
 
 
 def without(inventory: Inventory, hosts: Sequence[str]) -> Inventory:
-    """The inventory without these hosts. Raises InventoryError for one that is not in it, or none left."""
+    """Return the inventory without these hosts. Raises InventoryError for a host that is not in it, or where
+    none is left."""
     names = inventory.names
     for host in hosts:
         if host not in names:
@@ -30,8 +32,8 @@ def without(inventory: Inventory, hosts: Sequence[str]) -> Inventory:
 
 
 def on_other_hosts(recipe: Recipe, before: Inventory, inventory: Inventory) -> Recipe:
-    """Without what the recipe says of the hosts that the run had: their number, the first one's address where
-    another one is first now, and the launcher where others are reached in another way."""
+    """Return the recipe without what concerns the hosts that the run had: their number, the first one's
+    address where another is first now, and the launcher where the new hosts are reached in another way."""
     update: dict[str, Any] = {"hosts": None}
     if before.names[:1] != inventory.names[:1]:
         update["address"] = None
@@ -41,8 +43,8 @@ def on_other_hosts(recipe: Recipe, before: Inventory, inventory: Inventory) -> R
 
 
 def same_batch(run: RunFolder, inputs: Inputs, facts: Facts) -> Inputs:
-    """The inputs with the global batch that the run was begun with, divided among the ranks that there are
-    now. Raises UsageError where its checkpoints cannot be read by these ranks."""
+    """Return the inputs with the run's original global batch, divided among the present ranks. Raises
+    UsageError where these ranks cannot read its checkpoints."""
     before = read_job(run.read_json(run.job))
     if before is None or not inputs.recipe.trains:
         return inputs
@@ -62,7 +64,7 @@ def same_batch(run: RunFolder, inputs: Inputs, facts: Facts) -> Inputs:
 
 
 def divided(batch: Batch, ranks: int, run: str) -> Batch:
-    """The same global batch on so many ranks, with the largest micro-batch up to the one before."""
+    """Return the same global batch on so many ranks, with the largest micro-batch up to the one before."""
     share, rest = divmod(batch.global_, ranks)
     if rest:
         fits = [number for number in range(1, 2 * ranks + 1) if batch.global_ % number == 0]
@@ -77,7 +79,7 @@ def divided(batch: Batch, ranks: int, run: str) -> Batch:
 
 
 def _refusal(before: Job, inputs: Inputs, slots: Sequence[int], facts: Facts) -> tuple[str, str] | None:
-    """Why checkpoints of the job cannot be read by these ranks, and a hint."""
+    """Return why these ranks cannot read the job's checkpoints, and a hint."""
     ranks, recipe = sum(slots), inputs.recipe
     if isinstance(recipe.batch.split, list) and len(recipe.batch.split) != ranks:
         words = f"batch.split has shares for {len(recipe.batch.split)} ranks, and there are {ranks} now"
@@ -90,9 +92,9 @@ def _refusal(before: Job, inputs: Inputs, slots: Sequence[int], facts: Facts) ->
 
 
 def continued(run: RunFolder, job: Job) -> Job:
-    """A job that goes on from a checkpoint, with a word where its ranks are others in number.
+    """Return the job that continues from a checkpoint, with a note where the number of ranks has changed.
 
-    What was open is decided anew, by hosts that may have changed: raises UsageError where precision, device
+    What was open is decided anew, by hosts that may have changed. Raises UsageError where precision, device
     or the global batch, in which samples are counted, would change.
     """
     before = read_job(run.read_json(run.job))

@@ -1,7 +1,7 @@
 """Dry run: what `train` would do, decided and ordered by the same code; no rank is started.
 
-Pretend hosts are this machine, which is asked what it is. No other host is asked: those are assumed to be as
-the recipe needs them, and what was assumed is listed.
+Pretend hosts are this machine, which is asked for its facts. No other host is asked: they are assumed to be
+as the recipe needs them, and the assumptions are listed.
 """
 
 from __future__ import annotations
@@ -45,9 +45,9 @@ MOST_HOST = 64 * 2**40  # bytes of memory that x86-64 addresses with four levels
 
 
 def dry_run(inputs: Inputs, run: RunFolder, shell: Shell | None = None) -> dict[str, Any]:
-    """What would run where, what fits, and the whole order of each host.
+    """Return what would run where, what fits, and the complete order of each host.
 
-    Raises UsageError as `train` does, and for what no device that is known could hold.
+    Raises UsageError as `train` does, and for a job that no device in the table could hold.
     """
     here = inputs.launcher.ONE_MACHINE
     if here:
@@ -72,7 +72,7 @@ def dry_run(inputs: Inputs, run: RunFolder, shell: Shell | None = None) -> dict[
 
 
 def _assumed(inputs: Inputs, run: RunFolder) -> Facts:
-    """Return facts that hosts might have which were not asked."""
+    """Return the facts that are assumed of hosts that were not asked."""
     recipe = inputs.recipe
     trackers = [name for each in recipe.measure.report_to for name in TRACKERS[each]]
     packages = [*needed(recipe), *trackers]
@@ -91,7 +91,7 @@ def _assumed(inputs: Inputs, run: RunFolder) -> Facts:
 
 
 def _gpu_reason(inputs: Inputs) -> str | None:
-    """Why the recipe needs GPUs; None: it does not."""
+    """Return why the recipe needs GPUs; None: it does not."""
     recipe = inputs.recipe
     if recipe.launch.device != "auto":
         return "launch.device=cuda" if recipe.launch.device == "cuda" else None
@@ -100,7 +100,7 @@ def _gpu_reason(inputs: Inputs) -> str | None:
 
 
 def _assumptions(inputs: Inputs, run: RunFolder) -> list[str]:
-    """What was assumed of hosts that were not asked, for people."""
+    """Return the assumptions about hosts that were not asked, in words."""
     recipe, launch = inputs.recipe, inputs.recipe.launch
     why = _gpu_reason(inputs)
     device = f"GPUs ({why}), of a kind that is not known" if why else "no GPU"
@@ -127,7 +127,7 @@ def _assumptions(inputs: Inputs, run: RunFolder) -> list[str]:
 
 
 def open_values(config: Mapping[str, Any], prefix: str = "") -> list[str]:
-    """The dotted names of what is still "auto"."""
+    """Return the dotted names of the values that are still "auto"."""
     paths = []
     for key, value in config.items():
         if isinstance(value, Mapping):
@@ -138,7 +138,8 @@ def open_values(config: Mapping[str, Any], prefix: str = "") -> list[str]:
 
 
 def _fits_nowhere(decided: Decided) -> bool:
-    """Whether a rank needs more than the largest device that is known, or the largest possible host, has."""
+    """Return whether a rank needs more than the largest device in the table, or the largest possible host,
+    has."""
     if decided.setting is None:
         return False
     share, (_, memory) = MOST_HOST // decided.setting.ranks_per_host, largest_memory()
@@ -147,7 +148,7 @@ def _fits_nowhere(decided: Decided) -> bool:
 
 
 def _with_most(facts: Facts) -> Facts:
-    """Hosts with as much memory as any has."""
+    """Return the facts with as much memory on each host as any host has."""
     name, memory = largest_memory()
     gpu = {"name": f"a GPU as large as {name}, the largest known", "memory_total": memory, "capability": None}
     return {
@@ -157,7 +158,7 @@ def _with_most(facts: Facts) -> Facts:
 
 
 def _document(inputs: Inputs, run: RunFolder, decided: Decided) -> dict[str, Any]:
-    """Everything, as plain data; secrets are hidden."""
+    """Return the whole document as plain data; secrets are masked."""
     job, orders, plan = decided.job, decided.orders, decided.plan
     recipe, first = decided.recipe, job.placements[0]
     home = ControllerAddress((recipe.launch.home or "this-machine",), "PORT", "SECRET")  # made at the start
@@ -198,8 +199,8 @@ def _document(inputs: Inputs, run: RunFolder, decided: Decided) -> dict[str, Any
 
 
 def _environment(order: Mapping[str, Any], index: int, shown: Sequence[str]) -> dict[str, str]:
-    """What a rank's environment has beyond the host's own, as the agent makes it; RANK and LOCAL_RANK are
-    each rank's own."""
+    """Return what a rank's environment has beyond the host's own, as the agent sets it; RANK and LOCAL_RANK
+    differ by rank."""
     host = order["host"]
     env = {
         "WORLD_SIZE": str(host["world_size"]),
@@ -217,7 +218,7 @@ def _environment(order: Mapping[str, Any], index: int, shown: Sequence[str]) -> 
 
 
 def _data(recipe: Recipe) -> str | None:
-    """Which data, and what is held out of it, as far as this machine can see."""
+    """Return which data are used, and what is held out of them, as far as this machine can see."""
     data = recipe.data
     if not recipe.trains or data.source is None:
         return None
@@ -236,7 +237,7 @@ def _data(recipe: Recipe) -> str | None:
 
 
 def format_dry_run(document: Mapping[str, Any], *, verbose: bool = False) -> str:
-    """For a person: in about ten lines, or with the whole order."""
+    """Format the document for a person: in about ten lines, or with the complete order."""
     rows = [("would run", _what(document)), ("on", _where(document))]
     plan = Plan.model_validate(document["plan"]) if document["plan"] else None
     if document["data"]:
@@ -286,7 +287,7 @@ def _what(document: Mapping[str, Any]) -> str:
 
 
 def _where(document: Mapping[str, Any]) -> str:
-    """Hosts with as many ranks are said together."""
+    """Return the hosts in words, those with the same number of ranks together."""
     by_count: dict[int, list[str]] = {}
     for host in document["hosts"]:
         by_count.setdefault(len(host["ranks"]), []).append(host["host"])
@@ -299,7 +300,7 @@ def _where(document: Mapping[str, Any]) -> str:
 
 
 def _order(document: Mapping[str, Any]) -> list[str]:
-    """All commands, environments, the engine's configuration and the recipe."""
+    """Return all commands, environments, the engine's configuration and the recipe."""
     lines = [f"# assumed: {text}" for text in document["assumed"]]
     for each in document["launch"]:
         lines += [f"# starts the agent of {fold_hosts(each['hosts'])}, which then gets its source from here"]

@@ -40,7 +40,7 @@ from muster.store.runfolder import (
 FEW = 50  # lines after an exception that a program may still print, having failed by it
 MOST = 5  # lines and other causes that are shown
 # known: an entry of the table. named: what ended it is known, and no entry of the table. unknown: it failed,
-# or its log stops, and nothing says why. nothing: no failure was found. going: it has not ended.
+# or nothing says how it ended, or why. nothing: it ended well. going: it has not ended.
 Answer = Literal["known", "named", "unknown", "nothing", "going"]
 AGAIN: dict[Retry, str] = {
     "no": "no: it would fail again",
@@ -59,6 +59,7 @@ WHO: dict[Blame, str] = {
     "nobody": "nobody",
 }
 _ECHO = "no line says why: those here may only follow from what failed in another rank or host"
+_QUIET = "no known failure is in it, and nothing says how it ended"
 _PRINTED: tuple[Weight, ...] = ("exception", "symptom", "exit")  # many programs do so, and go on
 _OPEN = re.compile(r"Traceback \(most recent call last\)|^\W*(?:\S+ )?File \"")
 WHOLE = "the training had come to its end: what failed came after it"
@@ -112,6 +113,13 @@ class Explanation(Part):
         """0: there is an answer."""
         return int(self.answer == "unknown")
 
+    @property
+    def blamed(self) -> str | None:
+        """Who is to blame, for people."""
+        if self.blame == "host" and not (self.failure and self.failure.host):
+            return "a host: no line says which"
+        return WHO[self.blame] if self.blame else None
+
 
 def explain(text: str, root: Path = DEFAULT_ROOT) -> Explanation:
     """Of whatever a user names: a run as `find_any` finds it, or else a file or a folder of logs. Raises
@@ -158,7 +166,7 @@ def explain_run(run: RunFolder | PipelineFolder) -> Explanation:
         says=entry.cause if entry else _raised(failure),
         failure=failure,
         remedy=None if silent else failure.hint,
-        blame="work" if failure.evidence and failure.evidence.code and entry is None else None,
+        blame=_blame_in(speaking, failure) if entry is None else None,
         echoes=sum(log.why.echoes for log in speaking if log.why),
         lines=_telling(speaking, run) if wordless else [],
         command=_way_on(run, result, entry),
@@ -245,7 +253,7 @@ def _of_jobs(of: str, jobs: Sequence[JobLog]) -> Explanation:
         answer="known" if entry else "named",
         says=entry.cause if entry else _NAMED[sign.weight].format(sign.text),
         failure=failure,
-        blame="work" if sign.weight == "exception" and entry is None else None,
+        blame=sign.blame if sign.weight == "exception" and entry is None else None,
         alike=sum(1 for _, each in ranked[1:] if _alike(each, sign)) + (log.why.alike if log.why else 0),
         echoes=echoes,
         others=[_evidence(each, other) for each, other in others[:MOST]],
@@ -261,7 +269,7 @@ def _with_odd_rank(explanation: Explanation, jobs: Sequence[JobLog]) -> Explanat
     odd, answered = whole.odd(), explanation.answer in ("known", "named")
     if odd is None or answered or explanation.failure:
         return explanation
-    if explanation.answer == "nothing" and not whole.reported:
+    if explanation.says.startswith(_QUIET) and not whole.reported:
         return explanation
     entry = known_failures().get(odd.failure or "")
     where = None if odd.rank is None else f"rank {odd.rank}"
@@ -320,17 +328,23 @@ def _nothing(of: str, jobs: Sequence[JobLog], notes: list[str]) -> Explanation:
         )
     begins = (LATE, NOT_FINITE)
     notes += [f"{log.job}: {note}" for log in jobs for note in log.notes if note.startswith(begins)]
-    good = sum(log.outcome.good and log.over for log in jobs)
-    says, lines = f"nothing failed here: {counted(good, 'job')} ended well", list[str]()
-    open_ended = max((log.steps or 0 for log in jobs if log.outcome.good and not log.over), default=0)
-    if not good:
-        says, lines = "no known failure is in it", _telling(jobs)
-        says += "" if open_ended else "; how it ended is not known"
+    good = sum(_ended_well(log) for log in jobs)
+    open_ended = [log for log in jobs if not _ended_well(log) and (log.steps or not good)]
+    says = f"nothing failed here: {counted(good, 'job')} ended well"
+    if open_ended:
+        steps = max(log.steps or 0 for log in open_ended)
+        where = f" after {counted(steps, 'step')}" if steps else ""
+        says = f"{_QUIET}{where}" + (f"; {counted(good, 'other job')} ended well" if good else "")
     if any(NOT_FINITE in note for note in notes):
         says += f"; {NOT_FINITE}: what was trained is of no use"
-    if open_ended:
-        says += f"; after {counted(open_ended, 'step')} nothing says whether it ended"
-    return Explanation(of=of, answer="nothing", says=says, lines=lines, notes=notes)
+    answer: Answer = "unknown" if open_ended else "nothing"
+    return Explanation(of=of, answer=answer, says=says, lines=_telling(open_ended), notes=notes)
+
+
+def _ended_well(log: JobLog) -> bool:
+    """Whether its format says so, or its last lines do."""
+    own = log.outcome.good and (log.over or (log.why is not None and log.why.finished))
+    return own or (log.why is not None and log.why.closed)
 
 
 def _echoes_alone(log: JobLog) -> bool:
@@ -358,7 +372,7 @@ def _breaks_off(log: JobLog) -> bool:
     """Whether an exception without a traceback, or a traceback without its end, is among a log's last
     lines."""
     why = log.why
-    if why is None or why.onward == "yes":
+    if why is None or why.closed or why.onward == "yes":
         return False
     open_ended = bool(why.last) and bool(_OPEN.search(why.last[-1]))
     return open_ended or (not why.program and has_bare_exception(why.last))
@@ -427,7 +441,9 @@ def _telling(logs: Iterable[JobLog], run: RunFolder | None = None) -> list[str]:
     lines: list[str] = []
     for log in logs:
         if log.why:
-            lines += [sign.text for sign in log.why.signs[:MOST]] + list(log.why.last)
+            signs = [sign.text for sign in log.why.signs[:MOST]]
+            loud = [line for line in log.why.loud if not any(text in line for text in signs)]
+            lines += [*signs, *loud, *log.why.last]
     return list(dict.fromkeys(line for line in lines if not line.startswith(ATTEMPT)))[: 2 * MOST]
 
 
@@ -437,6 +453,15 @@ def _telling(logs: Iterable[JobLog], run: RunFolder | None = None) -> list[str]:
 
 def _is_echo(entry: KnownFailure) -> bool:
     return entry.blame == "peer" or entry.retry == "by cause"
+
+
+def _blame_in(logs: Iterable[JobLog], failure: Failure) -> Blame | None:
+    """Of a run's exception that has no entry, by the line of its log; None: no line of it is known."""
+    line = failure.evidence
+    if line is None or not line.code:
+        return None
+    signs = (each for log in logs if log.why for each in log.why.signs)
+    return next((each.blame for each in signs if each.text == line.text), "unknown")
 
 
 def _raised(failure: Failure) -> str:

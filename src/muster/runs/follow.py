@@ -1,4 +1,4 @@
-"""Follow: watch a run that another process supervises, on whatever machine, until it ends."""
+"""Follow a run that another process controls, on any machine, until it ends."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ _LATE = 30.0  # seconds in which the last files of a job that is over may still 
 
 
 class EventTail:
-    """The whole lines that events.jsonl has gained."""
+    """The whole lines that were appended to events.jsonl."""
 
     def __init__(self, run: RunFolder) -> None:
         self._path = run.events
         self._offset = 0
 
     def read(self) -> list[events.Event]:
-        """New events since the last call; lines of another version are left out."""
+        """Return the events since the last call; lines of another version are left out."""
         try:
             with self._path.open("rb") as file:
                 file.seek(self._offset)
@@ -65,11 +65,11 @@ def follow(
     stops: bool = False,
     shell: Shell | None = None,
 ) -> Result | None:
-    """Show the run's events as they come, until it has its result.
+    """Show the run's events as they arrive, until it has its result.
 
-    `stops`: Ctrl-C stops the job; otherwise it ends the watching alone (-> None). `say` hears of changes in
-    the queue. Raises JobError where the job is over without a result, and
-    RunFolderError where no controller runs it.
+    `stops`: Ctrl-C stops the job; otherwise it ends the following alone, and None is returned. `say` gets
+    changes in the queue. Raises JobError where the job is over without a result, and RunFolderError where no
+    controller runs it.
     """
     shell = shell or Shell()
     tail = EventTail(run)
@@ -100,7 +100,7 @@ def follow(
 
 
 class _Queue:
-    """Slurm's view of the run, asked for now and then."""
+    """Slurm's view of the run, asked for from time to time."""
 
     def __init__(self, run: RunFolder, shell: Shell, say: Callable[[str], None]) -> None:
         self._run, self._shell, self._say = run, shell, say
@@ -111,13 +111,14 @@ class _Queue:
         self._over_since: float | None = None
 
     def over(self) -> bool:
-        """Whether Slurm will not start the job again: a requeued one goes on with what it left. Where Slurm
-        does not answer, what it left is taken for its end."""
+        """Return whether Slurm will not start the job again: a requeued job continues with what it left.
+        Where Slurm does not answer, what the job left counts as its end."""
         about = self._about()
         return about is None or self._silent_since is not None or about.over
 
     def look(self) -> None:
-        """Raises JobError where the job has been over for a while, or Slurm away for long."""
+        """Ask Slurm. Raises JobError where the job has been over for a while, or Slurm has not answered for
+        long."""
         about = self._about()
         now = time.monotonic()
         if about is None or not about.over:

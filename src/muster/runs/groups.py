@@ -1,4 +1,4 @@
-"""Notices ranks that take steps without each other."""
+"""Notice ranks that take steps without each other."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ SECONDS = 10.0  # of steps, after which a program would have formed its group
 
 
 class Groups:
-    """Which ranks have formed no process group, as their hosts say; of a job of `world_size` ranks."""
+    """The ranks that have formed no process group, as their hosts report; of a job of `world_size` ranks."""
 
     def __init__(self, world_size: int, now: Callable[[], float] = time.monotonic) -> None:
         self.world_size, self.now = world_size, now
@@ -18,11 +18,11 @@ class Groups:
         self.noted = False
 
     def heard(self, host: str, ranks: Sequence[int]) -> None:
-        """These ranks of the host have imported torch.distributed and joined nothing."""
+        """Record which ranks of a host have imported torch.distributed and joined no group."""
         self.ungrouped[host] = ranks
 
     def note(self, steps: int) -> str | None:
-        """What to note, once; `steps`: that the job has taken."""
+        """Return a note, once; `steps`: those that the job has taken."""
         if self.stepping is None and steps:
             self.stepping = self.now()
         alone = sum(map(len, self.ungrouped.values()))

@@ -1,4 +1,4 @@
-"""Notices that a job makes no progress, has its ranks looked at, and says what is found."""
+"""Notice that a job makes no progress, probe its ranks, and report the cause."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ PARTS = frozenset(("data", "forward", "backward", "optimizer"))  # phases that a
 
 
 class Watch:
-    """What is known of a job's progress. `look` asks all hosts where their ranks stand, and returns those
-    that were asked; `quiet`: for how many seconds a host has said nothing at all; `now` is the clock."""
+    """A job's progress. `look` asks all hosts where their ranks are, and returns the hosts that were asked;
+    `quiet`: returns for how many seconds a host has sent nothing at all; `now` is the clock."""
 
     def __init__(
         self,
@@ -65,7 +65,7 @@ class Watch:
     # --- what happens --------------------------------------------------------------------------------------
 
     def progress(self, steps: int | None = None) -> None:
-        """Something was done: this step (of any rank), or another sign."""
+        """Record progress: this step (of any rank), or another sign."""
         now = self.now()
         if steps is not None and steps > self.steps:
             if self.steps:
@@ -76,14 +76,14 @@ class Watch:
         self.asked, self.disks = {}, {}  # a look that is under way is for nothing
 
     def pulses(self, news: Sequence[Sequence[Any]]) -> None:
-        """Ranks that have done something: [rank, steps, signs of life, phase]."""
+        """Record ranks that have done something: [rank, steps, signs of life, phase]."""
         for rank, _, _, phase in news:
             self.phases[rank] = phase
         self.progress(max(steps for _, steps, _, _ in news) or None)
 
     def output(self, lines: Sequence[str]) -> None:
-        """Somebody printed these, which counts where no steps are known: but for what was printed before,
-        such as a program that tries the same again and again."""
+        """Record printed lines, which count as progress where no steps are known, unless they were printed
+        before, as by a program that tries the same again and again."""
         if self.steps:
             return
         new = [text for line in lines if (text := _TIMES.sub("", line[:LONGEST])) not in self.printed]
@@ -95,7 +95,7 @@ class Watch:
             self.progress()
 
     def looked(self, host: str, answer: ProbeAnswer) -> None:
-        """A host's answer."""
+        """Take a host's answer."""
         if answer.number == self.number and host in self.asked:
             self.asked[host] = answer
 
@@ -103,7 +103,7 @@ class Watch:
 
     @property
     def limit(self) -> float:
-        """Seconds without progress after which a job is looked at."""
+        """Seconds without progress after which the ranks are probed."""
         given = self.settings.seconds
         least = SECONDS if isinstance(given, str) else given
         of_steps = STEPS * statistics.median(self.paces) if self.paces else 0.0
@@ -112,11 +112,11 @@ class Watch:
 
     @property
     def announced(self) -> bool:
-        """Whether a rank has said that it does something that takes long."""
+        """Whether a rank has announced something that takes long."""
         return self.announces and any(each and each not in PARTS for each in self.phases.values())
 
     def tick(self) -> HangFinding | None:
-        """Look at the clock. -> a verdict once the job is found to hang."""
+        """Check the clock. Return a finding once the job hangs."""
         if self.settings.seconds == "off" or self.verdict is not None:
             return None
         now = self.now()
@@ -161,18 +161,19 @@ class Watch:
         return verdict
 
     def _with_disk(self, look: RankProbe) -> RankProbe:
-        """With what a disk has done since the last look."""
+        """Return the probe with what a disk has done since the last one."""
         before = self.disks.get(look.rank, {})
         moved = any(look.disk.get(task, done) != done for task, done in before.items())
         return look.model_copy(update={"disk_moves": look.disk_moves or moved})
 
     def _silent(self, host: str) -> bool:
-        """Whether a host has said nothing for most of the time in which nothing was done: an agent that is
-        only busy speaks now and then."""
+        """Return whether a host has sent nothing for most of the time without progress: an agent that is only
+        busy sends something from time to time."""
         return self.quiet(host) > max(QUIET, (self.now() - self.moved) / 2)
 
     def _with_silent(self, verdict: HangFinding, silent: Sequence[str]) -> HangFinding:
-        """Hosts that did not answer: named, where all that did answer wait, and these say nothing at all."""
+        """Return the finding with the hosts that did not answer: named where all others wait, and these send
+        nothing at all."""
         names = f"{', '.join(silent[:3])}{', ...' if len(silent) > 3 else ''}"
         if verdict.culprits or not verdict.waiting or not all(map(self._silent, silent)):
             return replace(verdict, what=f"{verdict.what}; no answer from {names}")
@@ -189,7 +190,7 @@ class Watch:
         )
 
     def hung(self) -> Hung:
-        """What was found, for the result."""
+        """Return the finding in the form of the result."""
         assert self.verdict is not None
         return Hung(
             what=self.verdict.what,
@@ -203,7 +204,7 @@ class Watch:
         )
 
     def failure(self) -> Failure:
-        """Why the job was ended."""
+        """Return why the job was ended."""
         assert self.verdict is not None
         named = self.verdict.culprits if self.verdict.certain else ()
         hosts = {each.host for each in named} or set(self.verdict.hosts if self.verdict.certain else ())
@@ -215,12 +216,12 @@ class Watch:
         )
 
     def words(self) -> str:
-        """How long it has been so."""
+        """Return in words how long there has been no progress."""
         at = f" after step {self.steps}" if self.steps else ""
         return f"no progress for {self.now() - self.moved:.0f} s{at}"
 
     def document(self) -> Mapping[str, Any]:
-        """All that was seen, for a file."""
+        """Return everything that was seen, for a file."""
         return {
             "verdict": self.verdict.what if self.verdict else None,
             "after": self.words(),

@@ -1,4 +1,4 @@
-"""Runs that are there: list, show, stop."""
+"""List, show and stop runs."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ShownRun:
-    """A run as `muster show` tells it: its result, or how far it has come."""
+    """A run as `muster show` presents it: its result, or its progress."""
 
     run: RunFolder
     state: State
@@ -30,7 +30,8 @@ class ShownRun:
 
 
 def metrics(run: RunFolder) -> str:
-    """What the training measured so far, step by step, as CSV. Raises RunFolderError where nothing trains."""
+    """Return what the training has measured so far, step by step, as CSV. Raises RunFolderError where nothing
+    trains."""
     from muster.core.recipe import recipe_class
     from muster.results.fold import fold
     from muster.results.metrics import metrics_csv
@@ -44,7 +45,7 @@ def metrics(run: RunFolder) -> str:
 
 
 def show(run: RunFolder) -> ShownRun:
-    """What is known of a run now."""
+    """Return the present state of a run."""
     damage, result, job = None, None, {}
     try:
         state = run.state()
@@ -73,7 +74,7 @@ def show(run: RunFolder) -> ShownRun:
 
 
 def _total_steps(run: RunFolder) -> int | None:
-    """Optimizer steps that the run was to do, as its first rank said when it began."""
+    """Return the optimizer steps of the whole run, as its first rank reported at its start."""
     try:
         with run.events.open(encoding="utf-8", errors="replace") as lines:
             for line in lines:
@@ -86,14 +87,15 @@ def _total_steps(run: RunFolder) -> int | None:
 
 @dataclass(frozen=True)
 class Stopped:
-    """What a wish to stop came to. Neither: it has not ended yet, and the request stands."""
+    """The outcome of a request to stop. Neither field: the run has not ended yet, and the request stands."""
 
     result: Result | PipelineResult | None = None
     cancelled: bool = False  # it waited for Slurm, and was taken back
 
 
 def stop(run: RunFolder | PipelineFolder, *, patience: float = 30) -> Stopped:
-    """Ask the run's controller to stop the job on all hosts, and wait for the result at most so many seconds.
+    """Ask the run's controller to stop the job on all hosts, and wait for the result for at most `patience`
+    seconds.
 
     A run that waits for Slurm is cancelled. Raises RunFolderError, and JobError where Slurm does not answer.
     """
@@ -122,7 +124,7 @@ def stop(run: RunFolder | PipelineFolder, *, patience: float = 30) -> Stopped:
 
 
 def queued(run: RunFolder) -> str | None:
-    """What Slurm says of a run that it has not begun; None: no batch system has it, or it has begun."""
+    """Return Slurm's state of a run that has not begun; None: no batch system has it, or it has begun."""
     if run.state() is not State.SUBMITTED:
         return None
     from muster.runs.slurm_queue import whereabouts

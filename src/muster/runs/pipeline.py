@@ -1,5 +1,5 @@
-"""Pipeline: steps that follow each other. Each is an ordinary run in a folder of its own; what is kept of the
-whole lies above them."""
+"""Pipelines: steps that follow each other. Each is an ordinary run in its own folder; the pipeline's files
+are above them."""
 
 from __future__ import annotations
 
@@ -58,8 +58,8 @@ def unseen(title: str) -> AbstractContextManager[Seen]:
 
 @dataclass(frozen=True)
 class PipelineInputs:
-    """The steps in the order in which they run, and each one's recipe, in which `{step}` is the model of that
-    step, wherever it will be. `hosts`: None where the steps alone are read."""
+    """The steps in their order, and each one's recipe, in which `{step}` stands for that step's model,
+    wherever it will be. `hosts`: None where only the steps are read."""
 
     about: str
     steps: tuple[PipelineStep, ...]
@@ -73,13 +73,13 @@ class PipelineInputs:
         return self.hosts
 
     def before(self, step: PipelineStep) -> list[str]:
-        """The steps whose models a step takes."""
+        """Return the steps whose models a step takes."""
         taken = {name for _, name in models_taken(self.recipes[step.name])}
         return [name for name in self.recipes if name in taken]
 
     def checked(self, folder: Path, *, hub: bool = False) -> Iterator[tuple[PipelineStep, Inputs]]:
-        """Every step's inputs, as far as this machine can check them with models that stand in, below
-        `folder`. `hub`: ask it for names as well. Raises UsageError and its kinds, naming the step."""
+        """Yield every step's inputs, checked as far as this machine can, with stand-ins for models, below
+        `folder`. `hub`: ask it for names as well. Raises UsageError and its subclasses, naming the step."""
         by_name = {step.name: step for step in self.steps}
         for name, recipe in standing_in(self.recipes, folder):
             with in_entry(name, folder):
@@ -92,7 +92,8 @@ class PipelineInputs:
 
 
 def read_steps(file: Path, overrides: Sequence[str] = (), *, frozen: bool = False) -> PipelineInputs:
-    """The steps of a file. `frozen`: of a pipeline's own, in which all is decided. Raises RecipeError."""
+    """Return the steps of a file. `frozen`: a pipeline's own file, in which all is decided. Raises
+    RecipeError."""
     made = load_pipeline(file, frozen=frozen)
     recipes = recipes_of(made.pipeline, overrides, "step", ".:")
     if not frozen:
@@ -101,7 +102,7 @@ def read_steps(file: Path, overrides: Sequence[str] = (), *, frozen: bool = Fals
 
 
 def read_pipeline(file: Path, hosts: str, overrides: Sequence[str] = ()) -> PipelineInputs:
-    """Steps and hosts. Raises RecipeError, InventoryError."""
+    """Return steps and hosts. Raises RecipeError, InventoryError."""
     steps, inventory = read_steps(file, overrides), read_inventory(hosts, waits=True)
     if inventory.ask is not None:
         raise UsageError(
@@ -113,7 +114,7 @@ def read_pipeline(file: Path, hosts: str, overrides: Sequence[str] = ()) -> Pipe
 
 
 def dry_run_of(inputs: PipelineInputs, folder: PipelineFolder) -> list[dict[str, Any]]:
-    """What each step would do, as `dry_run` says it; models of earlier steps do not exist yet."""
+    """Return what each step would do, as `dry_run` describes it; models of earlier steps do not exist yet."""
     steps, later = [], str(folder.path).replace("{", "{{").replace("}", "}}") + "/{}/model"
     with tempfile.TemporaryDirectory(prefix="muster-") as stand:
         for step, made in inputs.checked(Path(stand)):
@@ -136,7 +137,7 @@ def plan_steps(
     traced: bool = True,
     say: Callable[[str], None] | None = None,
 ) -> dict[str, Plan]:
-    """A plan for each step that trains: on `hosts`, or on machines that are described (`on`)."""
+    """Plan each step that trains: on `hosts`, or on machines that are described (`on`)."""
     plans: dict[str, Plan | None] = {}
     with tempfile.TemporaryDirectory(prefix="muster-") as stand:
         if on:
@@ -160,7 +161,7 @@ def plan_steps(
 
 @dataclass(frozen=True)
 class StepResume:
-    """How the step that was broken off goes on; None: on its own hosts."""
+    """How the interrupted step continues; None: on its own hosts."""
 
     hosts: str | None = None
     leave: Sequence[str] = ()
@@ -190,8 +191,8 @@ def run_pipeline(
 def resume_pipeline(
     folder: PipelineFolder, again: StepResume, *, seeing: Seeing = unseen, shell: Shell | None = None
 ) -> PipelineResult:
-    """Go on: finished steps are kept, the one that was broken off goes on from its checkpoint, or from its
-    first step where there is none; the others follow. Raises RunFolderError where it cannot be."""
+    """Continue: finished steps are kept, the interrupted one continues from its checkpoint, or from its first
+    step where there is none; the others follow. Raises RunFolderError where that is not possible."""
     before = folder.read_result()
     if folder.state().good:
         step = folder.steps[-1]
@@ -211,7 +212,7 @@ def resume_pipeline(
 
 @dataclass(frozen=True)
 class _Steps:
-    """The steps of a pipeline that runs; `again`: None where it does so for the first time."""
+    """The steps of a running pipeline; `again`: None where it runs for the first time."""
 
     inputs: PipelineInputs
     folder: PipelineFolder
@@ -220,7 +221,7 @@ class _Steps:
     again: StepResume | None = None
 
     def run(self, claim: Claim) -> PipelineResult:
-        """Run those that have not ended well, one after the other, and write what all came to."""
+        """Run the steps that have not ended well, one after the other, and write the pipeline's result."""
         folder, steps, failure = self.folder, self.inputs.steps, None
         folder.stop_request.unlink(missing_ok=True)
         status: RunEnd = State.SUCCEEDED
@@ -245,7 +246,7 @@ class _Steps:
         return result
 
     def _ended(self, step: PipelineStep, title: str) -> tuple[RunEnd, Failure | None]:
-        """How a step ended, whatever happened. Raises where nothing of the pipeline has begun."""
+        """Return how a step ended, whatever happened. Raises where nothing of the pipeline has begun."""
         if self.folder.stop_request.exists():
             return State.STOPPED, Failure(what="stopped by `muster stop` before this step")
         try:
@@ -263,7 +264,7 @@ class _Steps:
             return State.FAILED, Failure.model_validate({**error.as_dict(), "usage": usage})
 
     def _train(self, step: PipelineStep, watch: Watcher, announce: Callable[[Job], None]) -> Result:
-        """Run a step, or go on with it."""
+        """Run a step, or continue it."""
         run, recipe = self.folder.step(step.name), self.inputs.recipes[step.name]
         models = {}
         for name in self.inputs.before(step):
@@ -290,12 +291,12 @@ class _Steps:
 
 
 def _begun(folder: PipelineFolder) -> bool:
-    """Whether any step has."""
+    """Return whether any step has begun."""
     return any(folder.path.glob("*/job.json"))
 
 
 def _of_step(failure: Failure | None, folder: PipelineFolder, run: RunFolder) -> Failure:
-    """A step's failure as the pipeline's, with the command that goes on with all steps."""
+    """Return a step's failure as the pipeline's, with the command that continues all steps."""
     failure = failure or Failure(what="ended without a reason")
     where = f"step {run.path.name}" + (f": {failure.where}" if failure.where else "")
     go_on = f"`muster resume {folder.word}"
@@ -306,15 +307,15 @@ def _of_step(failure: Failure | None, folder: PipelineFolder, run: RunFolder) ->
 
 
 def so_far(folder: PipelineFolder) -> PipelineResult:
-    """What the steps of an unfinished pipeline came to. Its status stands for nothing: its state says how it
-    is. Raises RunFolderError and RecipeError."""
+    """Return the results of an unfinished pipeline's steps. Its status means nothing: `state` counts. Raises
+    RunFolderError and RecipeError."""
     return _fold(read_steps(folder.pipeline, frozen=True), folder, State.STOPPED, None)
 
 
 def _fold(
     inputs: PipelineInputs, folder: PipelineFolder, status: RunEnd, failure: Failure | None
 ) -> PipelineResult:
-    """What all steps came to."""
+    """Return the pipeline's result from its steps."""
     results_of_steps: list[StepResult] = []
     notes: list[str] = []
     results = {step.name: folder.step(step.name).read_result() for step in inputs.steps}

@@ -1,4 +1,4 @@
-"""Writes down what hosts say while a job runs: events, logs, TensorBoard; and folds it as it comes."""
+"""Write down what hosts send while a job runs: events, logs, TensorBoard; and fold events as they arrive."""
 
 from __future__ import annotations
 
@@ -29,8 +29,9 @@ NO_BOARD = "no TensorBoard files are written: tensorboardX is not installed wher
 
 
 def _summary_writer(folder: Path) -> Any:
-    """A writer without torch: tensorboardX imports it wherever it is installed, which costs seconds, and does
-    not need it. So while it is imported, there is none. None: tensorboardX is not installed."""
+    """Return a TensorBoard writer that does not import torch: tensorboardX imports it wherever it is
+    installed, which costs seconds, and does not need it. So torch is hidden during the import. None:
+    tensorboardX is not installed."""
     hidden = "torch" not in sys.modules
     if hidden:
         sys.modules["torch"] = None  # type: ignore[assignment]
@@ -55,7 +56,7 @@ class TensorBoardWriter:
         self.sampled: dict[str | None, float] = {}  # host -> the time of its last sample here
 
     def add(self, event: events.Event) -> None:
-        """Events with a step become scalars; samples of hardware go by their time, of many hosts fewer."""
+        """Write an event's scalars, by step; samples of hardware by their time, and of many hosts fewer."""
         if self.writer is None:
             return
         if isinstance(event, events.Hardware):
@@ -91,7 +92,7 @@ class TensorBoardWriter:
                 self.writer.add_scalar(name, value, step, event.time)
 
     def close(self) -> None:
-        """Write what is left."""
+        """Write what is buffered."""
         if self.writer is not None:
             self.writer.close()
 
@@ -108,7 +109,7 @@ Watcher = Callable[[events.Event], None]
 
 
 def machine_id() -> str:
-    """What a host's facts call this machine; empty where the kernel does not say."""
+    """Return this machine's id as hosts' facts have it; empty where the kernel has none."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     except OSError:
@@ -116,10 +117,10 @@ def machine_id() -> str:
 
 
 class Follower:
-    """Reads a command's progress out of what it prints: of one rank, the first that tells any steps.
+    """Reads a command's progress out of its output: that of one rank, the first that prints steps.
 
-    Looked at are the first and the last rank, and the output of the first and the last host: tools report on
-    one of these.
+    The first and the last rank, and the output of the first and the last host are read: tools report on one
+    of these.
     """
 
     def __init__(self, job: Job, user: UserFormat) -> None:
@@ -132,11 +133,11 @@ class Follower:
 
     @property
     def steps(self) -> int:
-        """The last step that a line told."""
+        """The last step that a line states."""
         return max(stream.steps for stream in self.streams.values())
 
     def lines(self, host: str, rank: int | None, lines: list[str]) -> events.Progress | None:
-        """Read them; -> what is new, every EVERY seconds at most."""
+        """Read lines. Return the progress since, every EVERY seconds at most."""
         stream = self.streams.get((host, rank))
         if stream is None:
             return None
@@ -150,7 +151,7 @@ class Follower:
         return self.now()
 
     def now(self) -> events.Progress | None:
-        """All that is known; None: no line told a step."""
+        """Return the whole progress; None: no line stated a step."""
         reports = (stream.seen(time.time()) for stream in self.streams.values())
         progress = next((each for each in reports if each), None)
         if progress is not None:
@@ -159,7 +160,7 @@ class Follower:
 
 
 class Recorder:
-    """The run folder's only writer while a job runs. A context manager."""
+    """The only writer of the run folder while a job runs. A context manager."""
 
     def __init__(
         self,
@@ -176,7 +177,7 @@ class Recorder:
         self.run = run
         self.attempt = attempt
         self.watch = watch
-        self.folder: EventFold = fold(events.read_events(run.events))
+        self.folded: EventFold = fold(events.read_events(run.events))
         self.board = TensorBoardWriter(run.tensorboard)
         self._events = _open_after_whole_lines(run.events)
         self._logs: dict[tuple[str, int | None], IO[str]] = {}
@@ -185,7 +186,7 @@ class Recorder:
         self._begins: dict[Path, int] = {}  # where this attempt's lines begin in a log
         self._beside: str | None = None  # the first host that is this machine
         self._spent = 0.0  # processor seconds of this process that were told
-        if self.board.writer is None and NO_BOARD not in self.folder.noted:
+        if self.board.writer is None and NO_BOARD not in self.folded.noted:
             self.record(events.Noted(time=time.time(), text=NO_BOARD))
 
     def __enter__(self) -> Recorder:
@@ -202,7 +203,7 @@ class Recorder:
         event = event.model_copy(update={"heard": time.time()})
         self._events.write(events.to_line(event) + "\n")
         self._events.flush()
-        self.folder.add(event)
+        self.folded.add(event)
         self.board.add(event)
         try:
             self.watch(event)
@@ -216,7 +217,7 @@ class Recorder:
         self.record(events.Paced(time=time.time(), attempt=self.attempt, step=step, found=pace))
 
     def event(self, host: str, line: str) -> None:
-        """A rank's own line; it is given its host's name."""
+        """Record a rank's own line, with its host's name."""
         try:
             if "\\" in line or self.scrub(line) != line:  # in its texts: a mask must not cut an escape
                 line = json.dumps(scrubbed_data(json.loads(line), self.scrub))
@@ -227,8 +228,8 @@ class Recorder:
         self.record(event.model_copy(update={"host": host}))
 
     def hardware(self, host: str, sample: dict[str, Any]) -> None:
-        """A sample of a host. On this machine, what this process used is the run's as well."""
-        machine = self.folder.facts.get(host, {}).get("machine")
+        """Record a sample of a host. On this machine, what this process used is added as the run's."""
+        machine = self.folded.facts.get(host, {}).get("machine")
         if self._beside is None and machine and machine == machine_id():
             self._beside = host
         if host == self._beside and sample.get("cpu_own") is not None:
@@ -238,11 +239,11 @@ class Recorder:
         self.record(events.Hardware.model_validate({**sample, "host": host, "attempt": self.attempt}))
 
     def host_facts(self, host: str, facts: dict[str, Any]) -> None:
-        """What a host said before the start."""
+        """Record a host's facts from before the start."""
         self.record(events.HostFacts(time=time.time(), host=host, attempt=self.attempt, facts=facts))
 
     def state(self, state: str, **detail: Any) -> None:
-        """The controller's own mark."""
+        """Record the controller's own event."""
         self.record(
             events.JobState.model_validate(
                 {"time": time.time(), "attempt": self.attempt, "state": state, "detail": detail}
@@ -255,7 +256,7 @@ class Recorder:
             self.log(host, None, [self._mark])
 
     def rank_words(self, host: str, rank: int) -> str:
-        """The end of what a rank printed in this attempt."""
+        """Return the end of what a rank printed in this attempt."""
         self.write_logs()
         path = self.run.rank_log(host, rank)
         if path not in self._begins or not path.exists():
@@ -265,7 +266,7 @@ class Recorder:
             return file.read().decode("utf-8", "replace")
 
     def lines_of(self, host: str, rank: int | None) -> Iterator[list[str]]:
-        """What a rank, or a host's command itself, printed in this attempt, some lines at a time."""
+        """Yield what a rank, or a host's command itself, printed in this attempt, some lines at a time."""
         self.write_logs()
         path = self.run.host_log(host) if rank is None else self.run.rank_log(host, rank)
         if path not in self._begins:
@@ -280,7 +281,7 @@ class Recorder:
         return f"{ATTEMPT}{self.attempt} ==="
 
     def log(self, host: str, rank: int | None, lines: list[str]) -> None:
-        """Lines that a rank printed, or that the agent says of a host."""
+        """Record lines that a rank printed, or that the agent sent about a host."""
         file = self._logs.get((host, rank))
         if file is None:
             path = self.run.host_log(host) if rank is None else self.run.rank_log(host, rank)
@@ -295,15 +296,15 @@ class Recorder:
             self.record(progress.model_copy(update={"attempt": self.attempt}))
 
     def write_logs(self, after: float = 0.0) -> None:
-        """Hand what hosts said over to the files, so many seconds after the last time: a line each of a
-        thousand hosts would be a thousand writes."""
+        """Write buffered logs to the files, `after` so many seconds since the last time: a line from each of
+        a thousand hosts would be a thousand writes."""
         if time.monotonic() >= self._written + after:
             self._written = time.monotonic()
             while self._unwritten:
                 self._logs[self._unwritten.pop()].flush()
 
     def last_progress(self) -> None:
-        """Write down what is known of its progress, and of who held it up, when the job has ended."""
+        """Record a command's progress, and who held it up, at the job's end."""
         self.write_logs()
         if self.follow is not None and (progress := self.follow.now()) is not None:
             self.record(progress.model_copy(update={"attempt": self.attempt}))
@@ -312,14 +313,15 @@ class Recorder:
 
 
 def _chunks(file: IO[bytes], size: int) -> Iterator[bytes]:
-    """The first so many bytes of a file."""
+    """Yield the first `size` bytes of a file."""
     while size > 0 and (chunk := file.read(min(size, _TAIL))):
         size -= len(chunk)
         yield chunk
 
 
 def _open_after_whole_lines(path: Path) -> IO[str]:
-    """Open for appending; a last line that was cut short (a controller killed in mid-write) gets its end."""
+    """Open a file for appending. A last line that was cut short (a controller killed in mid-write) gets its
+    end."""
     torn = False
     if path.exists() and path.stat().st_size:
         with path.open("rb") as file:

@@ -1,4 +1,5 @@
-"""What must be there before a job starts: packages, room on disks, a shared folder, ranks to profile."""
+"""Check what must be there before a job starts: packages, room on disks, a shared folder, ranks to profile.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +18,7 @@ PROFILER = "deepspeed"  # has the one of measure.profile=flops
 
 
 def needed(recipe: Recipe) -> list[str]:
-    """The packages that the recipe's ranks import."""
+    """Return the packages that the recipe's ranks import."""
     if not recipe.trains:
         return [*recipe.imported, *recipe.offered_by]
     more = [PROFILER] if recipe.measure.profile == "flops" else []
@@ -26,7 +27,8 @@ def needed(recipe: Recipe) -> list[str]:
 
 
 def check_hosts(facts: Facts, recipe: Recipe) -> None:
-    """Every host has what ranks import, in the same versions. Raises UsageError naming the host."""
+    """Check that every host has what ranks import, in the same versions. Raises UsageError naming the host.
+    """
     wanted = needed(recipe)
     for host, about in facts.items():
         missing = [name for name in wanted if not about["versions"].get(name)]
@@ -68,8 +70,8 @@ def check_hosts(facts: Facts, recipe: Recipe) -> None:
 
 
 def check_sharing(recipe: Recipe, run: RunFolder, facts: Facts) -> None:
-    """Raises UsageError where hosts would lack checkpoints that the first one writes alone, or the models of
-    a pipeline's earlier steps."""
+    """Raise UsageError where hosts would lack checkpoints that the first one writes alone, or the models of a
+    pipeline's earlier steps."""
     apart = [host for host, about in facts.items() if not about["shared"]]
     if apart and run.of_pipeline:
         raise UsageError(
@@ -87,7 +89,7 @@ def check_sharing(recipe: Recipe, run: RunFolder, facts: Facts) -> None:
 
 
 def check_profile(recipe: Recipe, world_size: int) -> None:
-    """What is to be profiled is there. Raises RecipeError."""
+    """Check that the ranks to be profiled exist. Raises RecipeError."""
     measure, last = recipe.measure, recipe.train.max_steps
     if not measure.profiled or not recipe.trains:
         return
@@ -126,6 +128,7 @@ def check_disk(recipe: Recipe, facts: Facts) -> None:
 
 
 def disk_needed(count: int, recipe: Recipe, *, present: int = 0) -> int:
-    """Bytes for the model and as many checkpoints as will lie there at once, less those that do already."""
+    """Return the bytes for the model and the checkpoints that exist at once, less those that are there
+    already."""
     kept, steps = recipe.checkpoint, recipe.train.max_steps
     return bytes_needed(count, kept.every, kept.keep, steps, present=present, model=kept.model)

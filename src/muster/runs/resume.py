@@ -1,4 +1,4 @@
-"""Resume: go on with a run from the newest checkpoint that is complete on every host."""
+"""Resume: continue a run from the newest checkpoint that is complete on every host."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from muster.runs.continuing import on_other_hosts, without
 from muster.runs.recorder import Watcher
 from muster.runs.train import Attempt, ignore, train
 from muster.store import events
-from muster.store.runfolder import Folder, RunFolder
+from muster.store.runfolder import JobFolder, RunFolder
 
 
 def resume(
@@ -36,8 +36,8 @@ def resume(
     announce: Callable[[Job], None] = ignore,
     shell: Shell | None = None,
 ) -> Result:
-    """Continue with the frozen recipe, on the same hosts or on `hosts`, without those to `leave` out. Raises
-    RunFolderError where it cannot be.
+    """Continue with the frozen recipe, on the same hosts or on `hosts`, except those to `leave` out. Raises
+    RunFolderError where that is not possible.
 
     A checkpoint that ranks fail to load is passed over for the one before, unless its step was asked for.
     """
@@ -69,8 +69,9 @@ def resume(
         avoid[bad] = result.failure.what if result.failure else "it could not be loaded"
 
 
-def check_idle(folder: Folder, batch_job: str | None = None) -> None:
-    """Raise RunFolderError where a process supervises it, other than an earlier start of this batch job."""
+def check_idle(folder: JobFolder, batch_job: str | None = None) -> None:
+    """Raise RunFolderError where a process controls the run, other than an earlier start of this batch job.
+    """
     state = folder.state()
     controller = folder.read_json(folder.controller) if state.supervised else {}
     # Slurm starts a job again only when its first start is over: what looks alive on a dead node is not.
@@ -96,13 +97,14 @@ def _inputs(run: RunFolder, job: dict[str, Any], hosts: str | None, leave: Seque
 
 
 def unloadable(run: RunFolder) -> int | None:
-    """The step of the checkpoint that ranks of the last attempt failed to load; None: there is none."""
+    """Return the step of the checkpoint that ranks of the last attempt failed to load; None: there is none.
+    """
     failed = fold(events.read_events(run.events)).failed
     return next((each.checkpoint for each in failed if each.checkpoint), None)
 
 
 def frozen_recipe(run: RunFolder) -> Recipe:
-    """The recipe of a run as it was resolved."""
+    """Return the recipe of a run as it was resolved."""
     return validate(read_yaml(run.recipe), where=str(run.recipe))
 
 
@@ -118,7 +120,7 @@ def check_whole(run: RunFolder, job: Mapping[str, Any]) -> None:
 
 
 def _missing(whole: Mapping[str, Any], there: Any) -> str | None:
-    """The first key, dotted, that a part lacks; None: it has all."""
+    """Return the first key, dotted, that a part lacks; None: it has all."""
     for key, value in whole.items():
         if not isinstance(there, Mapping) or key not in there:
             return key

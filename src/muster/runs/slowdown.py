@@ -1,5 +1,4 @@
-"""Notices that a command's steps became much slower, has its ranks looked at, and says whom the others wait
-for."""
+"""Notice that a command's steps became much slower, probe its ranks, and report whom the others wait for."""
 
 from __future__ import annotations
 
@@ -24,8 +23,8 @@ SHOWN = 4  # ranks whose lines are named
 
 
 class Slowdown:
-    """Windows of a job's steps, by the controller's clock. `look` asks all hosts where their ranks stand, and
-    returns those that were asked."""
+    """Windows of a job's steps, by the controller's clock. `look` asks all hosts where their ranks are, and
+    returns the hosts that were asked."""
 
     def __init__(
         self,
@@ -43,12 +42,12 @@ class Slowdown:
         self.asked_at = 0.0
 
     def looked(self, host: str, answer: ProbeAnswer) -> None:
-        """A host's answer."""
+        """Take a host's answer."""
         if answer.number == self.number and host in self.asked:
             self.asked[host] = answer
 
     def note(self, steps: int) -> str | None:
-        """What to note now, of a job that has taken so many steps; None: nothing."""
+        """Return a note on a job that has taken so many steps; None: there is nothing to note."""
         if self.asked:
             return self._told()
         if not self._window(steps) or self.number >= FIRST + LOOKS:
@@ -60,7 +59,7 @@ class Slowdown:
         return None
 
     def _window(self, steps: int) -> bool:
-        """Whether a window is complete now."""
+        """Return whether a window is complete now."""
         now = self.now()
         if self.begin is None or steps < self.begin[1]:
             self.begin = (now, steps) if steps else None
@@ -75,7 +74,7 @@ class Slowdown:
         return True
 
     def _told(self) -> str | None:
-        """What the answers come to, once all are here."""
+        """Return what the answers show, once all have arrived."""
         if None in self.asked.values() and self.now() - self.asked_at < ANSWER:
             return None
         looks = [look for answer in self.asked.values() if answer for look in answer.ranks]
@@ -88,7 +87,7 @@ class Slowdown:
 
 
 def where_ranks_are(looks: Sequence[RankProbe], hosts: dict[int, str]) -> str:
-    """Whom the others wait for, or the lines at which ranks were seen most."""
+    """Return whom the others wait for, or the lines at which ranks were seen most."""
     waits = {each.rank: _waiting(each) for each in looks}
     late = [each for each in looks if waits[each.rank] <= WORKS]
     others = [each for each in looks if waits[each.rank] >= WAITS]
@@ -106,12 +105,12 @@ def _seen(look: RankProbe, hosts: dict[int, str]) -> str:
 
 
 def _apart(look: RankProbe) -> list[list[Frame]]:
-    """Its stacks outside of collectives; all, where there are none."""
+    """Return the rank's stacks outside of collectives; all stacks where there are none."""
     seen = [each for each in look.mains if each]
     return [each for each in seen if not in_collective(each)] or seen
 
 
 def _waiting(look: RankProbe) -> float:
-    """The share of the looks in which it was in a collective."""
+    """Return the share of the samples in which the rank was in a collective."""
     seen = [each for each in look.mains if each]
     return sum(map(in_collective, seen)) / len(seen) if seen else 0.5

@@ -1,4 +1,4 @@
-"""What Slurm says of a run that was handed to it, and the way to take it back."""
+"""Slurm's state of a submitted run, and how to cancel it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _OVER = {
 
 @dataclass(frozen=True)
 class QueueState:
-    """What Slurm says of a job. `state` None: it does not know the job (any more)."""
+    """Slurm's state of a job. `state` None: Slurm does not know the job (any more)."""
 
     job: str
     state: str | None
@@ -28,7 +28,7 @@ class QueueState:
 
     @property
     def over(self) -> bool:
-        """It will not run any more."""
+        """Whether it will not run any more."""
         return self.state is None or self.state in _OVER
 
     def __str__(self) -> str:
@@ -39,7 +39,7 @@ class QueueState:
 
 
 def is_submitted(run: RunFolder) -> bool:
-    """Whether a batch system has (or had) the run."""
+    """Return whether a batch system has (or had) the run."""
     return run.submission.is_file()
 
 
@@ -61,7 +61,7 @@ def whereabouts(run: RunFolder, shell: Shell | None = None) -> QueueState:
 
 
 def cancel(run: RunFolder, shell: Shell | None = None) -> None:
-    """Take a run out of Slurm's hands. Raises JobError."""
+    """Cancel a run's job in Slurm. Raises JobError."""
     job, cluster = _job(run)
     code, _, err = (shell or Shell()).run(["scancel", *cluster, job], timeout=_PATIENCE)
     if code != 0:
@@ -70,12 +70,13 @@ def cancel(run: RunFolder, shell: Shell | None = None) -> None:
 
 
 def waits(run: RunFolder, shell: Shell | None = None) -> bool:
-    """Tell whether Slurm has yet to start the run, for the first time or again: it has no controller then."""
+    """Return whether Slurm has yet to start the run, for the first time or again: it has no controller then.
+    """
     return is_submitted(run) and run.controller_alive() is False and not whereabouts(run, shell).over
 
 
 def ended_without_result(run: RunFolder, about: QueueState) -> MusterError:
-    """Why a job that is over has left no result, as far as can be told."""
+    """Return the error that says why a job that is over has left no result, as far as can be seen."""
     tail = ""
     if run.batch_output.exists():
         lines = run.batch_output.read_text(encoding="utf-8", errors="replace").strip().splitlines()
@@ -89,7 +90,7 @@ def ended_without_result(run: RunFolder, about: QueueState) -> MusterError:
 
 
 def _job(run: RunFolder) -> tuple[str, list[str]]:
-    """The job's id, and the arguments that say in which cluster."""
+    """Return the job's id, and the arguments that name its cluster."""
     data = run.read_json(run.submission)
     job, cluster = data.get("job"), data.get("cluster")
     if not isinstance(job, str) or not job.isdigit():

@@ -1,4 +1,4 @@
-"""Submit: a job for nodes that Slurm has yet to give."""
+"""Submit a job for nodes that Slurm has yet to allocate."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _PATIENCE = 60.0  # seconds for an answer of Slurm's controller
 
 
 def script(inputs: Inputs, run: RunFolder, ticket: str) -> str:
-    """The batch script of a run. Pure but for this process's interpreter and folder. Raises
+    """Return the batch script of a run. Pure but for this process's interpreter and folder. Raises
     InventoryError."""
     ask = nodes_asked(inputs)
     if ask.nodes is None:
@@ -47,8 +47,8 @@ def script(inputs: Inputs, run: RunFolder, ticket: str) -> str:
 
 
 def nodes_asked(inputs: Inputs) -> SlurmAsk:
-    """What Slurm is asked for: as many nodes as HOSTS or `launch.hosts` says. Raises RecipeError where they
-    disagree, or where the plan shall choose among nodes that are not known yet."""
+    """Return what Slurm is asked for: as many nodes as HOSTS or `launch.hosts` says. Raises RecipeError where
+    they disagree, or where the plan shall choose among nodes that are not allocated yet."""
     ask, wanted = inputs.inventory.ask, inputs.recipe.launch.hosts
     assert ask is not None
     if wanted == "auto":
@@ -68,10 +68,10 @@ def nodes_asked(inputs: Inputs) -> SlurmAsk:
 
 
 def submit(inputs: Inputs, run: RunFolder, shell: Shell | None = None) -> str:
-    """Hand the run to Slurm -> its job id. A refusal leaves no folder behind; silence does, for the job may
-    be in the queue.
+    """Submit the run to Slurm. Return its job id. A refusal leaves no folder behind; a missing answer does,
+    since the job may be in the queue.
 
-    Raises RunFolderError, InventoryError, RecipeError, and JobError with what sbatch said.
+    Raises RunFolderError, InventoryError, RecipeError, and JobError with sbatch's message.
     """
     shell = shell or Shell()
     launch, ticket = inputs.recipe.launch, secrets.token_hex(8)

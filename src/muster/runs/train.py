@@ -1,4 +1,4 @@
-"""Train: recipe and hosts -> a run folder with a result. Nothing starts unless every host can."""
+"""Train: from recipe and hosts to a run folder with a result. Nothing starts unless every host can."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def ignore(event: object) -> None:
 
 @dataclass(frozen=True)
 class Attempt:
-    """A run's first try, or one that goes on from a checkpoint."""
+    """A run's first attempt, or one that continues from a checkpoint."""
 
     number: int = 1
     resume: bool = False
@@ -153,8 +153,8 @@ def agree(
     chosen: Chosen | None = None,
     start: Start | None = None,
 ) -> Decided:
-    """Decide everything that was open, from what the hosts are, and make the run's job and start orders of
-    it. `chosen`: these, of more that were given; `start`: where it goes on. Raises UsageError."""
+    """Decide everything that was open, from the hosts' facts, and make the run's job and start orders.
+    `chosen`: the hosts to use, of more that were given; `start`: where it continues. Raises UsageError."""
     start = start or Start()
     recipe = inputs.recipe
     check_hosts(facts, recipe)
@@ -179,7 +179,7 @@ def agree(
 
 
 def data_notes(decided: Decided) -> list[Decision]:
-    """What of the data is held out, left out, changed or cut, as the plan says it, for the start."""
+    """Return what of the data is held out, left out, changed or cut, as the plan states it, for the start."""
     data, notes = decided.recipe.data, decided.plan.data if decided.plan else []
     name = Path(data.path).name if data.path else data.name or data.source
     return [Decision("data", name, note) for note in notes]
@@ -194,7 +194,7 @@ def _copy(
     source: str,
     target: str,
 ) -> None:
-    """A checkpoint from a host's own disk to another's, while agents are kept alive."""
+    """Copy a checkpoint from a host's own disk to another's, while agents are kept alive."""
     watch(events.Phase(time=time.time(), rank=0, name="copy"))
     by_host = {place.host: (place, f"{facts[place.host]['base']}/checkpoints") for place in places}
     ends = by_host[source], by_host[target]
@@ -203,7 +203,7 @@ def _copy(
 
 
 def bring_code(tree: Tree, run: RunFolder, supervisor: Supervisor, facts: Facts) -> Code:
-    """Bring a command's folder to all hosts: those that share the run folder have one copy in it. Raises
+    """Send a command's folder to all hosts: those that share the run folder have one copy in it. Raises
     RecipeError and HostError."""
     if any(about["shared"] for about in facts.values()):
         shutil.rmtree(run.code, ignore_errors=True)  # of an earlier attempt
@@ -216,7 +216,8 @@ def bring_code(tree: Tree, run: RunFolder, supervisor: Supervisor, facts: Facts)
 
 
 def _leave(sign: Path) -> Path:
-    """Beside the run folder: hosts that see the sign share this file system. Raises RunFolderError."""
+    """Leave a sign next to the run folder: hosts that see it share this file system. Raises RunFolderError.
+    """
     with refused(RunFolderError, "written", sign.parent, "choose another --output or --runs"):
         sign.parent.mkdir(parents=True, exist_ok=True)
         sign.touch()
@@ -224,7 +225,7 @@ def _leave(sign: Path) -> Path:
 
 
 def note_batch_job(run: RunFolder, ticket: str | None) -> None:
-    """Make sure that the folder of a batch job knows the job's id: its submitter may have ended too soon."""
+    """Make sure that the folder of a batch job has the job's id: its submitter may have ended too soon."""
     if run.waits_for(ticket):
         written = run.read_json(run.submission)
         if not written.get("job"):
@@ -327,7 +328,7 @@ def _run(
 
 
 def note_hang(run: RunFolder, hang: Watch, recorder: Recorder) -> Hung:
-    """Write down that the job hangs, and where each rank stands."""
+    """Record that the job hangs, and where each rank is."""
     hung = hang.hung()
     with suppress(OSError):
         write_json(run.hang, hang.document())
@@ -344,9 +345,9 @@ def _write_result(run: RunFolder, result: Result) -> None:
 
 
 def _broken(run: RunFolder, job: Job, recorder: Recorder, error: Exception) -> Result:
-    """The result of a job that the controller could not hold to its end, written where there is room.
+    """Return the result of a job that the controller could not hold to its end, written where there is room.
 
-    A full disk of the controller's is such an end; an error of muster's own is raised again.
+    A full disk of the controller is such an end; an error of muster's own is raised again.
     """
     user_error: MusterError | None = error if isinstance(error, MusterError) else None
     if isinstance(error, OSError):
@@ -356,9 +357,9 @@ def _broken(run: RunFolder, job: Job, recorder: Recorder, error: Exception) -> R
         if user_error
         else {"what": f"an error in muster itself: {type(error).__name__}: {error}"}
     )
-    failure = with_way_on(Failure.model_validate(about), run.word, recorder.folder.saved, None)
+    failure = with_way_on(Failure.model_validate(about), run.word, recorder.folded.saved, None)
     failure = failure.model_copy(update={"what": recorder.scrub(failure.what)})
-    result = make_result(recorder.folder, job, status=State.FAILED, failure=failure, ended=time.time())
+    result = make_result(recorder.folded, job, status=State.FAILED, failure=failure, ended=time.time())
     with suppress(OSError):
         _write_result(run, result)
     if user_error is None:
@@ -376,14 +377,14 @@ def _conclude(
     supervisor: Supervisor,
     hang: Watch,
 ) -> Result:
-    folder = recorder.folder
+    folded = recorder.folded
     if inputs.recipe.foreign:
         status, failure = judge_command(outcome, recorder.lines_of, job.placements)
     else:
         status, failure = judge_outcome(
-            outcome, folder.failed, folder.done, job.world_size, job.placements, recorder.rank_words
+            outcome, folded.failed, folded.done, job.world_size, job.placements, recorder.rank_words
         )
-    if folder.hang is not None and outcome.stopped == folder.hang.what:
+    if folded.hang is not None and outcome.stopped == folded.hang.what:
         status, failure = State.FAILED, hang.failure()
     if not status.good and outcome.stopped and not hang.steps:
         failure = unresolved(recorder.lines_of, job.placements) or failure
@@ -391,26 +392,26 @@ def _conclude(
     saved = inputs.recipe.trains and inputs.recipe.checkpoint.model
     if saved and status.good and not facts[first.host]["shared"]:
         try:
-            files = next((each.files for each in reversed(folder.saved) if each.step is None), None)
+            files = next((each.files for each in reversed(folded.saved) if each.step is None), None)
             base = facts[first.host]["base"]
             fetch_model(supervisor.remote, supervisor.shell, first, base, run, files)
         except JobError as error:
             status, failure = State.FAILED, Failure.model_validate(error.as_dict())
     if run.model.is_dir():
-        folder.model_path = str(run.model)
-    fetch_profiles(supervisor.remote, supervisor.shell, job, facts, run, folder.profiled)
+        folded.model_path = str(run.model)
+    fetch_profiles(supervisor.remote, supervisor.shell, job, facts, run, folded.profiled)
     if failure is not None:
         lost = next(iter(outcome.lost), None) if len(job.placements) > 1 else None
-        bad = {each.checkpoint for each in folder.failed}
-        usable = [each for each in folder.saved if each.step not in bad]
+        bad = {each.checkpoint for each in folded.failed}
+        usable = [each for each in folded.saved if each.step not in bad]
         failure = with_way_on(with_evidence(failure, run, recorder.lines_of), run.word, usable, lost)
         failure = Failure.model_validate(
             {name: recorder.scrub(value) if isinstance(value, str) else value for name, value in failure}
         )
-    if status.good and (failure := learned_nothing(folder, job)):
+    if status.good and (failure := learned_nothing(folded, job)):
         status = State.FAILED
     return make_result(
-        folder,
+        folded,
         job,
         status=status,
         failure=failure,
@@ -420,7 +421,7 @@ def _conclude(
 
 
 def _write_predictions(run: RunFolder, result: Result) -> None:
-    """Answers of the held-out set out of the event log, in their order, as a file of their own."""
+    """Write the held-out answers of the event log, in their order, to a file of their own."""
     answers = [
         event
         for event in events.read_events(run.events)
@@ -439,7 +440,7 @@ def _write_predictions(run: RunFolder, result: Result) -> None:
 
 
 def freeze(run: RunFolder, inputs: Inputs, decided: Decided) -> None:
-    """Everything that hosts have agreed to."""
+    """Write everything that hosts have agreed to."""
     job, orders = decided.job, decided.orders
     recipe = inputs.recipe.as_dict()
     shown = inputs.recipe.env_show
@@ -485,7 +486,7 @@ def freeze(run: RunFolder, inputs: Inputs, decided: Decided) -> None:
 
 
 def _recorded(order: Mapping[str, Any], shown: Sequence[str]) -> dict[str, Any]:
-    """A start order for job.json: without the job, which stands there once, and without values."""
+    """Return a start order for job.json: without the job, which is there once, and without values."""
     host = order["host"]
     own = {**host, "env": masked(host["env"], shown), "argv": masked_program(host["argv"])}
     return {**{key: value for key, value in order.items() if key != "job"}, "host": own}

@@ -23,7 +23,7 @@ from muster.store.events import event_schema
 
 
 def schema_of(what: str) -> dict[str, Any]:
-    """The schema of a recipe, suite or check profile file, or of a document that Muster writes."""
+    """Return the schema of a recipe, suite or check profile file, or of a document that Muster writes."""
     if what == "profile":
         return profile_schema(checks_of(families()))
     if what == "plan":
@@ -50,7 +50,7 @@ def schema_of(what: str) -> dict[str, Any]:
 
 
 def recipe_schema() -> dict[str, Any]:
-    """The schema of a recipe file: any of the workloads' recipes, each with its own `data`."""
+    """Return the schema of a recipe file: any of the workloads' recipes, each with its own `data`."""
     models: list[tuple[type[BaseModel], Literal["validation"]]]
     usual = Recipe.model_fields["workload"].default  # comes first, and what trains nothing last
     classes = sorted(

@@ -1,4 +1,4 @@
-"""Files that are whole or not there: written beside, synced, then renamed."""
+"""Write files that are whole or absent: under a temporary name, synced, then renamed."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import Any
 def write_text(path: Path, text: str, *, private: bool = False) -> None:
     """Write `text` (UTF-8) to `path`. A reader sees the old file or the new one, never a part.
 
-    `private`: for the owner's eyes alone.
+    `private`: readable by the owner alone.
     """
     import tempfile  # not at the top: readers need none
 

@@ -1,4 +1,4 @@
-"""SQLite files that belong to samples: where a row's lies, and what its tables hold, as text."""
+"""SQLite files that belong to samples: where a row's file is, and its tables as text."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ MAGIC = b"SQLite format 3\0"
 
 @lru_cache(maxsize=10_000)
 def find_database(name: str, near: Path) -> Path | None:
-    """The file of a row's database, from the folder of the row's file; None: there is none."""
+    """Return the file of a row's database, relative to the folder of the row's file; None: there is none."""
     places = (near / folder / file.format(name) for folder in _FOLDERS for file in _FILES)
     return next((place for place in places if place.is_file()), None)
 
 
 @lru_cache(maxsize=10_000)
 def tables_of(file: Path) -> str:
-    """`singer: id INTEGER, name TEXT | song: id INTEGER, ...`: tables in the order in which they were made,
-    columns as they stand. Raises DataError."""
+    """Return `singer: id INTEGER, name TEXT | song: id INTEGER, ...`: tables in the order of their creation,
+    columns as declared. Raises DataError."""
     try:
         with closing(sqlite3.connect(f"{file.resolve().as_uri()}?mode=ro", uri=True)) as connection:
             rows = connection.execute(

@@ -1,6 +1,6 @@
-"""The event schema, version 1: the only source for metrics. One JSON object per line.
+"""The event schema, version 1: the only source of metrics. One JSON object per line.
 
-Ranks write theirs to their own file; the agent forwards the lines and adds its own; the controller appends
+Ranks write events to their own file; the agent forwards the lines and adds its own; the controller appends
 all to events.jsonl. Every event has: v, kind, time (Unix, by its own host's clock), attempt, host, rank
 (None: the host or the controller), heard.
 """
@@ -38,19 +38,19 @@ class _Event(Part):
 
     @property
     def arrived(self) -> float:
-        """`heard`; of files from before there was one, the host's own time."""
+        """`heard`; the host's own time where an old file has no `heard`."""
         return self.time if self.heard is None else self.heard
 
 
 class HostFacts(_Event):
-    """What an agent found on its host before the start."""
+    """Facts about a host, collected by its agent before the start."""
 
     kind: Literal["host"] = "host"
     facts: dict[str, Any]
 
 
 class Link(Part):
-    """What went to another host since the sample before."""
+    """Traffic to another host since the sample before."""
 
     model_config = ConfigDict(extra="ignore")
     at: str = Field(description="this host's address")
@@ -60,7 +60,7 @@ class Link(Part):
 
 
 class Hardware(_Event):
-    """A sample of a host. Bytes and per cent; None where the host cannot tell."""
+    """A sample of a host's hardware. Bytes and per cent; None where the host cannot measure it."""
 
     kind: Literal["hardware"] = "hardware"
     cpu_percent: float | None = None
@@ -85,7 +85,7 @@ class Hardware(_Event):
 
 
 class Started(_Event):
-    """A rank has its model: what it runs on and what it trains."""
+    """A rank has its model: the device it runs on and what it trains."""
 
     kind: Literal["started"] = "started"
     device: str
@@ -98,7 +98,7 @@ class Started(_Event):
 
 
 class DataRead(_Event):
-    """How many samples there are, how many were cut to fit, and how many were left out as unusable."""
+    """The number of samples, how many were cut to fit, and how many were left out as unusable."""
 
     kind: Literal["data"] = "data"
     train: int
@@ -108,9 +108,9 @@ class DataRead(_Event):
 
 
 class Window(_Event):
-    """One window of optimizer steps on one rank, between two device synchronisations.
+    """A window of optimizer steps on one rank, between two device synchronisations.
 
-    `seconds` and `step_seconds` leave out evaluation, saving and skipped steps, and so do samples and tokens.
+    `seconds`, `step_seconds`, samples and tokens leave out evaluation, saving and skipped steps.
     """
 
     kind: Literal["window"] = "window"
@@ -207,7 +207,7 @@ class Evaluated(_Event):
 
 
 class Split(_Event):
-    """How every micro-step is cut: the ranks' shares, in samples, where they need not be equal."""
+    """How every micro-step is divided: the ranks' shares, in samples, where they may differ."""
 
     kind: Literal["split"] = "split"
     shares: list[int] = Field(description="per rank")
@@ -273,8 +273,8 @@ class Answer(_Event):
 
 
 class Phase(_Event):
-    """A rank entered a part of its work: load, train, steps (the first one begins), evaluate, save,
-    answer; compile (something of DeepSpeed's, at its first use on this machine), compiled."""
+    """A rank entered a phase: load, train, steps (the first one begins), evaluate, save, answer; compile
+    (DeepSpeed builds an extension, at its first use on this machine), compiled."""
 
     kind: Literal["phase"] = "phase"
     name: str
@@ -282,14 +282,14 @@ class Phase(_Event):
 
 
 class Noted(_Event):
-    """Something that a reader of the result must know."""
+    """A note that readers of the result need."""
 
     kind: Literal["noted"] = "noted"
     text: str
 
 
 class Measured(_Event):
-    """What the fabric workload's ranks say of what they measure: workloads/fabric/figures.py reads it."""
+    """Measurements of the fabric workload's ranks, which workloads/fabric/fold.py reads."""
 
     kind: Literal["measured"] = "measured"
     what: str
@@ -297,7 +297,7 @@ class Measured(_Event):
 
 
 class Progress(_Event):
-    """How far a command is, as its own output tells: what a reader of such logs makes of it."""
+    """The progress of a command, as a reader of logs finds it in its output."""
 
     kind: Literal["progress"] = "progress"
     format: str = Field(description="of the output: Transformers, Megatron-LM, nanoGPT and so on")
@@ -311,14 +311,14 @@ class Progress(_Event):
 
 
 class Hanging(_Event):
-    """The job made no progress, and its ranks were looked at."""
+    """The job made no progress, and its ranks were probed."""
 
     kind: Literal["hang"] = "hang"
     found: Hung
 
 
 class Paced(_Event):
-    """Who holds the job up has changed."""
+    """The rank that holds the job up has changed."""
 
     kind: Literal["pace"] = "pace"
     step: int | None = None
@@ -326,7 +326,7 @@ class Paced(_Event):
 
 
 class Failed(_Event):
-    """Something broke. `usage`: bad input rather than a breakdown; `id`: in the table of failures."""
+    """A failure. `usage`: bad input rather than a breakdown; `id`: in the table of failures."""
 
     kind: Literal["failed"] = "failed"
     id: str | None = None
@@ -339,7 +339,7 @@ class Failed(_Event):
 
 
 class Done(_Event):
-    """A rank came to its end in good order. A rank without it did not."""
+    """A rank has ended well. A rank without this event has not."""
 
     kind: Literal["done"] = "done"
     step: int
@@ -352,7 +352,7 @@ class Done(_Event):
 
 
 class JobState(_Event):
-    """The controller's own marks: an attempt begins, ends."""
+    """The controller's own events: an attempt begins or ends."""
 
     kind: Literal["job"] = "job"
     state: Literal["begin", "end"]
@@ -389,7 +389,7 @@ _ADAPTER: TypeAdapter[Event] = TypeAdapter(Annotated[Event, Field(discriminator=
 
 
 def parse_event(line: str | bytes) -> Event:
-    """One line -> one event. Raises ValueError for anything else."""
+    """Return the event of a line. Raises ValueError for anything else."""
     try:
         return _ADAPTER.validate_json(line)
     except ValidationError as error:
@@ -397,14 +397,16 @@ def parse_event(line: str | bytes) -> Event:
 
 
 def to_line(event: Event) -> str:
-    """One event -> one line, without the newline. What is not UTF-8 in a text is spelt out, as logs do."""
+    """Return an event as a line, without the newline. Bytes of a text that are not UTF-8 are escaped, as in
+    logs."""
     line = json.dumps(event.model_dump(mode="json", exclude_none=False), ensure_ascii=False)
     # \\udce9 and not \udce9: readers of JSON refuse an escape of half a character.
     return _NOT_UTF8.sub(lambda match: "\\" + ascii(match[0])[1:-1], line)
 
 
 def read_events(path: Path) -> Iterator[Event]:
-    """The events of a file in order. A last line without its newline (a write cut short) is left out."""
+    """Yield the events of a file in order. A last line without its newline (a write cut short) is left out.
+    """
     if not path.exists():
         return
     with path.open("rb") as file:
@@ -417,5 +419,5 @@ def read_events(path: Path) -> Iterator[Event]:
 
 
 def event_schema() -> dict[str, Any]:
-    """The JSON Schema of an event."""
+    """Return the JSON Schema of an event."""
     return _ADAPTER.json_schema()

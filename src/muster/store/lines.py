@@ -1,4 +1,4 @@
-"""Lines of text files and JSON-lines files, with the file and the line of everything that is wrong."""
+"""Lines of text files and JSON-lines files; every error names the file and the line."""
 
 from __future__ import annotations
 
@@ -25,27 +25,28 @@ SKIPPABLE = "; data.bad=skip leaves such rows out"  # behind the hint of whateve
 
 @dataclass
 class Skipped:
-    """What was left out because it cannot be used, with the first of its places."""
+    """Samples that were left out as unusable: their number, and the places of the first."""
 
     count: int = 0
     first: str | None = None
 
     def clear(self) -> None:
-        """Begin anew."""
+        """Reset the count."""
         self.count, self.first = 0, None
 
     def add(self, error: DataError) -> None:
-        """One more."""
+        """Count another one."""
         self.count += 1
         self.first = self.first or f"{error.where}: {error.what}"
 
     def where(self, bad: str) -> Skip | None:
-        """What readers call for each of them, if `bad`, the recipe's data.bad, is skip; None: they raise."""
+        """Return what readers call for each unusable sample if `bad`, the recipe's data.bad, is skip; None:
+        they raise."""
         return self.add if bad == "skip" else None
 
     @property
     def notes(self) -> list[str]:
-        """What to say of them, for people."""
+        """Notes on the samples that were left out, for people."""
         words = (
             f"could not be used and were left out (data.bad=skip): {self.count:,}; the first: {self.first}"
         )
@@ -53,7 +54,7 @@ class Skipped:
 
 
 def pass_over(error: DataError, skip: Skip | None) -> None:
-    """Give a row's fault to `skip`; None: raise it, with the way to leave such rows out."""
+    """Pass a row's error to `skip`. Without one raise it, with a hint how to leave such rows out."""
     if skip is None:
         hint = f"{error.hint or ''}{SKIPPABLE}".removeprefix("; ")
         raise DataError(error.what, where=error.where, hint=hint) from None
@@ -65,8 +66,8 @@ def each_made(
     make: Callable[[Mapping[str, Any], str], T],
     skip: Skip | None,
 ) -> Iterator[T]:
-    """What `make` makes of each row and its place. A row for which it raises DataError is given to `skip` and
-    left out; None: the error is raised."""
+    """Yield what `make` returns for each row and its place. A row for which it raises DataError is passed to
+    `skip` and left out; without `skip` the error is raised."""
     for place, row in rows:
         try:
             made = make(row, place)
@@ -79,10 +80,11 @@ def each_made(
 def read_lines(
     file: Path, skip: Skip | None = None, *, way: str = "", longest: int = LONGEST_LINE
 ) -> Iterator[tuple[int, str]]:
-    """(number, line with its end) of every line that can be read: UTF-8, gzip by the file's name.
+    """Yield the number and the text, with its line end, of every readable line: UTF-8, gzip by the file's
+    name.
 
-    `skip` is told of each line that cannot be read, which is then left out; None: DataError is raised. `way`
-    is added to the hints of these errors; `longest`: bytes of a line, at most.
+    `skip` gets each line that cannot be read, which is then left out; without it DataError is raised. `way`
+    is added to the hints of these errors; `longest`: the most bytes of a line.
     """
     try:
         opener = gzip.open if file.name.lower().endswith(".gz") else open
@@ -133,7 +135,7 @@ def _decoded(
 
 
 def parse_object(line: str, where: str) -> dict[str, Any]:
-    """A line of JSON that is an object. Raises DataError."""
+    """Return the JSON object of a line. Raises DataError."""
     try:
         record = json.loads(line)
     except (ValueError, RecursionError) as error:
@@ -145,8 +147,8 @@ def parse_object(line: str, where: str) -> dict[str, Any]:
 
 
 def value_at(record: Mapping[str, Any], name: str) -> Any:
-    """The value of a field, by its name or by a dotted path through objects (sql.human_readable); MISSING
-    where there is none."""
+    """Return the value of a field, by its name or by a dotted path through objects (sql.human_readable);
+    MISSING where there is none."""
     if name in record:
         return record[name]
     if "." not in name:  # this is asked for every known name of every row
@@ -160,7 +162,7 @@ def value_at(record: Mapping[str, Any], name: str) -> Any:
 
 
 def text_of(record: Mapping[str, Any], name: str, where: str, key: str, *, blank: bool = True) -> str:
-    """A field of an object that is text; `name` may be a dotted path. Raises DataError, which lists the parts
+    """Return a text field of an object; `name` may be a dotted path. Raises DataError, which lists the parts
     of a field that has parts. `key`: the recipe's key that names the field; `blank`: it may be empty."""
     text = value_at(record, name)
     if not isinstance(text, str):
@@ -172,7 +174,7 @@ def text_of(record: Mapping[str, Any], name: str, where: str, key: str, *, blank
 
 
 def check_unicode(text: str, where: str) -> None:
-    """Raise DataError for half of a surrogate pair, which JSON can write and no tokenizer reads."""
+    """Raise DataError for half of a surrogate pair, which JSON can express and no tokenizer reads."""
     try:
         text.encode("utf-8")
     except UnicodeEncodeError as wrong:

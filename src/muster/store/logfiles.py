@@ -1,4 +1,4 @@
-"""Files of others: folders of logs, compressed ones and archives, line by line in little memory."""
+"""Log files of other tools: folders, compressed files and archives, read line by line in little memory."""
 
 from __future__ import annotations
 
@@ -33,17 +33,19 @@ _OPENERS: tuple[tuple[bytes, Callable[[IO[bytes]], io.BufferedIOBase]], ...] = (
     (b"BZh", bz2.BZ2File),
 )
 _ARCHIVE = re.compile(r"\.(?:tar|tgz|txz|tbz2?|tar\.(?:gz|xz|bz2))$", re.IGNORECASE)
-_DOCKER = b'{"log":"'  # how a file of docker's json-file driver begins
+_DOCKER = '{"log":"'  # how a line of docker's json-file driver begins
+_TEXT_OF = re.compile(r'\{"log":"((?:[^"\\]|\\.)*)|((?:[^"\\]|\\.)*)","stream":"std')  # of one, or of its end
 _BROKEN = (OSError, EOFError, zlib.error, lzma.LZMAError, tarfile.TarError, ValueError)
 
 
 class BrokenFile(Exception):
-    """The rest of a file cannot be read, and why. Raised by an iterator of lines, at the place."""
+    """The rest of a file cannot be read; the text is the reason. An iterator of lines raises it at that
+    place."""
 
 
 @dataclass(frozen=True)
 class LogFile:
-    """A file, or an archive of some; `shown`: its path below the folder that was given."""
+    """A log file, or an archive of some; `shown`: its path below the folder that was given."""
 
     path: Path
     shown: str
@@ -52,15 +54,15 @@ class LogFile:
 
 
 class Lines(list[str]):
-    """Some lines in a row. `first`: the number of the first as editors count; `text`: all of them, where a
-    lone CR ended some, as a progress bar's."""
+    """Consecutive lines. `first`: the number of the first line as editors count; `text`: all of them, where a
+    lone CR ended some, as in a progress bar."""
 
     first: int = 1
     text: str = ""
 
     @cached_property
     def bare(self) -> list[int]:
-        """Places of the lines that a lone CR ended: to an editor they are of the same line as the next."""
+        """Indices of the lines that a lone CR ended: an editor counts them as one line with the next."""
         places: list[int] = []
         for number, line in enumerate(self.text.split("\n")):
             place = len(places) + number
@@ -68,18 +70,18 @@ class Lines(list[str]):
         return places
 
     def number(self, place: int) -> int:
-        """The number of the line at a place."""
+        """Return the number of the line at an index."""
         return self.first + place - bisect_left(self.bare, place)
 
     def until(self, place: int) -> Lines:
-        """Those before a place."""
+        """Return the lines before an index."""
         part = Lines(self[:place])
         part.first = self.first
         part.bare = [each for each in self.bare if each < place]
         return part
 
     def since(self, place: int) -> Lines:
-        """Without those before a place."""
+        """Return the lines from an index on."""
         rest = Lines(self[place:])
         rest.first = self.number(place)
         rest.bare = [each - place for each in self.bare if each >= place]
@@ -87,9 +89,9 @@ class Lines(list[str]):
 
 
 def find_logs(where: Path) -> list[LogFile]:
-    """The regular files in a folder and its folders, in the order of their names; or the one file given.
+    """Return the regular files in a folder and its subfolders, sorted by name; or the one file given.
 
-    Hidden ones are left out; links to folders are not followed. Raises UsageError where there are none.
+    Hidden files are left out; links to folders are not followed. Raises UsageError where there are none.
     """
     if not where.exists():
         raise UsageError("no such file or folder", where=str(where))
@@ -110,7 +112,7 @@ def find_logs(where: Path) -> list[LogFile]:
 
 
 def blocks_of(file: LogFile) -> Iterator[list[str]]:
-    """A file's lines. Raises BrokenFile where it cannot be opened, is no text, or ends too early."""
+    """Yield a file's lines. Raises BrokenFile where it cannot be opened, is no text, or ends too early."""
     try:
         with file.path.open("rb") as raw:
             yield from blocks(raw)
@@ -119,9 +121,10 @@ def blocks_of(file: LogFile) -> Iterator[list[str]]:
 
 
 def members_of(file: LogFile) -> Iterator[tuple[str, Iterator[list[str]]]]:
-    """(path, lines) of an archive's files, in their order: each one's lines must be read before the next.
+    """Yield path and lines of an archive's files, in their order. The lines of each must be read before the
+    next.
 
-    An archive that is broken has a last member that raises BrokenFile; its path is the archive's.
+    A broken archive has a last member that raises BrokenFile; its path is the archive's.
     """
     try:
         # tarfile's own decompression takes a stream that was cut for one that ends.
@@ -140,9 +143,9 @@ def members_of(file: LogFile) -> Iterator[tuple[str, Iterator[list[str]]]]:
 
 
 def blocks(raw: IO[bytes], first: int = 1) -> Iterator[Lines]:
-    """The lines of a stream of bytes, some at a time, without their ends: UTF-8 with whatever is none
-    replaced, CR as well as LF (progress bars), each cut at LONGEST_LINE. `first`: the number of the line at
-    which the stream is. Raises BrokenFile."""
+    """Yield the lines of a stream of bytes, some at a time, without their ends. Invalid UTF-8 is replaced; CR
+    ends a line as LF does (progress bars); each line is cut at LONGEST_LINE. `first`: the number of the
+    stream's first line. Raises BrokenFile."""
     try:
         stream = _opened(raw)
         head = stream.read(_HEAD)
@@ -150,16 +153,21 @@ def blocks(raw: IO[bytes], first: int = 1) -> Iterator[Lines]:
             raise BrokenFile("is no text")
         decoder = io.IncrementalNewlineDecoder(None, translate=False)  # keeps a CR LF together
         text = codecs.getincrementaldecoder(_encoding(head))(errors="replace")
+        docker = b"\n" + _DOCKER.encode() in b"\n" + head
         rest, block = "", head
         while block:
             whole = rest + decoder.decode(text.decode(block)).replace("\x00", "")
-            full = _lines(_printed(whole) if head.startswith(_DOCKER) else whole, first)
+            if docker:
+                body, end, rest = whole.rpartition("\n")
+                whole = f"{_printed(body)}{end}{rest}"
+            full = _lines(whole, first)
             rest = full.pop()[:LONGEST_LINE]
             first += len(full) - full.text.count("\r")
             yield full
             block = stream.read(CHUNK)
         rest += decoder.decode(text.decode(b"", final=True), final=True)
-        full = _lines(rest, first)  # a CR at the very end is known for a line's end only now
+        # A CR at the very end is known for a line's end only now.
+        full = _lines(_printed(rest) if docker else rest, first)
         if not full[-1]:
             full.pop()
         yield full
@@ -168,22 +176,24 @@ def blocks(raw: IO[bytes], first: int = 1) -> Iterator[Lines]:
 
 
 def _printed(whole: str) -> str:
-    """What a container printed, of docker's lines {"log": ..., "stream": ..., "time": ...}; what is no such
-    line, as one that is not complete, is left as it is."""
+    """What a container printed, of docker's lines {"log": ..., "stream": ..., "time": ...}, also of one that
+    was cut; what is no such line is left as it is."""
     return "\n".join(map(_printed_of, whole.split("\n")))
 
 
 def _printed_of(line: str) -> str:
+    match = _TEXT_OF.match(line)
+    if match is None:
+        return "" if _DOCKER.startswith(line) else line
+    text = re.sub(r"\\u[0-9a-fA-F]{0,3}$", "", match[match.lastindex or 0])  # half a character
     try:
-        entry = json.loads(line) if line.startswith(_DOCKER.decode()) else None
-    except (ValueError, RecursionError):
-        entry = None
-    text = entry.get("log") if isinstance(entry, dict) else None
-    return text.removesuffix("\n").replace("\n", " ") if isinstance(text, str) else line
+        return str(json.loads(f'"{text}"')).removesuffix("\n").replace("\n", " ")
+    except ValueError:
+        return line
 
 
 def _lines(whole: str, first: int) -> Lines:
-    """A text's lines, the last one without its end, each cut at LONGEST_LINE."""
+    """Return a text's lines, the last one without its end, each cut at LONGEST_LINE."""
     bars = "\r" in whole
     if bars:
         whole = whole.replace("\r\n", "\n")
@@ -195,7 +205,7 @@ def _lines(whole: str, first: int) -> Lines:
 
 
 def _opened(raw: IO[bytes]) -> io.BufferedIOBase:
-    """The stream, decompressed where its first bytes say that it is compressed."""
+    """Return the stream, decompressed where its first bytes are those of a compressed file."""
     buffered = raw if isinstance(raw, io.BufferedReader) else io.BufferedReader(raw)  # type: ignore[type-var]
     head = buffered.peek(8)
     for magic, opener in _OPENERS:
@@ -205,8 +215,8 @@ def _opened(raw: IO[bytes]) -> io.BufferedIOBase:
 
 
 def _encoding(head: bytes) -> str:
-    """UTF-16 is what PowerShell writes, with a mark at the beginning; without one, every other byte of it is
-    zero."""
+    """Return the encoding of a text. PowerShell writes UTF-16, with a byte order mark; without the mark,
+    every other byte is zero."""
     if head.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
         return "utf-16"
     for encoding, zeros, others in (
@@ -219,7 +229,7 @@ def _encoding(head: bytes) -> str:
 
 
 def _binary(head: bytes) -> bool:
-    """Whether these are no text: more than a few control characters."""
+    """Return whether these bytes are no text: more than a few are control characters."""
     return len(head.translate(None, _TEXT)) * 20 > len(head)
 
 

@@ -1,4 +1,4 @@
-"""Questions to all runs at once: a row per run, out of its result.json, and conditions in SQL over them."""
+"""Queries over all runs: a row per run from its result.json, and SQL conditions on these rows."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ _COLUMNS: dict[str, tuple[str, ...]] = {
 
 
 def runs_table(root: Path, where: str | None = None) -> list[dict[str, Any]]:
-    """One row per run or pipeline, in the order of their start: finished ones from their results, the others
-    with what is known of them. A run whose files cannot be read is `damaged`, and `failure` says why.
+    """Return a row per run or pipeline, sorted by start: of finished ones from their results, of others from
+    what is recorded so far. A run whose files cannot be read is `damaged`, and `failure` has the reason.
 
-    `where` is a condition in SQL over the columns. Raises UsageError where it is not one.
+    `where`: an SQL condition on the columns. Raises UsageError where it is invalid.
     """
     rows = [_row(run) for run in list_folders(root)]
     return rows if where is None else _those(rows, where)
@@ -45,7 +45,7 @@ def _row(run: RunFolder | PipelineFolder) -> dict[str, Any]:
 
 
 def _begun(run: RunFolder | PipelineFolder) -> dict[str, Any]:
-    """What the job of a run without a result says, as a result would."""
+    """Return the row of a run without a result, from its job."""
     if isinstance(run, PipelineFolder):
         return {"workload": "pipeline"}
     job = run.read_json(run.job) if run.job.exists() else {}
@@ -66,7 +66,7 @@ def _at(data: Any, path: tuple[str, ...]) -> Any:
 
 
 def _those(rows: list[dict[str, Any]], where: str) -> list[dict[str, Any]]:
-    """The rows for which the condition holds."""
+    """Return the rows that meet the condition."""
     import sqlite3
 
     names = ["id", "status", *_COLUMNS]

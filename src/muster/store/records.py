@@ -1,5 +1,5 @@
-"""Samples with fields, from JSON lines, CSV, TSV or Parquet: which files are for training and which are held
-out, and their rows, with the place of anything that is wrong."""
+"""Samples with fields, from JSON lines, CSV, TSV or Parquet: the files for training and for evaluation, and
+their rows. Every error names its place."""
 
 from __future__ import annotations
 
@@ -44,8 +44,8 @@ csv.field_size_limit(LONGEST_LINE)
 
 @dataclass(frozen=True)
 class DataFiles:
-    """The parts of a data set on disk; validation is empty where it must be split off. `unused`: further
-    files of samples there."""
+    """The parts of a data set on disk; validation is empty where it has to be split off. `unused`: further
+    files of samples."""
 
     train: tuple[Path, ...]
     validation: tuple[Path, ...] = ()
@@ -54,8 +54,8 @@ class DataFiles:
 
 @dataclass(frozen=True)
 class LoadedSamples(Generic[T]):
-    """What is trained on, what is held out, which rows were left out, where it all is from, and what of it is
-    changed or left out, for people."""
+    """Samples to train on, held-out samples, the rows that were left out, the source, and notes on what is
+    changed or left out."""
 
     train: list[T]
     held_out: list[T]
@@ -66,28 +66,28 @@ class LoadedSamples(Generic[T]):
 
 @dataclass(frozen=True)
 class Splits:
-    """Which splits of a data set are wanted: by their names; None: as they are called. `words`: of several
-    that are called so, those with one of these words (train_sft)."""
+    """The splits of a data set to use: by name; None: by their usual names. `words`: of several splits with a
+    usual name, those with one of these words (train_sft)."""
 
     train: str | None = None
     held_out: str | None = None
     words: tuple[str, ...] = ()
 
     def check(self, names: Sequence[str], where: str) -> None:
-        """Raise DataError for a split that is not there."""
+        """Raise DataError for a split that does not exist."""
         for key, name in (("train_split", self.train), ("held_out_split", self.held_out)):
             if name is not None and name not in names:
                 hint = f"data.{key}=NAME, one of: {', '.join(names)}"
                 raise DataError(f"has no split {name!r}", where=where, hint=hint)
 
     def train_of(self, names: Sequence[str]) -> list[str]:
-        """The splits to train on."""
+        """Return the splits to train on."""
         if self.train is not None:
             return [name for name in names if name == self.train]
         return self._those(_first_kind(names, TRAIN_NAMES))
 
     def held_of(self, names: Sequence[str], train: Sequence[str]) -> list[str]:
-        """The splits that are held out: of several those that end as the ones that are trained on do."""
+        """Return the splits to hold out: of several, those with the same ending as the training splits."""
         if self.held_out is not None:
             return [name for name in names if name == self.held_out]
         held = _first_kind([name for name in names if name not in train], HELD_OUT_NAMES)
@@ -95,7 +95,7 @@ class Splits:
         return [name for name in held if name.removeprefix(_word(name)) in ends] or self._those(held)
 
     def _those(self, names: list[str]) -> list[str]:
-        """Of several names those with a word that is wanted; all where none has one."""
+        """Return the names with one of the words; all names where none has one."""
         return [name for name in names if {*re.split(r"[-_.]", name)} & {*self.words}] or names
 
 
@@ -104,20 +104,20 @@ def _word(name: str) -> str:
 
 
 def _first_kind(names: Sequence[str], kinds: Sequence[str]) -> list[str]:
-    """Those that begin with the first of these words that one begins with."""
+    """Return the names that begin with the first of these words with which any name begins."""
     kind = next((each for each in kinds if any(_word(name) == each for name in names)), None)
     return [name for name in names if _word(name) == kind]
 
 
 def is_of(file: Path, suffixes: tuple[str, ...]) -> bool:
-    """Whether a file's name ends in one of these, in small or capital letters."""
+    """Return whether a file's name ends in one of these suffixes, in lower or upper case."""
     return file.name.lower().endswith(suffixes)
 
 
 def find_data(path: Path, splits: Splits | None = None) -> DataFiles:
-    """The train and held-out files of a folder, or a single file. Raises DataError.
+    """Return the training and held-out files of a folder, or a single file. Raises DataError.
 
-    What is named after a held-out part, such as test.jsonl, is trained on only where `path` is that file, or
+    A file named after a held-out part, such as test.jsonl, is trained on only where `path` is that file, or
     `splits` names it.
     """
     if path.is_file():
@@ -159,7 +159,7 @@ def find_data(path: Path, splits: Splits | None = None) -> DataFiles:
 
 
 def _by_split(root: Path, files: Sequence[Path]) -> dict[str, list[Path]]:
-    """Files by the split that they are of: train_sft of train_sft-00000-of-00001.parquet."""
+    """Group files by their split: train_sft for train_sft-00000-of-00001.parquet."""
     by_split: dict[str, list[Path]] = {}
     for part, members in by_part(root, files).items():
         for file in members:
@@ -169,8 +169,8 @@ def _by_split(root: Path, files: Sequence[Path]) -> dict[str, list[Path]]:
 
 
 def by_part(root: Path, files: Iterable[Path]) -> dict[str, list[Path]]:
-    """Files by the part of a data set that they are of: by the first word of a file's name
-    (train-00000-of-00001), else by the name of its folder below `root`."""
+    """Group files by their part of a data set: the first word of a file's name (train-00000-of-00001), else
+    the name of its folder below `root`."""
     parts: dict[str, list[Path]] = {}
     for file in files:
         word = re.split(r"[-_.]", file.name)[0].lower()
@@ -181,7 +181,7 @@ def by_part(root: Path, files: Iterable[Path]) -> dict[str, list[Path]]:
 
 
 def names_of(files: Sequence[Path]) -> str:
-    """Files by name, the first few of many."""
+    """Return the names of files, of many the first few."""
     names = ", ".join(file.name for file in files[:3])
     return names if len(files) <= 3 else f"{names} and {len(files) - 3:,} more"
 
@@ -193,14 +193,14 @@ def parts_of(
     fraction: float,
     unused: Sequence[Path] = (),
 ) -> str:
-    """Which files of `path` are for what, for people. `fraction`: held out where no file is."""
+    """Return which files of `path` are for what, in words. `fraction`: the part held out where no file is."""
     words = f"{path}: train {names_of(train)}; held out "
     words += names_of(held_out) if held_out else f"{fraction:.3g} of it" if fraction else "nothing"
     return words + (f"; not used: {names_of(unused)}" if unused else "")
 
 
 def held_note(count: int | None, of: int | None, fraction: float) -> list[str]:
-    """What to say where data has no part to hold out. `count`, `of`: samples; None: not counted yet."""
+    """Return a note where data has no part to hold out. `count`, `of`: samples; None: not counted yet."""
     if not fraction:
         return ["nothing is held out (data.validation_fraction=0): the model is not evaluated"]
     some = f"{100 * fraction:.3g} %" if count is None else f"{count:,} of {of:,} samples"
@@ -215,8 +215,8 @@ def unread_note(
     fields: Sequence[str],
     names: Callable[[Mapping[str, Any]], Iterable[str]] = iter,
 ) -> list[str]:
-    """Return notes on a file's fields that are not read, by its first row. `read`: those that a row's sample
-    is made of; `fields`: all that are looked for; `names`: of a row's fields."""
+    """Return notes on a file's fields that are not read, by its first row. `read`: the fields that a row's
+    sample is made of; `fields`: all fields that are looked for; `names`: the names of a row's fields."""
 
     def left(row: Mapping[str, Any], _: str) -> list[str]:
         return left_note(file.name, names(row), read(row))
@@ -241,8 +241,9 @@ def unused_note(files: DataFiles) -> list[str]:
 def hold_out(
     keys: Iterable[str], fraction: float, seed: int, where: str | None, *, kind: str = "sample"
 ) -> set[str]:
-    """Which keys (questions, prompts) to hold out where a data set has no part for that: all samples of a key
-    stay together. `kind`: what keys are called. Raises DataError where none would be left to train on."""
+    """Return the keys (questions, prompts) to hold out where a data set has no held-out part: all samples of
+    a key stay together. `kind`: what a key is called in messages. Raises DataError where none would be left
+    to train on."""
     if not fraction:
         return set()
     different = sorted(set(keys))
@@ -265,10 +266,10 @@ def read_samples(
     limit: int | None = None,
     skip: Skip | None = None,
 ) -> Iterator[T]:
-    """What `make` makes of each row of the files, its place and its file's folder; at most `limit`.
+    """Yield what `make` returns for each row of the files, its place and its file's folder; at most `limit`.
 
-    Raises DataError with the file and the row of what is no sample, unless `skip` takes it, and where there
-    are none. `fields`: those that are looked for.
+    Raises DataError with the file and row of what is no sample, unless `skip` takes it, and where there are
+    no samples. `fields`: those that are looked for.
     """
     count, where = 0, ""
     skipped = Skipped()
@@ -299,12 +300,12 @@ def read_samples(
 def read_rows(
     file: Path, skip: Skip | None = None, *, fields: Sequence[str] = ()
 ) -> Iterator[tuple[str, dict[str, Any]]]:
-    """(place, row) of every row of a file; what is no table is JSON lines, or in .json one list of objects.
-    gzip by its name.
+    """Yield place and content of every row of a file. A file that is no table has JSON lines, or (.json) one
+    list of objects. Decompresses gzip, by the file's name.
 
-    `skip` is told of each row that cannot be read, which is then left out; None: DataError is raised.
-    `fields`: those that are looked for; of a Parquet file's columns of nested values, dates and times, no
-    others are decoded: a row has them as None.
+    `skip` gets each row that cannot be read, which is then left out; without it DataError is raised.
+    `fields`: those that are looked for. Of a Parquet file's columns of nested values, dates and times, only
+    these are decoded: other columns are None.
     """
     if is_of(file, PARQUET):
         yield from _parquet(file, skip, fields)
@@ -330,7 +331,7 @@ def read_rows(
 
 
 def _listed(file: Path, text: str, skip: Skip | None) -> Iterator[tuple[str, dict[str, Any]]]:
-    """The objects of a list, by their places in it."""
+    """Yield the objects of a list, with their places in it."""
     try:
         rows = json.loads(text)
     except (ValueError, RecursionError) as error:
@@ -347,9 +348,10 @@ def _listed(file: Path, text: str, skip: Skip | None) -> Iterator[tuple[str, dic
 def _table(
     file: Path, lines: Iterator[tuple[int, str]], skip: Skip | None
 ) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Rows by the names of columns in the first line: by commas, semicolons where there is none; or tabs.
+    """Yield rows by the column names of the first line, separated by commas, by semicolons where there are no
+    commas, or by tabs.
 
-    A quote that nothing closes takes the lines behind it along: each of them is left out, and counts.
+    A quote without its closing one swallows the lines behind it: each of them is left out, and counted.
     """
     numbers: list[int] = []  # of the lines of a row
 
@@ -389,7 +391,7 @@ def _table(
 
 @contextmanager
 def parquet_file(file: Path) -> Iterator[Any]:
-    """A Parquet file, opened by pyarrow, which ranks have. Raises DataError where it cannot be read, and
+    """Open a Parquet file by pyarrow, which ranks have. Raises DataError where it cannot be read, and
     ReaderMissingError where pyarrow is not installed."""
     if not file.is_file():
         raise DataError("no such file", where=str(file))
@@ -430,7 +432,7 @@ def _parquet(file: Path, skip: Skip | None, fields: Sequence[str]) -> Iterator[t
 
 
 def _rows(opened: Any, fields: Sequence[str]) -> Iterator[dict[str, Any] | Exception]:
-    """The rows; in place of one with a value that Python cannot hold, what is wrong with it."""
+    """Yield the rows; in place of one with a value that Python cannot hold, the error."""
     from pyarrow import types
 
     wanted = {root for field in fields for root in (field, field.partition(".")[0])}
@@ -453,7 +455,7 @@ def _rows(opened: Any, fields: Sequence[str]) -> Iterator[dict[str, Any] | Excep
 
 
 def _alone(batch: Any) -> dict[str, Any] | Exception:
-    """The row of a batch that has one, or what is wrong with it."""
+    """Return the row of a batch of one, or the error of decoding it."""
     try:
         row: dict[str, Any] = batch.to_pylist()[0]
     except (ValueError, OverflowError) as error:

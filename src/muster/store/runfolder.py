@@ -1,4 +1,4 @@
-"""The run folder: every path in it, its state, and the way to find it again."""
+"""The run folder: every path in it, its state, and how to find it again."""
 
 from __future__ import annotations
 
@@ -33,23 +33,24 @@ _MARKS = ("submission.json", "job.json")  # a folder with one of them is a run's
 
 
 def from_here(path: Path) -> str:
-    """A path as one types it: relative where it lies below the current folder."""
+    """Return a path as a user types it: relative where it lies below the current folder."""
     here = Path.cwd()
     return str(path.relative_to(here)) if path.is_relative_to(here) else str(path)
 
 
 def new_mark() -> str:
-    """What tells a run from others of its name on hosts with disks of their own."""
+    """Return a mark that tells a run from others of its name on hosts with disks of their own."""
     return os.urandom(4).hex()
 
 
 def name_elsewhere(name: str, mark: str | None) -> str:
-    """What a run's folder is called on hosts that do not see it, where others of its name may have been."""
+    """Return the name of a run's folder on hosts that do not see it, where other runs may have had its name.
+    """
     return f"{name}-{mark}" if mark else name
 
 
 def read_object(path: Path) -> dict[str, Any]:
-    """One of a folder's JSON files. Raises RunFolderError."""
+    """Return the content of one of a folder's JSON files. Raises RunFolderError."""
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
@@ -60,7 +61,8 @@ def read_object(path: Path) -> dict[str, Any]:
 
 
 class FolderItem:
-    """A file or a folder in a run's or a bench's folder, by its name there; read, it is the whole path."""
+    """A file or folder in a run's or bench's folder, by its name there. Reading the attribute gives the whole
+    path."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -72,8 +74,8 @@ class FolderItem:
 
 @dataclass(frozen=True)
 class LockedFolder:
-    """What the folders of a run, a pipeline and a bench have alike: one process at a time works on it, and
-    its result is written last."""
+    """What the folders of a run, a pipeline and a bench share: one process at a time works on it, and its
+    result is written last."""
 
     path: Path
     inside: ClassVar[tuple[str, ...]] = ()  # folders that it has from its begin
@@ -81,7 +83,7 @@ class LockedFolder:
 
     @property
     def id(self) -> str:
-        """Its name: that of the folder."""
+        """The name of the folder."""
         return self.path.name
 
     @property
@@ -96,7 +98,7 @@ class LockedFolder:
     stop_request = FolderItem("stop.request")  # `muster stop` creates it; the controller obeys
 
     def create(self) -> None:
-        """Make the folder. Raises RunFolderError where it is there already or cannot be made."""
+        """Create the folder. Raises RunFolderError where it exists or cannot be created."""
         try:
             self.path.mkdir(parents=True)
             for name in self.inside:
@@ -107,20 +109,20 @@ class LockedFolder:
             raise RunFolderError(f"cannot be made: {error.strerror}", where=str(self.path)) from None
 
     def claim(self, batch_job: str | None = None) -> Claim:
-        """Make this process its controller until it ends or gives it back. Raises RunFolderError.
+        """Make this process the folder's controller until it ends or releases it. Raises RunFolderError.
 
         `batch_job`: the id of the batch system's job that this process belongs to.
         """
         return take(self.lock, self.controller, self.id, batch_job)
 
     def controller_alive(self) -> bool | None:
-        """Whether a controller works on it now; None: on another machine, by its signs of life."""
+        """Return whether a controller works on it now. None: one on another machine, by its signs of life."""
         return is_held(self.lock, self.controller)
 
     read_json = staticmethod(read_object)
 
     def _read_as(self, kind: type[Document]) -> Document | None:
-        """The result, or None where it is not finished. Raises RunFolderError for a damaged file."""
+        """Return the result, or None where there is none yet. Raises RunFolderError for a damaged file."""
         if not self.result.exists():
             return None
         try:
@@ -137,12 +139,12 @@ class LockedFolder:
 
 
 @dataclass(frozen=True)
-class Folder(LockedFolder):
-    """What the folder of a run and that of a pipeline have alike."""
+class JobFolder(LockedFolder):
+    """What the folders of a run and of a pipeline share."""
 
     @property
     def id(self) -> str:
-        """Its name: that of the folder, behind the pipeline's where it is a step of one."""
+        """The name of the folder; of a pipeline's step, behind the pipeline's name."""
         return f"{self.path.parent.name}/{self.path.name}" if self.of_pipeline else self.path.name
 
     @property
@@ -152,7 +154,7 @@ class Folder(LockedFolder):
 
     @property
     def word(self) -> str:
-        """What names it to a verb in the current folder: its id, with --runs where that is not the
+        """The name by which commands in the current folder find it: its id, with --runs where that is not the
         default."""
         root = self.path.parents[self.of_pipeline]
         if root == DEFAULT_ROOT.absolute():
@@ -160,7 +162,7 @@ class Folder(LockedFolder):
         return f"{shlex.quote(self.id)} --runs {shlex.quote(from_here(root))}"
 
     def state(self) -> State:
-        """How it stands or ended, by its files and its controller."""
+        """Return the state, from the folder's files and its controller."""
         try:
             return self._state()
         except RunFolderError:
@@ -180,13 +182,13 @@ class Folder(LockedFolder):
         return State.RUNNING if alive else State.INTERRUPTED
 
     def _waiting(self) -> State | None:
-        """What it is while no controller has begun it; None: one has."""
+        """Return the state while no controller has begun it; None: one has."""
         return None
 
 
 def tolerant(kind: type[Document], data: Any) -> Document:
-    """A document without the keys that this version does not know, as a later one may have written them.
-    Raises ValueError for whatever else is wrong."""
+    """Return a document without the keys that this version does not define: a later version may have written
+    them. Raises ValueError for any other fault."""
     try:
         return kind.model_validate(data)
     except ValueError as error:
@@ -200,14 +202,14 @@ def tolerant(kind: type[Document], data: Any) -> Document:
 
 
 @dataclass(frozen=True)
-class RunFolder(Folder):
+class RunFolder(JobFolder):
     """Paths of one run. Nothing is created until `create`."""
 
     inside = ("logs",)
 
     @property
     def mark(self) -> str | None:
-        """What the run was marked with when it was made; None: not made yet, or before there were marks."""
+        """The mark that the run got when it was created; None: it is not created yet, or older than marks."""
         try:
             return self._mark.read_text(encoding="utf-8").strip() or None
         except FileNotFoundError:
@@ -217,7 +219,7 @@ class RunFolder(Folder):
 
     @property
     def trained(self) -> RunFolder:
-        """The run whose model is meant by this one's name: of a pipeline, a step."""
+        """The run whose model this name stands for: of a pipeline, a step."""
         return self
 
     @property
@@ -256,18 +258,18 @@ class RunFolder(Folder):
     batch_output = FolderItem("job.log")  # what the batch job printed
 
     def host_log(self, host: str) -> Path:
-        """What the agent said on a host."""
+        """Return the path of a host's agent log."""
         return self.logs / f"{_safe(host)}.log"
 
     def rank_log(self, host: str, rank: int) -> Path:
-        """What a rank printed."""
+        """Return the path of a rank's output."""
         return self.logs / f"{_safe(host)}.rank{rank}.log"
 
     def create(self, ticket: str | None = None, mark: str | None = None) -> None:
-        """Make the folder. Raises RunFolderError where it is there already or cannot be made.
+        """Create the folder. Raises RunFolderError where it exists or cannot be created.
 
-        `ticket`: of the batch job that this is; a folder that was made for that job is its own.
-        `mark`: by which hosts with disks of their own were told to name what they keep of this run.
+        `ticket`: that of the batch job in which this runs; a folder that was created for this job may exist.
+        `mark`: the one by which hosts with disks of their own name what they keep of this run.
         """
         with refused(RunFolderError, "made", self.path):
             if not self.job.exists() and self.waits_for(ticket):
@@ -278,27 +280,28 @@ class RunFolder(Folder):
                 write_text(self._mark, f"{mark}\n")
 
     def waits_for(self, ticket: str | None) -> bool:
-        """Whether the folder was made for the batch job with this ticket."""
+        """Return whether the folder was created for the batch job with this ticket."""
         if ticket is None or not self.submission.is_file():
             return False
         return bool(self.read_json(self.submission).get("ticket") == ticket)
 
     def read_result(self) -> Result | None:
-        """The result, or None where the run is not finished. Raises RunFolderError for a damaged file."""
+        """Return the result, or None where the run has not ended. Raises RunFolderError for a damaged file.
+        """
         from muster.core.result import Result  # pydantic's models take long to load; `muster ls` needs none
 
         return self._read_as(Result)
 
     def stop_asked(self) -> bool:
-        """Whether `muster stop` named this run, or the pipeline whose running step it is."""
+        """Return whether `muster stop` named this run, or the pipeline whose running step it is."""
         if self.stop_request.exists():
             return True
-        above = Folder(self.path.parent)
+        above = JobFolder(self.path.parent)
         return self.of_pipeline and above.stop_request.exists() and above.controller_alive() is not False
 
     def set_result_aside(self) -> None:
-        """Keep the last attempt's result under another name: until the new one ends, the run is not
-        finished."""
+        """Keep the last attempt's result under another name: until the new attempt ends, the run has no
+        result."""
         result = self.read_result()
         if result is not None:
             self.result.replace(self.path / f"result.attempt{result.attempt}.json")
@@ -310,14 +313,14 @@ class RunFolder(Folder):
 
 
 @dataclass(frozen=True)
-class PipelineFolder(Folder):
-    """Paths of one pipeline. Each step has its run's folder in it, by the step's name."""
+class PipelineFolder(JobFolder):
+    """Paths of one pipeline. It contains each step's run folder, by the step's name."""
 
     pipeline = FolderItem(PIPELINE)  # the steps as they were resolved, in the order in which they run
     hosts = FolderItem("hosts.json")  # where they run
 
     def step(self, name: str) -> RunFolder:
-        """A step's run folder, which need not be there yet."""
+        """Return a step's run folder, which may not exist yet."""
         return RunFolder(self.path / name)
 
     @property
@@ -340,19 +343,21 @@ class PipelineFolder(Folder):
         return next((each for each in reversed(steps) if each.model.is_dir()), steps[0])
 
     def read_result(self) -> PipelineResult | None:
-        """The result, or None where it is not finished. Raises RunFolderError for a damaged file."""
+        """Return the result, or None where the pipeline has not ended. Raises RunFolderError for a damaged
+        file."""
         from muster.core.result import PipelineResult
 
         return self._read_as(PipelineResult)
 
     def controller_alive(self) -> bool | None:
-        """Whether a controller works on it now; its own signs of life come between steps alone."""
+        """Return whether a controller works on it now: its own signs of life are given between steps alone.
+        """
         alive = [super().controller_alive(), *(each.controller_alive() for each in self.steps)]
         return True if True in alive else None if None in alive else False
 
 
 def taken(folder: LockedFolder) -> RunFolderError:
-    """The error where a folder is there already."""
+    """Return the error for a folder that exists already."""
     return RunFolderError(
         "is already there, and nothing is ever written over",
         where=str(folder.path),
@@ -361,25 +366,26 @@ def taken(folder: LockedFolder) -> RunFolderError:
 
 
 def new_run_folder(root: Path, *, workload: str, model: str) -> RunFolder:
-    """A folder name that sorts by time and says what it is: 20261121-093000-text2sql-t5-small-4f2a."""
+    """Return a new folder whose name sorts by time and describes the run:
+    20261121-093000-text2sql-t5-small-4f2a."""
     return RunFolder(stamped(root, "", f"{workload}-{model}"))
 
 
 def stamped(root: Path, kind: str, text: str) -> Path:
-    """A folder's name that sorts by time and says what it is."""
+    """Return a folder name that sorts by time and describes its content."""
     words = re.sub(r"[^A-Za-z0-9]+", "-", text).strip("-").lower()[:40]
     stamp = time.strftime("%Y%m%d-%H%M%S")
     return (root / f"{stamp}-{kind}{words}-{os.urandom(2).hex()}").absolute()
 
 
 def run_folder_of(recipe: Recipe, root: Path) -> RunFolder:
-    """A new folder, named after what is trained."""
+    """Return a new folder, named after what is trained."""
     name = recipe.model.name or ("custom" if recipe.trains else "")
     return new_run_folder(root, workload=recipe.workload, model=name.rstrip("/").rpartition("/")[2])
 
 
 def named_run_folder(root: Path, name: str) -> RunFolder:
-    """The folder of a run that the user has named. Raises UsageError for what no run can be called."""
+    """Return the folder of a run that the user has named. Raises UsageError for an invalid name."""
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_.\-]{0,62}", name) or name in LAST:
         raise UsageError(
             f"{name!r} cannot be the name of a run",
@@ -392,8 +398,8 @@ def named_run_folder(root: Path, name: str) -> RunFolder:
 
 
 def find_run(text: str, root: Path = DEFAULT_ROOT) -> RunFolder:
-    """A run by path, by id under `root`, by a unique part of its id, or `last`; a pipeline's step with its
-    name behind that: last/sft. Raises RunFolderError."""
+    """Return a run by path, by id under `root`, by a unique part of its id, or `last`; a pipeline's step as
+    last/sft. Raises RunFolderError."""
     folder = find_any(text, root)
     if isinstance(folder, RunFolder):
         return folder
@@ -402,7 +408,7 @@ def find_run(text: str, root: Path = DEFAULT_ROOT) -> RunFolder:
 
 
 def find_any(text: str, root: Path = DEFAULT_ROOT) -> RunFolder | PipelineFolder:
-    """A run as `find_run` finds it, or a pipeline. Raises RunFolderError."""
+    """Return a run as `find_run` finds it, or a pipeline. Raises RunFolderError."""
     path = folder_of(text)
     for each in (path, path and root / path):
         if each and (there := folder_at(each)):
@@ -429,8 +435,8 @@ def find_any(text: str, root: Path = DEFAULT_ROOT) -> RunFolder | PipelineFolder
     raise RunFolderError("no such run", where=text, hint=hint)
 
 
-def _step_of(folder: Folder, name: str) -> RunFolder:
-    """A step that has begun. Raises RunFolderError."""
+def _step_of(folder: JobFolder, name: str) -> RunFolder:
+    """Return a step that has begun. Raises RunFolderError."""
     if not isinstance(folder, PipelineFolder):
         raise RunFolderError("is a run, and no pipeline with steps", where=folder.id)
     names = [each.path.name for each in folder.steps]
@@ -443,7 +449,7 @@ def _step_of(folder: Folder, name: str) -> RunFolder:
 
 
 def folder_of(text: str) -> Path | None:
-    """A path as a user gives it; None: it is none."""
+    """Return the path in a user's text; None: the text is no path."""
     try:
         path = Path(text).expanduser()
         path.exists()
@@ -453,7 +459,7 @@ def folder_of(text: str) -> Path | None:
 
 
 def folder_at(path: Path) -> RunFolder | PipelineFolder | None:
-    """What lies at a path, whatever that is. None: no run and no pipeline."""
+    """Return the run or pipeline at a path; None: it is neither."""
     if os.path.isfile(path / PIPELINE):  # noqa: PTH113 - never raises
         return PipelineFolder(path.absolute())
     if any(os.path.isfile(path / name) for name in _MARKS):  # noqa: PTH113
@@ -462,8 +468,8 @@ def folder_at(path: Path) -> RunFolder | PipelineFolder | None:
 
 
 def list_folders(root: Path = DEFAULT_ROOT) -> list[RunFolder | PipelineFolder]:
-    """Runs and pipelines under `root`, in the order of their (last) start: their names may be of the user's
-    choice."""
+    """Return runs and pipelines under `root`, sorted by their (last) start: users may have chosen their
+    names."""
     if not root.is_dir():
         return []
     started: dict[Path, int] = {}

@@ -1,4 +1,4 @@
-"""Who supervises a run: a lock for this machine, and signs of life for others."""
+"""Which process controls a run: a lock for this machine, and signs of life for others."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ SIGN_OF_LIFE = 5.0
 
 @dataclass
 class Claim:
-    """A held run. A context manager; `touch` now and then tells other machines that it is still held."""
+    """A run that this process controls. A context manager; `touch` shows other machines that it is still
+    held."""
 
     lock: IO[str]
     sign: Path
@@ -35,7 +36,7 @@ class Claim:
         self.lock.close()
 
     def touch(self) -> None:
-        """A sign of life, at most every few seconds."""
+        """Give a sign of life, at most every few seconds."""
         if time.monotonic() - self.touched > SIGN_OF_LIFE:
             self.touched = time.monotonic()
             with contextlib.suppress(OSError):
@@ -43,8 +44,8 @@ class Claim:
 
 
 def take(lock_file: Path, sign: Path, run: str, batch_job: str | None = None) -> Claim:
-    """Hold the run until the claim is given back, or this process ends. Raises RunFolderError where another
-    process does, or nothing can be written."""
+    """Hold the run until the claim is released, or this process ends. Raises RunFolderError where another
+    process holds it, or nothing can be written."""
     with refused(RunFolderError, "written", lock_file.parent):
         lock = lock_file.open("a")
     for left in (2, 1, 0):
@@ -65,9 +66,9 @@ def take(lock_file: Path, sign: Path, run: str, batch_job: str | None = None) ->
 
 
 def is_held(lock_file: Path, sign: Path) -> bool | None:
-    """Whether a process holds the run; None: one of another machine, by its signs of life.
+    """Return whether a process holds the run. None: one of another machine, by its signs of life.
 
-    Here the lock tells, whatever happened to process ids; elsewhere the age of the sign.
+    On this machine the lock decides, whatever happened to process ids; elsewhere the age of the sign.
     """
     try:
         data = json.loads(sign.read_text(encoding="utf-8"))

@@ -23,7 +23,7 @@ Files = Dict[str, Dict[str, Any]]  # name -> {"bytes": size, "sha256": hash}
 
 
 def files_of(folder: str) -> List[str]:
-    """Names of all files below `folder`, but for the manifest and those with a leading dot."""
+    """Return the names of all files below `folder`, except the manifest and those with a leading dot."""
     kept = []
     for place, _, names in os.walk(folder):
         for name in names:
@@ -34,7 +34,8 @@ def files_of(folder: str) -> List[str]:
 
 
 def hashes(folder: str, names: Collection[str]) -> Files:
-    """Size and SHA-256 of each file, by as many threads as there are cores. Raises OSError."""
+    """Return size and SHA-256 of each file, computed by as many threads as there are cores. Raises OSError.
+    """
     sizes = {name: os.path.getsize(os.path.join(folder, name)) for name in names}
     pieces = [(name, start) for name in sizes for start in range(0, max(sizes[name], 1), PIECE)]
     with ThreadPoolExecutor(threads()) as pool:
@@ -46,7 +47,8 @@ def hashes(folder: str, names: Collection[str]) -> Files:
 
 
 def threads() -> int:
-    """Cores that this process may use, 16 at most: a disk gives no more than so many take."""
+    """Return the number of cores that this process may use, 16 at most: more threads read no faster from a
+    disk."""
     own = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return min(16, own)
 
@@ -65,12 +67,12 @@ def _digest(path: str, start: int) -> bytes:
 
 
 def _joined(parts: List[bytes]) -> str:
-    """Of a file of one piece its plain SHA-256, as sha256sum prints it."""
+    """Return the digest of a file's parts; of a single part its plain SHA-256, as sha256sum prints it."""
     return (parts[0] if len(parts) == 1 else hashlib.sha256(b"".join(parts)).digest()).hex()
 
 
 def seal(folder: str) -> Tuple[str, Files]:
-    """The manifest of a folder whose files are written -> (its text, the files). Raises OSError."""
+    """Return the manifest of a folder whose files are written: its text, and the files. Raises OSError."""
     names = files_of(folder)
     for name in names:
         with open(os.path.join(folder, name), "rb") as file:
@@ -80,12 +82,12 @@ def seal(folder: str) -> Tuple[str, Files]:
 
 
 def digest_of(text: bytes) -> str:
-    """What identifies a manifest."""
+    """Return the digest that identifies a manifest."""
     return hashlib.sha256(text).hexdigest()
 
 
 def manifest(folder: str) -> Tuple[Dict[str, Any], str]:
-    """-> (its files, its digest). Raises ValueError with what is wrong."""
+    """Return a folder's manifest: its files and its digest. Raises ValueError with what is wrong."""
     try:
         with open(os.path.join(folder, MANIFEST), "rb") as file:
             text = file.read()
@@ -102,9 +104,9 @@ def manifest(folder: str) -> Tuple[Dict[str, Any], str]:
 
 
 def what_is_missing(folder: str, files: Optional[Dict[str, Any]] = None) -> Optional[str]:
-    """The first file that is not there or has another size; None: all have what the manifest says.
+    """Return the first file that is absent or has another size; None: all files are as the manifest says.
 
-    A look that costs next to nothing: contents are not read. `files`: in place of the folder's own manifest.
+    This costs next to nothing, since contents are not read. `files`: in place of the folder's own manifest.
     """
     try:
         files = manifest(folder)[0] if files is None else files
@@ -124,10 +126,11 @@ def what_is_missing(folder: str, files: Optional[Dict[str, Any]] = None) -> Opti
 def what_is_wrong(
     folder: str, digests: Collection[str] = (), part: int = 0, parts: int = 1
 ) -> Tuple[Optional[str], int]:
-    """The first file that is not as it was sealed, and the bytes that were read. (None, ...): all are.
+    """Return the first file that differs from the manifest, and the bytes that were read. (None, ...): none
+    does.
 
-    `digests`: of manifests that the controller has a record of; none: whatever the folder's own says.
-    `part` of `parts`: of hosts that share the folder, each reads a part of its files.
+    `digests`: of manifests that the controller has recorded; none: the folder's own manifest counts. `part`
+    of `parts`: of hosts that share the folder, each reads a part of its files.
     """
     try:
         files, digest = manifest(folder)
@@ -146,7 +149,7 @@ def what_is_wrong(
 
 
 def compare(folder: str, files: Files) -> Tuple[Optional[str], int]:
-    """The first of these files whose content is another, and the bytes that were read."""
+    """Return the first of these files with another content, and the bytes that were read."""
     wrong = what_is_missing(folder, files)
     if wrong:
         return wrong, 0

@@ -62,12 +62,12 @@ _LISTS = re.compile(r"(?P<lead>^--export=|SetEnv[=\s]+)(?P<list>.*?)(?=\s-|$)", 
 
 
 def is_secret(name: str) -> bool:
-    """Whether a variable of this name is likely to hold a secret."""
+    """Return whether a variable of this name is likely to hold a secret."""
     return bool(_SECRET.search(name))
 
 
 def masked(env: Mapping[str, Any], shown: Iterable[str] = ()) -> dict[str, str]:
-    """The names of the variables. `shown`: those whose values are shown too (`env_show`)."""
+    """Return the variables with their values masked. `shown`: those whose values are shown (`env_show`)."""
     named = {*shown, *ALWAYS_SHOWN}
     return {
         name: scrubbed(str(value)) if name in named and value is not None else HIDDEN
@@ -76,8 +76,8 @@ def masked(env: Mapping[str, Any], shown: Iterable[str] = ()) -> dict[str, str]:
 
 
 def scrubber(env: Mapping[str, str], command: Sequence[str] = ()) -> Callable[[str], str]:
-    """What masks a line of a job's logs: known tokens, SECRET_NAME=VALUE, and the values themselves of those
-    of the job's own variables, and of its command's arguments, whose names say that they are secret."""
+    """Return a function that masks a line of a job's logs: known tokens, SECRET_NAME=VALUE, and the values of
+    those of the job's variables, and of its command's arguments, whose names are names of secrets."""
     values = {value for name, value in env.items() if is_secret(name)} | _masked_program(command)[1]
     every = sorted((re.escape(value) for value in values if len(value) >= _LEAST), key=len, reverse=True)
     own = re.compile("|".join(every)) if every else None
@@ -97,7 +97,8 @@ def _masked_assigned(match: re.Match[str]) -> str:
 
 
 def masked_words(words: Sequence[str], shown: Iterable[str] = ()) -> list[str]:
-    """Further arguments of mpirun, srun or ssh: the variables that they set without their values."""
+    """Return further arguments of mpirun, srun or ssh, with the values of the variables that they set masked.
+    """
     named = {*shown, *ALWAYS_SHOWN}
     made: list[str] = []
     for index, word in enumerate(words):
@@ -107,13 +108,13 @@ def masked_words(words: Sequence[str], shown: Iterable[str] = ()) -> list[str]:
 
 
 def masked_program(words: Sequence[str]) -> list[str]:
-    """The words of a user's own command, without the values of arguments and variables whose names say that
-    they are secret."""
+    """Return the words of a user's own command, with the values of arguments and variables masked whose names
+    are names of secrets."""
     return _masked_program(words)[0]
 
 
 def _masked_program(words: Sequence[str]) -> tuple[list[str], set[str]]:
-    """-> (the words as they may be shown, the values that were taken out)"""
+    """Return the words as they may be shown, and the values that were masked."""
     made: list[str] = []
     taken: set[str] = set()
 
@@ -155,7 +156,7 @@ def _is_secret_argument(name: str, value: str) -> bool:
 
 
 def masked_setup(text: str, shown: Iterable[str] = ()) -> str:
-    """A line of bash, with the variables that it sets without their values."""
+    """Return a line of bash, with the values of the variables that it sets masked."""
     hidden = _BASH_VARIABLE.sub(_hider({*shown, *ALWAYS_SHOWN}), text)
     return scrubbed(_FLAG.sub(rf"\g<kept>{HIDDEN}", hidden))
 
@@ -178,7 +179,7 @@ def _masked_word(before: str, word: str, shown: set[str]) -> str:
 
 
 def shared_section(name: str, value: Any, shown: Iterable[str]) -> Any:
-    """A section of a recipe, such as `env` or `launch`, as it may be shown; not what is run."""
+    """Return a section of a recipe, such as `env` or `launch`, as it may be shown; it is not what runs."""
     if name == "env" and isinstance(value, Mapping):
         named = {*shown, *ALWAYS_SHOWN}
         return {each: what if each in named else None for each, what in value.items()}
@@ -186,7 +187,8 @@ def shared_section(name: str, value: Any, shown: Iterable[str]) -> Any:
 
 
 def shareable(recipe: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """-> (the recipe as it may be shown, what was taken out of it). A variable that is not shown is null."""
+    """Return the recipe as it may be shared, and what was removed from it. A variable that is not shown is
+    null."""
     shown = {*recipe["env_show"], *ALWAYS_SHOWN}
     env = {name: value if name in shown else None for name, value in recipe["env"].items()}
     given = recipe["env"].items()
@@ -211,8 +213,8 @@ def shareable(recipe: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]
 def completed(
     recipe: Mapping[str, Any], kept: Mapping[str, Any], environ: Mapping[str, str]
 ) -> dict[str, Any]:
-    """The recipe with what `shareable` took out: from `kept`, or else from the environment of whoever starts
-    it. Raises RecipeError where neither has a value."""
+    """Return the recipe with what `shareable` removed: from `kept`, or else from the environment of the user
+    who starts it. Raises RecipeError where neither has a value."""
     held = kept.get("env") or {}
 
     def value_of(name: str, field: str) -> str:
@@ -250,8 +252,8 @@ def completed(
 
 
 def masked_override(text: str, shown: Iterable[str] = ()) -> str:
-    """A word of a command: values of variables in env.NAME=VALUE, env={NAME: VALUE} and launch.options=[...]
-    are hidden; other words are as they are, without known tokens."""
+    """Return a word of a command with the values of variables masked in env.NAME=VALUE, env={NAME: VALUE} and
+    launch.options=[...]; of other words only known tokens are masked."""
     shown = {*shown, *ALWAYS_SHOWN}
     key, equals, raw = text.partition("=")
     variable, launch = _ENV.fullmatch(key.rstrip()), _LAUNCH.fullmatch(key.rstrip())
@@ -276,8 +278,8 @@ def masked_override(text: str, shown: Iterable[str] = ()) -> str:
 
 
 def masked_command(argv: Sequence[str], shown: Iterable[str] = ()) -> list[str]:
-    """A command line of muster, with the variables that its words set without their values: `-e NAME=VALUE`
-    and `--env=NAME=VALUE` of `muster run`, overrides of recipes, and what stands behind `--`."""
+    """Return a command line of muster, with the values of the variables that its words set masked: `-e
+    NAME=VALUE` and `--env=NAME=VALUE` of `muster run`, overrides of recipes, and what follows `--`."""
     named = {*shown, *ALWAYS_SHOWN}
     made: list[str] = []
     end = argv.index("--") if "--" in argv else len(argv)

@@ -1,5 +1,5 @@
-"""How many tokens texts will have, before ranks start: by the tokenizer that they will use, where this
-machine has it. No torch is needed."""
+"""Count the tokens of texts before ranks start: by the tokenizer that they will use, where this machine has
+it. No torch is needed."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ PIECES = r"\d| ?\p{Lu}{2,}(?!\p{Ll})| ?\p{Ll}+|\p{Lu}\p{Ll}*| ?[^\s\p{L}\p{N}]+|
 
 
 def named_tokenizer(model: Model) -> str | None:
-    """The tokenizer's hub name or folder: the one that is asked for, or the model's own; None: one is trained
-    on the data."""
+    """Return the tokenizer's hub name or folder: the one that the recipe names, or the model's own; None: one
+    is trained on the data."""
     if model.tokenizer != "auto":
         return None if model.tokenizer == "train" else model.tokenizer
     own = model.name and (model.init == "pretrained" or Path(model.name).is_dir())
@@ -38,8 +38,8 @@ def named_tokenizer(model: Model) -> str | None:
 def byte_level(
     texts: Iterable[str], vocab_size: int, special: list[str], *, by_words: bool = False
 ) -> Tokenizer:
-    """A trained byte-level BPE. `special`: the first entries; `by_words`: texts are split by PIECES first,
-    else as GPT-2's are."""
+    """Train a byte-level BPE. `special`: its first entries; `by_words`: texts are split by PIECES first, else
+    as GPT-2 splits them."""
     from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
@@ -64,15 +64,15 @@ def byte_level(
 
 @dataclass(frozen=True)
 class Counter:
-    """Numbers of texts' tokens, without what a tokenizer adds. `exact`: they are those of the ranks."""
+    """Counts the tokens of texts, without those that a tokenizer adds. `exact`: ranks will count the same."""
 
     count: Callable[[Sequence[str]], list[int]]
     exact: bool
 
 
 def counter(model: Model, texts: Callable[[], Iterable[str]]) -> Counter:
-    """For the tokenizer of a recipe's model. `texts`: what one is trained on, where the model has none; a
-    part of the data will do."""
+    """Return a counter for the tokenizer of a recipe's model. `texts`: what one is trained on, where the
+    model has none; a part of the data is enough."""
     try:
         import tokenizers
     except ImportError:
@@ -106,7 +106,8 @@ def _by_bytes(texts: Sequence[str]) -> list[int]:
 
 
 def snapshots(name: str, kind: str, env: Mapping[str, str]) -> list[Path]:
-    """The folders of a model or data set (`kind`: models, datasets) in the Hugging Face hub's cache."""
+    """Return the folders of a model or data set (`kind`: models, datasets) in the Hugging Face hub's cache.
+    """
     base = env.get("XDG_CACHE_HOME") or "~/.cache"
     home = Path(env.get("HF_HOME") or f"{base}/huggingface").expanduser()
     hub = env.get("HF_HUB_CACHE") or env.get("HUGGINGFACE_HUB_CACHE")
@@ -115,7 +116,8 @@ def snapshots(name: str, kind: str, env: Mapping[str, str]) -> list[Path]:
 
 
 def some_of(samples: Sequence[T], texts: Callable[[T], Iterable[str]]) -> list[T]:
-    """At most COUNTED of the samples, evenly apart; fewer where their texts have more than CHARACTERS."""
+    """Return at most COUNTED of the samples, evenly spaced; fewer where their texts have more than
+    CHARACTERS."""
     some = _spread(samples, COUNTED)
     size = sum(len(text) for each in some for text in texts(each))
     return some if size <= CHARACTERS else _spread(some, max(1, len(some) * CHARACTERS // size))
@@ -127,8 +129,8 @@ def _spread(samples: Sequence[T], most: int) -> list[T]:
 
 
 def too_long(lengths: Sequence[int], of: int, limit: int, *, exact: bool) -> tuple[str, int] | None:
-    """How many of `of` texts are longer than `limit` tokens, in words, and the longest; None: none is.
-    `lengths`: of some of them, or of all."""
+    """Return how many of `of` texts are longer than `limit` tokens, in words, and the longest length; None:
+    none is. `lengths`: of some of the texts, or of all."""
     over = sum(length > limit for length in lengths)
     if not over:
         return None

@@ -1,4 +1,4 @@
-"""A folder of code as it is brought to hosts: its files without what .gitignore names, and one digest."""
+"""A folder of code that is sent to hosts: its files, without those that .gitignore names, and one digest."""
 
 from __future__ import annotations
 
@@ -23,7 +23,8 @@ _READ = 1 << 20
 
 @dataclass(frozen=True)
 class TreeFile:
-    """A file: its path below the folder with slashes, its mode, the SHA-256 of its content, its bytes."""
+    """A file: its path below the folder with slashes, its mode, the SHA-256 of its content, its size in
+    bytes."""
 
     path: str
     mode: int
@@ -50,7 +51,8 @@ class Tree:
         return hashlib.sha256("".join(lines).encode("utf-8", "surrogateescape")).hexdigest()
 
     def write(self, target: Path) -> None:
-        """A copy of it. Raises OSError, and RecipeError where a file has changed since it was read."""
+        """Write a copy of the tree. Raises OSError, and RecipeError where a file has changed since it was
+        read."""
         for each in self.files:
             path = target / each.path
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -61,9 +63,9 @@ class Tree:
 
 
 def read_tree(folder: Path, but: Path | None = None) -> Tree:
-    """The files of a folder and its folders, `but` those of one of these. What a .gitignore there or above a
-    file names is left out, as are version control's own files; a link is taken for what it points to.
-    Raises RecipeError."""
+    """Return the files of a folder and its subfolders, except those in the folder `but`. Files that a
+    .gitignore there or above names are left out, as are version control's own files; a link stands for its
+    target. Raises RecipeError."""
     files, size = [], 0
     away = but.resolve() if but is not None else None
     for path in sorted(_walk(folder, PurePosixPath(), [], away)):
@@ -90,7 +92,7 @@ def _walk(
     rules: list[tuple[PurePosixPath, GitIgnoreSpec]],
     away: Path | None,
 ) -> Iterator[str]:
-    """Paths of files; `rules`: of the folders above, the outermost first."""
+    """Yield paths of files; `rules`: those of the folders above, the outermost first."""
     here = root / below
     try:
         text = (here / IGNORE).read_text(encoding="utf-8", errors="surrogateescape")
@@ -114,7 +116,7 @@ def _walk(
 
 
 def _ignored(path: PurePosixPath, folder: bool, rules: list[tuple[PurePosixPath, GitIgnoreSpec]]) -> bool:
-    """As git decides: the last pattern that fits, of the innermost file that has one."""
+    """Decide as git does: by the last pattern that matches, of the innermost file that has one."""
     for where, spec in reversed(rules):
         excluded = spec.check_file(str(path.relative_to(where)) + "/" * folder).include
         if excluded is not None:
@@ -123,7 +125,7 @@ def _ignored(path: PurePosixPath, folder: bool, rules: list[tuple[PurePosixPath,
 
 
 def fingerprint(path: Path) -> tuple[int, str, int]:
-    """(mode, digest, bytes) of a file. Raises OSError."""
+    """Return mode, digest and size in bytes of a file. Raises OSError."""
     made, size = hashlib.sha256(), 0
     with path.open("rb") as file:
         mode = 0o755 if os.fstat(file.fileno()).st_mode & stat.S_IXUSR else 0o644

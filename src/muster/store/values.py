@@ -1,6 +1,6 @@
-"""What was taken out of files that people share: values of variables, kept for their owner alone.
+"""Values of variables that were removed from files which people share, kept for their owner alone.
 
-They lie in `$XDG_STATE_HOME/muster/values` (~/.local/state/muster/values), outside of every run folder, each
+They are in `$XDG_STATE_HOME/muster/values` (~/.local/state/muster/values), outside of every run folder, each
 under the key that a recipe's `env_kept` names.
 """
 
@@ -24,7 +24,7 @@ def _file(key: str) -> Path:
 
 
 def keep(values: Mapping[str, Any], key: str | None = None) -> str | None:
-    """Write `values` down for this user alone. -> their key; None: they cannot be kept here."""
+    """Store `values` for this user alone. Return their key; None: they cannot be stored here."""
     key = key or secrets.token_hex(8)
     try:
         file = _file(key)
@@ -36,7 +36,7 @@ def keep(values: Mapping[str, Any], key: str | None = None) -> str | None:
 
 
 def kept(key: str | None) -> dict[str, Any]:
-    """What was kept under a key; nothing where there is none, as on another machine."""
+    """Return what was stored under a key; an empty dict where there is nothing, as on another machine."""
     try:
         content = json.loads(_file(key).read_text(encoding="utf-8")) if key else {}
     except (OSError, RuntimeError, ValueError):
@@ -45,7 +45,7 @@ def kept(key: str | None) -> dict[str, Any]:
 
 
 def forget(key: str | None) -> None:
-    """They are not needed any more."""
+    """Delete values that are no longer needed."""
     try:
         if key:
             _file(key).unlink(missing_ok=True)
@@ -54,12 +54,12 @@ def forget(key: str | None) -> None:
 
 
 def recipe_file(recipe: Mapping[str, Any], key: str | None = None) -> str:
-    """A recipe as the text of a file that may be shared."""
+    """Return a recipe as the text of a file that may be shared."""
     return dump_yaml(without_values(recipe, key))
 
 
 def without_values(recipe: Mapping[str, Any], key: str | None = None) -> dict[str, Any]:
-    """A recipe as it may be shared. What is secret in it is kept under `key`, or a new one."""
+    """Return a recipe as it may be shared. Its secrets are stored under `key`, or a new one."""
     data, taken = shareable(recipe)
     if taken:
         data["env_kept"] = keep(taken, key)

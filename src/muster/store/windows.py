@@ -1,4 +1,4 @@
-"""Which windows of optimizer steps a run's figures rest on. Pure."""
+"""Choose the windows of optimizer steps on which a run's figures rest. Pure."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ Windows = Sequence[Sequence[events.Window]]  # of the same steps, one of each ra
 
 
 def measured(windows: Windows, warmup: int, world_size: int) -> list[Sequence[events.Window]]:
-    """The windows that figures rest on: those after the warm-up of their attempt, as every attempt starts its
-    devices and compiles anew.
+    """Return the windows that figures rest on: those after the warm-up of their attempt, since every attempt
+    starts its devices and compiles anew.
 
-    A warm-up is at most a third of an attempt's steps. Where nothing would be left, the last window stands. A
-    window counts only where every rank told of it, and no profiler ran.
+    A warm-up is at most a third of an attempt's steps. Where no window would be left, the last one stays. A
+    window counts only where every rank reported it, and no profiler ran.
     """
     whole = [each for each in windows if len(each) == world_size]
     plain = [each for each in whole if not each[0].profiled]
@@ -32,7 +32,8 @@ def measured(windows: Windows, warmup: int, world_size: int) -> list[Sequence[ev
 
 
 def warm_ups(windows: Windows, warmup: int, world_size: int) -> list[tuple[int, int]]:
-    """The steps before each attempt's first measured one, (from, to); none where nothing is measured."""
+    """Return the steps before each attempt's first measured one, (from, to); none where nothing is measured.
+    """
     begins: dict[int, int] = {}
     for each in measured(windows, warmup, world_size):
         begins.setdefault(each[0].attempt, each[0].step - each[0].steps)

@@ -9,8 +9,8 @@ import traceback
 from typing import Any
 
 from muster.core.errors import MusterError, UsageError
+from muster.core.learning_rate import steps_of, warmup_note
 from muster.core.registry import versions_of
-from muster.core.schedule import steps_of, warmup_note
 from muster.engines.base import packages
 from muster.store import events
 from muster.worker.context import Context

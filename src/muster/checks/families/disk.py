@@ -16,7 +16,7 @@ from muster.core.units import format_bytes
 
 
 def probe(ask: Mapping[str, Any]) -> dict[str, Any]:
-    """statvfs of each folder, or of the nearest one above it that exists, and its file system's kind."""
+    """Return statvfs of each folder, or of the nearest existing one above it, and its file system's kind."""
     import os
 
     home = os.path.expanduser("~")
@@ -58,8 +58,8 @@ def probe(ask: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def checkpoint_bytes(recipe: Mapping[str, Any]) -> int | None:
-    """Bytes for the model in fp32 and the checkpoints that lie beside each other, as the planner counts them;
-    None: the model's size cannot be told here, or there is no recipe."""
+    """Return the bytes of the model in fp32 and of the checkpoints that exist at once, as the planner counts
+    them; None: the model's size is not known here, or there is no recipe."""
     model, kept = recipe.get("model") or {}, recipe.get("checkpoint") or {}
     base = families.size(model.get("name"))
     if base is None and (model.get("name") or not model.get("config")):

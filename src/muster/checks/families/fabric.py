@@ -1,9 +1,9 @@
-"""What ranks on all hosts find out together: meeting, values, links, products, copies, disks, MPI.
+"""What ranks on all hosts measure together: rendezvous, values, links, products, copies, disks, MPI.
 
 The answers come from real ranks (checks/group.py), not from a probe: `judge_group` has the judges. They
-compare a host with its peers, because what a link or a device can do is seldom known, and with the profile
-where it says so. The peers' reference is the upper median (the better one of two): where more is better, half
-the group being bad does not lower it.
+compare a host with its peers, since the capability of a link or a device is seldom known, and with the
+profile where it states one. The peers' reference is the upper median (the better one of two): where more is
+better, half the group being bad does not lower it.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from muster.core.fabric import GroupFabric, Matmul, TimedPair
 from muster.core.hardware.peaks import stated_peak
 from muster.core.units import counted, format_flops
 from muster.results.figures import gbit
-from muster.workloads.fabric.figures import Rates, best_links, suspects
+from muster.workloads.fabric.fold import Rates, best_links, suspects
 from muster.workloads.fabric.request import COLLECTIVES
 
 
 @dataclass(frozen=True)
 class GroupMeasurement:
-    """A check of what the group found."""
+    """A check of the group's measurements."""
 
     check: Check
     compare: Callable[[GroupFabric, Context], Judge]
@@ -39,7 +39,7 @@ class GroupMeasurement:
 def measured(
     name: str, *, question: str | None = None, together: bool = False, **expects: Any
 ) -> Callable[[Callable[[GroupFabric, Context], Judge]], GroupMeasurement]:
-    """As group_check, of what the group measured."""
+    """Declare a check as group_check does, of the group's measurements."""
     return lambda compare: GroupMeasurement(
         Check(name, *words_of(compare), expects), compare, question, together
     )
@@ -184,7 +184,8 @@ def bandwidth(fabric: GroupFabric, context: Context) -> Judge:
 
 
 def _ratio(host: str, best: Mapping[str, float], way: str) -> tuple[float, str]:
-    """-> (this host's best against the reference of all, in words). Two hosts share their one link."""
+    """Return this host's best against the reference of all, and the same in words. Two hosts share their one
+    link."""
     if host not in best:
         return float("inf"), ""
     if len(best) < 3:
@@ -197,7 +198,7 @@ def _ratio(host: str, best: Mapping[str, float], way: str) -> tuple[float, str]:
 def _slow_links(
     rates: Rates, best_out: Mapping[str, float], best_in: Mapping[str, float], warn: float
 ) -> dict[str, str]:
-    """Host -> its links far below what both their ends reach with others, in words."""
+    """Return, by host, its links far below what both their ends reach with others, in words."""
     slow: dict[str, list[str]] = defaultdict(list)
     for (source, target), rate in rates.items():
         possible = min(best_out[source], best_in[target])
@@ -461,12 +462,12 @@ CHECKS = tuple(each.check for each in _MEASURED)
 
 
 def judge(answers: Answers, peers: Answers, context: Context) -> list[Finding]:
-    """No probe asks for this family: see judge_group."""
+    """Return nothing, since no probe asks for this family: see judge_group."""
     return []
 
 
 def judge_group(data: Mapping[str, Any], context: Context) -> list[Finding]:
-    """What the group measured, as plain data -> one Finding per host and check.
+    """Return one Finding per host and check of the group's measurements, which are plain data.
 
     A check that the group was not asked has none.
     """

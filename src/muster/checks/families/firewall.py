@@ -12,7 +12,7 @@ from muster.core.hostlist import fold_hosts
 
 
 def probe(ask: Mapping[str, Any]) -> dict[str, Any]:
-    """Listen on a free port, and say run and host to whoever connects."""
+    """Listen on a free port, and send run and host to every client."""
     if ask["host"] not in (ask.get("hosts") or {}):
         return {"port": None, "addresses": [], "stays": False}  # no peer connects
     import os
@@ -60,7 +60,7 @@ def probe(ask: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def probe_peers(ask: Mapping[str, Any]) -> dict[str, Any]:
-    """Connect to sampled peers, all at once -> {peer: None where it answered, else what went wrong}."""
+    """Connect to sampled peers, all at once. Return by peer None where it answered, else what went wrong."""
     import socket
     import threading
     import time

@@ -1,4 +1,4 @@
-"""The NVIDIA GPUs of a host: what they are, and whether they are well. One look serves all questions."""
+"""The NVIDIA GPUs of a host: their models, and their health. One query serves all questions."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ SECONDS = 50.0
 
 
 def probe(ask: Mapping[str, Any]) -> dict[str, Any]:
-    """One nvidia-smi -q -x, with nvlink --status and the compute capabilities beside it, each ended when it
-    takes too long; Xid events of the kernel's log. Figures: bytes, MHz, W, Celsius; None: not told."""
+    """Return one nvidia-smi -q -x, with nvlink --status and the compute capabilities, each ended when it
+    takes too long; Xid events of the kernel's log. Figures: bytes, MHz, W, Celsius; None: not reported."""
     import os
     import re
 
@@ -46,7 +46,8 @@ def probe(ask: Mapping[str, Any]) -> dict[str, Any]:
     mask = os.environ.get("CUDA_VISIBLE_DEVICES")
 
     def visible(count: int) -> int | None:
-        """Entries of the mask: CUDA ends its list at the first one that names no GPU, such as -1."""
+        """Return the entries of the mask: CUDA ends its list at the first one that names no GPU, such as -1.
+        """
         number = 0
         for entry in mask.split(",") if mask is not None else []:
             name = entry.strip()
@@ -69,8 +70,8 @@ def probe(ask: Mapping[str, Any]) -> dict[str, Any]:
         answers[key] = run([smi or "", *words], limit)
 
     def kernel() -> None:
-        """The kernel's log: its own buffer, which wraps and can be cleared, and the journal, which may be
-        missing or shut. Of an event that both have, the one of them counts that has seen more."""
+        """Read the kernel's log: its own buffer, which wraps and can be cleared, and the journal, which may
+        be missing or not readable. Of an event that both have, the one with more occurrences counts."""
         import ctypes
         import time
 
@@ -142,8 +143,8 @@ def probe(ask: Mapping[str, Any]) -> dict[str, Any]:
         return None if not text or plain.startswith((*vague, *lost, *errors)) else text
 
     def broken(gpu: Any) -> str | None:
-        """The word of a GPU that does not answer: that it is lost, in any field; an error, in one that every
-        GPU tells (of others, drivers say so of healthy GPUs)."""
+        """Return the word of a GPU that does not answer: that it is lost, in any field; an error, in one that
+        every GPU reports (of others, drivers report errors for healthy GPUs)."""
         basic = [gpu.find(path) for path in ("product_name", "fb_memory_usage/total", "temperature/gpu_temp")]
         for signs, parts in ((lost, gpu.iter()), (errors, basic)):
             for part in parts:
@@ -160,7 +161,7 @@ def probe(ask: Mapping[str, Any]) -> dict[str, Any]:
         return None
 
     def total(gpu: Any, place: str) -> int | None:
-        """Uncorrectable errors, whatever the driver's generation calls them."""
+        """Return the uncorrectable errors, whatever the driver's generation calls them."""
         counts = [figure(gpu, place + "/double_bit/total")]
         for part in gpu.findall(place + "/*"):
             if "uncorrectable" in part.tag and not part.tag.endswith("threshold_exceeded"):
@@ -169,8 +170,8 @@ def probe(ask: Mapping[str, Any]) -> dict[str, Any]:
         return sum(numbers) if numbers else None
 
     def waits(gpu: Any) -> str | None:
-        """Whether the GPU needs a reset: Yes or No. Drivers such as 580 name what is to be done: None, which
-        is No here, or an action, such as Reset, Reboot or Drain P2P."""
+        """Return whether the GPU needs a reset: Yes or No. Drivers such as 580 name what is to be done: None,
+        which is No here, or an action, such as Reset, Reboot or Drain P2P."""
         action = word(gpu, "gpu_recovery_action")
         named = "No" if action == "None" else action
         return word(gpu, "gpu_reset_status/reset_required") or named
@@ -258,14 +259,14 @@ _ALIKE = (
 
 
 def those(case: Case, words: Callable[[Gpu], str | None]) -> str:
-    """What `words` says about GPUs, each with its place on the bus."""
+    """Return the words about each GPU, with its place on the bus."""
     lines = ((gpu["bus"], words(gpu)) for gpu in case.answer["gpus"])
     return ", ".join(f"{bus}: {text}" for bus, text in lines if text)
 
 
 def untold(case: Case, *keys: str) -> Finding | None:
-    """Unknown where a GPU does not respond, or does not report what others of its model on the host do; else
-    None. What no GPU of a model tells is what the model does not have."""
+    """Return an unknown where a GPU does not respond, or does not report what others of its model on the host
+    do; else None. What no GPU of a model reports is what the model does not have."""
     gpus = case.answer["gpus"]
     reported = {(gpu.get("name"), key) for gpu in gpus for key in keys if gpu.get(key) is not None}
 
@@ -284,17 +285,18 @@ def untold(case: Case, *keys: str) -> Finding | None:
 
 
 def _told(case: Case, key: str) -> list[Any]:
-    """What the host's GPUs tell, without those that tell nothing."""
+    """Return the values that the host's GPUs report."""
     return [gpu[key] for gpu in case.answer["gpus"] if gpu.get(key)]
 
 
 def _modes(case: Case, key: str) -> list[str]:
-    """The same of a mode: enabled or disabled."""
+    """Return the same of a mode: enabled or disabled."""
     return [str(mode).lower() for mode in _told(case, key)]
 
 
 def _usual(answers: Answers, figure: Callable[[Gpu], Any]) -> dict[str, Any]:
-    """GPU model -> the figure of most GPUs of it, on all hosts; None: not told, or no majority."""
+    """Return, by GPU model, the figure of most GPUs of it, on all hosts; None: not reported, or no majority.
+    """
     values: dict[str, list[Any]] = {}
     for answer in answers.values():
         for gpu in answer.get("gpus") or []:
@@ -420,7 +422,8 @@ _ARCHITECTURES = {
 
 
 def capability(gpu: Gpu) -> tuple[int, int] | None:
-    """A GPU's compute capability: as told, else by its name, else the lowest of its architecture."""
+    """Return a GPU's compute capability: as reported, else by its name, else the lowest of its architecture.
+    """
     version = gpu.get("capability")
     if version:
         return int(version[0]), int(version[1])
@@ -532,7 +535,7 @@ def ecc(case: Case) -> Finding:
 
 
 def _wanted(gpu: Gpu) -> str | None:
-    """What its driver asks for."""
+    """Return the action that its driver asks for."""
     named = gpu.get("reset")
     return None if named in (None, "No") else "a reset" if named == "Yes" else str(named)
 
@@ -729,7 +732,7 @@ _BRIDGED = re.compile(r"GeForce|RTX|Quadro|TITAN|PCIe|NVL\b|\bA[34]0\b", re.IGNO
 
 
 def _active(gpu: Gpu) -> int:
-    """Of its NVLinks; those that nothing is known of count as none."""
+    """Return the number of its active NVLinks; unknown ones do not count."""
     return len([speed for speed in gpu.get("links") or [] if speed > 0])
 
 
@@ -756,7 +759,7 @@ def nvlink(answers: Answers, peers: Answers, context: Context) -> Judge:
             most[name] = max(most.get(name, 0), wanted, usual[name] or 0, _active(gpu))
 
         def low(gpu: Gpu, bridged: bool) -> str | None:
-            """`bridged`: where bridges link cards, too."""
+            """Return what is wrong with a GPU's links. `bridged`: bridges between cards count, too."""
             name, active = str(gpu.get("name")), _active(gpu)
             bound = most[name] if bridged or not _BRIDGED.search(name) else wanted
             if gpu.get("broken") and not gpu.get("links"):
@@ -800,8 +803,8 @@ CHECKS = (
 
 
 def expected(answers: Answers, context: Context) -> bool:
-    """Whether hosts ought to have GPUs: as asked, else where any of them has one, be it on the PCI bus
-    alone."""
+    """Return whether hosts should have GPUs: as asked, else where any of them has one, even if only on the
+    PCI bus."""
     if context.gpus_expected is not None:
         return context.gpus_expected
     if (context.recipe.get("launch") or {}).get("device") == "cpu":
@@ -813,7 +816,7 @@ def expected(answers: Answers, context: Context) -> bool:
 
 
 def judge(answers: Answers, peers: Answers, context: Context) -> list[Finding]:
-    """Not applicable where no GPU is expected; unknown where the driver does not answer."""
+    """Judge GPUs: not applicable where none is expected, unknown where the driver does not answer."""
     wanted = expected(answers, context)
     findings: list[Finding] = []
     for check in CHECKS:

@@ -11,7 +11,7 @@ from muster.checks.kinds import Case, Differ, host_check, same_check
 
 
 def probe(ask: Mapping[str, Any]) -> dict[str, Any]:
-    """Every port of /sys/class/infiniband: state, rate in Gbit/s, how often its link went down."""
+    """Return every port of /sys/class/infiniband: state, rate in Gbit/s, how often its link went down."""
     import os
 
     root = "/sys/class/infiniband"

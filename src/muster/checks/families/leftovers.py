@@ -1,4 +1,4 @@
-"""What earlier jobs have left running. It is named, never ended."""
+"""Processes that earlier jobs have left running. They are reported, never ended."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from muster.checks.kinds import Case, host_check
 
 
 def probe(ask: Mapping[str, Any]) -> dict[str, Any]:
-    """Process ids by what they are, and whether somebody listens on the rendezvous port."""
+    """Return process ids by kind, and whether a process listens on the rendezvous port."""
     import errno
     import os
     import socket

@@ -1,4 +1,4 @@
-"""What the system lets a launched rank have. The probe comes the way a rank does, so it sees a rank's limits,
+"""What the system allows a launched rank. The probe arrives the way a rank does, so it sees a rank's limits,
 and not those of a login shell."""
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from muster.core.units import format_bytes
 
 
 def probe(ask: Mapping[str, Any]) -> dict[str, Any]:
-    """Limits of this process, as [soft, hard], -1 for unlimited; the control group's; cores."""
+    """Return limits of this process, as [soft, hard], -1 for unlimited; the control group's; cores."""
     import os
 
     def levels(controller: str) -> list[str]:
-        """The folders of this process's control group, and of those around it."""
+        """Return the folders of this process's control group, and of those around it."""
         paths = []
         for line in (text("/proc/self/cgroup") or "").splitlines():
             names, _, path = line.partition(":")[2].partition(":")
@@ -32,8 +32,8 @@ def probe(ask: Mapping[str, Any]) -> dict[str, Any]:
         return paths
 
     def tightest(controller: str, limit: str, use: str, left: bool) -> list[int] | None:
-        """[limit, used] of the folder with the least left, or with the lowest limit: what others have used
-        of memory is partly cache, which the kernel takes back. None: no limit."""
+        """Return [limit, used] of the folder with the least left, or with the lowest limit: used memory is
+        partly cache, which the kernel takes back. None: no limit."""
         least = None
         for folder in levels(controller):
             most, used = text(folder + "/" + limit) or "", text(folder + "/" + use) or ""
@@ -44,7 +44,7 @@ def probe(ask: Mapping[str, Any]) -> dict[str, Any]:
         return least
 
     def quota() -> float | None:
-        """Cores' worth of time that the control group grants; None: no limit."""
+        """Return the cores' worth of time that the control group grants; None: no limit."""
         shares = []
         for folder in levels("cpu"):
             words = (text(folder + "/cpu.max") or "").split()
@@ -90,7 +90,7 @@ def _need(case: Case, ranks: int) -> int:
 
 
 def _where(context: Context, key: str, value: str) -> str:
-    """What to paste so that a launched process gets another limit."""
+    """Return what to paste so that a launched process gets another limit."""
     if context.launcher == "slurm":
         unit = {"nofile": "LimitNOFILE", "nproc": "LimitNPROC", "memlock": "LimitMEMLOCK"}[key]
         value = "infinity" if value == "unlimited" else value

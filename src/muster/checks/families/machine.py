@@ -1,4 +1,4 @@
-"""The machine that a host is: its clock, login, system, processor and memory."""
+"""The machine of a host: its clock, login, system, processor and memory."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from muster.core.units import counted, format_bytes, format_seconds
 
 
 def probe(ask: Mapping[str, Any]) -> dict[str, Any]:
-    """What the kernel tells of itself, in bytes and seconds: system, processor, memory, /dev/shm."""
+    """Return the kernel's facts, in bytes and seconds: system, processor, memory, /dev/shm."""
     import os
     import re
 

@@ -17,7 +17,7 @@ _LOOPBACK_LINE = (
 
 
 def probe(ask: Mapping[str, Any]) -> dict[str, Any]:
-    """The host's name, what it resolves to, what it may call its own, and the way back."""
+    """Return the host's name, what it resolves to, the host's own names, and the reverse lookup."""
     import os
     import socket
     import threading
@@ -28,7 +28,7 @@ def probe(ask: Mapping[str, Any]) -> dict[str, Any]:
     ssh = os.environ.get("SSH_CONNECTION", "").split()
 
     def has(address: str) -> bool:
-        """Whether the host has an address: only then can a socket be bound to it."""
+        """Return whether the host has an address: only then can a socket be bound to it."""
         with socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET, socket.SOCK_DGRAM) as trial:
             try:
                 trial.bind((address, 0))
@@ -68,7 +68,7 @@ def probe(ask: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def probe_peers(ask: Mapping[str, Any]) -> dict[str, Any]:
-    """What the names of the hosts that stay resolve to here. `slow`: not all within the time."""
+    """Return what the names of the hosts that stay resolve to here. `slow`: not all within the time."""
     import socket
     import threading
 
@@ -175,7 +175,7 @@ def _view(
     usual: Mapping[str, tuple[str, ...]],
     apart: set[str],
 ) -> Finding:
-    """`seen`: what names mean here; `usual`: on most hosts."""
+    """Compare what names resolve to here (`seen`) with most hosts (`usual`)."""
     if not seen and not slow:
         return case.not_applicable("the hosts are given by address")
     views = {target: view for target, view in seen.items() if target != case.host}

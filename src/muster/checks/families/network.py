@@ -16,7 +16,8 @@ _INSIDE = re.compile("docker|br-|veth|virbr|cni|flannel|cali|podman|lxc|lxdbr|if
 
 
 def probe(ask: Mapping[str, Any]) -> dict[str, Any]:
-    """Interfaces from /sys/class/net, and the one whose address the kernel would use towards a peer."""
+    """Return interfaces from /sys/class/net, and the one whose address the kernel would use towards a peer.
+    """
     import fcntl
     import os
     import socket
@@ -93,7 +94,7 @@ def probe(ask: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _way_out(case: Case) -> Mapping[str, Any]:
-    """The route to the peers, where it leaves the host; else empty."""
+    """Return the route to the peers, where it leaves the host; else empty."""
     route: Mapping[str, Any] = case.answer.get("route") or {}
     interface = route.get("interface")
     leads_out = interface and not _INSIDE.match(interface) and not case.context.one_machine
@@ -125,7 +126,7 @@ def route(case: Case) -> Finding:
 
 
 def _figure(key: str, word: str, unit: str, asks: str, why: str, remedy: str) -> Check:
-    """A figure of the interface: at_least, and the same on every host."""
+    """Declare a check of a figure of the interface: at_least, and the same on every host."""
 
     def value(case: Case) -> Finding | int:
         figure: int = _way_out(case).get(key) or 0
@@ -222,8 +223,8 @@ CHECKS = (route, speed, duplex, mtu, errors, variables)
 
 
 def matching(variable: str, value: str, interfaces: list[str]) -> list[str]:
-    """The interfaces that a variable allows. NCCL: prefixes, `=` for exact names, `^` for all but these
-    (NCCL's documentation of NCCL_SOCKET_IFNAME). gloo: exact names."""
+    """Return the interfaces that a variable allows. NCCL: prefixes, `=` for exact names, `^` for all but
+    these (NCCL's documentation of NCCL_SOCKET_IFNAME). gloo: exact names."""
     if variable.startswith("GLOO"):
         names = [name.strip() for name in value.split(",")]
         return [name for name in interfaces if name in names]

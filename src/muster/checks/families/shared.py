@@ -12,8 +12,8 @@ from muster.core.hostlist import fold_hosts
 
 
 def probe(ask: Mapping[str, Any]) -> dict[str, Any]:
-    """Leave an empty file in each folder that exists; it goes when the probe does. Hosts that leave before
-    the second round leave none: the others would count it or not, as it happens."""
+    """Leave an empty file in each folder that exists; it is removed when the probe ends. Hosts that leave
+    before the second round leave none: the others would count it or not, by chance."""
     import os
     import time
 
@@ -31,7 +31,7 @@ def probe(ask: Mapping[str, Any]) -> dict[str, Any]:
                 pass
 
     def sweep(folder: str) -> None:
-        """Remove what a probe has left that was killed a day ago or before."""
+        """Remove files of a probe that was killed a day ago or earlier."""
         for name in os.listdir(folder):
             file = os.path.join(folder, name)
             if name.startswith(".muster-check-") and time.time() - os.lstat(file).st_mtime > 86400:
@@ -59,8 +59,8 @@ def probe(ask: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def probe_peers(ask: Mapping[str, Any]) -> dict[str, Any]:
-    """Per folder: the first host, by name, whose file is here, and how many hosts' files are. That tells
-    groups apart without a list of all hosts from every host."""
+    """Return per folder the first host, by name, whose file is here, and how many hosts' files are. That
+    tells groups apart without a list of all hosts from every host."""
     import os
 
     sees: dict[str, Any] = {}

@@ -40,15 +40,15 @@ _SILENT = "the ranks' Python does not respond"
 
 
 def probe(ask: Mapping[str, Any]) -> dict[str, Any]:
-    """What is installed for the ranks' interpreter, read from file names: nothing is imported, and a process
-    is started only where that interpreter's folders cannot be told from pyvenv.cfg."""
+    """Return what is installed for the ranks' interpreter, read from file names: nothing is imported, and a
+    process is started only where that interpreter's folders do not follow from pyvenv.cfg."""
     import json
     import os
     import re
     import sys
 
     def which(name: str, path: str) -> str | None:
-        """shutil.which, whose module takes longer to load than all this."""
+        """Find a program as shutil.which does, whose module takes longer to load than all this."""
         places = [os.path.join(folder, name) for folder in path.split(os.pathsep) if folder]
         return next((file for file in places if os.path.isfile(file) and os.access(file, os.X_OK)), None)
 
@@ -152,7 +152,8 @@ def python(case: Case) -> Finding | str:
 
 
 def _package(package: str) -> Check:
-    """A package that all must have in one version. Missing everywhere is no difference."""
+    """Declare the check of a package that all must have in one version. Missing everywhere is no difference.
+    """
     name = f"versions.{package}"
 
     def compare(answers: Answers, peers: Answers, context: Context) -> Judge:
@@ -186,7 +187,8 @@ def _package(package: str) -> Check:
 
 
 def _built_for(key: str, asks: str, why: str, problem: str) -> Check:
-    """A row: what the answer has by this key is alike, where torch is built for CUDA on any host."""
+    """Declare a check that the answer's value for this key is alike, where torch is built for CUDA on any
+    host."""
 
     def value(case: Case) -> Any:
         built = None if case.answer.get(key) == "none" else case.answer.get(key)

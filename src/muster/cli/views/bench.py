@@ -28,7 +28,7 @@ TURN = 0.5  # seconds between two pictures
 
 
 class BenchView(BenchWatcher):
-    """Watches a bench. A context manager."""
+    """Shows a running bench. A context manager."""
 
     def __init__(self, console: Console) -> None:
         self.console = console
@@ -46,26 +46,26 @@ class BenchView(BenchWatcher):
             self.live.stop()
 
     def announce(self, text: str) -> None:
-        """What comes next."""
+        """Show what comes next."""
         self.console.print(f"[dim]{escape(text)}[/dim]")
 
     def progress(self, done: int, total: int, unreached: int) -> None:
-        """Hosts that have answered the inspection."""
+        """Show how many hosts have answered the inspection."""
         if time.monotonic() - self.said > 5:
             self.said = time.monotonic()
             self.announce(f"{done} of {total} hosts answered, {unreached} unreachable")
 
     def begins(self, at_once: int) -> None:
-        """The jobs begin, so many at a time."""
+        """Show that the jobs begin, so many at a time."""
         self.at_once = at_once
 
     def began(self, task: Task, run: Path) -> None:
-        """A job was started."""
+        """Show that a job was started."""
         if not self.live:
             self.console.print(f"[dim]started  {escape(task.id)}  on {escape(fold_hosts(task.hosts))}[/dim]")
 
     def ended(self, task: Task, record: JobRecord | None) -> None:
-        """A job is over; None: it was stopped."""
+        """Show that a job is over; None: it was stopped."""
         if record is None:
             self.console.print(f"[yellow]stopped  [/yellow]{escape(task.id)}: it will be run again")
         elif record.outcome.good:
@@ -78,7 +78,7 @@ class BenchView(BenchWatcher):
             self.console.print(f"[red]{word}[/red]{escape(task.id)}  {escape(why)}")
 
     def turn(self, children: Sequence[Child], tasks: Sequence[Task], done: Mapping[str, JobRecord]) -> None:
-        """A few times a second."""
+        """Update the picture; called a few times a second."""
         now = time.monotonic()
         if self.live and now - self.drawn > TURN:
             self.drawn = now
@@ -89,7 +89,7 @@ class BenchView(BenchWatcher):
             self.announce(f"{self._counted(tasks, done)}; {len(children)} running: {under_way}")
 
     def _counted(self, tasks: Sequence[Task], done: Mapping[str, JobRecord]) -> str:
-        """12/20 finished, 0 failed, about 3 min for the rest"""
+        """Return "12/20 finished, 0 failed, about 3 min for the rest"."""
         failed = sum(not record.outcome.good for record in done.values())
         left, unknown = remaining(tasks, done, durations(done.values()), self.at_once)
         more = f", about {format_seconds(left)} for the rest" if left else ""
@@ -99,7 +99,7 @@ class BenchView(BenchWatcher):
     def picture(
         self, children: Sequence[Child], tasks: Sequence[Task], done: Mapping[str, JobRecord]
     ) -> Group:
-        """Running jobs; hosts by what they do and how their jobs ended; the count."""
+        """Return running jobs; hosts by what they do and how their jobs ended; the count."""
         now = time.monotonic()
         jobs = table("job", "hosts", ">time", ">of", "", padding=(0, 2, 0, 0))
         for child in children[:SHOWN]:
@@ -117,7 +117,7 @@ class BenchView(BenchWatcher):
     def _hosts(
         self, children: Sequence[Child], tasks: Sequence[Task], done: Mapping[str, JobRecord]
     ) -> Table:
-        """A row per state: hosts at work, waiting, through; and those with jobs that did not end well."""
+        """Return a row per state: hosts at work, waiting, done; and those with jobs that did not end well."""
         busy = {host for child in children for host in child.task.hosts}
         due = {host for task in tasks if task.id not in done for host in task.hosts}
         involved = {host for task in tasks for host in task.hosts}

@@ -1,4 +1,4 @@
-"""What a bench came to, and its schedule, for people."""
+"""The result of a bench, and its schedule, for people."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _COMPARED = (
 
 
 def show_bench(folder: BenchFolder, *, json: bool) -> int:
-    """How far a bench has come, and what it found. -> exit code."""
+    """Print how far a bench has come, and its result. Return the exit code."""
     from muster.benches.listing import bench_row
     from muster.cli.output import print_json
 
@@ -58,7 +58,7 @@ def show_bench(folder: BenchFolder, *, json: bool) -> int:
 
 
 def bench_page(folder: BenchFolder, output: Path | None) -> Path:
-    """A bench's tables as one HTML file. Raises RunFolderError where it has not found anything yet."""
+    """Write a bench's tables as one HTML file. Raises RunFolderError where it has no result yet."""
     from muster.core.errors import RunFolderError
     from muster.store.atomic import write_text
 
@@ -73,7 +73,7 @@ def bench_page(folder: BenchFolder, output: Path | None) -> Path:
 
 
 def print_bench(bench: Bench, *, every: bool, console: Console | None = None) -> None:
-    """The answer and the count; jobs, curves, comparison; hosts with evidence."""
+    """Print the answer and the count; jobs, curves, comparison; hosts with evidence."""
     notes = console or err_console()
     console = console or out_console()
     print_answer(console, bench)
@@ -93,7 +93,7 @@ def print_bench(bench: Bench, *, every: bool, console: Console | None = None) ->
 
 
 def figure_words(name: str, value: float | None) -> str:
-    """A figure as people read it."""
+    """Return a figure as people read it."""
     if value is None:
         return ""
     if name == "memory":
@@ -110,7 +110,7 @@ def figure_words(name: str, value: float | None) -> str:
 
 
 def _jobs(bench: Bench, *, every: bool) -> Table:
-    """A row per job; of many, those that did not end well, or missed a threshold."""
+    """Return a row per job; of many, those that did not end well, or missed a threshold."""
     made = table("job", "hosts", "outcome", "result", ">memory", ">time", ">peers", "why")
     shown = bench.jobs
     if not every and len(shown) > SHOWN:
@@ -144,7 +144,7 @@ def _result(job: JobEntry) -> str:
 
 
 def _why(job: JobEntry) -> str:
-    """Of a job that is not well."""
+    """Return why a job did not end well, or what it missed."""
     if job.misses:
         return "; ".join(job.misses)
     if job.not_measured:
@@ -172,7 +172,7 @@ def _curve(curve: Curve) -> Table:
 
 
 def _comparison(console: Console, comparison: Comparison) -> None:
-    """Entries beside each other; then what else differs."""
+    """Print entries side by side; then what else differs."""
     paths = dict.fromkeys(path for row in comparison.rows for path in row.settings)
     settings = [path for path in paths if path.count(".") <= 1 and not path.endswith(".options")][:5]
     present = [each for each in _COMPARED if any(each[0] in row.figures for row in comparison.rows)]
@@ -191,8 +191,8 @@ def _comparison(console: Console, comparison: Comparison) -> None:
 
 
 def _published(bench: Bench) -> Table:
-    """What others published of the same recipes; where they had another device or number of ranks, that is
-    said, and the figure is scaled by the ranks."""
+    """Return published figures of the same recipes; where they had another device or number of ranks, that is
+    stated, and the figure is scaled by the ranks."""
     heads = ("entry", ">ranks", ">samples/s", ">published", ">ratio", ">memory", ">published", "published on")
     made = table(*heads, title="beside published figures")
     for each in bench.published:
@@ -224,7 +224,7 @@ def _count(bench: Bench) -> str:
 
 
 def print_schedule(plan: Mapping[str, Any], *, every: bool) -> None:
-    """What would run beside each other, job by job."""
+    """Print what would run at the same time, job by job."""
     console = out_console()
     about = f": {escape(plan['about'])}" if plan["about"] else ""
     console.print(f"{escape(plan['suite'])}{about}")

@@ -22,7 +22,7 @@ _VERDICTS = {"fit": "green", "warning": "yellow", "unfit": "red", "unreachable":
 
 
 class ProgressLine(Waiting):
-    """How many hosts have answered. A context manager; call it with (done, total, unreached)."""
+    """Shows how many hosts have answered. A context manager; call it with (done, total, unreached)."""
 
     def __init__(self, console: Console) -> None:
         self.console = console
@@ -50,14 +50,15 @@ class ProgressLine(Waiting):
             self.console.print(f"{done} of {total} hosts have answered{lost}")
 
     def announce(self, text: str) -> None:
-        """What comes next, and is waited for."""
+        """Show what comes next, and is waited for."""
         if self.task is not None:
             self.bar.update(self.task, visible=False)
         self.now(text)
 
 
 def print_inspection(inspection: Inspection, *, verbose: bool = False) -> None:
-    """Each kind of trouble with its hosts, evidence and remedy; then the summary. Notes only if `verbose`."""
+    """Print each kind of trouble with its hosts, evidence and remedy; then the summary. Notes only if
+    `verbose`."""
     console = out_console()
     for trouble in inspection.troubles:
         if verbose or trouble.level != "note":
@@ -76,7 +77,7 @@ def print_inspection(inspection: Inspection, *, verbose: bool = False) -> None:
 
 
 def _ungrouped(inspection: Inspection) -> list[str]:
-    """Hosts that were left out of the group checks for want of torch."""
+    """Return hosts that were left out of the group checks because they lack torch."""
     from muster.checks.group import GROUPED, NO_TORCH
 
     return [
@@ -104,7 +105,7 @@ def _print_trouble(console: Console, trouble: Trouble) -> None:
 
 
 def print_checks(profile: str | None, *, as_json: bool) -> None:
-    """Every check: what is asked, why, and what is expected."""
+    """Print every check: what is asked, why, and what is expected."""
     from muster.checks.check import all_checks
     from muster.checks.profiles import load_profile
 

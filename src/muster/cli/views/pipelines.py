@@ -1,4 +1,4 @@
-"""A pipeline for people: its steps as they run, what they came to, what they would do."""
+"""A pipeline for people: its steps as they run, their results, and what they would do."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from muster.store.runfolder import PipelineFolder
 
 @contextmanager
 def seeing(title: str) -> Iterator[Seen]:
-    """A step's progress."""
+    """Show a step's progress."""
     console = err_console()
     with ProgressView(console) as view:
         console.print(f"[bold]{escape(title)}[/bold]")
@@ -32,7 +32,7 @@ def seeing(title: str) -> Iterator[Seen]:
 
 
 def finish_pipeline(result: PipelineResult, folder: PipelineFolder, json: bool) -> int:
-    """Print the result. -> exit code: 0 succeeded, 1 failed."""
+    """Print the result. Return the exit code: 0 succeeded, 1 failed."""
     if json:
         print_json(result.model_dump(mode="json"))
     else:
@@ -46,7 +46,7 @@ def finish_pipeline(result: PipelineResult, folder: PipelineFolder, json: bool) 
 
 
 def show_pipeline(folder: PipelineFolder, *, json: bool) -> int:
-    """How far a pipeline has come, and what its steps came to. -> exit code."""
+    """Print how far a pipeline has come, and its steps' results. Return the exit code."""
     state, result = folder.state(), folder.read_result()
     shown = result or so_far(folder)
     now = next((each for each in shown.pipeline if each.status is State.RUNNING), None)
@@ -73,7 +73,7 @@ def show_pipeline(folder: PipelineFolder, *, json: bool) -> int:
 def print_dry_run(
     file: Path, hosts: str, changes: list[str], folder: PipelineFolder, *, json: bool, verbose: bool
 ) -> int:
-    """What each step would do. -> exit code."""
+    """Print what each step would do. Return the exit code."""
     from muster.cli.views.waiting import waiting
 
     with waiting(err_console(), "planning"):
@@ -89,7 +89,7 @@ def print_dry_run(
 
 
 def _print_result(result: PipelineResult, state: State | None = None) -> None:
-    """A row per step, and why it ended."""
+    """Print a row per step, and why the pipeline ended."""
     console = out_console()
     took = format_seconds(result.seconds.total)
     say(f"  {state or result.status}; {took}")

@@ -23,7 +23,7 @@ SHORT = {
 
 
 def print_plan(plan: Plan) -> None:
-    """Figures, other ways, scaling, the sentence, and notes."""
+    """Print figures, alternatives, scaling, the verdict, and notes."""
     console = out_console()
     print_figures(console, plan_figures(plan))
     if plan.candidates:

@@ -1,4 +1,4 @@
-"""Live progress on stderr: a bar on a terminal, a line now and then elsewhere."""
+"""Live progress on stderr: a bar on a terminal, a line from time to time elsewhere."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ _PHASES = {
 
 
 class _Steps(ProgressColumn):
-    """How many of how many; a command does not say how many there will be."""
+    """Shows the steps done of all steps; a command does not state how many there will be."""
 
     def render(self, task: Task) -> Text:
         of = "" if task.total is None else f"/{task.total:.0f}"
@@ -49,7 +49,7 @@ class _Steps(ProgressColumn):
 
 
 class ProgressView(Waiting):
-    """Watches a job's events. A context manager."""
+    """Shows a job's events. A context manager."""
 
     def __init__(self, console: Console) -> None:
         self.console = console
@@ -79,7 +79,7 @@ class ProgressView(Waiting):
         self.slow: set[tuple[str, str, str | None]] = set()  # who holds the job up: host, what, other end
 
     def announce(self, job: Job) -> None:
-        """Hosts have agreed: say what is about to run."""
+        """Print what is about to run, once hosts have agreed."""
         self.now(None)
         self.world_size = job.world_size
         hosts = ", ".join(f"{place.host} ({place.slots})" for place in job.placements[:8])
@@ -143,7 +143,7 @@ class ProgressView(Waiting):
             self.console.print(f"held-out {loss}{more} at step {event.step}")
 
     def _paced(self, pace: Pace) -> None:
-        """Who holds the job up, where that has changed."""
+        """Print which host holds the job up, where that has changed."""
         now = [each for each in pace.stragglers if each.last_step is None]
         for each in now:
             if (each.host, each.kind, each.to) not in self.slow:
@@ -153,7 +153,7 @@ class ProgressView(Waiting):
         self.slow = {(each.host, each.kind, each.to) for each in now}
 
     def _phase(self, event: events.Phase) -> None:
-        """What the first rank does now; and what any rank compiles, which all others wait for."""
+        """Show what the first rank does; and what any rank compiles, which all others wait for."""
         if event.name == "compile":
             self.compiling.add((event.host, event.rank))
             self.now(f"compiling {event.what} on {event.host} (once per machine, about {COMPILING})")
@@ -171,7 +171,7 @@ class ProgressView(Waiting):
                 self.now(self.phase)
 
     def _window(self, window: events.Window) -> None:
-        """The rate of a window counts when every rank has told of it."""
+        """Show the rate of a window once every rank has reported it."""
         parts = self.windows.setdefault(window.step, [])
         parts.append(window)
         if len(parts) == self.world_size:

@@ -21,7 +21,7 @@ _MOST_NAMES = 8  # of a matrix on a terminal; the whole of it is in the run fold
 
 
 def print_result(result: Result) -> None:
-    """A result for a person."""
+    """Print a result for a person."""
     console = out_console()
     print_row(console, "status", result.outcome)
     print_row(console, "run", subject(result))
@@ -40,7 +40,7 @@ def print_result(result: Result) -> None:
 
 
 def print_figures(console: Console, listed: list[Figure]) -> None:
-    """The figures that have a value, by their groups."""
+    """Print the figures that have a value, by group."""
     for group, own in grouped(listed, measured=True):
         console.print(group, style="bold")
         for figure in own:
@@ -48,7 +48,7 @@ def print_figures(console: Console, listed: list[Figure]) -> None:
 
 
 def print_failure(status: str, failure: Failure) -> None:
-    """Why a run or a pipeline did not succeed, and what helps."""
+    """Print why a run or a pipeline did not succeed, and what helps."""
     console = err_console()
     place = ": ".join(part for part in (failure.host, failure.where) if part)
     console.print(f"[red]{status}[/red]: {escape(f'{place}: ' if place else '')}{escape(failure.what)}")
@@ -61,8 +61,8 @@ def print_failure(status: str, failure: Failure) -> None:
 
 
 def print_afterwards(run: RunFolder, *, asked: bool = False) -> None:
-    """What to type next, and how to load the trained model without Muster. Nothing is indented: it can be
-    pasted as it stands."""
+    """Print what to type next, and how to load the trained model without Muster. Nothing is indented, so that
+    it can be pasted."""
     console = err_console()
     lines = loading_lines(run)
     if lines:
@@ -72,12 +72,12 @@ def print_afterwards(run: RunFolder, *, asked: bool = False) -> None:
 
 
 def shown(answer: str) -> str:
-    """An answer for people."""
+    """Return an answer for people."""
     return answer if answer.strip() else "(empty answer)"
 
 
 def print_answers(rows: list[dict[str, Any]]) -> None:
-    """Questions, predictions and what was expected, as a table."""
+    """Print questions, predictions and expected answers as a table."""
     judged = bool(rows) and "expected" in rows[0]
     made = Table(show_lines=True)
     made.add_column("question", ratio=2, overflow="fold")
@@ -103,7 +103,7 @@ def print_answers(rows: list[dict[str, Any]]) -> None:
 
 
 def print_tables(console: Console, fabric: FabricRun) -> None:
-    """The sweep, and the pairs where they are few."""
+    """Print the sweep, and the pairs where they are few."""
     if fabric.sweeps:
         columns, rows = sweep_rows(fabric)
         _table(console, "bus bandwidth by message size, Gbit/s", columns, rows)

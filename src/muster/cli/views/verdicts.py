@@ -1,4 +1,4 @@
-"""What was found of hosts, links and switches, for people: the answer, then why, then everybody else."""
+"""Verdicts on hosts, links and switches, for people: the answer, then the reasons, then all other hosts."""
 
 from __future__ import annotations
 
@@ -41,13 +41,13 @@ _MARK = re.compile(r", [0-9a-f]{8}(?:,|$)")
 
 
 def rows_of(document: Judged) -> list[Verdict]:
-    """A row per host, the worst first; among equals the slowest, then as they stand."""
+    """Return a row per host, the worst first; among equals the slowest, then in the document's order."""
     order = (*BAD, *DOUBT, *SOUND)
     return sorted(document.hosts, key=lambda row: (order.index(row.condition), -(row.slower or 0.0)))
 
 
 def print_answer(console: Console, document: Judged) -> None:
-    """What whoever ran this wants to know, in a line or a few."""
+    """Print the answer in a line or a few."""
     lines = [("red", _drift(each)) for each in document.drifted if each.slower > 0]
     if lines:
         lines.append(("", "look at what its hosts share: software, settings, clocks, storage or network"))
@@ -57,26 +57,26 @@ def print_answer(console: Console, document: Judged) -> None:
 
 
 def count_words(document: Judged) -> str:
-    """Hosts by verdict, and jobs by how they ended, on one line."""
+    """Return hosts by verdict, and jobs by how they ended, on one line."""
     ends = [f"{count} {end_words(outcome)}" for outcome, count in document.outcomes.items() if count]
     hosts = f"{counted(len(document.hosts), 'host')}: {tinted(document.summary, COLOURS) or 'none'}"
     return f"{hosts}; {counted(len(document.jobs), 'job')}: {', '.join(ends) or 'none'}"
 
 
 def end_words(outcome: str) -> str:
-    """How a job ended."""
+    """Return how a job ended, in words."""
     return "timed out" if outcome == State.TIMEOUT else outcome
 
 
 def print_notes(console: Console, document: Judged) -> None:
-    """What became faster, which is no fault, and the document's notes."""
+    """Print what became faster, which is no fault, and the document's notes."""
     faster = [_drift(each) for each in document.drifted if each.slower <= 0]
     for note in [*faster, *document.notes]:
         console.print(f"[yellow]note[/yellow] {escape(note)}")
 
 
 def _accused(document: Judged) -> list[tuple[str, str]]:
-    """Who is bad; nothing, where nobody is."""
+    """Return the bad hosts in words; nothing where there are none."""
     bad = [row for row in rows_of(document) if row.condition in BAD]
     lines = []
     if bad:
@@ -108,7 +108,8 @@ def _accused(document: Judged) -> list[tuple[str, str]]:
 
 
 def _suspects(document: Judged) -> list[str]:
-    """Who may well be bad, and what speaks against them most; not those of whom one surely is."""
+    """Return the hosts that may well be bad, and the strongest evidence against them; not those of a pair in
+    which one surely is bad."""
     named = {name for names in document.one_of for name in names}
     return [
         f"{row.host} ({_against([row], document)})"
@@ -118,7 +119,7 @@ def _suspects(document: Judged) -> list[str]:
 
 
 def _against(rows: Sequence[Verdict], document: Judged) -> str:
-    """What speaks most against these hosts."""
+    """Return the strongest evidence against these hosts."""
     evidence = [one for row in rows for one in row.evidence]
     ended = {one.job for one in evidence if one.slower is None}
     if ended:
@@ -129,7 +130,7 @@ def _against(rows: Sequence[Verdict], document: Judged) -> str:
 
 
 def _nobody(document: Judged, *, after_others: bool) -> list[tuple[str, str]]:
-    """Where nobody is bad: how far that is known."""
+    """Return the answer where no host is bad: how far that is certain."""
     rows, total = rows_of(document), len(document.hosts)
     but = "beside each other, " if after_others else ""
     if not rows:
@@ -152,7 +153,7 @@ def _nobody(document: Judged, *, after_others: bool) -> list[tuple[str, str]]:
 
 
 def _left(why: str, hosts: Sequence[str], total: int) -> str:
-    """What is not known, and of whom."""
+    """Return what is not known, and of which hosts."""
     if why == "unknown" and len(hosts) == total > 1:
         return (
             f"{'neither' if total == 2 else 'none'} of the {total} ({fold_hosts(hosts)}) is known to be fit"
@@ -168,7 +169,8 @@ def _all(total: int) -> str:
 
 
 def print_hosts(console: Console, document: Judged, *, every: bool) -> None:
-    """The bad ones with the jobs that say so; those in doubt; the others in a line, or all in a table."""
+    """Print the bad hosts with the jobs that show it; those in doubt; the others in a line, or all in a
+    table."""
     rows, evidence = rows_of(document), _JobRows(document, every=every)
     alike: dict[tuple[str, str], list[Verdict]] = {}
     for row in rows:
@@ -202,7 +204,7 @@ def print_hosts(console: Console, document: Judged, *, every: bool) -> None:
 
 
 def print_normal(console: Console, peers: Sequence[Peers], slow: float) -> None:
-    """What healthy jobs of each work take, and what counts as slow where that is more than `slow`."""
+    """Print what healthy jobs of each work take, and what counts as slow where that is more than `slow`."""
     for each in peers:
         origin = ", from the baseline" if each.stored else ""
         more = each.least is not None and each.least > slow * 1.001
@@ -218,7 +220,7 @@ def print_normal(console: Console, peers: Sequence[Peers], slow: float) -> None:
 
 
 class _JobRows:
-    """What the jobs of a document say, by their names."""
+    """The jobs of a document, by name, in words."""
 
     def __init__(self, found: Judged, *, every: bool) -> None:
         self.room = len(found.hosts) if every else NAMED
@@ -233,7 +235,7 @@ class _JobRows:
                 self.alone.setdefault(job.hosts[0], {})[job.job] = job.slower
 
     def guess(self, hosts: Sequence[str]) -> str:
-        """Where the names of hosts are no more than that."""
+        """Return a note where the names of hosts are guesses."""
         guessed = [host for host in hosts if host in self.guessed]
         if not guessed:
             return ""
@@ -241,15 +243,15 @@ class _JobRows:
         return f" ({which}a guess)"
 
     def show(self, console: Console, rows: Sequence[Verdict]) -> None:
-        """Hosts of which the same is said."""
+        """Print hosts with the same verdict together."""
         hosts, verdict = [row.host for row in rows], rows[0].condition
         lines = self.fit(rows) if verdict == "fit" else self.why(rows)
         name = fold_hosts(hosts) + (f" ({len(hosts)} hosts)" if len(hosts) > 1 else "")
         block(console, COLOURS[verdict], verdict, name + self.guess(hosts), lines)
 
     def line(self, one: Evidence, shared: Verdict | None = None) -> str:
-        """How much slower than what, with whom, in which work, and which job. `shared`: the link or switch
-        that it is about; else it is about a host."""
+        """Return how much slower than what, with which hosts, in which work, and which job. `shared`: the
+        link or switch that it is about; else it is about a host."""
         entry = self.jobs.get(one.job)
         work = one.work or (entry.work if entry else "")
         where = f" in {_label(work)}" if work and (self.several or entry is None) else ""
@@ -267,8 +269,8 @@ class _JobRows:
         return f"{by} {whom}{where}{self._than(work, entry, size, one.slower)}  {one.job}"
 
     def _than(self, work: str, entry: JobEntry | None, size: int, slower: float) -> str:
-        """Its speed beside its peers'. Where the two are another slowdown, it was compared with jobs of its
-        own moment."""
+        """Return its speed next to its peers'. Where the two differ by another slowdown, it was compared with
+        jobs of its own moment."""
         peers = self.peers.get((work, size))
         if peers is None:
             return ""
@@ -284,7 +286,7 @@ class _JobRows:
         return f": {format_number(own)} {unit}, {whose} {format_number(theirs)} {spread}"
 
     def fit(self, rows: Sequence[Verdict]) -> list[str]:
-        """What was looked at, and who differs most."""
+        """Return what was judged, and which host differs most."""
         parts = looked_at({row.host: row.subjects for row in rows})
         bounds = {row.host: row.at_most for row in rows if row.at_most is not None}
         every = ", in every work" if self.several else ""
@@ -300,7 +302,7 @@ class _JobRows:
         return lines
 
     def _alone(self, row: Verdict) -> float | None:
-        """Its mean alone: beside jobs of the same moment, where the evidence has that."""
+        """Return its mean alone: relative to jobs of the same moment, where the evidence has that."""
         slowdowns = {
             one.job: one.slower for one in row.evidence if one.slower is not None and one.what == "step"
         }
@@ -308,7 +310,7 @@ class _JobRows:
         return sum(times) / len(times) if times else None
 
     def why(self, rows: Sequence[Verdict]) -> list[str]:
-        """The reasons, what would settle it; of one host also the jobs that decided."""
+        """Return the reasons, and what would settle it; of one host also the jobs that decided."""
         lines = list(dict.fromkeys(row.reason for row in rows))
         if len(lines) > 1:
             more = [f"and {len(rows) - self.room} more; --all shows them"] if len(rows) > self.room else []
@@ -323,8 +325,8 @@ class _JobRows:
 
 
 def means_of(jobs: Sequence[JobEntry]) -> dict[tuple[str, int], float]:
-    """(host, hosts of the job) -> its slowdown in the work where it is slowest. Alone: the mean of its jobs.
-    In groups, which run at the pace of their slowest host: the fastest of them."""
+    """Return, by host and number of hosts of the job, its slowdown in the work where it is slowest. Alone:
+    the mean of its jobs. In groups, which run at the pace of their slowest host: the fastest of them."""
     times: dict[tuple[str, int], dict[str, list[float]]] = {}
     for job in jobs:
         if job.slower is not None:
@@ -337,12 +339,12 @@ def means_of(jobs: Sequence[JobEntry]) -> dict[tuple[str, int], float]:
 
 
 def signed(slower: float) -> str:
-    """0.05 -> '+5.00%', -1e-9 -> '+0.00%'."""
+    """Return a share with its sign: 0.05 -> '+5.00%', -1e-9 -> '+0.00%'."""
     return f"{round(slower, 4) + 0.0:+.2%}"
 
 
 def _drift(each: Drift) -> str:
-    """About the whole fleet."""
+    """Return a sentence about the whole fleet's drift."""
     than = "slower" if each.slower > 0 else "faster"
     both = _speeds(each.now, each.baseline)
     now, before = format_seconds(each.now.step_seconds), format_seconds(each.baseline.step_seconds)
@@ -355,7 +357,7 @@ def _drift(each: Drift) -> str:
 
 
 def _short(row: Verdict) -> str:
-    """In brackets behind a host's name."""
+    """Return what follows a host's name in brackets."""
     if row.condition == "slow" and row.slower is not None:
         where = row.reason.partition(":")[0].partition(", ")[2]
         by = format_slower(row.slower, digits=1)
@@ -364,12 +366,12 @@ def _short(row: Verdict) -> str:
 
 
 def _by_thresholds(row: Verdict) -> bool:
-    """Whether a host is fit by thresholds, without others to compare it with."""
+    """Return whether a host is fit by thresholds, without others to compare it with."""
     return row.condition == "fit" and row.at_most is None
 
 
 def _unjudged(rows: Sequence[Verdict]) -> list[str]:
-    """What no reading told of, of any host."""
+    """Return what no reading covers, of any host."""
     seen = {each.name for row in rows for each in row.subjects if each.condition != "unknown"}
     if not seen:
         return []
@@ -377,7 +379,7 @@ def _unjudged(rows: Sequence[Verdict]) -> list[str]:
 
 
 def _table(document: Judged, rows: Sequence[Verdict]) -> Table:
-    """A row per host: how much slower it was in its slowest work, by the size of the group."""
+    """Return a row per host: how much slower it was in its slowest work, by the size of the group."""
     means = means_of(document.jobs)
     sizes = sorted({size for _, size in means})[:6]
     made = table("host", "verdict", *(f">{counted(size, 'host')}" for size in sizes), "why")
@@ -393,7 +395,7 @@ def _table(document: Judged, rows: Sequence[Verdict]) -> Table:
 
 
 def _label(work: str) -> str:
-    """What was done, without the mark of its settings and what follows."""
+    """Return the work without the mark of its settings and what follows."""
     return _MARK.split(work, maxsplit=1)[0]
 
 
@@ -412,14 +414,14 @@ def _some(names: Sequence[str]) -> str:
 
 
 def speed_words(of: JobEntry | Peers) -> str:
-    """In the units that are known."""
+    """Return a speed in the units that are known."""
     speeds = [(getattr(of, name), unit) for name, unit in _SPEEDS]
     rates = ", ".join(f"{format_number(rate)} {unit}" for rate, unit in speeds if rate)
     return rates or (f"{format_seconds(of.step_seconds)} a step" if of.step_seconds else "")
 
 
 def _speeds(one: JobEntry | Peers, other: Peers) -> tuple[float, float, str] | None:
-    """Both in the first unit that is known of both."""
+    """Return both speeds in the first unit that is known of both."""
     for name, unit in _SPEEDS:
         own, theirs = getattr(one, name), getattr(other, name)
         if own and theirs:
@@ -428,14 +430,14 @@ def _speeds(one: JobEntry | Peers, other: Peers) -> tuple[float, float, str] | N
 
 
 def block(console: Console, colour: str, what: str, name: str, lines: Sequence[str]) -> None:
-    """A heading, and what belongs to it."""
+    """Print a heading, and its lines."""
     console.print(f"[{colour}]{what}[/{colour}]: [bold]{escape(name)}[/bold]")
     for line in lines:
         say(console, line, indent=2)
 
 
 def say(console: Console, text: str, *, indent: int = 0, style: str = "") -> None:
-    """A paragraph; a terminal breaks it at spaces, below its begin."""
+    """Print a paragraph; a terminal breaks it at spaces, indented like its begin."""
     begin, lines = " " * indent, [text]
     if console.is_terminal:
         room = max(20, console.width - indent)

@@ -1,4 +1,5 @@
-"""What is waited for, and for how long: a live line on a terminal, otherwise a line now and then."""
+"""Shows what is waited for, and for how long: a live line on a terminal, otherwise a line from time to time.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +21,7 @@ EVERY = 30.0  # seconds between two lines where there is no terminal
 
 
 class Waiting:
-    """Says what is waited for. A context manager. `below`: what a terminal shows under the line."""
+    """Shows what is waited for. A context manager. `below`: what a terminal shows under the line."""
 
     def __init__(self, console: Console, below: RenderableType | None = None, every: float = EVERY) -> None:
         self._console, self._below, self._every = console, below, every
@@ -44,7 +45,8 @@ class Waiting:
             self._live.stop()
 
     def now(self, what: str | None) -> None:
-        """From now on this is waited for; None: nothing. A terminal keeps how long the last one took."""
+        """Show from now on that this is waited for; None: nothing. A terminal keeps how long the last one
+        took."""
         if what == self._what:
             return
         if self._live and self._what:
@@ -72,7 +74,7 @@ class Waiting:
 
 @contextmanager
 def waiting(console: Console, what: str) -> Iterator[None]:
-    """Inside, `what` is waited for."""
+    """Show that `what` is waited for inside."""
     with Waiting(console) as line:
         line.now(what)
         yield

@@ -1,4 +1,4 @@
-"""Model families whose sizes and parameter counts are known in closed form: no torch is needed for them.
+"""Model families whose sizes and parameter counts are known in closed form, so that no torch is needed.
 
 A module per family has
 
@@ -17,12 +17,13 @@ products(config, shape)      multiply-accumulates of a forward pass over a batch
 positions(config) -> int     tokens of a sequence at most; where there is such a limit
 PUBLISHED (where known)      name -> the learning rate and tokens per optimizer step of a size
 
-A configuration is filled where every field has a value (`filled`). `families/checking.py` says what is wrong
-with one; elsewhere it is taken to be right.
+A configuration is filled where every field has a value (`filled`). `families/checking.py` reports what is
+wrong with one; elsewhere it is taken to be right.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from types import ModuleType
 from typing import Any
@@ -39,7 +40,7 @@ OWNERS = ("google-t5", "openai-community", "facebook", "google", "meta-llama")
 
 
 def size(name: str | None) -> dict[str, Any] | None:
-    """The configuration of a known size by its name, as it is or with a hub owner's before it."""
+    """Return the configuration of a known size by its name, with or without a hub owner's before it."""
     owner, _, bare = (name or "").rpartition("/")
     for sizes in (*(family.SIZES for family in FAMILIES), TRACED):
         shape = sizes.get(name) or (sizes.get(bare) if owner in OWNERS else None)
@@ -49,7 +50,8 @@ def size(name: str | None) -> dict[str, Any] | None:
 
 
 def published(name: str | None) -> PublishedTraining | None:
-    """How a known size was trained, by its name with or without a hub owner's; None: not published here."""
+    """Return how a known size was trained, by its name with or without a hub owner's; None: not published
+    here."""
     owner, _, bare = (name or "").rpartition("/")
     if owner and owner not in OWNERS:
         return None
@@ -57,28 +59,43 @@ def published(name: str | None) -> PublishedTraining | None:
     return next((table[bare] for table in tables if bare in table), None)
 
 
+def published_near(count: int) -> tuple[str, PublishedTraining]:
+    """The size nearest to a number of parameters of which it is known how it was trained."""
+    tables = (getattr(family, "PUBLISHED", {}) for family in FAMILIES)
+    known = {name: how for table in tables for name, how in table.items()}
+
+    def distance(name: str) -> float:
+        config = size(name)
+        assert config is not None
+        return abs(math.log(count / (parameters(config) or 1)))
+
+    nearest = min(known, key=distance)
+    return nearest, known[nearest]
+
+
 def sizes(*model_types: str) -> list[str]:
-    """Names of the known sizes of some families; of all, where none is named."""
+    """Return the names of the known sizes of some families; of all, where no family is named."""
     wanted = set(model_types)
     chosen = [family for family in FAMILIES if not wanted or wanted & set(family.MODEL_TYPES)]
     return [*(name for family in chosen for name in family.SIZES), *(() if wanted else TRACED)]
 
 
 def family_of(config: Mapping[str, Any]) -> ModuleType | None:
-    """The family of a configuration; None where it is none of these."""
+    """Return the family of a configuration; None where it is none of these."""
     kind = str(config.get("model_type", "")).lower()
     return next((family for family in FAMILIES if kind in family.MODEL_TYPES), None)
 
 
 def plain(config: Mapping[str, Any]) -> dict[str, Any]:
-    """A configuration with its family's own names of fields in place of the general ones that Transformers
-    takes as well (GPT-2's hidden_size is n_embd)."""
+    """Return a configuration with its family's own names of fields in place of the general ones that
+    Transformers accepts as well (GPT-2's hidden_size is n_embd)."""
     family = family_of(config)
     return fields.plain(family.FIELDS, config) if family else dict(config)
 
 
 def filled(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The same with a value in every field that decides sizes: if none is given, Transformers' usual one."""
+    """Return a configuration with a value in every field that decides sizes: Transformers' default where it
+    has none."""
     family = family_of(config)
     if family is None:
         return dict(config)
@@ -87,15 +104,16 @@ def filled(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def parameters(config: Mapping[str, Any]) -> int | None:
-    """The number of trainable parameters; None for a family that is not known."""
+    """Return the number of trainable parameters; None for an unknown family."""
     family = family_of(config)
     return family.parameters(filled(config)) if family else None
 
 
 def positions(config: Mapping[str, Any]) -> int | None:
-    """How many tokens a sequence can have, as the model's family counts them; None: no limit, or not known.
+    """Return how many tokens a sequence can have, as the model's family counts them; None: no limit, or not
+    known.
 
-    A key that the family does not read, left over from another model, says nothing.
+    A key that the family does not read, left over from another model, does not count.
     """
     family = family_of(config)
     if family is None:
@@ -107,16 +125,17 @@ def positions(config: Mapping[str, Any]) -> int | None:
 
 
 def tables(config: Mapping[str, Any]) -> list[tuple[int, int]]:
-    """Shapes of the matrices outside of layers, but for the token embeddings; none where that is unknown."""
+    """Return the shapes of the matrices outside of layers, but for the token embeddings; none where unknown.
+    """
     family = family_of(config)
     own: list[tuple[int, int]] = family.tables(filled(config)) if family and hasattr(family, "tables") else []
     return own
 
 
 def products(config: Mapping[str, Any], shape: Shape) -> Products | None:
-    """Multiply-accumulates of a forward pass over a batch; None for a family that is not known.
+    """Return the multiply-accumulates of a forward pass over a batch; None for an unknown family.
 
-    Attention counts in full. `core/flops.py` makes floating-point operations of them.
+    Attention counts in full. `core/flops.py` turns them into floating-point operations.
     """
     family, whole = family_of(config), filled(config)
     if family is None or hasattr(family, "products"):
@@ -133,7 +152,7 @@ def products(config: Mapping[str, Any], shape: Shape) -> Products | None:
 
 
 def stacks(config: Mapping[str, Any]) -> list[Stack]:
-    """The model as stacks of layers; none for a family that is not known."""
+    """Return the model as stacks of layers; none for an unknown family."""
     family = family_of(config)
     layers: list[Stack] = family.stacks(filled(config)) if family else []
     return layers

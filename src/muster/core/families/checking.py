@@ -1,7 +1,7 @@
-"""What is wrong with a configuration of a known family, before a closed form is taken of it. Pure.
+"""Check a configuration of a known family before a closed form is computed from it. Pure.
 
-Only what makes no model, or another one than was meant, is refused: Transformers refuses some of it after the
-ranks have started, computes with the rest (no layers), and ignores a misspelt field.
+Only a configuration that makes no model, or another one than was meant, is refused: Transformers refuses some
+of these after the ranks have started, computes with others (no layers), and ignores a misspelt field.
 """
 
 from __future__ import annotations
@@ -28,31 +28,31 @@ MISSPELT = 0.85  # of difflib's ratio: nearer than any two names that mean diffe
 
 @dataclass(frozen=True)
 class FieldSource:
-    """Where the fields of a configuration are from. `own`: the recipe's model.config; `base`: the file with
-    the others, None: a size that is known; `elsewhere`: field -> the recipe's key that sets it instead."""
+    """Where the fields of a configuration come from. `own`: the recipe's model.config; `base`: the file with
+    the others, None: a known size; `elsewhere`: field -> the recipe's key that sets it instead."""
 
     own: Mapping[str, Any] = field(default_factory=dict)
     base: str | None = None
     elsewhere: Mapping[str, str] = field(default_factory=dict)
 
     def key(self, of: Field) -> str:
-        """The recipe's key that sets a field."""
+        """Return the recipe's key that sets a field."""
         name = of.also if of.also in self.own else of.name
         return self.elsewhere.get(of.name, f"model.config.{name}")
 
     def gives(self, of: Field) -> bool:
-        """Whether the recipe itself says it."""
+        """Return whether the recipe itself sets a field."""
         return of.name in self.elsewhere or of.name in self.own or of.also in self.own
 
     def place(self, of: Field) -> str:
-        """Where it is said."""
+        """Return where a field is set."""
         return self.key(of) if self.gives(of) or not self.base else f"{self.base}: {of.name}"
 
 
 def check_config(config: Mapping[str, Any], source: FieldSource) -> None:
-    """Raise RecipeError for the first fault: what is wrong, where, and the nearest that works.
+    """Raise RecipeError for the first fault: what is wrong, where, and the nearest value that works.
 
-    `config`: with its `model_type`; one of no known family is not looked at.
+    `config`: with its `model_type`; one of an unknown family is not checked.
     """
     family = families.family_of(config)
     if family is None:
@@ -73,7 +73,7 @@ def check_config(config: Mapping[str, Any], source: FieldSource) -> None:
 
 
 def closed_form_missing(config: Mapping[str, Any]) -> RecipeError:
-    """The error for a model that only a trace knows."""
+    """Return the error for a model that needs a trace."""
     kind = str(config.get("model_type") or "")
     kinds = [name for family in families.FAMILIES for name in family.MODEL_TYPES]
     near = did_you_mean(kind, kinds) or f"known: {', '.join(kinds)}"
@@ -100,7 +100,7 @@ Wanted = tuple[str | None, Any]  # what a value has to be, None: it is so; the n
 
 
 def _check_value(of: Field, value: Any, source: FieldSource) -> None:
-    """Raise RecipeError where it is not of the field's kind."""
+    """Raise RecipeError where a value is not of the field's kind."""
     check = {
         "whole": _whole, "pair": _pair, "share": _share, "flag": _flag, "activation": _activation,
         "feed-forward": _feed_forward,
@@ -162,7 +162,7 @@ def _activation(of: Field, value: Any) -> Wanted:
 
 
 def _feed_forward(of: Field, value: Any) -> Wanted:
-    """An activation, or one behind `gated-`."""
+    """Return what a feed-forward's name has to be: an activation, or one behind `gated-`."""
     if isinstance(value, str) and value.removeprefix("gated-") in ACTIVATIONS:
         return None, None
     text = str(value)
@@ -175,7 +175,7 @@ def _feed_forward(of: Field, value: Any) -> Wanted:
 def _check_division(
     division: Division, config: Mapping[str, Any], fields: Mapping[str, Field], source: FieldSource
 ) -> None:
-    """Raise RecipeError where parts do not divide the whole. Of the two, that is blamed which was given."""
+    """Raise RecipeError where parts do not divide the whole. It names the number that the recipe gives."""
     total, parts = config.get(division.whole), config.get(division.parts)
     if total is None or parts is None:
         return  # it follows from the other
@@ -211,7 +211,8 @@ def _check_rotary(width: int, of: Field, source: FieldSource) -> None:
 
 
 def near_divisors(total: int, parts: int, each: int = 1) -> list[int]:
-    """The numbers nearest to `parts` that divide `total` into multiples of `each`: one, or two as near."""
+    """Return the numbers nearest to `parts` that divide `total` into multiples of `each`: one, or two that
+    are as near."""
     small = [number for number in range(1, int(total**0.5) + 1) if total % number == 0]
     every = {number for one in small for number in (one, total // one) if total // number % each == 0}
     least = min((abs(number - parts) for number in every), default=0)
@@ -219,7 +220,7 @@ def near_divisors(total: int, parts: int, each: int = 1) -> list[int]:
 
 
 def near_multiples(total: int, unit: int) -> list[int]:
-    """The multiples of `unit` around `total`."""
+    """Return the multiples of `unit` around `total`."""
     below = total // unit * unit
     return [number for number in (below, below + unit) if number]
 

@@ -1,7 +1,7 @@
-"""Checkpoints by their names on the hub: what their config.json says of a model's shape, so that no network
-is needed to know it.
+"""Checkpoints by their names on the hub, with the shape that their config.json gives, so that no network is
+needed to know it.
 
-Parameters as published are in tests/unit/test_families.py, which compares them with the real models'.
+Published parameter counts are in tests/unit/test_families.py, which compares them with the real models'.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ TUNED = ("", "-Instruct")
 def decoder(
     layers: int, width: int, heads: int, keys: int, inner: int, vocab: int, positions: int, **others: Any
 ) -> dict[str, Any]:
-    """A decoder's configuration: Llama's, where `others` do not say another type."""
+    """Return a decoder's configuration: Llama's, where `others` name no other type."""
     return {
         "model_type": "llama",
         "num_hidden_layers": layers,
@@ -31,7 +31,7 @@ def decoder(
 
 
 def _rope(theta: float, factor: float | None = None) -> dict[str, Any]:
-    """How fast positions turn. `factor`: as Llama 3.1 stretches them from 8192."""
+    """Return the frequencies of rotary positions. `factor`: as Llama 3.1 stretches them from 8192."""
     if factor is None:
         return {"rope_theta": theta, "rope_type": "default"}
     return {
@@ -41,7 +41,7 @@ def _rope(theta: float, factor: float | None = None) -> dict[str, Any]:
 
 
 def _llama() -> dict[str, dict[str, Any]]:
-    """What the checkpoints on the hub have in their config.json, under all their names."""
+    """Return the fields of the config.json files on the hub, under all names of the checkpoints."""
     listed: dict[str, dict[str, Any]] = {}
 
     def add(fields: dict[str, Any], *names: str) -> None:
@@ -110,7 +110,8 @@ def _llama() -> dict[str, dict[str, Any]]:
 
 
 def _qwen2() -> dict[str, dict[str, Any]]:
-    """Up to 3B the output layer is the embeddings; from 7B on there are 128 entries more."""
+    """Return Qwen2's sizes. Up to 3B the output layer is the embeddings; from 7B on there are 128 entries
+    more."""
     shapes = {
         "0.5B": (24, 896, 14, 2, 4864), "1.5B": (28, 1536, 12, 2, 8960), "3B": (36, 2048, 16, 2, 11008),
         "7B": (28, 3584, 28, 4, 18944), "14B": (48, 5120, 40, 8, 13824), "32B": (64, 5120, 40, 8, 27648),
@@ -132,7 +133,8 @@ def _qwen2() -> dict[str, dict[str, Any]]:
 
 
 def _qwen3() -> dict[str, dict[str, Any]]:
-    """Heads are 128 wide whatever the model's width is. Those without -Base are tuned."""
+    """Return Qwen3's sizes. Heads are 128 wide whatever the model's width is. Those without -Base are tuned.
+    """
     shapes = {
         "0.6B": (28, 1024, 16, 8, 3072), "1.7B": (28, 2048, 16, 8, 6144), "4B": (36, 2560, 32, 8, 9728),
         "8B": (36, 4096, 32, 8, 12288), "14B": (40, 5120, 40, 8, 17408), "32B": (64, 5120, 64, 8, 25600),
@@ -149,7 +151,7 @@ def _qwen3() -> dict[str, dict[str, Any]]:
 
 
 def _gemma() -> dict[str, dict[str, Any]]:
-    """Three generations of text models. -it: tuned."""
+    """Return three generations of Gemma's text models. -it: tuned."""
     listed: dict[str, dict[str, Any]] = {}
     first: dict[str, Any] = {"model_type": "gemma", "vocab": 256_000, "positions": 8192, "head_dim": 256}
     second = {**first, "model_type": "gemma2"}
@@ -174,7 +176,7 @@ def _gemma() -> dict[str, dict[str, Any]]:
 
 
 def _experts() -> dict[str, dict[str, Any]]:
-    """Of whose experts each token takes some."""
+    """Return mixtures of experts, of which each token uses some."""
     mixtral: dict[str, Any] = {"model_type": "mixtral", "rms_norm_eps": 1e-5, "rope_parameters": _rope(1e6)}
     small = decoder(32, 4096, 32, 8, 14336, 32000, 32768, **mixtral)
     large = (56, 6144, 48, 8, 16384)
@@ -195,7 +197,7 @@ def _experts() -> dict[str, dict[str, Any]]:
 
 
 def _t5() -> dict[str, dict[str, Any]]:
-    """T5 v1.1 and FLAN-T5, which have the same shapes."""
+    """Return T5 v1.1 and FLAN-T5, which have the same shapes."""
     shapes = {
         "small": (512, 1024, 8, 6), "base": (768, 2048, 12, 12), "large": (1024, 2816, 24, 16),
         "xl": (2048, 5120, 24, 32), "xxl": (4096, 10240, 24, 64),

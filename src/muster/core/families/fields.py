@@ -1,5 +1,5 @@
 """The fields of a configuration that decide what a model holds and computes: their names, usual values and
-what they may be. Pure.
+limits. Pure.
 
 Usual values and general names (attribute_map) are those of transformers/models/*/configuration_*.py, 5.23.
 """
@@ -17,7 +17,7 @@ Kind = Literal["whole", "pair", "share", "flag", "activation", "feed-forward"]
 
 @dataclass(frozen=True)
 class Field:
-    """One field. `usual`: its value where none is given; None: it follows from other fields; `also`: the
+    """A field. `usual`: its value where none is given; None: it follows from other fields; `also`: the
     general name that sets the same field, and wins; `optional`: null may be given; `least`, `most`: of a
     number.
 
@@ -37,7 +37,7 @@ class Field:
 @dataclass(frozen=True)
 class Division:
     """The number in the field `parts` has to divide the one in `whole`. `even`: into an even number each;
-    `types`: the model types that ask for it, none: all of the family."""
+    `types`: the model types that require it, none: all of the family."""
 
     whole: str
     parts: str
@@ -48,27 +48,27 @@ class Division:
 def whole(
     name: str, usual: int | None = None, *, also: str | None = None, least: int = 1, most: int = MOST
 ) -> Field:
-    """A whole number. Null may be given where there is no usual one."""
+    """Return a field with a whole number. Null may be given where there is no usual one."""
     return Field(name, "whole", usual, also, usual is None, least, most)
 
 
 def depth(name: str, usual: int | None = None, *, also: str | None = None) -> Field:
-    """How many layers there are."""
+    """Return a field with a number of layers."""
     return whole(name, usual, also=also, most=MOST_LAYERS)
 
 
 def share(name: str, usual: float) -> Field:
-    """A share from 0 to 1, such as dropout's."""
+    """Return a field with a share from 0 to 1, such as dropout's."""
     return Field(name, "share", usual)
 
 
 def flag(name: str, usual: bool) -> Field:
-    """True or false."""
+    """Return a field that is true or false."""
     return Field(name, "flag", usual)
 
 
 def plain(fields: Iterable[Field], config: Mapping[str, Any]) -> dict[str, Any]:
-    """A configuration with the family's own names in place of general ones."""
+    """Return a configuration with the family's own names in place of general ones."""
     renamed = dict(config)
     for field in fields:
         if field.also is not None and field.also in renamed:
@@ -79,8 +79,8 @@ def plain(fields: Iterable[Field], config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def filled(fields: Iterable[Field], usual: Mapping[str, Any], config: Mapping[str, Any]) -> dict[str, Any]:
-    """A plain configuration with a value for every field that has a usual one. `usual`: of the model type,
-    before those of the family."""
+    """Return a plain configuration with a value for every field that has a usual one. `usual`: of the model
+    type, before those of the family."""
     complete = plain(fields, config)
     for field in fields:
         value = usual.get(field.name, field.usual)

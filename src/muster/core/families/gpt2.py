@@ -48,7 +48,7 @@ SIZES: dict[str, dict[str, Any]] = {
 
 
 def stacks(config: Mapping[str, Any]) -> list[Stack]:
-    """Two LayerNorms a layer, of which input and output are kept, and one attention."""
+    """Return one stack: two LayerNorms a layer, of which input and output are kept, and one attention."""
     width, heads = int(config["n_embd"]), int(config["n_head"])
     stack = Stack(
         layers=int(config["n_layer"]),
@@ -66,8 +66,8 @@ def stacks(config: Mapping[str, Any]) -> list[Stack]:
 
 
 def parameters(config: Mapping[str, Any]) -> int:
-    """Token and position embeddings (the first is the output as well); per layer two norms, an attention of
-    four width x width matrices and a feed-forward of two, with biases; a last norm.
+    """Count token and position embeddings (the first is the output as well); per layer two norms, an
+    attention of four width x width matrices and a feed-forward of two, with biases; a last norm.
 
     Source: transformers/models/gpt2/modeling_gpt2.py.
     """
@@ -79,10 +79,10 @@ def parameters(config: Mapping[str, Any]) -> int:
 
 
 def tables(config: Mapping[str, Any]) -> list[tuple[int, int]]:
-    """Positions."""
+    """Return the shape of the position embeddings."""
     return [(positions(config), int(config["n_embd"]))]
 
 
 def positions(config: Mapping[str, Any]) -> int:
-    """As many as there are rows of learned positions."""
+    """Return the rows of learned positions."""
     return int(config["n_positions"])

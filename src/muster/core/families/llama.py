@@ -54,7 +54,7 @@ SIZES: dict[str, dict[str, Any]] = {
 
 
 def head_width(config: Mapping[str, Any]) -> int:
-    """Of a query, a key or a value; even, since rotary positions turn pairs."""
+    """Return the width of a query, a key or a value; even, since rotary positions turn pairs."""
     return int(config.get("head_dim") or int(config["hidden_size"]) // int(config["num_attention_heads"]))
 
 
@@ -79,9 +79,9 @@ def stacks(config: Mapping[str, Any]) -> list[Stack]:
 
 
 def parameters(config: Mapping[str, Any]) -> int:
-    """Embeddings and output; per layer queries, keys, values and output, three feed-forward matrices and two
-    norms; a last norm. Biases of queries, keys and values in Qwen2, and where Llama is asked for them; a norm
-    of queries and of keys in Qwen3.
+    """Count embeddings and output; per layer queries, keys, values and output, three feed-forward matrices
+    and two norms; a last norm. Biases of queries, keys and values in Qwen2, and where Llama is asked for
+    them; a norm of queries and of keys in Qwen3.
 
     Source: transformers/models/{llama,mistral,qwen2,qwen3}/modeling_*.py.
     """
@@ -100,5 +100,5 @@ def parameters(config: Mapping[str, Any]) -> int:
 
 
 def positions(config: Mapping[str, Any]) -> int:
-    """What the model is made for: rotary positions have no table that ends."""
+    """Return the length that the model is made for: rotary positions have no table that ends."""
     return int(config["max_position_embeddings"])

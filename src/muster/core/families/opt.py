@@ -88,7 +88,7 @@ PUBLISHED: dict[str, PublishedTraining] = {
 
 
 def stacks(config: Mapping[str, Any]) -> list[Stack]:
-    """Two LayerNorms a layer, of which input and output are kept, and one attention."""
+    """Return one stack: two LayerNorms a layer, of which input and output are kept, and one attention."""
     width, heads = int(config["hidden_size"]), int(config["num_attention_heads"])
     stack = Stack(
         layers=int(config["num_hidden_layers"]),
@@ -105,8 +105,8 @@ def stacks(config: Mapping[str, Any]) -> list[Stack]:
 
 
 def parameters(config: Mapping[str, Any]) -> int:
-    """Token embeddings (the output as well), two matrices where they are narrower than the model, positions
-    (two more than are used); per layer two norms, an attention of four width x width matrices and a
+    """Count token embeddings (the output as well), two matrices where they are narrower than the model,
+    positions (two more than are used); per layer two norms, an attention of four width x width matrices and a
     feed-forward of two, with biases; a last norm where norms come first.
 
     Source: transformers/models/opt/modeling_opt.py.
@@ -124,7 +124,7 @@ def parameters(config: Mapping[str, Any]) -> int:
 
 
 def tables(config: Mapping[str, Any]) -> list[tuple[int, int]]:
-    """Positions, and the matrices to and from narrower embeddings."""
+    """Return the shapes of the position embeddings, and of the matrices to and from narrower embeddings."""
     width = int(config["hidden_size"])
     narrow = int(config.get("word_embed_proj_dim") or width)
     projections = [(width, narrow), (narrow, width)] if narrow != width else []
@@ -132,5 +132,5 @@ def tables(config: Mapping[str, Any]) -> list[tuple[int, int]]:
 
 
 def positions(config: Mapping[str, Any]) -> int:
-    """As many as there are rows of learned positions, less two."""
+    """Return the rows of learned positions, less two."""
     return int(config["max_position_embeddings"])

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class PublishedTraining:
-    """What `auto` takes for a published size. `tokens`: per optimizer step."""
+    """The values that `auto` takes for a published size. `tokens`: per optimizer step."""
 
     learning_rate: float
     tokens: int

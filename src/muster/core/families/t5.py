@@ -53,13 +53,13 @@ def stacks(config: Mapping[str, Any]) -> list[Stack]:
 
 
 def parameters(config: Mapping[str, Any]) -> int:
-    """Trainable parameters of T5ForConditionalGeneration.
+    """Count the trainable parameters of T5ForConditionalGeneration.
 
     Two stacks; per layer four d_model x (heads x d_kv) projections an attention (the decoder has two), two or
     three (gated) feed-forward matrices, and one d_model norm a sublayer; one table of relative positions,
     buckets x heads, and one final norm a stack (UMT5: a table a layer); the embedding, which Transformers
-    ties to the output whatever tie_word_embeddings says (configuration_t5.py).
-    Source: transformers/models/{t5,umt5}/modeling_*.py.
+    ties to the output whatever tie_word_embeddings says (configuration_t5.py). Source:
+    transformers/models/{t5,umt5}/modeling_*.py.
     """
     both, width = stacks(config), int(config["d_model"])
     layers = sum(each.layers * (each.weights + (each.attentions + 1) * width) for each in both)
@@ -69,15 +69,14 @@ def parameters(config: Mapping[str, Any]) -> int:
 
 
 def gated(config: Mapping[str, Any]) -> bool:
-    """Whether the feed-forward has three matrices."""
+    """Return whether the feed-forward has three matrices."""
     return str(config["feed_forward_proj"]).startswith("gated-")
 
 
 def products(config: Mapping[str, Any], shape: Shape) -> Products:
-    """Per encoder token the encoder's matrices, and the decoder's keys and values of the cross attention; per
-    decoder token the other decoder matrices and the output; three attentions of source x source, target x
-    target and target x source.
-    """
+    """Return, per encoder token, the encoder's matrices and the decoder's keys and values of the cross
+    attention; per decoder token the other decoder matrices and the output; three attentions of source x
+    source, target x target and target x source."""
     first, second = stacks(config)
     source, target, query = shape.tokens, shape.target, first.query
     crossed = 2 * second.width * query  # keys and values of the source

@@ -59,24 +59,24 @@ SIZES: dict[str, dict[str, Any]] = {
 
 
 def pair(value: Any) -> tuple[int, int]:
-    """Height and width, of which one number says both."""
+    """Return height and width; one number stands for both."""
     height, width = value if isinstance(value, list | tuple) else (value, value)
     return int(height), int(width)
 
 
 def tokens(config: Mapping[str, Any]) -> int:
-    """Patches of an image, and the class token."""
+    """Return the patches of an image, and the class token."""
     image, patch = pair(config["image_size"]), pair(config["patch_size"])
     return (image[0] // patch[0]) * (image[1] // patch[1]) + 1
 
 
 def labels(config: Mapping[str, Any]) -> int:
-    """Classes: what the configuration says, else Transformers' two."""
+    """Return the number of classes: the configuration's, else Transformers' two."""
     return int(config.get("num_labels") or len(config.get("id2label") or ()) or 2)
 
 
 def _patch(config: Mapping[str, Any]) -> int:
-    """Values of a patch."""
+    """Return the number of values of a patch."""
     height, width = pair(config["patch_size"])
     return int(config["num_channels"]) * height * width
 
@@ -90,8 +90,8 @@ def stacks(config: Mapping[str, Any]) -> list[Stack]:
 
 
 def parameters(config: Mapping[str, Any]) -> int:
-    """Patch projection, class token and positions; per layer two norms, an attention of four width x width
-    matrices and a feed-forward of two, with biases; a last norm and the classifier.
+    """Count patch projection, class token and positions; per layer two norms, an attention of four width x
+    width matrices and a feed-forward of two, with biases; a last norm and the classifier.
 
     Source: transformers/models/vit/modeling_vit.py (ViTForImageClassification, no pooler).
     """
@@ -103,15 +103,14 @@ def parameters(config: Mapping[str, Any]) -> int:
 
 
 def tables(config: Mapping[str, Any]) -> list[tuple[int, int]]:
-    """Patch projection, class token, positions and the classifier."""
+    """Return the shapes of patch projection, class token, positions and classifier."""
     width = int(config["hidden_size"])
     return [(width, _patch(config)), (1, width), (tokens(config), width), (labels(config), width)]
 
 
 def products(config: Mapping[str, Any], shape: Shape) -> Products:
-    """The projection of every patch; per token (patches and the class) all matrices of the blocks; an
-    attention of tokens x tokens a layer; the classifier of the class token.
-    """
+    """Return the projection of every patch; per token (patches and the class) all matrices of the blocks; an
+    attention of tokens x tokens a layer; the classifier of the class token."""
     [stack], length = stacks(config), tokens(config)
     layers, width = stack.layers, stack.width
     patches = shape.samples * (length - 1) * _patch(config) * width

@@ -1,9 +1,8 @@
 """Devices as data: what their makers state of arithmetic, memory and links, each figure with its source.
 
-`devices.json` has the table. A CPU is not in it: cores x clock x vector width says little where the
-clock falls under vector load. What is not in it is given by hand:
-`mydev{tflops=100,memory=48GB,bandwidth=900e9}`. Such figures are part of the device's name: what was learned
-of another device of that name says nothing of it.
+`devices.json` has the table. A CPU is not in it: cores x clock x vector width says little where the clock
+falls under vector load. What is not in it is given by hand: `mydev{tflops=100,memory=48GB,bandwidth=900e9}`.
+Such figures are part of the device's name: measurements of another device of that name do not apply to it.
 """
 
 from __future__ import annotations
@@ -42,7 +41,7 @@ _MAKERS = re.compile(r"^(?:nvidia|tesla|geforce|amd|instinct)+")
 
 @dataclass(frozen=True)
 class Device:
-    """One device. `peaks`: operations per second by precision, dense; `memory`: bytes that its driver tells;
+    """A device. `peaks`: operations per second by precision, dense; `memory`: bytes that its driver reports;
     `bandwidth`: bytes/s of its memory; `inner`, `bus`: names of the links (links.json) to the others of its
     host and to the host's memory; `capability`: CUDA's compute capability; `watts`: its power limit. None:
     not stated. The sources: the documents that state it.
@@ -65,7 +64,8 @@ class Device:
 
     @property
     def able(self) -> tuple[int, int]:
-        """Its compute capability; of a device by hand the lowest that computes in what it has figures for."""
+        """Its compute capability; of a device by hand the lowest that computes in every precision it has
+        figures for."""
         if self.capability is not None:
             return self.capability
         if "fp8" in self.peaks:
@@ -78,18 +78,20 @@ class Device:
         return CPU if plain_name(self.name).partition(" ")[0] == CPU else "cuda"
 
     def peak(self, precision: str) -> float | None:
-        """Operations per second in a precision; None: it cannot, or nobody says."""
+        """Return the operations per second in a precision; None: it cannot compute in it, or no source states
+        it."""
         return self.peaks.get(precision)
 
 
 def capability_for(precision: str, gpu: str) -> tuple[int, int] | None:
-    """The lowest compute capability of a GPU of this name that computes in a precision; None: any does. AMD's
-    numbers are those of its architectures, of which gfx942 is the first with fp8."""
+    """Return the lowest compute capability of a GPU of this name that computes in a precision; None: any
+    does. AMD's numbers are those of its architectures, of which gfx942 is the first with fp8."""
     return (9, 4) if precision == "fp8" and _AMD.search(gpu) else LEAST.get(precision)
 
 
 def find_device(text: str) -> Device:
-    """A device as a person names it: `h200`, `a100-80gb`, "NVIDIA A100-SXM4-80GB", or with figures by hand.
+    """Return a device as a person names it: `h200`, `a100-80gb`, "NVIDIA A100-SXM4-80GB", or with figures by
+    hand.
 
     Where a name leaves the memory open, the smaller one counts. Raises UsageError naming the nearest.
     """
@@ -107,7 +109,7 @@ def find_device(text: str) -> Device:
 
 
 def _as_stated(device: Device, text: str) -> bool:
-    """Whether it has the memory that its name, as typed, says it has, or the name says none."""
+    """Return whether the device has the memory in its name as typed, or the name states none."""
     stated = _STATED.search(text.upper())
     if stated is None or device.memory is None or device.name in _OTHER_MEMORY:
         return True
@@ -115,8 +117,8 @@ def _as_stated(device: Device, text: str) -> bool:
 
 
 def ambiguous(text: str) -> list[str]:
-    """Of the devices that are named in a text such as a100:8x4: which is taken, where there are others of the
-    name with other memory."""
+    """Return notes on the devices in a text such as a100:8x4: which is taken, where others of the name have
+    other memory."""
     notes = []
     for word in dict.fromkeys(each.partition(":")[0].strip().lower() for each in text.split(",")):
         device, plain = named(word), _plain(word)
@@ -138,18 +140,19 @@ def ambiguous(text: str) -> list[str]:
 
 
 def names() -> list[str]:
-    """The canonical names of all devices in the table."""
+    """Return the canonical names of all devices in the table."""
     return [str(entry["name"]) for entry in entries()]
 
 
 def largest_memory() -> tuple[str, int]:
-    """The device of the table with most memory, and its bytes."""
+    """Return the device of the table with most memory, and its bytes."""
     most = max(entries(), key=_memory)
     return str(most["name"]), _memory(most)
 
 
 def named(text: str) -> Device | None:
-    """A device by one of its short names, in any case and with any separators; None: not in the table."""
+    """Return a device by one of its short names, in any case and with any separators; None: not in the table.
+    """
     plain = _plain(text)
     for entry in entries():
         if plain in map(_plain, (entry["name"], *entry.get("also", ()))):
@@ -158,7 +161,7 @@ def named(text: str) -> Device | None:
 
 
 def driver_device(text: str) -> Device | None:
-    """A device by its driver's name for it, such as "NVIDIA H100 80GB HBM3"; None: not in the table.
+    """Return a device by its driver's name for it, such as "NVIDIA H100 80GB HBM3"; None: not in the table.
 
     Parts of a device (MIG, virtual GPUs) and mobile ones under the same name are not that device.
     """
@@ -174,13 +177,13 @@ def driver_device(text: str) -> Device | None:
 
 @cache
 def entries() -> list[dict[str, Any]]:
-    """The table as it stands in the file."""
+    """Return the rows of the file."""
     text = resources.files("muster.core.hardware").joinpath("devices.json").read_text(encoding="utf-8")
     return list(json.loads(text)["devices"])
 
 
 def _memory(entry: Mapping[str, Any]) -> int:
-    """As its driver tells it, else as its maker does."""
+    """Return the memory that its driver reports, else the maker's figure."""
     return int(entry["total_mib"] * 2**20 if "total_mib" in entry else entry["memory_gb"] * 10**9)
 
 
@@ -202,12 +205,12 @@ def _device(entry: Mapping[str, Any]) -> Device:
 
 
 def _plain(text: str) -> str:
-    """`NVIDIA A100_80GB` -> `a10080gb`: names are compared without makers and separators."""
+    """Return a name without makers and separators, for comparison: `NVIDIA A100_80GB` -> `a10080gb`."""
     return _MAKERS.sub("", re.sub(r"[\s_\-]+", "", text.lower()))
 
 
 def _by_hand(name: str, rest: str, text: str) -> Device:
-    """`{key=value,...}` after a name. A known name's figures stay where none is given."""
+    """Return the device of `{key=value,...}` after a name. A known name's other figures stay."""
     if not rest.endswith("}") or not name:
         raise UsageError(f"{text!r} is not a device", where="device", hint=f"by hand: {_EXAMPLE}")
     base = named(name)
@@ -247,7 +250,7 @@ def _by_hand(name: str, rest: str, text: str) -> Device:
 
 
 def figures_of(text: str, keys: Sequence[str], where: str, about: str) -> dict[str, float]:
-    """`key=value,...` as numbers. `about`: what a hint says behind the keys. Raises UsageError."""
+    """Return `key=value,...` as numbers. `about`: what a hint adds to the keys. Raises UsageError."""
     given: dict[str, float] = {}
     for item in filter(None, (part.strip() for part in text.split(","))):
         key, equals, value = (part.strip() for part in item.partition("="))
@@ -262,7 +265,7 @@ def figures_of(text: str, keys: Sequence[str], where: str, about: str) -> dict[s
 
 
 def with_figures(name: str, given: Mapping[str, float]) -> str:
-    """A name that says what was given by hand, in one spelling: `h200{bf16=700}`."""
+    """Return a name with the figures that were given by hand, in one spelling: `h200{bf16=700}`."""
     return f"{name}{{{','.join(f'{key}={_short(given[key])}' for key in sorted(given))}}}" if given else name
 
 
@@ -271,18 +274,18 @@ def _short(value: float) -> str:
 
 
 def plain_name(name: str) -> str:
-    """`h200{bf16=700}` -> `h200`."""
+    """Return a name without figures: `h200{bf16=700}` -> `h200`."""
     return name.partition("{")[0]
 
 
 def _capability(version: float) -> tuple[int, int]:
-    """8.6 -> (8, 6)."""
+    """Return a version as numbers: 8.6 -> (8, 6)."""
     major, minor = divmod(round(10 * version), 10)
     return major, minor
 
 
 def number(text: str, where: str) -> float:
-    """A positive number as people write it: `900e9`, `48GB`, `48GiB`. Raises UsageError."""
+    """Return a positive number as people write it: `900e9`, `48GB`, `48GiB`. Raises UsageError."""
     try:
         value = float(text)
     except ValueError:

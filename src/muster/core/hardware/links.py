@@ -1,8 +1,8 @@
 """Links between devices and hosts as data: what they are stated to carry, and how much of it a message gets.
 
-`links.json` has the table. Between hosts, people give a speed: `10Gbit` is Ethernet, `200Gbit-ib` or
-`hdr` InfiniBand. By hand: `10Gbit{usable=0.8,latency=50e-6}`, `{bandwidth=1.1e9,latency=20e-6}`; such figures
-are part of the link's name, so that what was measured of another link is not taken for its own.
+`links.json` has the table. Between hosts, people give a speed: `10Gbit` is Ethernet, `200Gbit-ib` or `hdr`
+InfiniBand. By hand: `10Gbit{usable=0.8,latency=50e-6}`, `{bandwidth=1.1e9,latency=20e-6}`; such figures are
+part of the link's name, so that measurements of another link are not taken for its own.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ def _either(new: T | None, old: T) -> T:
 
 @dataclass(frozen=True)
 class SharedLink:
-    """What ranks that exchange over a link lose beside it. `gather`: of its bandwidth, what an all-gather
-    of three ranks or more gets (None: as usual); `pair_gather`: the same of two; `computing`, `exchanging`:
-    speed of the one while the other goes on, 1: as alone; `meeting`: seconds of a collective's start where
-    ranks have computed apart."""
+    """What ranks that exchange over a link lose to other work. `gather`: the share of its bandwidth that an
+    all-gather of three ranks or more gets (None: the usual one); `pair_gather`: the same of two; `computing`,
+    `exchanging`: speed of the one while the other goes on, 1: as alone; `meeting`: seconds of a collective's
+    start where ranks have computed independently."""
 
     gather: float | None = None
     computing: float = 1.0
@@ -55,7 +55,7 @@ class SharedLink:
 
 @dataclass(frozen=True)
 class LinkFigures:
-    """What was measured of a link: bytes/s, seconds; None: not measured."""
+    """Measurements of a link: bytes/s, seconds; None: not measured."""
 
     bandwidth: float | None = None
     latency: float | None = None
@@ -68,8 +68,8 @@ class LinkFigures:
             raise ValueError(f"no bandwidth and latency: {self}")
 
     def after(self, before: LinkFigures) -> LinkFigures:
-        """These, and what only an earlier measurement found: one between two ranks says nothing of an
-        all-gather among more."""
+        """Return these figures, completed by those of an earlier measurement: one between two ranks does not
+        measure an all-gather among more."""
         mine, other = self.beside, before.beside
         return LinkFigures(
             bandwidth=_either(self.bandwidth, before.bandwidth),
@@ -95,12 +95,14 @@ class LinkSpec:
     beside: SharedLink = SharedLink()
 
     def seconds(self, size: float, messages: float = 1) -> float:
-        """What so many messages of so many bytes together take, one after the other (Hockney 1994)."""
+        """Return the seconds of `messages` messages of `size` bytes in all, one after the other (Hockney
+        1994)."""
         return messages * self.latency + size / self.bandwidth
 
 
 def find_link(text: str) -> LinkSpec:
-    """A link as a person names it (see the module's first lines). Raises UsageError naming the nearest."""
+    """Return a link as a person names it (see the module's first lines). Raises UsageError naming the
+    nearest."""
     name, brace, rest = text.strip().partition("{")
     name = name.strip().lower()
     given = _given(rest, text) if brace else {}
@@ -122,7 +124,7 @@ def find_link(text: str) -> LinkSpec:
 
 
 def named(name: str) -> LinkSpec | None:
-    """A link of the table by its name; None: not in it."""
+    """Return a link of the table by its name; None: not in it."""
     for entry in _table()["links"]:
         if name in (entry["name"], *entry.get("also", ())):
             stated = entry["gb_s"] * 1e9
@@ -132,27 +134,27 @@ def named(name: str) -> LinkSpec | None:
 
 
 def ethernet(gigabits: float) -> LinkSpec:
-    """Ethernet of a speed in Gbit/s."""
+    """Return Ethernet of a speed in Gbit/s."""
     return _of_kind("ethernet", gigabits * 1e9, speed_words(gigabits * 1e9))
 
 
 def infiniband(gigabits: float) -> LinkSpec:
-    """InfiniBand of a speed in Gbit/s."""
+    """Return InfiniBand of a speed in Gbit/s."""
     return _of_kind("infiniband", gigabits * 1e9, f"{speed_words(gigabits * 1e9)}-ib")
 
 
 def between_hosts() -> list[LinkSpec]:
-    """Ethernet of the usual speeds, slowest first."""
+    """Return Ethernet of the usual speeds, slowest first."""
     return [ethernet(gigabits) for gigabits in _table()["between_hosts"]]
 
 
 def names() -> list[str]:
-    """The names of the table."""
+    """Return the names of the table."""
     return [str(entry["name"]) for entry in _table()["links"]]
 
 
 def speed_words(bits: float) -> str:
-    """Bits per second as people write them: 1e10 -> `10Gbit`."""
+    """Return bits per second as people write them: 1e10 -> `10Gbit`."""
     for unit, scale in (("G", 1e9), ("M", 1e6), ("k", 1e3)):
         if bits >= scale or unit == "k":
             return f"{bits / scale:g}{unit}bit"
@@ -160,7 +162,7 @@ def speed_words(bits: float) -> str:
 
 
 def _by_speed(name: str) -> LinkSpec | None:
-    """`10gbit`, `100GbE`, `50mbit`, `200gbit-ib`."""
+    """Return the link of a speed: `10gbit`, `100GbE`, `50mbit`, `200gbit-ib`."""
     match = _SPEED.fullmatch(name)
     if match is None or float(match["number"]) == 0:
         return None
@@ -194,7 +196,7 @@ def _unknown(text: str) -> UsageError:
 
 
 def calibrated(link: LinkSpec, measured: LinkFigures) -> LinkSpec:
-    """The link with what was measured in place of the table's figures."""
+    """Return the link with measured figures in place of the table's."""
     changed = replace(
         link,
         bandwidth=_either(measured.bandwidth, link.bandwidth),

@@ -1,11 +1,10 @@
-"""Machines that are not there yet, as a person types them: `h200:8x4,10Gbit`. Pure.
+"""Machines that need not exist yet, as a person types them: `h200:8x4,10Gbit`. Pure.
 
     DEVICE[:PER_HOST[xHOSTS]][,DEVICE:PER_HOST[xHOSTS] ...][,LINK][,INNER]
 
 Hosts of several kinds are given one kind after the other, each with its numbers. DEVICE: a name of
-devices.json, or figures by hand in braces. LINK joins hosts, and is a speed or a name of
-links.json. INNER (nvlink..., xgmi..., pcie..., loopback) joins the devices of a host; without it, the
-device's usual.
+devices.json, or figures by hand in braces. LINK joins hosts, and is a speed or a name of links.json. INNER
+(nvlink..., xgmi..., pcie..., loopback) joins the devices of a host; without it, the device's usual.
 """
 
 from __future__ import annotations
@@ -51,15 +50,15 @@ class Machines:
         return sum(self.slots[: self.hosts]) + self.per_host * max(0, self.hosts - len(self.slots))
 
     def with_slots(self, slots: Sequence[int]) -> Machines:
-        """The same, of whose hosts so many devices are used each."""
+        """Return the same hosts with so many devices in use on each."""
         return replace(self, per_host=max(slots), slots=tuple(slots) if len(set(slots)) > 1 else ())
 
     def on(self, hosts: int) -> Machines:
-        """The same on another number of hosts."""
+        """Return the same on another number of hosts."""
         return replace(self, hosts=hosts)
 
     def over(self, link: LinkSpec) -> Machines:
-        """The same with another link between hosts."""
+        """Return the same with another link between hosts."""
         return replace(self, link=link)
 
 
@@ -70,7 +69,7 @@ def machines_of(
     link: LinkSpec | None = None,
     inner: LinkSpec | None = None,
 ) -> Machines:
-    """Hosts of a device, joined by its usual links where none is given."""
+    """Return hosts of a device, joined by its usual links where none is given."""
     bus = named_link(device.bus) if device.bus else None
     usual = (
         named_link(device.inner) if device.inner else named_link("loopback") if device.kind == CPU else bus
@@ -79,8 +78,8 @@ def machines_of(
 
 
 def parse_parts(text: str) -> tuple[Machines, ...]:
-    """What a user gives as --on: one or more kinds of hosts, all over the same links. Raises UsageError
-    saying which part is not understood."""
+    """Return what a user gives as --on: one or more kinds of hosts, all over the same links. Raises
+    UsageError naming the part that is not understood."""
     items = _split(text)
     kinds = [items[0], *(item for item in items[1:] if _counts_of(item) is not None)]
     links: dict[bool, LinkSpec] = {}
@@ -101,13 +100,13 @@ def parse_parts(text: str) -> tuple[Machines, ...]:
 
 
 def _counts_of(item: str) -> str | None:
-    """What follows a device's name and a colon outside braces; None: no colon."""
+    """Return what follows a device's name and a colon outside braces; None: there is no colon."""
     tail = item.rpartition("}")[2]
     return tail.partition(":")[2] if ":" in tail else None
 
 
 def _part(item: str, text: str, link: LinkSpec | None, inner: LinkSpec | None) -> Machines:
-    """One kind of host: DEVICE[:PER_HOST[xHOSTS]]."""
+    """Return one kind of host: DEVICE[:PER_HOST[xHOSTS]]."""
     counts = _counts_of(item)
     name = item if counts is None else item[: -len(counts) - 1] if counts else item[:-1]
     match = _COUNTS.fullmatch(counts) if counts is not None else None
@@ -133,7 +132,7 @@ def _twice(what: str, text: str) -> UsageError:
 
 
 def _split(text: str) -> list[str]:
-    """At commas outside braces."""
+    """Split at commas outside braces."""
     items = split_outside("{}", text)
     if text.count("{") != text.count("}") or not items[0].strip():
         raise UsageError("is not a device with its numbers", where=f"--on {text!r}", hint=_EXAMPLE)

@@ -1,4 +1,4 @@
-"""Peaks of devices: what the maker promises for a dense matrix product, each with its source, and what hosts
+"""Peaks of devices: what the maker states for a dense matrix product, each with its source, and what hosts
 were measured to sustain."""
 
 from __future__ import annotations
@@ -32,7 +32,8 @@ class Peak:
 
 
 def stated_peak(device: str, precision: str) -> Peak | None:
-    """The peak of a device by its driver's name for it, such as "NVIDIA H100 80GB HBM3"; None: not known.
+    """Return the peak of a device by its driver's name for it, such as "NVIDIA H100 80GB HBM3"; None: not
+    known.
 
     precision: fp32 (no tensor cores), tf32, bf16 or fp16.
     """
@@ -54,24 +55,24 @@ class PeakFigure:
     threads: int | None = None  # of a CPU's rank; None: a GPU
 
     def is_of(self, device: str) -> bool:
-        """Whether it counts for a device as a rank names it, which is "cpu" on CPUs."""
+        """Return whether it applies to a device as a rank names it, which is "cpu" on CPUs."""
         return device == self.device if self.threads is None else device == "cpu"
 
 
 @dataclass(frozen=True)
 class MeasuredPeaks:
-    """Figures of hosts. `source`: who measured them, and when."""
+    """Measured figures of hosts. `source`: what measured them, and when."""
 
     source: str
     figures: tuple[PeakFigure, ...]
 
     @property
     def hosts(self) -> tuple[str, ...]:
-        """Those with a figure."""
+        """The hosts with a figure."""
         return tuple(dict.fromkeys(each.host for each in self.figures))
 
     def peak(self, host: str, device: str, precision: str) -> Peak | None:
-        """Of a rank's device, as the rank names it; None: it was not measured."""
+        """Return the peak of a rank's device, as the rank names it; None: it was not measured."""
         for each in self.figures:
             if (each.host, each.precision) == (host, precision) and each.is_of(device):
                 return Peak(each.flops, self.source)
@@ -82,9 +83,9 @@ _MEASURED = TypeAdapter(MeasuredPeaks)
 
 
 def peaks_in(document: Mapping[str, Any]) -> MeasuredPeaks:
-    """The figures of a check's document, of a fabric run's result, or of a run that froze them.
+    """Return the figures of a check's document, of a fabric run's result, or of a run that froze them.
 
-    A device whose exact product came out wrong has none. Raises ValueError, in a user's words, for any other
+    A device whose exact product came out wrong has none. Raises ValueError, worded for users, for any other
     document and for one without figures.
     """
     if "source" in document and "figures" in document:
@@ -120,7 +121,7 @@ def _figures(matmuls: Sequence[Matmul]) -> tuple[PeakFigure, ...]:
 
 
 def _on(ended: object) -> str:
-    """The day, in UTC; nothing where it is not known."""
+    """Return the day, in UTC; empty where it is not known."""
     try:
         return f" on {datetime.fromtimestamp(float(str(ended)), timezone.utc):%Y-%m-%d}"
     except (ValueError, OverflowError, OSError):

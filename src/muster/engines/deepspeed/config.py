@@ -11,20 +11,17 @@ from __future__ import annotations
 import copy
 import json
 import math
-from collections import Counter
 from collections.abc import Mapping
-from functools import cache, reduce
-from importlib import resources
+from functools import reduce
 from pathlib import Path
 from typing import Any
-
-import hjson
 
 from muster.core.batch import Batch
 from muster.core.errors import RecipeError
 from muster.core.job import Decision
 from muster.core.near import did_you_mean
 from muster.core.recipe import Recipe
+from muster.engines.deepspeed.reading import AUTO, converted, read_file, section, source, without_effect
 
 _BATCH_KEYS = {
     "train_micro_batch_size_per_gpu": "micro",
@@ -97,18 +94,6 @@ _NOT_TRAINED_WITH = {
 _TRACKERS = {"tensorboard": "tensorboard", "wandb": "wandb", "comet": "comet-ml"}  # sections -> packages
 _JOB_NAME = "DeepSpeedJobName"  # of a monitor's folder, where none is given
 _COMPRESSED = ("onebitadam", "onebitlamb", "zerooneadam")  # DeepSpeed reads names in any case
-# Sections without a list of keys.
-_SECTIONS = frozenset(
-    {
-        *_NOT_TRAINED_WITH, "pipeline", "flops_profiler", "checkpoint", "aio", "timers",
-        "data_types",
-    }
-)  # fmt: skip
-_EXAMPLES = {
-    "zero_optimization": '"zero_optimization": {"stage": 1}',
-    "fp16": '"fp16": {"enabled": true}',
-    "bf16": '"bf16": {"enabled": true}',
-}
 # Fields of the recipe's `train` -> where DeepSpeed's file has them.
 _PLACES = {
     "learning_rate": "optimizer.params.lr, or the scheduler's own rate,",
@@ -124,86 +109,29 @@ GROUP = "zero_hpz_partition_size"
 _BUCKET = "reduce_bucket_size"
 TESTED = ("adam", "adamw", "adagrad", "lion", "muon")  # optimizers that DeepSpeed takes under ZeRO
 UNTESTED = "zero_allow_untested_optimizer"  # the key with which it takes others
-LISTED = 20  # keys of a section that a hint names all
 _GATHER = "stage3_gather_16bit_weights_on_model_save"
 
 
-# Types of keys.json -> those of JSON values, and words.
-_TYPES: dict[str, tuple[tuple[type, ...], str]] = {
-    "bool": ((bool,), "true or false"),
-    "int": ((int,), "a whole number"),
-    "float": ((int, float), "a number"),
-    "str": ((str,), "a text"),
-}
-
-
-@cache
-def _source() -> dict[str, Any]:
-    """What dev/deepspeed_keys.py read in the source of DeepSpeed and PyTorch."""
-    text = resources.files(__package__).joinpath("keys.json").read_text(encoding="utf-8")
-    made: dict[str, Any] = json.loads(text)
-    return made
-
-
-def known_keys() -> dict[str, Any]:
-    """DeepSpeed's keys with the names of their types; None: of any type, or a section without a list."""
-    keys: dict[str, Any] = _source()["keys"]
-    return keys
-
-
 def read_user_config(path: str) -> dict[str, Any]:
-    """A user's DeepSpeed JSON, every key known; comments and trailing commas are read as DeepSpeed reads them
-    (hjson), and keys that begin with _ are comments. Raises RecipeError naming the nearest real key."""
-
-    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        for key, count in Counter(key for key, _ in pairs).items():
-            if count > 1:
-                raise RecipeError(f"{key!r} is given {count} times in one section", where=path)
-        return {key: value for key, value in pairs if not key.startswith("_")}
-
-    try:
-        text = Path(path).expanduser().read_text(encoding="utf-8")
-        if not text.strip():
-            raise RecipeError("is empty", where=path)
-        try:
-            config = json.loads(text, object_pairs_hook=unique)
-        except ValueError:
-            config = hjson.loads(text, object_pairs_hook=unique)
-    except FileNotFoundError:
-        raise RecipeError("no such DeepSpeed configuration", where=path) from None
-    except (OSError, ValueError, RecursionError) as error:
-        raise RecipeError(f"is not JSON: {error}", where=path) from None
-    if not isinstance(config, dict):
-        raise RecipeError("must be a JSON object", where=path)
-    check_keys(config, where=path)
-    return _unaliased(config)
+    """A user's DeepSpeed JSON, as DeepSpeed reads it. Raises RecipeError."""
+    return _unaliased(checked(read_file(path), where=path))
 
 
-def check_keys(config: Mapping[str, Any], *, where: str) -> None:
-    """Raise RecipeError at the first key that DeepSpeed would silently ignore, that has a value of the wrong
-    kind, or that asks for what Muster does not train with."""
-    _check(config, known_keys(), "", where)
+def checked(config: Mapping[str, Any], *, where: str) -> dict[str, Any]:
+    """With the values that DeepSpeed makes of it. Raises RecipeError at the first key that DeepSpeed would
+    silently ignore, that has a value which it refuses, or that asks for what Muster does not train with."""
+    config = converted(config, where=where)
     zero = section(config, "zero_optimization")
-    for name, alias in _source()["aliases"].items():
+    for name, alias in source()["aliases"].items():
         if name in zero and alias in zero:
             what = f"zero_optimization has both {name} and {alias}, which are one: DeepSpeed refuses that"
             raise RecipeError(what, where=where, hint="leave one out")
-    stage = zero.get("stage", 0)
-    if isinstance(stage, bool) or not isinstance(stage, int) or stage not in (0, 1, 2, 3):
-        what = f"zero_optimization.stage is {json.dumps(stage)}, and must be 0, 1, 2 or 3"
+    if zero.get("stage") == AUTO:
+        what = 'zero_optimization.stage is "auto", and must be 0, 1, 2 or 3'
         raise RecipeError(what, where=where)
-    for key in config:
-        on = section(config, key).get("enabled", False)
-        auto = key in ("fp16", "bf16", "bfloat16")
-        if not isinstance(on, bool) and not (auto and on == "auto"):
-            what = f"{key}.enabled is {json.dumps(on)}, and must be true{', ' if auto else ' or '}false"
-            raise RecipeError(what + (' or "auto"' if auto else ""), where=where)
     for key in ("offload_optimizer", "offload_param"):
         offload = section(section(config, "zero_optimization"), key)
         device = offload.get("device", "none")
-        if device not in ("none", "cpu", "nvme"):
-            what = f"zero_optimization.{key}.device is {json.dumps(device)}, and must be none, cpu or nvme"
-            raise RecipeError(what, where=where)
         if device == "nvme" and not isinstance(offload.get("nvme_path"), str):
             what = f"zero_optimization.{key} goes to a disk, and nvme_path does not say to which folder"
             raise RecipeError(what, where=where)
@@ -222,6 +150,8 @@ def check_keys(config: Mapping[str, Any], *, where: str) -> None:
             raise RecipeError(f"{path} is {json.dumps(value)}, and {why}", where=where, hint=hint)
     for key, why in _NOT_TRAINED_WITH.items():
         asked = section(config, key)
+        if config.get(key) is not None and not isinstance(config[key], Mapping):
+            raise RecipeError(f"{key} is {json.dumps(config[key])}, and must be a section", where=where)
         if asked.get("enabled", bool(asked)):
             raise RecipeError(f"{key} {why}", where=where, hint=f"leave {key} out")
     kind = section(config, "optimizer").get("type")
@@ -231,6 +161,7 @@ def check_keys(config: Mapping[str, Any], *, where: str) -> None:
             where=where,
             hint="AdamW, or no optimizer: the recipe's AdamW",
         )
+    return config
 
 
 def user_batch(config: Mapping[str, Any]) -> dict[str, int]:
@@ -272,7 +203,7 @@ def _check_classes(config: Mapping[str, Any]) -> None:
     take, or lacks: ranks would end with a TypeError."""
     kinds = {"optimizer": _optimizer_class(config), "scheduler": section(config, "scheduler").get("type")}
     for key, kind in kinds.items():
-        classes, params = _source()[f"{key}s"], section(section(config, key), "params")
+        classes, params = source()[f"{key}s"], section(section(config, key), "params")
         if not kind or kind.lower() in _OF_MUP:
             continue
         if kind not in classes:
@@ -411,7 +342,7 @@ def _cycles_momentum(config: Mapping[str, Any]) -> bool:
     """Whether OneCycle sets the betas of the optimizer, which it does where that has some."""
     scheduler = section(config, "scheduler")
     cycles = scheduler.get("type") == "OneCycle" and section(scheduler, "params").get("cycle_momentum", True)
-    taken = _source()["optimizers"].get(_optimizer_class(config), "betas")
+    taken = source()["optimizers"].get(_optimizer_class(config), "betas")
     return bool(cycles) and "betas" in taken.split()
 
 
@@ -443,9 +374,7 @@ _UNPLANNED = (
 def given_config(recipe: Recipe) -> dict[str, Any]:
     """What the user says to DeepSpeed itself: the own file, if any, with engine.options laid over it."""
     engine = recipe.engine
-    return _renamed(
-        _lay(read_user_config(engine.config) if engine.config else {}, _unaliased(engine.options))
-    )
+    return _renamed(_lay(read_user_config(engine.config) if engine.config else {}, _options(engine.options)))
 
 
 def uncounted(config: Mapping[str, Any]) -> list[str]:
@@ -481,7 +410,7 @@ def user_rise(config: Mapping[str, Any]) -> tuple[str, int] | None:
 def _unaliased(config: Mapping[str, Any]) -> dict[str, Any]:
     """With one key for each field of ZeRO: DeepSpeed takes stage3_max_live_parameters and others without
     stage3_ too."""
-    zero, aliases = section(config, "zero_optimization"), _source()["aliases"]
+    zero, aliases = section(config, "zero_optimization"), source()["aliases"]
     return (
         {**config, "zero_optimization": {aliases.get(key, key): each for key, each in zero.items()}}
         if zero
@@ -566,6 +495,7 @@ def user_decisions(recipe: Recipe, stage: int | None) -> list[Decision]:
     """ZeRO's `stage`, numbers and the schedule, where the user's own DeepSpeed configuration has them: they
     win."""
     given, source = given_config(recipe), recipe.engine.config or "engine.options"
+    passed = without_effect(read_file(recipe.engine.config)) if recipe.engine.config else []
     numbers = user_training(given).items()
     left = f"DeepSpeed's default, which the optimizer of {source} leaves as it is"
     whys = dict.fromkeys(_adam_defaults(given), left)
@@ -581,6 +511,8 @@ def user_decisions(recipe: Recipe, stage: int | None) -> list[Decision]:
     if scheduler:
         why = "; ".join(filter(None, (f"{source} says so", scheduler[1])))
         made.append(Decision("train.schedule", scheduler[0], why))
+    if passed:
+        made.append(Decision("engine.config", ", ".join(passed), "DeepSpeed knows no such key: no effect"))
     return made
 
 
@@ -629,8 +561,7 @@ def deepspeed_config(recipe: Recipe, batch: Batch, precision: str) -> dict[str, 
         config = read_user_config(recipe.engine.config)
     else:
         config = _own_config(recipe)
-    _check_options(recipe.engine.options)
-    config = _renamed(_lay(config, _unaliased(recipe.engine.options)))
+    config = _renamed(_lay(config, _options(recipe.engine.options)))
     for key in (*_NOT_TRAINED_WITH, "graph_harvesting"):
         config.pop(key, None)  # switched off; DeepSpeed refuses even so what it has no longer
     user_schedule(config)
@@ -653,6 +584,7 @@ def deepspeed_config(recipe: Recipe, batch: Batch, precision: str) -> dict[str, 
     _check_classes(config)
     _check_adagrad(config)
     _check_tested(config)
+    _check_together(config)
     gathers = zero["stage"] == 3 and "stage3_gather_fp16_weights_on_model_save" not in zero  # its old name
     if gathers and zero.setdefault(_GATHER, True) not in (True, "auto"):
         raise RecipeError(
@@ -675,6 +607,54 @@ def _check_adagrad(config: Mapping[str, Any]) -> None:
             where="optimizer.type",
             hint="zero_optimization.offload_optimizer with device: cpu, stage 0, or AdamW",
         )
+
+
+def _check_together(config: Mapping[str, Any]) -> None:
+    """Raise RecipeError for values that DeepSpeed refuses beside each other (config.py, zero/config.py and
+    precision_config.py of its runtime; base_optimizer.py, _configure_master_weights; engine.py,
+    _do_optimizer_sanity_check)."""
+    zero, fp16, bf16 = (section(config, name) for name in ("zero_optimization", "fp16", "bf16"))
+    stage, offload = zero["stage"], section(zero, "offload_optimizer")
+    host = bool(stage) and offload.get("device", "none") != "none"
+    ratio, kept = offload.get("ratio", 1.0), section(config, "data_types").get("grad_accum_dtype")
+    dynamic = fp16["enabled"] and not fp16.get("loss_scale")
+    in_fp16, in_bf16 = fp16.get("fp16_master_weights_and_grads"), bf16.get("bf16_master_weights_and_grads")
+    states, width = bf16.get("bf16_optimizer_states"), 2 if fp16["enabled"] or bf16["enabled"] else 4
+    on_host = "works beside ZeRO with an optimizer in host memory alone"
+    for refused, where, what in (
+        (
+            stage not in (1, 2) and not zero.get("compute_grad_norm", True),
+            "zero_optimization.compute_grad_norm", f"is false, and ZeRO-{stage} takes the norm",
+        ),
+        (
+            stage != 3 and ratio < 1,
+            "zero_optimization.offload_optimizer.ratio", f"is {ratio:g}, and ZeRO-{stage} moves all",
+        ),
+        (in_fp16 and not host, "fp16.fp16_master_weights_and_grads", on_host),
+        (in_bf16 and not states and not host, "bf16.bf16_master_weights_and_grads", on_host),
+        (
+            states and not (in_bf16 and stage),
+            "bf16.bf16_optimizer_states", "works beside ZeRO and bf16_master_weights_and_grads alone",
+        ),
+        (
+            not stage and kept is not None and dtype_bytes(kept) != width,
+            "data_types.grad_accum_dtype", f"is {kept}, and without ZeRO gradients are as the model",
+        ),
+        *(
+            (
+                dynamic and fp16.get(name, 1) <= 0,
+                f"fp16.{name}", f"is {fp16.get(name)}, and must be above 0 where the scale is dynamic",
+            )
+            for name in ("loss_scale_window", "min_loss_scale")
+        ),
+    ):  # fmt: skip
+        if refused:
+            raise RecipeError(what, where=where, hint="leave it out")
+
+
+def dtype_bytes(dtype: str) -> int:
+    """Of a value of a type that DeepSpeed knows by name."""
+    return 4 if "32" in dtype or dtype == "float" else 2
 
 
 def _check_tested(config: Mapping[str, Any]) -> None:
@@ -744,9 +724,9 @@ def user_stage(config: Mapping[str, Any]) -> int | None:
     return stage if isinstance(stage, int) else None
 
 
-def _check_options(options: Mapping[str, Any]) -> None:
-    """Refuse what would lose against the recipe's own keys."""
-    check_keys(options, where="engine.options")
+def _options(options: Mapping[str, Any]) -> dict[str, Any]:
+    """As DeepSpeed reads them. Raises RecipeError for what would lose against the recipe's own keys."""
+    options = checked(options, where="engine.options")
     for key, name in _BATCH_KEYS.items():
         if key in options:
             raise RecipeError(
@@ -759,6 +739,7 @@ def _check_options(options: Mapping[str, Any]) -> None:
                 where="engine.options",
                 hint="precision=...",
             )
+    return _unaliased(options)
 
 
 def open_stages(recipe: Recipe) -> list[int]:
@@ -818,65 +799,9 @@ def _own_config(recipe: Recipe) -> dict[str, Any]:
     return config
 
 
-def _check(config: Mapping[str, Any], allowed: Mapping[str, Any], prefix: str, where: str) -> None:
-    for key, value in config.items():
-        if key not in allowed:
-            raise _unknown(key, allowed, prefix, where)
-        if value is None and prefix:  # DeepSpeed takes it for not given, also where it is a section
-            continue
-        if (isinstance(allowed[key], dict) or (key in _SECTIONS and not prefix)) and not isinstance(
-            value, dict
-        ):
-            raise RecipeError(
-                f"{prefix}{key} is {json.dumps(value)}, and must be a section",
-                where=where,
-                hint=_EXAMPLES.get(key),
-            )
-        filled = value == "auto" and (prefix or key == "gradient_clipping")
-        if isinstance(allowed[key], str) and key != "enabled" and value is not None and not filled:
-            kinds, words = _TYPES[allowed[key]]
-            whole = isinstance(value, float) and int in kinds and value.is_integer()  # 5e8
-            if not (isinstance(value, kinds) or whole) or (isinstance(value, bool) and bool not in kinds):
-                what = f"{prefix}{key} is {json.dumps(value)}, and must be {words}"
-                hint = f"without the quotes: {value}" if _bare(value) else None
-                raise RecipeError(what, where=where, hint=hint)
-        if isinstance(allowed[key], dict):
-            _check(value, allowed[key], f"{prefix}{key}.", where)
-
-
-def _unknown(key: str, allowed: Mapping[str, Any], prefix: str, where: str) -> RecipeError:
-    """What DeepSpeed does with a key that it does not know: most sections refuse it."""
-    name = prefix.rstrip(".")
-    strict = name in _source()["strict"]
-    what = f"{prefix + key!r} is not a key that DeepSpeed knows; it would "
-    what += "refuse it at the start" if strict else "ignore it silently"
-    sections = {at: sub for at, sub in known_keys().items() if isinstance(sub, dict)}
-    everywhere = [*allowed, *(f"{at}.{inner}" for at, sub in sections.items() for inner in sub)]
-    hint = did_you_mean(key, allowed)
-    if prefix and key in known_keys():
-        hint = f"{key} belongs to the top level, beside {name.partition('.')[0]}"
-    elif hint is None and strict and len(allowed) <= LISTED:
-        hint = f"{name} takes {', '.join(sorted(allowed))}"
-    return RecipeError(what, where=where, hint=hint or did_you_mean(key, everywhere))
-
-
-def _bare(value: Any) -> bool:
-    """Whether it is a text that would be a number, true or false without its quotes."""
-    try:
-        return isinstance(value, str) and not isinstance(json.loads(value), str | list | dict | None)
-    except ValueError:
-        return False
-
-
 def _lay(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
     merged = dict(below)
     for key, value in above.items():
         old = merged.get(key)
         merged[key] = _lay(old, value) if isinstance(old, Mapping) and isinstance(value, Mapping) else value
     return merged
-
-
-def section(config: Mapping[str, Any], key: str) -> dict[str, Any]:
-    """A copy of a section of a configuration; empty where it is none."""
-    value = config.get(key)
-    return dict(value) if isinstance(value, Mapping) else {}

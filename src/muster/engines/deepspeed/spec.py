@@ -58,7 +58,7 @@ class DeepSpeedSpec(EngineSpec):
         self.check_sync(engine)
         self.check_group(engine)
         self._check_floor(recipe)
-        self._check_steps(recipe)
+        self.check_length(recipe, recipe.train.max_steps)
         if engine.config:
             if engine.group:
                 raise RecipeError(
@@ -76,13 +76,14 @@ class DeepSpeedSpec(EngineSpec):
         configuration.deepspeed_config(mildest, Batch(1, 1, 1), "fp32")  # which refuses what cannot be
         return recipe
 
-    def _check_steps(self, recipe: Recipe) -> None:
+    def check_length(self, recipe: Recipe, steps: int | None) -> None:
         """Raise RecipeError for a scheduler of other steps, which Transformers refuses in ranks."""
         scheduler = configuration.section(configuration.given_config(recipe), "scheduler")
         total = configuration.section(scheduler, "params").get("total_num_steps", "auto")
-        if recipe.train.max_steps and total not in ("auto", recipe.train.max_steps):
+        if steps and total not in ("auto", steps):
+            length = "train.max_steps is" if recipe.train.max_steps else "the training on these data has"
             raise RecipeError(
-                f"is {total}, but train.max_steps is {recipe.train.max_steps}",
+                f"is {total}, but {length} {steps}{'' if recipe.train.max_steps else ' steps'}",
                 where="the DeepSpeed configuration: scheduler.params.total_num_steps",
                 hint='"auto" there',
             )

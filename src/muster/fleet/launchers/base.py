@@ -1,9 +1,9 @@
-"""What every launcher shares: how an agent gets onto a host, and what a launcher asks to be started.
+"""What every launcher shares: how an agent gets onto a host, and which processes a launcher starts.
 
-There are two ways in. Where a launcher gives each host a process with streams of its own (ssh, this
-machine), a bare interpreter reads the agent's source from its standard input. Where one process starts all
-hosts (pdsh, mpirun, srun), no host has its own standard input: each agent then connects to the
-controller, proves its identity with the job's secret, and reads its source from that connection.
+There are two ways. Where a launcher gives each host a process with its own streams (ssh, this machine), a
+bare interpreter reads the agent's source from its standard input. Where one process starts all hosts (pdsh,
+mpirun, srun), no host has its own standard input: each agent connects to the controller, proves its identity
+with the job's secret, and reads its source from that connection.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ SECRET, CODE = "MUSTER_SECRET", "MUSTER_CODE"
 
 @dataclass(frozen=True)
 class ControllerAddress:
-    """Where agents that dial home find the controller."""
+    """Where agents that connect by themselves reach the controller."""
 
     addresses: tuple[str, ...]  # of the controller, the likeliest first
     port: int | str  # a dry run has no port
@@ -95,7 +95,7 @@ class Request:
 
 
 def interpreter(launch: Launch) -> str:
-    """What starts the agent. A path from the home folder is the host's to expand, which the agent does."""
+    """Return what starts the agent. The agent expands a path from the home folder, which is the host's."""
     return "python3" if not launch.python or launch.python.startswith("~") else launch.python
 
 
@@ -130,13 +130,13 @@ if __name__ == "__main__":
 
 
 def texts_of(names: Sequence[str]) -> list[tuple[str, str]]:
-    """Modules of the agent's package, as `make` takes them on a host."""
+    """Return modules of the agent's package, as `make` takes them on a host."""
     folder = resources.files("muster.agent")
     return [(name, folder.joinpath(f"{name}.py").read_text(encoding="utf-8")) for name in names]
 
 
 def compiled(texts: Sequence[tuple[str, str]]) -> list[tuple[str, CodeType]]:
-    """The same for a Python of this one's version."""
+    """Return the same, compiled, for a Python of this one's version."""
     return [
         (name, compile(text, f"muster-{name}", "exec", dont_inherit=True, optimize=2)) for name, text in texts
     ]
@@ -144,7 +144,7 @@ def compiled(texts: Sequence[tuple[str, str]]) -> list[tuple[str, CodeType]]:
 
 @cache
 def agent_source() -> bytes:
-    """The agent's package, each part with the length that BOOTSTRAP expects before it."""
+    """Return the agent's package, each part behind its length, as BOOTSTRAP expects it."""
     texts = texts_of(_PARTS)
     loader = _LOADER.format(magic=MAGIC_NUMBER, name=sys.implementation.name).encode()
     # Version 2 of marshal's format is read by every Python 3.
@@ -157,14 +157,14 @@ def agent_source() -> bytes:
 
 
 def agent_argv(python: str, job_id: str) -> list[str]:
-    """The command that waits for the agent's source, which needs the standard library alone. The job's id
-    stands there for people who read `ps`."""
+    """Return the command that waits for the agent's source, which needs the standard library alone. The job's
+    id is in it for people who read `ps`."""
     return [python, "-S", "-u", "-c", BOOTSTRAP, "muster-agent", job_id]
 
 
 @cache
 def _dialling_code() -> str:
-    """What dials home, and then reads the agent's source there."""
+    """Return the code that connects to the controller, and then reads the agent's source."""
     parts = (
         member.Rejected,
         member.proof,
@@ -188,11 +188,11 @@ def _dialling_code() -> str:
 def dialling_argv(
     python: str, job_id: str, name: str, home: ControllerAddress, launch: Launch, *, with_secret: bool
 ) -> list[str]:
-    """The command that dials home and then waits for the agent's source there.
+    """Return the command that connects to the controller and then waits for the agent's source.
 
-    `name` is the host's label, or `$VARIABLE` of the host's environment. `with_secret`: code and secret stand
-    in the command (others on the host can read it in `ps`, so it admits each host once); otherwise the
-    environment brings both, as `dialling_env` has them, and the command stays short.
+    `name`: the host's label, or `$VARIABLE` of the host's environment. `with_secret`: the command contains
+    code and secret (others on the host can read it in `ps`, so it admits each host once); otherwise the
+    environment has both, as `dialling_env` returns them, and the command stays short.
     """
     if with_secret:
         code = base64.b64encode(zlib.compress(_dialling_code().encode(), 9)).decode()
@@ -205,13 +205,13 @@ def dialling_argv(
 
 
 def dialling_env(home: ControllerAddress) -> dict[str, str]:
-    """What the environment of `dialling_argv` brings, where the command does not."""
+    """Return the environment of `dialling_argv`, where the command does not contain the secret."""
     return {SECRET: home.secret, CODE: _dialling_code()}
 
 
 def ssh_arguments(launch: Launch) -> list[str]:
-    """Options of every ssh connection. BatchMode: never a prompt; host keys are checked as the user's
-    configuration says."""
+    """Return the options of every ssh connection. BatchMode never prompts; host keys are checked as the
+    user's configuration says."""
     interval = max(1, int(launch.lease // 3))
     return [
         "-o", "BatchMode=yes",
@@ -225,7 +225,8 @@ def ssh_arguments(launch: Launch) -> list[str]:
 
 
 def ssh_words(launch: Launch, program: str) -> str:
-    """The options as one text, for a program that splits it at spaces. Raises RecipeError: one has spaces."""
+    """Return the options as one text, for a program that splits it at spaces. Raises RecipeError where one
+    has spaces."""
     arguments = ssh_arguments(launch)
     spaced = [word for word in arguments if len(word.split()) != 1]
     if spaced:
@@ -238,5 +239,5 @@ def ssh_words(launch: Launch, program: str) -> str:
 
 
 def ssh_argv(place: Placement, launch: Launch, argv: list[str]) -> list[str]:
-    """The ssh command that runs `argv` on the host."""
+    """Return the ssh command that runs `argv` on the host."""
     return ["ssh", "-T", *ssh_arguments(launch), place.address, shlex.join(argv)]

@@ -13,12 +13,12 @@ DIALS = False
 
 
 def remote(place: Placement, launch: Launch, argv: list[str]) -> list[str]:
-    """This machine runs `argv` as it is."""
+    """Return `argv` itself, which runs on this machine."""
     return argv
 
 
 def requests(
     places: tuple[Placement, ...], launch: Launch, job_id: str, home: ControllerAddress | None
 ) -> list[Request]:
-    """One interpreter per pretend host."""
+    """Return one interpreter per pretend host."""
     return [Request((place.host,), tuple(agent_argv(sys.executable, job_id))) for place in places]

@@ -1,7 +1,7 @@
-"""Open MPI's mpirun: one process starts all agents, which dial home.
+"""Open MPI's mpirun: one process starts all agents, which then connect to the controller.
 
-One application context per host, so that each agent is told its own name and no mapping has to be guessed.
-The agents are no MPI programs: mpirun only carries them there and back.
+One application context per host, so that each agent gets its own name and no mapping has to be guessed. The
+agents are no MPI programs: mpirun only starts them and carries their streams.
 """
 
 from __future__ import annotations
@@ -30,14 +30,15 @@ _NAME = re.compile(r"[A-Za-z0-9.-]+")  # its own parser crashes on others
 
 
 def remote(place: Placement, launch: Launch, argv: list[str]) -> list[str]:
-    """What mpirun itself calls, ssh: mpirun's forwarded output is not byte-exact."""
+    """Return an ssh command, which mpirun itself uses: the output that mpirun forwards is not byte-exact."""
     return ssh_argv(place, launch, argv)
 
 
 def requests(
     places: tuple[Placement, ...], launch: Launch, job_id: str, home: ControllerAddress | None
 ) -> list[Request]:
-    """One mpirun for all hosts. Raises InventoryError and RecipeError for what mpirun cannot express."""
+    """Return one mpirun for all hosts. Raises InventoryError and RecipeError for what mpirun cannot express.
+    """
     assert home is not None
     argv = _mpirun(launch, len(places))
     for index, place in enumerate(places):

@@ -1,6 +1,6 @@
-"""pdsh over ssh: one process starts all agents, which dial home.
+"""pdsh over ssh: one process starts all agents, which then connect to the controller.
 
-pdsh puts the host's name for %h in the command, and ssh gives it to the remote shell as one line.
+pdsh replaces %h in the command by the host's name, and ssh passes it to the remote shell as one line.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ _HOST = "MUSTER-HOST"  # stands where pdsh shall put a host's name
 
 
 def remote(place: Placement, launch: Launch, argv: list[str]) -> list[str]:
-    """What pdsh itself calls, ssh: pdsh puts the host's name before every line, so its output is not
-    exact."""
+    """Return an ssh command, which pdsh itself uses: pdsh puts the host's name before every line of output.
+    """
     return ssh_argv(place, launch, argv)
 
 
 def requests(
     places: tuple[Placement, ...], launch: Launch, job_id: str, home: ControllerAddress | None
 ) -> list[Request]:
-    """One pdsh for all hosts. Raises InventoryError and RecipeError for what pdsh cannot express."""
+    """Return one pdsh for all hosts. Raises InventoryError and RecipeError for what pdsh cannot express."""
     assert home is not None
     for place in places:
         if ":" in place.address:

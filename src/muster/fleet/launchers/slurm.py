@@ -1,5 +1,5 @@
-"""Slurm: inside an allocation one srun starts all agents, which dial home; where there is none yet, a batch
-script runs muster itself inside the one that Slurm gives."""
+"""Slurm: inside an allocation one srun starts all agents, which then connect to the controller. Where there
+is no allocation yet, a batch script runs muster inside the one that Slurm grants."""
 
 from __future__ import annotations
 
@@ -40,14 +40,14 @@ _STEP = [
 
 
 def remote(place: Placement, launch: Launch, argv: list[str]) -> list[str]:
-    """A step with that one task; its input is srun's."""
+    """Return a job step with that one task, whose input is srun's."""
     return [*_SRUN, "--nodes=1", "--ntasks=1", *_STEP, f"--nodelist={place.host}", *launch.options, *argv]
 
 
 def requests(
     places: tuple[Placement, ...], launch: Launch, job_id: str, home: ControllerAddress | None
 ) -> list[Request]:
-    """One srun for all nodes."""
+    """Return one srun for all nodes."""
     assert home is not None
     agent = dialling_argv(interpreter(launch), job_id, "$SLURMD_NODENAME", home, launch, with_secret=False)
     argv = [
@@ -66,7 +66,7 @@ def requests(
 
 @dataclass(frozen=True)
 class BatchJob:
-    """Where a batch job finds what it runs, and leaves what it makes."""
+    """Where a batch job finds what it runs, and writes what it makes."""
 
     python: str
     recipe: str
@@ -78,7 +78,7 @@ class BatchJob:
 
 
 def batch_script(ask: SlurmAsk, launch: Launch, batch: BatchJob) -> str:
-    """The text for sbatch. A job that Slurm starts again goes on with the run that the first one began.
+    """Return the text for sbatch. A job that Slurm requeues continues the run that the first one began.
 
     Raises RecipeError for a path that #SBATCH lines cannot hold.
     """
@@ -120,7 +120,7 @@ def batch_script(ask: SlurmAsk, launch: Launch, batch: BatchJob) -> str:
 
 
 def _path(text: str) -> str:
-    """A file name as a #SBATCH line takes it."""
+    """Return a file name in the form that a #SBATCH line takes."""
     if re.search(r"[\s\"'\\#]", text):
         raise RecipeError(
             "has a character that an #SBATCH line cannot hold", where=text, hint="another --output or --runs"

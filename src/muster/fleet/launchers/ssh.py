@@ -12,13 +12,13 @@ DIALS = False
 
 
 def remote(place: Placement, launch: Launch, argv: list[str]) -> list[str]:
-    """The ssh command that runs `argv` on the host."""
+    """Return the ssh command that runs `argv` on the host."""
     return ssh_argv(place, launch, argv)
 
 
 def requests(
     places: tuple[Placement, ...], launch: Launch, job_id: str, home: ControllerAddress | None
 ) -> list[Request]:
-    """One ssh per host."""
+    """Return one ssh per host."""
     agent = agent_argv(interpreter(launch), job_id)
     return [Request((place.host,), tuple(ssh_argv(place, launch, agent))) for place in places]

@@ -15,13 +15,13 @@ TIMESCALE = 10_000  # of inverse_sqrt without a warm-up
 
 
 def warmup_steps(train: Train, total: int) -> int:
-    """The steps of the warm-up: a number of them, or below 1 a fraction of all, rounded up."""
+    """Return the steps of the warm-up: a number of them, or below 1 a fraction of all, rounded up."""
     return int(train.warmup) if train.warmup >= 1 else math.ceil(total * train.warmup)
 
 
 def steps_of(train: Train, samples: int, global_batch: int, accumulation: int) -> int:
-    """The optimizer steps of a training on so many samples: of each epoch all micro-steps, the last optimizer
-    step with fewer of them."""
+    """Return the optimizer steps of a training on so many samples: of each epoch all micro-steps, the last
+    optimizer step with fewer of them."""
     if train.max_steps:
         return train.max_steps
     micro_steps = -(-samples // (global_batch // accumulation))
@@ -30,8 +30,8 @@ def steps_of(train: Train, samples: int, global_batch: int, accumulation: int) -
 
 
 def warmup_note(train: Train, total: int, own: tuple[str, int] | None = None) -> str | None:
-    """That the learning rate never reaches its peak; None where it does. `own`: an engine's key in place of
-    train.warmup, and its steps."""
+    """Return a note where the learning rate never reaches its peak; else None. `own`: an engine's key in
+    place of train.warmup, and its steps."""
     name, warmup = own or ("train.warmup", train.warmup)
     if warmup < max(1, total):
         return None
@@ -44,13 +44,14 @@ def warmup_note(train: Train, total: int, own: tuple[str, int] | None = None) ->
 
 
 def learning_rate(train: Train, step: int, total: int) -> float:
-    """The rate of optimizer step `step` (1 is the first) of `total`. A warm-up begins with rate 0."""
+    """Return the rate of optimizer step `step` (1 is the first) of `total`. A warm-up begins with rate 0."""
     return train.rate * _factor(train, step - 1, total)
 
 
 def scheduler(train: Train) -> dict[str, Any]:
-    """The arguments of TrainingArguments with which Transformers follows the schedule. A floor is said as a
-    share of the rate: for a rate Transformers asks the optimizer, and DeepSpeed's have no `defaults`."""
+    """Return the arguments of TrainingArguments with which Transformers follows the schedule. A floor is
+    given as a share of the rate: for a rate Transformers asks the optimizer, and DeepSpeed's have no
+    `defaults`."""
     if not train.min_learning_rate:
         return {"lr_scheduler_type": train.schedule}
     share = {"min_lr_rate": train.min_learning_rate / train.rate}
