@@ -6,8 +6,6 @@ CPU build of torch is enough, and some GB smaller: it is taken where an index of
 
 from __future__ import annotations
 
-import ast
-import os
 import shutil
 import subprocess
 import sys
@@ -15,56 +13,19 @@ from collections.abc import Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT / "src"))  # it needs the standard library alone, and is not installed yet
 VENV = ROOT / ".venv"
 PYTHON = VENV / "bin" / "python"
 CPU_INDEX = "https://download.pytorch.org/whl/cpu"
 
-# pip's settings, and uv's options for each of their values.
-OPTIONS = {
-    "index-url": "--default-index", "extra-index-url": "--index", "find-links": "--find-links",
-    "constraint": "--constraints", "trusted-host": "--allow-insecure-host",
-}  # fmt: skip
-
-
-def settings(listing: str) -> dict[str, str]:
-    """Parse the output of `pip config list`: the environment's values win over `install`'s, these over
-    `global`'s."""
-    merged: dict[str, dict[str, str]] = {"global": {}, "install": {}, ":env:": {}}
-    for line in listing.splitlines():
-        name, equals, value = line.partition("=")
-        section, _, key = name.partition(".")
-        if equals and section in merged:
-            merged[section][key] = str(ast.literal_eval(value))
-    return {**merged["global"], **merged["install"], **merged[":env:"]}
-
-
-def uv_options(pip: dict[str, str]) -> list[str]:
-    """Translate pip's settings. Versions are compared over all indexes, as pip does."""
-    options = ["--index-strategy", "unsafe-best-match"]
-    for key, option in OPTIONS.items():
-        for value in pip.get(key, "").split():
-            options += [option, value]
-    if pip.get("no-index", "").lower() in ("1", "true", "yes", "on"):
-        options.append("--no-index")
-    return options
-
-
-def uv_environment(pip: dict[str, str]) -> dict[str, str]:
-    """The environment for uv, with pip's certificate and proxy where it has none of its own."""
-    environment = dict(os.environ)
-    if "cert" in pip:
-        environment.setdefault("SSL_CERT_FILE", pip["cert"])
-    if "proxy" in pip:
-        environment.setdefault("ALL_PROXY", pip["proxy"])
-    return environment
-
-
-def attempts(version: str, *, gpu: bool, uv: bool) -> list[list[str]]:
-    """List the ways to ask for torch, the best first: each fails where its index is out of reach."""
+def attempts(version: str, *, gpu: bool, uv: bool, indexes: Sequence[str] = ()) -> list[list[str]]:
+    """List the ways to ask for torch, the best first: each fails where its index is out of reach. `indexes`:
+    those that uv has already, in whose place the option would be."""
     plain, cpu = f"torch=={version}", f"torch=={version}+cpu"
     if gpu:
         return [[plain, "--torch-backend=auto"], [plain]] if uv else [[plain]]
-    more = ["--index" if uv else "--extra-index-url", CPU_INDEX]
+    option = "--index" if uv else "--extra-index-url"
+    more = [word for each in (*indexes, CPU_INDEX) for word in (option, each)]
     return [[cpu], [cpu, *more], [plain]]
 
 
@@ -99,12 +60,17 @@ def main(extras: list[str]) -> int:
     pins = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
     version = next(line.removeprefix("torch==") for line in pins if line.startswith("torch=="))
     wanted = ["--constraint", "constraints.txt", "--editable", f".[{','.join(extras)}]"]
-    listing = subprocess.run([PYTHON, "-m", "pip", "config", "list"], capture_output=True, text=True).stdout
-    pip, gpu = settings(listing), has_gpu()
+    gpu = has_gpu()
     ways: list[tuple[list[str], dict[str, str] | None]] = []
     if uv := find_uv():
-        command = [uv, "pip", "install", "--quiet", "--python", str(PYTHON), *uv_options(pip), *wanted]
-        ways += [([*command, *torch], uv_environment(pip)) for torch in attempts(version, gpu=gpu, uv=True)]
+        from muster.agent.provision import install_environment, without_index
+
+        environment = install_environment(None, offline=False)
+        indexes = environment.get("UV_INDEX", "").split()
+        command = [uv, "pip", "install", "--quiet", "--python", str(PYTHON), *wanted]
+        command += ["--no-index"] if without_index() else []
+        tries = attempts(version, gpu=gpu, uv=True, indexes=indexes)
+        ways += [([*command, *torch], environment) for torch in tries]
     command = [str(PYTHON), "-m", "pip", "install", "--quiet", *wanted]
     ways += [([*command, *torch], None) for torch in attempts(version, gpu=gpu, uv=False)]
     for number, (argv, environment) in enumerate(ways, start=1):

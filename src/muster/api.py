@@ -221,18 +221,19 @@ def judge(
     columns: Words = (),
     hardware: Words = (),
 ) -> Judged:
-    """Name the hosts that were slow or failing, from others' logs. `Judged.gate` is the exit code.
+    """Name the hosts that were slow or failing, from others' logs, or of a bench from its folder.
+    `Judged.gate` is the exit code.
 
-    `slow`: the share of a step's time that counts; `at_least`: a speed for every job, such as "800samples/s";
-    `hardware`: hosts of one kind, such as "a100=node[01-16]"; `lines`: expressions for lines of other
-    formats; `columns`: of tables, such as "step=iteration" (docs/judge.md). Raises UsageError.
+    `slow`: the share of a step's time that counts (None: 0.01, or what a bench's suite says); `at_least`: a
+    speed for every job, such as "800samples/s"; `hardware`: hosts of one kind, such as "a100=node[01-16]";
+    `lines`: expressions for lines of other formats; `columns`: of tables, such as "step=iteration"
+    (docs/judge.md). Raises UsageError.
     """
-    from muster.judging import Settings
-    from muster.judging.logs import judge as judge_logs
+    from muster.benches.judge import judge as judge_any
 
-    return judge_logs(
+    return judge_any(
         Path(logs),
-        slow=Settings.slow if slow is None else slow,
+        slow=slow,
         baseline=Path(baseline) if baseline else None,
         at_least=at_least,
         workload=workload,

@@ -43,7 +43,7 @@ from muster.core.trace import Parameter
 from muster.core.workload import Drawing, Lengths
 from muster.dialogues.rows import Wanted, dialogue_of
 from muster.dialogues.spec import load_samples
-from muster.engines.base import merged
+from muster.engines.base import merged, spec_of
 from muster.engines.deepspeed import config as deepspeed
 from muster.engines.spread import ModelSpread
 from muster.fleet.cause import judge_outcome
@@ -274,7 +274,7 @@ def configured(ask: str, *given: Any, **recipe: Any) -> Iterator[str]:
         precision = given[0] if given else "fp32"
         made: Any = deepspeed.deepspeed_config(recipe_from(recipe), Batch(4, 2, 24), precision)
     elif ask == "decisions":
-        made = [asdict(each) for each in deepspeed.user_decisions(recipe_from(given[0]))]
+        made = [asdict(each) for each in spec_of("deepspeed").decisions(recipe_from(given[0]))]
     else:
         made = getattr(deepspeed, ask)(*given)
     yield from lines(made)

@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from muster.api import judge
+from muster.core.errors import UsageError
 from tests.golden.documents import DIGITS, Documents, lines, muster, rounded, text_of, workplace
 
 FOLDER = Path(__file__).parent
@@ -57,11 +59,24 @@ def folded_again() -> str:
     shutil.copytree(place / "runs" / "bad-host", bench)
     printed = muster("bench", "--continue", bench.name, "--json", place=place)
     found = json.loads(printed.out)
+    judged = muster("judge", bench.name, "--json", "--output", "judged.csv", place=place)
+    assert json.loads(judged.out) == found  # the same document, and the same table
+    assert (place / "judged.csv").read_bytes() == (bench / "results.csv").read_bytes()
     table = (bench / "results.csv").read_text(encoding="utf-8")
     shutil.rmtree(bench)
     del found["ended"]
     fields = "".join(f"{line}\n" for line in lines(rounded(found, DIGITS)))
     return printed.behind(f"{table}\n{fields}")
+
+
+def test_a_bench_is_judged_anew_with_other_bounds() -> None:
+    bench = recorded() / "runs" / "bad-host"
+    assert judge(bench).summary["slow"] == 1
+    assert judge(bench, slow=0.5).summary["slow"] == 0
+    missed = judge(bench, at_least="99.6samples/s/host").hosts
+    assert {each.host for each in missed if each.condition == "below"} == {"node6", "node8"}
+    with pytest.raises(UsageError, match="--hardware"):
+        judge(bench, hardware=["a100=node[1-8]"])
 
 
 DOCUMENTS = [

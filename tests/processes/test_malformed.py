@@ -185,5 +185,5 @@ def test_lines_without_end_are_cut() -> None:
     lines = LineSplitter(LONGEST)
     for _ in range(4000):
         assert lines.feed(b"x" * 65536) == []
-    assert lines.cut and len(lines.rest()) == LONGEST
+    assert lines.overlong and len(lines.rest()) == LONGEST
     assert lines.feed(b"\nabc\nd") == [b"x" * LONGEST, b"abc"] and lines.rest() == b"d"

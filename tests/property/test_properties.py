@@ -259,4 +259,4 @@ def test_lines_are_whole_however_their_bytes_come(lines: list[bytes], cuts: list
     edges = [0, *sorted(min(cut, len(data)) for cut in cuts), len(data)]
     found = [line for low, high in pairwise(edges) for line in reader.feed(data[low:high])]
     assert found == [line[:8] for line in lines]
-    assert reader.rest() == b"" and reader.cut == any(len(line) > 8 for line in lines)
+    assert reader.rest() == b"" and reader.overlong == any(len(line) > 8 for line in lines)

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from muster.core.learning_rate import learning_rate
 from muster.core.recipe import Train
-from muster.core.schedule import learning_rate
 from muster.store import events
 from tests.support import needs_torch, run
 

@@ -336,7 +336,7 @@ def test_it_is_skipped_and_counted_where_the_recipe_says_so(
     assert result.status == "succeeded", result.failure
     data = said(done, events.DataRead)[0]
     assert (data.train, data.validation, data.skipped) == (23, 8, 2)
-    assert "2 samples skipped, since they cannot be used" in result.notes
+    assert any("left out (data.bad=skip): 2;" in note for note in result.notes)
     assert result.quality is not None and result.quality.questions == 8
     assert Preparation.from_saved(done.model) == Preparation.from_saved(learned[0].model)
     config = json.loads((done.model / "config.json").read_text())

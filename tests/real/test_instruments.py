@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
+from muster.core.learning_rate import learning_rate
 from muster.core.recipe import Train
 from muster.core.result import Result
-from muster.core.schedule import learning_rate
 from muster.store import events
 from muster.store.runfolder import RunFolder
 from tests.support import needs_torch, run, wait_until

@@ -16,7 +16,7 @@ import muster
 from muster.core import families
 from muster.core.recipes import parse_override
 from muster.fleet.interrupts import interrupts, keyboard_interrupts
-from muster.planner.forecast import UNCOUNTED
+from muster.planner.forecast import NO_TIME
 from tests.unit.test_contracts import HEAVY, LAZY
 
 VERBS = sorted(set(muster.__all__) - {*muster._ERRORS, *muster._MARKS})
@@ -206,7 +206,7 @@ def test_no_time_has_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     assert planned.time is None and any("time" in note for note in planned.notes)
     monkeypatch.setattr(families, "products", lambda config, shape: None)
     planned = muster.plan("digits", on="h100:8", traced=False)
-    assert planned.time is None and UNCOUNTED in planned.notes
+    assert planned.time is None and NO_TIME in planned.notes
 
 
 def test_a_bench_may_be_given_a_time(tmp_path: Path) -> None:

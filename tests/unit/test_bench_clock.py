@@ -186,7 +186,7 @@ def test_a_job_is_cut_by_its_own_age() -> None:
         def end(why: str, *, late: bool) -> None:
             cut[job.id] = late
 
-        return SimpleNamespace(task=job, begun=time.monotonic() - age, cut=end)
+        return SimpleNamespace(task=job, begun=time.monotonic() - age, time_out=end)
 
     tasks = [task("young"), task("old"), task("pair", hosts=2), task("warm", warm_up=True)]
     jobs = jobs_of(tasks, {("gpt", 1): [100.0] * 3, ("gpt", 2): [1.0] * 2}, begun=time.monotonic() - 9999)

@@ -9,9 +9,9 @@ import os
 import pytest
 from rich.console import Console
 
-from muster.benches.bench import table_of
 from muster.benches.document import Bench
 from muster.benches.inputs import read_bench
+from muster.benches.judge import table_of
 from muster.benches.suite import load_suite
 from muster.cli.views.benches import print_bench
 from muster.judging.document import Judged

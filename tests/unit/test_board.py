@@ -81,4 +81,4 @@ def test_without_tensorboardx(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         with Recorder(run, attempt, lambda event: None) as recorder:
             recorder.record(events.Log(time=1.0, rank=0, step=10 * attempt, loss=2.5))
     assert not run.tensorboard.exists()
-    assert recorder.folder.noted == [NO_BOARD] and sorted(recorder.folder.logs) == [10, 20]
+    assert recorder.folded.noted == [NO_BOARD] and sorted(recorder.folded.logs) == [10, 20]

@@ -23,7 +23,7 @@ from muster.inputs.model import whole_config
 from muster.planner import calibrate as stage
 from muster.planner.calibrate import calibrate, measured_of
 from muster.planner.machines import MachineModel, load_calibration
-from muster.planner.time.learning import EXACT, at_mean_lengths, spread_of
+from muster.planner.time.learning import EXACT, at_mean_lengths, deviation_of_hosts
 from muster.planner.time.reached import reached
 from muster.planner.time.steptime import (
     ALONE,
@@ -266,12 +266,12 @@ def test_a_fleet_of_four_tells_what_its_hosts_differ_by() -> None:
         ]
         return made(names[: len(forward)]).model_copy(update={"hosts": hosts})
 
-    assert spread_of(result(1.0, 1.02, 1.04, 1.06)) == pytest.approx(1.4826 * 0.02 / 1.03, rel=1e-3)
-    assert spread_of(result(1.0, 1.0, 1.0, 1.0)) == 0
-    assert spread_of(result(1.0, 1.02, 1.04)) is None
-    assert spread_of(result(1.0, 1.02, 1.04, None)) is None
-    assert spread_of(result(1.0, 1.02, 1.04, 1.06, None)) is None
-    assert spread_of(result(1.0, 1.02, 1.04, 1.06, d={"gpus": [{"name": "another"}]})) is None
+    assert deviation_of_hosts(result(1.0, 1.02, 1.04, 1.06)) == pytest.approx(1.4826 * 0.02 / 1.03, rel=1e-3)
+    assert deviation_of_hosts(result(1.0, 1.0, 1.0, 1.0)) == 0
+    assert deviation_of_hosts(result(1.0, 1.02, 1.04)) is None
+    assert deviation_of_hosts(result(1.0, 1.02, 1.04, None)) is None
+    assert deviation_of_hosts(result(1.0, 1.02, 1.04, 1.06, None)) is None
+    assert deviation_of_hosts(result(1.0, 1.02, 1.04, 1.06, d={"gpus": [{"name": "another"}]})) is None
 
 
 def test_what_hosts_differ_by_makes_many_of_them_slower() -> None:

@@ -23,6 +23,7 @@ from muster.inputs.model import model_config
 from muster.inputs.read import read_inputs
 from muster.planner.setting import sequence_of as planned_sequence
 from muster.prepare.warm import warm_recipe
+from muster.store.lines import Skipped
 from muster.worker import together
 from muster.worker.data.tokenizer import TEXT_END, train_text_tokenizer
 from muster.workloads.causal_lm import train as causal_lm
@@ -175,9 +176,9 @@ def test_text_that_a_limit_leaves_out_is_told(limit: int | None, there: bool, tm
 
 def test_what_was_skipped_is_told_also_from_the_cache(tmp_path: Path) -> None:
     for _ in range(2):
-        made, tokens = opened(tmp_path, b"good line\n" * 50 + b"\xff\xff\n", {"bad": "skip"})
-        notes = causal_lm._notes(tokens, *causal_lm._packed(made, tokens, 4))
-        assert any(f"1; the first: {tmp_path}/a.txt:51" in note for note in notes)
+        _, tokens = opened(tmp_path, b"good line\n" * 50 + b"\xff\xff\n", {"bad": "skip"})
+        (note,) = Skipped(**tokens.meta["skipped"]).notes
+        assert f"1; the first: {tmp_path}/a.txt:51" in note
 
 
 def test_a_hub_data_set_by_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -428,7 +428,7 @@ def test_a_limit_holds_for_generated_samples(tmp_path: Path) -> None:
 
     recipe = _recipe(generated={"train": 8, "validation": 2}, limit=3)
     found = read(recipe, tmp_path, may_write=True)
-    assert (len(found.train), len(found.held_out)) == (3, 2) and recipe.epoch_samples() == 3
+    assert (len(found.train), len(found.held_out)) == (3, 2) and recipe.survey(None).samples == 3
 
 
 @pytest.mark.parametrize(("workload", "key"), [("sft", "data.sequence"), ("grpo", "generation.prompt")])

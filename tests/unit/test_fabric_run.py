@@ -28,7 +28,7 @@ from muster.reports.rundata import RunData
 from muster.results.figures import figures as listed_figures
 from muster.results.fold import EventFold, fold, make_result
 from muster.store import events
-from muster.workloads.fabric.figures import RankEvents, fabric_run
+from muster.workloads.fabric.fold import RankEvents, fabric_run
 from tests.support import on_hosts
 from tests.unit.test_report import HOSTILE, check
 

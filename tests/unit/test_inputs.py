@@ -259,11 +259,11 @@ def test_the_samples_of_an_epoch_are_those_that_are_not_held_out(here: Path) -> 
     (here / "data.jsonl").write_text("".join(lines))
     for extra, count in ((["data.validation_fraction=0.25"], 15), (["data.limit=10"], 9)):
         made = read_inputs("demo", "local:2", ["data.path=data.jsonl", *extra]).recipe
-        assert made.epoch_samples() == count
+        assert made.survey(None).samples == count
     (here / "train.jsonl").write_text("".join(lines))
     (here / "dev.jsonl").write_text(lines[0])
     (here / "data.jsonl").unlink()
-    assert read_inputs("demo", "local:2", ["data.path=."]).recipe.epoch_samples() == 20
+    assert read_inputs("demo", "local:2", ["data.path=."]).recipe.survey(None).samples == 20
 
 
 def test_too_few_samples_are_told_before_the_start(here: Path) -> None:

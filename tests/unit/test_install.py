@@ -1,4 +1,4 @@
-"""dev/install.py: pip's settings become uv's options, and ways are tried until one works."""
+"""dev/install.py: ways are tried until one works."""
 
 from __future__ import annotations
 
@@ -12,20 +12,18 @@ import pytest
 
 from tests.pages import ROOT
 
-# Printed by pip 23.0 (Debian 12), with a file, a user's file and variables of the environment.
-LISTING = """:env:.cert='/etc/ssl/own.crt'
-:env:.extra-index-url='https://mirror.example/simple'
-global.cert='/etc/ssl/certs/ca-certificates.crt'
-global.constraint='/etc/xdg/pip/constraints.txt'
-global.extra-index-url='file:///opt/pypi/simple file:///opt/pypi-more/simple'
-global.find-links='/opt/wheels\\n/opt/more'
-install.no-index='true'
-"""
+CPU = "https://download.pytorch.org/whl/cpu"
 
 
 @pytest.fixture
 def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    """The program, for a checkout in `tmp_path` that has a virtual environment of no package."""
+    """The program, for a checkout in `tmp_path` that has a virtual environment of no package, and whose pip
+    has one more index."""
+    for name in [name for name in os.environ if name.startswith(("PIP_", "UV_"))]:
+        monkeypatch.delenv(name)
+    for name in ("HOME", "XDG_CONFIG_HOME", "XDG_CONFIG_DIRS"):
+        monkeypatch.setenv(name, str(tmp_path))
+    monkeypatch.setenv("PIP_EXTRA_INDEX_URL", "file:///more")
     spec = importlib.util.spec_from_file_location("dev_install", ROOT / "dev/install.py")
     assert spec and spec.loader
     module = importlib.util.module_from_spec(spec)
@@ -44,24 +42,11 @@ def program(path: Path, text: str) -> Path:
     return path
 
 
-def test_settings_of_pip_become_options(install: ModuleType) -> None:
-    pip = install.settings(LISTING)
-    assert install.uv_options(pip)[2:] == [
-        "--index", "https://mirror.example/simple", "--find-links", "/opt/wheels",
-        "--find-links", "/opt/more", "--constraints", "/etc/xdg/pip/constraints.txt", "--no-index",
-    ]  # fmt: skip
-    assert install.uv_environment(pip)["SSL_CERT_FILE"] in (
-        "/etc/ssl/own.crt",
-        os.environ.get("SSL_CERT_FILE"),
-    )
-    assert install.uv_options(install.settings("")) == ["--index-strategy", "unsafe-best-match"]
-
-
 @pytest.mark.parametrize(
     ("works", "gpu", "last"),
     [
         ("uv:torch==2.13.0+cpu", False, "uv:torch==2.13.0+cpu"),
-        ("uv:.*whl/cpu", False, "uv:torch==2.13.0+cpu --index https://download.pytorch.org/whl/cpu"),
+        ("uv:.*whl/cpu", False, f"uv:torch==2.13.0+cpu --index file:///more --index {CPU}"),
         ("uv:torch==2.13.0$", False, "uv:torch==2.13.0"),
         ("pip:torch==2.13.0$", False, "pip:torch==2.13.0"),
         ("uv:.*torch-backend", True, "uv:torch==2.13.0 --torch-backend=auto"),
@@ -102,8 +87,8 @@ def test_without_uv_pip_installs(
     monkeypatch.setenv("PATH", "/usr/bin:/bin")
     assert install.main(["train"]) == 0
     calls = (tmp_path / "calls").read_text().splitlines()
-    assert calls[1] == "-m pip install --quiet --constraint constraints.txt uv"
-    assert calls[2].startswith(
+    assert calls[0] == "-m pip install --quiet --constraint constraints.txt uv"
+    assert calls[1].startswith(
         "-m pip install --quiet --constraint constraints.txt --editable .[train] torch=="
     )
 

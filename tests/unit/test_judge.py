@@ -8,10 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from muster.benches.judge import save_table
 from muster.cli.app import main
 from muster.core.errors import UsageError
 from muster.judging.document import Judged
-from muster.judging.logs import judge, load_baselines, save_csv
+from muster.judging.logs import judge, load_baselines
 from tests.unit.logs import chat_log
 
 FLEET = [f"node-{number:03d}" for number in range(1, 17)]
@@ -83,7 +84,7 @@ def test_the_csv_has_the_benchmarks_columns(tmp_path: Path) -> None:
     write_fleet(tmp_path / "logs", {"node-006": 1.05})
     write(tmp_path / "logs" / "more.log", chat_log(["node-004", "node-005"], 0.205))
     (tmp_path / "logs" / "empty.log").touch()
-    save_csv(judge(tmp_path / "logs"), tmp_path / "out.csv")
+    save_table(judge(tmp_path / "logs"), tmp_path / "out.csv")
     with (tmp_path / "out.csv").open() as file:
         rows = list(csv.DictReader(file))
     assert list(rows[0])[:3] == ["Hostnames", "Throughput (samples/sec)", "Status"]

@@ -187,7 +187,7 @@ def test_a_step_on_the_same_answers_repeats_a_global_batch() -> None:
     step = [index for index in once[:2] for _ in range(3)]
     assert grouped[:12] == [*step, *step] and len(grouped) == len(Repeated(order, 2, 3)) == 24
     data = {"workload": "ppo", "data": {"generated": {"train": 50}}, "ppo": {"epochs": 3}}
-    assert recipe_from(data).epoch_samples() == 150
+    assert recipe_from(data).survey(None).samples == 150
 
 
 @pytest.mark.parametrize(

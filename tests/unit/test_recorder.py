@@ -107,8 +107,8 @@ def test_what_is_heard_gets_the_controllers_time(tmp_path: Path) -> None:
     assert steps.time == began + 3600
     assert began <= state.arrived <= steps.arrived <= time.time()
     folder = fold(events.read_events(run.events))
-    assert folder.stepping == recorder.folder.stepping == {0: steps.heard}
-    assert folder.last_heard == recorder.folder.last_heard == steps.heard
+    assert folder.stepping == recorder.folded.stepping == {0: steps.heard}
+    assert folder.last_heard == recorder.folded.last_heard == steps.heard
     assert events.parse_event('{"kind": "phase", "time": 7, "name": "steps"}').arrived == 7  # an older file
 
 

@@ -187,7 +187,7 @@ def a_run(*, ranks=2, windows=4, hosts=("a", "b"), **changes) -> RunData:
         id="r1",
         state=State.SUCCEEDED,
         figures=a_result(world_size=ranks),
-        folder=folder,
+        folded=folder,
         recipe="workload: text2sql\n",
         plan={"decisions": [{"field": "batch.global", "value": 32, "why": "16 x 1 x 2 ranks = 32"}]},
         job=job,
@@ -518,7 +518,7 @@ def test_an_empty_folder(tmp_path):
     run = RunFolder(tmp_path / "run")
     run.create()
     data = gather(run)
-    assert data.folder == EventFold() and data.figures is None
+    assert data.folded == EventFold() and data.figures is None
     check(data)
 
 
@@ -529,7 +529,7 @@ def test_attention_logits_have_two_pictures():
     def watched(layers):
         data = a_run()
         for step in (10, 20):
-            data.folder.attention[step] = events.Attention(
+            data.folded.attention[step] = events.Attention(
                 time=1000.0 + step,
                 step=step,
                 layers=[f"layer{index}" for index in range(layers)],

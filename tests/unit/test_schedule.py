@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
+from muster.core.learning_rate import learning_rate, scheduler, steps_of, warmup_steps
 from muster.core.recipe import Train
 from muster.core.recipes import load_recipe
-from muster.core.schedule import learning_rate, scheduler, steps_of, warmup_steps
 from muster.engines.base import spec_of
 
 SCHEDULES = ["linear", "cosine", "constant_with_warmup", "inverse_sqrt"]

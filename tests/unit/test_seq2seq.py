@@ -162,7 +162,7 @@ def test_whole_schemas_are_held_out(spider: Path) -> None:
     given = {"path": str(spider), "schema": "database", "hold_out": "schemas"}
     recipe = recipe_from({"workload": "seq2seq", "data": given})
     recipe.check_data(spider, {})
-    assert recipe.epoch_samples() == 4
+    assert recipe.survey(None).samples == 4
     assert recipe.describe_data(spider).endswith("from field question with schema database to field query")
     rows = json.loads((spider / "train_spider.json").read_text())
     (spider / "train_spider.json").write_text(json.dumps(rows[::2]))

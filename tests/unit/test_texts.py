@@ -15,7 +15,7 @@ from muster.inputs.read import read_inputs
 from muster.planner.setting import sequence_of
 from muster.store.lines import LONGEST_LINE, Skipped
 from muster.workloads.causal_lm import texts
-from muster.workloads.causal_lm.texts import check_texts, cut, documents, find_texts, library_files
+from muster.workloads.causal_lm.texts import check_texts, documents, find_texts, library_files, pieces_of
 
 
 def write(folder: Path, *names: str, text: str = "a line\n") -> None:
@@ -57,7 +57,7 @@ def test_a_text_file_is_a_document_and_comes_back_whole(tmp_path: Path) -> None:
 
 def test_a_line_longer_than_a_piece_is_cut() -> None:
     text = "x" * (5 * texts.PIECE) + "\n"
-    pieces = list(cut(text))
+    pieces = list(pieces_of(text))
     assert "".join(pieces) == text
     assert max(map(len, pieces)) <= 2 * texts.PIECE
 

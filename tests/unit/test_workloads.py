@@ -102,10 +102,10 @@ def test_its_recipe_stays_the_same_as_data(name: str) -> None:
 def test_a_short_job_and_a_warm_up_are_recipes_too(name: str) -> None:
     recipe = shipped(name)
     assert recipe.foreign or (recipe.short and shipped(name, *recipe.short) != recipe)
-    changed = merge(recipe.as_dict(), {"data": recipe.short_data(32)}, type(recipe))
-    short = validate(changed, where="warm-up").epoch_samples()
+    changed = merge(recipe.as_dict(), {"data": recipe.data.short(32)}, type(recipe))
+    short = validate(changed, where="warm-up").survey(None).samples
     most = 32 * getattr(recipe, "per_prompt", 1)
-    assert short is None or recipe.epoch_samples() is None or short <= most or not recipe.short_data(32)
+    assert short is None or recipe.survey(None).samples is None or short <= most or not recipe.data.short(32)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -159,7 +159,7 @@ def test_one_that_ranks_alone_know_has_what_all_recipes_have(
     assert recipe_class("ranks-alone") is recipe_classes()["ranks-alone"] is Recipe
     recipe = recipe_from({"workload": "ranks-alone", "data": {"options": {"depth": 3}}})
     assert recipe.data.options == {"depth": 3}
-    assert recipe.lengths({}) is None and recipe.epoch_samples() is None and not recipe.families
+    assert recipe.lengths({}) is None and recipe.survey(None).samples is None and not recipe.families
     check_data(recipe, here=True)
 
 

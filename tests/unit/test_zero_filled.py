@@ -12,14 +12,12 @@ from muster.core.batch import Batch
 from muster.core.errors import RecipeError
 from muster.core.job import read_job
 from muster.core.recipe import Train, recipe_from
-from muster.engines.base import merged
+from muster.engines.base import merged, spec_of
 from muster.engines.deepspeed.config import (
     deepspeed_config,
     fill_auto,
-    given_stage,
     moments,
     uncounted,
-    user_decisions,
     user_training,
 )
 from muster.inputs.read import read_inputs
@@ -155,8 +153,9 @@ def test_a_file_without_a_stage_is_of_stage_0(tmp_path: Path) -> None:
     (tmp_path / "ds.json").write_text("{}")
     more = [f"engine.config={tmp_path / 'ds.json'}", "engine.zero=2"]
     recipe = read_inputs("demo", "node1", more).recipe
-    assert (recipe.engine.zero, given_stage(recipe)) == (0, 0)
-    assert ("engine.zero", 0) in [(each.field, each.value) for each in user_decisions(recipe)]
+    assert (recipe.engine.zero, spec_of("deepspeed").given(recipe).stage) == (0, 0)
+    decisions = spec_of("deepspeed").decisions(recipe)
+    assert ("engine.zero", 0) in [(each.field, each.value) for each in decisions]
 
 
 def test_the_files_own_numbers_fill_its_other_parts() -> None:

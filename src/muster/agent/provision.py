@@ -348,8 +348,8 @@ class Provision:
             argv += ["-c", file.name]
         if self.order["wheels"]:
             argv += ["--no-index", "--find-links", self.wheels()]
-        elif uv and pip_settings().get("no-index", "").lower() in ("1", "true", "yes", "on"):
-            argv += ["--no-index"]  # uv has no variable for it
+        elif uv and without_index():
+            argv += ["--no-index"]
         if uv:
             argv = [uv, "pip", "install", "--python", path + "/bin/python", *argv]
         else:
@@ -566,6 +566,11 @@ def install_environment(index: Optional[str], *, offline: bool) -> Dict[str, str
         if settings.get(key) and not (offline and key == "find-links"):
             env.setdefault(variable, separator.join(settings[key].split()))
     return env
+
+
+def without_index() -> bool:
+    """Whether pip's settings forbid indexes, for which uv has no variable."""
+    return pip_settings().get("no-index", "").lower() in ("1", "true", "yes", "on")
 
 
 def last_words(lines: List[str]) -> str:

@@ -28,6 +28,7 @@ from muster.benches.inputs import (
     started_of,
     write_schedule,
 )
+from muster.benches.judge import records_of, stored_of, table_of
 from muster.benches.logs import logs_of, observed
 from muster.benches.schedule import Task, possible, rounds, startable, warmed, warmed_again, wave_tasks
 from muster.benches.suite import Entry
@@ -38,7 +39,6 @@ from muster.checks.survey import Progress
 from muster.core.errors import JobError, MusterError, UsageError
 from muster.core.inventory import Host
 from muster.core.recipe import Recipe
-from muster.core.result import JobEntry
 from muster.core.state import State
 from muster.core.units import counted, format_seconds
 from muster.fleet.interrupts import interrupts
@@ -47,10 +47,9 @@ from muster.inputs.entries import models_taken
 from muster.judging import Baseline, JobClass, Posterior, Settings, localise, next_wave
 from muster.judging.baseline import FEWEST
 from muster.judging.joblogs import how_ended
-from muster.judging.logs import COLUMNS, load_baselines
+from muster.judging.logs import load_baselines
 from muster.runs.ask import check_model
 from muster.runs.listing import stop
-from muster.store.atomic import csv_text
 from muster.store.runfolder import RunFolder
 from muster.store.runlock import Claim
 
@@ -149,7 +148,7 @@ class Jobs:
             if limit is not None and age > limit:
                 alike = self.seconds[kind_of(child.task)]
                 usual = format_seconds(statistics.median(alike))
-                child.cut(
+                child.time_out(
                     f"cut after {format_seconds(age)}: {len(alike)} jobs alike took {usual} (median)",
                     late=True,
                 )
@@ -521,8 +520,7 @@ def continue_bench(
     around = around or BenchIO()
     folder = folder.marked()
     inputs = reread(folder, at_once)
-    baseline = around.baseline or (folder.baseline if folder.baseline.exists() else None)
-    stored = load_baselines(baseline) if baseline else {}
+    stored = stored_of(folder, around.baseline)
     with folder.claim() as claim:
         _keep_baseline(folder, around.baseline)
         return _inspected(inputs, folder, around, stored, claim)
@@ -622,8 +620,7 @@ def _jobs(
 ) -> Bench:
     growth = Growth(inputs, folder, stored, timed=around.minutes < math.inf)
     tasks = list(inputs.schedule.tasks)
-    records = folder.records([task.id for task in tasks])
-    done = {task.id: replace(records[task.id], **task.row) for task in tasks if task.id in records}
+    done = records_of(folder, tasks)
     left_out = [] if inputs.suite.check else lately_left_out(inputs.inventory.names, time.time())
     notes = [*left_out, *settle_unfinished(folder, tasks, done)]
     for note in notes:
@@ -656,34 +653,3 @@ def _jobs(
     folder.write_data(folder.result, document.model_dump(mode="json"))
     folder.write(folder.table, table_of(document))
     return document
-
-
-def table_of(document: Bench) -> str:
-    """A row per job as CSV: the columns of the benchmark that this one stands in for first."""
-    verdicts = {each.host: each.condition for each in document.hosts}
-    extra = sorted({name for job in document.jobs for name in job.figures} - {"samples_per_second", "memory"})
-    more = (
-        "entry",
-        "repeat",
-        "warm_up",
-        "world_size",
-        "misses",
-        "run",
-        *(f"figure.{name}" for name in extra),
-    )
-    return csv_text((*COLUMNS, *more), [_row(job, verdicts, extra) for job in document.jobs])
-
-
-def _row(job: JobEntry, verdicts: Mapping[str, str], extra: Sequence[str]) -> list[Any]:
-    figures = job.figures
-    speed = figures.get("samples_per_second")
-    status = "below threshold" if job.misses else "not a measurement" if job.not_measured else job.outcome
-    memory = figures.get("memory")
-    why = job.reason or "; ".join(job.not_measured)
-    return [
-        ",".join(job.hosts), None if speed is None else f"{speed:.4f}", status, job.job, job.recipe, job.size,
-        None if job.took is None else f"{job.took:.3f}", why, None if memory is None else int(memory),
-        job.variation, None if job.slower is None else f"{job.slower:.6f}", job.steps, job.skipped_steps,
-        " ".join(dict.fromkeys(verdicts.get(host, "unknown") for host in job.hosts)), job.entry, job.repeat,
-        job.warm_up, job.world_size, "; ".join(job.misses), job.run, *(figures.get(name) for name in extra),
-    ]  # fmt: skip

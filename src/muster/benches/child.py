@@ -94,7 +94,7 @@ class Child:
             self.process.send_signal(signal.SIGINT)
             self._next = (time.monotonic() + ASKED, signal.SIGTERM)
 
-    def cut(self, why: str, *, late: bool = False) -> None:
+    def time_out(self, why: str, *, late: bool = False) -> None:
         """End it for want of time, and record why."""
         if self.stopped is None:
             self.timed_out, self.late = why, late
@@ -108,7 +108,7 @@ class Child:
             seconds = processor_seconds(self.process.pid)
             self.used += [(time.time(), seconds)] if seconds is not None else []
         if now - self.begun > self.task.timeout:
-            self.cut(f"timeout: not over after {self.task.timeout:g} s")
+            self.time_out(f"timeout: not over after {self.task.timeout:g} s")
         if self._next and now > self._next[0] and self.process.poll() is None:
             last = self._next[1] == signal.SIGTERM
             self.process.send_signal(self._next[1])

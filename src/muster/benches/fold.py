@@ -33,7 +33,7 @@ from muster.judging import Baseline, JobClass, Settings, document
 from muster.judging.baseline import FEWEST
 from muster.judging.document import Verdict
 from muster.judging.joblogs import judged
-from muster.judging.logs import below
+from muster.judging.logs import blamed
 
 # A threshold of one of these, met alone, makes a host fit where there is no fleet to compare it with.
 SPEEDS = (
@@ -70,30 +70,26 @@ def fold_bench(
     versions = next((r.result.versions for r in records.values() if r.result and r.result.versions), {})
     well = [job for job in jobs if not job.warm_up and job.outcome.good]
     measured = [job for job in well if not job.not_measured]
+    by_work = sorted(judgement.peers, key=lambda each: (each.work.partition(",")[0], each.hosts, each.work))
+    own = {
+        "source": inputs.inventory.source, "hosts": hosts, "peers": by_work, "jobs": jobs,
+        "notes": [*notes, *notes_on(ran, records), *judgement.notes],
+    }  # fmt: skip
     return Bench(
+        **{**dict(judgement), **own},
         id=id,
         suite=inputs.name,
         about=inputs.suite.about,
-        source=inputs.inventory.source,
         overrides=list(inputs.overrides),
         complete=not unfinished and len(records) == len(tasks),
         started=started,
         ended=ended,
         versions=versions,
-        slow=judgement.slow,
-        hosts=hosts,
-        links=judgement.links,
-        switches=judgement.switches,
-        one_of=judgement.one_of,
-        drifted=judgement.drifted,
-        peers=sorted(judgement.peers, key=lambda each: (each.work.partition(",")[0], each.hosts, each.work)),
-        jobs=jobs,
         curves=curves_of(inputs.suite, well),
         comparison=comparison_of(inputs.suite, inputs.recipes, measured),
         published=beside_published(
             inputs.suite, measured, {name: record.devices for name, record in records.items()}
         ),
-        notes=[*notes, *notes_on(ran, records), *judgement.notes],
     )
 
 
@@ -186,21 +182,16 @@ def _hosts(
         )
         for host in inputs.inventory.names
     ]
-    known_bad = {each.host for each in made if each.condition in document.BAD}
-    made = [_in_doubt(each, counted, known_bad) for each in made]
-    made += [
+    left_out = [
         Verdict(hosts=[host], condition="unfit", confidence=1.0, reason=why) for host, why in dropped.items()
     ]
-    return made
+    return [*blamed(made, counted), *left_out]
 
 
 def _host(verdict: Verdict, jobs: Sequence[JobEntry], bounded: set[str]) -> Verdict:
-    """By what it did beside others, and against thresholds. `bounded`: entries with a threshold of speed that
-    needs no fleet."""
-    alone = [f"{job.job}: {miss}" for job in jobs if job.size == 1 for miss in job.misses]
+    """By what it did beside others, and by thresholds that it met. `bounded`: entries with a threshold of
+    speed that needs no fleet."""
     well = bool(jobs) and all(job.outcome.good and not job.misses for job in jobs)
-    if not verdict.bad and alone:
-        return below(verdict, alone[0])
     if verdict.condition == "unknown" and not verdict.evidence and well:
         verdict = _uncompared(verdict, jobs, bounded)
     left = document.not_judged(
@@ -240,24 +231,6 @@ def _by_thresholds(jobs: Sequence[JobEntry]) -> dict[Literal["compute", "card", 
         for name, count in counts.items()
         if count
     }
-
-
-def _in_doubt(verdict: Verdict, jobs: Sequence[JobEntry], bad: set[str]) -> Verdict:
-    """A fit host whose groups missed a threshold is in doubt, unless another of them is known to be bad, or
-    another job of the entry met everything."""
-    if verdict.condition not in document.GOOD:
-        return verdict
-    own = [job for job in jobs if verdict.host in job.hosts and job.outcome.good]
-    good = {(job.entry, job.size) for job in own if not job.misses}
-    for job in own:
-        if job.misses and (job.entry, job.size) not in good and not bad & set(job.hosts):
-            reason = (
-                "its group missed a threshold, and which host caused that is unknown: "
-                f"{job.job}: {job.misses[0]}"
-            )
-            doubt = {"condition": "unknown", "confidence": 1.0 - verdict.confidence, "reason": reason}
-            return verdict.model_copy(update=doubt)
-    return verdict
 
 
 # ----------------------------------------------------------------------------------------------------

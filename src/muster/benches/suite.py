@@ -239,26 +239,15 @@ class Suite(Section):
                 what = "must have the same groups (none of them adaptive), cover and repeats"
                 raise ValueError(f"{' and '.join(held)} {what}, since one follows the other")
 
-    def of(self, entry: Entry) -> EntrySettings:
-        """An entry with what the suite says for all."""
+    def of(self, entry: Entry) -> Suite:
+        """Return the suite as it holds for an entry, which may say otherwise."""
         settings: dict[str, Any] = {}
         for name in ("groups", "cover", "repeats", "timeout", "warm_up"):
             own = getattr(entry, name)
             settings[name] = getattr(self, name) if own is None else own
         if entry.foreign and entry.warm_up is None:  # it has no short form: it would be run a time more
             settings["warm_up"] = False
-        return EntrySettings(**settings, thresholds=[*self.thresholds, *entry.thresholds])
-
-
-class EntrySettings(Section):
-    """What holds for an entry."""
-
-    groups: Sizes
-    cover: Literal["all", "first"]
-    repeats: int
-    timeout: float
-    warm_up: bool
-    thresholds: list[Threshold]
+        return self.model_copy(update={**settings, "thresholds": [*self.thresholds, *entry.thresholds]})
 
 
 @dataclass(frozen=True)

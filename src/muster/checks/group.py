@@ -46,7 +46,7 @@ from muster.fleet.supervisor import Listener, Outcome, Supervisor
 from muster.inputs.read import Inputs
 from muster.planner.decide import decide
 from muster.planner.orders import greeting, start_orders, with_code
-from muster.workloads.fabric.figures import Event, RankEvents
+from muster.workloads.fabric.fold import Event, RankEvents
 from muster.workloads.fabric.request import TOGETHER, FabricRequest, algbw
 from muster.workloads.fabric.spec import FabricRecipe
 

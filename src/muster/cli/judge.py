@@ -42,7 +42,10 @@ QUIET = 5.0  # seconds between two lines of progress
 
 
 def judge(
-    folder: Annotated[Path, Argument(metavar="DIR", help="A folder of logs, one log, or an archive.")],
+    folder: Annotated[
+        Path,
+        Argument(metavar="DIR", help="A folder of logs, one log, or an archive; or the folder of a bench."),
+    ],
     line: Annotated[
         list[str] | None,
         Option(
@@ -65,9 +68,13 @@ def judge(
         ),
     ] = "",
     slow: Annotated[
-        float,
-        Option("--slow", help="Smallest slowdown that counts, as a share of the step time (0.01 is 1 %)."),
-    ] = 0.01,
+        float | None,
+        Option(
+            "--slow",
+            help="Smallest slowdown that counts, as a share of the step time (default: 0.01, which is 1 %; "
+            "of a bench its suite's).",
+        ),
+    ] = None,
     baseline: Annotated[
         Path | None,
         Option(
@@ -105,11 +112,13 @@ def judge(
     json: Json = False,
 ) -> int:
     """Judge hosts by the logs of other tools: which are slow or fail, with the evidence."""
-    from muster.judging.logs import judge as judge_logs
-    from muster.judging.logs import save_csv
+    from muster.benches.document import Bench
+    from muster.benches.judge import judge as judge_any
+    from muster.benches.judge import save_table
+    from muster.cli.views.benches import print_bench
 
     check_output(output)
-    document = judge_logs(
+    document = judge_any(
         folder,
         lines=line or [],
         columns=column or [],
@@ -123,10 +132,12 @@ def judge(
     )
     if json:
         print_json(document.model_dump(mode="json"))
+    elif isinstance(document, Bench):
+        print_bench(document, every=every)
     else:
         _print(document, every=every)
     if output is not None:
-        save_csv(document, output)
+        save_table(document, output)
         err_console().print(f"{counted(len(document.jobs), 'job')} written to {output}")
     return document.gate
 

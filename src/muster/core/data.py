@@ -54,6 +54,10 @@ class Data(Section):
         """The name of the source that is given."""
         return next((name for name in self.exclusive if getattr(self, name, None) is not None), None)
 
+    def short(self, samples: int) -> dict[str, Any]:
+        """Return changes for a job of so many samples that loads what every job loads."""
+        return {}
+
     def sources(self) -> tuple[Source, ...]:
         """Return the data sets that are read, by name or path; none where they are generated."""
         if self.name or self.path:
@@ -61,8 +65,18 @@ class Data(Section):
         return ()
 
 
+class Generated(Section):
+    """The generated text-to-SQL set: the number of questions, and the seed."""
+
+    train: PositiveInt = Field(8000, description="Number of training questions.")
+    validation: PositiveInt = Field(300, description="Number of held-out questions.")
+    seed: int = Field(0, description="Seed of the generator: the same seed gives the same questions.")
+
+
 class SplitData(Data):
-    """Rows with fields, in splits that may be named."""
+    """Rows with fields, in splits that may be named; or generated."""
+
+    embedded: ClassVar[str | None] = "generated"
 
     train_split: str | None = Field(
         None,
@@ -80,11 +94,12 @@ class SplitData(Data):
         description="What to do with a row that cannot be used (broken, without a field, with an empty text, "
         "too long where that is no sample): error, or skip and count it.",
     )
+    generated: Generated | None = Field(
+        None,
+        description="Questions and SQL that Muster generates, and wrong SQL where answers are compared; the "
+        "built-in data of this workload.",
+    )
 
-
-class Generated(Section):
-    """The generated text-to-SQL set: the number of questions, and the seed."""
-
-    train: PositiveInt = Field(8000, description="Number of training questions.")
-    validation: PositiveInt = Field(300, description="Number of held-out questions.")
-    seed: int = Field(0, description="Seed of the generator: the same seed gives the same questions.")
+    def short(self, samples: int) -> dict[str, Any]:
+        """Return fewer generated questions."""
+        return {"generated": {"train": samples, "validation": 8}} if self.generated else {}

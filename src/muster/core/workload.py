@@ -50,7 +50,7 @@ class HeldModel:
     """A model that takes part in a step besides the one that `model` names.
 
     `role`: its purpose; `source`: its name, as in `model.name`, None: it has the trained model's shape;
-    `output`: see Output; `trained`: by the same optimizer; `cut`: sharded by an engine that shards weights,
+    `output`: see Output; `trained`: by the same optimizer; `sharded`: by an engine that shards weights,
     else every rank has it whole in the precision that is computed in; `shared`: its weights are the trained
     model's (adapters off), so that it takes time and no memory; `config`: its own, where known.
     """
@@ -59,7 +59,7 @@ class HeldModel:
     source: str | None = None
     output: Output = "logits"
     trained: bool = False
-    cut: bool = True
+    sharded: bool = True
     shared: bool = False
     config: Mapping[str, Any] | None = field(default=None, repr=False)
 
@@ -156,10 +156,6 @@ class Workload:
     def describe_data(self, path: Path) -> str:
         """Return what of data.path is trained on and what is held out, in words. Raises DataError."""
         return str(path)
-
-    def short_data(self, samples: int) -> dict[str, Any]:
-        """Return changes of `data` for a job of so many samples that loads what every job loads."""
-        return {}
 
     def epoch_samples(self) -> int | None:
         """Return the training samples of an epoch, where they can be counted here; it may mean reading the

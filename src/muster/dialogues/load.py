@@ -28,7 +28,7 @@ from muster.dialogues.spec import (
     texts_of,
 )
 from muster.dialogues.tokens import Fitting, Templates, with_template
-from muster.store.lines import Skip, each_made
+from muster.store.lines import Skip, Skipped, each_made
 from muster.store.records import LoadedSamples, Splits, left_note
 from muster.worker.context import Context
 from muster.worker.data import sqlgen
@@ -161,13 +161,13 @@ class Encoding:
     @property
     def notes(self) -> list[str]:
         """For the result."""
-        samples, skipped = self.samples, replace(self.samples.skipped)
-        for error in self.errors or []:
-            skipped.add(error)
-        about = [samples.about] if samples.about else []
-        return [*about, *samples.notes, *skipped.notes, *self._notes]
+        about = [self.samples.about] if self.samples.about else []
+        return [*about, *self.samples.notes, *self._notes]
 
     @property
-    def skipped(self) -> int:
+    def skipped(self) -> Skipped:
         """Samples that are left out."""
-        return self.samples.skipped.count + len(self.errors or [])
+        skipped = replace(self.samples.skipped)
+        for error in self.errors or []:
+            skipped.add(error)
+        return skipped

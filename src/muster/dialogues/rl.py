@@ -150,7 +150,7 @@ class RolloutRecipe(DialogueRecipe):
     def held_models(self) -> tuple[HeldModel, ...]:
         """What the model is held to, and what rewards its answers."""
         reference = HeldModel("reference model", output=self.output, shared=self.lora is not None)
-        reward = HeldModel("reward model", source=self.reward.model, output="numbers", cut=False)
+        reward = HeldModel("reward model", source=self.reward.model, output="numbers", sharded=False)
         return (*[reference] * self.held, *[reward] * (self.reward.model is not None))
 
     def drawing(self) -> Drawing:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 from pydantic import Field, field_validator
 
 from muster.core import families
-from muster.core.data import Data, Generated, Source, SplitData
+from muster.core.data import Data, Source, SplitData
 from muster.core.errors import RecipeError
 from muster.core.families import gpt2, llama, opt
 from muster.core.recipe import DATA, Recipe
@@ -58,12 +58,6 @@ class DialogueData(SplitData):
     """Prompts and answers."""
 
     exclusive: ClassVar[tuple[str, ...]] = (*Data.exclusive, "mix", "generated")
-    embedded: ClassVar[str | None] = "generated"
-
-    generated: Generated | None = Field(
-        None,
-        description="Questions, SQL and wrong SQL that Muster generates; the built-in data of this workload.",
-    )
     mix: list[Source] | None = Field(
         None,
         description="Several data sets. Where none has a share, all of their samples are trained on. Else "
@@ -211,14 +205,6 @@ class DialogueRecipe(Recipe):
         """Files by name."""
         files = find_data(path, self.splits)
         return parts_of(path, files.train, files.validation, self.data.validation_fraction, files.unused)
-
-    def short_data(self, samples: int) -> dict[str, Any]:
-        """Fewer generated questions."""
-        return {"generated": {"train": samples, "validation": 8}} if self.data.generated else {}
-
-    def epoch_samples(self) -> int | None:
-        """As the recipe says, or as the files have them; a hub data set's number is not known."""
-        return self.survey(None).samples
 
     def survey(self, config: Mapping[str, Any] | None, checked: Survey | None = None) -> Survey:
         """The samples as ranks will have them; with a model's configuration, what its lengths cut."""

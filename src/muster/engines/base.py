@@ -29,7 +29,8 @@ class Fixed:
     `batch`: any of micro, accumulation, global; `train`: fields of the recipe's `train`; `optimizer`: the
     name of one that is no Adam, of which the betas and the epsilon in `train` alone are known; `schedule`:
     the learning rate follows a schedule of the engine's; `rise`: the key and the steps in which that rises to
-    its peak, None: those of the recipe; `spread`: how the model is spread, so that no plan changes that.
+    its peak, None: those of the recipe; `stage`: ZeRO's; `spread`: how the model is spread, so that no plan
+    changes that.
     """
 
     precision: str | None = None
@@ -38,6 +39,7 @@ class Fixed:
     optimizer: str | None = None
     schedule: bool = False
     rise: tuple[str, int] | None = None
+    stage: int | None = None
     spread: bool = False
 
 
@@ -100,8 +102,8 @@ class EngineSpec:
     # --- the recipe, and a configuration of the engine's own ---------------------------------------------
 
     def checked(self, recipe: Recipe) -> Recipe:
-        """The recipe, with what a configuration of the user's own decides of its engine. Raises RecipeError
-        for what the engine cannot do."""
+        """The recipe, which `merged` has not changed yet. Raises RecipeError for what the engine cannot
+        do."""
         engine = recipe.engine
         for key, asked, what in (
             ("config", engine.config, "is"),
@@ -266,9 +268,9 @@ def _switch(precision: str) -> str:
 
 
 def merged(recipe: Recipe) -> Recipe:
-    """The recipe with what the user's own configuration for its engine fixes. Of `train`, the configuration
-    wins, since a recipe's own always has a value. Raises RecipeError where both say a precision or a batch
-    number, and they differ, or where a recipe cannot have a value."""
+    """The recipe with what the user's own configuration for its engine fixes. Of `train` and ZeRO's stage,
+    the configuration wins, since a recipe's own always has a value. Raises RecipeError where both say a
+    precision or a batch number, and they differ, or where a recipe cannot have a value."""
     fixed, path = spec_of(recipe.engine.name).given(recipe), recipe.engine.config
     if fixed.precision and recipe.precision not in ("auto", fixed.precision):
         raise RecipeError(
@@ -293,6 +295,7 @@ def merged(recipe: Recipe) -> Recipe:
     data = recipe.as_dict()
     made = {
         **data,
+        "engine": {**data["engine"], **({} if fixed.stage is None else {"zero": fixed.stage})},
         "precision": fixed.precision or recipe.precision,
         "batch": {**data["batch"], **fixed.batch},
         "train": {**data["train"], **fixed.train},

@@ -27,7 +27,7 @@ class LineSplitter:
 
     def __init__(self, most: int) -> None:
         self.most = most
-        self.cut = False  # a line was too long
+        self.overlong = False  # a line was too long
         self._parts: list[bytes] = []
         self._size = 0
 
@@ -48,7 +48,7 @@ class LineSplitter:
 
     def _add(self, part: bytes) -> None:
         room = self.most - self._size
-        self.cut = self.cut or len(part) > room
+        self.overlong = self.overlong or len(part) > room
         if part and room > 0:
             self._parts.append(part[:room])
             self._size += len(self._parts[-1])
@@ -162,7 +162,7 @@ class Connection:
             elif line.strip() and self.lost is None:
                 text = line[:_NOISE].decode("utf-8", "replace").rstrip()
                 (self.noise if output else self.complaints).append(text)
-        if output and self.greeted and self._lines[0].cut:
+        if output and self.greeted and self._lines[0].overlong:
             self.give_up(
                 f"it sent a line of more than {format_bytes(LONGEST)}, which no agent of Muster does"
             )

@@ -172,14 +172,13 @@ class ProbeAnswer(_Message):
     trouble: _Words | None = None
 
 
-class _Event(_Message):
-    rank: int
-    lines: list[str]
-
-
 class _Log(_Message):
     rank: int | None
     lines: list[str]
+
+
+class _Event(_Log):
+    rank: int
 
 
 class _Hardware(_Message):

@@ -56,8 +56,7 @@ class Fault(NamedTuple):
     where: tuple[int, ...]
 
 
-@dataclass(frozen=True)
-class Fit:
+class Fit(NamedTuple):
     """How a fault fits, given the faults there are already.
 
     `gain`: nats, before its cost; `by`: the slowdown (log) of jobs in groups, or of the host alone where it
@@ -73,15 +72,7 @@ class Fit:
     hidden: bool = False
 
 
-class _Best(NamedTuple):
-    """Nats gained, the slowdown, and what it changes."""
-
-    gain: float
-    by: float
-    expects: Expects
-
-
-_NOTHING = _Best(0.0, 0.0, ())
+_NOTHING = Fit(0.0, 0.0, ())
 
 
 @dataclass(frozen=True)
@@ -141,7 +132,7 @@ class FaultCase:
             return self._intermittent(fault, expected)
         groups = self._over_works(self.slowed(fault), expected, everywhere=fault.kind == "rack")
         if fault.kind != "compute":
-            return Fit(*groups) if groups.expects else None
+            return groups if groups.expects else None
         alone = self._over_works(self.alone(fault), expected, least=DILUTED * groups.by)
         if not alone.expects:
             return None
@@ -155,7 +146,7 @@ class FaultCase:
 
     def _over_works(
         self, rows: Sequence[int], expected: dict[int, float], least: float = 0.0, everywhere: bool = False
-    ) -> _Best:
+    ) -> Fit:
         """The best fit over all works that it may show in: the likeliest first, another only where it gains.
         `everywhere`: it shows in every work."""
         works: dict[str, list[int]] = {}
@@ -165,7 +156,7 @@ class FaultCase:
         fits.sort(key=lambda each: (-each[0].gain, each[1]))
         if not fits or not fits[0][0].expects:
             return _NOTHING
-        (gain, by, expects), _ = fits[0]
+        gain, by, expects, *_ = fits[0][0]
         for other, own in fits[1:]:
             same = self._gain(own, expected, by) if by < FAILED else -math.inf
             if max(same, other.gain - _FITTED) <= -NOT_SHOWN and not everywhere:
@@ -176,7 +167,7 @@ class FaultCase:
             else:
                 gain += other.gain - _FITTED
                 expects += other.expects
-        return _Best(gain, by, expects)
+        return Fit(gain, by, expects)
 
     def _gain(self, rows: Sequence[int], expected: dict[int, float], by: float) -> float:
         """Nats gained by a slowdown, over what is expected already."""
@@ -200,7 +191,7 @@ class FaultCase:
                 least = min(least, 0.5 * ((by + offset) / spread) ** 2)
         return least
 
-    def _best(self, rows: Sequence[int], expected: dict[int, float], least: float = 0.0) -> _Best:
+    def _best(self, rows: Sequence[int], expected: dict[int, float], least: float = 0.0) -> Fit:
         """For the slowdown, of at least `least` and of what counts, that fits best. Nothing, where less would
         fit better still (than `least`: by more than chance): slower by less than what counts is not slow."""
         readings = self.readings
@@ -218,7 +209,7 @@ class FaultCase:
             return _NOTHING
         if chosen == low and low * many - total > math.sqrt(many) * max([readings.sigma[r] for r in changed]):
             return _NOTHING
-        return _Best(best, chosen, tuple([(row, chosen) for row in changed]))
+        return Fit(best, chosen, tuple([(row, chosen) for row in changed]))
 
     def _intermittent(self, fault: Fault, expected: dict[int, float]) -> Fit | None:
         """Slow in k of n jobs in groups, or, where there are none, alone; every share equally likely

@@ -15,20 +15,20 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from muster.core.errors import JobError, UsageError
+from muster.core.errors import UsageError
 from muster.core.hostlist import fold_hosts
 from muster.core.inventory import parse_hosts
 from muster.core.state import State
 from muster.core.units import counted, format_number, parse_rate
 from muster.judging import Baseline, JobClass, Settings
-from muster.judging.document import JobEntry, Judged, Peers, Verdict
+from muster.judging.document import BAD, GOOD, JobEntry, Judged, Peers, Verdict
 from muster.judging.grouping import with_presumed_works, without_lone_guesses
 from muster.judging.joblogs import judged
 from muster.readers._lines import OF_A_DEVICE
 from muster.readers._read import read_blocks, without_harmless
 from muster.readers._user import PLACES, Expression, UserFormat
 from muster.readers.base import JobLog
-from muster.store.atomic import csv_text, write_text
+from muster.store.atomic import csv_text
 from muster.store.logfiles import LogFile, blocks_of, find_logs, members_of
 
 # Of a row per job.
@@ -63,8 +63,6 @@ def judge(
     was trained, for logs that do not say it; `hardware`: NAME=HOSTS, for each kind that differs, whose jobs
     are compared with each other alone. Raises UsageError for bad input, and where no log can be read.
     """
-    if not 0 < slow < 1:
-        raise UsageError(f"must be between 0 and 1 (a share of the step time), not {slow:g}", where="--slow")
     named = Expression.of(host_pattern, PLACES, "--host-pattern") if host_pattern else None
     user = UserFormat.of(lines, columns, workload)
     bound = Bound(*parse_rate(at_least, "--at-least")) if at_least else None
@@ -145,11 +143,8 @@ def load_baselines(path: Path) -> dict[JobClass, Baseline]:
     }
 
 
-def save_csv(document: Judged, path: Path) -> None:
-    """A row per job: the columns of the benchmark whose results these are, and what else is known.
-
-    Raises JobError where it cannot be written.
-    """
+def table_of(document: Judged) -> str:
+    """A row per job as CSV: the columns of the benchmark whose results these are, and what else is known."""
     condition = {each.hosts[0]: each.condition for each in document.hosts}
     rows: list[list[Any]] = []
     for job in document.jobs:
@@ -161,10 +156,7 @@ def save_csv(document: Judged, path: Path) -> None:
             _figure(job.variation, ".6f"), _figure(job.slower, ".6f"), job.steps, job.skipped_steps,
             " ".join(verdicts),
         ])  # fmt: skip
-    try:
-        write_text(path, csv_text(COLUMNS, rows))
-    except OSError as error:
-        raise JobError(f"cannot be written: {error.strerror}", where=str(path)) from None
+    return csv_text(COLUMNS, rows)
 
 
 def _figure(value: float | None, form: str) -> str | None:
@@ -219,8 +211,8 @@ class Bound:
 
 
 def held(document: Judged, bound: Bound) -> Judged:
-    """The document, with what each job misses, and the hosts `below` that are to blame. Raises UsageError
-    where no job tells the figure."""
+    """The document, with what each job misses, and what that says of hosts. Raises UsageError where no job
+    tells the figure."""
     speeds = {job.job: bound.reached(job) for job in document.jobs}
     if all(speed is None for speed in speeds.values()):
         raise UsageError(f"no log tells {bound.unit}", where="--at-least")
@@ -232,45 +224,52 @@ def held(document: Judged, bound: Bound) -> Judged:
         else job
         for job in document.jobs
     ]
-    why = _to_blame(jobs, document.hosts)
-    hosts = [
-        _also_missed(each, jobs) if each.bad else below(each, why[each.host]) if each.host in why else each
-        for each in document.hosts
-    ]
     return document.model_copy(
         update={
             "at_least": bound.words,
             "jobs": jobs,
-            "hosts": hosts,
+            "hosts": blamed(document.hosts, jobs),
             "notes": [*document.notes, *([note] if silent else [])],
         }
     )
 
 
-def _to_blame(jobs: list[JobEntry], hosts: list[Verdict]) -> dict[str, str]:
-    """Host -> why: it was alone in a job that missed; or its group missed, it reached it in no other job, and
-    none of the group is known to be bad."""
-    well = {host for job in jobs if job.outcome.good and not job.misses for host in job.hosts}
-    missed = [job for job in jobs if job.misses]
-    why = {job.hosts[0]: f"{job.misses[0]} alone ({job.job})" for job in missed if len(job.hosts) == 1}
-    bad = why.keys() | {each.hosts[0] for each in hosts if each.bad}
-    for job in missed:
-        if len(job.hosts) > 1 and not bad & set(job.hosts):
-            words = f"{job.misses[0]} in {fold_hosts(job.hosts)} ({job.job}); no job shows which host it is"
-            why |= {host: words for host in job.hosts if host not in well}
-    return why
+def blamed(hosts: Sequence[Verdict], jobs: Sequence[JobEntry]) -> list[Verdict]:
+    """Return the verdicts of hosts with the thresholds that their jobs missed.
+
+    A host that was alone in such a job is `below`. One that is good, or of which nothing is known, and was in
+    such a group, is in doubt, unless another of the group is bad, or another job of this entry and size met
+    everything. Of one that is bad anyway, the reason has what it missed.
+    """
+    of_host: dict[str, list[JobEntry]] = {}
+    for job in jobs:
+        for host in job.hosts if job.outcome.good else ():
+            of_host.setdefault(host, []).append(job)
+    made = []
+    for each in hosts:
+        missed = [job for job in of_host.get(each.host, []) if job.misses]
+        alone = [job for job in missed if job.size == 1]
+        if missed and each.bad:
+            more = f" and {counted(len(missed) - 1, 'more job')}" if len(missed) > 1 else ""
+            reason = f"{each.reason}; {missed[0].misses[0]} ({missed[0].job}{more})"
+            each = each.model_copy(update={"reason": reason})
+        elif alone:
+            reason = f"{alone[0].job}: {alone[0].misses[0]}"
+            below = {"condition": "below", "reason": reason, "confidence": 1.0, "settle": ""}
+            each = each.model_copy(update=below)
+        made.append(each)
+    bad = {each.host for each in made if each.condition in BAD}
+    return [_in_doubt(each, of_host.get(each.host, []), bad) for each in made]
 
 
-def _also_missed(verdict: Verdict, jobs: Sequence[JobEntry]) -> Verdict:
-    """The verdict of a host that is bad anyway, with what its jobs missed."""
-    missed = [job for job in jobs if job.misses and verdict.host in job.hosts]
-    if not missed:
-        return verdict
-    more = f" and {counted(len(missed) - 1, 'more job')}" if len(missed) > 1 else ""
-    reason = f"{verdict.reason}; {missed[0].misses[0]} ({missed[0].job}{more})"
-    return verdict.model_copy(update={"reason": reason})
-
-
-def below(verdict: Verdict, why: str) -> Verdict:
-    """The verdict of a host that misses a threshold."""
-    return verdict.model_copy(update={"condition": "below", "reason": why, "confidence": 1.0, "settle": ""})
+def _in_doubt(verdict: Verdict, jobs: Sequence[JobEntry], bad: set[str]) -> Verdict:
+    """Return a host's verdict, unknown where a group of it missed a threshold and it may be why."""
+    good = verdict.condition in GOOD
+    met = {(job.entry, job.size) for job in jobs if not job.misses}
+    for job in jobs if good or (verdict.condition == "unknown" and not verdict.evidence) else ():
+        if job.misses and (job.entry, job.size) not in met and not bad & set(job.hosts):
+            why = f"its group missed a threshold, and which host caused that is unknown: {job.job}"
+            chance = 1.0 - verdict.confidence if good else verdict.confidence
+            doubt = {"condition": "unknown", "confidence": chance, "reason": f"{why}: {job.misses[0]}"}
+            return verdict.model_copy(update=doubt)
+    return verdict

@@ -22,12 +22,12 @@ from muster.planner.time.learning import (
     MeasuredRun,
     as_counted,
     at_mean_lengths,
+    deviation_of_hosts,
     errors,
     learn,
     link_figures,
     on_host,
     shows_device,
-    spread_of,
 )
 from muster.planner.time.steptime import Calibration, StepCase, case_key, link_key
 from muster.planner.tracing import once, tracer
@@ -64,7 +64,7 @@ def calibrate(runs: Sequence[RunFolder], link: str | None = None) -> Learned:
     measured = [measured_of(run, link) for run in trained]
     for run, each in zip(trained, measured, strict=True):
         result = run.read_result()
-        spread = spread_of(result) if result else None
+        spread = deviation_of_hosts(result) if result else None
         if spread is not None:
             calibration = replace(
                 calibration, spreads={**calibration.spreads, each.case.machines.device.name: spread}

@@ -48,7 +48,7 @@ UNTRACED = (
     "samples/s is too high: memory traffic is not counted where the model is not traced. Published runs take "
     "0.9 to 1.4 times as long from about 1 G parameters on, and several times as long with 0.1 G and less"
 )
-UNCOUNTED = "no time: the model was not traced, and no formula has its operations"
+NO_TIME = "no time: the model was not traced, and no formula has its operations"
 
 
 @dataclass(frozen=True)
@@ -126,7 +126,7 @@ def predictions(
     try:
         case = case_of(setting, machines) if machines is not None else None
         if case is None:
-            why = UNCOUNTED if machines is not None else ""  # else a note says which machine is not known
+            why = NO_TIME if machines is not None else ""  # else a note says which machine is not known
             why = why if setting.drawing is None else _undrawn(setting, machines)
             return made, [why] if why else []
         timed, notes = _timed(decided, case, figures, samples, calibration, fewer)

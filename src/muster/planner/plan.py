@@ -16,10 +16,10 @@ from muster.core.hardware.devices import ambiguous
 from muster.core.hardware.machines import Machines, parse_parts
 from muster.core.inventory import Host
 from muster.core.job import UNTRACED, Decision, Facts, place
+from muster.core.learning_rate import warmup_note
 from muster.core.near import near_names
 from muster.core.recipe import Recipe
 from muster.core.result import Planned as Promise
-from muster.core.schedule import warmup_note
 from muster.core.workload import Survey
 from muster.engines.base import spec_of
 from muster.fleet.shell import Shell

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from muster.core import families
 from muster.core.batch import Batch
+from muster.core.learning_rate import steps_of, warmup_steps
 from muster.core.recipe import Recipe, Train
-from muster.core.schedule import steps_of, warmup_steps
 from muster.core.units import counted, format_count
 from muster.engines.base import Fixed, spec_of
 from muster.engines.states import elements

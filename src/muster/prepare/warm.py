@@ -71,7 +71,7 @@ def warm_recipe(inputs: Inputs, use: list[str], cache: str, timeout: float) -> d
     data["checkpoint"] |= {"every": None}
     data["measure"] |= {"window": 1, "warmup": 0, "profile": "none"}
     data["data"]["limit"] = min(samples, recipe.data.limit or samples)
-    data = merge(data, {"data": recipe.short_data(samples)}, type(recipe))
+    data = merge(data, {"data": recipe.data.short(samples)}, type(recipe))
     layers = next((fields for kinds, fields in LAYERS if _kind(recipe) in kinds), None)
     if layers:
         data["model"]["init"] = "random"

@@ -20,7 +20,7 @@ UNITS = (("seconds", 1, 180.0), ("minutes", 60, 10800.0), ("hours", 3600, math.i
 
 def charts(data: RunData) -> list[Chart]:
     """Return every chart of a report, in its order."""
-    windows = data.folder.ordered_windows()
+    windows = data.folded.ordered_windows()
     clock = clock_of(data)
     if data.figures and data.figures.command:
         return [loss(data), speed(data, windows), *host_charts(data)]
@@ -55,11 +55,11 @@ def host_charts(data: RunData) -> list[Chart]:
 
 def clock_of(data: RunData) -> Clock:
     """Return a clock whose zero is the launch of the first attempt."""
-    folder = data.folder
-    times = [sample.time for samples in folder.hardware.values() for sample in samples]
-    times += [window.time for ranks in folder.windows.values() for window in ranks.values()]
+    folded = data.folded
+    times = [sample.time for samples in folded.hardware.values() for sample in samples]
+    times += [window.time for ranks in folded.windows.values() for window in ranks.values()]
     times = [time for time in times if usable(time)]
-    began = folder.began
+    began = folded.began
     start = began if began is not None and usable(began) else min(times, default=0.0)
     length = max(times, default=start) - start
     unit, size = next(((u, s) for u, s, most in UNITS if length < most), UNITS[-1][:2])
@@ -68,18 +68,18 @@ def clock_of(data: RunData) -> Clock:
 
 def steps_of(data: RunData) -> tuple[float, float]:
     """Return the range from before the first step to the last one: all charts over steps share it."""
-    steps = [*data.folder.windows, *data.folder.logs, *(each.step for each in data.folder.evaluated)]
+    steps = [*data.folded.windows, *data.folded.logs, *(each.step for each in data.folded.evaluated)]
     return 0.0, float(max(steps, default=0))
 
 
 def loss(data: RunData) -> Chart:
     """Return the training loss, and the held-out loss where it was measured."""
-    logs = data.folder.logs
+    logs = data.folded.logs
     series = (
         ChartSeries("train", tuple((float(step), logs[step].loss) for step in sorted(logs)), "c0"),
         ChartSeries(
             "held-out",
-            tuple((float(each.step), each.loss) for each in data.folder.evaluated if each.loss is not None),
+            tuple((float(each.step), each.loss) for each in data.folded.evaluated if each.loss is not None),
             "c1",
         ),
     )
@@ -100,10 +100,10 @@ PICTURED = {"reward": "Reward", "pair_accuracy": "Pairs in the right order"}
 
 def learned(data: RunData) -> list[Chart]:
     """Return the workload's own figures, in training and held out."""
-    logs, drawn = data.folder.logs, []
+    logs, drawn = data.folded.logs, []
     for name, title in PICTURED.items():
         points = tuple((float(step), logs[step].figures.get(name)) for step in sorted(logs))
-        held = tuple((float(each.step), each.figures.get(name)) for each in data.folder.evaluated)
+        held = tuple((float(each.step), each.figures.get(name)) for each in data.folded.evaluated)
         series = (
             ChartSeries("train", tuple(each for each in points if each[1] is not None), "c0"),
             ChartSeries("held-out", tuple(each for each in held if each[1] is not None), "c1"),
@@ -145,7 +145,7 @@ def speed(data: RunData, windows: Sequence[Sequence[events.Window]]) -> Chart:
         seconds = max(window.seconds for window in each)
         if usable(seconds) and seconds > 0:
             points.append((float(each[0].step), each[0].steps / seconds))
-    logs = [data.folder.logs[step] for step in sorted(data.folder.logs)] if not points else []
+    logs = [data.folded.logs[step] for step in sorted(data.folded.logs)] if not points else []
     for before, now in pairwise(logs):
         if now.time > before.time:
             points.append((float(now.step), (now.step - before.step) / (now.time - before.time)))
@@ -215,7 +215,7 @@ def step_time(data: RunData, windows: Sequence[Sequence[events.Window]]) -> Char
 
 def attention(data: RunData) -> list[Chart]:
     """Return the largest and the smallest attention logit of each layer, where the run sampled them."""
-    seen = [data.folder.attention[step] for step in sorted(data.folder.attention)]
+    seen = [data.folded.attention[step] for step in sorted(data.folded.attention)]
     about = data.figures.attention if data.figures else None
     cost = f"Recording this took {100 * about.share:.2g} % of the training." if about and about.share else ""
     made = []
@@ -266,9 +266,9 @@ def _samples(
 ) -> dict[str, list[Point]]:
     lines: dict[str, list[Point]] = {}
     attempts: dict[str, int] = {}
-    for host in sorted(data.folder.hardware):
+    for host in sorted(data.folded.hardware):
         lines[host] = []
-        for sample in data.folder.hardware[host]:
+        for sample in data.folded.hardware[host]:
             _add(lines[host], attempts, host, sample.attempt, clock.at(sample.time), figure(sample))
     return lines
 

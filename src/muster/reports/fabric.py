@@ -15,7 +15,7 @@ from muster.reports.charts import Chart, ChartSeries, style_of
 from muster.results.figures import gbit, micro, nominal, number, tflops
 from muster.store.atomic import csv_text, write_text
 from muster.store.runfolder import RunFolder
-from muster.workloads.fabric.figures import best_links
+from muster.workloads.fabric.fold import best_links
 
 MOST_HOSTS = 96  # rows that are drawn: those of the slowest links, where there are more
 MOST_PRODUCTS = 32  # hosts of a precision: the slowest; all are in fabric/matmul.csv

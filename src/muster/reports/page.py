@@ -84,7 +84,7 @@ def key_figures(data: RunData, *, measured: bool = False) -> list[tuple[str, lis
     """Return a run's figures in groups; with `measured`, only those with a value."""
     if data.figures is None:
         return []
-    begun = data.folder.started.get(0)
+    begun = data.folded.started.get(0)
     return grouped(figures(data.figures, begun.total_steps if begun else None), measured=measured)
 
 
@@ -100,7 +100,7 @@ def notes(data: RunData) -> list[str]:
     """Return what a reader has to know to trust the figures."""
     listed = list(data.figures.notes) if data.figures else []
     world = data.world_size
-    windows = data.folder.ordered_windows()
+    windows = data.folded.ordered_windows()
     partial = sum(1 for each in windows if world is not None and len(each) < world)
     if partial:
         what = f"{counted(partial, 'window')} of {len(windows):,}"

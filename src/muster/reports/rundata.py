@@ -26,12 +26,12 @@ _ESCAPES = re.compile(
 
 @dataclass(frozen=True)
 class RunData:
-    """Everything that a report shows. `folder` is only read."""
+    """Everything that a report shows. `folded` is only read."""
 
     id: str
     state: State
     figures: Result | None = None  # result.json; of an unfinished run what its events come to so far
-    folder: EventFold = field(default_factory=EventFold)
+    folded: EventFold = field(default_factory=EventFold)
     recipe: str = ""
     plan: dict[str, Any] = field(default_factory=dict)
     job: dict[str, Any] = field(default_factory=dict)
@@ -71,16 +71,16 @@ def gather(run: RunFolder) -> RunData:
     if not run.path.is_dir():
         raise RunFolderError("no such run folder", where=str(run.path))
     job = _read(run, run.job)
-    folder, answers, last = read_stream(events.read_events(run.events))
+    folded, answers, last = read_stream(events.read_events(run.events))
     result = run.read_result()
     written, unreadable = read_predictions(run.predictions)
     state = run.state()
     return RunData(
         id=run.id,
         state=state,
-        log=last_lines(run, folder, result) if state in (State.FAILED, State.TIMEOUT) else None,
-        figures=result if result is not None else so_far(folder, job, last),
-        folder=folder,
+        log=last_lines(run, folded, result) if state in (State.FAILED, State.TIMEOUT) else None,
+        figures=result if result is not None else so_far(folded, job, last),
+        folded=folded,
         recipe=_text(run.recipe),
         plan=_read(run, run.plan),
         job=job,
@@ -92,26 +92,26 @@ def gather(run: RunFolder) -> RunData:
 
 def read_stream(stream: Iterable[events.Event]) -> tuple[EventFold, tuple[events.Answer, ...], float | None]:
     """Fold events. Return the fold, the last attempt's answers by index, and when the last event arrived."""
-    folder = EventFold()
+    folded = EventFold()
     answers: dict[int, events.Answer] = {}
     last: float | None = None
     for event in stream:
-        folder.add(event)
+        folded.add(event)
         last = event.arrived if last is None else max(last, event.arrived)
         if isinstance(event, events.JobState) and event.state == "begin":
             answers.clear()
         elif isinstance(event, events.Answer):
             answers[event.index] = event
-    return folder, tuple(answers[index] for index in sorted(answers)), last
+    return folded, tuple(answers[index] for index in sorted(answers)), last
 
 
-def so_far(folder: EventFold, job: dict[str, Any], last: float | None) -> Result | None:
+def so_far(folded: EventFold, job: dict[str, Any], last: float | None) -> Result | None:
     """Return the result of an unfinished run. Its status means nothing: `RunData.state` counts."""
     made = read_job(job)
     if made is None or last is None:
         return None
     try:
-        return make_result(folder, made, status=State.STOPPED, failure=None, ended=last)
+        return make_result(folded, made, status=State.STOPPED, failure=None, ended=last)
     except ValueError:  # a recipe of another version of muster
         return None
 
@@ -130,12 +130,12 @@ def read_predictions(path: Path) -> tuple[tuple[events.Answer, ...], int]:
 
 
 def last_lines(
-    run: RunFolder, folder: EventFold, result: Result | None
+    run: RunFolder, folded: EventFold, result: Result | None
 ) -> tuple[str, tuple[str, ...]] | None:
     """Return the name and the last lines of the log that shows most of a failure: the log of a rank that
     failed, or else of its host, or else the one that was written last."""
     host = result.failure.host if result and result.failure else None
-    ranks = [event for event in folder.failed if event.rank is not None and event.host is not None]
+    ranks = [event for event in folded.failed if event.rank is not None and event.host is not None]
     ranks.sort(key=lambda event: event.host != host)
     paths = [run.rank_log(str(event.host), int(event.rank or 0)) for event in ranks]
     if host is not None:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from muster.core.job import FASTEST, PASSED_OVER, WARNINGS, Decision, Job
+from muster.core.learning_rate import warmup_steps
 from muster.core.profile import StepProfile
 from muster.core.recipe import Recipe, recipe_from
 from muster.core.result import (
@@ -32,7 +33,6 @@ from muster.core.result import (
     unscored_words,
 )
 from muster.core.robust import variation
-from muster.core.schedule import warmup_steps
 from muster.core.state import RunEnd
 from muster.core.units import counted, format_seconds
 from muster.engines.base import spec_of
@@ -42,7 +42,7 @@ from muster.results.stragglers import parts_of
 from muster.store import events
 from muster.store.secrets import masked_program
 from muster.store.windows import measured
-from muster.workloads.fabric.figures import fabric_result
+from muster.workloads.fabric.fold import fabric_result
 
 # ----------------------------------------------------------------------------------------------------
 # What each host of a run did, from its events. Pure.
@@ -393,40 +393,40 @@ class EventFold:
 
 def fold(stream: Iterable[events.Event]) -> EventFold:
     """Fold all events of a run."""
-    folder = EventFold()
+    folded = EventFold()
     for event in stream:
-        folder.add(event)
-    return folder
+        folded.add(event)
+    return folded
 
 
-def caveats(folder: EventFold, recipe: Recipe, steps: int) -> list[str]:
+def caveats(folded: EventFold, recipe: Recipe, steps: int) -> list[str]:
     """Return what a success of so many steps lacks of what was asked for, in words."""
-    lacks, first = [], folder.started.get(0)
+    lacks, first = [], folded.started.get(0)
     if first and 0 < steps < first.total_steps:
         limit = recipe.train.max_minutes
-        late = folder.done[0].out_of_time if 0 in folder.done else None  # None: its version does not say
+        late = folded.done[0].out_of_time if 0 in folded.done else None  # None: its version does not say
         by = f" by train.max_minutes={limit:g}" if limit and late is not False else ""
         lacks.append(f"cut at {steps:,} of {first.total_steps:,} steps{by}")
         warmup = warmup_steps(recipe.train, first.total_steps)
         own = bool(recipe.engine.config) or "scheduler" in recipe.engine.options  # may warm up otherwise
         if steps <= warmup and not own:
             lacks.append(f"the learning rate did not reach its peak: its warm-up takes {warmup:,} steps")
-    rewards = [log.figures for log in folder.logs.values()]
+    rewards = [log.figures for log in folded.logs.values()]
     if rewards and not any(each.get("reward", 1) or each.get("reward_std", 0) for each in rewards):
         lacks.append("no answer was rewarded")
     elif rewards and all(each.get("equal_groups") == 1 for each in rewards):
         lacks.append("all answers to each prompt were worth the same")
-    if _unchanged(folder):
+    if _unchanged(folded):
         lacks.append(f"the weights did not change in {counted(steps, 'step')}")
     return lacks
 
 
-def _unchanged(folder: EventFold) -> bool:
+def _unchanged(folded: EventFold) -> bool:
     """Return whether every rank's trained weights are those of the start, bit for bit."""
-    return bool(folder.done) and all(done.weights_changed is False for done in folder.done.values())
+    return bool(folded.done) and all(done.weights_changed is False for done in folded.done.values())
 
 
-def learned_nothing(folder: EventFold, job: Job) -> Failure | None:
+def learned_nothing(folded: EventFold, job: Job) -> Failure | None:
     """Return why a training that every rank ended well is no success: the trained model is the one that it
     began with.
 
@@ -434,15 +434,15 @@ def learned_nothing(folder: EventFold, job: Job) -> Failure | None:
     they were not meant to change: at a rate of 0 all along, as a DeepSpeed file may say, or in one step, the
     first of a warm-up.
     """
-    recipe, steps = recipe_from(job.recipe), max(folder.windows, default=0)
-    rates = [log.learning_rate for log in folder.logs.values() if log.learning_rate is not None]
+    recipe, steps = recipe_from(job.recipe), max(folded.windows, default=0)
+    rates = [log.learning_rate for log in folded.logs.values() if log.learning_rate is not None]
     still = job.resume_step or steps < 2 or (bool(rates) and not any(rates))
-    if not (recipe.trains and recipe.checkpoint.model and _unchanged(folder)) or still:
+    if not (recipe.trains and recipe.checkpoint.model and _unchanged(folded)) or still:
         return None
-    skipped = sum(max(window.skipped for window in each) for each in folder.ordered_windows())
+    skipped = sum(max(window.skipped for window in each) for each in folded.ordered_windows())
     scaled = known_failures()["loss_scale_too_high"] if skipped == steps else None
     return Failure(
-        what="; ".join(caveats(folder, recipe, steps)),
+        what="; ".join(caveats(folded, recipe, steps)),
         hint=scaled.remedy
         if scaled
         else "a higher train.learning_rate, or rewards that differ; "
@@ -452,7 +452,7 @@ def learned_nothing(folder: EventFold, job: Job) -> Failure | None:
 
 
 def make_result(
-    folder: EventFold,
+    folded: EventFold,
     job: Job,
     *,
     status: RunEnd,
@@ -462,26 +462,24 @@ def make_result(
 ) -> Result:
     """Return a run's result, from its events. `planned`: what its plan predicted."""
     recipe = recipe_from(job.recipe)
-    windows = folder.ordered_windows()
-    first = folder.started.get(0)
-    logs = [folder.logs[step] for step in sorted(folder.logs)]
+    windows = folded.ordered_windows()
+    first = folded.started.get(0)
+    logs = [folded.logs[step] for step in sorted(folded.logs)]
     losses = [log.loss for log in logs if log.loss is not None]
-    began = folder.began or ended
-    last_step = max(folder.windows, default=0)
-    lacks = caveats(folder, recipe, last_step) if status.good else []
-    notes = [*lacks, *(first.notes if first else []), *folder.noted]
-    if note := split_note(job, folder.split):
+    began = folded.began or ended
+    last_step = max(folded.windows, default=0)
+    lacks = caveats(folded, recipe, last_step) if status.good else []
+    notes = [*lacks, *(first.notes if first else []), *folded.noted]
+    if note := split_note(job, folded.split):
         notes.append(note)
-    notes += pace_notes(job, recipe, folder.facts, folder.split, first, folder.data)
+    notes += pace_notes(job, recipe, folded.facts, folded.split, first, folded.data)
     skipped = sum(max(w.skipped for w in each) for each in windows)
     if skipped:
         notes.append(f"{skipped} of {last_step} steps were skipped by the loss scaler and do not count")
-    if folder.data and folder.data.cut:
+    if folded.data and folded.data.cut:
         by = f" to {recipe.cut_by}" if recipe.cut_by else ""
-        notes.append(f"{counted(folder.data.cut, 'sample')} cut{by}")
-    if folder.data and folder.data.skipped:
-        notes.append(f"{counted(folder.data.skipped, 'sample')} skipped, since they cannot be used")
-    quality = _quality(folder)
+        notes.append(f"{counted(folded.data.cut, 'sample')} cut{by}")
+    quality = _quality(folded)
     if quality and (note := unscored_words(quality.questions, quality.scored, quality.unscored)):
         notes.append(note)
     speed = None if recipe.foreign else throughput(windows, recipe.measure.warmup, job.world_size)
@@ -489,17 +487,17 @@ def make_result(
         notes.append(f"the throughput rests on {counted(speed.measured_steps, 'step')} alone")
     if speed and speed.data_share is not None and speed.data_share > STARVING:
         notes.append(starving_note(speed.data_share, recipe.train.loaders))
-    notes += [*_counting(folder.counted.get(0)), *_profiles(folder.profiled)]
+    notes += [*_counting(folded.counted.get(0)), *_profiles(folded.profiled)]
     notes += [
         f"{each.what} of {recipe.engine.name} is on {each.host}: {each.path}"
-        for each in folder.wrote.values()
+        for each in folded.wrote.values()
     ]
-    if folder.attempt > 1:
-        notes.append(f"this run was resumed: attempt {folder.attempt}")
+    if folded.attempt > 1:
+        notes.append(f"this run was resumed: attempt {folded.attempt}")
     for each in job.decisions:
         if each.value == PASSED_OVER:
             notes.append(f"{each.field} was passed over when the run was resumed: {each.why}")
-    seconds = spent(folder, folder.earlier_seconds + ended - (folder.attempt_began or began))
+    seconds = spent(folded, folded.earlier_seconds + ended - (folded.attempt_began or began))
     made = Result(
         id=job.id,
         status=status,
@@ -521,41 +519,41 @@ def make_result(
         epochs=logs[-1].epoch if logs else None,
         loss_first=losses[0] if losses else None,
         loss_final=losses[-1] if losses else None,
-        evaluation_loss=folder.evaluated[-1].loss if folder.evaluated else None,
-        perplexity=folder.evaluated[-1].perplexity if folder.evaluated else None,
-        figures=learned(logs, folder.evaluated),
+        evaluation_loss=folded.evaluated[-1].loss if folded.evaluated else None,
+        perplexity=folded.evaluated[-1].perplexity if folded.evaluated else None,
+        figures=learned(logs, folded.evaluated),
         throughput=speed,
         phases=phases(measured(windows, recipe.measure.warmup, job.world_size)),
-        flops=flops(windows, folder.started, folder.counted, job, recipe.measure),
+        flops=flops(windows, folded.started, folded.counted, job, recipe.measure),
         planned=planned,
         memory=_memory(windows),
         profiles=_summaries(
-            folder.profiled,
+            folded.profiled,
             lambda rank: usual_seconds(windows, recipe.measure.warmup, job.world_size, rank),
         ),
         files=[
             WrittenFile(what=each.what, host=each.host or "", path=each.path, head=each.head)
-            for each in folder.wrote.values()
+            for each in folded.wrote.values()
         ],
         quality=quality,
-        attention=attention_report(list(folder.attention.values()), seconds.training),
-        hang=folder.hang,
-        pace=folder.pace,
+        attention=attention_report(list(folded.attention.values()), seconds.training),
+        hang=folded.hang,
+        pace=folded.pace,
         hosts=host_reports(
             job,
-            folder.facts,
-            folder.hardware,
-            folder.split,
+            folded.facts,
+            folded.hardware,
+            folded.split,
             measured(windows, recipe.measure.warmup, job.world_size),
         ),
         versions=dict(first.versions) if first else {},
-        model_path=folder.model_path,
+        model_path=folded.model_path,
         notes=notes,
         caveats=lacks,
     )
     if recipe.foreign:
-        return of_command(made, folder, job)
-    return made if recipe.trains else fabric_result(made, folder.measured, job)
+        return of_command(made, folded, job)
+    return made if recipe.trains else fabric_result(made, folded.measured, job)
 
 
 def learned(logs: Sequence[events.Log], evaluated: Sequence[events.Evaluated]) -> list[LearnedFigure]:
@@ -632,8 +630,8 @@ def _memory(windows: Sequence[Sequence[events.Window]]) -> Memory:
     )
 
 
-def _quality(folder: EventFold) -> Quality | None:
-    parts = list(folder.answered.values())
+def _quality(folded: EventFold) -> Quality | None:
+    parts = list(folded.answered.values())
     count = sum(part.questions for part in parts)
     if not count:
         return None
@@ -642,7 +640,7 @@ def _quality(folder: EventFold) -> Quality | None:
         part.questions if part.scored is None and part.executed is not None else part.scored for part in parts
     ]
     scored = sum(each or 0 for each in counts) if None not in counts else None
-    unscored = sorted(folder.unscored, key=lambda each: each.index)
+    unscored = sorted(folded.unscored, key=lambda each: each.index)
     return Quality(
         questions=count,
         exact_match=sum(part.exact for part in parts) / count,
@@ -658,22 +656,22 @@ def _quality(folder: EventFold) -> Quality | None:
 # Where a run's time went, from its events. Pure.
 
 
-def spent(folder: EventFold, total: float) -> Seconds:
+def spent(folded: EventFold, total: float) -> Seconds:
     """Return where the time went. `total`: of all attempts. What ranks report at their end covers the last
     attempt alone: of several, the events of their steps are added."""
 
     def slowest(name: str, of_steps: float | None) -> float | None:
-        of_ranks = [done.seconds[name] for done in folder.done.values() if name in done.seconds]
-        return max(of_ranks) if of_ranks and folder.attempt == 1 else of_steps
+        of_ranks = [done.seconds[name] for done in folded.done.values() if name in done.seconds]
+        return max(of_ranks) if of_ranks and folded.attempt == 1 else of_steps
 
     setup = None
-    if folder.stepping and folder.attempt_began is not None:
-        setup = max(folder.stepping.values()) - folder.attempt_began
-    windows = folder.ordered_windows()
+    if folded.stepping and folded.attempt_began is not None:
+        setup = max(folded.stepping.values()) - folded.attempt_began
+    windows = folded.ordered_windows()
     saved: dict[int | None, float] = {}  # by step, of the disk that took longest
-    for each in folder.saved:
+    for each in folded.saved:
         saved[each.step] = max(each.seconds, saved.get(each.step, 0.0))
-    evaluated = [each.seconds for each in folder.evaluated if each.seconds is not None]
+    evaluated = [each.seconds for each in folded.evaluated if each.seconds is not None]
     return Seconds(
         total=total,
         setup=setup if setup is not None and setup >= 0 else None,  # of old events: clocks that do not agree
@@ -687,12 +685,12 @@ def spent(folder: EventFold, total: float) -> Seconds:
 # The result of a command of the user's. Pure.
 
 
-def of_command(made: Result, folder: EventFold, job: Job) -> Result:
+def of_command(made: Result, folded: EventFold, job: Job) -> Result:
     """Return the result with a command's reported progress, and without a model, an engine, a batch."""
-    recipe, progress = job.recipe, folder.progress
+    recipe, progress = job.recipe, folded.progress
     figures: dict[str, Any] = {}
     changed: dict[str, Any] = {"model": None, "engine": None, "precision": None, "global_batch": None}
-    marked = [each for ranks in folder.windows.values() for each in ranks.values() if each.seconds > 0]
+    marked = [each for ranks in folded.windows.values() for each in ranks.values() if each.seconds > 0]
     if marked:
         figures = _marked(marked)
     elif progress is not None:
@@ -700,17 +698,17 @@ def of_command(made: Result, folder: EventFold, job: Job) -> Result:
         figures |= {name: getattr(progress, name) for name in ("rate", "unit", "step_seconds", "variation")}
         # Its first line is not among those that were looked at: some seconds of them at a time.
         changed |= {"steps": progress.step, "loss_first": None}
-        if note := _timer_note(folder, progress):
+        if note := _timer_note(folded, progress):
             changed["notes"] = [*made.notes, note]
     words = masked_program(recipe["command"])  # folders of earlier versions have it as it was
     changed["command"] = CommandRun(command=words, start=recipe["run"]["start"], **figures)
     return made.model_copy(update=changed)
 
 
-def _timer_note(folder: EventFold, progress: events.Progress) -> str | None:
+def _timer_note(folded: EventFold, progress: events.Progress) -> str | None:
     """Return a note where the program's own time of a step is much less than the time from step to step."""
     timed = progress.step - (progress.steps or progress.step)
-    logs = [folder.logs[step] for step in sorted(folder.logs) if step >= timed]
+    logs = [folded.logs[step] for step in sorted(folded.logs) if step >= timed]
     if not progress.step_seconds or len(logs) < 2 or logs[-1].time - logs[0].time < TIMER_SECONDS:
         return None
     passed = (logs[-1].time - logs[0].time) / (logs[-1].step - logs[0].step)

@@ -18,20 +18,20 @@ COLUMNS = (
 _PEAKS = ("allocator_peak", "device_peak", "resident_peak")
 
 
-def metrics_csv(folder: EventFold, world_size: int | None) -> str:
+def metrics_csv(folded: EventFold, world_size: int | None) -> str:
     """Return the table as CSV. A value that is not known is an empty cell: a rate is given where all ranks
     reported theirs, and no step was profiled. Peaks are the highest of all ranks, in bytes; `time` is Unix
     time."""
     rows: dict[int, dict[str, Any]] = {}
-    for log in folder.logs.values():
+    for log in folded.logs.values():
         cells = {name: getattr(log, name) for name in ("epoch", "loss", "learning_rate", "gradient_norm")}
         rows.setdefault(log.step, {}).update(cells, time=log.time, **log.figures)
-    for step, by_rank in folder.windows.items():
+    for step, by_rank in folded.windows.items():
         rows.setdefault(step, {}).update(_window(list(by_rank.values()), world_size))
-    for each in folder.evaluated:
+    for each in folded.evaluated:
         rows.setdefault(each.step, {}).update(evaluation_loss=each.loss, perplexity=each.perplexity)
         rows[each.step].update({f"held_out_{name}": value for name, value in each.figures.items()})
-    for step, seen in folder.attention.items():
+    for step, seen in folded.attention.items():
         rows.setdefault(step, {}).update(
             attention_largest=_known(seen.largest, max), attention_smallest=_known(seen.smallest, min)
         )

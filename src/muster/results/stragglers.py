@@ -76,9 +76,9 @@ def lasting(series: Iterable[Sequence[float]]) -> float:
     count, shown, alike = 0, 0, []
     for each in series:
         middle, scale = statistics.median(each), 3 * deviation(each)
-        cut = [min(max(value - middle, -scale), scale) for value in each]
-        squares = math.fsum(value * value for value in cut)
-        alike.append(math.fsum(map(operator.mul, cut, cut[1:])) / squares if squares else 0.0)
+        clipped = [min(max(value - middle, -scale), scale) for value in each]
+        squares = math.fsum(value * value for value in clipped)
+        alike.append(math.fsum(map(operator.mul, clipped, clipped[1:])) / squares if squares else 0.0)
         count, shown = max(count, len(each)), shown + len(each)
     usual, weight = ALIKE
     likeness = (count * statistics.median(alike) + weight * usual) / (count + weight)

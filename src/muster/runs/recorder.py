@@ -177,7 +177,7 @@ class Recorder:
         self.run = run
         self.attempt = attempt
         self.watch = watch
-        self.folder: EventFold = fold(events.read_events(run.events))
+        self.folded: EventFold = fold(events.read_events(run.events))
         self.board = TensorBoardWriter(run.tensorboard)
         self._events = _open_after_whole_lines(run.events)
         self._logs: dict[tuple[str, int | None], IO[str]] = {}
@@ -186,7 +186,7 @@ class Recorder:
         self._begins: dict[Path, int] = {}  # where this attempt's lines begin in a log
         self._beside: str | None = None  # the first host that is this machine
         self._spent = 0.0  # processor seconds of this process that were told
-        if self.board.writer is None and NO_BOARD not in self.folder.noted:
+        if self.board.writer is None and NO_BOARD not in self.folded.noted:
             self.record(events.Noted(time=time.time(), text=NO_BOARD))
 
     def __enter__(self) -> Recorder:
@@ -203,7 +203,7 @@ class Recorder:
         event = event.model_copy(update={"heard": time.time()})
         self._events.write(events.to_line(event) + "\n")
         self._events.flush()
-        self.folder.add(event)
+        self.folded.add(event)
         self.board.add(event)
         try:
             self.watch(event)
@@ -229,7 +229,7 @@ class Recorder:
 
     def hardware(self, host: str, sample: dict[str, Any]) -> None:
         """Record a sample of a host. On this machine, what this process used is added as the run's."""
-        machine = self.folder.facts.get(host, {}).get("machine")
+        machine = self.folded.facts.get(host, {}).get("machine")
         if self._beside is None and machine and machine == machine_id():
             self._beside = host
         if host == self._beside and sample.get("cpu_own") is not None:

@@ -23,7 +23,7 @@ from muster.runs.continuing import on_other_hosts, without
 from muster.runs.recorder import Watcher
 from muster.runs.train import Attempt, ignore, train
 from muster.store import events
-from muster.store.runfolder import Folder, RunFolder
+from muster.store.runfolder import JobFolder, RunFolder
 
 
 def resume(
@@ -69,7 +69,7 @@ def resume(
         avoid[bad] = result.failure.what if result.failure else "it could not be loaded"
 
 
-def check_idle(folder: Folder, batch_job: str | None = None) -> None:
+def check_idle(folder: JobFolder, batch_job: str | None = None) -> None:
     """Raise RunFolderError where a process controls the run, other than an earlier start of this batch job.
     """
     state = folder.state()

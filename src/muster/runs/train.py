@@ -357,9 +357,9 @@ def _broken(run: RunFolder, job: Job, recorder: Recorder, error: Exception) -> R
         if user_error
         else {"what": f"an error in muster itself: {type(error).__name__}: {error}"}
     )
-    failure = with_way_on(Failure.model_validate(about), run.word, recorder.folder.saved, None)
+    failure = with_way_on(Failure.model_validate(about), run.word, recorder.folded.saved, None)
     failure = failure.model_copy(update={"what": recorder.scrub(failure.what)})
-    result = make_result(recorder.folder, job, status=State.FAILED, failure=failure, ended=time.time())
+    result = make_result(recorder.folded, job, status=State.FAILED, failure=failure, ended=time.time())
     with suppress(OSError):
         _write_result(run, result)
     if user_error is None:
@@ -377,14 +377,14 @@ def _conclude(
     supervisor: Supervisor,
     hang: Watch,
 ) -> Result:
-    folder = recorder.folder
+    folded = recorder.folded
     if inputs.recipe.foreign:
         status, failure = judge_command(outcome, recorder.lines_of, job.placements)
     else:
         status, failure = judge_outcome(
-            outcome, folder.failed, folder.done, job.world_size, job.placements, recorder.rank_words
+            outcome, folded.failed, folded.done, job.world_size, job.placements, recorder.rank_words
         )
-    if folder.hang is not None and outcome.stopped == folder.hang.what:
+    if folded.hang is not None and outcome.stopped == folded.hang.what:
         status, failure = State.FAILED, hang.failure()
     if not status.good and outcome.stopped and not hang.steps:
         failure = unresolved(recorder.lines_of, job.placements) or failure
@@ -392,26 +392,26 @@ def _conclude(
     saved = inputs.recipe.trains and inputs.recipe.checkpoint.model
     if saved and status.good and not facts[first.host]["shared"]:
         try:
-            files = next((each.files for each in reversed(folder.saved) if each.step is None), None)
+            files = next((each.files for each in reversed(folded.saved) if each.step is None), None)
             base = facts[first.host]["base"]
             fetch_model(supervisor.remote, supervisor.shell, first, base, run, files)
         except JobError as error:
             status, failure = State.FAILED, Failure.model_validate(error.as_dict())
     if run.model.is_dir():
-        folder.model_path = str(run.model)
-    fetch_profiles(supervisor.remote, supervisor.shell, job, facts, run, folder.profiled)
+        folded.model_path = str(run.model)
+    fetch_profiles(supervisor.remote, supervisor.shell, job, facts, run, folded.profiled)
     if failure is not None:
         lost = next(iter(outcome.lost), None) if len(job.placements) > 1 else None
-        bad = {each.checkpoint for each in folder.failed}
-        usable = [each for each in folder.saved if each.step not in bad]
+        bad = {each.checkpoint for each in folded.failed}
+        usable = [each for each in folded.saved if each.step not in bad]
         failure = with_way_on(with_evidence(failure, run, recorder.lines_of), run.word, usable, lost)
         failure = Failure.model_validate(
             {name: recorder.scrub(value) if isinstance(value, str) else value for name, value in failure}
         )
-    if status.good and (failure := learned_nothing(folder, job)):
+    if status.good and (failure := learned_nothing(folded, job)):
         status = State.FAILED
     return make_result(
-        folder,
+        folded,
         job,
         status=status,
         failure=failure,

@@ -289,7 +289,7 @@ class Noted(_Event):
 
 
 class Measured(_Event):
-    """Measurements of the fabric workload's ranks, which workloads/fabric/figures.py reads."""
+    """Measurements of the fabric workload's ranks, which workloads/fabric/fold.py reads."""
 
     kind: Literal["measured"] = "measured"
     what: str

@@ -139,7 +139,7 @@ class LockedFolder:
 
 
 @dataclass(frozen=True)
-class Folder(LockedFolder):
+class JobFolder(LockedFolder):
     """What the folders of a run and of a pipeline share."""
 
     @property
@@ -202,7 +202,7 @@ def tolerant(kind: type[Document], data: Any) -> Document:
 
 
 @dataclass(frozen=True)
-class RunFolder(Folder):
+class RunFolder(JobFolder):
     """Paths of one run. Nothing is created until `create`."""
 
     inside = ("logs",)
@@ -296,7 +296,7 @@ class RunFolder(Folder):
         """Return whether `muster stop` named this run, or the pipeline whose running step it is."""
         if self.stop_request.exists():
             return True
-        above = Folder(self.path.parent)
+        above = JobFolder(self.path.parent)
         return self.of_pipeline and above.stop_request.exists() and above.controller_alive() is not False
 
     def set_result_aside(self) -> None:
@@ -313,7 +313,7 @@ class RunFolder(Folder):
 
 
 @dataclass(frozen=True)
-class PipelineFolder(Folder):
+class PipelineFolder(JobFolder):
     """Paths of one pipeline. It contains each step's run folder, by the step's name."""
 
     pipeline = FolderItem(PIPELINE)  # the steps as they were resolved, in the order in which they run
@@ -435,7 +435,7 @@ def find_any(text: str, root: Path = DEFAULT_ROOT) -> RunFolder | PipelineFolder
     raise RunFolderError("no such run", where=text, hint=hint)
 
 
-def _step_of(folder: Folder, name: str) -> RunFolder:
+def _step_of(folder: JobFolder, name: str) -> RunFolder:
     """Return a step that has begun. Raises RunFolderError."""
     if not isinstance(folder, PipelineFolder):
         raise RunFolderError("is a run, and no pipeline with steps", where=folder.id)

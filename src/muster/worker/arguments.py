@@ -6,8 +6,8 @@ from typing import Any
 
 from transformers.utils import is_torch_tf32_available
 
+from muster.core.learning_rate import scheduler
 from muster.core.registry import WORKLOADS, load_plugin
-from muster.core.schedule import scheduler
 from muster.worker.context import Context
 from muster.worker.data.loading import loader_arguments
 

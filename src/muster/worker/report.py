@@ -9,8 +9,8 @@ import traceback
 from typing import Any
 
 from muster.core.errors import MusterError, UsageError
+from muster.core.learning_rate import steps_of, warmup_note
 from muster.core.registry import versions_of
-from muster.core.schedule import steps_of, warmup_note
 from muster.engines.base import packages
 from muster.store import events
 from muster.worker.context import Context
@@ -38,7 +38,12 @@ def report_start(context: Context, built: Built) -> None:
         arithmetic=arithmetic_of(context),
         total_steps=total_steps,
         versions={"python": platform.python_version(), **versions_of(PACKAGES)},
-        notes=[*built.notes, *_unused(context, built.trainer), *filter(None, [warming])],
+        notes=[
+            *built.notes,
+            *built.skipped.notes,
+            *_unused(context, built.trainer),
+            *filter(None, [warming]),
+        ],
     )
     if context.main:
         context.emit(
@@ -46,7 +51,7 @@ def report_start(context: Context, built: Built) -> None:
             train=built.train_samples,
             validation=len(built.held_out) if built.held_samples is None else built.held_samples,
             cut=built.cut,
-            skipped=built.skipped,
+            skipped=built.skipped.count,
         )
 
 

@@ -9,8 +9,8 @@ from typing import Any, cast
 from transformers import TrainerCallback
 
 from muster.core.errors import WorkerError
+from muster.core.learning_rate import learning_rate, warmup_steps
 from muster.core.recipe import Train
-from muster.core.schedule import learning_rate, warmup_steps
 from muster.engines.base import Fixed
 from muster.store import events
 from muster.worker.context import Context

@@ -22,7 +22,7 @@ from muster.core.fabric import GroupFabric, Matmul, TimedPair
 from muster.core.hardware.peaks import stated_peak
 from muster.core.units import counted, format_flops
 from muster.results.figures import gbit
-from muster.workloads.fabric.figures import Rates, best_links, suspects
+from muster.workloads.fabric.fold import Rates, best_links, suspects
 from muster.workloads.fabric.request import COLLECTIVES
 
 

@@ -359,7 +359,7 @@ def _cycled_betas(config: Mapping[str, Any]) -> list[Any]:
 
 
 # What changes the type in which master weights, states and sums of gradients are held or sent: section, key.
-_UNCOUNTED = (
+_UNPLANNED = (
     ("bf16", "bf16_master_weights_and_grads"),
     ("bf16", "bf16_optimizer_states"),
     ("fp16", "fp16_master_weights_and_grads"),
@@ -381,7 +381,7 @@ def uncounted(config: Mapping[str, Any]) -> list[str]:
     """The keys of a configuration that change what ranks hold or send, and that no plan counts."""
     values = {
         f"{name}.{key}" if key else name: section(config, name).get(key) if key else config.get(name)
-        for name, key in _UNCOUNTED
+        for name, key in _UNPLANNED
     }
     offload = section(section(config, "zero_optimization"), "offload_optimizer")
     on_disk = offload.get("device") == "nvme" and offload.get("ratio", 1.0) != 1.0
@@ -510,8 +510,9 @@ def _course(config: Mapping[str, Any]) -> str:
     return f"{start}, {end}"
 
 
-def user_decisions(recipe: Recipe) -> list[Decision]:
-    """Numbers and the schedule, where the user's own DeepSpeed configuration has them: they win."""
+def user_decisions(recipe: Recipe, stage: int | None) -> list[Decision]:
+    """ZeRO's `stage`, numbers and the schedule, where the user's own DeepSpeed configuration has them: they
+    win."""
     given, source = given_config(recipe), recipe.engine.config or "engine.options"
     passed = without_effect(read_file(recipe.engine.config)) if recipe.engine.config else []
     numbers = user_training(given).items()
@@ -523,7 +524,6 @@ def user_decisions(recipe: Recipe) -> list[Decision]:
             "beta2": f"the OneCycle of {source} sets it",
         }
     made = [Decision(f"train.{name}", value, whys.get(name, f"{source} says so")) for name, value in numbers]
-    stage = given_stage(recipe)
     if stage is not None:
         made.insert(0, Decision("engine.zero", stage, f"{source} says so"))
     scheduler = user_schedule(given)
@@ -741,10 +741,9 @@ def _inside(config: dict[str, Any], *path: str) -> dict[str, Any]:
     return config
 
 
-def given_stage(recipe: Recipe) -> int | None:
-    """The stage that the user's own DeepSpeed configuration says; None: the recipe's counts."""
-    zero = section(given_config(recipe), "zero_optimization")
-    stage = zero.get("stage", 0 if recipe.engine.config else None)
+def user_stage(config: Mapping[str, Any]) -> int | None:
+    """The stage of ZeRO that a configuration says."""
+    stage = section(config, "zero_optimization").get("stage")
     return stage if isinstance(stage, int) else None
 
 
@@ -769,16 +768,16 @@ def _options(options: Mapping[str, Any]) -> dict[str, Any]:
 def open_stages(recipe: Recipe) -> list[int]:
     """The stages of ZeRO that the recipe leaves open, mildest first; one where it says which.
 
-    Raises RecipeError where it says both.
+    Raises RecipeError where the user's own configuration says one as well.
     """
     engine = recipe.engine
     if engine.zero != "auto":
         return [engine.zero]
-    if "stage" in section(engine.options, "zero_optimization"):
+    if engine.config or "stage" in section(engine.options, "zero_optimization"):
         raise RecipeError(
-            "is auto, but engine.options gives a stage",
+            f"is auto, but {engine.config or 'engine.options'} gives a stage",
             where="engine.zero",
-            hint="leave one of them out",
+            hint="leave engine.zero out, or engine.config" if engine.config else "leave one of them out",
         )
     if engine.group:
         return [3]

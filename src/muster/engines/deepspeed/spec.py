@@ -53,7 +53,7 @@ class DeepSpeedSpec(EngineSpec):
         return whole + (f" {engine.offload}" if engine.offload != "none" else "")
 
     def checked(self, recipe: Recipe) -> Recipe:
-        """With the stage of the user's own configuration."""
+        """By the configuration that it would get."""
         engine = recipe.engine
         self.check_sync(engine)
         self.check_group(engine)
@@ -66,25 +66,15 @@ class DeepSpeedSpec(EngineSpec):
                     where="engine.group",
                     hint=f"zero_optimization.{_GROUP} in that file or in engine.options",
                 )
-            if engine.zero == "auto":
-                raise RecipeError(
-                    f"is auto, but {engine.config} gives a stage",
-                    where="engine.zero",
-                    hint="leave engine.zero out, or engine.config",
-                )
-            recipe = recipe.choosing(zero=configuration.given_stage(recipe) or 0)
-            configuration.deepspeed_config(recipe, Batch(1, 1, 1), "fp32")  # which refuses what cannot be
-            return recipe
-        if engine.group and _GROUP in configuration.section(engine.options, "zero_optimization"):
+        elif engine.group and _GROUP in configuration.section(engine.options, "zero_optimization"):
             raise RecipeError(
                 f"is {engine.group}, but engine.options gives {_GROUP}",
                 where="engine.group",
                 hint="leave one of them out",
             )
         mildest = recipe.choosing(zero=configuration.open_stages(recipe)[-1])
-        configuration.deepspeed_config(mildest, Batch(1, 1, 1), "fp32")
-        stage = configuration.given_stage(recipe)
-        return recipe if stage is None else recipe.choosing(zero=stage)
+        configuration.deepspeed_config(mildest, Batch(1, 1, 1), "fp32")  # which refuses what cannot be
+        return recipe
 
     def check_length(self, recipe: Recipe, steps: int | None) -> None:
         """Raise RecipeError for a scheduler of other steps, which Transformers refuses in ranks."""
@@ -111,8 +101,10 @@ class DeepSpeedSpec(EngineSpec):
     def given(self, recipe: Recipe) -> Fixed:
         """By the user's own file, with engine.options laid over it."""
         engine, fixed = recipe.engine, self.fixed(configuration.given_config(recipe))
+        if engine.config:  # a file without a stage is of DeepSpeed's
+            return replace(fixed, stage=fixed.stage or 0, spread=True)
         decided = configuration.section(engine.options, "zero_optimization").keys() & _SPREAD
-        return replace(fixed, spread=bool(engine.config or decided))
+        return replace(fixed, spread=bool(decided))
 
     def fixed(self, config: Mapping[str, Any]) -> Fixed:
         """What is not "auto"."""
@@ -125,17 +117,17 @@ class DeepSpeedSpec(EngineSpec):
             optimizer=configuration.other_optimizer(config),
             schedule="scheduler" in config,
             rise=configuration.user_rise(config),
+            stage=configuration.user_stage(config),
         )
 
     def decisions(self, recipe: Recipe) -> list[Decision]:
-        return configuration.user_decisions(recipe)
+        return configuration.user_decisions(recipe, self.given(recipe).stage)
 
     def uncounted(self, recipe: Recipe, precision: str) -> list[str]:
         return configuration.uncounted(configuration.deepspeed_config(recipe, Batch(1, 1, 1), precision))
 
     def open_stages(self, recipe: Recipe) -> Sequence[int | None]:
-        """None are open where the user's own file says one."""
-        return (None,) if recipe.engine.config else configuration.open_stages(recipe)
+        return configuration.open_stages(recipe)
 
     def config(self, recipe: Recipe, batch: Batch, precision: str) -> dict[str, Any]:
         return configuration.deepspeed_config(recipe, batch, precision)

@@ -55,7 +55,7 @@ def frozen_states(spread: ModelSpread, model: HeldModel, tensors: Tensors) -> St
 
     An engine that does not cut weights leaves it whole (trl/models/utils.py, prepare_deepspeed: stage 0).
     """
-    if not model.cut:
+    if not model.sharded:
         return States({model.role: spread.element * elements(tensors)})
     cuts = spec_of(spread.engine).shards_weights(spread.stage, spread.ranks)
     plain = replace(

@@ -84,7 +84,7 @@ def learn(runs: Sequence[MeasuredRun], before: Calibration | None = None) -> Cal
     return calibration
 
 
-def spread_of(result: Result) -> float | None:
+def deviation_of_hosts(result: Result) -> float | None:
     """Standard deviation of hosts' own time for a step, as a share of it, by the forward passes of a run's
     hosts, in which none waits for others; None: too few hosts told, or their GPUs differ."""
     times = [report.forward_seconds for report in result.hosts if report.forward_seconds]

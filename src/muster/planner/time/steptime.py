@@ -372,22 +372,22 @@ class Conditions:
 
 USUAL = Conditions()
 SURE = 0.04  # what runs of the same job differ by, where the device was measured
-UNCOUNTED = 0.9  # by what share more a step takes, where nobody knows what moves through memory
+UNTRACED = 0.9  # by what share more a step takes, where nobody knows what moves through memory
 # Times the bandwidth of a host's memory under an optimizer, where that was not measured: DeepSpeed's CPU Adam
 # moves 8.7 GB/s on a core of an EPYC, so that a host of few cores is this slow; of many cores, as fast.
 HOST_LEAST, HOST_MOST = 0.2, 2.0
 LINKS_OFF = 0.15  # by what share links are better or worse than stated
 
 
-def computing(case: StepCase, calibration: Calibration, outcome: Conditions = USUAL) -> float:
+def computing(case: StepCase, calibration: Calibration, conditions: Conditions = USUAL) -> float:
     """Seconds of a micro-step's computation."""
     name, kind = case_key(case), case.machines.device.kind
     usual = reached(case.machines.device, case.precision).products
-    share = outcome.reached * calibration.efficiency.get(name, usual)
+    share = conditions.reached * calibration.efficiency.get(name, usual)
     done = ideal(case) / share + KERNEL[kind] * case.work.operations
     if kind == "cuda":
         engine = spec_of(case.spread.engine)
-        asked = outcome.launching * (LAUNCH * case.work.launches + _per_tensor(case))
+        asked = conditions.launching * (LAUNCH * case.work.launches + _per_tensor(case))
         done = max(done, asked + engine.in_turn(case.spread.stage) * done)
     return done + calibration.fixed.get(name, 0.0)
 
@@ -403,14 +403,14 @@ def predict(
     calibration: Calibration | None = None,
     *,
     micro: float | None = None,
-    outcome: Conditions = USUAL,
+    conditions: Conditions = USUAL,
 ) -> Step:
     """An optimizer step. `micro`: seconds that a micro-step computes, where they are known otherwise.
 
     Raises UsageError where a figure that it rests on is neither stated nor measured.
     """
     figures = calibration or Calibration()
-    machines = measured_links(case.machines, figures, outcome.links)
+    machines = measured_links(case.machines, figures, conditions.links)
     traffic, library = traffic_of(case.parameters, case.placed), library_of(machines.device.kind)
     assumed: list[str] = []
     if micro is None and case_key(case) not in figures.efficiency:
@@ -420,7 +420,7 @@ def predict(
         in_fp8 = f", in fp8 {float8.REACHED * share:.0%}" if case.work.fp8 else ""
         assumed.append(f"products reach {share:.0%} of {machines.device.name}'s stated peak{in_fp8}{but}")
     if micro is None:
-        micro = computing(case, figures, outcome)
+        micro = computing(case, figures, conditions)
     straggling = STRAGGLING * waiting_for_slowest(machines.ranks) if library == "nccl" else 0.0
     spread = figures.spreads.get(machines.device.name, 0.0)  # of hosts, each as slow as its slowest rank
     straggling = max(straggling, spread * waiting_for_slowest(machines.hosts))
@@ -431,17 +431,17 @@ def predict(
             costs[call] = seconds(call, machines, library)
         return costs[call]
 
-    if not outcome.hides:
+    if not conditions.hides:
         traffic = replace(traffic, gathers_hide=False, reduces_hide=False)
     trained = sum(p.numel for p in case.parameters if p.trained)
     learned = figures.hosts.get(machines.device.name)
     optimizer, transfer = update(
-        case.placed, machines, trained, traffic, learned, assumed, usual=outcome.host * HOST_BANDWIDTH
+        case.placed, machines, trained, traffic, learned, assumed, usual=conditions.host * HOST_BANDWIDTH
     )
     compute = case.spread.micro_steps * micro
     return Step(
         compute=compute,
-        communication=_waited(case, traffic, micro, cost, _pace(machines, outcome)) + straggling * compute,
+        communication=_waited(case, traffic, micro, cost, _pace(machines, conditions)) + straggling * compute,
         optimizer=optimizer,
         transfer=transfer,
         overhead=_hooks(case) + own_work(case, figures),
@@ -460,11 +460,11 @@ def between(case: StepCase, calibration: Calibration | None = None) -> tuple[flo
     off = SURE if measured else reached(case.machines.device, case.precision).off
     linked = 0.0 if case.machines.ranks == 1 else LINKS_OFF
     counted = not case.uncounted and case_key(case) == key(case.machines.device.name, case.precision)
-    more = off if counted else UNCOUNTED
+    more = off if counted else UNTRACED
     good = Conditions(1 + off, 1 / (1 + 2 * off), (1 + CONTENDED) / 2, 1 + linked, HOST_MOST)
     hides = not case.spread.moves_parameters
     bad = Conditions(1 / (1 + more), 1 + 2 * off, CONTENDED**2, 1 / (1 + linked), HOST_LEAST, hides)
-    return predict(case, figures, outcome=good).seconds, predict(case, figures, outcome=bad).seconds
+    return predict(case, figures, conditions=good).seconds, predict(case, figures, conditions=bad).seconds
 
 
 def link_key(link: LinkSpec, device: str) -> str:
@@ -497,12 +497,12 @@ def _hooks(case: StepCase) -> float:
     return case.spread.micro_steps * _per_tensor(case) + stepping
 
 
-def _pace(machines: Machines, outcome: Conditions = USUAL) -> SharedLink:
+def _pace(machines: Machines, conditions: Conditions = USUAL) -> SharedLink:
     """What computation and exchange lose to each other on the link that sets the pace."""
     link = machines.link if machines.hosts > 1 else machines.inner
     shared = link.beside if link is not None else UNDISTURBED
     if link is not None and shared == UNDISTURBED and machines.device.kind == "cuda":  # not measured
-        return SharedLink(computing=outcome.contended)
+        return SharedLink(computing=conditions.contended)
     return shared
 
 

@@ -28,7 +28,7 @@ from muster.worker.together import gather
 Lengths = tuple[int, ...]
 SAME = 1e-6  # relative: rotary positions are a product too, which no formula has
 PATIENCE = 60.0  # seconds of counting, then it is given up
-UNCOUNTED = "the model's FLOPs could not be counted"
+NO_FLOPS = "the model's FLOPs could not be counted"
 FEW = 2  # samples of a batch that is made up for counting
 
 
@@ -226,7 +226,7 @@ class FlopsCounter:
             works = [(self._work(each), times) for each, times in seen.items()]
         except Exception as error:
             self._give_up(error)
-            self.emit(events.Noted, text=f"{UNCOUNTED} any more: {self.trouble}")
+            self.emit(events.Noted, text=f"{NO_FLOPS} any more: {self.trouble}")
             return {"model_flops": None, "hardware_flops": None}
         return {
             "model_flops": sum(work.model * times for work, times in works),
@@ -251,7 +251,7 @@ class FlopsCounter:
         if troubles:
             self.double = None
             if self.main:
-                self.emit(events.Noted, text=f"{UNCOUNTED}: {troubles[0]}")
+                self.emit(events.Noted, text=f"{NO_FLOPS}: {troubles[0]}")
 
     def _tell(self, shown: Signature) -> None:
         work, formula = self._work(shown), self._formula(shown.samples, shown.lengths)

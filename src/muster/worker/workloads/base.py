@@ -9,6 +9,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from muster.store.lines import Skipped
+
 if TYPE_CHECKING:
     from transformers import Trainer
 
@@ -52,7 +54,7 @@ class Built:
     train_samples: int
     held_out: Sequence[HeldOut]
     cut: int = 0
-    skipped: int = 0  # samples that cannot be used, and are left out
+    skipped: Skipped = field(default_factory=Skipped)  # samples that cannot be used
     held_samples: int | None = None  # held out for the loss, where nothing of it is answered; None: as above
     notes: list[str] = field(default_factory=list)
     after: bool = False  # a micro-batch is counted when its step is done: what it holds is made there

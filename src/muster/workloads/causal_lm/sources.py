@@ -14,7 +14,7 @@ from muster.store.lines import Skipped, each_made, text_of
 from muster.store.records import names_of
 from muster.worker.data.hub import hub_parts
 from muster.workloads.causal_lm.spec import TextData
-from muster.workloads.causal_lm.texts import Document, cut, documents, find_texts, library_files
+from muster.workloads.causal_lm.texts import Document, documents, find_texts, library_files, pieces_of
 
 
 @dataclass(frozen=True)
@@ -139,13 +139,13 @@ def joined(rows: Iterable[str]) -> Iterator[Document]:
 
 
 def _document(row: str, rest: Iterator[str]) -> Document:
-    yield from cut(row)
+    yield from pieces_of(row)
     while not row or row.endswith("\n"):
         following = next(rest, None)
         if following is None:
             return
         row = following
-        yield from cut(row)
+        yield from pieces_of(row)
 
 
 def _stamps(files: tuple[Path, ...]) -> list[tuple[str, int, int]]:

@@ -65,6 +65,11 @@ class TextData(Data):
         "error", description="What to do with a text that cannot be read: error, or skip and count it."
     )
 
+    def short(self, samples: int) -> dict[str, Any]:
+        """Synthetic tokens: the same kernels, and no text is tokenized for them."""
+        none = dict.fromkeys(("name", "path", "library", "limit"))
+        return {**none, "synthetic": {"samples": samples, "validation": 1}}
+
 
 class CausalLmRecipe(Recipe):
     """A language model learns to go on with text."""
@@ -117,11 +122,6 @@ print(model({question}, max_new_tokens={new}, num_beams={recipe.evaluate.beams},
         """Files by name, those that are left out as well."""
         files, data = find_texts(path), self.data
         return parts_of(path, files.train, files.validation, data.validation_fraction, files.unused)
-
-    def short_data(self, samples: int) -> dict[str, Any]:
-        """Synthetic tokens: the same kernels, and no text is tokenized for them."""
-        none = dict.fromkeys(("name", "path", "library", "limit"))
-        return {**none, "synthetic": {"samples": samples, "validation": 1}}
 
     def epoch_samples(self) -> int | None:
         """Of synthetic tokens, as the recipe says; how many sequences a text makes, its tokenizer decides."""

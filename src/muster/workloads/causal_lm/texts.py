@@ -18,7 +18,7 @@ from muster.store.records import SUFFIXES, TRAIN_NAMES, DataFiles, is_of, read_r
 
 PLAIN = (".txt", ".text", ".md", ".rst", ".py", ".raw", ".tokens")
 HELD_OUT = ("validation", "valid", "val", "dev", "heldout", "eval", "test")  # the first that is there
-PIECE = 1 << 16  # characters; see `cut`
+PIECE = 1 << 16  # characters; see `pieces_of`
 _SHARD = re.compile(r"[-_ ]*[0-9]+([-_ ]of[-_ ][0-9]+)?$")  # of a part in several files
 _LINE_END = re.compile(r"(?<=\S)\n(?=\S)")
 # Of the standard library: what distributions pack apart, or what is of this machine alone.
@@ -123,7 +123,7 @@ def check_texts(path: Path, field: str, bad: OnBad, most: int) -> int:
     return tokens
 
 
-def cut(text: str) -> Iterator[str]:
+def pieces_of(text: str) -> Iterator[str]:
     """Text as pieces of PIECE to 2 * PIECE characters, the last one shorter.
 
     They end where a line ends between two words, if there is such a place: there a tokenizer of GPT-2's kind
@@ -148,10 +148,10 @@ def _pieces(lines: Iterator[tuple[int, str]]) -> Document:
         waiting.append(line)
         size += len(line)
         if size > 4 * PIECE:
-            *ready, rest = cut("".join(waiting))
+            *ready, rest = pieces_of("".join(waiting))
             yield from ready
             waiting, size = [rest], len(rest)
-    yield from cut("".join(waiting))
+    yield from pieces_of("".join(waiting))
 
 
 def _text_files(folder: Path) -> list[Path]:

@@ -77,7 +77,9 @@ def build(context: Context, arguments: dict[str, Any]) -> Built:
         moved=True,
     )
     notes = _notes(tokens, train, held_out) if tokens else []
-    return Built(trainer, count_batch, len(train), [], held_samples=len(held_out), notes=notes)
+    skipped = Skipped(**tokens.meta["skipped"]) if tokens else Skipped()
+    held = len(held_out)
+    return Built(trainer, count_batch, len(train), [], skipped=skipped, held_samples=held, notes=notes)
 
 
 # --- data ------------------------------------------------------------------------------------------------
@@ -160,7 +162,7 @@ def _notes(tokens: Tokens, train: Rows, held_out: Rows) -> list[str]:
         notes.append("the held-out text does not fill one sequence: there is no perplexity")
     if isinstance(held_out, Packed):
         notes += limit_notes(held_out.tokens // held_out.sequence, held_out.limit)
-    return [*notes, *Skipped(**meta["skipped"]).notes]
+    return notes
 
 
 # --- answering -------------------------------------------------------------------------------------------

@@ -7,12 +7,12 @@ from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from types import ModuleType
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar
 
 from pydantic import Field
 
 from muster.core import families
-from muster.core.data import Data
+from muster.core.data import Data, OnBad
 from muster.core.errors import DataError, ReaderMissingError
 from muster.core.families import vit
 from muster.core.recipe import DATA, WORKLOAD, Recipe
@@ -66,7 +66,7 @@ class ImageData(Data):
     crop: Annotated[int, Field(ge=0)] = Field(
         0, description="Pad training images by this many pixels, then cut a random part of the old size."
     )
-    bad: Literal["error", "skip"] = Field(
+    bad: OnBad = Field(
         "error", description="What to do with an image that cannot be read: error, or skip and count it."
     )
 

@@ -16,6 +16,7 @@ from muster.core.errors import DataError
 from muster.core.recipe import Recipe
 from muster.core.units import counted
 from muster.store import events
+from muster.store.lines import Skipped
 from muster.worker.context import Context
 from muster.worker.models import to_answer
 from muster.worker.together import check_alike, first_on_disk, gather
@@ -87,7 +88,10 @@ def build(context: Context, arguments: dict[str, Any]) -> Built:
     limited = _some(parts.held_out, recipe.evaluate.limit)
     train = ImageSet(parts.train, preparation, augmentation)
     held_out = ImageSet(limited, preparation)
-    (train, bad), (held_out, bad_held_out) = _readable(context, train), _readable(context, held_out)
+    skipped = Skipped()
+    for error in (*parts.train.faults, *parts.held_out.faults):
+        skipped.add(error)
+    train, held_out = (_readable(context, images, skipped) for images in (train, held_out))
     if not len(train):
         raise DataError("no training image can be read", where=data.path or data.name)
     if not len(held_out) and len(limited):
@@ -107,7 +111,6 @@ def build(context: Context, arguments: dict[str, Any]) -> Built:
         sampler=EpochSampler,
     )
     trainer.context, trainer.preparation, trainer.told = context, preparation, set()
-    skipped = bad + bad_held_out + len(parts.train.faults) + len(parts.held_out.faults)
     counter = ImageCounter(tokens_per_image(model.config))
     notes = limit_notes(len(parts.held_out), recipe.evaluate.limit)
     questions = _questions(held_out.part, parts.names)
@@ -130,17 +133,18 @@ def spread(count: int, limit: int) -> list[int]:
     return sorted(random.Random(count).sample(range(count), min(limit, count)))
 
 
-def _readable(context: Context, images: ImageSet) -> tuple[ImageSet, int]:
-    """Decode each image once, the ranks sharing the work. -> without the unreadable ones; how many they were.
+def _readable(context: Context, images: ImageSet, skipped: Skipped) -> ImageSet:
+    """Decode each image once, the ranks sharing the work. -> without the unreadable ones, which are added.
 
     Those beyond CHECKED per rank are found when their turn comes. Raises DataError on every rank.
     """
     mine = list(images.faults(context.rank, context.world_size, CHECKED))
     faults = sorted(fault for each in gather(mine) for fault in each)
-    if faults and data_of(context.recipe).bad == "error":
-        _, place, what = faults[0]
-        raise unreadable(place, what)
-    return images.without({index for index, _, _ in faults}), len(faults)
+    for _, place, what in faults:
+        if data_of(context.recipe).bad == "error":
+            raise unreadable(place, what)
+        skipped.add(DataError(what, where=place))
+    return images.without({index for index, _, _ in faults})
 
 
 def _questions(part: Shard, names: Sequence[str]) -> list[HeldOut]:

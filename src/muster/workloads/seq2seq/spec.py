@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
-from muster.core.data import Data, Generated, SplitData
+from muster.core.data import Data, SplitData
 from muster.core.errors import DataError
 from muster.core.families import t5
 from muster.core.recipe import DATA, WORKLOAD, Recipe
@@ -53,13 +53,9 @@ class PairData(SplitData):
     """Inputs and their targets."""
 
     exclusive: ClassVar[tuple[str, ...]] = (*Data.exclusive, "generated")
-    embedded: ClassVar[str | None] = "generated"
     pairs: ClassVar[tuple[tuple[str, str], ...]] = PAIRS
     executed: ClassVar[bool] = False  # targets are SQL, which a row's database runs
 
-    generated: Generated | None = Field(
-        None, description="Questions and SQL that Muster generates; the built-in data of this workload."
-    )
     input: str | None = Field(
         None,
         description="Name or dotted path of the field that holds the input. Null: with data.target, the "
@@ -167,7 +163,7 @@ print(words.decode(made[0], skip_special_tokens=True, clean_up_tokenization_spac
         """The pairs as ranks will have them. Raises DataError."""
         read = load_rows(self.data, self.train.seed, path)
         some = some_of(read.train, lambda row: (row.input, row.target))
-        return Survey(len(read.train), read.notes, tuple(some))
+        return Survey(len(read.train), (*read.notes, *read.skipped.notes), tuple(some))
 
     def describe_data(self, path: Path) -> str:
         """Files by name, and the fields that are read."""
@@ -176,14 +172,6 @@ print(words.decode(made[0], skip_special_tokens=True, clean_up_tokenization_spac
         parts = parts_of(path, files.train, files.validation, self.data.validation_fraction, files.unused)
         schema = f" with schema {self.data.schema_}" if self.data.schema_ else ""
         return f"{parts}; from field {row.fields[0]}{schema} to field {row.fields[1]}"
-
-    def short_data(self, samples: int) -> dict[str, Any]:
-        """Fewer generated questions."""
-        return {"generated": {"train": samples, "validation": 8}} if self.data.generated else {}
-
-    def epoch_samples(self) -> int | None:
-        """As the recipe says, or as the files have them; a hub data set's number is not known."""
-        return self.survey(None).samples
 
     def survey(self, config: Mapping[str, Any] | None, checked: Survey | None = None) -> Survey:
         """The pairs as ranks will have them; with a model's configuration, what max_source and max_target
@@ -286,7 +274,7 @@ def load_rows(data: PairData, seed: int, path: Path | None, hub: Any = None) -> 
         held_out = [row for row in rows if group_of(row, data) in held]
         train = [row for row in rows if group_of(row, data) not in held]
         notes += held_note(len(held_out), len(rows), data.validation_fraction)
-    return LoadedSamples(train, held_out, skipped, about, (*notes, *skipped.notes))
+    return LoadedSamples(train, held_out, skipped, about, tuple(notes))
 
 
 def read_pairs(

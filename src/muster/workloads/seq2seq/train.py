@@ -96,7 +96,7 @@ def build(context: Context, arguments: dict[str, Any]) -> Built:
         grouped=data.padding != "fixed",
     )
     cut = encoded.cut + encoded_held.cut
-    return Built(trainer, count_batch, len(encoded), held, cut, pairs.skipped.count, notes=notes)
+    return Built(trainer, count_batch, len(encoded), held, cut, pairs.skipped, notes=notes)
 
 
 def shapes_for(context: Context, train: Encoded, held_out: Encoded, multiple: int) -> tuple[Shape, ...]:
