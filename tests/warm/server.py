@@ -37,7 +37,11 @@ IMPORTED = (
     "transformers.training_args_seq2seq", "torch.utils.flop_counter", "torch.utils.cpp_extension",
     "torch.utils._runtime_estimation", "torch.distributed.checkpoint", "torch.distributed.fsdp",
     "deepspeed.ops.op_builder.all_ops", "deepspeed.module_inject.auto_ep_layer",
-    "deepspeed.runtime.engine", "torch._inductor.compile_fx",
+    "deepspeed.runtime.engine", "torch._inductor.compile_fx", "deepspeed.runtime.zero.muon.muon_optimizer",
+    "deepspeed.runtime.superoffload.superoffload_stage3", "deepspeed.comm.mori", "distutils.ccompiler",
+    "torch.distributed.algorithms.ddp_comm_hooks", "torch.distributed.checkpoint.state_dict", "sqlite3",
+    "torch._inductor.compiler_bisector", "torch._dynamo.repro.after_dynamo", "multiprocessing.forkserver",
+    "torch._subclasses.schema_check_mode", "torch.profiler._cupti_monitor", "pydantic.dataclasses",
 )  # fmt: skip
 # Variables that are read at an import: a request in which they are not as here is refused.
 READ_ONCE = (
@@ -271,6 +275,8 @@ def main() -> Callable[[], None]:
         with contextlib.suppress(ModuleNotFoundError):  # not every machine has DeepSpeed
             importlib.import_module(name)
     compile_once()
+    # A table of a thousand regular expressions, which each rank that saves a model would make.
+    importlib.import_module("transformers.conversion_mapping").get_checkpoint_conversion_mapping("")
     threads = len(os.listdir("/proc/self/task"))
     print(f"imported; {threads} thread(s)", flush=True)
     made = Made(before)
