@@ -8,8 +8,8 @@ gone.
 
 from __future__ import annotations
 
-import contextlib
 import _imp
+import contextlib
 import ctypes
 import gc
 import importlib
@@ -205,7 +205,7 @@ def compile_once() -> None:
         code = compiled.get(source)
         if code is None:
             return compile_source(path, source)
-        _imp._fix_co_filename(code, path)
+        _imp._fix_co_filename(code, path)  # type: ignore[attr-defined]
         return code
 
     zipimport._compile_source = from_here  # type: ignore[attr-defined]
