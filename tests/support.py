@@ -53,6 +53,7 @@ TINY = [
     "model.config.dropout_rate=0.0",
     "evaluate.after=false",
     "measure.hardware_seconds=1",
+    "measure.flops=false",  # half of a short job's work: tests/real/test_flops.py and others count them
 ]
 
 

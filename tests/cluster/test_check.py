@@ -19,9 +19,7 @@ from tests.cluster.fixtures import refuse
 from tests.cluster.namespaces import command, tool
 from tests.support import needs_torch
 
-pytestmark = [
-    pytest.mark.cluster, pytest.mark.alone, pytest.mark.real_start, pytest.mark.timeout(280),
-]  # fmt: skip
+pytestmark = [pytest.mark.cluster, pytest.mark.real_start, pytest.mark.timeout(280)]
 
 HOSTS = "node1,node2,node3"
 BAD = "node2"
@@ -33,7 +31,7 @@ def settings(cluster: Cluster) -> list[str]:
         f"launch.ssh_options=[-F, {cluster.ssh_config}]",
         f"launch.workdir={cluster.private_dir}/muster",
         f"launch.python={sys.executable}",
-        "launch.connect_timeout=5",
+        "launch.connect_timeout=10",
     ]
 
 
@@ -229,6 +227,7 @@ def test_a_changed_host_key_is_named(cluster: Cluster, tmp_path: Path) -> None:
     assert "ssh-keygen" in json.dumps(document["troubles"])
 
 
+@pytest.mark.alone
 def test_a_healthy_cluster_gives_no_warning(whole: Cluster) -> None:
     """Nor does a group of ranks find anything."""
     needs_torch()
@@ -240,6 +239,7 @@ def test_a_healthy_cluster_gives_no_warning(whole: Cluster) -> None:
     assert levels["fabric.values"] == "pass"
 
 
+@pytest.mark.alone
 def test_a_slow_link_is_named(whole: Cluster) -> None:
     """A tenth of the others' rate, seen by ranks that send to each other."""
     needs_torch()

@@ -13,9 +13,7 @@ from tests.cluster.slow import quota_root, slowed
 from tests.jobs import Job
 from tests.support import needs_torch
 
-pytestmark = [
-    pytest.mark.cluster, pytest.mark.alone, pytest.mark.real_start, pytest.mark.timeout(280),
-]  # fmt: skip
+pytestmark = [pytest.mark.cluster, pytest.mark.real_start, pytest.mark.timeout(280)]
 
 
 def test_a_slow_host_gets_a_smaller_share(cluster: Cluster, tmp_path: Path) -> None:

@@ -21,12 +21,12 @@ pytestmark = [pytest.mark.real, pytest.mark.timeout(280)]
 def bystander(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Job]:
     """Another job on the same pretend hosts, which nothing in this file may touch."""
     needs_torch()
-    with Job(tmp_path_factory.mktemp("bystander") / "bystander-run", "local:1", *LONG) as job:
+    folder = tmp_path_factory.mktemp("bystander") / "bystander-run"
+    with Job(folder, "local:1", *LONG, "hang.seconds=off") as job:
         job.wait_for_steps()
-        job.step_aside()
-        yield job
-        before = job.windows()
-        assert wait_until(lambda: job.windows() > before, 60), "the other job no longer trains"
+        with job.standing():
+            yield job
+        assert job.goes_on(), "the other job no longer trains"
         assert job.process.poll() is None, job.said()
         job.process.send_signal(signal.SIGINT)
         job.finish()
@@ -43,7 +43,6 @@ def ranks_of(job: Job) -> list[int]:
     return children(job, b"muster.worker")
 
 
-@pytest.mark.real_start
 def test_controller_killed(bystander: Job, tmp_path: Path) -> None:
     """kill -9 of the controller: the agents' input closes, and they end their ranks."""
     with Job(tmp_path / "killed-run", "local:2x1", *LONG) as job:
@@ -84,13 +83,12 @@ def test_rank_killed(bystander: Job, tmp_path: Path) -> None:
         assert job.gone_within()
 
 
-@pytest.mark.real_start
 def test_interrupt(bystander: Job, tmp_path: Path) -> None:
     """Ctrl-C: the job is stopped, says so, and leaves nothing lying about."""
     with Job(tmp_path / "interrupt-run", "local:2x1", *LONG, "env.MUSTER_PROOF=of the recipe") as job:
         job.wait_for_steps()
-        (rank, _) = ranks_of(job)
-        assert b"MUSTER_PROOF=of the recipe" in Path(f"/proc/{rank}/environ").read_bytes().split(b"\0")
+        for rank in ranks_of(job):
+            assert b"MUSTER_PROOF=of the recipe" in Path(f"/proc/{rank}/environ").read_bytes().split(b"\0")
         job.process.send_signal(signal.SIGINT)
         code, result = job.finish()
         assert (code, result["status"]) == (1, "stopped")

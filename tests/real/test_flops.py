@@ -334,7 +334,7 @@ def fixed(tmp_path_factory: pytest.TempPathFactory) -> tuple[RunFolder, Result]:
         tmp_path_factory.mktemp("fixed") / "run", "local:2", "engine.name=ddp", "engine.zero=0",
         "batch.micro=4", "batch.accumulation=2", f"train.max_steps={STEPS}", "data.padding=fixed",
         f"data.max_source={SOURCE}", f"data.max_target={TARGET}", "measure.window=5", "measure.profile=flops",
-        "measure.profile_step=8", "measure.peak_tflops=0.5",
+        "measure.profile_step=8", "measure.peak_tflops=0.5", "measure.flops=true",
     )  # fmt: skip
     assert result.status == "succeeded", result.failure
     return done, result
@@ -392,6 +392,7 @@ def sharded(tmp_path_factory: pytest.TempPathFactory) -> tuple[RunFolder, Result
         "batch.micro=4", "batch.accumulation=1", "train.max_steps=8", "train.gradient_checkpointing=true",
         "model.config.dropout_rate=0.1", "measure.window=3", "measure.profile=trace",
         "measure.profile_step=4", "measure.profile_steps=2", "measure.profile_ranks=[0,1]",
+        "measure.flops=true",
     )  # fmt: skip
     assert result.status == "succeeded", result.failure
     return done, result
@@ -484,7 +485,7 @@ def test_where_a_step_goes(sharded: tuple[RunFolder, Result]) -> None:
 def test_off_is_off(tmp_path: Path) -> None:
     done, result = run(
         tmp_path / "run", "local:1", "engine.name=ddp", "engine.zero=0", "batch.micro=4", "train.max_steps=2",
-        "measure.flops=false", "measure.profile=trace", "measure.profile_step=2",
+        "measure.profile=trace", "measure.profile_step=2",
     )  # fmt: skip
     assert result.status == "succeeded", result.failure
     assert result.flops is None

@@ -8,10 +8,12 @@ gone.
 
 from __future__ import annotations
 
+import _imp
 import contextlib
 import ctypes
 import gc
 import importlib
+import importlib.machinery
 import json
 import os
 import runpy
@@ -20,8 +22,10 @@ import signal
 import socket
 import struct
 import sys
+import zipimport
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 IMPORTED = (
     "torch.utils.data", "transformers.trainer", "transformers.trainer_seq2seq", "transformers.modeling_utils",
@@ -33,7 +37,11 @@ IMPORTED = (
     "transformers.training_args_seq2seq", "torch.utils.flop_counter", "torch.utils.cpp_extension",
     "torch.utils._runtime_estimation", "torch.distributed.checkpoint", "torch.distributed.fsdp",
     "deepspeed.ops.op_builder.all_ops", "deepspeed.module_inject.auto_ep_layer",
-    "deepspeed.runtime.engine", "torch._inductor.compile_fx",
+    "deepspeed.runtime.engine", "torch._inductor.compile_fx", "deepspeed.runtime.zero.muon.muon_optimizer",
+    "deepspeed.runtime.superoffload.superoffload_stage3", "deepspeed.comm.mori", "distutils.ccompiler",
+    "torch.distributed.algorithms.ddp_comm_hooks", "torch.distributed.checkpoint.state_dict", "sqlite3",
+    "torch._inductor.compiler_bisector", "torch._dynamo.repro.after_dynamo", "multiprocessing.forkserver",
+    "torch._subclasses.schema_check_mode", "torch.profiler._cupti_monitor", "pydantic.dataclasses",
 )  # fmt: skip
 # Variables that are read at an import: a request in which they are not as here is refused.
 READ_ONCE = (
@@ -42,6 +50,7 @@ READ_ONCE = (
 )  # fmt: skip
 READ_LATER = ("TORCH_EXTENSIONS_DIR", "TORCH_FR_BUFFER_SIZE", "OPENBLAS_NUM_THREADS")
 NAMESPACES = ("ipc", "uts", "net", "mnt")  # which a process can enter by itself; "pid" is for its children
+MUSTER = Path(__file__).resolve().parents[2] / "src" / "muster"
 LIBC = ctypes.CDLL(None, use_errno=True)
 
 
@@ -186,6 +195,22 @@ def run(made: Made, request: Request) -> None:
     made.module(request.module, request.argv[3:])
 
 
+def compile_once() -> None:
+    """Take from here what ranks import of Muster: each would compile its code.zip, half of its start."""
+    compiled, compile_source = {}, zipimport._compile_source  # type: ignore[attr-defined]
+    for path in MUSTER.rglob("*.py"):
+        compiled[path.read_bytes()] = importlib.machinery.SourceFileLoader("", str(path)).get_code("")
+
+    def from_here(path: str, source: bytes) -> Any:
+        code = compiled.get(source)
+        if code is None:
+            return compile_source(path, source)
+        _imp._fix_co_filename(code, path)  # type: ignore[attr-defined]
+        return code
+
+    zipimport._compile_source = from_here  # type: ignore[attr-defined]
+
+
 # ---- the server --------------------------------------------------------------------------------------------
 
 
@@ -249,6 +274,9 @@ def main() -> Callable[[], None]:
     for name in IMPORTED:
         with contextlib.suppress(ModuleNotFoundError):  # not every machine has DeepSpeed
             importlib.import_module(name)
+    compile_once()
+    # A table of a thousand regular expressions, which each rank that saves a model would make.
+    importlib.import_module("transformers.conversion_mapping").get_checkpoint_conversion_mapping("")
     threads = len(os.listdir("/proc/self/task"))
     print(f"imported; {threads} thread(s)", flush=True)
     made = Made(before)
