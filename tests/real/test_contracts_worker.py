@@ -34,7 +34,7 @@ def torch_here() -> None:
 @pytest.mark.parametrize("name", sorted(plugin_names("muster.worker.engines")))
 def test_an_engine_has_what_is_promised(name: str) -> None:
     import muster.engines
-    from muster.engines.base import runtime_of
+    from muster.worker.engine import runtime_of
 
     functions = promised(muster.engines.__doc__ or "")
     assert set(functions) == {"join", "arguments"}

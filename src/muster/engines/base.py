@@ -6,7 +6,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
-from types import ModuleType
 from typing import Any, ClassVar
 
 from muster.core.batch import Batch
@@ -15,7 +14,7 @@ from muster.core.hardware.devices import WIDE
 from muster.core.job import Decision, Facts, Job, Placement
 from muster.core.recipe import Engine, Recipe
 from muster.core.recipes import validate
-from muster.core.registry import ENGINES, declared, guarded, held_to, load_plugin, own_plugins
+from muster.core.registry import ENGINES, declared, guarded, held_to, own_plugins
 from muster.core.trace import Arithmetic, Parameter
 from muster.engines.spread import ModelSpread, Tensors
 from muster.engines.states import States
@@ -301,11 +300,6 @@ def spec_of(name: str) -> EngineSpec:
     """What the engine of this name answers. Raises UsageError with near names, and BrokenPluginError."""
     with guarded(ENGINES, name):
         return held_to(ENGINES, name, declared(ENGINES, name, "SPEC", EngineSpec), EngineSpec)(name)
-
-
-def runtime_of(name: str) -> ModuleType:
-    """What ranks run of it. Raises UsageError with near names."""
-    return load_plugin(ENGINES, name, "runtime")
 
 
 def own_specs() -> list[EngineSpec]:

@@ -7,18 +7,19 @@ import os
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 from muster.core.batch import Batch
 from muster.core.job import ENGINE_CONFIG
 from muster.core.recipe import Recipe, recipe_from
-from muster.engines.base import EngineSpec, runtime_of, spec_of
+from muster.engines.base import EngineSpec, spec_of
 from muster.marks import Pulse
 from muster.store import events
+from muster.worker.engine import EngineRuntime, runtime_of
 
 # For tests: "1" lets a rank that is alone form a group, so that one device runs what many would.
 GROUP_OF_ONE = "MUSTER_GROUP_OF_ONE"
+CHECKPOINT = "checkpoint-"  # and the step: the name of a checkpoint's folder, as Transformers has it
 
 
 class Emitter:
@@ -69,7 +70,7 @@ class Context:
         return spec_of(self.recipe.engine.name)
 
     @property
-    def engine(self) -> ModuleType:
+    def engine(self) -> EngineRuntime:
         """What ranks run of it."""
         return runtime_of(self.recipe.engine.name)
 
@@ -92,6 +93,15 @@ class Context:
     def checkpoints(self) -> Path:
         """Where checkpoints go on this host."""
         return self.base / "checkpoints"
+
+    def checkpoint(self, step: int) -> Path:
+        """The folder of a step's checkpoint."""
+        return self.checkpoints / f"{CHECKPOINT}{step}"
+
+    @property
+    def resumed(self) -> Path | None:
+        """The checkpoint that the job goes on from; None: it begins."""
+        return self.checkpoint(self.resume_step) if self.resume_step else None
 
     @property
     def model(self) -> Path:

@@ -6,10 +6,9 @@ A step is one call. What it does stands in the file that its import names; what 
 
 from __future__ import annotations
 
-import contextlib
 import os
 import random
-from collections.abc import Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
@@ -34,7 +33,7 @@ def run(spec: dict[str, Any]) -> int:
         user_error = error if isinstance(error, MusterError) else explain(error)
         step = context.resume_step if context.resume_step and from_checkpoint(error) else None
         if step:
-            what = f"checkpoint-{step} cannot be loaded: {user_error.what}"
+            what = f"{context.checkpoint(step).name} cannot be loaded: {user_error.what}"
             user_error = WorkerError(what, hint=user_error.hint, failure=user_error.failure)
         report_failure(context, user_error, step)
         return user_error.exit_code
@@ -100,7 +99,7 @@ def _train(context: Context, workload: ModuleType) -> _Trained:
     arguments = with_engine(training_arguments(context), engine.arguments(context))
     built = workload.build(context, arguments)
     trainer = built.trainer
-    if hasattr(engine, "adapt") and context.grouped:
+    if context.grouped:
         engine.adapt(trainer.model)
 
     # What libraries have set since, as the recipe says it.
@@ -114,8 +113,9 @@ def _train(context: Context, workload: ModuleType) -> _Trained:
 
     # The steps. Before the first one `SettingsWatch` compares the recipe with what the libraries hold.
     context.emit(events.Phase, name="train")
-    with _checkpoint(context) as checkpoint:
-        trainer.train(resume_from_checkpoint=checkpoint)
+    resumed = context.resumed
+    with engine.readable(context, resumed) if resumed else nullcontext() as checkpoint:
+        trainer.train(resume_from_checkpoint=checkpoint and str(checkpoint))
     report_files(context)
 
     # The held-out loss, where the last step had none; the model.
@@ -156,20 +156,6 @@ def set_loss_scale(context: Context, trainer: Any) -> None:
     if scale is None or scaler is None or not scaler.state_dict():
         return
     scaler.load_state_dict({**scaler.state_dict(), "scale": float(scale)})
-
-
-@contextlib.contextmanager
-def _checkpoint(context: Context) -> Iterator[str | None]:
-    """The folder of the checkpoint to go on from, as the engine can read it; None: from the start."""
-    if not context.resume_step:
-        yield None
-        return
-    folder = context.checkpoints / f"checkpoint-{context.resume_step}"
-    if hasattr(context.engine, "readable"):
-        with context.engine.readable(context, folder) as readable:
-            yield str(readable)
-    else:
-        yield str(folder)
 
 
 def evaluated_last(state: Any) -> bool:

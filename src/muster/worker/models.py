@@ -142,7 +142,7 @@ def load_quantized(context: Context, kind: Any, config: Any) -> Any:
 
 def _cuts(context: Context) -> bool:
     """Whether modules are cut as soon as they are made."""
-    return context.recipe.model.create == "sharded" and hasattr(context.engine, "sharded")
+    return context.recipe.model.create == "sharded" and context.engine.shards_as_made
 
 
 def _by_first(context: Context) -> bool:
@@ -152,8 +152,7 @@ def _by_first(context: Context) -> bool:
 
 def sharded(context: Context) -> AbstractContextManager[None]:
     """Inside, models are cut into shards as they are made, where this one is."""
-    made: AbstractContextManager[None] = context.engine.sharded(context) if _cuts(context) else nullcontext()
-    return made
+    return context.engine.sharded(context) if _cuts(context) else nullcontext()
 
 
 @contextmanager
@@ -174,14 +173,6 @@ def _tight_heap() -> Iterator[None]:
     finally:
         library.mallopt(_MMAP_THRESHOLD, 32 << 20)  # where glibc's own limit ends up
         library.mallopt(_TRIM_THRESHOLD, 64 << 20)
-
-
-def gathered(context: Context, parameter: Any) -> AbstractContextManager[bool]:
-    """A whole parameter to change in place, also where it is in shards. Yields whether this rank is one that
-    changes it: the first one, where its values are then the others' as well."""
-    whole = getattr(context.engine, "gathered", None)
-    made: AbstractContextManager[bool] = whole(parameter) if whole else nullcontext(True)
-    return made
 
 
 def fit_vocabulary(context: Context, model: Any, tokenizer: Any) -> None:

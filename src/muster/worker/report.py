@@ -75,8 +75,7 @@ def _device_name(context: Context) -> str:
 
 def report_files(context: Context) -> None:
     """Say what the engine wrote by itself; the first rank does that."""
-    written = getattr(context.engine, "written", None)
-    for what, path in written(context).items() if written and context.main else ():
+    for what, path in context.engine.written(context).items() if context.main else ():
         head = []
         with contextlib.suppress(OSError):  # the trained model is not saved yet: no such file may end the run
             if path.is_file():

@@ -291,8 +291,7 @@ def wired(
     if not len(held_out):
         arguments.eval_strategy = IntervalStrategy.NO  # Transformers refuses any other without data
     recipe, tally = context.recipe, LossSums()
-    if hasattr(context.engine, "before_trainer"):
-        context.engine.before_trainer()
+    context.engine.before_trainer()
     adjust_model(context, model)
     unit = arguments.per_device_eval_batch_size * context.world_size
     spread = context.spec.shards_weights(recipe.engine.stage, context.world_size)

@@ -40,7 +40,7 @@ def attach_instruments(context: Context, built: Built) -> tuple[WeightWatch, Met
         flops,
         measure.profiled,
         Computing(context.device) if apart and not recipe.train.compiled else None,
-        getattr(context.engine, "skipped_steps", None),
+        context.engine.skipped_steps,
         feed=feed,
         after=built.after,
     )

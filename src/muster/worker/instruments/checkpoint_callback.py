@@ -21,10 +21,9 @@ from muster.store import events
 from muster.store.atomic import write_text
 from muster.store.sealed import MANIFEST, digest_of
 from muster.store.sealed import seal as seal_folder
-from muster.worker.context import Context
+from muster.worker.context import CHECKPOINT, Context
 from muster.worker.together import barrier
 
-PREFIX = "checkpoint-"
 STATE = "trainer_state.json"
 
 
@@ -42,15 +41,14 @@ class CheckpointCallback(TrainerCallback):  # type: ignore[misc]
         self.began = time.perf_counter()
         if control.should_save:
             if self.context.saver:  # left from before, as of an attempt that went further: not to be mixed
-                drop(self.context.checkpoints / f"{PREFIX}{state.global_step}")
+                drop(self.context.checkpoint(state.global_step))
             barrier()
 
     def on_save(self, args: Any, state: Any, control: Any, model: Any = None, **_: Any) -> None:
         """All ranks have written: seal the folder, then drop the oldest."""
-        folder = self.context.checkpoints / f"{PREFIX}{state.global_step}"
-        complete = getattr(self.context.engine, "complete", None)
-        if complete and self.context.saver and not self.context.main:
-            complete(folder, model)
+        folder = self.context.checkpoint(state.global_step)
+        if self.context.saver and not self.context.main:
+            self.context.engine.complete(folder, model)
         barrier()
         if self.context.saver:
             written = time.perf_counter()
@@ -85,9 +83,9 @@ def prune(folder: Path, keep: int | str, newest: int) -> None:
     What is newer is of an attempt that went further: not this one's, and replaced when it comes there.
     """
     numbered = sorted(
-        (int(path.name.removeprefix(PREFIX)), path)
-        for path in folder.glob(f"{PREFIX}*")
-        if path.name.removeprefix(PREFIX).isdigit()
+        (int(path.name.removeprefix(CHECKPOINT)), path)
+        for path in folder.glob(f"{CHECKPOINT}*")
+        if path.name.removeprefix(CHECKPOINT).isdigit()
     )
     past = [(step, path) for step, path in numbered if step <= newest]
     complete = [step for step, path in past if (path / MANIFEST).is_file()]

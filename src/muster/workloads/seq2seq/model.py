@@ -22,7 +22,6 @@ from muster.worker.models import (
     config_for,
     create,
     fit_vocabulary,
-    gathered,
     load,
     load_from,
     without_cache,
@@ -74,7 +73,7 @@ def spread_positions(context: Context, model: Any, std: float | None) -> None:
         return
     for name, parameter in model.named_parameters():
         if "relative_attention_bias" in name:
-            with gathered(context, parameter) as mine:
+            with context.engine.gathered(parameter) as mine:
                 if mine:
                     torch.nn.init.normal_(parameter, 0.0, std)
 
