@@ -47,7 +47,7 @@ def _run(context: Context) -> None:
 
     prepare_process(context)
     workload = load_plugin(WORKLOADS, context.recipe.workload, "train")
-    if hasattr(workload, "measure"):  # nothing is trained: it forms its own group, and says what it finds
+    if not context.recipe.trains:  # it forms its own group, and emits what it measures
         workload.measure(context)
         context.emit(events.Done, step=0)
         return
@@ -125,7 +125,7 @@ def _train(context: Context, workload: ModuleType) -> _Trained:
     saving = 0.0
     if recipe.checkpoint.model:
         context.emit(events.Phase, name="save")
-        saving = save_model(context, workload, trainer)
+        saving = save_model(context, built)
     seconds = {
         "training": meter.training_seconds,
         "evaluation": meter.evaluation_seconds,

@@ -15,7 +15,6 @@ import importlib.util
 import re
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from pathlib import Path
 from types import MethodType
 from typing import Any
 
@@ -262,14 +261,6 @@ def add_lora(context: Context, model: Any, task: str | None, whole: list[str] | 
         return get_peft_model(model, config)
     except ValueError as error:
         raise RecipeError(str(error).splitlines()[0], where="lora.targets") from None
-
-
-def to_answer(kind: Any, folder: Path, device: str) -> Any:
-    """A trained model of this class as it answers questions. Raises RecipeError as `load_from` does."""
-    model = load_from(kind.from_pretrained, str(folder), "model").to(torch.device(device)).eval()
-    if hasattr(model.config, "use_cache"):
-        model.config.use_cache = True
-    return model
 
 
 def load_from(loader: Callable[..., Any], name: str, where: str, **fields: Any) -> Any:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shutil
 import time
-from types import ModuleType
 from typing import Any
 
 from muster.store import events
@@ -12,10 +11,12 @@ from muster.store.sealed import files_of, hashes
 from muster.worker.adapters import has_adapters, save_merged
 from muster.worker.context import Context
 from muster.worker.together import barrier
+from muster.worker.workloads.base import Built
 
 
-def save_model(context: Context, workload: ModuleType, trainer: Any) -> float:
-    """The trained model in the Hugging Face format, whole, on the first host. -> seconds."""
+def save_model(context: Context, built: Built) -> float:
+    """Save the trained model in the Hugging Face format, whole, on the first host. -> seconds."""
+    trainer: Any = built.trainer
     began = time.perf_counter()
     partial = context.model.with_name("model.partial")
     if has_adapters(trainer):
@@ -26,8 +27,8 @@ def save_model(context: Context, workload: ModuleType, trainer: Any) -> float:
     if context.main:
         for pickled in partial.rglob("training_args.bin"):
             pickled.unlink()
-        if hasattr(workload, "saved"):
-            workload.saved(partial)
+        if built.finish:
+            built.finish(partial)
         shutil.rmtree(context.model, ignore_errors=True)  # of an earlier attempt
         partial.replace(context.model)
         written = time.perf_counter()

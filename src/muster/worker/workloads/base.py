@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -56,4 +57,5 @@ class Built:
     held_samples: int | None = None  # held out for the loss, where nothing of it is answered; None: as above
     notes: list[str] = field(default_factory=list)
     after: bool = False  # a micro-batch is counted when its step is done: what it holds is made there
+    finish: Callable[[Path], None] | None = None  # changes the trained model's folder
     flops: bool = True  # whether a step is a forward and a backward pass of the model over its batch

@@ -16,8 +16,8 @@ from muster.core.errors import DataError
 from muster.core.recipe import Recipe
 from muster.core.units import counted
 from muster.store import events
+from muster.worker import answering
 from muster.worker.context import Context
-from muster.worker.models import to_answer
 from muster.worker.together import check_alike, first_on_disk, gather
 from muster.worker.trainer import Trainer, wired
 from muster.worker.workloads.base import Built, HeldOut, limit_notes
@@ -111,7 +111,7 @@ def build(context: Context, arguments: dict[str, Any]) -> Built:
     counter = ImageCounter(tokens_per_image(model.config))
     notes = limit_notes(len(parts.held_out), recipe.evaluate.limit)
     questions = _questions(held_out.part, parts.names)
-    return Built(trainer, counter, len(train), questions, skipped=skipped, notes=notes)
+    return Built(trainer, counter, len(train), questions, skipped=skipped, notes=notes, finish=accept_colour)
 
 
 def counts_of(parts: Parts) -> str:
@@ -147,11 +147,6 @@ def _questions(part: Shard, names: Sequence[str]) -> list[HeldOut]:
     return [HeldOut(part.place(index), names[label]) for index, label in enumerate(part.labels)]
 
 
-def saved(folder: Path) -> None:
-    """The trained model is in this folder: make it one that Transformers' pipelines can use."""
-    accept_colour(folder)
-
-
 # --- answering -------------------------------------------------------------------------------------------
 
 
@@ -172,18 +167,18 @@ def _can_be_read(part: Shard, index: int) -> bool:
     return True
 
 
-class Answerer:
-    """The trained model, naming what is on images: files, or rows of the recipe's held-out data."""
+class Answerer(answering.Answerer):
+    """Name what is on images: files, or rows of the recipe's held-out data."""
+
+    kind = AutoModelForImageClassification
 
     def __init__(self, folder: Path, recipe: Any, device: str) -> None:
-        self.recipe = recipe
+        super().__init__(folder, recipe, device)
         self.preparation = Preparation.from_saved(folder)
-        self.model = to_answer(AutoModelForImageClassification, folder, device)
-        self.device = self.model.device
 
     @torch.inference_mode()  # type: ignore[untyped-decorator]
     def answer(self, questions: Sequence[str]) -> tuple[list[str], float]:
-        """The most probable class of each image, and the seconds they took (reading to name)."""
+        """Return the most probable class of each image, and the seconds that took (reading to name)."""
         began = time.perf_counter()
         names, answers = self.model.config.id2label, []
         size = self.recipe.evaluate.batch

@@ -67,7 +67,6 @@ class Answerer(Dialogues):
     """The saved model, which gives a number for a prompt with its answer."""
 
     kind = AutoModelForSequenceClassification
-
     converses = False
 
     def __init__(self, folder: Path, recipe: Any, device: str) -> None:
@@ -96,17 +95,16 @@ class Answerer(Dialogues):
         ]
         return rewards(self.model, texts, self.tokenizer.pad_token_id, self.recipe.evaluate.batch)
 
-
-def score(answerer: Answerer, cache: Path, limit: int | None) -> dict[str, float]:
-    """Accuracy and margin on held-out pairs: `muster ask --evaluate`. Raises DataError."""
-    began = time.perf_counter()
-    held: list[Dialogue] = read(answerer.recipe, cache, may_write=True).held_out[:limit]
-    chosen = answerer.rewards([(each.turns, each.answer or "") for each in held])
-    rejected = answerer.rewards([(each.turns, each.rejected or "") for each in held])
-    margin = chosen - rejected
-    return {
-        "pair_accuracy": float((margin > 0).float().mean()),
-        "margin": float(margin.mean()),
-        "pairs": len(held),
-        "seconds": time.perf_counter() - began,
-    }
+    def score(self, cache: Path, limit: int | None) -> dict[str, float]:
+        """Return accuracy and margin on held-out pairs. Raises DataError."""
+        began = time.perf_counter()
+        held: list[Dialogue] = read(self.recipe, cache, may_write=True).held_out[:limit]
+        chosen = self.rewards([(each.turns, each.answer or "") for each in held])
+        rejected = self.rewards([(each.turns, each.rejected or "") for each in held])
+        margin = chosen - rejected
+        return {
+            "pair_accuracy": float((margin > 0).float().mean()),
+            "margin": float(margin.mean()),
+            "pairs": len(held),
+            "seconds": time.perf_counter() - began,
+        }

@@ -22,13 +22,14 @@ from muster.core.recipe import Recipe
 from muster.core.units import counted
 from muster.store.lines import Skip, each_made
 from muster.store.records import LoadedSamples, left_note
+from muster.worker import answering
 from muster.worker.context import Context
 from muster.worker.data.digest import short_digest
 from muster.worker.data.hub import held_part, hub_parts, unused_parts
 from muster.worker.data.sampler import GroupedSampler
 from muster.worker.data.tokenizer import named_tokenizer, train_tokenizer
 from muster.worker.loss import IGNORED
-from muster.worker.models import load_from, to_answer
+from muster.worker.models import load_from
 from muster.worker.together import check_alike, first_on_disk
 from muster.worker.trainer import TrainerBase, wired
 from muster.worker.workloads.base import Built, Counts, HeldOut, limit_notes
@@ -179,19 +180,15 @@ def questions(recipe: Recipe, cache: Path) -> list[TextPair]:
     return load_pairs(data_of(recipe), cache, may_write=True, seed=recipe.train.seed).held_out
 
 
-class Answerer:
-    """The trained model, answering questions in batches."""
+class Answerer(answering.Answerer):
+    """Answer questions in batches."""
 
-    def __init__(self, folder: Path, recipe: Any, device: str) -> None:
-        self.recipe = recipe
-        self.streamer: Any = None  # Transformers': hears the answer to a single question as it grows
-        self.tokenizer = load_from(AutoTokenizer.from_pretrained, str(folder), "model")
-        self.model = to_answer(AutoModelForSeq2SeqLM, folder, device)
-        self.device = self.model.device
+    kind = AutoModelForSeq2SeqLM
+    tokenized = True
 
     @torch.inference_mode()  # type: ignore[untyped-decorator]
     def answer(self, questions: Sequence[str]) -> tuple[list[str], float]:
-        """Answers in the order of the questions, and the seconds they took (tokenizing to text)."""
+        """Return the answers in the order of the questions, and the seconds from tokenizing to text."""
         began = time.perf_counter()
         data, evaluate = data_of(self.recipe), self.recipe.evaluate
         order = sorted(range(len(questions)), key=lambda i: len(questions[i]))
