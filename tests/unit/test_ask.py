@@ -234,8 +234,6 @@ def test_held_out_samples_that_are_not_asked_are_counted(tmp_path: Path) -> None
 def test_an_answerer_that_derives_from_nothing_is_a_broken_plugin(tmp_path: Path) -> None:
     from muster.worker.answering import load_answerer
 
-    theirs: Any = SimpleNamespace(
-        Answerer=lambda folder, recipe, device: object(), __file__="theirs/train.py"
-    )
+    theirs: Any = SimpleNamespace(Answerer=lambda folder, recipe, device: object(), __file__="train.py")
     with pytest.raises(BrokenPluginError, match=r"not derived from muster\.worker\.answering\.Answerer"):
         load_answerer(theirs, tmp_path, load_recipe("sft"), "cpu")

@@ -61,7 +61,7 @@ def test_arithmetic_is_held_when_the_trainer_is_made(monkeypatch: pytest.MonkeyP
 
     def build(context: Any, arguments: Any) -> Any:
         done.append("built")
-        return SimpleNamespace(trainer=SimpleNamespace(accelerator=None, model=None))
+        return SimpleNamespace(trainer=SimpleNamespace(accelerator=SimpleNamespace(scaler=None), model=None))
 
     def settle(context: Any, trainer: Any) -> None:
         raise _Tried

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import trl
@@ -66,10 +66,6 @@ class Grouped(Rollouts, TrlTrainer):
 
         return super()._get_per_token_logps_and_entropies(forward if self.placed else model, *args, **named)  # type: ignore[misc]
 
-    def rewarded(self, prompts: list[str], completion_ids: list[list[int]], **_: Any) -> list[float]:
-        """TRL's call for rewards."""
-        return self.scorer([self.prompts.samples[int(number)] for number in prompts], completion_ids)
-
 
 def build(context: Context, arguments: dict[str, Any]) -> Built:
     """The trainer for the recipe. Raises DataError and RecipeError."""
@@ -87,7 +83,12 @@ def build(context: Context, arguments: dict[str, Any]) -> Built:
     tokenizer, samples = encoding.tokenizer, encoding.samples
     train, held = (Prompts(part, encoding, generation.prompt) for part in (samples.train, samples.held_out))
     model = make_model(context, make_config(recipe, tokenizer), tokenizer)
-    functions: list[Any] = [_Later()]
+
+    def reward(prompts: list[str], completion_ids: list[list[int]], **_: Any) -> list[float]:
+        """Score answers to prompts, which are numbers; the trainer is there when TRL calls this."""
+        rewards: list[float] = trainer.scorer([train.samples[int(each)] for each in prompts], completion_ids)
+        return rewards
+
     trainer = wired(
         type(base.__name__, (Grouped, base), {}),
         context,
@@ -117,14 +118,13 @@ def build(context: Context, arguments: dict[str, Any]) -> Built:
         collator=None,
         processing=tokenizer,
         own_loss=True,
-        reward_funcs=functions,
+        reward_funcs=[reward],
     )
     trainer.sampler.global_batch = context.batch.global_ // group.answers  # in prompts
     trainer.encoding, trainer.generation, trainer.prompts = encoding, generation, train
     whole = model.get_base_model() if recipe.lora else model
     trainer.placed = "position_ids" in inspect.signature(type(whole).forward).parameters
     trainer.scorer = Scorer(context, recipe, tokenizer)
-    functions[0].function = trainer.rewarded
 
     def count(_: Any) -> Counts:
         """The answers of the last micro-step, with their prompts."""
@@ -145,13 +145,3 @@ def build(context: Context, arguments: dict[str, Any]) -> Built:
         after=True,
         flops=False,  # of generation, mostly
     )
-
-
-class _Later:
-    """A reward function that is known once its trainer is made."""
-
-    __name__ = "reward"
-    function: Callable[..., list[float]]
-
-    def __call__(self, **given: Any) -> list[float]:
-        return self.function(**given)

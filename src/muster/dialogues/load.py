@@ -6,8 +6,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from transformers import AutoTokenizer
-
 from muster.core.data import Generated
 from muster.core.errors import DataError
 from muster.dialogues.rows import (
@@ -35,8 +33,7 @@ from muster.worker.data import sqlgen
 from muster.worker.data.digest import short_digest
 from muster.worker.data.hub import held_part, hub_parts, unused_parts
 from muster.worker.data.sqlgen.wrong import wrong_queries
-from muster.worker.data.tokenizer import named_tokenizer, train_tokenizer, without_end
-from muster.worker.models import load_from
+from muster.worker.data.tokenizer import load_tokenizer, train_tokenizer, without_end
 from muster.worker.together import check_alike, first_on_disk
 from muster.worker.workloads.base import limit_notes
 
@@ -115,13 +112,10 @@ def tokenizer_of(context: Context, samples: LoadedSamples[Dialogue]) -> tuple[An
     """The model's own tokenizer, or one trained on the samples, with the chat template that they need; and
     notes."""
     recipe = recipe_of(context)
-    name = named_tokenizer(recipe.model)
-    if name is None:
+    made = load_tokenizer(recipe.model)
+    if made is None:
         texts = (text for each in samples.train for text in texts_of(each))
         made = train_tokenizer(texts, recipe.model.vocab_size)
-    else:
-        where = "model.tokenizer" if recipe.model.tokenizer != "auto" else "model.name"
-        made = load_from(AutoTokenizer.from_pretrained, name, where)
     without_end(made)
     if made.eos_token_id is None:
         raise DataError("the tokenizer has no end of text, so no answer would end", where="model.tokenizer")
@@ -146,7 +140,7 @@ class Encoding:
         self._notes = [*tokenizer_notes, *limit_notes(len(samples.held_out), limit)]
         self.templates = Templates(self.tokenizer)
         self.errors: list[DataError] | None = [] if self.recipe.data.bad == "skip" else None
-        self.multiple = 8 if context.device == "cuda" else 1  # tensor cores want it; on a CPU it is only work
+        self.multiple = context.padding_multiple
 
     def fitting(self, config: Any) -> Fitting:
         """For a model of this configuration."""

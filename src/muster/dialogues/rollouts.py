@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -102,12 +102,10 @@ def generate(
     config: GenerationConfig,
     *,
     batch: int = BATCH,
-    part: Callable[[Any], Any] = lambda model: model,
 ) -> list[list[int]]:
-    """The answers' tokens, each with its end if it came. Every rank has to call it.
+    """Return the answers' tokens, each with its end if it came. Every rank has to call it.
 
-    Under ZeRO-3 and FSDP the whole parameters are gathered once for all of them. `part`: of the trained
-    module, the model that generates.
+    Under ZeRO-3 and FSDP the whole parameters are gathered once for all of them.
     """
     answers: list[list[int]] = []
     device = trainer.accelerator.device
@@ -118,7 +116,7 @@ def generate(
         torch.no_grad(),
         DistributedBackend(trainer.accelerator).summon_full_params(trainer.model_wrapped, recurse=False),
     ):
-        model = part(unwrapped)
+        model = trainer.generating(unwrapped)
         training = model.training
         model.eval()
         for start in range(0, len(prompts), batch):
@@ -167,7 +165,7 @@ class Rollouts:
         ranks, rank = trainer.args.world_size, trainer.args.process_index
         mine = list(range(rank, len(held), ranks))
         config = generation_config(self.generation, self.encoding.tokenizer, sampled=False)
-        answers = generate(trainer, [held.tokens[index] for index in mine], config, part=self.generating)
+        answers = generate(trainer, [held.tokens[index] for index in mine], config)
         rewards = self.scorer([held.samples[index] for index in mine], answers)
         scored = [each for part in gather([*zip(rewards, map(len, answers), strict=True)]) for each in part]
         metrics = {

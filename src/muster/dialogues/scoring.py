@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from pathlib import Path
 from typing import Any
 
-import torch
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 from muster.core.errors import DataError, RecipeError
@@ -22,7 +21,7 @@ from muster.dialogues.rows import Dialogue
 from muster.dialogues.tokens import Templates
 from muster.worker.context import Context
 from muster.worker.data.sqlexec import QueryFailed, run_query, same_result
-from muster.worker.models import load_from, whole
+from muster.worker.models import computed_in, load_from, whole
 
 Function = Callable[[list[str], list[str], list[Any]], Sequence[float]]
 
@@ -173,18 +172,14 @@ def load_reward_model(context: Context, tokenizer: Any) -> Any:
     assert isinstance(recipe, RolloutRecipe) and recipe.reward.model
     name = recipe.reward.model
     check_tokenizer(name, tokenizer, "reward.model")
-    half = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(context.precision, torch.float32)
     with whole():
         kind = AutoModelForSequenceClassification
-        model = load_from(kind.from_pretrained, name, "reward.model", dtype=half)
+        model = load_from(kind.from_pretrained, name, "reward.model", dtype=computed_in(context))
     if model.config.num_labels != 1:
         raise RecipeError(
             f"{name} gives {model.config.num_labels} numbers for a text, and a reward is one",
             where="reward.model",
         )
     read_at_end(model)
-    return model.to(_device(context)).eval().requires_grad_(False)
-
-
-def _device(context: Context) -> torch.device:
-    return torch.device("cuda", context.local_rank) if context.device == "cuda" else torch.device("cpu")
+    device = f"cuda:{context.local_rank}" if context.device == "cuda" else "cpu"
+    return model.to(device).eval().requires_grad_(False)

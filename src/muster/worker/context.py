@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import time
 from dataclasses import dataclass, field
@@ -90,6 +89,11 @@ class Context:
         return self.rank == 0 if self.shared else self.local_rank == 0
 
     @property
+    def padding_multiple(self) -> int:
+        """What padded lengths are multiples of: tensor cores want 8; on a CPU it is only work."""
+        return 8 if self.device == "cuda" else 1
+
+    @property
     def checkpoints(self) -> Path:
         """Where checkpoints go on this host."""
         return self.base / "checkpoints"
@@ -129,7 +133,7 @@ def read_context(spec: dict[str, Any]) -> Context:
         shared=bool(spec["shared"]),
         attempt=job["attempt"],
         resume_step=job["resume_step"],
-        engine_config=json.loads(json.dumps(spec.get(ENGINE_CONFIG))),
+        engine_config=spec.get(ENGINE_CONFIG),
         rank=rank,
         local_rank=int(os.environ["LOCAL_RANK"]),
         world_size=int(os.environ["WORLD_SIZE"]),

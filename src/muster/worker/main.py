@@ -151,7 +151,7 @@ def prepare_process(context: Context) -> None:
 def set_loss_scale(context: Context, trainer: Any) -> None:
     """The recipe's initial loss scale for fp16, where accelerate scales; else the engine's configuration has
     it."""
-    scaler = getattr(trainer.accelerator, "scaler", None)
+    scaler = trainer.accelerator.scaler
     scale = context.recipe.loss_scale
     if scale is None or scaler is None or not scaler.state_dict():
         return

@@ -70,7 +70,8 @@ def create(context: Context, make: Callable[[], Any]) -> Any:
         # Without first weights, as it does there: else each layer is drawn twice, by torch as well.
         with no_init_weights(), _attending():
             model = make()
-        if context.main or not _by_first(context):
+        nowhere = model.device.type == "meta"  # a trace's: there is nothing to draw
+        if not nowhere and (context.main or not _by_first(context)):
             model.initialize_weights()
         model.tie_weights()
     torch.manual_seed(seed + 1)
@@ -124,7 +125,6 @@ def load_quantized(context: Context, kind: Any, config: Any) -> Any:
             where="model.quantized",
             hint=f"pip install {bits.PACKAGE}",
         )
-    computing = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(context.precision, torch.float32)
     model = load_from(
         kind.from_pretrained,
         spec.name or "",
@@ -132,11 +132,16 @@ def load_quantized(context: Context, kind: Any, config: Any) -> Any:
         config=config,
         dtype=torch.float32,
         quantization_config=BitsAndBytesConfig(
-            **bits.fields_of(spec.quantized), bnb_4bit_compute_dtype=computing
+            **bits.fields_of(spec.quantized), bnb_4bit_compute_dtype=computed_in(context)
         ),
         device_map={"": context.local_rank if context.device == "cuda" else "cpu"},
     )
     return prepare_model_for_kbit_training(model, use_gradient_checkpointing=False)
+
+
+def computed_in(context: Context) -> torch.dtype:
+    """Return the type of values that a frozen model computes in."""
+    return {"bf16": torch.bfloat16, "fp16": torch.float16}.get(context.precision, torch.float32)
 
 
 def _cuts(context: Context) -> bool:

@@ -54,9 +54,9 @@ class SettingsWatch(TrainerCallback):  # type: ignore[misc]
         trainer = self.trainer
         settings = [
             *of_arguments(self.context, self.train, args),
-            *of_engine(self.context, self.train, getattr(trainer, "model_wrapped", None)),
+            *of_engine(self.context, self.train, trainer.model_wrapped),
             *of_autocast(self.context, trainer.accelerator),
-            *of_loss(self.train, getattr(trainer, "compute_loss_func", None), model),
+            *of_loss(self.train, trainer.compute_loss_func, model),
             *of_model(self.context, model),
             *of_optimizer(self.fixed, self.train, optimizer),
             *of_sampler(self.context, getattr(trainer, "sampler", None), train_dataloader),

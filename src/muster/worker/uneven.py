@@ -20,6 +20,7 @@ from muster.core.batch import shares_by_speed
 from muster.core.errors import RecipeError
 from muster.store import events
 from muster.worker.context import Context
+from muster.worker.instruments.clock import DeviceClock
 from muster.worker.loss import IGNORED
 from muster.worker.together import barrier, gather
 from muster.worker.trainer import OrderedSamples
@@ -119,17 +120,17 @@ def _speed(trainer: Any, device: str, blocks: list[list[int]], size: int, second
     """Samples per second of forward and backward passes; model and random numbers are left as they were."""
     from accelerate.utils import send_to_device
 
+    clock = DeviceClock(device)
     with _untouched(trainer, device), _room(trainer.model, device):
         batches = []
         for block in blocks:  # spread over the block, so that every size has short and long samples
             rows = [trainer.train_dataset[block[i * len(block) // size]] for i in range(size)]
             batches.append(send_to_device(trainer.data_collator(rows), trainer.args.device))
         _pass(trainer, batches[0])
-        _wait(device)
-        began, passes = time.perf_counter(), 0
+        began, passes = clock.wait(), 0
         while passes < PASSES or time.perf_counter() - began < seconds:
             _pass(trainer, batches[passes % len(batches)])
-            _wait(device)
+            clock.wait()
             passes += 1
         return passes * size / (time.perf_counter() - began)
 
@@ -139,11 +140,6 @@ def _pass(trainer: Any, batch: dict[str, Any]) -> None:
     with trainer.accelerator.autocast():
         loss = trainer.compute_loss(trainer.model, dict(batch), num_items_in_batch=count)
     loss.backward()
-
-
-def _wait(device: str) -> None:
-    if device == "cuda":
-        torch.cuda.synchronize()
 
 
 @contextmanager

@@ -6,14 +6,22 @@ from collections.abc import Iterable
 from typing import Any
 
 from tokenizers import processors
-from transformers import PreTrainedTokenizerFast
+from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
+from muster.core.recipe import Model
 from muster.store.tokens import byte_level, named_tokenizer
-
-__all__ = ["named_tokenizer", "train_text_tokenizer", "train_tokenizer"]
+from muster.worker.models import load_from
 
 PAD, END, UNKNOWN = "<pad>", "</s>", "<unk>"  # ids 0, 1, 2, as T5 has them
 LENGTH = 512
+
+
+def load_tokenizer(model: Model) -> Any | None:
+    """Load the tokenizer that a recipe names, or its model's own; None: one is to be trained on the data.
+    Raises RecipeError."""
+    name = named_tokenizer(model)
+    where = "model.name" if model.tokenizer == "auto" else "model.tokenizer"
+    return None if name is None else load_from(AutoTokenizer.from_pretrained, name, where)
 
 
 def train_tokenizer(texts: Iterable[str], vocab_size: int) -> PreTrainedTokenizerFast:

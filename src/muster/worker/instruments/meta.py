@@ -18,6 +18,7 @@ from torch.utils.flop_counter import FlopCounterMode, flop_registry
 
 from muster.core.flops import MatmulWork
 from muster.worker.float8 import is_float8
+from muster.worker.models import without_cache
 
 
 def _grouped(left: torch.Tensor, right: torch.Tensor, *args: Any, **kwargs: Any) -> int:
@@ -45,9 +46,7 @@ def double(model: Any) -> Any:
             elif is_float8(layer):  # the same products, without the casts
                 layer.__class__ = torch.nn.Linear
     made.train()
-    config: Any = getattr(made, "config", None)
-    if getattr(config, "use_cache", None):
-        config.use_cache = False
+    without_cache(made)
     if hasattr(made, "set_attn_implementation"):
         made.set_attn_implementation("eager")
     return made

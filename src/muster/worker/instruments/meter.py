@@ -242,7 +242,7 @@ class Meter(TrainerCallback):  # type: ignore[misc]
 
     def _scaler(self) -> Any:
         """accelerate's loss scaler, where it scales."""
-        scaler = getattr(self.trainer.accelerator, "scaler", None)
+        scaler = self.trainer.accelerator.scaler
         return scaler if scaler is not None and scaler.is_enabled() else None
 
     def _thrown_away(self) -> bool | torch.Tensor:

@@ -21,6 +21,7 @@ from muster.core.profile import StepProfile
 from muster.store import events
 from muster.worker.context import Context
 from muster.worker.instruments import kineto
+from muster.worker.instruments.clock import DeviceClock
 from muster.worker.instruments.lines import LineMarks
 from muster.worker.together import barrier
 
@@ -37,6 +38,7 @@ class Profiler(TrainerCallback):  # type: ignore[misc]
         self.steps = measure.profiled
         self.chosen = context.rank in measure.profile_ranks
         self.trainer: Any = None
+        self.clock = DeviceClock(context.device)
         self.running: Any = None
         self.mark: Any = None  # of the step that is traced
         self.lines: LineMarks | None = None  # in the step for which they are marked
@@ -105,7 +107,7 @@ class Profiler(TrainerCallback):  # type: ignore[misc]
                     self._start_trace()
                     self.lines = LineMarks()
                 elif step == self.steps.start:
-                    self._wait()
+                    self.clock.wait()
                 self._start_step(step + 1)
         if step == last:
             self._sum_up()
@@ -139,7 +141,7 @@ class Profiler(TrainerCallback):  # type: ignore[misc]
         # Shapes cost time as well: they are in the trace whose times mean nothing.
         self.running = torch.profiler.profile(activities=kinds, record_shapes=bool(self.traced))
         self.running.start()
-        self._wait()
+        self.clock.wait()
 
     def _start_step(self, step: int) -> None:
         self.mark = torch.profiler.record_function(f"ProfilerStep#{step}")
@@ -155,7 +157,7 @@ class Profiler(TrainerCallback):  # type: ignore[misc]
         self.mark, self.lines, self.last = None, None, step
 
     def _end_trace(self) -> None:
-        self._wait()
+        self.clock.wait()
         self.running.stop()
         self.path.parent.mkdir(parents=True, exist_ok=True)
         marked = self.path.with_name(self.path.name.replace(".json", "-lines.json"))
@@ -165,10 +167,6 @@ class Profiler(TrainerCallback):  # type: ignore[misc]
         self._beat()
         self.running = None
         self.traced.append(path)
-
-    def _wait(self) -> None:
-        if self.context.device == "cuda":
-            torch.cuda.synchronize()
 
     def _beat(self) -> None:
         """A sign of life: a large trace takes a while."""

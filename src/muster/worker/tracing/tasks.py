@@ -20,6 +20,7 @@ from muster.core.trace import TraceRequest
 from muster.worker.context import Context, Emitter
 from muster.worker.instruments.meta import held_tensors
 from muster.worker.loss import FusedHead, TokenLoss
+from muster.worker.models import without_cache
 
 Inputs = dict[str, torch.Tensor]
 LONGEST = 200  # characters of somebody else's message
@@ -94,8 +95,8 @@ def make(request: TraceRequest, changes: Mapping[str, Any]) -> Any:
         text = " ".join(str(error).split())[:LONGEST] or type(error).__name__
         raise RecipeError(f"does not make a model: {text}", where="model.config") from None
     if request.arithmetic == "half":
-        replace_tensors(model, _half)
-    model.config.use_cache = False  # as Transformers' trainer sets it
+        replace_tensors(model, lambda each: each.to(torch.bfloat16) if each.is_floating_point() else each)
+    without_cache(model)
     for module in model.modules():
         if isinstance(getattr(module, "layerdrop", None), float):
             module.layerdrop = 0.0  # else a layer is left out by chance
@@ -113,10 +114,6 @@ def replace_tensors(model: Any, change: Callable[[torch.Tensor], torch.Tensor]) 
                 new = torch.nn.Parameter(new, requires_grad=each.requires_grad)
             made[id(each)] = new
         held[name] = made[id(each)]
-
-
-def _half(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.to(torch.bfloat16) if tensor.is_floating_point() else tensor
 
 
 def _context(request: TraceRequest, config: Mapping[str, Any]) -> Context:

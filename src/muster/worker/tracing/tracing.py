@@ -190,7 +190,8 @@ def trace(request: TraceRequest) -> Trace:
     began = time.perf_counter()
     start_autograd()
     check(request)
-    whole = without_weights(request, {})
+    with torch.device("meta"):
+        whole = make(request, {})
     depth = depth_of(request.config, whole.config.to_dict())
     classes, rows = logits_of(request, whole)
     most = _most(request, whole, classes) // rows
@@ -251,7 +252,8 @@ def _traced(
 ) -> Sequence[Pass]:
     """Passes of a model of some depth, of tensors without data."""
     task = task_of(request)
-    model = without_weights(request, changes)
+    with torch.device("meta"):
+        model = make(request, changes)
     with FakeTensorMode(allow_non_fake_inputs=True), seen_as_real():
         # Fake tensors of a CPU, since those of the meta device have no autocast and no choice of kernels.
         replace_tensors(model, lambda each: torch.empty(each.shape, dtype=each.dtype))
@@ -318,20 +320,6 @@ def cause_of(error: BaseException) -> str:
         error = inner
     text = (str(error).strip().splitlines() or [""])[0][:LONGEST]
     return text if text and type(error) is RuntimeError else f"{type(error).__name__}: {text}"
-
-
-def without_weights(request: TraceRequest, changes: Mapping[str, Any]) -> Any:
-    """The model on the meta device. Its weights are not drawn: it takes time, and some distributions ask for
-    values."""
-    from transformers import PreTrainedModel
-
-    original = PreTrainedModel.initialize_weights
-    PreTrainedModel.initialize_weights = lambda self: None
-    try:
-        with torch.device("meta"):
-            return make(request, changes)
-    finally:
-        PreTrainedModel.initialize_weights = original
 
 
 @contextmanager

@@ -8,18 +8,17 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer, TrainingArguments
+from transformers import AutoModelForCausalLM, TrainingArguments
 
 from muster.core.errors import DataError, RecipeError, UsageError
 from muster.core.recipe import Recipe
 from muster.store.lines import Skipped
 from muster.worker import answering
 from muster.worker.context import Context
-from muster.worker.data.tokenizer import named_tokenizer
+from muster.worker.data.tokenizer import load_tokenizer
 from muster.worker.decoders import make_config, make_model, room_of
 from muster.worker.heldout import perplexity
 from muster.worker.loss import LossSums, TokenLoss, fused_head
-from muster.worker.models import load_from
 from muster.worker.together import check_alike
 from muster.worker.trainer import Trainer, wired
 from muster.worker.workloads.base import Built, limit_notes
@@ -95,11 +94,8 @@ def _tokens(context: Context) -> Tokens:
 def tokenizing(recipe: Recipe) -> Tokenizing:
     """The recipe's tokenizer: the model's own, a named one, or one that is trained on the text."""
     model, fraction = recipe.model, recipe.data.validation_fraction
-    name = named_tokenizer(model)
-    if name is None:
-        return Tokenizing(None, model.vocab_size, fraction)
-    where = "model.tokenizer" if model.tokenizer != "auto" else "model.name"
-    return Tokenizing(load_from(AutoTokenizer.from_pretrained, name, where), 0, fraction)
+    tokenizer = load_tokenizer(model)
+    return Tokenizing(tokenizer, model.vocab_size if tokenizer is None else 0, fraction)
 
 
 def cache_folder(recipe: Recipe) -> Path:

@@ -120,7 +120,7 @@ class _Trainer(Means, Rollouts, Trainer):
         prompts = [self.prompts.tokens[number] for number in numbers]
         config = generation_config(self.generation, tokenizer, sampled=True)
         with self.phase("generating"):
-            answers = generate(self, prompts, config, batch=micro, part=self.generating)
+            answers = generate(self, prompts, config, batch=micro)
         samples = [self.prompts.samples[number] for number in numbers]
         with self.phase("scoring"):
             scores = self.scorer(samples, answers)

@@ -10,12 +10,7 @@ from typing import Any
 
 import torch
 from torch.utils.data import Dataset
-from transformers import (
-    AutoModelForSeq2SeqLM,
-    AutoTokenizer,
-    Seq2SeqTrainer,
-    Seq2SeqTrainingArguments,
-)
+from transformers import AutoModelForSeq2SeqLM, Seq2SeqTrainer, Seq2SeqTrainingArguments
 
 from muster.core.data import Generated
 from muster.core.recipe import Recipe
@@ -24,12 +19,12 @@ from muster.store.lines import Skip, each_made
 from muster.store.records import LoadedSamples, left_note
 from muster.worker import answering
 from muster.worker.context import Context
+from muster.worker.data import sqlgen
 from muster.worker.data.digest import short_digest
 from muster.worker.data.hub import held_part, hub_parts, unused_parts
 from muster.worker.data.sampler import GroupedSampler
-from muster.worker.data.tokenizer import named_tokenizer, train_tokenizer
+from muster.worker.data.tokenizer import load_tokenizer, train_tokenizer
 from muster.worker.loss import IGNORED
-from muster.worker.models import load_from
 from muster.worker.together import check_alike, first_on_disk
 from muster.worker.trainer import TrainerBase, wired
 from muster.worker.workloads.base import Built, Counts, HeldOut, limit_notes
@@ -72,7 +67,7 @@ def build(context: Context, arguments: dict[str, Any]) -> Built:
     encoded_held = Encoded(held, tokenizer, data)
     notes += schemas_cut(encoded, encoded_held, data.max_source)
     start = model.config.decoder_start_token_id
-    multiple = 8 if context.device == "cuda" else 1  # tensor cores want it; on a CPU it is only work
+    multiple = context.padding_multiple
     shapes = shapes_for(context, encoded, encoded_held, multiple)
     if data.padding == "buckets":
         notes.append(
@@ -148,13 +143,13 @@ def make_tokenizer(context: Context, train: Sequence[TextPair]) -> Any:
     """The model's own tokenizer, or one trained on the data (the same on every rank: same data, no
     chance)."""
     model = context.recipe.model
-    name = named_tokenizer(model)
-    if name is None:
+    tokenizer = load_tokenizer(model)
+    if tokenizer is None:
         prefix = data_of(context.recipe).prefix
         texts = [text for pair in train for text in (prefix + alone(pair), pair.expected)]
         schemas = dict.fromkeys(pair.schema for pair in train)  # once each: many samples share one
         return train_tokenizer([*texts, *schemas], model.vocab_size)
-    return load_from(AutoTokenizer.from_pretrained, name, "model.tokenizer")
+    return tokenizer
 
 
 def alone(pair: TextPair) -> str:
@@ -223,7 +218,8 @@ def load_pairs(data: PairData, cache: Path, *, may_write: bool, seed: int) -> Lo
     """The recipe's pairs. `may_write`: this process may fill `cache`. Raises DataError."""
     given = data.name or data.path
     if not given and may_write:
-        _generate(data.generated or Generated(), cache)
+        made = data.generated or Generated()
+        sqlgen.build(cache, seed=made.seed, train=made.train, validation=made.validation)
     path = None if data.name else Path(data.path).expanduser() if data.path else cache
     read = load_rows(data, seed, path, _from_hub)
     rows = (*read.train, *read.held_out)
@@ -248,12 +244,6 @@ def _pairs(rows: Sequence[PairRow], data: PairData) -> list[TextPair]:
         return str(row.database) if data.executed and row.database else None
 
     return [TextPair(row.input, row.target, database(row), row.schema) for row in rows]
-
-
-def _generate(generated: Generated, folder: Path) -> None:
-    from muster.worker.data import sqlgen
-
-    sqlgen.build(folder, seed=generated.seed, train=generated.train, validation=generated.validation)
 
 
 def _from_hub(data: PairData, skip: Skip | None) -> tuple[list[PairRow], list[PairRow], str, list[str]]:
