@@ -20,7 +20,7 @@ from muster.worker.workloads.base import HeldOut
 
 
 def questions(recipe: DialogueRecipe, cache: Path) -> list[HeldOut]:
-    """The held-out prompts with their answers; some are left out, with the reason. Raises DataError."""
+    """Read the held-out prompts with their answers; some are left out, with the reason. Raises DataError."""
     held = read(recipe, cache, may_write=True).held_out
     return [
         HeldOut(each.question, each.answer or "", each.database, left_out=_unasked(each)) for each in held
@@ -34,7 +34,7 @@ def _unasked(sample: Dialogue) -> str | None:
 
 
 def asked(samples: Sequence[Dialogue]) -> list[HeldOut]:
-    """Those of one turn, as questions."""
+    """Return samples of one turn as questions."""
     return [
         HeldOut(each.question, each.answer, each.database)
         for each in samples
@@ -43,7 +43,8 @@ def asked(samples: Sequence[Dialogue]) -> list[HeldOut]:
 
 
 def executed(samples: Sequence[Dialogue]) -> list[HeldOut]:
-    """Those that a database judges. Of other answers, few are right word by word: they are left out."""
+    """Return the questions that a database judges. Of other answers, few are right word by word: they are
+    left out."""
     return [each for each in asked(samples) if each.database]
 
 

@@ -33,18 +33,18 @@ class Grouped(Rollouts, TrlTrainer):
     placed = False
 
     def get_train_dataloader(self) -> Any:
-        """TRL's own, whose batches are the answers of several steps."""
+        """Make TRL's own loader, whose batches are the answers of several steps."""
         return super(OrderedSamples, self).get_train_dataloader()  # type: ignore[misc]
 
     def _get_train_sampler(self, dataset: Any = None) -> Repeated:
-        """Muster's order of prompts, dealt as TRL's is: the answers to one prompt go to all ranks. TRL's own
-        leaves out the last prompts of an epoch where they do not fill a batch."""
+        """Deal Muster's order of prompts as TRL deals its own: the answers to one prompt go to all ranks.
+        TRL's own order leaves out the last prompts of an epoch where they do not fill a batch."""
         trainer: Any = self
         passes = trainer.num_iterations * trainer.args.steps_per_generation
         return Repeated(trainer.sampler, passes, trainer.num_generations)
 
     def _tokenize_prompts(self, numbers: list[str]) -> tuple[list[list[int]], None, dict[str, Any]]:
-        """As every workload of dialogues makes tokens."""
+        """Return the tokens that every workload of dialogues makes."""
         return [self.prompts.tokens[int(number)] for number in numbers], None, {}
 
     def _generate(self, *args: Any, **named: Any) -> Any:
@@ -57,8 +57,8 @@ class Grouped(Rollouts, TrlTrainer):
             return super()._calculate_rewards(*args, **named)  # type: ignore[misc]
 
     def _get_per_token_logps_and_entropies(self, model: Any, *args: Any, **named: Any) -> Any:
-        """TRL's own, with each token at the position at which it was drawn. TRL pads prompts at their begin
-        and gives no positions: learned ones (GPT-2's) would count the padding."""
+        """Compute as TRL does, with each token at the position at which it was drawn. TRL pads prompts at
+        their begin and gives no positions: learned ones (GPT-2's) would count the padding."""
 
         def forward(attention_mask: Any, **given: Any) -> Any:
             places = (attention_mask.cumsum(1) - 1).clamp(min=0)
@@ -68,7 +68,7 @@ class Grouped(Rollouts, TrlTrainer):
 
 
 def build(context: Context, arguments: dict[str, Any]) -> Built:
-    """The trainer for the recipe. Raises DataError and RecipeError."""
+    """Build the trainer for the recipe. Raises DataError and RecipeError."""
     recipe = context.recipe
     assert isinstance(recipe, GroupRecipe)
     group, base = recipe.group, getattr(trl, f"{recipe.trl}Trainer")
@@ -127,7 +127,7 @@ def build(context: Context, arguments: dict[str, Any]) -> Built:
     trainer.scorer = Scorer(context, recipe, tokenizer)
 
     def count(_: Any) -> Counts:
-        """The answers of the last micro-step, with their prompts."""
+        """Count the answers of the last micro-step, with their prompts."""
         made: Sequence[Mapping[str, Any]] = trainer._buffered_inputs
         batch = made[(trainer._step - 1) % len(made)]
         masks = [batch["prompt_mask"], batch["completion_mask"]]

@@ -39,7 +39,7 @@ from muster.worker.workloads.base import limit_notes
 
 
 def samples_of(context: Context) -> LoadedSamples[Dialogue]:
-    """This machine's samples; all ranks must have the same ones. Raises DataError."""
+    """Read this machine's samples; all ranks must have the same ones. Raises DataError."""
     recipe = recipe_of(context)
     with first_on_disk(context) as first:
         samples = read(recipe, context.cache, may_write=first)
@@ -49,13 +49,13 @@ def samples_of(context: Context) -> LoadedSamples[Dialogue]:
 
 
 def recipe_of(context: Context) -> DialogueRecipe:
-    """The rank's recipe, which is one of dialogues."""
+    """Return the rank's recipe, which is one of dialogues."""
     assert isinstance(context.recipe, DialogueRecipe)
     return context.recipe
 
 
 def read(recipe: DialogueRecipe, cache: Path, *, may_write: bool) -> LoadedSamples[Dialogue]:
-    """The samples of files, of a hub, or generated ones in `cache`. Raises DataError."""
+    """Read the samples of files, of a hub, or generated ones in `cache`. Raises DataError."""
     if recipe.data.sources():
         return load_samples(recipe, _from_hub)
     generated = recipe.data.generated or Generated()
@@ -70,7 +70,7 @@ def read(recipe: DialogueRecipe, cache: Path, *, may_write: bool) -> LoadedSampl
 
 
 def _asked(samples: list[Dialogue], *, wrong: bool, seed: int) -> list[Dialogue]:
-    """Generated questions as chat messages; with wrong SQL where it is wanted."""
+    """Turn generated questions into chat messages; with wrong SQL where it is wanted."""
     asked = [replace(each, turns=(Turn(USER, each.question),)) for each in samples]
     if not wrong:
         return asked
@@ -81,7 +81,8 @@ def _asked(samples: list[Dialogue], *, wrong: bool, seed: int) -> list[Dialogue]
 def _from_hub(
     source: Source, wanted: Wanted, skip: Skip | None, splits: Splits | None = None
 ) -> tuple[list[Dialogue], list[Dialogue], list[str]]:
-    """Samples to train on, those that are held out, and what is not used. Raises DataError."""
+    """Read a hub data set. -> samples to train on, those that are held out, and notes of what is not used.
+    Raises DataError."""
     assert source.name
     loaded = hub_parts(source.name, source.subset, splits)
     held_name = held_part(loaded)
@@ -109,8 +110,8 @@ def _digest(samples: LoadedSamples[Dialogue]) -> str:
 
 
 def tokenizer_of(context: Context, samples: LoadedSamples[Dialogue]) -> tuple[Any, list[str]]:
-    """The model's own tokenizer, or one trained on the samples, with the chat template that they need; and
-    notes."""
+    """Load the model's own tokenizer, or train one on the samples, with the chat template that they need. ->
+    it, and notes."""
     recipe = recipe_of(context)
     made = load_tokenizer(recipe.model)
     if made is None:
@@ -143,7 +144,7 @@ class Encoding:
         self.multiple = context.padding_multiple
 
     def fitting(self, config: Any) -> Fitting:
-        """For a model of this configuration."""
+        """Make what cuts samples for a model of this configuration."""
         self.sequence = self.recipe.sequence(config.to_dict())
         return Fitting(self.sequence)
 

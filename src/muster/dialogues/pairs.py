@@ -19,8 +19,8 @@ from muster.worker.workloads.base import Built
 
 
 class PairTrainer(Means, TrlTrainer):
-    """The loss of pairs, of which one is preferred, and exact figures over held-out ones. Rows that fill up
-    the last batches have no answer in `completion_mask`, and count for nothing.
+    """Train on pairs of a preferred and a rejected answer, with exact figures over held-out ones. Rows that
+    fill up the last batches have no answer in `completion_mask`, and count for nothing.
 
     TRL's own losses read a dozen figures from the device in every micro-batch.
 
@@ -32,8 +32,8 @@ class PairTrainer(Means, TrlTrainer):
     def preferring(
         self, chosen: torch.Tensor, rejected: torch.Tensor, smoothing: float = 0.0
     ) -> torch.Tensor:
-        """-log sigmoid(chosen - rejected), the mean over pairs; `smoothing`: the probability that a pair is
-        in the wrong order (Mitchell 2023, conservative DPO)."""
+        """Return -log sigmoid(chosen - rejected), the mean over pairs; `smoothing`: the probability that a
+        pair is in the wrong order (Mitchell 2023, conservative DPO)."""
         margin = chosen - rejected
         seen = margin.detach()
         self.see("pair_accuracy", (seen > 0).sum(), len(seen))
@@ -57,7 +57,7 @@ class PairTrainer(Means, TrlTrainer):
             return self.compute_loss(model, inputs), None, None
 
     def evaluation_loop(self, *args: Any, metric_key_prefix: str = "eval", **named: Any) -> Any:
-        """Transformers' loop; its figures are those of all real pairs."""
+        """Run Transformers' loop; its figures are those of all real pairs."""
         self._figures = []
         output = super().evaluation_loop(*args, metric_key_prefix=metric_key_prefix, **named)
         accelerator: Any = self.accelerator  # type: ignore[attr-defined]
@@ -77,9 +77,9 @@ def build(
     models: Callable[[Encoding, Any], dict[str, Any]],
     **own: Any,
 ) -> Built:
-    """The trainer for the recipe. `kind`: its class; `make_arguments`: TRL's, and `own` what else they take;
-    `models`: of encoding and configuration, the model and what else the class takes. Raises DataError and
-    RecipeError."""
+    """Build the trainer for the recipe. `kind`: its class; `make_arguments`: TRL's, and `own` what else they
+    take; `models`: of encoding and configuration, the model and what else the class takes. Raises DataError
+    and RecipeError."""
     encoding = Encoding(context)
     tokenizer, samples = encoding.tokenizer, encoding.samples
     config = make_config(context.recipe, tokenizer)

@@ -65,7 +65,7 @@ class Repeated(Sampler[int]):  # type: ignore[misc]
 
 
 def generation_config(generation: Generation, tokenizer: Any, *, sampled: bool) -> GenerationConfig:
-    """Transformers' configuration. `sampled`: else the likeliest token is taken each time."""
+    """Make Transformers' configuration. `sampled`: else the likeliest token is taken each time."""
     drawn = {
         "temperature": generation.temperature,
         "top_p": generation.top_p,
@@ -85,9 +85,9 @@ def generation_config(generation: Generation, tokenizer: Any, *, sampled: bool) 
 
 @contextmanager
 def as_asked(model: Any) -> Iterator[None]:
-    """Inside, a model answers by the settings that it is given alone. Transformers fills those that are left
-    open from the model's own generation_config, such as a published chat model's penalty for repetition: what
-    is drawn then has other probabilities than the loss computes."""
+    """Let a model answer by the settings that it is given alone. Transformers fills those that are left open
+    from the model's own generation_config, such as a published chat model's penalty for repetition: what is
+    drawn then has other probabilities than the loss computes."""
     whole = getattr(model, "get_base_model", lambda: model)()  # of one with adapters
     before, whole.generation_config = whole.generation_config, GenerationConfig()
     try:
@@ -132,7 +132,7 @@ def generate(
 
 
 def ended(tokens: list[int], end: int) -> list[int]:
-    """Tokens up to the first end, which is one of them."""
+    """Cut tokens behind the first end, which is one of them."""
     return tokens[: tokens.index(end) + 1] if end in tokens else tokens
 
 
@@ -149,7 +149,7 @@ class Rollouts:
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
-        """The time inside is the phase's. Inner phases are left out of outer ones."""
+        """Count the time inside as the phase's. Inner phases are left out of outer ones."""
         seconds = self.__dict__.setdefault("phase_seconds", {})
         before, began = sum(seconds.values()), time.perf_counter()
         try:
@@ -159,7 +159,8 @@ class Rollouts:
             seconds[name] = seconds.get(name, 0.0) + time.perf_counter() - began - inner
 
     def evaluation_loop(self, *_: Any, metric_key_prefix: str = "eval", **__: Any) -> EvalLoopOutput:
-        """The mean reward of the likeliest answers to held-out prompts; every rank answers its share."""
+        """Return the mean reward of the likeliest answers to held-out prompts; every rank answers its
+        share."""
         trainer: Any = self
         held: Prompts = trainer.eval_dataset.inner
         ranks, rank = trainer.args.world_size, trainer.args.process_index
@@ -176,5 +177,5 @@ class Rollouts:
 
     @staticmethod
     def generating(model: Any) -> Any:
-        """Of the trained module, the model that generates."""
+        """Return the model that generates, of the trained module."""
         return model

@@ -19,8 +19,8 @@ class TrlTrainer(TrainerBase):
     def __init__(
         self, *, train_dataset: Any, eval_dataset: Any, data_collator: Any = None, **more: Any
     ) -> None:
-        """TRL looks whether it has a data set of the datasets library, and at its first row. It is given one
-        row; what is trained on is put in its place."""
+        """Give TRL one row as a data set of the datasets library, for which it looks, and put what is trained
+        on in its place afterwards."""
         if data_collator is not None:  # trainers that generate have their own
             more["data_collator"] = data_collator
         first = datasets.Dataset.from_list([dict(train_dataset[0])])
@@ -33,14 +33,14 @@ class TrlTrainer(TrainerBase):
             self.model.delete_adapter(REFERENCE)  # type: ignore[attr-defined]
 
     def _prepare_dataset(self, dataset: Any, *_: Any) -> Any:
-        """Made of tokens already."""
+        """Return the data set: it is made of tokens already."""
         return dataset
 
     def _send_telemetry(self) -> None:
-        """TRL 1.16 tells the hub which trainer runs on which device. Muster sends nothing unasked."""
+        """Send nothing. TRL 1.16 reports to the hub which trainer runs on which device."""
 
     def create_model_card(self, *_: Any, **__: Any) -> None:
-        """The run folder says all of it."""
+        """Write nothing: the run folder has it all."""
 
 
 class Means:
@@ -53,7 +53,7 @@ class Means:
         return {}
 
     def see(self, name: str, total: torch.Tensor | float, count: torch.Tensor | float) -> None:
-        """A part of a figure. Numbers are written by the device: a copy of them would be waited for."""
+        """Add a part of a figure. Numbers are written by the device: a copy of them would be waited for."""
         device = self.accelerator.device  # type: ignore[attr-defined]
         both = [
             each.double()
@@ -64,7 +64,7 @@ class Means:
         self._sums[name] = self._sums.get(name, 0) + torch.stack(both)
 
     def log(self, logs: dict[str, float], *rest: Any) -> None:
-        """With the figures' means since the last log of training."""
+        """Log the figures' means since the last log of training as well."""
         if "loss" in logs and self._sums:
             accelerator: Any = self.accelerator  # type: ignore[attr-defined]
             sums = accelerator.reduce(torch.stack(list(self._sums.values())), "sum").tolist()

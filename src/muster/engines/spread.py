@@ -126,7 +126,8 @@ class ModelSpread:
         return self.together or self.moves_optimizer
 
     def optimizer_groups(self, tensors: Tensors) -> list[Tensors]:
-        """The optimizer's groups of trained parameters, in the model's order: with weight decay, and without.
+        """Return the optimizer's groups of trained parameters, in the model's order: with weight decay, and
+        without.
 
         Source: transformers/trainer.py and worker/trainer.py, create_optimizer.
         """
@@ -137,7 +138,7 @@ class ModelSpread:
         return [group for group in (decayed, plain) if group]
 
     def pinned(self, size: int) -> int:
-        """Bytes of host memory for a page-locked block: torch rounds it up to a power of two
+        """Return the bytes of host memory for a page-locked block: torch rounds it up to a power of two
         (ATen/core/CachingHostAllocator.h, allocate). On CPUs nothing is pinned."""
         if self.device != "cuda" or not self.pins:
             return size
@@ -145,5 +146,5 @@ class ModelSpread:
 
 
 def trained(tensors: Tensors) -> Tensors:
-    """Those that the optimizer changes."""
+    """Pick the tensors that the optimizer changes."""
     return tuple(each for each in tensors if each.trained and each.numel)

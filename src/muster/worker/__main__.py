@@ -12,7 +12,7 @@ from pathlib import Path
 
 
 def die_with_parent() -> None:
-    """Linux ends this rank when the agent is gone, even by SIGKILL."""
+    """Let Linux end this rank when its agent is gone, even by SIGKILL."""
     parent = os.getppid()
     try:
         ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG

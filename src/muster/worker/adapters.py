@@ -16,12 +16,13 @@ COMPILED = "_orig_mod."  # the module that torch.compile has wrapped
 
 
 def has_adapters(trainer: Any) -> bool:
-    """Whether what is trained is a PEFT model."""
+    """Return whether what is trained is a PEFT model."""
     return hasattr(trainer.model, "peft_config")
 
 
 def save_merged(trainer: Any, folder: Path, *, main: bool) -> None:
-    """Every rank takes part, since parameters may be sharded; the main one writes."""
+    """Save the merged model, and the adapter beside it. Every rank takes part, since parameters may be
+    sharded; the main one writes."""
     trainer.save_model(str(folder / "adapter"))
     weights = trainer.accelerator.get_state_dict(trainer.model_wrapped)
     if not main:
@@ -35,7 +36,7 @@ def save_merged(trainer: Any, folder: Path, *, main: bool) -> None:
 
 
 def _merge_anew(model: Any, folder: Path) -> None:
-    """Adapters beside weights in few bits, merged into the checkpoint's own weights: in few bits a part of
+    """Save adapters merged into the checkpoint's own weights: in the few bits of the trained model a part of
     what was learned would be lost."""
     import torch
     from peft import PeftModel
@@ -47,7 +48,7 @@ def _merge_anew(model: Any, folder: Path) -> None:
 
 
 def write_merged(model: Any, weights: Mapping[str, Any], folder: Path) -> None:
-    """A PEFT model with these weights, whole. Raises WorkerError."""
+    """Save a PEFT model with these weights, merged into its base. Raises WorkerError."""
     from peft import get_peft_model
 
     base = model.get_base_model()
@@ -60,8 +61,8 @@ def write_merged(model: Any, weights: Mapping[str, Any], folder: Path) -> None:
 
 
 def _load(twin: Any, weights: Mapping[str, Any]) -> None:
-    """Load weights of which tied ones may stand there under one of their names, and all under those that
-    torch.compile gives them. Raises WorkerError where any is missing."""
+    """Load weights. Tied ones may be there under one of their names, and all under those that torch.compile
+    gives them. Raises WorkerError where any is missing."""
     weights = {name.replace(COMPILED, ""): weight for name, weight in weights.items()}
     outcome = twin.load_state_dict(weights, strict=False)
     held = dict(twin.named_parameters(remove_duplicate=False))

@@ -99,7 +99,7 @@ class Context:
         return self.base / "checkpoints"
 
     def checkpoint(self, step: int) -> Path:
-        """The folder of a step's checkpoint."""
+        """Return the folder of a step's checkpoint."""
         return self.checkpoints / f"{CHECKPOINT}{step}"
 
     @property
@@ -119,7 +119,7 @@ class Context:
 
 
 def read_context(spec: dict[str, Any]) -> Context:
-    """A rank's context from spec.json and the environment that its agent gave it."""
+    """Return a rank's context from spec.json and the environment that its agent gave it."""
     job = spec["job"]
     rank = int(os.environ["RANK"])
     place = Path(spec["place"])

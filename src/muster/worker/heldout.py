@@ -24,7 +24,7 @@ class ExactHeldOut:
     per_token = False  # the loss is one per token of text: its exponential is the perplexity
 
     def evaluation_loop(self, *args: Any, metric_key_prefix: str = "eval", **named: Any) -> Any:
-        """Transformers' loop, with its loss made exact, and the perplexity of language models."""
+        """Run Transformers' loop; its loss is made exact, and language models get their perplexity."""
         if self.tally is None:
             return super().evaluation_loop(*args, metric_key_prefix=metric_key_prefix, **named)  # type: ignore[misc]
         self.tally.reset()
@@ -54,14 +54,14 @@ class PaddedRows(Dataset[dict[str, Any]]):  # type: ignore[misc]
         return self.whole
 
     def __getitem__(self, index: int) -> dict[str, Any]:
-        """A row; `ignored` where it only fills up."""
+        """Return a row; with `ignored` where it only fills up."""
         if index < self.real:
             return dict(self.inner[index])
         return {**self.inner[0], "ignored": True}
 
 
 def perplexity(loss: float) -> float:
-    """exp of a mean loss in nats per token; infinite where that is no number any more."""
+    """Return exp of a mean loss in nats per token; infinite where that is no number any more."""
     try:
         return math.exp(loss)
     except OverflowError:

@@ -87,7 +87,7 @@ class _Trained:
 
 
 def _train(context: Context, workload: ModuleType) -> _Trained:
-    """A training, in the order in which every rank goes through it."""
+    """Train, in the order in which every rank goes through it."""
     from muster.worker.arithmetic import hold_arithmetic
     from muster.worker.instruments.attach import attach_instruments
     from muster.worker.saving import save_model
@@ -106,7 +106,7 @@ def _train(context: Context, workload: ModuleType) -> _Trained:
     set_loss_scale(context, trainer)
     hold_arithmetic(context)
 
-    # Each rank's share of a batch; before the instruments, since what it tries out is nobody's figure.
+    # Each rank's share of a batch; before the instruments, which shall not measure the trial.
     settle_shares(context, trainer)
     weights, meter, log = attach_instruments(context, built)
     report_start(context, built)
@@ -149,8 +149,8 @@ def prepare_process(context: Context) -> None:
 
 
 def set_loss_scale(context: Context, trainer: Any) -> None:
-    """The recipe's initial loss scale for fp16, where accelerate scales; else the engine's configuration has
-    it."""
+    """Set the recipe's initial loss scale for fp16, where accelerate scales; else the engine's configuration
+    has it."""
     scaler = trainer.accelerator.scaler
     scale = context.recipe.loss_scale
     if scale is None or scaler is None or not scaler.state_dict():
@@ -159,5 +159,5 @@ def set_loss_scale(context: Context, trainer: Any) -> None:
 
 
 def evaluated_last(state: Any) -> bool:
-    """Whether the held-out loss was measured after the last step."""
+    """Return whether the held-out loss was measured after the last step."""
     return any("eval_loss" in entry and entry["step"] == state.global_step for entry in state.log_history)

@@ -58,6 +58,6 @@ def _reason(address: str, port: int) -> str | None:
 
 
 def first_line(error: BaseException) -> str:
-    """An error's first line, without the C++ stack that torch adds."""
+    """Cut an error to its first line, without the C++ stack that torch adds."""
     lines = str(error).strip().splitlines()
     return f"{type(error).__name__}: {lines[0][:400]}" if lines else type(error).__name__

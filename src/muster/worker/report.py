@@ -21,7 +21,7 @@ HEAD_LINES, HEAD_WIDTH = 40, 160  # of a file that the engine wrote
 
 
 def report_start(context: Context, built: Built) -> None:
-    """Say what is about to be trained, and on what; the first rank says what was read."""
+    """Emit what is about to be trained, and on what; the first rank adds what was read."""
     import torch
 
     from muster.worker.arithmetic import arithmetic_of
@@ -53,7 +53,7 @@ def report_start(context: Context, built: Built) -> None:
 
 
 def _unused(context: Context, trainer: Any) -> list[str]:
-    """What the recipe asks for and this model cannot do."""
+    """Name what the recipe asks for and this model cannot do."""
     loss, train = trainer.compute_loss_func, context.recipe.train
     if loss is None:
         asked = {"train.fused_loss": train.fused_loss is True, "train.label_smoothing": train.label_smoothing}
@@ -68,7 +68,7 @@ def _unused(context: Context, trainer: Any) -> list[str]:
 
 
 def report_files(context: Context) -> None:
-    """Say what the engine wrote by itself; the first rank does that."""
+    """Emit what the engine wrote by itself; the first rank does that."""
     for what, path in context.engine.written(context).items() if context.main else ():
         head = []
         with contextlib.suppress(OSError):  # the trained model is not saved yet: no such file may end the run
@@ -79,7 +79,8 @@ def report_files(context: Context) -> None:
 
 
 def report_failure(context: Context, user_error: MusterError, step: int | None) -> None:
-    """In the events and in the log. On a full disk there is room for neither: the agent says so then."""
+    """Emit a failure, and print it into the log. A full disk has room for neither: the agent reports it
+    then."""
     with contextlib.suppress(OSError):
         context.emit(
             events.Failed,

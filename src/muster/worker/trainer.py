@@ -60,7 +60,7 @@ class ConvertedWeights:
 
 
 def saved_names(folder: Path) -> set[str]:
-    """The names of the weights in a checkpoint's folder; none where it has no such file."""
+    """Return the names of the weights in a checkpoint's folder; none where it has no such file."""
     if (folder / INDEX).is_file():
         return set(json.loads((folder / INDEX).read_text(encoding="utf-8"))["weight_map"])
     if not (folder / WEIGHTS).is_file():
@@ -88,7 +88,7 @@ class OrderedSamples:
         return self.sampler
 
     def get_train_dataloader(self) -> Any:
-        """This rank's part of every micro-step."""
+        """Make the loader of this rank's part of every micro-step."""
         if self.shares is None:
             return super().get_train_dataloader()  # type: ignore[misc]
         args: Any = self.args  # type: ignore[attr-defined]
@@ -126,7 +126,7 @@ class RunsAhead:
         return DeferredWork(self.args.device.type)  # type: ignore[attr-defined]
 
     def runs_ahead(self) -> bool:
-        """Whether the next step follows this one, and nothing comes between."""
+        """Return whether the next step follows this one, and nothing comes between."""
         control: Any = self.control  # type: ignore[attr-defined]
         state: Any = self.state  # type: ignore[attr-defined]
         return (
@@ -138,7 +138,7 @@ class RunsAhead:
         )
 
     def training_step(self, model: Any, *args: Any, **named: Any) -> Any:
-        """Transformers' own; then what was put off."""
+        """Take Transformers' own step; then do the work that was put off."""
         loss = super().training_step(model, *args, **named)  # type: ignore[misc]
         self.later.drain()
         return loss
@@ -154,7 +154,7 @@ class RunsAhead:
     def _maybe_log_save_evaluate(
         self, tr_loss: Any, grad_norm: Any, *rest: Any, learning_rate: Any = None
     ) -> None:
-        """Transformers' own, or its log put off."""
+        """Do as Transformers does, or put its log off."""
         control: Any = self.control  # type: ignore[attr-defined]
         step = self.state.global_step  # type: ignore[attr-defined]
         due = control.should_log and step > self._globalstep_last_logged
@@ -166,7 +166,7 @@ class RunsAhead:
         super()._maybe_log_save_evaluate(tr_loss, grad_norm, *rest, learning_rate=learning_rate)  # type: ignore[misc]
 
     def _put_off_log(self, tr_loss: Any, grad_norm: Any, start_time: Any, rate: float | None) -> None:
-        """The log of Transformers 5.23, trainer.py: _maybe_log_save_evaluate."""
+        """Put off the log of Transformers 5.23 (trainer.py: _maybe_log_save_evaluate)."""
         trainer: Any = self
         loss = nested_gather(tr_loss, trainer.args.parallel_mode).mean()
         if hasattr(grad_norm, "full_tensor"):  # FSDP's
@@ -193,7 +193,7 @@ class TrainerBase(RunsAhead, ConvertedWeights, ExactHeldOut, OrderedSamples):
     lean: Any = None  # the model that it trains without needless work
 
     def training_step(self, model: Any, *args: Any, **named: Any) -> Any:
-        """Transformers' own, without what it looks up again in every micro-step."""
+        """Take Transformers' own step, without what it looks up again in every micro-step."""
         if self.lean is not model:
             self.lean = model
             keep_mode(model)
@@ -201,15 +201,16 @@ class TrainerBase(RunsAhead, ConvertedWeights, ExactHeldOut, OrderedSamples):
         return super().training_step(model, *args, **named)
 
     def compute_loss(self, model: Any, inputs: dict[str, Any], *args: Any, **named: Any) -> Any:
-        """Transformers' own; the output layer may compute the loss as well, so it hears of the labels."""
+        """Compute as Transformers does; the output layer may compute the loss as well, so it gets the
+        labels."""
         loss = getattr(self, "compute_loss_func", None)
         with loss.expecting(inputs.get("labels")) if isinstance(loss, TokenLoss) else nullcontext():
             return super().compute_loss(model, inputs, *args, **named)  # type: ignore[misc]
 
     def create_optimizer(self, model: Any = None) -> Any:
-        """Transformers' own. An optimizer that DeepSpeed makes later, of its file, gets the same groups:
-        Transformers 5.23 gives it all parameters in one (integrations/deepspeed.py: deepspeed_optim_sched),
-        so that norms and biases would decay as well."""
+        """Create Transformers' own optimizer. One that DeepSpeed makes later, of its file, gets the same
+        groups: Transformers 5.23 gives it all parameters in one (integrations/deepspeed.py:
+        deepspeed_optim_sched), so that norms and biases would decay as well."""
         optimizer = super().create_optimizer(model)  # type: ignore[misc]
         if isinstance(optimizer, DummyOptim):
             trained = [pair for pair in self.model.named_parameters() if pair[1].requires_grad]  # type: ignore[attr-defined]
@@ -225,16 +226,17 @@ class TrainerBase(RunsAhead, ConvertedWeights, ExactHeldOut, OrderedSamples):
         return optimizer
 
     def floating_point_ops(self, inputs: Any) -> int:
-        """Nothing: Transformers' estimate walks through all modules in every step, and nobody
-        reads it: instruments/flops.py counts the real ones, once for each shape."""
+        """Count nothing: Transformers' estimate walks through all modules in every step, for no reader:
+        instruments/flops.py counts the real operations, once for each shape."""
         return 0
 
     def store_flos(self) -> None:
-        """Nothing: it adds up those, over all ranks, and waits for the device in every log."""
+        """Store nothing: Transformers adds its estimates up over all ranks, and waits for the device in every
+        log."""
 
     def _run_epoch(self, *args: Any, **kwargs: Any) -> None:
-        """Nothing where a checkpoint of the last step was loaded: Transformers 5.23 looks after a step alone
-        whether it was the last one, and would take one more."""
+        """Skip the epoch where a checkpoint of the last step was loaded: Transformers 5.23 looks after a step
+        alone whether it was the last one, and would take one more."""
         if self.state.global_step >= self.state.max_steps:  # type: ignore[attr-defined]
             self.control.should_training_stop = True  # type: ignore[attr-defined]
         else:
@@ -275,8 +277,8 @@ def wired(
     own_loss: bool = False,
     **more: Any,
 ) -> Any:
-    """A workload's trainer, with Muster's order of samples, loss and held-out loss, for its model, which is
-    adjusted to the recipe.
+    """Make a workload's trainer, with Muster's order of samples, loss and held-out loss, for its model, which
+    is adjusted to the recipe.
 
     `kind`: its class; `arguments`: Transformers'; `train`, `held_out`: data sets; `lengths`: of each training
     sample or of its two parts, by which it is `grouped` or not; `processing`: what is saved beside the model;

@@ -83,10 +83,10 @@ def check_trainer(context: Context, trainer: Any) -> None:
 
 
 def measure(context: Context, trainer: Any) -> UnevenSplit:
-    """Each rank's samples per second with its own model, and the shares that follow.
+    """Measure each rank's samples per second with its own model, and the shares that follow.
 
     Twice: at the even share, and at the share that follows from that, since speed depends on the size. On a
-    GPU nobody gets more than a size that was tried with room for the optimizer beside it.
+    GPU no rank gets more than a size that was tried with room for the optimizer beside it.
     """
     even = context.batch.micro
     total = even * context.world_size
@@ -109,7 +109,7 @@ def measure(context: Context, trainer: Any) -> UnevenSplit:
 
 
 def micro_steps(order: Sequence[int], total: int) -> list[list[int]]:
-    """The samples of a few micro-steps from all over the epoch: the first one is the longest, not typical."""
+    """Pick a few micro-steps from all over the epoch: the first one is the longest, not typical."""
     indices = list(order)
     count = len(indices) // total
     chosen = sorted({count * (k + 1) // (BATCHES + 1) for k in range(BATCHES)})
@@ -117,7 +117,8 @@ def micro_steps(order: Sequence[int], total: int) -> list[list[int]]:
 
 
 def _speed(trainer: Any, device: str, blocks: list[list[int]], size: int, seconds: float) -> float:
-    """Samples per second of forward and backward passes; model and random numbers are left as they were."""
+    """Measure samples per second of forward and backward passes; model and random numbers are left as they
+    were."""
     from accelerate.utils import send_to_device
 
     clock = DeviceClock(device)

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 
 def short_digest(texts: Iterable[str]) -> str:
-    """Eight hexadecimal digits of texts, in their order."""
+    """Hash texts in their order into eight hexadecimal digits."""
     made = hashlib.sha256()
     for text in texts:
         content = text.encode("utf-8", "surrogatepass")

@@ -25,7 +25,7 @@ def load_tokenizer(model: Model) -> Any | None:
 
 
 def train_tokenizer(texts: Iterable[str], vocab_size: int) -> PreTrainedTokenizerFast:
-    """A byte-level BPE tokenizer in T5's style: `</s>` is appended, and any text comes back unchanged.
+    """Train a byte-level BPE tokenizer in T5's style: `</s>` is appended, and any text comes back unchanged.
 
     The texts should be what the model will see: prefixed questions and SQL. The same texts give the same
     tokenizer.
@@ -67,7 +67,8 @@ TEXT_END = "<|endoftext|>"
 
 
 def train_text_tokenizer(texts: Iterable[str], vocab_size: int) -> PreTrainedTokenizerFast:
-    """A byte-level BPE tokenizer in GPT-2's style: any text comes back unchanged, nothing is added to it.
+    """Train a byte-level BPE tokenizer in GPT-2's style: any text comes back unchanged, nothing is added to
+    it.
 
     Entry 0 is `<|endoftext|>`, which joins documents. The same texts give the same tokenizer. There are fewer
     entries than `vocab_size` where the texts have no more pairs to merge.

@@ -1,9 +1,9 @@
-"""The keeper: a checkpoint counts as complete only when every rank has written its part, and old ones go.
+"""A checkpoint counts as complete only when every rank has written its part, and old ones go.
 
-The keeper asks for a checkpoint where the recipe's schedule has one; the trainer writes it, and one of its
-last step; the keeper then waits for all ranks and writes a manifest of the files with their sizes and hashes,
-last (store/sealed.py). A folder without its manifest, or with a file that differs from it, is never resumed
-from. The manifest's own hash goes to the controller with the event.
+The callback asks for a checkpoint where the recipe's schedule has one; the trainer writes it, and one of its
+last step; the callback then waits for all ranks and writes, last, a manifest of the files with their sizes
+and hashes (store/sealed.py). A folder without its manifest, or with a file that differs from it, is never
+resumed from. The manifest's own hash goes to the controller with the event.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class CheckpointCallback(TrainerCallback):  # type: ignore[misc]
             barrier()
 
     def on_save(self, args: Any, state: Any, control: Any, model: Any = None, **_: Any) -> None:
-        """All ranks have written: seal the folder, then drop the oldest."""
+        """Seal the folder once all ranks have written, then drop the oldest."""
         folder = self.context.checkpoint(state.global_step)
         if self.context.saver and not self.context.main:
             self.context.engine.complete(folder, model)
@@ -63,7 +63,7 @@ class CheckpointCallback(TrainerCallback):  # type: ignore[misc]
                 sealing=now - written,
                 manifest=digest,
             )
-        barrier()  # nobody drops an old checkpoint before the new one is complete on every disk
+        barrier()  # no old checkpoint goes before the new one is complete on every disk
         if self.context.saver:
             prune(self.context.checkpoints, self.context.recipe.checkpoint.keep, state.global_step)
 

@@ -1,7 +1,7 @@
 """Profiles of a few steps on request: DeepSpeed's breakdown by module, or a trace by PyTorch's profiler.
 
 Profiled steps are slower, so they get a window of their own that no throughput counts (meter.py), and the
-ranks meet after them: nobody's next step waits for a rank that still writes. A trace is read at once: a
+ranks meet after them, so that no rank's next step waits for one that still writes. A trace is read at once: a
 summary of its steps goes into the run, without the first one, in which the profiler itself warms up, and
 without those that follow an evaluation or a save. One step more is traced with Python's lines marked, which
 takes so long that its times mean nothing: it names the lines that wait for the device.
@@ -67,7 +67,7 @@ class Profiler(TrainerCallback):  # type: ignore[misc]
         return self.context.base / FOLDER / f"{self.what}-rank{self.context.rank}.{suffix}"
 
     def _broken_down(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        """The first micro-batch's forward pass of the step, under DeepSpeed's profiler."""
+        """Wrap compute_loss so that the step's first forward pass runs under DeepSpeed's profiler."""
 
         def compute_loss(model: Any, *rest: Any, **named: Any) -> Any:
             due = self.trainer.state.global_step + 1 in self.steps
@@ -114,15 +114,16 @@ class Profiler(TrainerCallback):  # type: ignore[misc]
             barrier()
 
     def on_evaluate(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """It is in the mark of the step that follows."""
+        """Note the pause: it is in the mark of the step that follows."""
         self.paused.add(state.global_step)
 
     def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """The same."""
+        """Note the pause, as after an evaluation."""
         self.paused.add(state.global_step)
 
     def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """A run may end before the last of its profiled steps, or before the first."""
+        """End a trace that is left, and note a profile that is not there: a run may end before the last of
+        its profiled steps, or before the first."""
         if self.running is not None:
             self._end_step(self.last)
             self._end_trace()
@@ -169,12 +170,12 @@ class Profiler(TrainerCallback):  # type: ignore[misc]
         self.traced.append(path)
 
     def _beat(self) -> None:
-        """A sign of life: a large trace takes a while."""
+        """Give a sign of life: a large trace takes a while."""
         if self.context.emit.pulse:
             self.context.emit.pulse.beat()
 
     def _sum_up(self) -> None:
-        """Tell of the trace, once; with its summary, where it has one."""
+        """Emit the trace, once; with its summary, where it has one."""
         if not self.traced or self.written:
             return
         rank, summary = self.context.rank, None
@@ -208,8 +209,8 @@ class Profiler(TrainerCallback):  # type: ignore[misc]
 
 
 def unbroken(steps: Sequence[int], paused: Collection[int]) -> list[int]:
-    """The longest stretch of consecutive steps with nothing before each but the step before it. Without one:
-    all of them."""
+    """Return the longest stretch of consecutive steps with nothing before each but the step before it.
+    Without one: all of them."""
     best: list[int] = []
     here: list[int] = []
     for step in steps:

@@ -38,7 +38,7 @@ class HeldOut:
 
 
 def limit_notes(count: int, limit: int | None) -> list[str]:
-    """What to say where evaluate.limit leaves out some of so many held-out samples. -> notes."""
+    """Note where evaluate.limit leaves out some of so many held-out samples."""
     if limit is None or count <= limit:
         return []
     return [f"held-out figures are of {limit:,} of {count:,} held-out samples (evaluate.limit)"]

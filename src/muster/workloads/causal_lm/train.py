@@ -46,13 +46,13 @@ class _Trainer(Trainer):
 
 
 def data_of(recipe: Recipe) -> TextData:
-    """The recipe's data section, which is this workload's."""
+    """Return the recipe's data section, which is this workload's."""
     assert isinstance(recipe.data, TextData)
     return recipe.data
 
 
 def build(context: Context, arguments: dict[str, Any]) -> Built:
-    """The trainer for the recipe: data, tokenizer, model, loss. Raises DataError and RecipeError."""
+    """Build the trainer for the recipe: data, tokenizer, model, loss. Raises DataError and RecipeError."""
     recipe, data = context.recipe, data_of(context.recipe)
     tokens = None if data.synthetic else _tokens(context)
     tokenizer = tokens.tokenizer if tokens else None
@@ -84,7 +84,7 @@ def build(context: Context, arguments: dict[str, Any]) -> Built:
 
 
 def _tokens(context: Context) -> Tokens:
-    """This machine's tokens. All ranks must have the same ones."""
+    """Open this machine's tokens. All ranks must have the same ones. Raises DataError."""
     recipe = context.recipe
     tokens = open_tokens(source_of(data_of(recipe)), tokenizing(recipe), cache_folder(recipe))
     check_alike(context, "the text is", lambda: tokens.digest)
@@ -92,14 +92,14 @@ def _tokens(context: Context) -> Tokens:
 
 
 def tokenizing(recipe: Recipe) -> Tokenizing:
-    """The recipe's tokenizer: the model's own, a named one, or one that is trained on the text."""
+    """Choose the recipe's tokenizer: the model's own, a named one, or one that is trained on the text."""
     model, fraction = recipe.model, recipe.data.validation_fraction
     tokenizer = load_tokenizer(model)
     return Tokenizing(tokenizer, model.vocab_size if tokenizer is None else 0, fraction)
 
 
 def cache_folder(recipe: Recipe) -> Path:
-    """Where tokens are kept on each machine, for all runs."""
+    """Return where tokens are kept on each machine, for all runs."""
     return Path(recipe.launch.workdir or "~/.cache/muster").expanduser() / "tokens"
 
 
@@ -142,7 +142,7 @@ def _synthetic(context: Context, config: Any, sequence: int) -> tuple[Rows, Rows
 
 
 def _notes(tokens: Tokens, train: Rows, held_out: Rows) -> list[str]:
-    """What was read, and what of it was left out."""
+    """Note what was read, and what of it was left out."""
     meta = tokens.meta
     parts = meta["parts"]
     notes = [

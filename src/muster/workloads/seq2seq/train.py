@@ -41,7 +41,7 @@ class TextPair(HeldOut):
 
 
 def data_of(recipe: Recipe) -> PairData:
-    """The recipe's data section, which is this workload's."""
+    """Return the recipe's data section, which is this workload's."""
     assert isinstance(recipe.data, PairData)
     return recipe.data
 
@@ -51,7 +51,7 @@ class _Trainer(TrainerBase, Seq2SeqTrainer):  # type: ignore[misc]
 
 
 def build(context: Context, arguments: dict[str, Any]) -> Built:
-    """The trainer for the recipe: data, tokenizer, model, loss. Raises DataError and RecipeError."""
+    """Build the trainer for the recipe: data, tokenizer, model, loss. Raises DataError and RecipeError."""
     recipe, data = context.recipe, data_of(context.recipe)
     with first_on_disk(context) as first:
         pairs = load_pairs(data, context.cache, may_write=first, seed=recipe.train.seed)
@@ -96,7 +96,8 @@ def build(context: Context, arguments: dict[str, Any]) -> Built:
 
 
 def shapes_for(context: Context, train: Encoded, held_out: Encoded, multiple: int) -> tuple[Shape, ...]:
-    """The shapes that batches are padded to; none where each has its own. The first epoch's say which."""
+    """Choose the shapes that batches are padded to, by the first epoch's batches; none where each has its
+    own."""
     data, batch = data_of(context.recipe), context.batch
     if data.padding == "fixed":
         return ((data.max_source, data.max_target),)
@@ -113,7 +114,7 @@ def shapes_for(context: Context, train: Encoded, held_out: Encoded, multiple: in
 
 
 def longest(lengths: Sequence[Shape]) -> Shape:
-    """Of each side."""
+    """Return the longest source and the longest target."""
     return max(source for source, _ in lengths), max(target for _, target in lengths)
 
 
@@ -126,7 +127,7 @@ def compile_each(shapes: int) -> None:
 
 
 def digest_of_pairs(train: Sequence[HeldOut], held_out: Sequence[HeldOut], tokenizer: Any) -> str:
-    """Of inputs and targets in their order, and of the tokens' numbers."""
+    """Hash inputs and targets in their order, and the tokens' numbers."""
     digests = [
         short_digest(text for pair in part for text in (pair.question, pair.expected))
         for part in (train, held_out)
@@ -140,7 +141,7 @@ def digest_of_pairs(train: Sequence[HeldOut], held_out: Sequence[HeldOut], token
 
 
 def make_tokenizer(context: Context, train: Sequence[TextPair]) -> Any:
-    """The model's own tokenizer, or one trained on the data (the same on every rank: same data, no
+    """Load the model's own tokenizer, or train one on the data (the same on every rank: same data, no
     chance)."""
     model = context.recipe.model
     tokenizer = load_tokenizer(model)
@@ -153,7 +154,7 @@ def make_tokenizer(context: Context, train: Sequence[TextPair]) -> Any:
 
 
 def alone(pair: TextPair) -> str:
-    """The input without its schema."""
+    """Return the input without its schema."""
     return pair.question.removesuffix(pair.schema)
 
 
@@ -171,7 +172,7 @@ def cover_characters(tokenizer: Any, texts: Sequence[str]) -> list[str]:
 
 
 def questions(recipe: Recipe, cache: Path) -> list[TextPair]:
-    """All held-out inputs with their targets. Raises DataError."""
+    """Read all held-out inputs with their targets. Raises DataError."""
     return load_pairs(data_of(recipe), cache, may_write=True, seed=recipe.train.seed).held_out
 
 
@@ -215,7 +216,7 @@ class Answerer(answering.Answerer):
 
 
 def load_pairs(data: PairData, cache: Path, *, may_write: bool, seed: int) -> LoadedSamples[TextPair]:
-    """The recipe's pairs. `may_write`: this process may fill `cache`. Raises DataError."""
+    """Load the recipe's pairs. `may_write`: this process may fill `cache`. Raises DataError."""
     given = data.name or data.path
     if not given and may_write:
         made = data.generated or Generated()
@@ -247,8 +248,8 @@ def _pairs(rows: Sequence[PairRow], data: PairData) -> list[TextPair]:
 
 
 def _from_hub(data: PairData, skip: Skip | None) -> tuple[list[PairRow], list[PairRow], str, list[str]]:
-    """The pairs to train on and those that are held out, where they are from, and the fields that are not
-    read."""
+    """Read a hub data set. -> the pairs to train on and those that are held out, where they are from, and a
+    note of fields that are not read."""
     assert data.name
     loaded = hub_parts(data.name, data.subset, data.splits)
     held_name = held_part(loaded)
@@ -299,7 +300,7 @@ class Encoded(Dataset[dict[str, list[int]]]):  # type: ignore[misc]
 
 
 def schemas_cut(train: Encoded, held_out: Encoded, length: int) -> list[str]:
-    """What to say where schemas were too long for data.max_source. -> notes."""
+    """Note where schemas were too long for data.max_source."""
     cut, questions = train.schemas_cut + held_out.schemas_cut, train.questions_cut + held_out.questions_cut
     if not cut:
         return []
@@ -308,7 +309,7 @@ def schemas_cut(train: Encoded, held_out: Encoded, length: int) -> list[str]:
 
 
 def _cut(tokens: list[int], length: int) -> list[int]:
-    """At most `length` tokens; the last one (the end mark) stays."""
+    """Cut to at most `length` tokens; the last one (the end mark) stays."""
     return tokens if len(tokens) <= length else [*tokens[: length - 1], tokens[-1]]
 
 
@@ -325,7 +326,8 @@ class PairCollator:
     multiple: int = 1
 
     def __call__(self, rows: Sequence[Mapping[str, Any]]) -> dict[str, torch.Tensor]:
-        """(batch, source) input_ids and attention_mask, (batch, target) labels and decoder_input_ids."""
+        """Return (batch, source) input_ids and attention_mask, (batch, target) labels and
+        decoder_input_ids."""
         own = longest([(len(row["input_ids"]), len(row["labels"])) for row in rows])
         rounded = (round_up(own[0], self.multiple), round_up(own[1], self.multiple))
         source, target = shape_of(own, self.shapes) if self.shapes else rounded
@@ -345,7 +347,7 @@ class PairCollator:
 
 
 def count_batch(inputs: Mapping[str, Any]) -> Counts:
-    """Source and target tokens of a batch; padding is apart."""
+    """Count source and target tokens of a batch; padding is apart."""
     labels, mask = inputs["labels"], inputs["attention_mask"]
     real = mask.sum() + (labels != IGNORED).sum()
     return Counts(int(labels.shape[0]), real, mask.numel() + labels.numel())

@@ -30,8 +30,8 @@ class _Trainer(Trainer):
     unmasked = parted = False
 
     def compute_loss(self, model: Any, inputs: dict[str, Any], *rest: Any, **named: Any) -> Any:
-        """As the trainer's, with the mask that the model needs: whether one masks anything is a question to
-        the data, which the host would wait for in every pass."""
+        """Compute as the trainer does, with the mask that the model needs: whether one masks anything is a
+        question to the data, which the host would wait for in every pass."""
         if self.unmasked:
             inputs = {name: value for name, value in inputs.items() if name != "attention_mask"}
         if self.parted:
@@ -40,7 +40,7 @@ class _Trainer(Trainer):
 
 
 def build(context: Context, arguments: dict[str, Any]) -> Built:
-    """The trainer for the recipe: data, tokenizer, model, loss. Raises DataError and RecipeError."""
+    """Build the trainer for the recipe: data, tokenizer, model, loss. Raises DataError and RecipeError."""
     data = context.recipe.data
     assert isinstance(data, SftData)
     encoding = Encoding(context)
