@@ -12,7 +12,7 @@ from muster.core.batch import Batch
 from muster.core.job import ENGINE_CONFIG
 from muster.core.recipe import Recipe, recipe_from
 from muster.engines.base import EngineSpec, spec_of
-from muster.marks import Pulse
+from muster.progress import Pulse
 from muster.store import events
 from muster.worker.engine import EngineRuntime, runtime_of
 

@@ -10,7 +10,7 @@ from transformers import TrainerCallback
 
 from muster.core.errors import WorkerError
 from muster.failures.table import known_failures
-from muster.marks import Pulse
+from muster.progress import Pulse
 from muster.store import events
 from muster.worker.context import Emitter
 
