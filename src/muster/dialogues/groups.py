@@ -16,7 +16,7 @@ from muster.dialogues.rollouts import Prompts, Repeated, Rollouts, as_asked
 from muster.dialogues.scoring import Scorer
 from muster.dialogues.trl import TrlTrainer
 from muster.worker.context import Context
-from muster.worker.decoders import make_config, make_model
+from muster.worker.decoders import make_model
 from muster.worker.trainer import OrderedSamples, wired
 from muster.worker.workloads.base import Built, Counts
 
@@ -34,27 +34,25 @@ class Grouped(Rollouts, TrlTrainer):
 
     def get_train_dataloader(self) -> Any:
         """Make TRL's own loader, whose batches are the answers of several steps."""
-        return super(OrderedSamples, self).get_train_dataloader()  # type: ignore[misc]
+        return super(OrderedSamples, self).get_train_dataloader()
 
     def _get_train_sampler(self, dataset: Any = None) -> Repeated:
         """Deal Muster's order of prompts as TRL deals its own: the answers to one prompt go to all ranks.
         TRL's own order leaves out the last prompts of an epoch where they do not fill a batch."""
-        trainer: Any = self
-        passes = trainer.num_iterations * trainer.args.steps_per_generation
-        return Repeated(trainer.sampler, passes, trainer.num_generations)
+        passes = self.num_iterations * self.args.steps_per_generation
+        return Repeated(self.sampler, passes, self.num_generations)
 
     def _tokenize_prompts(self, numbers: list[str]) -> tuple[list[list[int]], None, dict[str, Any]]:
         """Return the tokens that every workload of dialogues makes."""
         return [self.prompts.tokens[int(number)] for number in numbers], None, {}
 
     def _generate(self, *args: Any, **named: Any) -> Any:
-        trainer: Any = self
-        with self.phase("generating"), as_asked(trainer.accelerator.unwrap_model(trainer.model)):
-            return super()._generate(*args, **named)  # type: ignore[misc]
+        with self.phase("generating"), as_asked(self.accelerator.unwrap_model(self.model)):
+            return super()._generate(*args, **named)
 
     def _calculate_rewards(self, *args: Any, **named: Any) -> Any:
         with self.phase("scoring"):
-            return super()._calculate_rewards(*args, **named)  # type: ignore[misc]
+            return super()._calculate_rewards(*args, **named)
 
     def _get_per_token_logps_and_entropies(self, model: Any, *args: Any, **named: Any) -> Any:
         """Compute as TRL does, with each token at the position at which it was drawn. TRL pads prompts at
@@ -64,7 +62,7 @@ class Grouped(Rollouts, TrlTrainer):
             places = (attention_mask.cumsum(1) - 1).clamp(min=0)
             return model(attention_mask=attention_mask, position_ids=places, **given)
 
-        return super()._get_per_token_logps_and_entropies(forward if self.placed else model, *args, **named)  # type: ignore[misc]
+        return super()._get_per_token_logps_and_entropies(forward if self.placed else model, *args, **named)
 
 
 def build(context: Context, arguments: dict[str, Any]) -> Built:
@@ -82,7 +80,7 @@ def build(context: Context, arguments: dict[str, Any]) -> Built:
     encoding, generation = Encoding(context), recipe.generation
     tokenizer, samples = encoding.tokenizer, encoding.samples
     train, held = (Prompts(part, encoding, generation.prompt) for part in (samples.train, samples.held_out))
-    model = make_model(context, make_config(recipe, tokenizer), tokenizer)
+    model = make_model(context, encoding.config, tokenizer)
 
     def reward(prompts: list[str], completion_ids: list[list[int]], **_: Any) -> list[float]:
         """Score answers to prompts, which are numbers; the trainer is there when TRL calls this."""

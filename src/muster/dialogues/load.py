@@ -25,7 +25,7 @@ from muster.dialogues.spec import (
     split_part,
     texts_of,
 )
-from muster.dialogues.tokens import Fitting, Templates, with_template
+from muster.dialogues.tokens import Templates, with_template
 from muster.store.lines import Skip, each_made
 from muster.store.records import LoadedSamples, Splits, left_note
 from muster.worker.context import Context
@@ -34,6 +34,7 @@ from muster.worker.data.digest import short_digest
 from muster.worker.data.hub import held_part, hub_parts, unused_parts
 from muster.worker.data.sqlgen.wrong import wrong_queries
 from muster.worker.data.tokenizer import load_tokenizer, train_tokenizer, without_end
+from muster.worker.decoders import make_config
 from muster.worker.together import check_alike, first_on_disk
 from muster.worker.workloads.base import limit_notes
 
@@ -131,7 +132,7 @@ def tokenizer_of(context: Context, samples: LoadedSamples[Dialogue]) -> tuple[An
 
 
 class Encoding:
-    """What every workload of dialogues needs to make tokens: its samples, tokenizer, templates, lengths."""
+    """Hold what every workload of dialogues makes tokens with: samples, tokenizer, templates, lengths."""
 
     def __init__(self, context: Context) -> None:
         self.recipe = recipe_of(context)
@@ -140,13 +141,10 @@ class Encoding:
         self.tokenizer, tokenizer_notes = tokenizer_of(context, self.samples)
         self._notes = [*tokenizer_notes, *limit_notes(len(samples.held_out), limit)]
         self.templates = Templates(self.tokenizer)
+        self.config = make_config(self.recipe, self.tokenizer)  # of the model
+        self.sequence = self.recipe.sequence(self.config.to_dict())
         self.errors: list[DataError] | None = [] if self.recipe.data.bad == "skip" else None
         self.multiple = context.padding_multiple
-
-    def fitting(self, config: Any) -> Fitting:
-        """Make what cuts samples for a model of this configuration."""
-        self.sequence = self.recipe.sequence(config.to_dict())
-        return Fitting(self.sequence)
 
     @property
     def fixed(self) -> int | None:

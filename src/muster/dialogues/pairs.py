@@ -10,10 +10,9 @@ from torch.nn import functional
 
 from muster.dialogues.answer import executed
 from muster.dialogues.load import Encoding
-from muster.dialogues.tokens import PreferenceCollator, count_pairs, pairs
+from muster.dialogues.tokens import Fitting, PreferenceCollator, count_pairs, pairs
 from muster.dialogues.trl import Means, TrlTrainer
 from muster.worker.context import Context
-from muster.worker.decoders import make_config
 from muster.worker.trainer import wired
 from muster.worker.workloads.base import Built
 
@@ -52,20 +51,20 @@ class PairTrainer(Means, TrlTrainer):
         self, model: Any, inputs: dict[str, Any], *_: Any, **__: Any
     ) -> tuple[Any, None, None]:
         """Compute a held-out batch, and keep its figures."""
-        inputs = self._prepare_inputs(inputs)  # type: ignore[attr-defined]
-        with torch.no_grad(), self.compute_loss_context_manager():  # type: ignore[attr-defined]
+        inputs = self._prepare_inputs(inputs)
+        with torch.no_grad(), self.compute_loss_context_manager():
             return self.compute_loss(model, inputs), None, None
 
     def evaluation_loop(self, *args: Any, metric_key_prefix: str = "eval", **named: Any) -> Any:
         """Run Transformers' loop; its figures are those of all real pairs."""
         self._figures = []
         output = super().evaluation_loop(*args, metric_key_prefix=metric_key_prefix, **named)
-        accelerator: Any = self.accelerator  # type: ignore[attr-defined]
         sums = torch.stack(self._figures).sum(0) if self._figures else torch.zeros(4).double()
-        loss, right, margin, count = accelerator.reduce(sums.to(accelerator.device), "sum").tolist()
+        sums = self.accelerator.reduce(sums.to(self.accelerator.device), "sum")
+        loss, right, margin, count = sums.tolist()
         if count:
             output.metrics[f"{metric_key_prefix}_loss"] = loss / count
-            self._metrics["eval"] = {"pair_accuracy": [right / count], "margin": [margin / count]}  # type: ignore[attr-defined]
+            self._metrics["eval"] = {"pair_accuracy": [right / count], "margin": [margin / count]}
         return output
 
 
@@ -74,21 +73,20 @@ def build(
     arguments: dict[str, Any],
     kind: Any,
     make_arguments: Callable[..., Any],
-    models: Callable[[Encoding, Any], dict[str, Any]],
+    models: Callable[[Encoding], dict[str, Any]],
     **own: Any,
 ) -> Built:
     """Build the trainer for the recipe. `kind`: its class; `make_arguments`: TRL's, and `own` what else they
-    take; `models`: of encoding and configuration, the model and what else the class takes. Raises DataError
+    take; `models`: of the encoding, the model and what else the class takes. Raises DataError
     and RecipeError."""
     encoding = Encoding(context)
     tokenizer, samples = encoding.tokenizer, encoding.samples
-    config = make_config(context.recipe, tokenizer)
-    fitting = encoding.fitting(config)
+    fitting = Fitting(encoding.sequence)
     train, held = (
         pairs(part, encoding.templates, fitting, encoding.errors)
         for part in (samples.train, samples.held_out)
     )
-    named = models(encoding, config)
+    named = models(encoding)
     trainer = wired(
         kind,
         context,

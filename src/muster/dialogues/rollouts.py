@@ -20,6 +20,7 @@ from muster.dialogues.rows import Dialogue, prompt_too_long
 from muster.dialogues.scoring import Scorer
 from muster.dialogues.tokens import padded, usable
 from muster.worker.data.sampler import GroupedSampler
+from muster.worker.mixin import BeforeTrainer
 from muster.worker.together import gather
 
 BATCH = 64  # held-out prompts that are answered at once
@@ -136,7 +137,7 @@ def ended(tokens: list[int], end: int) -> list[int]:
     return tokens[: tokens.index(end) + 1] if end in tokens else tokens
 
 
-class Rollouts:
+class Rollouts(BeforeTrainer):  # type: ignore[misc]
     """Goes before a trainer that generates. Set `encoding`, `scorer` and `generation` before training.
 
     `phase_seconds`: what the ranks spent on each phase since the meter asked.
@@ -161,12 +162,11 @@ class Rollouts:
     def evaluation_loop(self, *_: Any, metric_key_prefix: str = "eval", **__: Any) -> EvalLoopOutput:
         """Return the mean reward of the likeliest answers to held-out prompts; every rank answers its
         share."""
-        trainer: Any = self
-        held: Prompts = trainer.eval_dataset.inner
-        ranks, rank = trainer.args.world_size, trainer.args.process_index
+        held: Prompts = self.eval_dataset.inner
+        ranks, rank = self.args.world_size, self.args.process_index
         mine = list(range(rank, len(held), ranks))
         config = generation_config(self.generation, self.encoding.tokenizer, sampled=False)
-        answers = generate(trainer, [held.tokens[index] for index in mine], config)
+        answers = generate(self, [held.tokens[index] for index in mine], config)
         rewards = self.scorer([held.samples[index] for index in mine], answers)
         scored = [each for part in gather([*zip(rewards, map(len, answers), strict=True)]) for each in part]
         metrics = {

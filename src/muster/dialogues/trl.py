@@ -8,6 +8,7 @@ from typing import Any
 import datasets
 import torch
 
+from muster.worker.mixin import BeforeTrainer
 from muster.worker.trainer import TrainerBase
 
 REFERENCE = "ref"  # TRL's name of a copy of the adapters
@@ -25,12 +26,12 @@ class TrlTrainer(TrainerBase):
             more["data_collator"] = data_collator
         first = datasets.Dataset.from_list([dict(train_dataset[0])])
         held = None if eval_dataset is None else first
-        super().__init__(train_dataset=first, eval_dataset=held, **more)  # type: ignore[call-arg]
+        super().__init__(train_dataset=first, eval_dataset=held, **more)
         self.train_dataset, self.eval_dataset = train_dataset, eval_dataset
-        if REFERENCE in getattr(self.model, "peft_config", ()):  # type: ignore[attr-defined]
+        if REFERENCE in getattr(self.model, "peft_config", ()):
             # A copy of the adapters as they begin. They begin at zero, so the model without them is the same,
             # and TRL takes it where there is no copy.
-            self.model.delete_adapter(REFERENCE)  # type: ignore[attr-defined]
+            self.model.delete_adapter(REFERENCE)
 
     def _prepare_dataset(self, dataset: Any, *_: Any) -> Any:
         """Return the data set: it is made of tokens already."""
@@ -43,7 +44,7 @@ class TrlTrainer(TrainerBase):
         """Write nothing: the run folder has it all."""
 
 
-class Means:
+class Means(BeforeTrainer):  # type: ignore[misc]
     """Goes before a Transformers trainer among the base classes: means of figures over all ranks since the
     last log, whose sums stay on the device until then."""
 
@@ -54,7 +55,7 @@ class Means:
 
     def see(self, name: str, total: torch.Tensor | float, count: torch.Tensor | float) -> None:
         """Add a part of a figure. Numbers are written by the device: a copy of them would be waited for."""
-        device = self.accelerator.device  # type: ignore[attr-defined]
+        device = self.accelerator.device
         both = [
             each.double()
             if isinstance(each, torch.Tensor)
@@ -66,8 +67,7 @@ class Means:
     def log(self, logs: dict[str, float], *rest: Any) -> None:
         """Log the figures' means since the last log of training as well."""
         if "loss" in logs and self._sums:
-            accelerator: Any = self.accelerator  # type: ignore[attr-defined]
-            sums = accelerator.reduce(torch.stack(list(self._sums.values())), "sum").tolist()
+            sums = self.accelerator.reduce(torch.stack(list(self._sums.values())), "sum").tolist()
             logs |= {name: total / count for name, (total, count) in zip(self._sums, sums, strict=True)}
             self._sums.clear()
-        super().log(logs, *rest)  # type: ignore[misc]
+        super().log(logs, *rest)

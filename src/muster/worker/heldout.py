@@ -9,9 +9,10 @@ import torch
 from torch.utils.data import Dataset
 
 from muster.worker.loss import LossSums
+from muster.worker.mixin import BeforeTrainer
 
 
-class ExactHeldOut:
+class ExactHeldOut(BeforeTrainer):  # type: ignore[misc]
     """Goes before a Transformers trainer among the base classes. Set `tally`, which the loss fills; without
     it, the loss is Transformers' own.
 
@@ -26,12 +27,11 @@ class ExactHeldOut:
     def evaluation_loop(self, *args: Any, metric_key_prefix: str = "eval", **named: Any) -> Any:
         """Run Transformers' loop; its loss is made exact, and language models get their perplexity."""
         if self.tally is None:
-            return super().evaluation_loop(*args, metric_key_prefix=metric_key_prefix, **named)  # type: ignore[misc]
+            return super().evaluation_loop(*args, metric_key_prefix=metric_key_prefix, **named)
         self.tally.reset()
-        output = super().evaluation_loop(*args, metric_key_prefix=metric_key_prefix, **named)  # type: ignore[misc]
-        accelerator: Any = self.accelerator  # type: ignore[attr-defined]
+        output = super().evaluation_loop(*args, metric_key_prefix=metric_key_prefix, **named)
         sums = torch.stack([torch.as_tensor(each) for each in (self.tally.loss, self.tally.count)]).double()
-        loss, count = accelerator.reduce(sums.to(accelerator.device), reduction="sum").tolist()
+        loss, count = self.accelerator.reduce(sums.to(self.accelerator.device), reduction="sum").tolist()
         if count:
             output.metrics[f"{metric_key_prefix}_loss"] = loss / count
             if self.per_token:

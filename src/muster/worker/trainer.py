@@ -29,6 +29,7 @@ from muster.worker.heldout import ExactHeldOut, PaddedRows
 from muster.worker.later import DeferredWork, Scalars
 from muster.worker.lean import keep_mode, remember_packages
 from muster.worker.loss import LossSums, TokenLoss, fused_head
+from muster.worker.mixin import BeforeTrainer
 from muster.worker.models import without_dropout
 
 # ----------------------------------------------------------------------------------------------------
@@ -37,7 +38,7 @@ from muster.worker.models import without_dropout
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 
 
-class ConvertedWeights:
+class ConvertedWeights(BeforeTrainer):  # type: ignore[misc]
     """Goes before a Transformers trainer among the base classes. Set `in_shards` where each rank has a part
     of the weights, which its engine loads.
 
@@ -50,8 +51,8 @@ class ConvertedWeights:
     in_shards = False
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
-        super()._load_from_checkpoint(resume_from_checkpoint, model)  # type: ignore[misc]
-        target = model or self.model  # type: ignore[attr-defined]
+        super()._load_from_checkpoint(resume_from_checkpoint, model)
+        target = model or self.model
         names = saved_names(Path(resume_from_checkpoint))
         if self.in_shards or hasattr(target, "peft_config") or names <= set(target.state_dict()):
             return
@@ -75,7 +76,7 @@ def saved_names(folder: Path) -> set[str]:
 # The trainer: Muster's order of samples, the loss in equal or unequal parts, an exact held-out loss.
 
 
-class OrderedSamples:
+class OrderedSamples(BeforeTrainer):  # type: ignore[misc]
     """Goes before a Transformers trainer among the base classes. Set `sampler` before training.
 
     `shares`: samples of each micro-step per rank, which `worker/uneven.py` sets; None: the same for all.
@@ -90,12 +91,12 @@ class OrderedSamples:
     def get_train_dataloader(self) -> Any:
         """Make the loader of this rank's part of every micro-step."""
         if self.shares is None:
-            return super().get_train_dataloader()  # type: ignore[misc]
-        args: Any = self.args  # type: ignore[attr-defined]
+            return super().get_train_dataloader()
+        args = self.args
         loader = DataLoader(
-            self.train_dataset,  # type: ignore[attr-defined]
+            self.train_dataset,
             batch_sampler=RankBatches(self.sampler, self.shares),
-            collate_fn=self.data_collator,  # type: ignore[attr-defined]
+            collate_fn=self.data_collator,
             num_workers=args.dataloader_num_workers,
             pin_memory=args.dataloader_pin_memory,
             persistent_workers=args.dataloader_persistent_workers,
@@ -105,13 +106,13 @@ class OrderedSamples:
                 seed_worker, num_workers=args.dataloader_num_workers, rank=args.process_index
             ),
         )
-        return self.accelerator.prepare(loader)  # type: ignore[attr-defined]
+        return self.accelerator.prepare(loader)
 
 
 AHEAD = ("cuda",)  # devices that compute while the host goes on
 
 
-class RunsAhead:
+class RunsAhead(BeforeTrainer):  # type: ignore[misc]
     """Goes before a Transformers trainer among the base classes. What it logs is read, written and shown when
     the next micro-step has been launched: the device never waits for that.
 
@@ -123,15 +124,14 @@ class RunsAhead:
     @cached_property
     def later(self) -> DeferredWork:
         """What is put off."""
-        return DeferredWork(self.args.device.type)  # type: ignore[attr-defined]
+        return DeferredWork(self.args.device.type)
 
     def runs_ahead(self) -> bool:
         """Return whether the next step follows this one, and nothing comes between."""
-        control: Any = self.control  # type: ignore[attr-defined]
-        state: Any = self.state  # type: ignore[attr-defined]
+        control, state = self.control, self.state
         return (
-            self.args.device.type in AHEAD  # type: ignore[attr-defined]
-            and type(self).log is transformers.Trainer.log  # type: ignore[attr-defined]
+            self.args.device.type in AHEAD
+            and type(self).log is transformers.Trainer.log
             and state.global_step < state.max_steps
             and not (control.should_save or control.should_evaluate)
             and not (control.should_training_stop or control.should_epoch_stop)
@@ -139,13 +139,13 @@ class RunsAhead:
 
     def training_step(self, model: Any, *args: Any, **named: Any) -> Any:
         """Take Transformers' own step; then do the work that was put off."""
-        loss = super().training_step(model, *args, **named)  # type: ignore[misc]
+        loss = super().training_step(model, *args, **named)
         self.later.drain()
         return loss
 
     def _run_epoch(self, *args: Any, **named: Any) -> None:
         try:
-            super()._run_epoch(*args, **named)  # type: ignore[misc]
+            super()._run_epoch(*args, **named)
         except BaseException:
             self.later.rescue()
             raise
@@ -155,34 +155,32 @@ class RunsAhead:
         self, tr_loss: Any, grad_norm: Any, *rest: Any, learning_rate: Any = None
     ) -> None:
         """Do as Transformers does, or put its log off."""
-        control: Any = self.control  # type: ignore[attr-defined]
-        step = self.state.global_step  # type: ignore[attr-defined]
-        due = control.should_log and step > self._globalstep_last_logged
+        control = self.control
+        due = control.should_log and self.state.global_step > self._globalstep_last_logged
         if due and self.runs_ahead():
             self._put_off_log(tr_loss, grad_norm, rest[-1], learning_rate)
             return
         if due or control.should_save or control.should_evaluate:
             self.later.drain()
-        super()._maybe_log_save_evaluate(tr_loss, grad_norm, *rest, learning_rate=learning_rate)  # type: ignore[misc]
+        super()._maybe_log_save_evaluate(tr_loss, grad_norm, *rest, learning_rate=learning_rate)
 
     def _put_off_log(self, tr_loss: Any, grad_norm: Any, start_time: Any, rate: float | None) -> None:
         """Put off the log of Transformers 5.23 (trainer.py: _maybe_log_save_evaluate)."""
-        trainer: Any = self
-        loss = nested_gather(tr_loss, trainer.args.parallel_mode).mean()
+        loss = nested_gather(tr_loss, self.args.parallel_mode).mean()
         if hasattr(grad_norm, "full_tensor"):  # FSDP's
             grad_norm = grad_norm.full_tensor()
         scalars = Scalars([loss, grad_norm])
         tr_loss -= tr_loss
-        steps = trainer.state.global_step - self._globalstep_last_logged
-        logs = {"learning_rate": trainer._get_learning_rate() if rate is None else rate}
-        self._globalstep_last_logged = trainer.state.global_step
-        trainer.control.should_log = False
+        steps = self.state.global_step - self._globalstep_last_logged
+        logs = {"learning_rate": self._get_learning_rate() if rate is None else rate}
+        self._globalstep_last_logged = self.state.global_step
+        self.control.should_log = False
 
         def log() -> None:
             total, norm = scalars.values()
-            trainer._total_loss_scalar += total
+            self._total_loss_scalar += total
             figures = {"loss": total / steps, "grad_norm": norm, **logs}
-            trainer.log({name: each for name, each in figures.items() if each is not None}, start_time)
+            self.log({name: each for name, each in figures.items() if each is not None}, start_time)
 
         self.later.add(log)
 
@@ -205,22 +203,22 @@ class TrainerBase(RunsAhead, ConvertedWeights, ExactHeldOut, OrderedSamples):
         labels."""
         loss = getattr(self, "compute_loss_func", None)
         with loss.expecting(inputs.get("labels")) if isinstance(loss, TokenLoss) else nullcontext():
-            return super().compute_loss(model, inputs, *args, **named)  # type: ignore[misc]
+            return super().compute_loss(model, inputs, *args, **named)
 
     def create_optimizer(self, model: Any = None) -> Any:
         """Create Transformers' own optimizer. One that DeepSpeed makes later, of its file, gets the same
         groups: Transformers 5.23 gives it all parameters in one (integrations/deepspeed.py:
         deepspeed_optim_sched), so that norms and biases would decay as well."""
-        optimizer = super().create_optimizer(model)  # type: ignore[misc]
+        optimizer = super().create_optimizer(model)
         if isinstance(optimizer, DummyOptim):
-            trained = [pair for pair in self.model.named_parameters() if pair[1].requires_grad]  # type: ignore[attr-defined]
-            decayed = set(self.get_decay_parameter_names(self.model))  # type: ignore[attr-defined]
+            trained = [pair for pair in self.model.named_parameters() if pair[1].requires_grad]
+            decayed = set(self.get_decay_parameter_names(self.model))
             groups = [
                 {
                     "params": [each for name, each in trained if (name in decayed) is decays],
                     "weight_decay": decay,
                 }
-                for decays, decay in ((True, self.args.weight_decay), (False, 0.0))  # type: ignore[attr-defined]
+                for decays, decay in ((True, self.args.weight_decay), (False, 0.0))
             ]
             optimizer.params = [group for group in groups if group["params"]]
         return optimizer
@@ -237,8 +235,8 @@ class TrainerBase(RunsAhead, ConvertedWeights, ExactHeldOut, OrderedSamples):
     def _run_epoch(self, *args: Any, **kwargs: Any) -> None:
         """Skip the epoch where a checkpoint of the last step was loaded: Transformers 5.23 looks after a step
         alone whether it was the last one, and would take one more."""
-        if self.state.global_step >= self.state.max_steps:  # type: ignore[attr-defined]
-            self.control.should_training_stop = True  # type: ignore[attr-defined]
+        if self.state.global_step >= self.state.max_steps:
+            self.control.should_training_stop = True
         else:
             super()._run_epoch(*args, **kwargs)
 

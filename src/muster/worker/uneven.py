@@ -72,8 +72,8 @@ def check_trainer(context: Context, trainer: Any) -> None:
         raise RecipeError(
             f"{context.recipe.workload} cannot split its batches unevenly", where=where, hint=hint
         )
-    whole = trainer.compute_loss_func is not None or trainer.model_accepts_loss_kwargs  # type: ignore[attr-defined]
-    if not whole or not trainer.args.average_tokens_across_devices:  # type: ignore[attr-defined]
+    whole = trainer.compute_loss_func is not None or trainer.model_accepts_loss_kwargs
+    if not whole or not trainer.args.average_tokens_across_devices:
         raise RecipeError(
             f"{context.recipe.workload} averages its loss over each micro-batch, so unequal ones would "
             "change the gradient",

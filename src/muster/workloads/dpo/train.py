@@ -47,11 +47,13 @@ def build(context: Context, arguments: dict[str, Any]) -> Built:
     recipe = context.recipe
     assert isinstance(recipe, DpoRecipe)
 
-    def models(encoding: Encoding, config: Any) -> dict[str, Any]:
+    def models(encoding: Encoding) -> dict[str, Any]:
         """Make the trained model and its reference; with adapters that is the model without them."""
         longest = encoding.sequence  # rows are padded at their end
         names = ("model",) if recipe.lora else ("model", "ref_model")
-        return {name: make_model(context, config, encoding.tokenizer, longest=longest) for name in names}
+        return {
+            name: make_model(context, encoding.config, encoding.tokenizer, longest=longest) for name in names
+        }
 
     return build_pairs(
         context,

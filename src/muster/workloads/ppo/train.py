@@ -20,7 +20,7 @@ from muster.dialogues.scoring import Scorer
 from muster.dialogues.trl import Means
 from muster.worker.adapters import write_merged
 from muster.worker.context import Context
-from muster.worker.decoders import make_config, make_model
+from muster.worker.decoders import make_model
 from muster.worker.models import without_dropout
 from muster.worker.trainer import Trainer, wired
 from muster.worker.workloads.base import Built, Counts
@@ -221,12 +221,10 @@ def build(context: Context, arguments: dict[str, Any]) -> Built:
     encoding, generation = Encoding(context), recipe.generation
     tokenizer, samples = encoding.tokenizer, encoding.samples
     train, held = (Prompts(part, encoding, generation.prompt) for part in (samples.train, samples.held_out))
-    config = make_config(recipe, tokenizer)
-    encoding.fitting(config)
     scorer = Scorer(context, recipe, tokenizer)
-    actor, critic = make_model(context, config, tokenizer), make_critic(context, tokenizer)
+    actor, critic = make_model(context, encoding.config, tokenizer), make_critic(context, tokenizer)
     own = recipe.ppo.kl and not recipe.lora
-    reference = make_model(context, config, tokenizer) if own else None
+    reference = make_model(context, encoding.config, tokenizer) if own else None
     trainer = wired(
         _Trainer,
         context,

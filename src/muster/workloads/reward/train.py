@@ -55,7 +55,7 @@ class _Trainer(PairTrainer, RewardTrainer):  # type: ignore[misc]
 def build(context: Context, arguments: dict[str, Any]) -> Built:
     """Build the trainer for the recipe. Raises DataError and RecipeError."""
 
-    def models(encoding: Encoding, _: Any) -> dict[str, Any]:
+    def models(encoding: Encoding) -> dict[str, Any]:
         """Make the model; its rows are padded at their end."""
         return {"model": make_reward_model(context, encoding.tokenizer, longest=encoding.sequence)}
 

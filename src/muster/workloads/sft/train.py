@@ -8,10 +8,10 @@ from transformers import TrainingArguments
 
 from muster.dialogues.answer import Answerer, executed, questions
 from muster.dialogues.load import Encoding
-from muster.dialogues.tokens import LearnedCollator, apart, count_learned, learned, packed
+from muster.dialogues.tokens import Fitting, LearnedCollator, apart, count_learned, learned, packed
 from muster.worker.attention import is_unmasked
 from muster.worker.context import Context
-from muster.worker.decoders import make_config, make_model
+from muster.worker.decoders import make_model
 from muster.worker.trainer import Trainer, wired
 from muster.worker.workloads.base import Built
 from muster.workloads.sft.spec import BY_MASK, SftData, check_packing
@@ -45,8 +45,7 @@ def build(context: Context, arguments: dict[str, Any]) -> Built:
     assert isinstance(data, SftData)
     encoding = Encoding(context)
     tokenizer, samples = encoding.tokenizer, encoding.samples
-    config = make_config(context.recipe, tokenizer)
-    fitting = encoding.fitting(config)
+    config, fitting = encoding.config, Fitting(encoding.sequence)
     what = "everything" if data.learn == "padding" else data.learn
     train, held = (
         learned(part, encoding.templates, fitting, what, encoding.errors)
