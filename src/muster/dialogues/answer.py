@@ -49,7 +49,7 @@ def executed(samples: Sequence[Dialogue]) -> list[HeldOut]:
 
 
 class Answerer(answering.Answerer):
-    """Answer prompts, and chat messages with what was said before them."""
+    """Answer prompts, and chat messages with their earlier turns."""
 
     kind = AutoModelForCausalLM
     tokenized = True

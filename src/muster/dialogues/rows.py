@@ -21,7 +21,7 @@ PROMPTS = ("prompt", "messages", "conversations", "instruction", "question")
 ANSWERS = ("chosen", "answer", "completion", "response", "output", "sql", "sql.human_readable", "query")
 REJECTED = ("rejected",)
 INPUT = "input"  # Alpaca's: what the instruction is about
-BEFORE = ("system", "history")  # Alpaca's, and LLaMA-Factory's: what was said before the prompt
+BEFORE = ("system", "history")  # Alpaca's, and LLaMA-Factory's: earlier turns
 TEXT, USER, ASSISTANT, SYSTEM = "text", "user", "assistant", "system"
 # Names of roles -> ours. ShareGPT says human and gpt.
 ROLES = {
@@ -36,7 +36,7 @@ LAST_TURN = "\n\nAssistant:"  # where the answer begins in dialogues that are on
 
 @dataclass(frozen=True)
 class Turn:
-    """Something that was said. `role`: user, assistant or system; TEXT of a prompt that is taken as it is;
+    """A message. `role`: user, assistant or system; TEXT of a prompt that is taken as it is;
     `learned`: whether an answer is to be, OpenAI's weight."""
 
     role: str
@@ -62,7 +62,7 @@ class Dialogue:
 
     @property
     def question(self) -> str:
-        """What was said last before the answer."""
+        """The last message before the answer."""
         return self.turns[-1].text
 
 
@@ -111,7 +111,7 @@ def dialogue_of(
         if answer is None and turns and turns[-1].role == ASSISTANT:
             answer, turns = _answer_of(turns[-1], name, where), turns[:-1]
         if wanted.pairs:
-            rejected = _said(record, wanted.rejected or REJECTED[0], turns, where, "data.rejected")
+            rejected = _reply(record, wanted.rejected or REJECTED[0], turns, where, "data.rejected")
     if not turns or not turns[-1].text.strip():
         raise DataError("has an empty prompt", where=where)
     if wanted.answered and (answer is None or not answer.strip()):
@@ -263,10 +263,10 @@ def _answer(record: Mapping[str, Any], wanted: Wanted, turns: tuple[Turn, ...], 
     name = wanted.answer or _first(record, ANSWERS)
     if name is None or (wanted.answer is None and turns and turns[-1].role == ASSISTANT):
         return None
-    return _said(record, name, turns, where, "data.answer")
+    return _reply(record, name, turns, where, "data.answer")
 
 
-def _said(record: Mapping[str, Any], name: str, turns: tuple[Turn, ...], where: str, key: str) -> str:
+def _reply(record: Mapping[str, Any], name: str, turns: tuple[Turn, ...], where: str, key: str) -> str:
     """Read an answer to these turns: a text; a message; or a list of messages, all but the last of them the
     prompt's."""
     value = _listed(value_at(record, name))

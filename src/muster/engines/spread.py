@@ -56,7 +56,7 @@ class ModelSpread:
     `sync_each_batch`: gradients are reduced in every micro-step, where the engine would wait for the last
     one; `bucket`, `prefetch`, `persistence`, `live`, `reuse`, `sub_group`: DeepSpeed's keys, in elements
     (`reuse`: max_reuse_distance); `overlap`: overlap_comm; `pins`: host memory is page-locked; `clips`: the
-    ranks agree on the gradients' norm, which FSDP's do without clipping too (Transformers tells it in either
+    ranks agree on the gradients' norm, which FSDP's do without clipping too (Transformers logs it in either
     case: trainer.py, _get_grad_norm); `counts`: the ranks agree on the number of tokens of a step.
     """
 

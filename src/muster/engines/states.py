@@ -1,7 +1,7 @@
 """The bytes that a spread model comes to: what engines' accounts share. Pure.
 
-Bytes are of storages, as an engine allocates them, padding included. Where nothing else is said, a figure is
-exact.
+Bytes are of storages, as an engine allocates them, padding included. A figure is exact unless its
+docstring says otherwise.
 """
 
 from __future__ import annotations

@@ -31,7 +31,7 @@ def main() -> int:
 
     gc.enable()
     code = run(spec)
-    if code == 0:  # all is said and on disk; threads of a library that end in the wrong order undo none of it
+    if code == 0:  # all events are on disk; threads of a library that end in the wrong order undo none of it
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(0)

@@ -65,12 +65,12 @@ class Context:
 
     @property
     def spec(self) -> EngineSpec:
-        """What the recipe's engine answers."""
+        """The recipe's engine, as the control side asks it."""
         return spec_of(self.recipe.engine.name)
 
     @property
     def engine(self) -> EngineRuntime:
-        """What ranks run of it."""
+        """The recipe's engine, as ranks run it."""
         return runtime_of(self.recipe.engine.name)
 
     @property

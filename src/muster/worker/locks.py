@@ -5,7 +5,7 @@ removes it at the end (FileBaton); waiting is looking whether the file is still 
 kernels so, when a rank first needs them. A lock that no process has open has lost its owner.
 
 The kernel knows whether a file is open: it grants a write lease (fcntl(2), F_SETLEASE) only where no other
-process has, in this container or another. Where there are no leases, /proc tells of the processes that can be
+process has, in this container or another. Where there are no leases, /proc shows the processes that can be
 seen. On network file systems that cannot be found out, and nothing is removed.
 """
 

@@ -43,7 +43,7 @@ def run(spec: dict[str, Any]) -> int:
 def _run(context: Context) -> None:
     """Join the group, train, answer the held-out questions, leave the group."""
     context.emit(events.Phase, name="load")
-    from muster.worker.together import leave  # with torch, which may fail to load, and then it is said
+    from muster.worker.together import leave  # with torch, whose failure to load is then an event
 
     prepare_process(context)
     workload = load_plugin(WORKLOADS, context.recipe.workload, "train")

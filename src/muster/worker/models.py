@@ -47,8 +47,8 @@ def config_for(kind: str, fields: dict[str, Any]) -> Any:
 
 
 def check_kind(config: Any, mapping: Any, lacking: str, hint: str | None = None) -> None:
-    """Raise RecipeError unless Transformers' `mapping` has a class for a configuration. `lacking`: what is
-    said of a model without one."""
+    """Raise RecipeError unless Transformers' `mapping` has a class for a configuration. `lacking`: the
+    error of a model without one."""
     if type(config) not in mapping:
         raise RecipeError(f"{config.model_type} {lacking}", where="model", hint=hint)
 

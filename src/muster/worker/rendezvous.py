@@ -43,7 +43,7 @@ def open_store(address: str, port: int, patience: timedelta = ARRIVAL) -> Any:
 
 def reach_store() -> Any:
     """Open the store of this rank's job, to be kept until its end. PyTorch's env:// finds it from then on:
-    it opens none of its own where a launcher is said to have one."""
+    it opens none of its own where that variable promises one."""
     store = open_store(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]))
     os.environ["TORCHELASTIC_USE_AGENT_STORE"] = str(True)
     return store

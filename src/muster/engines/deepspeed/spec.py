@@ -312,7 +312,7 @@ def _number(config: Mapping[str, Any], key: str, default: int) -> int:
 
 _GROUP = configuration.GROUP
 _SPREAD = {"stage", "offload_optimizer", "offload_param", _GROUP}  # keys of zero_optimization
-# Its keys -> fields of ModelSpread, and its own defaults (zero/config.py). "auto" leaves what `sizes` said.
+# Its keys -> fields of ModelSpread, and its own defaults (zero/config.py). "auto" leaves what `sizes` gave.
 _SIZES = {
     "reduce_bucket_size": ("bucket", configuration.REDUCE_BUCKET),
     "stage3_prefetch_bucket_size": ("prefetch", 50_000_000),

@@ -1,4 +1,4 @@
-"""What tells a host's data from another's. Pure."""
+"""A digest by which hosts compare their data. Pure."""
 
 from __future__ import annotations
 

@@ -119,9 +119,9 @@ class AttentionMonitor(TrainerCallback):  # type: ignore[misc]
         self.ends.clear()
         self.marks.clear()
         if self.main:
-            self.tell(state.global_step, *table.tolist())
+            self.report(state.global_step, *table.tolist())
 
-    def tell(self, step: int, largest: list[float], negated: list[float], seen: list[float]) -> None:
+    def report(self, step: int, largest: list[float], negated: list[float], seen: list[float]) -> None:
         """Emit the event; or, once, a note that no attention was seen."""
         places = [place for place in range(len(self.names)) if seen[place] > 0]
         if places:

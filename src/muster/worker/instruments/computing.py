@@ -1,7 +1,7 @@
 """What a rank does by itself in its steps, and what it waits for others in them.
 
 Ranks that train together take the same time for a step, since all wait for the slowest in its collectives.
-What each does between them differs, and tells who that is, in any job, without a run for it.
+What each does between them differs, and shows which one that is, in any job, without a run for it.
 
 On CPUs waiting is a call of Python's, `Work.wait`, wherever it is made; and under DDP the end of the backward
 pass, when all gradients are there and their sums are not. On GPUs waiting is the device's, between its

@@ -244,7 +244,7 @@ class FlopsCounter:
                 if self.double is not None:
                     self._work(each)
             if shown is not None and self.double is not None:
-                self._tell(shown)
+                self._emit_count(shown)
         except Exception as error:
             self._give_up(error)
         troubles = [each for each in gather(self.trouble) if each]  # the ranks go on together
@@ -253,7 +253,7 @@ class FlopsCounter:
             if self.main:
                 self.emit(events.Noted, text=f"{UNCOUNTED}: {troubles[0]}")
 
-    def _tell(self, shown: Signature) -> None:
+    def _emit_count(self, shown: Signature) -> None:
         work, formula = self._work(shown), self._formula(shown.samples, shown.lengths)
         model, _ = self.rules[shown.kind]
         if self.main:

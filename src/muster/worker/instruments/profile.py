@@ -83,7 +83,7 @@ class Profiler(TrainerCallback):  # type: ignore[misc]
                 profiler.print_model_profile(profile_step=self.steps.start, output_file=str(self.path))
             finally:
                 profiler.end_profile()
-            self._tell(self.steps.start)
+            self._report(self.steps.start)
             return loss
 
         return compute_loss
@@ -193,9 +193,9 @@ class Profiler(TrainerCallback):  # type: ignore[misc]
         except Exception as error:  # no reader's mistake ends a training
             why = str(error) if isinstance(error, kineto.NoSummary) else repr(error)
             self.context.emit(events.Noted, text=f"the trace of rank {rank} has no summary: {why}")
-        self._tell(self.last, summary)
+        self._report(self.last, summary)
 
-    def _tell(self, last: int, summary: StepProfile | None = None) -> None:
+    def _report(self, last: int, summary: StepProfile | None = None) -> None:
         self.written = True
         self.context.emit(
             events.Profiled,

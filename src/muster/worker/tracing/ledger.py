@@ -78,8 +78,8 @@ class Ledger(TorchDispatchMode):  # type: ignore[misc]
     """The account. `outside`: tensors that are there anyway; `classes`: the last dimension of logits; `rows`:
     of the batch, as products of its matrices see them.
 
-    `answer`: what a model hears where it asks yes or no of masks or positions without data; where numbers are
-    compared (is a layer to be left out by chance?), it hears no. None: the truth.
+    `answer`: to a model that asks yes or no of masks or positions without data; where numbers are compared
+    (is a layer to be left out by chance?), the answer is no. None: the truth.
     """
 
     def __init__(
@@ -105,7 +105,7 @@ class Ledger(TorchDispatchMode):  # type: ignore[misc]
         self.flops = self.attention = self.masked = self.thin = 0
         self.moved = self.thin_moved = self.operations = 0
         self._alive: dict[int, tuple[int, weakref.ref[Any]]] = {}  # by the storage's address
-        self._compared: set[int] = set()  # addresses of what is said of numbers
+        self._compared: set[int] = set()  # addresses of comparisons of numbers
         self._storages: list[_Storage] = []
         self._events: list[tuple[int, int]] = []  # (storage, +1 made or -1 gone)
         self._marks: list[tuple[int, str]] = []

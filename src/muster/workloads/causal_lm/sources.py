@@ -19,7 +19,7 @@ from muster.workloads.causal_lm.texts import Document, cut, documents, find_text
 
 @dataclass(frozen=True)
 class TextSource:
-    """A text data set. `identity` is what tells it from another without reading it; `validation` is None
+    """A text data set. `identity` differs from any other's without reading it; `validation` is None
     where a part must be split off. Both parts may be read again and again."""
 
     about: str

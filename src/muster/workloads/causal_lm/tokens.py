@@ -95,7 +95,7 @@ def key_of(source: TextSource, how: Tokenizing) -> str:
 
 
 def fingerprint(tokenizer: Any) -> str:
-    """Hash what tells a tokenizer from another."""
+    """Hash a tokenizer, so that another one has another hash."""
     backend = getattr(tokenizer, "backend_tokenizer", None)
     text = backend.to_str() if backend is not None else json.dumps(tokenizer.get_vocab(), sort_keys=True)
     return hashlib.sha256(f"{tokenizer.eos_token_id} {text}".encode()).hexdigest()

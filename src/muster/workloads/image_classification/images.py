@@ -249,7 +249,7 @@ class ImageSet(Dataset[dict[str, Any]]):  # type: ignore[misc]
 
 
 class EpochSampler(GroupedSampler):
-    """The same order in all kinds of jobs; each number tells the epoch as well (see ImageSet)."""
+    """The same order in all kinds of jobs; each number has the epoch as well (see ImageSet)."""
 
     def __iter__(self) -> Iterator[int]:
         start = self.epoch() * len(self.lengths)

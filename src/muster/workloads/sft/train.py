@@ -23,7 +23,7 @@ class _Trainer(Trainer):
     """Muster's trainer; the loss is one per token.
 
     `unmasked`: rows are padded at their end alone, and padding is not learned, so that causal attention needs
-    no mask; or they are packed, and positions tell where a sample begins. `parted`: packed rows need a mask.
+    no mask; or they are packed, and positions begin anew with each sample. `parted`: packed rows need a mask.
     """
 
     per_token = True
