@@ -39,20 +39,13 @@ from muster.worker.together import check_alike, first_on_disk
 from muster.worker.workloads.base import limit_notes
 
 
-def samples_of(context: Context) -> LoadedSamples[Dialogue]:
+def samples_of(context: Context, recipe: DialogueRecipe) -> LoadedSamples[Dialogue]:
     """Read this machine's samples; all ranks must have the same ones. Raises DataError."""
-    recipe = recipe_of(context)
     with first_on_disk(context) as first:
         samples = read(recipe, context.cache, may_write=first)
     check_alike(context, "the samples are", lambda: _digest(samples))
     recipe.check_rows(samples.train + samples.held_out)
     return samples
-
-
-def recipe_of(context: Context) -> DialogueRecipe:
-    """Return the rank's recipe, which is one of dialogues."""
-    assert isinstance(context.recipe, DialogueRecipe)
-    return context.recipe
 
 
 def read(recipe: DialogueRecipe, cache: Path, *, may_write: bool) -> LoadedSamples[Dialogue]:
@@ -110,10 +103,9 @@ def _digest(samples: LoadedSamples[Dialogue]) -> str:
     return f"{digests[0]} to train on and {digests[1]} held out"
 
 
-def tokenizer_of(context: Context, samples: LoadedSamples[Dialogue]) -> tuple[Any, list[str]]:
+def tokenizer_of(recipe: DialogueRecipe, samples: LoadedSamples[Dialogue]) -> tuple[Any, list[str]]:
     """Load the model's own tokenizer, or train one on the samples, with the chat template that they need. ->
     it, and notes."""
-    recipe = recipe_of(context)
     made = load_tokenizer(recipe.model)
     if made is None:
         texts = (text for each in samples.train for text in texts_of(each))
@@ -135,10 +127,11 @@ class Encoding:
     """Hold what every workload of dialogues makes tokens with: samples, tokenizer, templates, lengths."""
 
     def __init__(self, context: Context) -> None:
-        self.recipe = recipe_of(context)
-        samples, limit = samples_of(context), self.recipe.evaluate.limit
+        assert isinstance(context.recipe, DialogueRecipe)
+        self.recipe = context.recipe
+        samples, limit = samples_of(context, self.recipe), self.recipe.evaluate.limit
         self.samples = replace(samples, held_out=samples.held_out[:limit])
-        self.tokenizer, tokenizer_notes = tokenizer_of(context, self.samples)
+        self.tokenizer, tokenizer_notes = tokenizer_of(self.recipe, self.samples)
         self._notes = [*tokenizer_notes, *limit_notes(len(samples.held_out), limit)]
         self.templates = Templates(self.tokenizer)
         self.config = make_config(self.recipe, self.tokenizer)  # of the model

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -140,18 +141,22 @@ def ended(tokens: list[int], end: int) -> list[int]:
 class Rollouts(BeforeTrainer):  # type: ignore[misc]
     """Goes before a trainer that generates. Set `encoding`, `scorer` and `generation` before training.
 
-    `phase_seconds`: what the ranks spent on each phase since the meter asked.
+    `phase_seconds`: what the rank spent on each phase; the meter reads them and sets them to 0.
     """
 
     encoding: Encoding
     scorer: Scorer
     generation: Generation
-    phase_seconds: dict[str, float]
+
+    @cached_property
+    def phase_seconds(self) -> dict[str, float]:
+        """Seconds by phase."""
+        return {}
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
         """Count the time inside as the phase's. Inner phases are left out of outer ones."""
-        seconds = self.__dict__.setdefault("phase_seconds", {})
+        seconds = self.phase_seconds
         before, began = sum(seconds.values()), time.perf_counter()
         try:
             yield

@@ -53,8 +53,8 @@ class SettingsWatch(TrainerCallback):  # type: ignore[misc]
         """Raise WorkerError for the first setting that is held otherwise."""
         trainer = self.trainer
         settings = [
-            *of_arguments(self.context, self.train, args),
-            *of_engine(self.context, self.train, trainer.model_wrapped),
+            *of_arguments(self.context, args),
+            *of_engine(self.context, trainer.model_wrapped),
             *of_autocast(self.context, trainer.accelerator),
             *of_loss(self.train, trainer.compute_loss_func, model),
             *of_model(self.context, model),
@@ -94,8 +94,9 @@ def alike(wanted: Any, held: Any) -> bool:
     return bool(wanted == held)
 
 
-def of_arguments(context: Context, train: Train, args: Any) -> Iterator[Setting]:
+def of_arguments(context: Context, args: Any) -> Iterator[Setting]:
     """Compare what Transformers' and TRL's arguments hold."""
+    train = context.recipe.train
     yield "train.seed", train.seed, args.seed
     yield "train.seed", train.seed, train.seed if args.data_seed is None else args.data_seed
     yield "train.clip", train.clip, args.max_grad_norm
@@ -104,10 +105,10 @@ def of_arguments(context: Context, train: Train, args: Any) -> Iterator[Setting]
     yield "batch.accumulation", context.batch.accumulation, args.gradient_accumulation_steps
 
 
-def of_engine(context: Context, train: Train, engine: Any) -> Iterator[Setting]:
+def of_engine(context: Context, engine: Any) -> Iterator[Setting]:
     """Compare what DeepSpeed's engine holds, which clips and accumulates by itself."""
     asked: list[tuple[str, Any, str]] = [
-        ("train.clip", train.clip, "gradient_clipping"),
+        ("train.clip", context.recipe.train.clip, "gradient_clipping"),
         ("batch.micro", context.batch.micro, "train_micro_batch_size_per_gpu"),
         ("batch.accumulation", context.batch.accumulation, "gradient_accumulation_steps"),
     ]
