@@ -30,12 +30,11 @@ from muster.store.lines import Skip, each_made
 from muster.store.records import LoadedSamples, Splits, left_note
 from muster.worker.context import Context
 from muster.worker.data import sqlgen
-from muster.worker.data.digest import short_digest
 from muster.worker.data.hub import held_part, hub_parts, unused_parts
 from muster.worker.data.sqlgen.wrong import wrong_queries
 from muster.worker.data.tokenizer import load_tokenizer, train_tokenizer, without_end
 from muster.worker.decoders import make_config
-from muster.worker.together import check_alike, first_on_disk
+from muster.worker.together import check_alike, first_on_disk, short_digest
 from muster.worker.workloads.base import limit_notes
 
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import socket
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
@@ -87,6 +88,15 @@ def compare(what: str, answers: Sequence[tuple[str, str]]) -> None:
             where="data",
             hint="the same files and versions on every host; `muster prepare` copies data.path",
         )
+
+
+def short_digest(texts: Iterable[str]) -> str:
+    """Hash texts in their order into eight hexadecimal digits."""
+    made = hashlib.sha256()
+    for text in texts:
+        content = text.encode("utf-8", "surrogatepass")
+        made.update(b"%d:" % len(content) + content)
+    return made.hexdigest()[:8]
 
 
 def _host(context: Context) -> str:

@@ -18,10 +18,10 @@ from muster.dialogues.load import Encoding
 from muster.dialogues.rollouts import Prompts, Repeated, Rollouts, generate, generation_config
 from muster.dialogues.scoring import Scorer
 from muster.dialogues.trl import Means
-from muster.worker.adapters import write_merged
 from muster.worker.context import Context
 from muster.worker.decoders import make_model
 from muster.worker.models import without_dropout
+from muster.worker.saving import write_merged
 from muster.worker.trainer import Trainer, wired
 from muster.worker.workloads.base import Built, Counts
 from muster.workloads.ppo.actor_critic import ActorCritic, AnsweredPrompts, logits_of, make_critic

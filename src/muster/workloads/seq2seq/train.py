@@ -20,12 +20,11 @@ from muster.store.records import LoadedSamples, left_note
 from muster.worker import answering
 from muster.worker.context import Context
 from muster.worker.data import sqlgen
-from muster.worker.data.digest import short_digest
 from muster.worker.data.hub import held_part, hub_parts, unused_parts
 from muster.worker.data.sampler import GroupedSampler
 from muster.worker.data.tokenizer import load_tokenizer, train_tokenizer
 from muster.worker.loss import IGNORED
-from muster.worker.together import check_alike, first_on_disk
+from muster.worker.together import check_alike, first_on_disk, short_digest
 from muster.worker.trainer import TrainerBase, wired
 from muster.worker.workloads.base import Built, Counts, HeldOut, limit_notes
 from muster.workloads.seq2seq.model import make_model, mask_unasked
